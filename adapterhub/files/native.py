@@ -1,0 +1,331 @@
+"""The native adapter format, version 1: a folder with three files.
+
+    polite/
+      adapter.safetensors   the numbers
+      adapter.json          the manifest (see `adapterhub.files.manifest`)
+      README.md             the model card, for people; no reader parses it
+
+A writer MUST
+ - write all three; `adapter.json` lists sha256 of the other two, and each tensor's dtype, shape;
+ - name tensors by site id, method and parameter (`encoder.0.attn.q.lora.A`) or by head
+   (`head.classifier.weight`): 1 to 256 of `A-Z a-z 0-9 _ . -`, no `..`. No adapter name is in them,
+   so a renamed adapter has the same numbers;
+ - write canonical bytes: the same adapter gives the same sha256 on every machine;
+ - refuse an empty adapter, an empty tensor and a number that is not finite: each is a lost run;
+ - re-open what it wrote and compare it with the live tensors before anybody can see the folder;
+ - put the folder in place by one rename, so that a crash leaves the old adapter or the new one.
+A reader MUST
+ - open only the three files, and only regular ones. A symbolic link directly in the folder is
+   refused: it can lead outside. Other files and folders MAY lie there; they are ignored;
+ - compare sha256 before it parses anything but the manifest;
+ - raise one error that lists every missing, unexpected or wrong tensor, and repair nothing.
+A reader MAY read `adapter.json` alone (`read_manifest`), to list adapters fast.
+
+Limits, and why
+ - 1 MiB for the manifest, 32 levels deep: room for some 8000 tensors, and no parser to exhaust.
+ - 1 MiB for the card. 8 MiB for the safetensors header: it repeats what the manifest lists.
+ - 64 GiB of tensors: a full fine-tune of 16 billion fp32 parameters; more is not an adapter.
+   The size of the file is compared with the declared shapes before memory is taken for it.
+ - dtypes F64 F32 F16 BF16 I64 I32 I16 I8 U8 BOOL: what torch computes with on every device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+
+from adapterhub.errors import FileError, OutputError
+from adapterhub.files.folder import (
+    UnreadableError,
+    check_place,
+    explained,
+    put_in_place,
+    read_file,
+    write_files,
+)
+from adapterhub.files.manifest import (
+    DTYPE_BYTES,
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    TensorInfo,
+    from_json,
+    tensor_name_problems,
+    to_json,
+)
+from adapterhub.files.schema import shorten
+
+TENSORS_FILE = "adapter.safetensors"
+MANIFEST_FILE = "adapter.json"
+CARD_FILE = "README.md"
+MAX_CARD_BYTES = 1 << 20
+MAX_HEADER_BYTES = 8 << 20
+MAX_TENSOR_BYTES = 64 << 30
+
+_DTYPES: Mapping[str, torch.dtype] = {
+    **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},
+    **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8},
+    **{"U8": torch.uint8, "BOOL": torch.bool},
+}
+_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_AGAIN = "copy or pull the adapter again; a damaged file is never repaired"
+# PEFT's two files may lie beside ours, and would be stale after an overwrite.
+_REPLACEABLE = frozenset(
+    {TENSORS_FILE, MANIFEST_FILE, CARD_FILE, "adapter_config.json", "adapter_model.safetensors"}
+)
+
+
+def write_adapter(
+    folder: Path,
+    manifest: Manifest,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    card: str = "",
+    overwrite: bool = False,
+) -> Manifest:
+    """Write an adapter to `folder`, and return its manifest with `tensors` and `files` filled in.
+
+    Missing parents are made. An existing folder is replaced only with `overwrite`, in one step, and
+    only if it holds nothing but an adapter. Raises OutputError, and leaves `folder` alone, if the
+    adapter is empty or cannot be represented, or if the place cannot be written.
+    """
+    folder = Path(folder)
+    numbers = _checked(manifest, tensors)
+    payload = {
+        TENSORS_FILE: safetensors.torch.save(numbers),
+        CARD_FILE: _card_bytes(card or _default_card(manifest)),
+    }
+    filled = replace(
+        manifest,
+        tensors={name: _info(tensor) for name, tensor in sorted(numbers.items())},
+        files={name: hashlib.sha256(data).hexdigest() for name, data in sorted(payload.items())},
+    )
+    payload[MANIFEST_FILE] = to_json(filled)
+    with explained(folder):
+        check_place(folder, overwrite, _REPLACEABLE)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        staged = folder.parent / f".adapterhub-{secrets.token_hex(8)}"
+        try:
+            write_files(staged, payload)
+            written = _verify(staged, payload[MANIFEST_FILE], tensors)
+            put_in_place(staged, folder, overwrite)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+    return written
+
+
+def read_adapter(folder: Path) -> tuple[Manifest, dict[str, torch.Tensor]]:
+    """The manifest and the tensors (on the CPU, sorted by name) of the adapter in `folder`.
+
+    Raises FileError, with every offender, unless the folder holds exactly what was written.
+    """
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    declared = sum(info.nbytes for info in manifest.tensors.values())
+    problems = _size_problems(declared)
+    limits = {CARD_FILE: MAX_CARD_BYTES, TENSORS_FILE: 8 + MAX_HEADER_BYTES + declared}
+    files: dict[str, bytes] = {}
+    for name in () if problems else sorted(limits):
+        least = declared if name == TENSORS_FILE else 0
+        try:
+            files[name] = read_file(folder / name, least, limits[name], manifest.files[name])
+        except UnreadableError as error:
+            problems.append(f"{name}: {error}")
+    if problems:
+        raise FileError(
+            f"the adapter in {folder} is damaged",
+            expected="the files exactly as they were written",
+            hint=_AGAIN,
+            offenders=problems,
+        )
+    return manifest, _tensors(folder, manifest, files[TENSORS_FILE])
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The verified manifest of the adapter in `folder`; the other files are not opened.
+
+    Raises FileError if it is missing or not sound, or if the folder holds symbolic links.
+    """
+    folder = Path(folder)
+    _check_folder(folder)
+    try:
+        data = read_file(folder / MANIFEST_FILE, 0, MAX_MANIFEST_BYTES, None)
+    except UnreadableError as error:
+        peft = (folder / "adapter_config.json").is_file()
+        raise FileError(
+            f"{folder / MANIFEST_FILE}: {error}",
+            expected="an adapter folder with its manifest",
+            hint="this looks like a PEFT adapter: use `adapterhub import`" if peft else _AGAIN,
+        ) from None
+    manifest = from_json(data, str(folder / MANIFEST_FILE))
+    absent = [
+        f"files: {n} is not listed" for n in (CARD_FILE, TENSORS_FILE) if n not in manifest.files
+    ]
+    if not manifest.tensors:
+        absent.append("tensors: none, so the adapter is empty")
+    if absent:
+        raise FileError(
+            f"{folder / MANIFEST_FILE} is not complete",
+            expected="the manifest of a saved adapter",
+            hint=_AGAIN,
+            offenders=absent,
+        )
+    return manifest
+
+
+def _checked(manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Contiguous copies on the CPU, or one OutputError for all that cannot be saved."""
+    problems = tensor_name_problems(tensors)
+    problems += [line for name, t in tensors.items() for line in _tensor_problems(name, t)]
+    if not tensors:
+        problems.append("no tensors: the adapter is empty")
+    if manifest.head and not any(str(name).startswith("head.") for name in tensors):
+        problems.append("the manifest promises a task head, but no tensor is named head.*")
+    if not problems:
+        problems = _size_problems(sum(_info(t).nbytes for t in tensors.values()))
+    if problems:
+        raise OutputError(
+            f"adapter {manifest.name!r} cannot be saved",
+            expected="named tensors that are not empty, finite, dense, and of a known dtype",
+            hint="save before the run diverged, and gather sharded parameters before saving",
+            offenders=shorten(problems),
+        )
+    return {name: _on_cpu(tensors[name]).clone() for name in sorted(tensors)}
+
+
+def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu").contiguous()
+
+
+def _tensor_problems(name: str, tensor: torch.Tensor) -> list[str]:
+    if tensor.dtype not in _DTYPE_NAMES:
+        return [f"{name}: {tensor.dtype} is not one of {' '.join(DTYPE_BYTES)}"]
+    if tensor.layout != torch.strided or tensor.is_meta:
+        return [f"{name}: a tensor without dense storage ({tensor.layout}, {tensor.device})"]
+    if tensor.numel() == 0:
+        return [f"{name}: empty, shape {tuple(tensor.shape)}"]
+    return _finite_problems(name, tensor)
+
+
+def _finite_problems(name: str, tensor: torch.Tensor) -> list[str]:
+    bad = int(tensor.numel() - torch.isfinite(tensor.detach()).sum())
+    return [f"{name}: {bad} of {tensor.numel()} numbers are NaN or infinite"] if bad else []
+
+
+def _size_problems(nbytes: int) -> list[str]:
+    if nbytes <= MAX_TENSOR_BYTES:
+        return []
+    return [f"{nbytes} bytes of tensors, more than {MAX_TENSOR_BYTES}"]
+
+
+def _info(tensor: torch.Tensor) -> TensorInfo:
+    return TensorInfo(_DTYPE_NAMES[tensor.dtype], tuple(tensor.shape))
+
+
+def _default_card(manifest: Manifest) -> str:
+    methods = ", ".join(name for spec in manifest.methods for name in spec)
+    return (
+        "---\nlibrary_name: adapterhub\n---\n\n"
+        f"# {manifest.name}\n\nAn adapter ({methods}) for `{manifest.backbone.id}`.\n"
+    )
+
+
+def _card_bytes(card: str) -> bytes:
+    text = card.replace("\r\n", "\n").rstrip("\n") + "\n"
+    data = text.encode("utf-8", errors="replace")
+    if len(data) <= MAX_CARD_BYTES:
+        return data
+    raise OutputError(
+        f"the card has {len(data)} bytes",
+        expected=f"at most {MAX_CARD_BYTES} bytes",
+        hint="link to long tables instead of pasting them",
+    )
+
+
+def _verify(staged: Path, manifest: bytes, tensors: Mapping[str, torch.Tensor]) -> Manifest:
+    """Read back what was written and compare it with the live tensors, bit by bit."""
+    problems: list[str] = []
+    try:
+        found, read = read_adapter(staged)
+    except FileError as error:
+        problems = [error.problem, *error.offenders]
+    else:
+        if to_json(found) != manifest:
+            problems.append("the manifest differs")
+        if set(read) != set(tensors):
+            problems.append("the names of the tensors differ")
+        problems += [n for n in read.keys() & tensors.keys() if not _same(read[n], tensors[n])]
+        if not problems:
+            return found
+    raise OutputError(
+        "the adapter that was written is not the one in memory, so it was removed",
+        expected="the same names, dtypes, shapes and bytes",
+        hint="save again while nothing trains; if it happens again, check the disk",
+        offenders=shorten(sorted(problems)),
+    )
+
+
+def _same(read: torch.Tensor, live: torch.Tensor) -> bool:
+    live = _on_cpu(live)
+    if read.dtype != live.dtype or read.shape != live.shape:
+        return False
+    return torch.equal(read.reshape(-1).view(torch.uint8), live.reshape(-1).view(torch.uint8))
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise FileError(
+            f"{folder} is {'not a folder' if folder.exists() else 'missing'}",
+            expected="an adapter folder",
+            hint="check the path, or pull the adapter",
+        )
+    links = sorted(entry.name for entry in folder.iterdir() if entry.is_symlink())
+    if links:
+        raise FileError(
+            f"{folder} holds symbolic links",
+            expected="regular files only",
+            hint="copy the adapter with links followed (cp -rL) if you trust where they lead",
+            offenders=shorten([ascii(name) for name in links]),
+        )
+
+
+def _tensors(folder: Path, manifest: Manifest, data: bytes) -> dict[str, torch.Tensor]:
+    problems: list[str] = []
+    tensors: dict[str, torch.Tensor] = {}
+    try:
+        views = dict(safetensors.deserialize(data))
+    except safetensors.SafetensorError as error:
+        problems, views = [f"not a sound safetensors file: {error}"], {}
+    else:
+        problems = _header_problems(manifest, views)
+    for name in () if problems else sorted(views):
+        flat = torch.frombuffer(views[name]["data"], dtype=_DTYPES[views[name]["dtype"]])
+        tensors[name] = flat.reshape(views[name]["shape"])
+        problems += _finite_problems(name, tensors[name])
+    if problems:
+        raise FileError(
+            f"{folder / TENSORS_FILE} does not hold what its manifest says",
+            expected="every tensor of the manifest, no other one, and finite numbers only",
+            hint=_AGAIN,
+            offenders=shorten(problems),
+        )
+    return tensors
+
+
+def _header_problems(manifest: Manifest, views: Mapping[str, Mapping[str, object]]) -> list[str]:
+    declared = manifest.tensors
+    problems = [f"{name}: missing" for name in sorted(declared.keys() - views.keys())]
+    problems += [f"{name!a}: unexpected" for name in sorted(views.keys() - declared.keys())]
+    for name in sorted(declared.keys() & views.keys()):
+        want = (declared[name].dtype, list(declared[name].shape))
+        found = (views[name]["dtype"], views[name]["shape"])
+        if found != want:
+            problems.append(f"{name}: {found[0]} {found[1]}, the manifest says {want[0]} {want[1]}")
+    return problems

@@ -1,0 +1,115 @@
+"""Put a saved adapter on a backbone: all of it or nothing, and only on the backbone that it was made for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from adapterhub.adapter import HEAD, Adapter, Head, Notes
+from adapterhub.attachment import place
+from adapterhub.errors import MismatchError
+from adapterhub.files.manifest import Manifest
+from adapterhub.files.native import read_adapter
+from adapterhub.methods.spec import parse
+
+
+def load(
+    model: PreTrainedModel, folder: str | Path, *, name: str | None = None, any_backbone: bool = False
+) -> Adapter:
+    """Put the adapter of a folder on a model, with its head and labels, and make it the active one.
+
+    `name` replaces the name that it was saved under. `any_backbone` skips the check of the fingerprint: the
+    adapter was trained on other weights, and what it computes here is up to you.
+
+    Raises:
+        FileError: the files are broken.
+        MismatchError: the files are sound, but for another backbone; every tensor that does not fit is listed.
+        AttachError: the name is taken.
+    """
+    manifest, tensors = read_adapter(Path(folder))
+
+    def fill(adapter: Adapter) -> None:
+        if not any_backbone:
+            _check_backbone(manifest, adapter)
+        _fit_head(manifest, tensors, adapter)
+        _copy(tensors, adapter)
+        adapter.notes = _notes(manifest)
+
+    with torch.random.fork_rng(devices=[]):  # the initial values are overwritten: leave the generator alone
+        return place(model, parse(manifest.methods), name or manifest.name, prepare=fill)
+
+
+def _notes(manifest: Manifest) -> Notes:
+    return Notes(manifest.task, manifest.tokenizer, dict(manifest.training), dict(manifest.metrics))
+
+
+def _check_backbone(manifest: Manifest, adapter: Adapter) -> None:
+    found, wanted = adapter.manifest().backbone, manifest.backbone
+    if found.fingerprint != wanted.fingerprint:
+        raise MismatchError(
+            f"the adapter {manifest.name!r} was trained on another backbone",
+            offenders=[f"this model: {found.id}, {found.fingerprint}"],
+            expected=f"{wanted.id}{f' at {wanted.revision}' if wanted.revision else ''}, {wanted.fingerprint}",
+            hint=f"load_backbone({wanted.id!r}), or load(..., any_backbone=True) if you know better",
+        )
+
+
+def _fit_head(manifest: Manifest, tensors: Mapping[str, Tensor], adapter: Adapter) -> None:
+    """Give the adapter a head of the saved size and its labels."""
+    if not manifest.head:
+        adapter.head = None
+    elif adapter.head is None:
+        raise MismatchError(
+            f"the adapter {manifest.name!r} has a task head, this {type(adapter.model).__name__} has none",
+            hint=f"load_backbone({manifest.backbone.id!r}, task={manifest.task!r}, "
+            f"labels={list(manifest.labels)!r})",
+        )
+    else:
+        outputs = len(manifest.labels) or 1
+        for child, module in adapter.head.own.items():
+            _resize(module, f"{HEAD}.{child}", tensors, adapter.model.config.num_labels, outputs)
+        _set_labels(adapter.head, manifest)
+
+
+def _resize(
+    head: nn.Module, prefix: str, tensors: Mapping[str, Tensor], old: int, outputs: int
+) -> None:
+    """Replace the output layer of a head, the one of `old` rows, by one of the saved number of rows."""
+    for path, module in head.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            saved = tensors.get(".".join(p for p in (prefix, path, name) if p))
+            fits = saved is not None and saved.shape == (outputs, *parameter.shape[1:])
+            if fits and parameter.shape[0] == old != outputs:
+                setattr(module, name, nn.Parameter(torch.empty(saved.shape, dtype=parameter.dtype)))  # type: ignore[union-attr]
+                if isinstance(module, nn.Linear):
+                    module.out_features = outputs
+
+
+def _set_labels(head: Head, manifest: Manifest) -> None:
+    labels = manifest.labels or ("LABEL_0",)
+    regression = manifest.task == "regression"
+    head.labels = {
+        "id2label": dict(enumerate(labels)),
+        "label2id": {label: i for i, label in enumerate(labels)},
+        "problem_type": "regression" if regression else "single_label_classification",
+    }
+
+
+def _copy(tensors: Mapping[str, Tensor], adapter: Adapter) -> None:
+    own = adapter.tensors()
+    wrong = [f"missing: {name}" for name in sorted(own.keys() - tensors.keys())]
+    wrong += [f"unexpected: {name}" for name in sorted(tensors.keys() - own.keys())]
+    wrong += [
+        f"{name}: shape {tuple(tensors[name].shape)}, the backbone needs {tuple(own[name].shape)}"
+        for name in sorted(own.keys() & tensors.keys())
+        if own[name].shape != tensors[name].shape
+    ]
+    if wrong:
+        raise MismatchError(f"the adapter {adapter.name!r} does not fit this model", offenders=wrong)
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])

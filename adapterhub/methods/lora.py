@@ -1,0 +1,76 @@
+"""LoRA: a low-rank update beside a frozen projection.
+
+    y = W x + s B A x,   s = alpha / rank                                                  (equation 3)
+
+    x: (..., d_in)    A: (rank, d_in), Kaiming-uniform    B: (d_out, rank), zero    y: (..., d_out)
+
+so that the adapted backbone starts as the backbone. Parameters: rank (d_in + d_out) a site.
+
+Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1,
+https://arxiv.org/abs/2106.09685. The paper adapts the query and value projections (section 7.1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from adapterhub.backbones.anatomy import Anatomy
+from adapterhub.config import option
+from adapterhub.methods.base import Layers, Method, Placement, add_product, cast, register, select
+
+
+class LowRank(nn.Module):
+    """The map (x, y) -> y + s B A x."""
+
+    def __init__(self, d_in: int, d_out: int, rank: int, scale: float, dropout: float) -> None:
+        super().__init__()
+        self.A = nn.Parameter(torch.empty(rank, d_in))
+        self.B = nn.Parameter(torch.zeros(d_out, rank))
+        self.scale = scale
+        self.dropout = dropout
+        nn.init.kaiming_uniform_(self.A, a=math.sqrt(5))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """x: (..., d_in), y: (..., d_out) -> y' like y."""
+        if self.training and self.dropout:
+            x = F.dropout(x, self.dropout)
+        return add_product(y, F.linear(x, cast(self.A, x)), self.B, self.scale)
+
+    def extra_repr(self) -> str:
+        """What `print(model)` shows."""
+        return f"rank={self.A.shape[0]}, scale={self.scale:g}"
+
+
+@register
+@dataclass(frozen=True)
+class LoRA(Method):
+    """Low-rank updates of chosen projections."""
+
+    name = "lora"
+    paper = "Hu et al. 2022, https://arxiv.org/abs/2106.09685"
+    summary = "a low-rank update beside chosen projections"
+    learning_rate = 1e-3
+
+    rank: int = option(8, "rank r of the update")
+    alpha: float = option(16.0, "scale numerator: the update is multiplied by alpha / rank")
+    dropout: float = option(0.0, "dropout probability on the input of A")
+    sites: tuple[str, ...] = option(
+        ("attn.q", "attn.v", "cross.q", "cross.v"), "projections to adapt"
+    )
+    layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
+
+    def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
+        """One update a chosen projection."""
+        for site in select(self, anatomy):
+            scale = self.alpha / self.rank
+            yield Placement(site, LowRank(site.d_in, site.d_out, self.rank, scale, self.dropout))
+
+    def count(self, anatomy: Anatomy) -> int:
+        """rank (d_in + d_out), summed over the sites."""
+        return sum(self.rank * (site.d_in + site.d_out) for site in select(self, anatomy))

@@ -1,0 +1,40 @@
+"""MAM adapter, "mix and match": prefix tuning of attention and a scaled parallel adapter beside feed-forward.
+
+    attn: attention(Q, [P_k; K], [P_v; V])        ffn: y' = y + s up(f(down(x)))
+
+It is the composition of two methods and adds nothing of its own. The paper's own run has length 30 and size 512 on
+backbones of width 768 and more; the default size here keeps adapter files small.
+
+He et al. 2022, "Towards a Unified View of Parameter-Efficient Transfer Learning", section 4.6,
+https://arxiv.org/abs/2110.04366.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from adapterhub.config import option
+from adapterhub.methods.base import Layers, Method, register
+from adapterhub.methods.bottleneck import ScaledParallel
+from adapterhub.methods.prefix import Prefix
+
+
+@register
+@dataclass(frozen=True)
+class Mam(Method):
+    """Prefix tuning composed with scaled parallel adapters."""
+
+    name = "mam"
+    paper = "He et al. 2022, https://arxiv.org/abs/2110.04366"
+    summary = "prefix tuning + scaled parallel adapters"
+    start = "paper"
+
+    length: int = option(30, "prefix length in tokens")
+    size: int = option(64, "width of the bottleneck")
+    scale: float = option(4.0, "factor s of the adapter's output")
+    layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
+
+    def parts(self) -> tuple[Method, ...]:
+        """The two methods."""
+        adapter = ScaledParallel(size=self.size, scale=self.scale, layers=self.layers)
+        return Prefix(length=self.length, layers=self.layers), adapter

@@ -1,0 +1,71 @@
+"""Prompt tuning: learned virtual tokens in front of the input.
+
+    stack([P; E(tokens)])                                                                  (section 2)
+
+    P: (length, d), rows of the embedding table drawn at random    E: the frozen embedding
+
+In an encoder-decoder the prompt is the encoder's, and the decoder attends to it. Parameters: length d.
+
+Lester et al. 2021, "The Power of Scale for Parameter-Efficient Prompt Tuning",
+https://arxiv.org/abs/2104.08691; section 3.2 compares initializations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from adapterhub.backbones.anatomy import Anatomy, Site
+from adapterhub.config import option
+from adapterhub.methods.base import Method, Placement, register
+
+
+class VirtualTokens(nn.Module):
+    """Gives the prompt P."""
+
+    def __init__(self, start: Tensor) -> None:
+        super().__init__()
+        self.prompt = nn.Parameter(start)
+
+    def forward(self) -> Tensor:
+        """-> (length, d)."""
+        return self.prompt
+
+
+@register
+@dataclass(frozen=True)
+class Prompt(Method):
+    """Learned virtual tokens in front of the input."""
+
+    name = "prompt"
+    paper = "Lester et al. 2021, https://arxiv.org/abs/2104.08691"
+    summary = "learned virtual tokens in front of the input"
+    start = "paper"
+    learning_rate = 3e-2
+
+    length: int = option(20, "prompt length in tokens")
+    sites: tuple[str, ...] = option(("embed",), "stacks to adapt; of two, the encoder")
+
+    def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
+        """One prompt, where the input enters."""
+        site = self._site(anatomy)
+        yield Placement(site, VirtualTokens(self._start(anatomy, site)))
+
+    def count(self, anatomy: Anatomy) -> int:
+        """length d."""
+        return self.length * self._site(anatomy).d_out
+
+    def _site(self, anatomy: Anatomy) -> Site:
+        sites = {site.stack: site for site in anatomy.select(self.sites)}
+        return sites.get("encoder") or sites["decoder"]
+
+    def _start(self, anatomy: Anatomy, site: Site) -> Tensor:
+        # The embedding module is asked, not its weight: some scale what they look up.
+        embedding = anatomy.model.get_input_embeddings()
+        rows = torch.randint(embedding.num_embeddings, (self.length,))  # type: ignore[union-attr, arg-type]
+        with torch.no_grad():
+            device = next(embedding.parameters()).device
+            return embedding(rows.to(device)).detach().float().clone()  # type: ignore[no-any-return]

@@ -1,0 +1,89 @@
+"""Method specs: one way to name methods with options, in Python, YAML and on the command line.
+
+    lora                         a name
+    lora(rank=16)                a name with options
+    {lora: {rank: 16}}           the same as a mapping
+    [prefix, lora(rank=4)]       several, composed
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from adapterhub.config import from_dict, to_dict
+from adapterhub.errors import ConfigError
+from adapterhub.methods.base import Method, method_class
+
+Spec = str | Method | Mapping[str, Any] | Sequence[Any]
+
+
+def parse(spec: Spec) -> tuple[Method, ...]:
+    """The methods that a spec names, with their options.
+
+    Raises:
+        ConfigError: an unknown method or option (with the nearest name), or a spec that cannot be read.
+    """
+    if isinstance(spec, Method):
+        return (spec,)
+    if isinstance(spec, str):
+        return _parse_text(spec)
+    if isinstance(spec, Mapping):
+        return tuple(build(name, options or {}) for name, options in spec.items())
+    if isinstance(spec, Sequence):
+        methods = tuple(method for item in spec for method in parse(item))
+        if methods:
+            return methods
+    raise _unreadable(spec)
+
+
+def build(name: str, options: Mapping[str, Any]) -> Method:
+    """One method from its name and options, strictly."""
+    cls = method_class(name)
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"options of {name} are {options!r}", expected="a mapping of option to value")
+    return from_dict(cls, options, where=name)
+
+
+def dump(methods: Sequence[Method]) -> tuple[dict[str, Any], ...]:
+    """The normal form of methods: one {name: all options} each."""
+    return tuple({method.name: to_dict(method)} for method in methods)
+
+
+def _parse_text(text: str) -> tuple[Method, ...]:
+    """A comma-separated list of `name` or `name(option=value)`, by Python's grammar for literals."""
+    names = text.replace("-", "_MINUS_")
+    try:
+        tree = ast.parse(f"({names},)", mode="eval").body
+    except SyntaxError as error:
+        raise _unreadable(text) from error
+    assert isinstance(tree, ast.Tuple)
+    return tuple(_parse_node(node, text) for node in tree.elts)
+
+
+def _parse_node(node: ast.expr, text: str) -> Method:
+    call = node if isinstance(node, ast.Call) else None
+    name = call.func if call else node
+    if not isinstance(name, ast.Name) or (call and call.args):
+        raise _unreadable(text)
+    keywords = call.keywords if call else []
+    options = {str(k.arg): _literal(k.value, text) for k in keywords}
+    return build(name.id.replace("_MINUS_", "-"), options)
+
+
+def _literal(node: ast.expr, text: str) -> Any:
+    source = ast.unparse(node).replace("_MINUS_", "-")
+    try:
+        return ast.literal_eval(source)
+    except ValueError as error:
+        if isinstance(node, ast.Name):
+            return {"true": True, "false": False, "null": None}.get(source, source)
+        raise _unreadable(text) from error
+
+
+def _unreadable(spec: object) -> ConfigError:
+    return ConfigError(
+        f"the method {spec!r} cannot be read",
+        expected="lora, lora(rank=16), {lora: {rank: 16}}, or a list of these",
+    )

@@ -1,0 +1,210 @@
+"""What holds for every method on every architecture. Both lists are the registries: what is registered is tested."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import tiny
+import torch
+
+import adapterhub as ah
+from adapterhub.methods import METHODS
+
+CELLS = [(m, a) for m in sorted(METHODS) for a in tiny.ARCHITECTURES]
+matrix = pytest.mark.parametrize(("method", "architecture"), CELLS)
+LABELS = torch.tensor([0, 1, 2])
+
+
+def test_the_matrix_covers_every_method_and_architecture():
+    assert len(METHODS) >= 11
+    assert len(tiny.ARCHITECTURES) >= 7
+    assert len(CELLS) == len(METHODS) * len(tiny.ARCHITECTURES)
+    assert set(tiny.SIZES) == set(tiny.ARCHITECTURES)
+
+
+def logits(model, **inputs):
+    with torch.no_grad():
+        return model(**(inputs or tiny.batch())).logits
+
+
+def train(adapter, steps, learning_rate=None):
+    """Steps of AdamW at the method's own learning rate; returns the losses."""
+    groups = [
+        {"params": [p for _, p in named], "lr": learning_rate or (method.learning_rate if method else 1e-3)}
+        for method, named in adapter.groups()
+    ]
+    optimizer = torch.optim.AdamW(groups)
+    losses = []
+    for _ in range(steps):
+        loss = adapter.model(**tiny.batch(), labels=LABELS).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@matrix
+def test_start(method, architecture):
+    """Before training the backbone computes what it did, or what the paper's initialization gives."""
+    model = tiny.model(architecture)
+    before = logits(model)
+    ah.attach(model, method)
+    change = (logits(model) - before).abs().max().item()
+    if METHODS[method].start == "identity":
+        assert change == 0
+    elif METHODS[method].start == "near-identity":
+        assert 0 < change < 0.1 * before.abs().max().item()
+    else:
+        assert change > 0
+
+
+@matrix
+def test_exactly_the_declared_parameters_train(method, architecture):
+    model = tiny.model(architecture)
+    adapter = ah.attach(model, method)
+    declared = {id(p) for p in adapter.parameters()}
+    assert declared
+    assert {id(p) for p in model.parameters() if p.requires_grad} == declared
+    others = {n: p.detach().clone() for n, p in model.named_parameters() if id(p) not in declared}
+    buffers = {n: b.clone() for n, b in model.named_buffers()}
+    own = {n: t.detach().clone() for n, t in adapter.tensors().items()}
+    train(adapter, steps=3)
+    for name, tensor in adapter.tensors().items():
+        assert tensor.grad is not None, name
+        assert not torch.equal(tensor, own[name]), f"{name} did not move"
+    for name, parameter in model.named_parameters():
+        if name in others:
+            assert parameter.grad is None, name
+            assert torch.equal(parameter, others[name]), f"{name} moved"
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, buffers[name]), name
+
+
+@matrix
+def test_parameter_count_equals_its_formula(method, architecture):
+    model = tiny.model(architecture)
+    formula = METHODS[method]().count(ah.anatomy_of(model))
+    assert ah.attach(model, method).count() == formula
+
+
+@matrix
+def test_loss_falls(method, architecture):
+    torch.manual_seed(0)
+    losses = train(ah.attach(tiny.model(architecture), method), steps=20)
+    assert losses[-1] < losses[0]
+
+
+@matrix
+def test_detach_restores_everything(method, architecture):
+    model = tiny.model(architecture)
+    next(model.parameters()).requires_grad_(False)
+    before = copy.deepcopy(model.state_dict())
+    modules = [(name, type(m)) for name, m in model.named_modules()]
+    flags = [p.requires_grad for p in model.parameters()]
+    objects = [id(p) for p in model.parameters()]
+    config = model.config.to_dict()
+    attributes = {name: set(vars(m)) for name, m in model.named_modules()}
+    expected = logits(model)
+    adapter = ah.attach(model, method)
+    assert set(before) <= set(model.state_dict()), "base keys are unchanged"
+    train(adapter, steps=2)
+    adapter.detach()
+    after = model.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(after[key], before[key]) for key in before)
+    assert [(name, type(m)) for name, m in model.named_modules()] == modules
+    assert [p.requires_grad for p in model.parameters()] == flags
+    assert [id(p) for p in model.parameters()] == objects
+    assert model.config.to_dict() == config
+    assert {name: set(vars(m)) for name, m in model.named_modules()} == attributes
+    hooks = [m for m in model.modules() if m._forward_hooks or m._forward_pre_hooks]
+    assert not hooks
+    assert torch.equal(logits(model), expected)
+
+
+@matrix
+def test_gradient_checkpointing_gives_equal_gradients(method, architecture):
+    gradients = []
+    for checkpointing in (False, True):
+        model = tiny.model(architecture, **tiny.NO_DROPOUT)
+        torch.manual_seed(0)
+        adapter = ah.attach(model, method)
+        tiny.scramble(adapter)
+        if checkpointing:
+            model.activation_checkpointing_enable()
+        model.train()
+        model(**tiny.batch(), labels=LABELS).loss.backward()
+        gradients.append({name: t.grad for name, t in adapter.tensors().items()})
+    plain, checkpointed = gradients
+    for name, gradient in plain.items():
+        size = gradient.abs().max().item()
+        torch.testing.assert_close(checkpointed[name], gradient, atol=1e-6 * max(1, size), rtol=1e-4)
+
+
+@matrix
+def test_a_padded_batch_equals_its_single_rows(method, architecture):
+    model = tiny.model(architecture)
+    adapter = ah.attach(model, method)
+    tiny.scramble(adapter)
+    short, full = tiny.batch(1, 5)["input_ids"], tiny.batch(1, 9, seed=3)["input_ids"]
+    padded = torch.nn.functional.pad(short, (0, 4), value=tiny.PAD)
+    ids = torch.cat([padded, full])
+    mask = ids.ne(tiny.PAD).long()
+    together = logits(model, input_ids=ids, attention_mask=mask)
+    alone = [logits(model, input_ids=row, attention_mask=torch.ones_like(row)) for row in (short, full)]
+    torch.testing.assert_close(together, torch.cat(alone), atol=2e-5, rtol=1e-4)
+
+
+@matrix
+def test_the_adapter_has_an_effect(method, architecture):
+    """Trained tensors change the output: no method is silently not applied."""
+    model = tiny.model(architecture)
+    before = logits(model)
+    adapter = ah.attach(model, method)
+    if adapter.head:
+        for module in adapter.head.own.values():
+            assert all(p.requires_grad for p in module.parameters())
+    with_start = logits(model)
+    tiny.scramble(adapter)
+    assert not torch.allclose(logits(model), with_start, atol=1e-4)
+    ah.activate(model)
+    assert torch.equal(logits(model), before)
+    ah.activate(model, adapter.name)
+    assert not torch.allclose(logits(model), with_start, atol=1e-4)
+
+
+GENERATING = [(m, a) for m in sorted(METHODS) for a in tiny.GENERATORS if m != "head"]
+
+
+def test_generation_covers_decoders_and_encoder_decoders():
+    assert {a for _, a in GENERATING} == {*tiny.DECODERS, *tiny.ENCODER_DECODERS}
+
+
+@pytest.mark.parametrize(("method", "architecture"), GENERATING)
+def test_generate_with_and_without_cache_agrees(method, architecture):
+    """A batch of two, one row padded on the left: neither the cache nor the padding changes it."""
+    model = tiny.language_model(architecture)
+    ids = tiny.batch(2, 8, seed=5)["input_ids"]
+    ids[:, -1] = 9
+    ids[0, :3] = tiny.PAD
+    bare = generated(model, ids)
+    adapter = ah.attach(model, method)
+    tiny.scramble(adapter)
+    cached = generated(model, ids)
+    assert not torch.allclose(cached, bare, atol=1e-3), "the adapter is not applied"
+    torch.testing.assert_close(generated(model, ids, use_cache=False), cached, atol=1e-4, rtol=1e-4)
+    if architecture in tiny.ENCODER_DECODERS:  # left padding moves the positions of an encoder's tokens
+        ids[0] = ids[0].roll(-3)
+        cached = generated(model, ids)
+    alone = generated(model, ids[:1, ids[0] != tiny.PAD])
+    torch.testing.assert_close(alone[:, 0], cached[:, 0], atol=1e-4, rtol=1e-4)
+
+
+def generated(model, ids, **options):
+    """The logits of eight greedy steps: (steps, batch, vocabulary)."""
+    options |= {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "pad_token_id": tiny.PAD}
+    mask = ids.ne(tiny.PAD).long()
+    output = model.generate(ids, attention_mask=mask, return_dict_in_generate=True, output_logits=True, **options)
+    return torch.stack(output.logits)
