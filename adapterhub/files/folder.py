@@ -120,7 +120,9 @@ def put_in_place(staged: Path, folder: Path, overwrite: bool) -> None:
             os.rename(old, folder)
             raise
         shutil.rmtree(old, ignore_errors=True)
-    _sync_folder(folder.parent)
+    # The new folder is sound and in place: without this a power cut may bring the old one back.
+    with contextlib.suppress(OSError):
+        _sync_folder(folder.parent)
 
 
 def _exchange(first: Path, second: Path) -> bool:

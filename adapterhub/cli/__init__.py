@@ -1,0 +1,66 @@
+"""The `adapterhub` command. A subcommand's file is imported when it runs, so that `--help` needs no torch."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import click
+
+from adapterhub._version import __version__
+from adapterhub.errors import AdapterhubError, did_you_mean
+
+COMMANDS = {
+    "train": "Train an adapter, from a recipe or from flags.",
+    "eval": "Evaluate an adapter on labelled data.",
+    "predict": "Predict with an adapter, on arguments, a file or standard input.",
+    "methods": "List the methods, with their papers.",
+    "inspect": "Show a backbone's anatomy, and which methods fit it.",
+    "quickstart": "Train, evaluate and use an adapter on text that every machine has.",
+}
+
+
+class LazyGroup(click.Group):
+    """Knows its subcommands by name and help; imports one only to run it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The subcommands, in the order of the work."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """The subcommand of a name; its module is `cli/<name>.py`, its function `command`."""
+        if name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"adapterhub.cli.{name}")
+        command: click.Command = module.command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with the nearest name for a mistyped one."""
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            raise click.UsageError(f"no command is called {args[0]!r}{did_you_mean(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The table of subcommands, from COMMANDS alone."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="adapterhub")
+def group() -> None:
+    """Parameter-efficient fine-tuning of transformers: every method, on every backbone."""
+
+
+def main() -> None:
+    """Run the command line. An error is one message, without a traceback; its exit code is 2."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        group(prog_name="adapterhub")
+    except AdapterhubError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(2)

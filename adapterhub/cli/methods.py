@@ -1,0 +1,55 @@
+"""`adapterhub methods`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from adapterhub.cli.format import plain_table
+from adapterhub.config import options_of
+from adapterhub.methods import METHODS, method_class
+
+
+@click.command("methods")
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(name: str | None, as_json: bool) -> None:
+    """List the methods with their papers, or the options of one method."""
+    chosen = {name: method_class(name)} if name else dict(sorted(METHODS.items()))
+    if as_json:
+        click.echo(json.dumps({key: _described(method) for key, method in chosen.items()}, indent=2))
+    elif name:
+        _print_options(name)
+    else:
+        table = Table("method", "what it does", "paper")
+        for key, method in chosen.items():
+            table.add_row(key, method.summary, method.paper)
+        _print(table)
+
+
+def _described(method: type) -> dict[str, object]:
+    return {
+        "summary": method.summary,  # type: ignore[attr-defined]
+        "paper": method.paper,  # type: ignore[attr-defined]
+        "learning_rate": method.learning_rate,  # type: ignore[attr-defined]
+        "options": [asdict(option) for option in options_of(method)],
+    }
+
+
+def _print_options(name: str) -> None:
+    method = method_class(name)
+    click.echo(f"{name}: {method.summary}\n{method.paper}\n")
+    table = Table("option", "values", "default", "what it is")
+    for option in options_of(method):
+        table.add_row(option.name, option.type, str(option.default), option.help)
+    table.add_row("train.learning_rate", "float", f"{method.learning_rate:g}", "this method's default")
+    _print(table)
+
+
+def _print(table: Table) -> None:
+    console = Console(width=None if Console().is_terminal else 140)
+    console.print(table if console.is_terminal else plain_table(table))

@@ -1,0 +1,263 @@
+"""One optimizer step, on accelerate: precision, accumulation, clipping, and the checks on them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any, Protocol
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, PartialState
+
+from adapterhub.errors import ConfigError, TrainingError
+from adapterhub.training.batching import Batch, BatchList, share
+from adapterhub.training.options import TrainOptions
+from adapterhub.training.schedules import schedule
+
+
+class Trainee(Protocol):
+    """What is trained: a model whose output has a `loss`, and which tensors of it change."""
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """Called as `model(**batch)`."""
+
+    def param_groups(self, options: TrainOptions) -> list[dict[str, Any]]:
+        """Groups for AdamW, each with "name", "lr" and "params". One without a "weight_decay" of
+        its own decays by `options.weight_decay`, save its 1-D parameters."""
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The live trained parameters by name; a checkpoint is restored by copying into them. One
+        that does not require a gradient now (a method with a schedule) is saved all the same."""
+
+    def train_mode(self, dropout: bool) -> None:
+        """Puts each module in its mode for training; `dropout`: that of the frozen part is on."""
+
+
+class NotFinite(TrainingError):
+    """A loss, gradient or trained tensor is infinite or not a number."""
+
+
+class Engine:
+    """Optimizer, schedule and accelerator of one run, on the device of the trained tensors.
+
+    The gradient of a step is the mean over its micro-batches, also where the last step of an epoch
+    has fewer. In fp16 a step whose gradient overflows is skipped, and the schedule waits.
+
+    Raises `ConfigError` for a precision that the device lacks, `TrainingError` for trained tensors
+    in half precision.
+    """
+
+    scheduler: torch.optim.lr_scheduler.LambdaLR
+    optimizer: torch.optim.AdamW
+
+    def __init__(self, trainee: Trainee, options: TrainOptions) -> None:
+        _check_fp32(trainee)
+        self.trainee, self.options = trainee, options
+        self.device = next(iter(trainee.tensors().values())).device
+        self.accelerator = _accelerator(options, self.device)
+        self.world = self.accelerator.num_processes
+        self.per_step = options.gradient_accumulation * self.world
+        self.model = trainee.model
+        if self.world > 1:
+            self.model = self.accelerator.prepare_model(trainee.model)
+        self.groups = _decay_groups(trainee.param_groups(options), options.weight_decay)
+        self.params = [p for group in self.groups for p in group["params"]]
+        self.unread: list[torch.Tensor] = []
+        self.checked = False
+
+    def begin(self, total: int) -> None:
+        """Makes the optimizer and a schedule of `total` steps."""
+        options = self.options
+        self.optimizer = torch.optim.AdamW(
+            self.groups,
+            betas=(options.beta1, options.beta2),
+            eps=options.eps,
+            fused=self.device.type == "cuda",
+        )
+        multiplier = schedule(options.schedule, total, options.warmup)
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, multiplier)
+        self.prepared = self.accelerator.prepare_optimizer(self.optimizer, device_placement=False)
+
+    def step(self, epoch: BatchList, window: range) -> int:
+        """One optimizer step on these batches of the epoch; returns the number of examples."""
+        indices = share(window, self.accelerator.process_index, self.world)
+        loss = torch.zeros((), device=self.device)
+        examples = 0
+        for position, index in enumerate(indices):
+            batch = epoch[index]
+            last = position == len(indices) - 1
+            with nullcontext() if last else self.accelerator.no_sync(self.model):
+                loss += self._backward(batch, len(indices))
+            examples += len(next(iter(batch.values()))) * self.world
+        if not self.checked:
+            self._check_gradients()
+        limit = self.options.max_grad_norm or math.inf
+        norm = self.accelerator.clip_grad_norm_(self.params, limit)
+        self.prepared.step()
+        if not self.prepared.step_was_skipped:
+            self.scheduler.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        # Both stay on the device: to read them each step would make the host wait for it.
+        self.unread.append(torch.stack([loss, norm]))
+        return examples
+
+    def read(self, step: int) -> list[float]:
+        """The losses since the last call, `step` being that of the newest.
+
+        Raises `NotFinite` for the first step whose loss or gradient norm is not finite.
+        """
+        if not self.unread:
+            return []
+        seen = torch.stack(self.unread)
+        if self.world > 1:
+            seen = self.accelerator.reduce(seen, "mean")
+        self.unread.clear()
+        rows = seen.tolist()
+        scaler = self.accelerator.scaler
+        scaled = scaler is not None and scaler.is_enabled()
+        for number, (loss, norm) in enumerate(rows, start=step - len(rows) + 1):
+            # With loss scaling an infinite norm is normal: that step was skipped.
+            if not (math.isfinite(loss) and (scaled or math.isfinite(norm))):
+                raise self.not_finite(f"step {number} has loss {loss} and gradient norm {norm}")
+        return [loss for loss, _ in rows]
+
+    def finite_tensors(self) -> dict[str, torch.Tensor]:
+        """The trained tensors on the CPU. Raises `NotFinite` when one is not finite."""
+        tensors = {name: t.detach().cpu() for name, t in self.trainee.tensors().items()}
+        bad = [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
+        if bad:
+            raise self.not_finite(f"not finite any more: {', '.join(bad)}")
+        return tensors
+
+    def not_finite(self, problem: str) -> NotFinite:
+        """The error for a run that has diverged."""
+        rate = max(group["lr"] for group in self.groups)
+        mixed = self.options.mixed_precision != "no"
+        return NotFinite(
+            f"training stopped, {problem}",
+            expected="finite losses; the last checkpoint, from before this, is kept",
+            hint=f"a lower train.learning_rate (the peak was {rate:g})"
+            f"{', train.mixed_precision=no' * mixed}, or look for broken examples in the data",
+        )
+
+    def rates(self) -> dict[str, float]:
+        """The learning rate of each group in the step that was the last."""
+        multiplier = self.scheduler.lr_lambdas[0](max(0, self.scheduler.last_epoch - 1))
+        return {g["name"]: g["initial_lr"] * multiplier for g in self.optimizer.param_groups}
+
+    def state(self) -> dict[str, Any]:
+        """What `load_state` needs to go on exactly."""
+        scaler = self.accelerator.scaler
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "scaler": {} if scaler is None else scaler.state_dict(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Puts back what `state` returned; after `begin`."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        if self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+
+    def _backward(self, batch: Batch, parts: int) -> torch.Tensor:
+        """Adds the gradients of one micro-batch of `parts`; returns its share of the loss."""
+        moved = {k: v.to(self.device, non_blocking=True) for k, v in batch.items()}
+        try:
+            with self.accelerator.autocast():
+                loss: torch.Tensor | None = self.model(**moved).loss
+            if loss is None:
+                raise TrainingError(
+                    "the model gave no loss",
+                    expected="labels in each batch",
+                    hint=f"the batch has {', '.join(sorted(batch))}",
+                )
+            part = loss.float() / parts
+            self.accelerator.backward(part)
+        except torch.OutOfMemoryError as error:
+            raise _out_of_memory(self.options) from error
+        return part.detach()
+
+    def _check_gradients(self) -> None:
+        """At the first step: the loss reaches everything that should train."""
+        self.checked = True
+        offenders = list(self._untrained())
+        if offenders:
+            raise TrainingError(
+                "some tensors that should be trained are not",
+                expected="a gradient for each trained tensor at the first step",
+                hint="check that the forward pass uses each of them, and that none is detached",
+                offenders=offenders,
+            )
+
+    def _untrained(self) -> Iterator[str]:
+        known = {id(p) for p in self.params}
+        tensors = {k: t for k, t in self.trainee.tensors().items() if t.requires_grad}
+        for name, tensor in tensors.items():
+            if tensor.grad is None:
+                yield f"{name}: no gradient"
+            elif id(tensor) not in known:
+                yield f"{name}: not in the optimizer"
+        gradients = [t.grad for t in tensors.values() if t.grad is not None]
+        if not tensors:
+            yield "none requires a gradient"
+        elif len(gradients) == len(tensors) and not any(bool(g.any()) for g in gradients):
+            yield "every gradient is zero"
+
+
+def _accelerator(options: TrainOptions, device: torch.device) -> Accelerator:
+    """An accelerator of this run's own: accelerate keeps one state a process, and would refuse a
+    second run with another precision or device."""
+    AcceleratorState._reset_state()
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        PartialState._reset_state()
+    try:
+        return Accelerator(mixed_precision=options.mixed_precision, cpu=device.type == "cpu")
+    except ValueError as error:
+        raise ConfigError(
+            f"train.mixed_precision={options.mixed_precision} fails on {device.type}: {error}",
+            hint="train.mixed_precision=no, or bf16",
+        ) from error
+
+
+def _decay_groups(groups: list[dict[str, Any]], decay: float) -> list[dict[str, Any]]:
+    """Splits each group without its own decay in matrices, which decay, and 1-D, which do not."""
+    split: list[dict[str, Any]] = []
+    for group in groups:
+        if "weight_decay" in group:
+            split.append(group)
+            continue
+        params = list(group["params"])
+        wide, flat = [p for p in params if p.ndim > 1], [p for p in params if p.ndim <= 1]
+        parts = ((wide, decay), (flat, 0.0))
+        split += [{**group, "params": part, "weight_decay": d} for part, d in parts if part]
+    return split
+
+
+def _check_fp32(trainee: Trainee) -> None:
+    tensors = trainee.tensors()
+    if not tensors:
+        raise TrainingError("there is nothing to train: the method has no tensors")
+    half = (torch.float16, torch.bfloat16)
+    offenders = [f"{name}: {t.dtype}" for name, t in tensors.items() if t.dtype in half]
+    if offenders:
+        raise TrainingError(
+            "some trained tensors are in half precision, where small updates are lost",
+            expected="trained tensors in fp32; train.mixed_precision sets that of the computation",
+            hint="load the backbone in fp32 where the method trains its own parameters",
+            offenders=offenders,
+        )
+
+
+def _out_of_memory(options: TrainOptions) -> TrainingError:
+    half, double = max(1, options.batch_size // 2), options.gradient_accumulation * 2
+    return TrainingError(
+        f"the device ran out of memory with train.batch_size={options.batch_size}",
+        hint=f"train.batch_size={half} train.gradient_accumulation={double}, "
+        "train.gradient_checkpointing=true, or train.mixed_precision=bf16",
+    )

@@ -1,0 +1,56 @@
+"""The recipe: everything that decides a training run, in one dataclass and one YAML file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from adapterhub.config import from_dict, load_yaml, merge, option, parse_overrides, to_dict
+from adapterhub.errors import ConfigError
+from adapterhub.training.data import DataOptions
+from adapterhub.training.options import TrainOptions
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A training run. The same recipe, data and versions give the same adapter."""
+
+    backbone: str = option("", "a Hub id or a folder")
+    revision: str | None = option(None, "branch, tag or commit of a Hub backbone")
+    dtype: str = option("fp32", "precision of the frozen backbone: fp32, bf16, fp16")
+    method: object = option("lora", "a method spec: lora, lora(rank=16), {lora: {rank: 16}}, or a list")
+    task: str = option("classification", "classification or regression")
+    name: str = option("default", "the adapter's name")
+    output: str = option("", "folder for the run: the adapter, the recipe, metrics, checkpoints")
+    seed: int = option(0, "seed of initial values, sampling and batch order")
+    data: DataOptions = field(default_factory=DataOptions)
+    train: TrainOptions = field(default_factory=TrainOptions)
+
+    def to_yaml(self) -> str:
+        """The recipe as `read` takes it."""
+        return yaml.safe_dump(to_dict(self), sort_keys=False, allow_unicode=True)
+
+
+def read(
+    path: str | Path | None = None, overrides: Iterable[str] = (), flags: Mapping[str, Any] | None = None
+) -> Recipe:
+    """A recipe from a YAML file (or none), `key.sub=value` overrides, and nested flags, later ones winning.
+
+    Raises:
+        ConfigError: unknown keys with the nearest names, wrong types, or an entry that every run needs.
+    """
+    data = load_yaml(path) if path else {}
+    data = merge(merge(data, flags or {}), parse_overrides(overrides))
+    recipe = from_dict(Recipe, data)
+    needed = {"backbone": recipe.backbone, "data.train": recipe.data.train, "output": recipe.output}
+    if missing := [name for name, value in needed.items() if not value]:
+        raise ConfigError(
+            "the recipe is not complete",
+            offenders=[f"{name} is missing" for name in missing],
+            hint="adapterhub train --backbone ID --train FILE --eval FILE --output DIR",
+        )
+    return recipe

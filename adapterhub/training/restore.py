@@ -1,0 +1,94 @@
+"""Open a trained adapter for use: its backbone, its head, its labels, from its folder alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from adapterhub.adapter import Adapter
+from adapterhub.backbones.load import load_backbone
+from adapterhub.config import from_dict, load_yaml
+from adapterhub.errors import FileError, MismatchError
+from adapterhub.files.native import read_manifest
+from adapterhub.loading import load
+from adapterhub.training.data import DataOptions, Example
+from adapterhub.training.run import predict, tokenizer_hash
+from adapterhub.training.tasks import Encoded, Prediction, Task, task_of
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An adapter on its backbone, ready to predict."""
+
+    adapter: Adapter
+    task: Task
+    tokenizer: object
+    max_length: int
+
+    def predict(self, examples: list[Example], batch_size: int = 64) -> list[Prediction]:
+        """One prediction an example."""
+        encoded = Encoded(examples, self.tokenizer, self.max_length)  # type: ignore[arg-type]
+        return predict(self.adapter, self.task, encoded, batch_size)
+
+
+def open_adapter(folder: str | Path, backbone: str | None = None) -> Opened:
+    """The adapter of a folder (a run's, or the `adapter` in it) on the backbone that it names.
+
+    `backbone` is where to load it from instead; the fingerprint decides whether it is the right one.
+
+    Raises:
+        FileError: there is no adapter, or its files are broken.
+        BackboneError: its backbone cannot be loaded.
+        MismatchError: the backbone or the tokenizer is another.
+    """
+    files = adapter_folder(Path(folder))
+    manifest = read_manifest(files)
+    task = task_of(manifest.task or "classification")
+    model, tokenizer = load_backbone(
+        backbone or _backbone_of_run(files.parent) or manifest.backbone.id,
+        task=task.name,
+        labels=manifest.labels,
+        revision=None if backbone else manifest.backbone.revision,
+    )
+    if manifest.tokenizer not in (None, tokenizer_hash(tokenizer)):
+        raise MismatchError(
+            f"the tokenizer of {model.name_or_path} is not the one that {manifest.name!r} was trained with",
+            expected=f"the tokenizer of {manifest.backbone.id}",
+        )
+    if torch.cuda.is_available():
+        model.to("cuda")  # type: ignore[arg-type]
+    adapter = load(model, files)
+    trained = manifest.training.get("recipe", {}).get("train", {})
+    return Opened(adapter, task, tokenizer, int(trained.get("max_length", 128)))
+
+
+def adapter_folder(folder: Path) -> Path:
+    """The folder with the adapter's files: the one given, or `adapter` in a run's folder.
+
+    Raises:
+        FileError: neither holds an adapter.
+    """
+    for candidate in (folder, folder / "adapter"):
+        if (candidate / "adapter.json").is_file():
+            return candidate
+    raise FileError(
+        f"there is no adapter in {folder}",
+        expected="a folder with adapter.json and adapter.safetensors, or the output folder of a run",
+    )
+
+
+def _backbone_of_run(folder: Path) -> str | None:
+    """The backbone of the recipe beside an adapter, if that is a folder on this machine."""
+    if not (folder / "recipe.yaml").is_file():
+        return None
+    backbone = str(load_yaml(folder / "recipe.yaml").get("backbone", ""))
+    return backbone if Path(backbone).is_dir() else None
+
+
+def trained_columns(folder: str | Path) -> DataOptions:
+    """The data options that the adapter was trained with, as the default for new data."""
+    manifest = read_manifest(adapter_folder(Path(folder)))
+    known = manifest.training.get("recipe", {}).get("data", {})
+    return from_dict(DataOptions, {"text": "text", **known, "rows": None})

@@ -1,0 +1,311 @@
+"""A training run from its recipe: data, backbone, adapter, loop, files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import set_seed
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from adapterhub.adapter import Adapter
+from adapterhub.attachment import place
+from adapterhub.backbones.load import load_backbone
+from adapterhub.config import to_dict
+from adapterhub.errors import DataError, OutputError
+from adapterhub.methods.base import Method
+from adapterhub.methods.spec import dump, parse
+from adapterhub.training import loop
+from adapterhub.training.batching import LazyBatches, batch_order
+from adapterhub.training.data import Example, data_hash, read_examples, sample
+from adapterhub.training.docstrings import load_docstrings
+from adapterhub.training.options import TrainOptions
+from adapterhub.training.recipe import Recipe
+from adapterhub.training.report import Reporter
+from adapterhub.training.tasks import Encoded, Prediction, Task, task_of
+
+HEAD_LEARNING_RATE = 1e-3
+BUILTIN = "builtin:docstrings"
+
+
+@dataclass(frozen=True)
+class AdapterTrainee:
+    """An adapter as the loop sees it: each method's parameters at the method's own learning rate."""
+
+    adapter: Adapter
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model with the adapter on it."""
+        return self.adapter.model
+
+    def param_groups(self, options: TrainOptions) -> list[dict[str, Any]]:
+        """One group a method, and one for the task head."""
+        return [
+            {
+                "name": method.name if method else "head",
+                "params": [parameter for _, parameter in named],
+                "lr": _learning_rate(method, options),
+            }
+            for method, named in self.adapter.groups()
+        ]
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What trains, live."""
+        return self.adapter.tensors()
+
+    def train_mode(self, dropout: bool) -> None:
+        """The adapter in training mode, the frozen backbone with or without dropout."""
+        self.adapter.train_mode(dropout)
+
+
+def _learning_rate(method: Method | None, options: TrainOptions) -> float:
+    if method is None:
+        return options.head_learning_rate or options.learning_rate or HEAD_LEARNING_RATE
+    return options.learning_rate or method.learning_rate
+
+
+@dataclass(frozen=True)
+class Data:
+    """The examples of a run, its task and labels."""
+
+    task: Task
+    labels: tuple[str, ...]
+    train: list[Example]
+    evaluation: list[Example]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that is ready to start: nothing is written yet."""
+
+    recipe: Recipe
+    data: Data
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    adapter: Adapter
+    train: Encoded
+    evaluation: Encoded
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run gave: where its adapter is, and how it went."""
+
+    folder: Path
+    metrics: dict[str, float]
+    result: loop.Result
+    parameters: int
+    head_parameters: int
+    adapter_bytes: int
+
+
+def read_data(recipe: Recipe) -> Data:
+    """The examples that a recipe names.
+
+    Raises:
+        DataError: they cannot be used, by data.py's rules.
+    """
+    task = task_of(recipe.task)
+    train = sample(_read(recipe, recipe.data.train, task, "train"), recipe.data.rows, recipe.seed)
+    evaluation = _read(recipe, recipe.data.eval, task, "eval")
+    return Data(task, task.labels(train, evaluation), train, evaluation)
+
+
+def _read(recipe: Recipe, source: str | None, task: Task, split: str) -> list[Example]:
+    if BUILTIN in (source, recipe.data.train):
+        return load_docstrings()[("train", "eval").index(split)]
+    if source is None:
+        raise DataError(
+            "the recipe names no evaluation data", hint="--eval FILE (data.eval in the recipe)"
+        )
+    return read_examples(source, recipe.data, labelled=True, regression=task.regression, split=split)
+
+
+def prepare(recipe: Recipe) -> Prepared:
+    """Everything up to the first step: reads, checks, loads and attaches, and writes nothing."""
+    methods = parse(recipe.method)  # type: ignore[arg-type]
+    data = read_data(recipe)
+    set_seed(recipe.seed)
+    model, tokenizer = load_backbone(
+        recipe.backbone,
+        task=recipe.task,
+        labels=data.labels,
+        revision=recipe.revision,
+        dtype=recipe.dtype,
+    )
+    if torch.cuda.is_available():
+        model.to("cuda")  # type: ignore[arg-type]
+    adapter = place(model, methods, recipe.name)
+    adapter.notes.task = recipe.task
+    adapter.notes.tokenizer = tokenizer_hash(tokenizer)
+    limit = min(recipe.train.max_length, _positions(model))
+    train, evaluation = (Encoded(e, tokenizer, limit) for e in (data.train, data.evaluation))
+    return Prepared(recipe, data, model, tokenizer, adapter, train, evaluation)
+
+
+def _positions(model: PreTrainedModel) -> int:
+    return getattr(model.config, "max_position_embeddings", None) or 1 << 30
+
+
+def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The identity of a tokenizer: its vocabulary and special tokens."""
+    known = [sorted(tokenizer.get_vocab().items()), sorted(map(str, tokenizer.all_special_tokens))]
+    return hashlib.sha256(json.dumps(known).encode()).hexdigest()
+
+
+def run(recipe: Recipe, reporter: Reporter, *, resume: bool = False) -> Outcome:
+    """Train, evaluate, save.
+
+    The run's folder holds `adapter/` (the files to publish), `recipe.yaml`, `metrics.jsonl`, `timings.jsonl` and
+    `checkpoints/`.
+
+    Raises:
+        AdapterhubError: of any kind; the folder is not made unless training could start.
+    """
+    output = Path(recipe.output)
+    check_output(output, resume)
+    ready = prepare(recipe)
+    _make(output, recipe)
+    result = loop.train(
+        AdapterTrainee(ready.adapter),
+        lambda epoch: _epoch(ready, epoch),
+        lambda: evaluate(ready.adapter, ready.data.task, ready.evaluation, recipe.train.eval_batch_size),
+        recipe.train,
+        output=output,
+        seed=recipe.seed,
+        main_metric=ready.data.task.main_metric,
+        resume=resume,
+        run={
+            "recipe": _identity(recipe),
+            "data": _data_hash(ready.data),
+            "backbone": ready.adapter.manifest().backbone.fingerprint,
+        },
+        reporter=reporter,
+    )
+    return _save(ready, output, result)
+
+
+def _identity(recipe: Recipe) -> dict[str, Any]:
+    """What of the recipe decides the bytes of the adapter: not where it is written."""
+    fields = to_dict(recipe) | {"method": list(dump(parse(recipe.method)))}  # type: ignore[arg-type]
+    fields["data"] = {k: v for k, v in fields["data"].items() if k not in ("train", "eval")}
+    return {k: v for k, v in fields.items() if k not in ("output", "train", "backbone")}
+
+
+def _data_hash(data: Data) -> str:
+    return hashlib.sha256((data_hash(data.train) + data_hash(data.evaluation)).encode()).hexdigest()
+
+
+def check_output(output: Path, resume: bool) -> None:
+    """Refuse an output folder that is taken, or that cannot be made, before any work is done.
+
+    Raises:
+        OutputError: which, and what to type.
+    """
+    if output.exists() and not output.is_dir():
+        raise OutputError(f"{output} is a file", expected="a new folder for the run")
+    if output.is_dir() and any(output.iterdir()) and not resume:
+        raise OutputError(
+            f"the output folder {output} exists",
+            expected="a new folder for the run",
+            hint="another --output, or --resume to go on with the run in it",
+        )
+    parent = next(p for p in (output, *output.parents, Path.cwd()) if p.is_dir())
+    if not os.access(parent, os.W_OK):
+        raise OutputError(f"{parent} cannot be written", hint="another --output")
+
+
+def _make(output: Path, recipe: Recipe) -> None:
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        (output / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"{output} cannot be written: {error.strerror}", hint="another --output") from error
+
+
+def _epoch(ready: Prepared, epoch: int) -> LazyBatches:
+    recipe, encoded = ready.recipe, ready.train
+    options = recipe.train
+    order = batch_order(encoded.lengths, options.batch_size, epoch, recipe.seed, options.length_grouped)
+
+    def collate(indices: list[int]) -> Mapping[str, torch.Tensor]:
+        examples = [encoded.examples[i] for i in indices]
+        return encoded.batch(indices) | {"labels": ready.data.task.targets(examples, ready.data.labels)}
+
+    return LazyBatches(order, collate)
+
+
+def predict(adapter: Adapter, task: Task, encoded: Encoded, batch_size: int) -> list[Prediction]:
+    """One prediction an example, in their order; computed in the order of length, to pad less."""
+    adapter.model.eval()
+    by_length = sorted(range(len(encoded.lengths)), key=encoded.lengths.__getitem__)
+    found: dict[int, Prediction] = {}
+    for start in range(0, len(by_length), batch_size):
+        indices = by_length[start : start + batch_size]
+        batch = {k: v.to(adapter.model.device) for k, v in encoded.batch(indices).items()}
+        with torch.inference_mode():
+            logits = adapter.model(**batch).logits
+        found |= dict(zip(indices, task.predict(logits, adapter.labels), strict=True))
+    return [found[i] for i in range(len(encoded.lengths))]
+
+
+def evaluate(adapter: Adapter, task: Task, encoded: Encoded, batch_size: int) -> dict[str, float]:
+    """The task's metrics on labelled examples."""
+    return task.metrics(encoded.examples, predict(adapter, task, encoded, batch_size))
+
+
+def _save(ready: Prepared, output: Path, result: loop.Result) -> Outcome:
+    adapter, recipe = ready.adapter, ready.recipe
+    metrics = result.best or result.last
+    adapter.notes.metrics = dict(metrics)
+    adapter.notes.training = {
+        "recipe": _identity(recipe) | {"train": to_dict(recipe.train)},
+        "data": {"sha256": _data_hash(ready.data), "train": len(ready.data.train), "eval": len(ready.data.evaluation)},
+        "seed": recipe.seed,
+        "steps": result.steps,
+    }
+    adapter.notes.card = card(ready, metrics)
+    folder = output / "adapter"
+    adapter.save(folder, overwrite=True)
+    total = sum(p.numel() for p in adapter.parameters())
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    return Outcome(folder, metrics, result, adapter.count(), total - adapter.count(), size)
+
+
+def card(ready: Prepared, metrics: Mapping[str, float]) -> str:
+    """The model card: what the adapter is, and how to load it."""
+    recipe, names = ready.recipe, ", ".join(m.name for m in ready.adapter.methods)
+    rows = "\n".join(f"| {name} | {value:.4f} |" for name, value in metrics.items())
+    backbone = ready.adapter.manifest().backbone.id
+    return f"""---
+base_model: {backbone}
+base_model_relation: adapter
+library_name: adapterhub
+tags: [adapterhub, {names}, {recipe.task}]
+---
+
+# {recipe.name}
+
+A {names} adapter of {backbone} for {recipe.task}{_labels_text(ready.data.labels)}.
+
+| metric | evaluation data |
+|---|---|
+{rows}
+
+    import adapterhub as ah
+    model, tokenizer = ah.load_backbone({backbone!r}, task={recipe.task!r}, labels={list(ready.data.labels)!r})
+    ah.load(model, "THIS FOLDER")
+"""
+
+
+def _labels_text(labels: Sequence[str]) -> str:
+    return f" into {', '.join(labels)}" if labels else ""
+
+

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import json
+import math
+import warnings
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapterhub.errors import DataError
+from adapterhub.training.metrics import METRICS, classification_metrics, regression_metrics
+
+label = st.sampled_from(["no", "yes", "maybe"])
+number = st.floats(-1e6, 1e6)
+
+
+def test_classification_by_hand() -> None:
+    metrics = classification_metrics(["a", "a", "a", "b"], ["a", "a", "b", "b"])
+    # F1 is 4/5 for a and 2/3 for b; Matthews is (2·1 - 1·0) / sqrt(2·3·1·2).
+    assert metrics == pytest.approx(
+        {"accuracy": 0.75, "macro_f1": (4 / 5 + 2 / 3) / 2, "matthews": 2 / math.sqrt(12)}
+    )
+
+
+def test_regression_by_hand() -> None:
+    metrics = regression_metrics([0, 1, 2], [0, 1, 5])
+    assert metrics == pytest.approx(
+        {"pearson": 5 / math.sqrt(28), "spearman": 1.0, "mse": 3.0}, abs=1e-12
+    )
+
+
+@given(st.lists(st.tuples(label, label), min_size=1))
+def test_classification_is_silent_json_and_in_range(pairs: list[tuple[str, str]]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        metrics = classification_metrics([p[0] for p in pairs], [p[1] for p in pairs])
+    assert json.loads(json.dumps(metrics, allow_nan=False)) == metrics
+    assert {type(value) for value in metrics.values()} == {float}
+    assert all(-1 <= value <= 1 for value in metrics.values())
+
+
+@given(st.lists(st.tuples(number, number), min_size=1))
+def test_regression_is_silent_json_and_in_range(pairs: list[tuple[float, float]]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        metrics = regression_metrics([p[0] for p in pairs], [p[1] for p in pairs])
+    assert json.loads(json.dumps(metrics, allow_nan=False)) == metrics
+    assert {type(value) for value in metrics.values()} == {float}
+    assert all(abs(metrics[name]) <= 1 + 1e-9 for name in ("pearson", "spearman"))
+
+
+@pytest.mark.parametrize("predictions", [[2.0, 2.0, 2.0], [0.1 + 0.2] * 3])
+def test_constant_predictions_correlate_with_nothing(predictions: list[float]) -> None:
+    metrics = regression_metrics([1.0, 2.0, 3.0], predictions)
+    assert (metrics["pearson"], metrics["spearman"]) == (0.0, 0.0)
+
+
+def test_one_predicted_class_has_no_matthews_correlation() -> None:
+    assert classification_metrics(["a", "b"], ["a", "a"])["matthews"] == 0.0
+
+
+@pytest.mark.parametrize("kind", sorted(METRICS))
+def test_right_predictions_are_best(kind: str) -> None:
+    values = [0, 1, 2, 1]
+    metrics = METRICS[kind](values, values)
+    assert metrics.pop("mse", 0.0) == 0.0
+    assert metrics == pytest.approx(dict.fromkeys(metrics, 1.0))
+
+
+@pytest.mark.parametrize("kind", sorted(METRICS))
+@pytest.mark.parametrize("predictions", [[], [1]])
+def test_what_cannot_be_compared_is_refused(kind: str, predictions: list[int]) -> None:
+    with pytest.raises(DataError, match="cannot be compared"):
+        METRICS[kind]([0, 1][: 2 * len(predictions)], predictions)
+
+
+def test_predictions_that_are_no_numbers_are_refused() -> None:
+    with pytest.raises(DataError, match="1 of 2 predictions") as caught:
+        regression_metrics([1.0, 2.0], [1.0, math.nan])
+    assert caught.value.offenders == ("predictions[1] is nan",)
