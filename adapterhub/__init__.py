@@ -1,12 +1,12 @@
 """adapterhub: every parameter-efficient fine-tuning method on every backbone, and a hub for the adapters.
 
-    import adapterhub as ah
-    model, tokenizer = ah.load_backbone("sentence-transformers/all-MiniLM-L6-v2", task="classification", labels=["no", "yes"])
-    adapter = ah.attach(model, "lora", name="polite")
-    ...                                    # any training loop
-    adapter.save("out/polite")
-    adapter.detach()
-    ah.load(model, "out/polite")
+import adapterhub as ah
+model, tokenizer = ah.load_backbone("sentence-transformers/all-MiniLM-L6-v2", task="classification", labels=["no", "yes"])
+adapter = ah.attach(model, "lora", name="polite")
+...                                    # any training loop
+adapter.save("out/polite")
+adapter.detach()
+ah.load(model, "out/polite")
 """
 
 import importlib
@@ -37,7 +37,7 @@ _LAZY = {
     "load_backbone": "backbones.load",
 }
 
-__all__ = ["AdapterhubError", "__version__", *_LAZY]  # noqa: PLE0604
+__all__ = ["AdapterhubError", "__version__", *_LAZY]
 
 
 def __getattr__(name: str) -> Any:

@@ -143,7 +143,9 @@ class Adapter:
         owner_of = {c.name: c.method for c in self.changed}
         groups: dict[int, tuple[Method | None, list[tuple[str, nn.Parameter]]]] = {}
         for name, tensor in self.tensors().items():
-            placed = next((m for prefix, m in owners.items() if name.startswith(prefix + ".")), None)
+            placed = next(
+                (m for prefix, m in owners.items() if name.startswith(prefix + ".")), None
+            )
             method = owner_of.get(name, placed)
             if isinstance(tensor, nn.Parameter):
                 groups.setdefault(id(method), (method, []))[1].append((name, tensor))
@@ -220,7 +222,9 @@ class Adapter:
     def _task(self) -> str | None:
         if self.head is None:
             return None
-        return "regression" if self.head.labels["problem_type"] == "regression" else "classification"
+        return (
+            "regression" if self.head.labels["problem_type"] == "regression" else "classification"
+        )
 
     def train_mode(self, dropout: bool = False) -> None:
         """Set the model to train, with what is frozen in evaluation mode unless `dropout` is asked for.

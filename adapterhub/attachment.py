@@ -151,15 +151,25 @@ def _fresh_state(model: PreTrainedModel) -> Attachments:
 
 def _build(state: Attachments, methods: tuple[Method, ...], name: str) -> Adapter:
     steps = [
-        (part, step) for method in methods for part in method.parts() for step in part.plan(state.anatomy)
+        (part, step)
+        for method in methods
+        for part in method.parts()
+        for step in part.plan(state.anatomy)
     ]
     prefix = f"{slug(name)}-{next(state.serial)}"
     placed = [
-        Placed(part, step.site, _moved(state, step), f"{prefix}-{step.site.role.replace('.', '_')}-{part.name}")
+        Placed(
+            part,
+            step.site,
+            _moved(state, step),
+            f"{prefix}-{step.site.role.replace('.', '_')}-{part.name}",
+        )
         for part, step in steps
         if isinstance(step, Placement)
     ]
-    unfrozen: list[tuple[Method | None, str]] = [(m, s.path) for m, s in steps if isinstance(s, Unfrozen)]
+    unfrozen: list[tuple[Method | None, str]] = [
+        (m, s.path) for m, s in steps if isinstance(s, Unfrozen)
+    ]
     taken = {path for _, path in unfrozen}
     fresh = sorted(getattr(state.model, FRESH, frozenset()) & state.anatomy.parameters().keys())
     unfrozen += [(None, path) for path in fresh if path not in taken]
@@ -177,7 +187,9 @@ def _moved(state: Attachments, placement: Placement) -> nn.Module:
     return placement.module.to(device=device, dtype=torch.float32)
 
 
-def _own_copies(state: Attachments, unfrozen: Iterable[tuple[Method | None, str]]) -> Iterable[Changed]:
+def _own_copies(
+    state: Attachments, unfrozen: Iterable[tuple[Method | None, str]]
+) -> Iterable[Changed]:
     parameters = state.anatomy.parameters()
     holders: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in state.model.modules():
@@ -268,5 +280,3 @@ def detach(model: PreTrainedModel, name: str | None = None) -> None:
     state = _state_of(model)
     for each in [name] if name is not None else list(state.adapters):
         state.detach(each)
-
-

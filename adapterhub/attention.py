@@ -37,7 +37,10 @@ class KeyValueSlot(Slot):
             prefix = self.placed(name)()  # (2, length, heads * head_dim)
             prefix = prefix.view(2, -1, heads, head_dim).transpose(1, 2).to(key.dtype)
             prefix_key, prefix_value = prefix[:, None].expand(2, batch, -1, -1, -1)
-            key, value = torch.cat([prefix_key, key], dim=2), torch.cat([prefix_value, value], dim=2)
+            key, value = (
+                torch.cat([prefix_key, key], dim=2),
+                torch.cat([prefix_value, value], dim=2),
+            )
         return key, value
 
 
@@ -85,7 +88,12 @@ def _own_attention(name: str, module: nn.Module) -> Callable[..., Any]:
 
 def _attention_with_prefix(name: str) -> Callable[..., Any]:
     def attention(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        **kwargs: Any,
     ) -> Any:
         slot = module._modules.get(CHILD)
         if isinstance(slot, KeyValueSlot) and slot.active:

@@ -2,7 +2,6 @@
 
 Plain data comes in as a mapping (from YAML, JSON, the command line or Python). It is built
 strictly: unknown keys, missing keys and values of a wrong type are listed in one `ConfigError`.
-YAML is read by the core schema of YAML 1.2: `1e-3` is a float, `no` is a string, `010` is ten.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ import reprlib
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar, Union
+from typing import Any, Literal, TypeVar, Union
 
 import yaml
 
 from adapterhub.errors import AdapterhubError, ConfigError, did_you_mean
+from adapterhub.yaml12 import Loader, plain_scalar
 
 T = TypeVar("T")
 
@@ -135,120 +134,23 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
     return nested
 
 
-def load_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping in a YAML file; a byte-order mark is dropped.
-
-    Raises ConfigError where the file is missing, is not UTF-8, is not YAML (with line and column),
-    or does not hold a mapping.
-    """
-    path = Path(path)
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except FileNotFoundError as error:
-        near = did_you_mean(path.name, (entry.name for entry in path.parent.glob("*")))
-        raise ConfigError(f"there is no file {str(path)!r}{near}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})") from error
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    return _parse_mapping(text, str(path))
-
-
-def _parse_mapping(text: str, name: str) -> dict[str, Any]:
-    try:
-        data = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{name}, {_yaml_problem(error, text)}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{name} is nested too deeply") from error
-    if not isinstance(data, dict):
-        what = "is empty" if data is None else f"holds a {type(data).__name__}"
-        raise ConfigError(f"{name} {what}", expected="lines of the form `option: value`")
-    return data
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.2's core schema, without aliases, without tags, and without a key given twice."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event = self.peek_event()  # type: ignore[no-untyped-call]
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None):
-            _yaml_error("aliases (*name) and tags (!name) are not read; quote the text", event)
-        node: yaml.Node | None = super().compose_node(parent, index)
-        return node
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if str(key.value) in seen:
-                _yaml_error(f"{str(key.value)!r} is given twice", key)
-            seen.add(str(key.value))
-        return super().construct_mapping(node, deep)
-
-
-def _yaml_error(problem: str, at: Any) -> NoReturn:
-    raise yaml.constructor.ConstructorError(None, None, problem, at.start_mark)
-
-
-def _construct_int(loader: _Loader, node: yaml.ScalarNode) -> int:
-    text = str(loader.construct_scalar(node))
-    try:
-        return int(text, {"0x": 16, "0o": 8}.get(text[:2], 10))
-    except ValueError:  # Python refuses more than 4300 digits.
-        _yaml_error(f"{text[:20]}... has too many digits", node)
-
-
-_SCALARS = {
-    "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("+-0123456789")),
-    "float": (
-        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
-        list("+-.0123456789"),
-    ),
-}
-_TAG = "tag:yaml.org,2002:"
-_Loader.yaml_implicit_resolvers = {}
-for _name, (_pattern, _starts) in _SCALARS.items():
-    _Loader.add_implicit_resolver(_TAG + _name, re.compile(rf"^(?:{_pattern})\Z"), _starts)
-_Loader.add_constructor(_TAG + "int", _construct_int)
-
-
-def _yaml_problem(error: yaml.YAMLError, text: str) -> str:
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
-        mark = error.problem_mark
-        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem or error.context}"
-    before = text[: getattr(error, "position", 0)]  # A character that YAML does not allow.
-    line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
-    return f"line {line}, column {column}: {getattr(error, 'reason', error)}"
-
-
 _CALL_IN_LIST = re.compile(r"[A-Za-z][\w-]*\([^()'\"]*\)")
 
 
 def _override_value(text: str) -> object:
     text = text.strip()
     if not text.startswith(("[", "{", "'", '"')):
-        return _plain_scalar(text)
+        return plain_scalar(text)
     if "'" not in text and '"' not in text:
         # A comma between a method's options would end the list item, so quote the whole call.
         text = _CALL_IN_LIST.sub(lambda call: f'"{call[0]}"', text)
     try:
-        value = yaml.load(text, Loader=_Loader)
+        value = yaml.load(text, Loader=Loader)
     except yaml.constructor.ConstructorError:
         raise
     except (yaml.YAMLError, RecursionError):
         return text
     return text if text[0] in "'\"" and not isinstance(value, str) else value
-
-
-def _plain_scalar(text: str) -> object:
-    loader = _Loader("")
-    tag = loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
-    try:
-        return loader.construct_object(yaml.ScalarNode(tag, text))
-    except yaml.YAMLError:
-        return text
 
 
 def _nest(names: list[str], value: object) -> dict[str, Any]:

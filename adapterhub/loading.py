@@ -18,7 +18,11 @@ from adapterhub.methods.spec import parse
 
 
 def load(
-    model: PreTrainedModel, folder: str | Path, *, name: str | None = None, any_backbone: bool = False
+    model: PreTrainedModel,
+    folder: str | Path,
+    *,
+    name: str | None = None,
+    any_backbone: bool = False,
 ) -> Adapter:
     """Put the adapter of a folder on a model, with its head and labels, and make it the active one.
 
@@ -39,7 +43,9 @@ def load(
         _copy(tensors, adapter)
         adapter.notes = _notes(manifest)
 
-    with torch.random.fork_rng(devices=[]):  # the initial values are overwritten: leave the generator alone
+    with torch.random.fork_rng(
+        devices=[]
+    ):  # the initial values are overwritten: leave the generator alone
         return place(model, parse(manifest.methods), name or manifest.name, prepare=fill)
 
 
@@ -109,7 +115,9 @@ def _copy(tensors: Mapping[str, Tensor], adapter: Adapter) -> None:
         if own[name].shape != tensors[name].shape
     ]
     if wrong:
-        raise MismatchError(f"the adapter {adapter.name!r} does not fit this model", offenders=wrong)
+        raise MismatchError(
+            f"the adapter {adapter.name!r} does not fit this model", offenders=wrong
+        )
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(tensors[name])

@@ -142,7 +142,9 @@ def widen_encoder_mask(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[s
     (slot,) = getattr(decoder, _PROMPT)
     states, mask = kwargs.get("encoder_hidden_states"), kwargs.get("encoder_attention_mask")
     if slot.active and states is not None and mask is not None:
-        kwargs["encoder_attention_mask"] = F.pad(mask, (states.shape[1] - mask.shape[1], 0), value=1)
+        kwargs["encoder_attention_mask"] = F.pad(
+            mask, (states.shape[1] - mask.shape[1], 0), value=1
+        )
     return args, kwargs
 
 

@@ -64,7 +64,9 @@ _AUTO = {
 }
 
 
-def model(architecture: str, task: str = "classification", seed: int = 0, **config: Any) -> PreTrainedModel:
+def model(
+    architecture: str, task: str = "classification", seed: int = 0, **config: Any
+) -> PreTrainedModel:
     """A tiny model in evaluation mode; the same seed gives the same weights."""
     tokens = {"vocab_size": VOCAB, "pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": 3}
     options = SIZES[architecture] | tokens | {"num_labels": 3} | config

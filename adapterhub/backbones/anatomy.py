@@ -116,10 +116,15 @@ class Anatomy:
 
     def depth(self, stack: str) -> int:
         """The number of layers of a stack."""
-        return 1 + max(s.layer for s in self.sites.values() if s.stack == stack and s.layer is not None)
+        return 1 + max(
+            s.layer for s in self.sites.values() if s.stack == stack and s.layer is not None
+        )
 
     def select(
-        self, patterns: Iterable[str], layers: str | int | tuple[int, ...] = "all", strict: bool = True
+        self,
+        patterns: Iterable[str],
+        layers: str | int | tuple[int, ...] = "all",
+        strict: bool = True,
     ) -> tuple[Site, ...]:
         """The sites that any pattern names, in the order of the backbone.
 
@@ -134,7 +139,9 @@ class Anatomy:
         matched = {p: [s for s in self.sites.values() if matches(p, s)] for p in patterns}
         wrong = [p for p, sites in matched.items() if not sites and (strict or not known(p))]
         wanted = {s.id for sites in matched.values() for s in sites}
-        chosen = tuple(s for s in self.sites.values() if s.id in wanted and self._in_layers(s, layers))
+        chosen = tuple(
+            s for s in self.sites.values() if s.id in wanted and self._in_layers(s, layers)
+        )
         if wrong or not chosen:
             raise self._no_such_site(wrong or patterns, layers)
         return chosen
@@ -165,7 +172,9 @@ class Anatomy:
         if not self.base_path or self.model.get_output_embeddings() is not None:
             return {}
         children = self.model.named_children()
-        return {n: m for n, m in children if n != self.base_path and any(True for _ in m.parameters())}
+        return {
+            n: m for n, m in children if n != self.base_path and any(True for _ in m.parameters())
+        }
 
     def key(self, path: str) -> str:
         """The name of a parameter in adapter files: by site, else by layer, else by its path.
@@ -173,7 +182,11 @@ class Anatomy:
         `encoder.layer.3.attention.self.query.weight` of BERT is `encoder.3.attn.q.weight`.
         """
         for site in self.sites.values():
-            if site.kind in ("linear", "norm") and site.part is None and path.startswith(site.host + "."):
+            if (
+                site.kind in ("linear", "norm")
+                and site.part is None
+                and path.startswith(site.host + ".")
+            ):
                 return site.id + path[len(site.host) :]
         for name, stack in self.stacks.items():
             layers = self.path(stack.layers) + "."
@@ -302,7 +315,9 @@ def _stack_sites(
 ) -> Iterator[Site]:
     for number, layer in enumerate(layers):
         prefix = join(base_path, stack.layers, str(number))
-        found = {role: path for role, spec in stack.sites.items() if (path := _present(layer, spec))}
+        found = {
+            role: path for role, spec in stack.sites.items() if (path := _present(layer, spec))
+        }
         modules = {role: layer.get_submodule(path) for role, path in found.items()}
         paths = {role: join(prefix, path) for role, path in found.items()}
         for role, kind, fields in _layer_sites(model, modules, paths):

@@ -32,7 +32,16 @@ TASK_MODELS = {
     "causal-lm": "AutoModelForCausalLM",
     "seq2seq": "AutoModelForSeq2SeqLM",
 }
-_OTHER_FORMATS = ["*.h5", "*.msgpack", "*.ot", "*.tflite", "*.onnx", "onnx/*", "openvino/*", "*.gguf"]
+_OTHER_FORMATS = [
+    "*.h5",
+    "*.msgpack",
+    "*.ot",
+    "*.tflite",
+    "*.onnx",
+    "onnx/*",
+    "openvino/*",
+    "*.gguf",
+]
 
 
 @dataclass(frozen=True)
@@ -129,7 +138,9 @@ def find(backbone: str, revision: str | None = None) -> tuple[Path, str | None]:
     except LocalEntryNotFoundError as error:
         if backbone in PACKAGED and revision is None:
             return _packaged(backbone, PACKAGED[backbone]), None
-        raise _not_found(backbone, "the Hub cannot be reached, and its cache has no copy") from error
+        raise _not_found(
+            backbone, "the Hub cannot be reached, and its cache has no copy"
+        ) from error
     except (HfHubHTTPError, HFValidationError) as error:
         raise _not_found(backbone, str(error).splitlines()[0]) from error
 

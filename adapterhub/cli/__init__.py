@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from typing import NoReturn
 
 import click
 
@@ -41,7 +42,9 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, with the nearest name for a mistyped one."""
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            raise click.UsageError(f"no command is called {args[0]!r}{did_you_mean(args[0], COMMANDS)}")
+            raise click.UsageError(
+                f"no command is called {args[0]!r}{did_you_mean(args[0], COMMANDS)}"
+            )
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -62,5 +65,11 @@ def main() -> None:
     try:
         group(prog_name="adapterhub")
     except AdapterhubError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(2)
+        _fail(str(error))
+    except OSError as error:  # a full disk, a lost mount: no defect of ours, no traceback
+        _fail(f"{error.filename or 'a file'}: {error.strerror or error}")
+
+
+def _fail(message: str) -> NoReturn:
+    click.echo(f"error: {message}", err=True)
+    sys.exit(2)

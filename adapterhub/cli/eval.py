@@ -18,11 +18,15 @@ from adapterhub.training.data import check_labels, read_examples
 @click.option("--label", help="The column with the label.")
 @click.option("--backbone", help="Where to load the backbone from, if not from its own id.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(folder: str, data: str, backbone: str | None, as_json: bool, **columns: str | None) -> None:
+def command(
+    folder: str, data: str, backbone: str | None, as_json: bool, **columns: str | None
+) -> None:
     """Evaluate the adapter in DIR (a run's output, or an adapter's folder) on labelled data."""
     from adapterhub.training.restore import open_adapter, trained_columns
 
-    options = replace(trained_columns(folder), **{k: v for k, v in columns.items() if v is not None})
+    options = replace(
+        trained_columns(folder), **{k: v for k, v in columns.items() if v is not None}
+    )
     opened = open_adapter(folder, backbone)
     examples = read_examples(
         data, options, labelled=True, regression=opened.task.regression, split="eval"
@@ -35,5 +39,3 @@ def command(folder: str, data: str, backbone: str | None, as_json: bool, **colum
         return
     for name, value in {"examples": f"{len(examples):,}", **metrics}.items():
         click.echo(f"{name:12} {value if isinstance(value, str) else f'{value:.4f}'}")
-
-

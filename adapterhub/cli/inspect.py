@@ -40,7 +40,13 @@ def _roles(anatomy: Any) -> list[dict[str, Any]]:
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for site in anatomy.sites.values():
         name = f"{site.stack}.{site.role}"
-        row = {"site": name, "kind": site.kind, "in": site.d_in, "out": site.d_out, "host": site.host}
+        row = {
+            "site": name,
+            "kind": site.kind,
+            "in": site.d_in,
+            "out": site.d_out,
+            "host": site.host,
+        }
         rows.setdefault((site.stack, site.role), row)
     return list(rows.values())
 
@@ -60,7 +66,9 @@ def _methods(anatomy: Any) -> dict[str, Any]:
 
 def _method_rows(methods: dict[str, Any], total: int) -> list[tuple[str, ...]]:
     return [
-        (name, count_text(count), f"{count / total:.2%}") if isinstance(count, int) else (name, count, "")
+        (name, count_text(count), f"{count / total:.2%}")
+        if isinstance(count, int)
+        else (name, count, "")
         for name, count in methods.items()
     ]
 

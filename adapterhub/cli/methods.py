@@ -21,7 +21,9 @@ def command(name: str | None, as_json: bool) -> None:
     """List the methods with their papers, or the options of one method."""
     chosen = {name: method_class(name)} if name else dict(sorted(METHODS.items()))
     if as_json:
-        click.echo(json.dumps({key: _described(method) for key, method in chosen.items()}, indent=2))
+        click.echo(
+            json.dumps({key: _described(method) for key, method in chosen.items()}, indent=2)
+        )
     elif name:
         _print_options(name)
     else:
@@ -46,7 +48,9 @@ def _print_options(name: str) -> None:
     table = Table("option", "values", "default", "what it is")
     for option in options_of(method):
         table.add_row(option.name, option.type, str(option.default), option.help)
-    table.add_row("train.learning_rate", "float", f"{method.learning_rate:g}", "this method's default")
+    table.add_row(
+        "train.learning_rate", "float", f"{method.learning_rate:g}", "this method's default"
+    )
     _print(table)
 
 

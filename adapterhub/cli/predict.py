@@ -39,12 +39,16 @@ def command(
     if texts:
         examples = [Example(each, pair) for each in texts]
     else:
-        examples = _read(data, replace(trained, text=text or trained.text, pair=pair or trained.pair))
+        examples = _read(
+            data, replace(trained, text=text or trained.text, pair=pair or trained.pair)
+        )
     _check_pairs(examples, trained)
     opened = open_adapter(folder, backbone)
     for example, prediction in zip(examples, opened.predict(examples), strict=True):
         if as_json:
-            click.echo(json.dumps({"text": example.text, **prediction.as_dict()}, ensure_ascii=False))
+            click.echo(
+                json.dumps({"text": example.text, **prediction.as_dict()}, ensure_ascii=False)
+            )
         else:
             click.echo(_line(example, prediction.label, prediction.scores))
 

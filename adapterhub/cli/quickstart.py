@@ -53,7 +53,9 @@ def _train(method: str, output: str, quiet: bool) -> Any:
     from adapterhub.training.run import run
 
     folder = Path(output) / method
-    recipe = read(flags=RECIPE | {"method": method, "output": str(folder), "name": f"docstrings-{method}"})
+    recipe = read(
+        flags=RECIPE | {"method": method, "output": str(folder), "name": f"docstrings-{method}"}
+    )
     return run(recipe, reporter_for(folder, recipe.train, quiet=quiet))
 
 

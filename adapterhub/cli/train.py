@@ -81,13 +81,11 @@ def _nested(flags: dict[str, Any]) -> dict[str, Any]:
     data: dict[str, Any] = {}
     for flag, value in flags.items():
         if value is not None:
-            nested = parse_overrides([f"{FLAGS[flag]}=x"])
-            data = merge(data, _with_leaf(nested, value))
+            *above, name = FLAGS[flag].split(".")
+            # A method may be YAML's [...] or {...}; a column may be called 1.
+            leaf = parse_overrides([f"{name}={value}"]) if flag == "method" else {name: value}
+            data = merge(data, {above[0]: leaf} if above else leaf)
     return data
-
-
-def _with_leaf(nested: Any, value: object) -> Any:
-    return {k: _with_leaf(v, value) for k, v in nested.items()} if isinstance(nested, dict) else value
 
 
 def _print_plan(ready: Any) -> None:

@@ -62,7 +62,9 @@ class Bottleneck(nn.Module):
         """x: (..., d_in), y: (..., d_out) -> y' like y."""
         source = y if self.sequential else x
         down, up = self.down, self.up
-        middle = self.activation(F.linear(source, cast(down.weight, source), cast(down.bias, source)))
+        middle = self.activation(
+            F.linear(source, cast(down.weight, source), cast(down.bias, source))
+        )
         biased = y + (self.scale * up.bias).to(y.dtype)
         return add_product(biased, middle, up.weight, self.scale)
 

@@ -1,9 +1,9 @@
 """Method specs: one way to name methods with options, in Python, YAML and on the command line.
 
-    lora                         a name
-    lora(rank=16)                a name with options
-    {lora: {rank: 16}}           the same as a mapping
-    [prefix, lora(rank=4)]       several, composed
+lora                         a name
+lora(rank=16)                a name with options
+{lora: {rank: 16}}           the same as a mapping
+[prefix, lora(rank=4)]       several, composed
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def build(name: str, options: Mapping[str, Any]) -> Method:
     """One method from its name and options, strictly."""
     cls = method_class(name)
     if not isinstance(options, Mapping):
-        raise ConfigError(f"options of {name} are {options!r}", expected="a mapping of option to value")
+        raise ConfigError(
+            f"options of {name} are {options!r}", expected="a mapping of option to value"
+        )
     return from_dict(cls, options, where=name)
 
 

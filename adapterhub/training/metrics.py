@@ -50,12 +50,6 @@ def regression_metrics(labels: Sequence[float], predictions: Sequence[float]) ->
     }
 
 
-METRICS: dict[str, Callable[..., dict[str, float]]] = {
-    "classification": classification_metrics,
-    "regression": regression_metrics,
-}
-
-
 def _correlation(
     measure: Callable[..., tuple[float, float]], first: Sequence[float], second: Sequence[float]
 ) -> float:

@@ -52,7 +52,8 @@ def plan_of(ready: Prepared) -> Plan:
 def _sites(ready: Prepared) -> tuple[tuple[str, str, int], ...]:
     adapter = ready.adapter
     placed = [
-        (p.site.id, p.method.name, sum(t.numel() for t in p.module.parameters())) for p in adapter.placed
+        (p.site.id, p.method.name, sum(t.numel() for t in p.module.parameters()))
+        for p in adapter.placed
     ]
     groups: dict[tuple[str, str], int] = {}
     for changed in adapter.changed:
@@ -77,4 +78,6 @@ def activation_bytes(model: PreTrainedModel, batch: int, tokens: int) -> int:
     config = model.config
     hidden, layers = config.hidden_size, config.num_hidden_layers
     width = 2 if model.dtype.itemsize == 4 else 1
-    return int(width * layers * batch * tokens * (34 * hidden + 5 * config.num_attention_heads * tokens))
+    return int(
+        width * layers * batch * tokens * (34 * hidden + 5 * config.num_attention_heads * tokens)
+    )

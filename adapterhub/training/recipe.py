@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from adapterhub.config import from_dict, load_yaml, merge, option, parse_overrides, to_dict
+from adapterhub.config import from_dict, merge, option, parse_overrides, to_dict
 from adapterhub.errors import ConfigError
 from adapterhub.training.data import DataOptions
 from adapterhub.training.options import TrainOptions
+from adapterhub.yaml12 import dump_yaml, load_yaml
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,9 @@ class Recipe:
     backbone: str = option("", "a Hub id or a folder")
     revision: str | None = option(None, "branch, tag or commit of a Hub backbone")
     dtype: str = option("fp32", "precision of the frozen backbone: fp32, bf16, fp16")
-    method: object = option("lora", "a method spec: lora, lora(rank=16), {lora: {rank: 16}}, or a list")
+    method: object = option(
+        "lora", "a method spec: lora, lora(rank=16), {lora: {rank: 16}}, or a list"
+    )
     task: str = option("classification", "classification or regression")
     name: str = option("default", "the adapter's name")
     output: str = option("", "folder for the run: the adapter, the recipe, metrics, checkpoints")
@@ -32,19 +33,23 @@ class Recipe:
 
     def to_yaml(self) -> str:
         """The recipe as `read` takes it."""
-        return yaml.safe_dump(to_dict(self), sort_keys=False, allow_unicode=True)
+        return dump_yaml(to_dict(self))
 
 
 def read(
-    path: str | Path | None = None, overrides: Iterable[str] = (), flags: Mapping[str, Any] | None = None
+    path: str | Path | None = None,
+    overrides: Iterable[str] = (),
+    flags: Mapping[str, Any] | None = None,
 ) -> Recipe:
     """A recipe from a YAML file (or none), `key.sub=value` overrides, and nested flags, later ones winning.
 
     Raises:
         ConfigError: unknown keys with the nearest names, wrong types, or an entry that every run needs.
     """
-    data = load_yaml(path) if path else {}
-    data = merge(merge(data, flags or {}), parse_overrides(overrides))
+    data: dict[str, Any] = load_yaml(path) if path else {}
+    for layer in (flags or {}, parse_overrides(overrides)):
+        # A method replaces the other, options and all: two mappings would merge into two methods.
+        data = merge({k: v for k, v in data.items() if k != "method" or k not in layer}, layer)
     recipe = from_dict(Recipe, data)
     needed = {"backbone": recipe.backbone, "data.train": recipe.data.train, "output": recipe.output}
     if missing := [name for name, value in needed.items() if not value]:

@@ -9,13 +9,14 @@ import torch
 
 from adapterhub.adapter import Adapter
 from adapterhub.backbones.load import load_backbone
-from adapterhub.config import from_dict, load_yaml
+from adapterhub.config import from_dict
 from adapterhub.errors import FileError, MismatchError
 from adapterhub.files.native import read_manifest
 from adapterhub.loading import load
 from adapterhub.training.data import DataOptions, Example
 from adapterhub.training.run import predict, tokenizer_hash
 from adapterhub.training.tasks import Encoded, Prediction, Task, task_of
+from adapterhub.yaml12 import load_yaml
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,9 @@ def _read(recipe: Recipe, source: str | None, task: Task, split: str) -> list[Ex
         raise DataError(
             "the recipe names no evaluation data", hint="--eval FILE (data.eval in the recipe)"
         )
-    return read_examples(source, recipe.data, labelled=True, regression=task.regression, split=split)
+    return read_examples(
+        source, recipe.data, labelled=True, regression=task.regression, split=split
+    )
 
 
 def prepare(recipe: Recipe) -> Prepared:
@@ -176,7 +178,9 @@ def run(recipe: Recipe, reporter: Reporter, *, resume: bool = False) -> Outcome:
     result = loop.train(
         AdapterTrainee(ready.adapter),
         lambda epoch: _epoch(ready, epoch),
-        lambda: evaluate(ready.adapter, ready.data.task, ready.evaluation, recipe.train.eval_batch_size),
+        lambda: evaluate(
+            ready.adapter, ready.data.task, ready.evaluation, recipe.train.eval_batch_size
+        ),
         recipe.train,
         output=output,
         seed=recipe.seed,
@@ -227,17 +231,23 @@ def _make(output: Path, recipe: Recipe) -> None:
         output.mkdir(parents=True, exist_ok=True)
         (output / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
     except OSError as error:
-        raise OutputError(f"{output} cannot be written: {error.strerror}", hint="another --output") from error
+        raise OutputError(
+            f"{output} cannot be written: {error.strerror}", hint="another --output"
+        ) from error
 
 
 def _epoch(ready: Prepared, epoch: int) -> LazyBatches:
     recipe, encoded = ready.recipe, ready.train
     options = recipe.train
-    order = batch_order(encoded.lengths, options.batch_size, epoch, recipe.seed, options.length_grouped)
+    order = batch_order(
+        encoded.lengths, options.batch_size, epoch, recipe.seed, options.length_grouped
+    )
 
     def collate(indices: list[int]) -> Mapping[str, torch.Tensor]:
         examples = [encoded.examples[i] for i in indices]
-        return encoded.batch(indices) | {"labels": ready.data.task.targets(examples, ready.data.labels)}
+        return encoded.batch(indices) | {
+            "labels": ready.data.task.targets(examples, ready.data.labels)
+        }
 
     return LazyBatches(order, collate)
 
@@ -267,7 +277,11 @@ def _save(ready: Prepared, output: Path, result: loop.Result) -> Outcome:
     adapter.notes.metrics = dict(metrics)
     adapter.notes.training = {
         "recipe": _identity(recipe) | {"train": to_dict(recipe.train)},
-        "data": {"sha256": _data_hash(ready.data), "train": len(ready.data.train), "eval": len(ready.data.evaluation)},
+        "data": {
+            "sha256": _data_hash(ready.data),
+            "train": len(ready.data.train),
+            "eval": len(ready.data.evaluation),
+        },
         "seed": recipe.seed,
         "steps": result.steps,
     }
@@ -307,5 +321,3 @@ A {names} adapter of {backbone} for {recipe.task}{_labels_text(ready.data.labels
 
 def _labels_text(labels: Sequence[str]) -> str:
     return f" into {', '.join(labels)}" if labels else ""
-
-

@@ -29,7 +29,9 @@ class Prediction:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON lines."""
-        return {"label": self.label, "scores": self.scores} if self.scores else {"value": self.label}
+        return (
+            {"label": self.label, "scores": self.scores} if self.scores else {"value": self.label}
+        )
 
 
 class Task(ABC):
@@ -56,7 +58,9 @@ class Task(ABC):
         """logits: (batch, outputs) -> one prediction a row."""
 
     @abstractmethod
-    def metrics(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> dict[str, float]:
+    def metrics(
+        self, examples: Sequence[Example], predictions: Sequence[Prediction]
+    ) -> dict[str, float]:
         """The metrics of predictions against the examples' labels."""
 
 
@@ -83,7 +87,9 @@ class Classification(Task):
         scored = [dict(zip(labels, row, strict=True)) for row in rows]
         return [Prediction(max(scores, key=scores.__getitem__), scores) for scores in scored]
 
-    def metrics(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> dict[str, float]:
+    def metrics(
+        self, examples: Sequence[Example], predictions: Sequence[Prediction]
+    ) -> dict[str, float]:
         """accuracy, macro_f1, matthews."""
         return classification_metrics([e.label for e in examples], [p.label for p in predictions])
 
@@ -107,7 +113,9 @@ class Regression(Task):
         """The one output."""
         return [Prediction(value, {}) for value in logits.float().squeeze(-1).tolist()]
 
-    def metrics(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> dict[str, float]:
+    def metrics(
+        self, examples: Sequence[Example], predictions: Sequence[Prediction]
+    ) -> dict[str, float]:
         """pearson, spearman, mse."""
         found = [float(p.label) for p in predictions]
         return regression_metrics([float(e.label or 0.0) for e in examples], found)
@@ -124,7 +132,8 @@ def task_of(name: str) -> Task:
     """
     if name not in TASKS:
         raise ConfigError(
-            f"no task is called {name!r}{did_you_mean(name, TASKS)}", expected=f"one of {', '.join(TASKS)}"
+            f"no task is called {name!r}{did_you_mean(name, TASKS)}",
+            expected=f"one of {', '.join(TASKS)}",
         )
     return TASKS[name]
 
@@ -140,12 +149,18 @@ class Encoded:
         pairs = [e.pair for e in examples] if examples and examples[0].pair is not None else None
         limit = min(max_length, tokenizer.model_max_length)
         encoded = tokenizer([e.text for e in examples], pairs, truncation=True, max_length=limit)
-        self.rows = [dict(zip(encoded, row, strict=True)) for row in zip(*encoded.values(), strict=True)]
+        self.rows = [
+            dict(zip(encoded, row, strict=True)) for row in zip(*encoded.values(), strict=True)
+        ]
         self.lengths = [len(row["input_ids"]) for row in self.rows]
 
     def batch(self, indices: Sequence[int]) -> dict[str, Tensor]:
         """The model's inputs for some examples, padded to the longest of them: (batch, tokens)."""
-        rows = {"input_ids": [], "attention_mask": []} if not self.rows else {k: [] for k in self.rows[0]}
+        rows = (
+            {"input_ids": [], "attention_mask": []}
+            if not self.rows
+            else {k: [] for k in self.rows[0]}
+        )
         for index in indices:
             for key, value in self.rows[index].items():
                 rows[key].append(value)

@@ -31,7 +31,10 @@ def logits(model, **inputs):
 def train(adapter, steps, learning_rate=None):
     """Steps of AdamW at the method's own learning rate; returns the losses."""
     groups = [
-        {"params": [p for _, p in named], "lr": learning_rate or (method.learning_rate if method else 1e-3)}
+        {
+            "params": [p for _, p in named],
+            "lr": learning_rate or (method.learning_rate if method else 1e-3),
+        }
         for method, named in adapter.groups()
     ]
     optimizer = torch.optim.AdamW(groups)
@@ -140,7 +143,9 @@ def test_gradient_checkpointing_gives_equal_gradients(method, architecture):
     plain, checkpointed = gradients
     for name, gradient in plain.items():
         size = gradient.abs().max().item()
-        torch.testing.assert_close(checkpointed[name], gradient, atol=1e-6 * max(1, size), rtol=1e-4)
+        torch.testing.assert_close(
+            checkpointed[name], gradient, atol=1e-6 * max(1, size), rtol=1e-4
+        )
 
 
 @matrix
@@ -153,7 +158,9 @@ def test_a_padded_batch_equals_its_single_rows(method, architecture):
     ids = torch.cat([padded, full])
     mask = ids.ne(tiny.PAD).long()
     together = logits(model, input_ids=ids, attention_mask=mask)
-    alone = [logits(model, input_ids=row, attention_mask=torch.ones_like(row)) for row in (short, full)]
+    alone = [
+        logits(model, input_ids=row, attention_mask=torch.ones_like(row)) for row in (short, full)
+    ]
     torch.testing.assert_close(together, torch.cat(alone), atol=2e-5, rtol=1e-4)
 
 
@@ -195,7 +202,9 @@ def test_generate_with_and_without_cache_agrees(method, architecture):
     cached = generated(model, ids)
     assert not torch.allclose(cached, bare, atol=1e-3), "the adapter is not applied"
     torch.testing.assert_close(generated(model, ids, use_cache=False), cached, atol=1e-4, rtol=1e-4)
-    if architecture in tiny.ENCODER_DECODERS:  # left padding moves the positions of an encoder's tokens
+    if (
+        architecture in tiny.ENCODER_DECODERS
+    ):  # left padding moves the positions of an encoder's tokens
         ids[0] = ids[0].roll(-3)
         cached = generated(model, ids)
     alone = generated(model, ids[:1, ids[0] != tiny.PAD])
@@ -204,7 +213,14 @@ def test_generate_with_and_without_cache_agrees(method, architecture):
 
 def generated(model, ids, **options):
     """The logits of eight greedy steps: (steps, batch, vocabulary)."""
-    options |= {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "pad_token_id": tiny.PAD}
+    options |= {
+        "max_new_tokens": 8,
+        "min_new_tokens": 8,
+        "do_sample": False,
+        "pad_token_id": tiny.PAD,
+    }
     mask = ids.ne(tiny.PAD).long()
-    output = model.generate(ids, attention_mask=mask, return_dict_in_generate=True, output_logits=True, **options)
+    output = model.generate(
+        ids, attention_mask=mask, return_dict_in_generate=True, output_logits=True, **options
+    )
     return torch.stack(output.logits)

@@ -79,7 +79,9 @@ def test_prefix(architecture):
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama", "bert", "t5"])
 def test_prompt(architecture):
-    task = {"t5": "seq2seq", "gpt2": "causal-lm", "llama": "causal-lm"}.get(architecture, "features")
+    task = {"t5": "seq2seq", "gpt2": "causal-lm", "llama": "causal-lm"}.get(
+        architecture, "features"
+    )
     kind = {"seq2seq": "SEQ_2_SEQ_LM", "causal-lm": "CAUSAL_LM"}.get(task, "FEATURE_EXTRACTION")
     backbone = tiny.model(architecture, task)
     ours = copy.deepcopy(backbone)

@@ -17,7 +17,10 @@ from adapterhub.errors import MismatchError
 from adapterhub.methods import METHODS
 
 CELLS = [(m, a) for m in sorted(METHODS) for a in tiny.ARCHITECTURES]
-LABELS = {"id2label": {0: "ham", 1: "eggs", 2: "spam"}, "label2id": {"ham": 0, "eggs": 1, "spam": 2}}
+LABELS = {
+    "id2label": {0: "ham", 1: "eggs", 2: "spam"},
+    "label2id": {"ham": 0, "eggs": 1, "spam": 2},
+}
 
 
 def logits(model):
@@ -48,7 +51,9 @@ def test_a_new_process_computes_equal_logits(tmp_path):
     code = f"import test_saving, pathlib; test_saving.in_a_new_process(pathlib.Path({str(tmp_path)!r}))"
     here = Path(__file__).parent
     env_path = [str(here), str(here.parent), *sys.path]
-    subprocess.run([sys.executable, "-c", f"import sys; sys.path[:0] = {env_path!r}; {code}"], check=True)
+    subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {env_path!r}; {code}"], check=True
+    )
     found = load_file(tmp_path / "found.safetensors")
     assert len(found) == len(CELLS) > 0
     for cell, value in expected.items():
@@ -116,7 +121,9 @@ def test_loading_leaves_the_random_generator_alone(saved):
     assert torch.equal(torch.rand(1), expected)
 
 
-@pytest.mark.parametrize("name", ["lora", "mlp", "a.b/c", "größe", "adapterhub", "training", "default-0"])
+@pytest.mark.parametrize(
+    "name", ["lora", "mlp", "a.b/c", "größe", "adapterhub", "training", "default-0"]
+)
 def test_any_name_works(tmp_path, name):
     model = tiny.model("gpt2")
     first, second = ah.attach(model, "lora", name="x"), ah.attach(model, "mam", name=name)

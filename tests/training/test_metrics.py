@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapterhub.errors import DataError
-from adapterhub.training.metrics import METRICS, classification_metrics, regression_metrics
+from adapterhub.training.metrics import classification_metrics, regression_metrics
+
+METRICS = {"classification": classification_metrics, "regression": regression_metrics}
 
 label = st.sampled_from(["no", "yes", "maybe"])
 number = st.floats(-1e6, 1e6)

@@ -1,0 +1,168 @@
+"""Bad input gives one clear error with what to type next, exit code 2, and nothing half-written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+
+import pytest
+import tiny
+from conftest import sentences, write_tsv
+
+
+def refused(result, *expected):
+    """The run was refused with one message that says all this."""
+    code, out, err = result
+    assert code == 2, err or out
+    assert "Traceback" not in err
+    for text in expected:
+        assert text in err, err
+    assert err.count("error: ") <= 1 or "Error: " in err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["train.epohcs=2"], ["train.epohcs", "epochs"]),
+        (["trian.epochs=2"], ["trian", "train"]),
+        (["train.epochs=two"], ["train.epochs", "int"]),
+        (["--method", "lroa"], ["'lroa'", "'lora'", "adapterhub methods"]),
+        (["--method", "lora(rnak=4)"], ["lora.rnak", "rank"]),
+        (["--method", "lora(rank=)"], ["cannot be read", "lora(rank=16)"]),
+        (["--method", "{lora: {sites: [attn.qq]}}"], ["attn.qq", "attn.q"]),
+        (["--method", "{lora: {sites: [cross.q]}}"], ["cross.q", "inspect"]),
+        (["--method", "lora(layers='top four')"], ["top four", "top 4"]),
+        (["--method", "freeze(top=9)"], ["top 9", "between 1 and 2"]),
+        (["--task", "clasification"], ["'clasification'", "'classification'"]),
+        (["--text", "txet"], ["'txet'", "'text'"]),
+        (["--label", "lable"], ["'lable'", "'label'"]),
+        (["--train", "nowhere.tsv"], ["nowhere.tsv"]),
+        (["--backbone", "./nowhere"], ["./nowhere", "a folder, or a Hub id"]),
+        (["--task", "regression"], ["not a number"]),
+        (["dtype=fp8"], ["fp8", "bf16"]),
+    ],
+)
+def test_a_bad_word(train, tmp_path, words, expected):
+    refused(train(*words), *expected)
+    assert not (tmp_path / "run").exists()
+
+
+def test_flags_are_all_listed_when_missing(adapterhub):
+    refused(
+        adapterhub("train"),
+        "backbone is missing",
+        "data.train is missing",
+        "output is missing",
+        "--backbone",
+    )
+
+
+def test_an_unknown_command_names_the_nearest(adapterhub):
+    refused(adapterhub("trian"), "'train'")
+
+
+def test_an_unknown_recipe_key_in_a_file(adapterhub, tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("backbon: x\n")
+    refused(adapterhub("train", recipe), "backbon", "'backbone'")
+
+
+@pytest.mark.parametrize(
+    ("rows", "header", "expected"),
+    [
+        ([], "text\tlabel", "no rows"),
+        ([], "", "empty"),
+        ([("good", "pos"), ("great", "pos")], "text\tlabel", "two or more classes"),
+        ([("good", "pos"), ("bad", "")], "text\tlabel", "label is empty"),
+    ],
+)
+def test_bad_training_data(train, tmp_path, rows, header, expected):
+    file = write_tsv(tmp_path / "bad.tsv", rows, header)
+    refused(train("--train", file), expected)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_label_that_training_lacks(train, tmp_path):
+    file = write_tsv(tmp_path / "dev2.tsv", [("good", "pos"), ("bad", "mixed")])
+    refused(train("--eval", file), "'mixed'", "training data lacks")
+
+
+def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(train, tmp_path):
+    words = (
+        "--method",
+        "full",
+        "train.learning_rate=1e20",
+        "train.max_grad_norm=0",
+        "train.save_every=1",
+    )
+    refused(train(*words), "train.learning_rate", "training stopped")
+    assert not (tmp_path / "run/adapter").exists()
+    for folder in (tmp_path / "run/checkpoints").iterdir():
+        assert (folder / "tensors.safetensors").is_file()
+
+
+def test_an_output_folder_that_exists(train, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    refused(train(), "exists", "--resume")
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["notes.txt"]
+
+
+def test_an_output_that_cannot_be_written(train, tmp_path):
+    (tmp_path / "file").write_text("")
+    refused(train(output=tmp_path / "file" / "run"), "cannot be written")
+    refused(train(output=tmp_path / "file"), "is a file")
+
+
+def test_a_full_disk_while_saving(train, tmp_path, monkeypatch):
+    def full(*args: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    refused(train("train.epochs=1"), "No space left")
+    assert not (tmp_path / "run/adapter").exists()
+    assert not [p for p in (tmp_path / "run").iterdir() if "adapter" in p.name]
+
+
+@pytest.fixture
+def trained(train, tmp_path):
+    assert train("train.epochs=1")[0] == 0
+    return tmp_path / "run"
+
+
+def test_a_resume_of_another_run(train, trained):
+    refused(train("--resume", "train.epochs=2"), "epochs")
+    refused(train("--resume", "train.epochs=1", "--method", "pfeiffer"), "method")
+
+
+def test_the_wrong_backbone_for_an_adapter(adapterhub, trained, backbone, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(backbone, other)
+    tiny.model("bert", "features", seed=1).save_pretrained(other)
+    refused(
+        adapterhub("predict", trained, "good", "--backbone", other), "trained on another backbone"
+    )
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "missing", "manifest"])
+def test_damaged_files(adapterhub, trained, damage):
+    file = trained / "adapter" / ("adapter.json" if damage == "manifest" else "adapter.safetensors")
+    content = bytearray(file.read_bytes())
+    if damage == "missing":
+        file.unlink()
+    elif damage == "truncate":
+        file.write_bytes(content[: len(content) // 2])
+    else:
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+    refused(adapterhub("predict", trained, "good"), "adapter.")
+
+
+def test_a_folder_without_an_adapter(adapterhub, tmp_path):
+    refused(adapterhub("predict", tmp_path, "good"), "no adapter")
+
+
+def test_a_missing_column_of_new_data(adapterhub, trained, tmp_path):
+    file = write_tsv(tmp_path / "new.tsv", sentences(4), header="sentence\tlabel")
+    refused(adapterhub("eval", trained, "--data", file), "'text'", "'sentence'")

@@ -1,0 +1,90 @@
+"""What several tests need: a tiny backbone on disk, small data files, and the command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import tiny
+from transformers import BertTokenizerFast
+
+WORDS = (
+    ["the", "a", "movie", "film", "was", "is", "very", "good", "great", "fine", "bad", "poor", "awful", "dull", "plot", "actor", "scene", "end"]
+)
+GOOD, BAD = ("good", "great", "fine"), ("bad", "poor", "awful", "dull")
+
+
+@pytest.fixture(scope="session")
+def backbone(tmp_path_factory) -> Path:
+    """A folder with a tiny BERT and its tokenizer."""
+    folder = tmp_path_factory.mktemp("backbones") / "tiny-bert"
+    tiny.model("bert", "features").save_pretrained(folder)
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    vocab_file = folder / "vocab.txt"
+    vocab_file.write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
+    BertTokenizerFast(vocab=str(vocab_file)).save_pretrained(folder)
+    return folder
+
+
+def sentences(count: int) -> list[tuple[str, str]]:
+    """Sentences whose label one word decides, the same on every call."""
+    rows = []
+    for i in range(count):
+        label, words = ("pos", GOOD) if i % 2 else ("neg", BAD)
+        thing = ("movie", "film", "plot", "actor", "scene", "end")[i // 2 % 6]
+        rows.append(
+            (f"the {thing} was {'very ' * (i // 5 % 2)}{words[i // 3 % len(words)]}", label)
+        )
+    return rows
+
+
+def write_tsv(path: Path, rows: list[tuple[str, ...]], header: str = "text\tlabel") -> Path:
+    """A tab-separated file."""
+    path.write_text("\n".join([header, *("\t".join(row) for row in rows)]) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def data(tmp_path) -> tuple[Path, Path]:
+    """Training and evaluation files that a tiny model learns."""
+    rows = sentences(64)
+    return write_tsv(tmp_path / "train.tsv", rows), write_tsv(tmp_path / "dev.tsv", rows[::3])
+
+
+@pytest.fixture
+def adapterhub(monkeypatch, capsys):
+    """Runs the command line in this process: adapterhub("train", ...) -> (exit code, stdout, stderr)."""
+    from adapterhub.cli import main
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["adapterhub", *map(str, words)])
+        code = 0
+        try:
+            main()
+        except SystemExit as exit_:
+            code = exit_.code or 0
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def train(adapterhub, backbone, data, tmp_path):
+    """Runs `adapterhub train` on the tiny backbone and data, with more words."""
+
+    def run(*words: object, output: Path | None = None) -> tuple[int, str, str]:
+        files = ("--train", data[0], "--eval", data[1])
+        where = ("--output", output or tmp_path / "run")
+        return adapterhub(
+            "train", "--backbone", backbone, *files, *where, "train.tensorboard=false", *words
+        )
+
+    return run
+
+
+def json_lines(text: str) -> list[dict]:
+    """The objects of JSON lines."""
+    return [json.loads(line) for line in text.splitlines()]

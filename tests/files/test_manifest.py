@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapterhub.errors import FileError, OutputError
+from adapterhub.files.manifest import (
+    MAX_MANIFEST_BYTES,
+    BackboneRef,
+    Manifest,
+    TensorInfo,
+    from_json,
+    to_json,
+)
+from adapterhub.files.schema import canonical_json, json_depth
+
+MANIFEST = Manifest(
+    name="polite",
+    methods=({"lora": {"rank": 8}}, {"bitfit": {}}),
+    backbone=BackboneRef("acme/bert-tiny", None, "ab" * 32, "bert"),
+    tokenizer="cd" * 32,
+    task="classification",
+    labels=("no", "yes"),
+    tensors={"encoder.0.attn.q.lora.A": TensorInfo("F32", (8, 4)), "scale": TensorInfo("F64", ())},
+    files={"adapter.safetensors": "0" * 64},
+    training={"seed": 1, "recipe": {"lr": 1e-4}},
+    metrics={"accuracy": 0.5},
+    versions={"torch": "2.13.0+cpu"},
+)
+TREE: dict[str, Any] = json.loads(to_json(MANIFEST))
+
+words = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+leaves = st.none() | st.booleans() | st.integers(-(2**62), 2**62) | st.floats(allow_nan=False)
+trees = st.recursive(
+    leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3)
+)
+
+
+def broken(change: dict[str, Any]) -> str:
+    """What the reader says of a manifest with these top-level fields."""
+    with pytest.raises(FileError) as caught:
+        from_json(canonical_json({**TREE, **change}))
+    return str(caught.value)
+
+
+def refused(**change: Any) -> str:
+    """What the writer says of a manifest with these fields."""
+    with pytest.raises(OutputError) as caught:
+        to_json(replace(MANIFEST, **change))
+    return str(caught.value)
+
+
+def test_round_trip() -> None:
+    data = to_json(MANIFEST)
+    assert from_json(data) == MANIFEST
+    assert to_json(from_json(data)) == data
+    assert data.endswith(b"}\n")
+    assert b"\r" not in data
+
+
+def test_the_order_of_entries_does_not_change_the_bytes() -> None:
+    turned = replace(MANIFEST, tensors=dict(reversed(list(MANIFEST.tensors.items()))))
+    assert to_json(turned) == to_json(MANIFEST)
+
+
+def test_a_whole_metric_is_a_float() -> None:
+    whole = to_json(replace(MANIFEST, metrics={"accuracy": 1}))
+    assert whole == to_json(replace(MANIFEST, metrics={"accuracy": 1.0}))
+    assert to_json(from_json(whole)) == whole
+
+
+@given(st.dictionaries(st.sampled_from(["a", "b c", "ü"]), trees, max_size=3))
+def test_what_is_written_can_be_read(training: dict[str, Any]) -> None:
+    try:
+        data = to_json(replace(MANIFEST, training=training))
+    except OutputError:
+        assert "Infinity" in json.dumps(training)
+    else:
+        assert to_json(from_json(data)) == data
+
+
+@pytest.mark.parametrize("name", ["lora", "mlp", "a/b", "v1.0", "höflich-🙂", "礼貌", "x" * 200])
+def test_any_plain_name_is_kept(name: str) -> None:
+    assert from_json(to_json(replace(MANIFEST, name=name))).name == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", " a", "a\n", "../a", "a/../b", "/a", "~/a", "C:\\a", "a//b", "\x1b[31m", "x" * 201]
+)
+def test_a_name_with_tricks_is_refused(name: str) -> None:
+    assert "name: " in refused(name=name)
+    assert "\x1b" not in refused(name=name)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("/home/ann/model", "~/model", "~ann/model", "C:\\models\\a", "c:/models", "\\\\host\\a"),
+        *("file:///srv/a", "train --data /srv/a/b.tsv", "data=/srv/a", "see ~/notes.txt"),
+    ],
+)
+def test_no_path_of_this_machine_is_written(value: str) -> None:
+    assert "training.recipe.data: " in refused(training={"recipe": {"data": value}})
+    assert "training.recipe.0" in refused(training={"recipe": [value]})
+    assert "a key: " in refused(training={value: 1})
+    assert "methods.0.lora.init: " in refused(methods=({"lora": {"init": value}},))
+    assert "backbone.id: " in refused(backbone=replace(MANIFEST.backbone, id=value))
+
+
+@pytest.mark.parametrize(
+    "value", ["https://host/a/b", "and/or", "a.tsv", "1/2", "hf:acme/bert", "{a}"]
+)
+def test_text_that_is_not_a_path_is_kept(value: str) -> None:
+    manifest = replace(MANIFEST, training={"note": value})
+    assert from_json(to_json(manifest)) == manifest
+
+
+@pytest.mark.parametrize("name", ["./model", "../model", "models/a/b", "out/", ".", "a/..", ""])
+def test_a_backbone_id_is_a_name(name: str) -> None:
+    assert "backbone.id: " in refused(backbone=replace(MANIFEST.backbone, id=name))
+
+
+def test_the_writer_lists_every_offender() -> None:
+    message = refused(
+        name="",
+        labels=("a", "a"),
+        metrics={"loss": math.nan},
+        training={"at": object(), 3: 1, "inf": math.inf, "big": 2**64, "cut": "\ud800"},
+        tensors={"a..b": TensorInfo("F8", (0, -1, 2**41))},
+        files={"../evil": "x"},
+        versions={"torch": "/opt/torch"},
+    )
+    for part in ("name", "labels", "metrics.loss", "training.at", "training: the key 3"):
+        assert f"- {part}" in message
+    for part in (
+        "training.inf",
+        "big",
+        "cut",
+        "a..b",
+        "dtype",
+        "shape.0",
+        "shape.1",
+        "shape.2",
+        "files",
+        "torch",
+    ):
+        assert part in message
+
+
+def test_the_free_part_is_limited() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(20):
+        deep = {"a": deep}
+    assert "levels" in refused(training=deep)
+    assert "values" in refused(training={"a": list(range(30_000))})
+    endless: dict[str, Any] = {}
+    endless["a"] = endless
+    assert "levels" in refused(training=endless)
+    assert "bytes" in refused(training={"a": "x" * MAX_MANIFEST_BYTES})
+
+
+@pytest.mark.parametrize("field", sorted(TREE))
+def test_each_field_is_needed_and_has_a_type(field: str) -> None:
+    rest = {name: value for name, value in TREE.items() if name != field}
+    with pytest.raises(FileError, match=f"{field}: missing"):
+        from_json(canonical_json(rest))
+    assert f"- {field}" in broken({field: 1.5})
+
+
+def test_an_unknown_field_that_says_nothing_is_ignored() -> None:
+    quiet = {**TREE, "later": None, "also": [], "flag": False, "map": {}, "text": ""}
+    quiet["backbone"] = {**TREE["backbone"], "shard": None}
+    quiet["sha256"] = _digest(quiet)
+    assert from_json(canonical_json(quiet)) == MANIFEST
+
+
+def _digest(tree: dict[str, Any]) -> str:
+    rest = {name: value for name, value in tree.items() if name != "sha256"}
+    return hashlib.sha256(canonical_json(rest)).hexdigest()
+
+
+@pytest.mark.parametrize("value", [1, True, "x", [0], {"a": None}])
+def test_an_unknown_field_that_says_something_is_refused(value: object) -> None:
+    assert "later: unknown, it needs a newer adapterhub" in broken({"later": value})
+    nested = {**TREE["backbone"], "trust_remote_code": value}
+    assert "backbone.trust_remote_code: unknown" in broken({"backbone": nested})
+
+
+def test_a_later_schema_says_so_and_nothing_else() -> None:
+    message = broken({"schema_version": 2, "name": 3})
+    assert "needs a newer adapterhub" in message
+    assert "name" not in message
+    for version in (0, -1, True, "1", 1.0, None):
+        assert "schema_version" in broken({"schema_version": version})
+
+
+def test_the_reader_lists_every_offender() -> None:
+    message = broken({"name": "../x", "labels": "no", "head": 1, "metrics": {"a": None}, "new": 1})
+    for field in ("name", "labels", "head", "metrics.a", "new"):
+        assert f"- {field}" in message
+
+
+def test_a_changed_value_is_found() -> None:
+    assert "altered" in broken({"name": "rude"})
+    assert "not canonical" in _message(to_json(MANIFEST).replace(b"\n", b"\r\n"))
+    assert "not canonical" in _message(to_json(MANIFEST).rstrip())
+
+
+def _message(data: bytes) -> str:
+    with pytest.raises(FileError) as caught:
+        from_json(data, "some/adapter.json")
+    assert "some/adapter.json" in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "part"),
+    [
+        (b"", "not JSON"),
+        (b"[]", "not a JSON object"),
+        (b"{}", "name: missing"),
+        (b"\xff\xfe{", "not JSON in UTF-8"),
+        (b"\xef\xbb\xbf{}", "not JSON"),
+        (b'{"name": "a", "name": "b"}', "'name': given more than once"),
+        (b'{"backbone": {"id": "a", "id": "a"}}', "'id': given more than once"),
+        (b'{"name": NaN}', "'NaN': not a finite number"),
+        (b'{"name": -Infinity}', "'-Infinity': not a finite number"),
+        (b'{"name": 1e999}', "'1e999': not a finite number"),
+        (b'{"name": ' + b"9" * 5000 + b"}", "not a finite number of at most 64 bits"),
+        (b'{"name": "\\ud800"}', "lone surrogate"),
+        (b'{"\\udfff": null}', "lone surrogate"),
+        (b"[" * 200_000, "nested deeper"),
+        (b'{"a":' * 200_000, "nested deeper"),
+        (b" " * (MAX_MANIFEST_BYTES + 1), "bytes, more than"),
+        (b'{"a": "\x1b[2J"}', "not JSON"),
+        (b'{"\\u001b[2J": 1}', "'\\x1b[2J': unknown"),
+    ],
+)
+def test_hostile_json_is_one_error(data: bytes, part: str) -> None:
+    message = _message(data)
+    assert part in message
+    assert "\x1b" not in message
+
+
+def test_many_offenders_are_counted_not_printed() -> None:
+    message = broken({f"x{i}": 1 for i in range(10_000)})
+    assert "and 99" in message
+    assert len(message) < 10_000
+
+
+@given(st.binary(max_size=60) | st.text('{}[]",:\\ua0', max_size=60).map(str.encode))
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+    with pytest.raises(FileError):
+        from_json(data)
+
+
+@given(trees)
+def test_depth_counts_brackets_outside_strings(tree: Any) -> None:
+    data = json.dumps({"a": tree, '[{"\\': '[[\\"'}, ensure_ascii=False).encode()
+    assert json_depth(data) == 1 + _levels(tree)
+
+
+def _levels(tree: Any) -> int:
+    if isinstance(tree, dict):
+        return 1 + max(map(_levels, tree.values()), default=0)
+    return 1 + max(map(_levels, tree), default=0) if isinstance(tree, list) else 0
