@@ -1,8 +1,9 @@
-"""adapterhub: every parameter-efficient fine-tuning method on every backbone, and a hub for the adapters.
+"""adapterhub: every parameter-efficient fine-tuning method on every backbone, and a hub for the
+adapters.
 
-import adapterhub as ah
-model, tokenizer = ah.load_backbone("sentence-transformers/all-MiniLM-L6-v2", task="classification", labels=["no", "yes"])
-adapter = ah.attach(model, "lora", name="polite")
+import adapterhub as ah model, tokenizer =
+ah.load_backbone("sentence-transformers/all-MiniLM-L6-v2", task="classification", labels=["no",
+"yes"]) adapter = ah.attach(model, "lora", name="polite")
 ...                                    # any training loop
 adapter.save("out/polite")
 adapter.detach()
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from adapterhub.loading import load as load
     from adapterhub.methods.base import METHODS as METHODS
 
-# Each of these needs torch: it is imported when one is first asked for, so that `import adapterhub` is quick.
+# Each of these needs torch: it is imported when one is first asked for, so that `import adapterhub`
+# is quick.
 _LAZY = {
     "METHODS": "methods",
     "Adapter": "adapter",

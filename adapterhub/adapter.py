@@ -72,7 +72,7 @@ class Head:
         for name, value in (self.labels if on else self.original_labels).items():
             setattr(model.config, name, value)
         if hasattr(model, "num_labels"):
-            model.num_labels = model.config.num_labels
+            setattr(model, "num_labels", model.config.num_labels)  # noqa: B010
 
 
 class Home(Protocol):
@@ -113,14 +113,16 @@ class Adapter:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names of the classes, in the order of the logits; () without a classification head."""
+        """The names of the classes, in the order of the logits; () without a
+        classification head."""
         if self.head is None or self.head.labels["problem_type"] == "regression":
             return ()
         names: Mapping[int, str] = self.head.labels["id2label"]
         return tuple(names[i] for i in sorted(names))
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that the adapter owns, live, by the names of adapter files: site, method, parameter."""
+        """All that the adapter owns, live, by the names of adapter files: site, method,
+        parameter."""
         return dict(self._named_tensors())
 
     def _named_tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -184,14 +186,17 @@ class Adapter:
                     forget_prompt(self.model)
 
     def detach(self) -> None:
-        """Take the adapter off: bytes, keys, modules and `requires_grad` are as they were before."""
+        """Take the adapter off: bytes, keys, modules and `requires_grad` are as they were
+        before."""
         self.home.detach(self.name)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Manifest:
-        """Write the adapter's folder: tensors, manifest and card. The files are read back and compared.
+        """Write the adapter's folder: tensors, manifest and card. The files are read back and
+        compared.
 
         Raises:
-            OutputError: the folder exists (unless `overwrite`), or cannot be written; nothing is left behind.
+            OutputError: the folder exists (unless `overwrite`), or cannot be written; nothing is
+                left behind.
         """
         return write_adapter(
             Path(folder), self.manifest(), self.tensors(), card=self.notes.card, overwrite=overwrite
@@ -227,9 +232,11 @@ class Adapter:
         )
 
     def train_mode(self, dropout: bool = False) -> None:
-        """Set the model to train, with what is frozen in evaluation mode unless `dropout` is asked for.
+        """Set the model to train, with what is frozen in evaluation mode unless `dropout` is asked
+        for.
 
-        A frozen backbone computes the same with and without training. Call it in place of `model.train()`.
+        A frozen backbone computes the same with and without training. Call it in place of
+        `model.train()`.
         """
         self.model.train()
         if not dropout:

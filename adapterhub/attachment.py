@@ -1,7 +1,7 @@
 """Put adapters on a backbone, take them off, choose which are active.
 
-The backbone stays the user's own object: same class, same `forward`, same state-dict keys. All of its
-parameters are frozen while an adapter is on it; what trains is what the adapter declares.
+The backbone stays the user's own object: same class, same `forward`, same state-dict keys. All of
+its parameters are frozen while an adapter is on it; what trains is what the adapter declares.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Attachments:
     def fingerprint(self) -> str:
         """The identity of the backbone as it was before any adapter."""
         own = {id(c.own): c.original for a in self.adapters.values() for c in a.changed}
-        fresh = getattr(self.model, FRESH, frozenset())
+        fresh: frozenset[str] = getattr(self.model, FRESH, frozenset())
         sited = tuple(f"{stack}." for stack in self.anatomy.stacks)
         return fingerprint_of(
             (key if (key := self.anatomy.key(path)).startswith(sited) else "", own.get(id(p), p))
@@ -82,8 +82,8 @@ def attachments(model: PreTrainedModel) -> Attachments | None:
 def attach(model: PreTrainedModel, method: Spec, *, name: str = "default") -> Adapter:
     """Put a new adapter on a model, and make it the active one.
 
-    `method` is a spec (`"lora"`, `"lora(rank=16)"`, a mapping), a method object, or a list of these.
-    Initial values are drawn from torch's global generator.
+    `method` is a spec (`"lora"`, `"lora(rank=16)"`, a mapping), a method object, or a list of
+    these. Initial values are drawn from torch's global generator.
 
     Raises:
         ConfigError: an unknown method or option.
@@ -99,7 +99,8 @@ def place(
     name: str,
     prepare: Callable[[Adapter], None] = lambda adapter: None,
 ) -> Adapter:
-    """`attach` for parsed methods. `prepare` may fill the adapter, or refuse it, before it touches the model."""
+    """`attach` for parsed methods. `prepare` may fill the adapter, or refuse it, before it touches
+    the model."""
     _refuse_compiled(model)
     state = attachments(model) or _fresh_state(model)
     if name in state.adapters:
@@ -117,7 +118,7 @@ def place(
         raise
     if not adapter.parameters():
         raise AttachError(
-            f"nothing would train: {', '.join(m.name for m in methods)} on a model without a task head",
+            f"nothing would train: {', '.join(m.name for m in methods)} without a task head",
             hint='load_backbone(..., task="classification", labels=[...])',
         )
     _commit(state, adapter)

@@ -1,9 +1,11 @@
-"""Prefix keys and values enter through transformers' attention interface, never through the KV cache.
+"""Prefix keys and values enter through transformers' attention interface, never through the KV
+cache.
 
-While a prefix sits on a backbone, its attention implementation is called `adapterhub_<name>`: a function
-registered beside the backbone's own that joins the prefix to the keys and values, widens the mask (and
-T5's position bias), and calls the backbone's own function. The mask maker is registered under the same
-name, since transformers builds no mask, and so attends to padding, for a name that it does not know.
+While a prefix sits on a backbone, its attention implementation is called `adapterhub_<name>`: a
+function registered beside the backbone's own that joins the prefix to the keys and values, widens
+the mask (and T5's position bias), and calls the backbone's own function. The mask maker is
+registered under the same name, since transformers builds no mask, and so attends to padding, for a
+name that it does not know.
 """
 
 from __future__ import annotations
@@ -113,8 +115,9 @@ def _prefixed(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     tokens, seen = query.shape[2], key.shape[2]
     if mask is None and causal and tokens > 1:
-        # transformers leaves the mask out where torch's causal flag says the same. That flag aligns the
-        # triangle with the first key, which is wrong behind a prefix; a longer, static cache is empty here.
+        # transformers leaves the mask out where torch's causal flag says the same. That flag aligns
+        # the triangle with the first key, which is wrong behind a prefix; a longer, static cache is
+        # empty here.
         key, value, seen = key[:, :, :tokens], value[:, :, :tokens], tokens
         mask = torch.ones(tokens, seen, dtype=torch.bool, device=query.device).tril()[None, None]
     key, value = slot(key, value)

@@ -11,8 +11,8 @@
     ├── TrainingError    a run that cannot go on (loss is NaN, nothing trains)
     └── OutputError      a place that cannot be written (exists, read-only, full)
 
-Each says what was given, what was expected and what to type next. Where several things are wrong, one
-error lists them all. The command line prints the message and exits with code 2.
+Each says what was given, what was expected and what to type next. Where several things are wrong,
+one error lists them all. The command line prints the message and exits with code 2.
 """
 
 from __future__ import annotations

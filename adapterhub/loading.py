@@ -1,4 +1,5 @@
-"""Put a saved adapter on a backbone: all of it or nothing, and only on the backbone that it was made for."""
+"""Put a saved adapter on a backbone: all of it or nothing, and only on the backbone that it was
+made for."""
 
 from __future__ import annotations
 
@@ -26,13 +27,12 @@ def load(
 ) -> Adapter:
     """Put the adapter of a folder on a model, with its head and labels, and make it the active one.
 
-    `name` replaces the name that it was saved under. `any_backbone` skips the check of the fingerprint: the
-    adapter was trained on other weights, and what it computes here is up to you.
+    `name` replaces the name that it was saved under. `any_backbone` skips the check of the
+    fingerprint: the adapter was trained on other weights, and what it computes here is up to you.
 
     Raises:
-        FileError: the files are broken.
-        MismatchError: the files are sound, but for another backbone; every tensor that does not fit is listed.
-        AttachError: the name is taken.
+        FileError: the files are broken. MismatchError: the files are sound, but for another
+            backbone; every tensor that does not fit is listed. AttachError: the name is taken.
     """
     manifest, tensors = read_adapter(Path(folder))
 
@@ -55,12 +55,13 @@ def _notes(manifest: Manifest) -> Notes:
 
 def _check_backbone(manifest: Manifest, adapter: Adapter) -> None:
     found, wanted = adapter.manifest().backbone, manifest.backbone
+    at = f" at {wanted.revision}" if wanted.revision else ""
     if found.fingerprint != wanted.fingerprint:
         raise MismatchError(
             f"the adapter {manifest.name!r} was trained on another backbone",
             offenders=[f"this model: {found.id}, {found.fingerprint}"],
-            expected=f"{wanted.id}{f' at {wanted.revision}' if wanted.revision else ''}, {wanted.fingerprint}",
-            hint=f"load_backbone({wanted.id!r}), or load(..., any_backbone=True) if you know better",
+            expected=f"{wanted.id}{at}, {wanted.fingerprint}",
+            hint=f"load_backbone({wanted.id!r}), or load(..., any_backbone=True)",
         )
 
 
@@ -70,21 +71,24 @@ def _fit_head(manifest: Manifest, tensors: Mapping[str, Tensor], adapter: Adapte
         adapter.head = None
     elif adapter.head is None:
         raise MismatchError(
-            f"the adapter {manifest.name!r} has a task head, this {type(adapter.model).__name__} has none",
+            f"the adapter {manifest.name!r} has a task head, the model has none",
             hint=f"load_backbone({manifest.backbone.id!r}, task={manifest.task!r}, "
             f"labels={list(manifest.labels)!r})",
         )
     else:
         outputs = len(manifest.labels) or 1
         for child, module in adapter.head.own.items():
-            _resize(module, f"{HEAD}.{child}", tensors, adapter.model.config.num_labels, outputs)
+            _resize(
+                module, f"{HEAD}.{child}", tensors, adapter.model.config.num_labels or 0, outputs
+            )
         _set_labels(adapter.head, manifest)
 
 
 def _resize(
     head: nn.Module, prefix: str, tensors: Mapping[str, Tensor], old: int, outputs: int
 ) -> None:
-    """Replace the output layer of a head, the one of `old` rows, by one of the saved number of rows."""
+    """Replace the output layer of a head, the one of `old` rows, by one of the saved number of
+    rows."""
     for path, module in head.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             saved = tensors.get(".".join(p for p in (prefix, path, name) if p))

@@ -1,9 +1,11 @@
-"""Virtual tokens enter a stack as embeddings in front of the caller's tokens, and leave with its output.
+"""Virtual tokens enter a stack as embeddings in front of the caller's tokens, and leave with its
+output.
 
-A pre-hook on the stack turns `input_ids` into embeddings, puts the prompt in front and widens the mask,
-the positions and the token types; a hook on its output takes the virtual positions off again, so that the
-caller sees outputs of the length that it sent. Where a decoder attends to the stack, they stay for it, as in
-Lester et al. 2021, and its mask is widened instead. With a KV cache the prompt enters once, with the first tokens.
+A pre-hook on the stack turns `input_ids` into embeddings, puts the prompt in front and widens the
+mask, the positions and the token types; a hook on its output takes the virtual positions off again,
+so that the caller sees outputs of the length that it sent. Where a decoder attends to the stack,
+they stay for it, as in Lester et al. 2021, and its mask is widened instead. With a KV cache the
+prompt enters once, with the first tokens.
 """
 
 from __future__ import annotations

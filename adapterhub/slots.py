@@ -1,8 +1,8 @@
 """How a site module gets into the forward pass: one child module and one hook on its host.
 
-The host may be `Linear`, `Conv1D`, a quantized layer or anything else: it is called, never replaced.
-Hooks are plain functions that find their slot through the host, so that a model with adapters on it
-can be copied, pickled, moved and compiled.
+The host may be `Linear`, `Conv1D`, a quantized layer or anything else: it is called, never
+replaced. Hooks are plain functions that find their slot through the host, so that a model with
+adapters on it can be copied, pickled, moved and compiled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _TAP = "_adapterhub_tap"
 
 
 class Slot(nn.Module):
-    """The one child of a host: the site modules of every adapter that sits there, and who is active."""
+    """The one child of a host: the site modules of every adapter that sits there, and who is
+    active."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +61,7 @@ class OutputSlot(Slot):
         """x: (batch, tokens, d_in), y: (batch, tokens, d_out) of the host -> y' like y."""
         sublayer_x, self.tapped = self.tapped, None
         for key in self.active:
-            site, module = self.sites[key], self._modules[key]
+            site, module = self.sites[key], self.placed(key)
             source = sublayer_x if site.tap else x
             y = module(source, y) if site.part is None else _on_part(module, source, y, site.part)
         return y
@@ -86,7 +87,8 @@ def fill_tap(module: nn.Module, args: tuple[Any, ...]) -> None:
 
 
 def output_slot(model: nn.Module, site: Site) -> OutputSlot:
-    """The slot at a site's host, made if this is its first module, with the tap that the site needs."""
+    """The slot at a site's host, made if this is its first module, with the tap that the site
+    needs."""
     host = model.get_submodule(site.host)
     slot = host._modules.get(CHILD)
     if not isinstance(slot, OutputSlot):

@@ -10,9 +10,26 @@ import pytest
 import tiny
 from transformers import BertTokenizerFast
 
-WORDS = (
-    ["the", "a", "movie", "film", "was", "is", "very", "good", "great", "fine", "bad", "poor", "awful", "dull", "plot", "actor", "scene", "end"]
-)
+WORDS = [
+    "the",
+    "a",
+    "movie",
+    "film",
+    "was",
+    "is",
+    "very",
+    "good",
+    "great",
+    "fine",
+    "bad",
+    "poor",
+    "awful",
+    "dull",
+    "plot",
+    "actor",
+    "scene",
+    "end",
+]
 GOOD, BAD = ("good", "great", "fine"), ("bad", "poor", "awful", "dull")
 
 
@@ -55,7 +72,8 @@ def data(tmp_path) -> tuple[Path, Path]:
 
 @pytest.fixture
 def adapterhub(monkeypatch, capsys):
-    """Runs the command line in this process: adapterhub("train", ...) -> (exit code, stdout, stderr)."""
+    """Runs the command line in this process: adapterhub("train", ...) -> (exit code, stdout,
+    stderr)."""
     from adapterhub.cli import main
 
     def run(*words: object) -> tuple[int, str, str]:

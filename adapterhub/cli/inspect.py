@@ -17,7 +17,8 @@ from adapterhub.cli.format import count_text, plain_table
 @click.option("--revision", help="Branch, tag or commit of a Hub backbone.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(backbone: str, revision: str | None, as_json: bool) -> None:
-    """Show the anatomy of BACKBONE (a Hub id or a folder): its sites and parameters, and which methods fit."""
+    """Show the anatomy of BACKBONE (a Hub id or a folder): its sites and parameters, and which
+    methods fit."""
     from adapterhub.backbones import anatomy_of, load_backbone
 
     model, _ = load_backbone(backbone, revision=revision)

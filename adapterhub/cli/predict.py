@@ -29,7 +29,8 @@ def command(
     backbone: str | None,
     as_json: bool,
 ) -> None:
-    """Predict with the adapter in DIR: for each TEXT, for the rows of --data, or for each line of standard input.
+    """Predict with the adapter in DIR: for each TEXT, for the rows of --data, or for each line of
+    standard input.
 
     On standard input a pair of texts is one line with a tab between them.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def _compare(console: Console, outcomes: dict[str, Any]) -> None:
 
     backbone = (find(RECIPE["backbone"])[0] / "model.safetensors").stat().st_size  # type: ignore[arg-type]
     console.print(f"\n{'':22}{'head':>14}{'lora':>14}")
-    rows = {
+    rows: dict[str, Callable[[Any], str]] = {
         "accuracy": lambda o: f"{o.metrics['accuracy']:.3f}",
         "macro F1": lambda o: f"{o.metrics['macro_f1']:.3f}",
         "trained parameters": lambda o: count_text(o.parameters + o.head_parameters),

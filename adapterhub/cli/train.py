@@ -12,7 +12,8 @@ from rich.table import Table
 from adapterhub.cli.format import bytes_text, count_text, plain_table, seconds_text
 from adapterhub.config import merge, options_of, parse_overrides
 from adapterhub.errors import ConfigError
-from adapterhub.training.recipe import DataOptions, Recipe, read
+from adapterhub.training.data import DataOptions
+from adapterhub.training.recipe import Recipe, read
 
 # The flags that stand for options of the recipe; every other option is given as key=value.
 FLAGS = {
@@ -100,7 +101,8 @@ def _print_plan(ready: Any) -> None:
     facts = {
         "backbone": f"{ready.recipe.backbone}, {count_text(plan.backbone)} parameters, frozen",
         "method": ", ".join(m.name for m in ready.adapter.methods),
-        "trainable": f"{count_text(plan.trainable)} ({plan.trainable / plan.backbone:.2%} of the backbone), "
+        "trainable": f"{count_text(plan.trainable)} "
+        f"({plan.trainable / plan.backbone:.2%} of the backbone), "
         f"of them {count_text(plan.head)} in the head",
         "data": f"{len(ready.data.train):,} to train, {len(ready.data.evaluation):,} to evaluate",
         "labels": ", ".join(ready.data.labels) or "a number",
@@ -114,13 +116,15 @@ def _print_plan(ready: Any) -> None:
 
 
 def _print_outcome(outcome: Any) -> None:
-    console = Console()
+    console, result = Console(), outcome.result
+    trained, head = count_text(outcome.parameters), count_text(outcome.head_parameters)
+    speed = f"{result.examples_per_second:,.0f} examples/s"
     facts = {
         **{name: f"{value:.4f}" for name, value in outcome.metrics.items()},
-        "trained": f"{count_text(outcome.parameters)} parameters, and {count_text(outcome.head_parameters)} in the head",
+        "trained": f"{trained} parameters, and {head} in the head",
         "adapter": f"{outcome.folder}, {bytes_text(outcome.adapter_bytes)}",
-        "time": f"{seconds_text(outcome.result.seconds)}, {outcome.result.examples_per_second:,.0f} examples/s",
-        "peak memory": bytes_text(outcome.result.peak_memory),
+        "time": f"{seconds_text(result.seconds)}, {speed}",
+        "peak memory": bytes_text(result.peak_memory),
     }
     for name, text in facts.items():
         console.print(f"{name:12} {text}", highlight=False, markup=False, soft_wrap=True)

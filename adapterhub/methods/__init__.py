@@ -1,4 +1,5 @@
-"""Methods: one file each. A file that defines and registers a method is all that a new one needs."""
+"""Methods: one file each. A file that defines and registers a method is all that
+a new one needs."""
 
 import importlib
 import pkgutil

@@ -22,8 +22,8 @@ Layers = str | int | tuple[int, ...]
 class Placement:
     """A module to put at a site.
 
-    At a projection or sublayer the module maps (x, y) to y'. At `attn.kv` it is called with nothing and gives
-    prefix keys and values (2, length, d); at `embed` it gives virtual tokens (length, d).
+    At a projection or sublayer the module maps (x, y) to y'. At `attn.kv` it is called with nothing
+    and gives prefix keys and values (2, length, d); at `embed` it gives virtual tokens (length, d).
     """
 
     site: Site
@@ -43,9 +43,10 @@ Step = Placement | Unfrozen
 class Method(ABC):
     """The base of all methods. A subclass is a frozen dataclass, and registered by its name.
 
-    `start` says what the adapted backbone computes before training: the same function (`identity`), almost
-    the same (`near-identity`), or what the paper's initialization gives (`paper`). `learning_rate` is AdamW's
-    default for the method's own parameters. A composed method names its `parts`, and has no plan of its own.
+    `start` says what the adapted backbone computes before training: the same function (`identity`),
+    almost the same (`near-identity`), or what the paper's initialization gives (`paper`).
+    `learning_rate` is AdamW's default for the method's own parameters. A composed method names its
+    `parts`, and has no plan of its own.
     """
 
     name: ClassVar[str]
@@ -68,7 +69,8 @@ class Method(ABC):
         raise NotImplementedError(f"{self.name} has neither parts nor a plan")
 
     def count(self, anatomy: Anatomy) -> int:
-        """The number of trainable parameters on this backbone, by formula, without the task head."""
+        """The number of trainable parameters on this backbone, by formula, without the
+        task head."""
         return sum(part.count(anatomy) for part in self.parts())
 
     def options(self) -> dict[str, Any]:

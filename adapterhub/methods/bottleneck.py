@@ -5,15 +5,16 @@
     x, y: (batch, tokens, d), input and output of the sublayer before its residual connection
     down: d -> size, up: size -> d, both with bias, f: activation, s: scale
 
-He et al. 2022, "Towards a Unified View of Parameter-Efficient Transfer Learning", section 3.3 and table 1,
-https://arxiv.org/abs/2110.04366, names the axes: functional form, insertion form, modified representation and
+He et al. 2022, "Towards a Unified View of Parameter-Efficient Transfer Learning", section 3.3 and
+table 1, https://arxiv.org/abs/2110.04366, names the axes: functional form, insertion form, modified
+representation and
 composition. On these axes the four adapters are four rows (parameters a site: 2 d size + size + d):
 
-    name             place      insertion    scale   start                     source
-    houlsby          attn, ffn  sequential   1       N(0, 0.01²), cut at 2 sd  Houlsby et al. 2019, section 2.1
-    pfeiffer         ffn        sequential   1       N(0, 0.01²), cut at 2 sd  Pfeiffer et al. 2021
-    parallel         ffn        parallel     1       up is zero                He et al. 2022
-    scaled-parallel  ffn        parallel     4       up is zero                He et al. 2022, section 4.6
+    name             place      insertion    scale  start                 source
+    houlsby          attn, ffn  sequential   1      N(0, 0.01²) cut 2 sd  Houlsby et al. 2019, 2.1
+    pfeiffer         ffn        sequential   1      N(0, 0.01²) cut 2 sd  Pfeiffer et al. 2021
+    parallel         ffn        parallel     1      up is zero            He et al. 2022
+    scaled-parallel  ffn        parallel     4      up is zero            He et al. 2022, 4.6
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ Insertion = Literal["sequential", "parallel"]
 
 
 class Bottleneck(nn.Module):
-    """The map (x, y) -> y + s up(f(down(source))), where the source is y (sequential) or x (parallel)."""
+    """The map (x, y) -> y + s up(f(down(source))), where the source is y (sequential) or x
+    (parallel)."""
 
     def __init__(
         self, d_in: int, d_out: int, size: int, activation: str, insertion: Insertion, scale: float

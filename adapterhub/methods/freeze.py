@@ -1,7 +1,8 @@
 """Partial fine-tuning: the first layers stay frozen, the rest trains.
 
-The layers of an encoder-decoder count through: the encoder's, then the decoder's. What stands above the
-layers (a final norm, a pooler) trains; embeddings, below them, do not. Parameters: those of the trained layers.
+The layers of an encoder-decoder count through: the encoder's, then the decoder's. What stands above
+the layers (a final norm, a pooler) trains; embeddings, below them, do not. Parameters: those of the
+trained layers.
 
 Lee et al. 2019, "What Would Elsa Do? Freezing Layers During Transformer Fine-Tuning",
 https://arxiv.org/abs/1911.03090; a quarter of the layers gets near the full result (section 4).

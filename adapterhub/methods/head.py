@@ -1,4 +1,5 @@
-"""Linear probe: the backbone is frozen and only the task head trains. Parameters: none but the head's.
+"""Linear probe: the backbone is frozen and only the task head trains. Parameters: none but the
+head's.
 
 Devlin et al. 2019, "BERT", section 5.3 (feature-based approach), https://arxiv.org/abs/1810.04805;
 the name is of Alain & Bengio 2017, https://arxiv.org/abs/1610.01644.
@@ -21,7 +22,7 @@ class Head(Method):
     name = "head"
     paper = "Alain & Bengio 2017, https://arxiv.org/abs/1610.01644"
     summary = "only the task head trains (linear probe)"
-    learning_rate = 1e-3
+    learning_rate = 5e-3
 
     def plan(self, anatomy: Anatomy) -> Iterator[Step]:
         """Nothing: a head trains with every method."""

@@ -1,6 +1,6 @@
 """LoRA: a low-rank update beside a frozen projection.
 
-    y = W x + s B A x,   s = alpha / rank                                                  (equation 3)
+    y = W x + s B A x,   s = alpha / rank                                         (equation 3)
 
     x: (..., d_in)    A: (rank, d_in), Kaiming-uniform    B: (d_out, rank), zero    y: (..., d_out)
 

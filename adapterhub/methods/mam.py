@@ -1,9 +1,10 @@
-"""MAM adapter, "mix and match": prefix tuning of attention and a scaled parallel adapter beside feed-forward.
+"""MAM adapter, "mix and match": prefix tuning of attention and a scaled parallel adapter beside
+feed-forward.
 
     attn: attention(Q, [P_k; K], [P_v; V])        ffn: y' = y + s up(f(down(x)))
 
-It is the composition of two methods and adds nothing of its own. The paper's own run has length 30 and size 512 on
-backbones of width 768 and more; the default size here keeps adapter files small.
+It is the composition of two methods and adds nothing of its own. The paper's own run has length 30
+and size 512 on backbones of width 768 and more; the default size here keeps adapter files small.
 
 He et al. 2022, "Towards a Unified View of Parameter-Efficient Transfer Learning", section 4.6,
 https://arxiv.org/abs/2110.04366.

@@ -1,10 +1,12 @@
 """Prefix tuning: learned keys and values in front of those of every attention.
 
-    attention(Q, [P_k; K], [P_v; V])                                                       (section 4.1)
+    attention(Q, [P_k; K], [P_v; V])                                             (section 4.1)
 
-    P_k, P_v: (length, d_kv), N(0, 0.02²)    K, V: (tokens, d_kv), d_kv = key-value heads * head size
+    P_k, P_v: (length, d_kv), N(0, 0.02²)    K, V: (tokens, d_kv)
+    d_kv: key-value heads times head size
 
-The prefix takes no position, is never masked, and is not kept in the KV cache. Parameters: 2 length d_kv a site.
+The prefix takes no position, is never masked, and is not kept in the KV cache. Parameters: 2 length
+d_kv a site.
 
 Li & Liang 2021, "Prefix-Tuning: Optimizing Continuous Prompts for Generation",
 https://arxiv.org/abs/2101.00190.

@@ -1,10 +1,11 @@
 """Prompt tuning: learned virtual tokens in front of the input.
 
-    stack([P; E(tokens)])                                                                  (section 2)
+    stack([P; E(tokens)])                                                            (section 2)
 
     P: (length, d), rows of the embedding table drawn at random    E: the frozen embedding
 
-In an encoder-decoder the prompt is the encoder's, and the decoder attends to it. Parameters: length d.
+In an encoder-decoder the prompt is the encoder's, and the decoder attends to it. Parameters: length
+d.
 
 Lester et al. 2021, "The Power of Scale for Parameter-Efficient Prompt Tuning",
 https://arxiv.org/abs/2104.08691; section 3.2 compares initializations.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -64,8 +66,8 @@ class Prompt(Method):
 
     def _start(self, anatomy: Anatomy, site: Site) -> Tensor:
         # The embedding module is asked, not its weight: some scale what they look up.
-        embedding = anatomy.model.get_input_embeddings()
-        rows = torch.randint(embedding.num_embeddings, (self.length,))  # type: ignore[union-attr, arg-type]
+        embedding: Any = anatomy.model.get_input_embeddings()
+        rows = torch.randint(embedding.num_embeddings, (self.length,))
         with torch.no_grad():
-            device = next(embedding.parameters()).device
-            return embedding(rows.to(device)).detach().float().clone()  # type: ignore[no-any-return]
+            start: Tensor = embedding(rows.to(next(embedding.parameters()).device))
+        return start.detach().float().clone()

@@ -23,7 +23,8 @@ def parse(spec: Spec) -> tuple[Method, ...]:
     """The methods that a spec names, with their options.
 
     Raises:
-        ConfigError: an unknown method or option (with the nearest name), or a spec that cannot be read.
+        ConfigError: an unknown method or option (with the nearest name), or a spec that cannot be
+            read.
     """
     if isinstance(spec, Method):
         return (spec,)
@@ -54,7 +55,8 @@ def dump(methods: Sequence[Method]) -> tuple[dict[str, Any], ...]:
 
 
 def _parse_text(text: str) -> tuple[Method, ...]:
-    """A comma-separated list of `name` or `name(option=value)`, by Python's grammar for literals."""
+    """A comma-separated list of `name` or `name(option=value)`, by Python's grammar
+    for literals."""
     names = text.replace("-", "_MINUS_")
     try:
         tree = ast.parse(f"({names},)", mode="eval").body

@@ -23,7 +23,7 @@ class TrainOptions:
     gradient_accumulation: int = option(1, "forward passes in one optimizer step")
     learning_rate: float | None = option(None, "peak learning rate (none: the method's own)")
     head_learning_rate: float | None = option(
-        None, "peak learning rate of the task head (none: the same as the rest)"
+        None, "peak learning rate of the task head (none: 5e-3)"
     )
     weight_decay: float = option(0.01, "AdamW weight decay; 1-D parameters are never decayed")
     beta1: float = option(0.9, "AdamW decay of the gradient average")

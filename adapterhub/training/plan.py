@@ -72,8 +72,8 @@ def activation_bytes(model: PreTrainedModel, batch: int, tokens: int) -> int:
     """What the backward pass keeps of one batch, in bytes: an estimate.
 
     batch tokens hidden (34 + 5 heads tokens / hidden) a layer in 16-bit, twice that in 32-bit.
-    Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", equation 2,
-    https://arxiv.org/abs/2205.05198.
+    Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
+    equation 2, https://arxiv.org/abs/2205.05198.
     """
     config = model.config
     hidden, layers = config.hidden_size, config.num_hidden_layers

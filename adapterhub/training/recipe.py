@@ -41,10 +41,12 @@ def read(
     overrides: Iterable[str] = (),
     flags: Mapping[str, Any] | None = None,
 ) -> Recipe:
-    """A recipe from a YAML file (or none), `key.sub=value` overrides, and nested flags, later ones winning.
+    """A recipe from a YAML file (or none), `key.sub=value` overrides, and nested flags, later ones
+    winning.
 
     Raises:
-        ConfigError: unknown keys with the nearest names, wrong types, or an entry that every run needs.
+        ConfigError: unknown keys with the nearest names, wrong types, or an entry that every run
+            needs.
     """
     data: dict[str, Any] = load_yaml(path) if path else {}
     for layer in (flags or {}, parse_overrides(overrides)):

@@ -37,7 +37,8 @@ class Opened:
 def open_adapter(folder: str | Path, backbone: str | None = None) -> Opened:
     """The adapter of a folder (a run's, or the `adapter` in it) on the backbone that it names.
 
-    `backbone` is where to load it from instead; the fingerprint decides whether it is the right one.
+    `backbone` is where to load it from instead; the fingerprint decides whether it is the right
+    one.
 
     Raises:
         FileError: there is no adapter, or its files are broken.
@@ -55,7 +56,7 @@ def open_adapter(folder: str | Path, backbone: str | None = None) -> Opened:
     )
     if manifest.tokenizer not in (None, tokenizer_hash(tokenizer)):
         raise MismatchError(
-            f"the tokenizer of {model.name_or_path} is not the one that {manifest.name!r} was trained with",
+            f"{manifest.name!r} was trained with another tokenizer than {model.name_or_path}'s",
             expected=f"the tokenizer of {manifest.backbone.id}",
         )
     if torch.cuda.is_available():
@@ -76,7 +77,7 @@ def adapter_folder(folder: Path) -> Path:
             return candidate
     raise FileError(
         f"there is no adapter in {folder}",
-        expected="a folder with adapter.json and adapter.safetensors, or the output folder of a run",
+        expected="a folder with adapter.json, or the output folder of a run",
     )
 
 

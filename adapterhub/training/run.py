@@ -30,13 +30,14 @@ from adapterhub.training.recipe import Recipe
 from adapterhub.training.report import Reporter
 from adapterhub.training.tasks import Encoded, Prediction, Task, task_of
 
-HEAD_LEARNING_RATE = 1e-3
+HEAD_LEARNING_RATE = 5e-3
 BUILTIN = "builtin:docstrings"
 
 
 @dataclass(frozen=True)
 class AdapterTrainee:
-    """An adapter as the loop sees it: each method's parameters at the method's own learning rate."""
+    """An adapter as the loop sees it: each method's parameters at the method's own
+    learning rate."""
 
     adapter: Adapter
 
@@ -67,7 +68,7 @@ class AdapterTrainee:
 
 def _learning_rate(method: Method | None, options: TrainOptions) -> float:
     if method is None:
-        return options.head_learning_rate or options.learning_rate or HEAD_LEARNING_RATE
+        return options.head_learning_rate or HEAD_LEARNING_RATE
     return options.learning_rate or method.learning_rate
 
 
@@ -165,8 +166,8 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
 def run(recipe: Recipe, reporter: Reporter, *, resume: bool = False) -> Outcome:
     """Train, evaluate, save.
 
-    The run's folder holds `adapter/` (the files to publish), `recipe.yaml`, `metrics.jsonl`, `timings.jsonl` and
-    `checkpoints/`.
+    The run's folder holds `adapter/` (the files to publish), `recipe.yaml`, `metrics.jsonl`,
+    `timings.jsonl` and `checkpoints/`.
 
     Raises:
         AdapterhubError: of any kind; the folder is not made unless training could start.
@@ -313,9 +314,8 @@ A {names} adapter of {backbone} for {recipe.task}{_labels_text(ready.data.labels
 |---|---|
 {rows}
 
-    import adapterhub as ah
-    model, tokenizer = ah.load_backbone({backbone!r}, task={recipe.task!r}, labels={list(ready.data.labels)!r})
-    ah.load(model, "THIS FOLDER")
+    import adapterhub as ah model, tokenizer = ah.load_backbone({backbone!r}, task={recipe.task!r},
+    labels={list(ready.data.labels)!r}) ah.load(model, "THIS FOLDER")
 """
 
 

@@ -1,7 +1,7 @@
 """Tasks: what examples are, how they become tensors, and what the model's outputs mean.
 
-A task is one class: its examples come from `data.py`, its metrics from `metrics.py`, and its head is the one that
-`load_backbone` gives for the task's name.
+A task is one class: its examples come from `data.py`, its metrics from `metrics.py`, and its head
+is the one that `load_backbone` gives for the task's name.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ class Classification(Task):
         self, examples: Sequence[Example], predictions: Sequence[Prediction]
     ) -> dict[str, float]:
         """accuracy, macro_f1, matthews."""
-        return classification_metrics([e.label for e in examples], [p.label for p in predictions])
+        found = [str(p.label) for p in predictions]
+        return classification_metrics([str(e.label) for e in examples], found)
 
 
 class Regression(Task):
@@ -156,12 +157,6 @@ class Encoded:
 
     def batch(self, indices: Sequence[int]) -> dict[str, Tensor]:
         """The model's inputs for some examples, padded to the longest of them: (batch, tokens)."""
-        rows = (
-            {"input_ids": [], "attention_mask": []}
-            if not self.rows
-            else {k: [] for k in self.rows[0]}
-        )
-        for index in indices:
-            for key, value in self.rows[index].items():
-                rows[key].append(value)
+        keys = self.rows[0] if self.rows else ()
+        rows = {key: [self.rows[index][key] for index in indices] for key in keys}
         return dict(self.tokenizer.pad(rows, return_tensors="pt"))

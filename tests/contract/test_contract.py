@@ -1,4 +1,5 @@
-"""What holds for every method on every architecture. Both lists are the registries: what is registered is tested."""
+"""What holds for every method on every architecture. Both lists are the registries: what is
+registered is tested."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def train(adapter, steps, learning_rate=None):
 
 @matrix
 def test_start(method, architecture):
-    """Before training the backbone computes what it did, or what the paper's initialization gives."""
+    """Before training the backbone computes what it did, or what the paper's
+    initialization gives."""
     model = tiny.model(architecture)
     before = logits(model)
     ah.attach(model, method)

@@ -1,4 +1,5 @@
-"""LoRA, prefix and prompt tuning compute what `peft` computes, on the same backbone with the same tensors."""
+"""LoRA, prefix and prompt tuning compute what `peft` computes, on the same backbone with the same
+tensors."""
 
 from __future__ import annotations
 
@@ -86,7 +87,8 @@ def test_prompt(architecture):
     backbone = tiny.model(architecture, task)
     ours = copy.deepcopy(backbone)
     adapter = ah.attach(ours, "prompt(length=5)")
-    # peft asks for the prompt of both stacks of an encoder-decoder, but puts it into the encoder alone.
+    # peft asks for the prompt of both stacks of an encoder-decoder, but puts it into the encoder
+    # alone.
     config = peft.PromptTuningConfig(
         task_type=kind, num_virtual_tokens=5, num_transformer_submodules=1
     )

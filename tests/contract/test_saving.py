@@ -48,7 +48,7 @@ def test_a_new_process_computes_equal_logits(tmp_path):
         tiny.scramble(adapter)
         adapter.save(tmp_path / f"{method}-{architecture}")
         expected[f"{method}-{architecture}"] = logits(model)
-    code = f"import test_saving, pathlib; test_saving.in_a_new_process(pathlib.Path({str(tmp_path)!r}))"
+    code = f"import test_saving as t; t.in_a_new_process(t.Path({str(tmp_path)!r}))"
     here = Path(__file__).parent
     env_path = [str(here), str(here.parent), *sys.path]
     subprocess.run(
