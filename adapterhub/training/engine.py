@@ -76,7 +76,7 @@ class Engine:
             self.groups,
             betas=(options.beta1, options.beta2),
             eps=options.eps,
-            fused=self.device.type == "cuda",
+            fused=self.device.type in ("cuda", "cpu"),
         )
         multiplier = schedule(options.schedule, total, options.warmup)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, multiplier)

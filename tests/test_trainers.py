@@ -1,0 +1,47 @@
+"""The user's own tools work on an attached model: stock Trainer, a pipeline."""
+
+from __future__ import annotations
+
+import pytest
+import tiny
+import torch
+from transformers import AutoTokenizer, Trainer, TrainingArguments, pipeline
+
+import adapterhub as ah
+from adapterhub.methods import METHODS
+
+
+def rows(count=8):
+    return [
+        {"input_ids": row, "attention_mask": torch.ones_like(row), "labels": i % 3}
+        for i, row in enumerate(tiny.batch(count)["input_ids"])
+    ]
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_stock_trainer(method, tmp_path):
+    model = tiny.model("bert")
+    adapter = ah.attach(model, method)
+    before = {n: t.detach().clone() for n, t in adapter.tensors().items()}
+    arguments = TrainingArguments(
+        tmp_path, max_steps=3, per_device_train_batch_size=4, learning_rate=1e-2, report_to=[],
+        eval_strategy="steps", eval_steps=3, save_steps=3, load_best_model_at_end=True,
+        activation_checkpointing=True, disable_tqdm=True, use_cpu=True, dataloader_pin_memory=False,
+    )  # fmt: skip
+    trainer = Trainer(model, arguments, train_dataset=rows(), eval_dataset=rows())
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] > 0
+    after = adapter.tensors()
+    assert all(not torch.equal(after[name], before[name]) for name in before)
+
+
+def test_pipeline(backbone):
+    tokenizer = AutoTokenizer.from_pretrained(backbone)
+    model, _ = ah.load_backbone(str(backbone), task="classification", labels=["no", "yes"])
+    adapter = ah.attach(model, "lora")
+    tiny.scramble(adapter)
+    classify = pipeline("text-classification", model=model, tokenizer=tokenizer, device="cpu")
+    with_adapter = classify("the movie was good")[0]
+    assert with_adapter["label"] in ("no", "yes")
+    ah.activate(model)
+    assert classify("the movie was good")[0] != with_adapter
