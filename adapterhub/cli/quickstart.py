@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -34,6 +35,7 @@ def command(output: str, quiet: bool) -> None:
     The same backbone with a trained head alone is the baseline. About two minutes on two cores.
     """
     console = Console(soft_wrap=True, highlight=False)
+    output = _unused(output)
     console.print("1. The baseline: a head on the frozen backbone")
     baseline = _train("head", output, quiet)
     console.print("2. LoRA: low-rank updates of the query and value projections")
@@ -46,6 +48,12 @@ def command(output: str, quiet: bool) -> None:
     console.print(f"\nNow you: {command_line}", markup=False)
     if sys.stdin.isatty():
         _predict_typed(lora.folder)
+
+
+def _unused(output: str) -> str:
+    """The folder, or with a number behind it where an earlier quickstart took it."""
+    names = itertools.chain([output], (f"{output}-{n}" for n in itertools.count(2)))
+    return next(name for name in names if not Path(name).exists())
 
 
 def _train(method: str, output: str, quiet: bool) -> Any:

@@ -27,7 +27,7 @@ def test_train_eval_predict(train, adapterhub, data, tmp_path):
     assert json.loads(out)["accuracy"] == 1.0
     assert json.loads(out)["examples"] == 22
     code, out, _ = adapterhub(
-        "predict", tmp_path / "run", "the movie was great", "the film was dull", "--json"
+        "predict", tmp_path / "run", "the movie was good", "the movie was bad", "--json"
     )
     assert code == 0
     rows = json_lines(out)

@@ -36,8 +36,9 @@ MANIFEST = Manifest(
 )
 TREE: dict[str, Any] = json.loads(to_json(MANIFEST))
 
-words = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-leaves = st.none() | st.booleans() | st.integers(-(2**62), 2**62) | st.floats(allow_nan=False)
+words = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\\~"), max_size=8)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+leaves = st.none() | st.booleans() | st.integers(-(2**62), 2**62) | finite | words
 trees = st.recursive(
     leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3)
 )
@@ -78,12 +79,10 @@ def test_a_whole_metric_is_a_float() -> None:
 
 @given(st.dictionaries(st.sampled_from(["a", "b c", "ü"]), trees, max_size=3))
 def test_what_is_written_can_be_read(training: dict[str, Any]) -> None:
-    try:
-        data = to_json(replace(MANIFEST, training=training))
-    except OutputError:
-        assert "Infinity" in json.dumps(training)
-    else:
-        assert to_json(from_json(data)) == data
+    manifest = replace(MANIFEST, training=training)
+    data = to_json(manifest)
+    assert from_json(data) == manifest
+    assert to_json(from_json(data)) == data
 
 
 @pytest.mark.parametrize("name", ["lora", "mlp", "a/b", "v1.0", "höflich-🙂", "礼貌", "x" * 200])

@@ -444,13 +444,13 @@ def test_a_parent_that_is_a_file(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_lies_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_files = native.write_files
+    write_files = folder_module.write_files
 
     def lose_the_end(staged: Path, payload: dict[str, bytes]) -> None:
         write_files(staged, payload)
         os.truncate(staged / "adapter.safetensors", 40)
 
-    monkeypatch.setattr(native, "write_files", lose_the_end)
+    monkeypatch.setattr("adapterhub.files.native.write_files", lose_the_end)
     assert "not the one in memory" in writing(tmp_path / "a")
 
 

@@ -183,7 +183,7 @@ def reference(options: TrainOptions, data: Data) -> tuple[dict[str, bytes], list
         {"params": wide, "weight_decay": options.weight_decay},
         {"params": flat, "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=lr)
+    optimizer = torch.optim.AdamW(groups, lr=lr, fused=True)
     total, step, losses = options.epochs * 3, 0, []
     model.train()
     for epoch in range(options.epochs):
