@@ -63,6 +63,7 @@ def run(task: str, method: str, data: str, out: str) -> None:
     folder = Path(out) / f"{task}-{method}"
     manifest = json.loads((folder / "adapter/adapter.json").read_text(encoding="utf-8"))
     timing = json.loads((folder / "timings.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    threads = os.environ.get("OMP_NUM_THREADS", "all")
     record = {
         "command": command(task, method, "GLUE", "runs"),
         "metrics": manifest["metrics"],
@@ -73,7 +74,7 @@ def run(task: str, method: str, data: str, out: str) -> None:
         "data_sha256": manifest["training"]["data"]["sha256"],
         "backbone": manifest["backbone"],
         "versions": manifest["versions"] | {"python": platform.python_version()},
-        "device": f"CPU ({platform.machine()}), {os.environ.get('OMP_NUM_THREADS', 'all')} thread(s)",
+        "device": f"CPU ({platform.machine()}), {threads} thread(s)",
     }
     RESULTS.mkdir(exist_ok=True)
     text = json.dumps(record, indent=2, sort_keys=True)
