@@ -1,0 +1,53 @@
+"""torch.compile takes an attached model whole, without a graph break, and follows activation."""
+
+from __future__ import annotations
+
+import pytest
+import tiny
+import torch
+
+import adapterhub as ah
+from adapterhub.methods import METHODS
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(**tiny.batch()).logits
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("architecture", ["bert", "llama"])
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_one_graph_with_equal_results(method, architecture):
+    model = tiny.model(architecture)
+    adapter = ah.attach(model, method)
+    tiny.scramble(adapter)
+    expected = logits(model)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    output = compiled(**tiny.batch(), labels=torch.tensor([0, 1, 2]))
+    output.loss.backward()
+    torch.testing.assert_close(output.logits, expected, atol=1e-6, rtol=1e-5)
+    assert all(p.grad is not None for p in adapter.parameters())
+
+
+@pytest.mark.parametrize("method", ["lora", "houlsby", "mam", "prompt", "full"])
+def test_a_compiled_model_follows_activation(method):
+    model = tiny.model("llama")
+    bare = logits(model)
+    adapter = ah.attach(model, method)
+    tiny.scramble(adapter)
+    adapted = logits(model)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for _ in range(2):
+        torch.testing.assert_close(logits(compiled), adapted, atol=1e-6, rtol=1e-5)
+        ah.activate(model)
+        torch.testing.assert_close(logits(compiled), bare, atol=1e-6, rtol=1e-5)
+        ah.activate(model, adapter.name)
