@@ -26,7 +26,7 @@ from adapterhub.adapter import (
     has_prefix,
     slug,
 )
-from adapterhub.attention import route_attention
+from adapterhub.attention import check_attention, route_attention
 from adapterhub.backbones.anatomy import Anatomy
 from adapterhub.backbones.families import anatomy_of
 from adapterhub.backbones.fingerprint import fingerprint_of
@@ -113,16 +113,23 @@ def place(
     try:
         adapter = _build(state, tuple(methods), name)
         prepare(adapter)
+        _check(adapter)
     except BaseException:
         _activate(state, active)
         raise
-    if not adapter.parameters():
-        raise AttachError(
-            f"nothing would train: {', '.join(m.name for m in methods)} without a task head",
-            hint='load_backbone(..., task="classification", labels=[...])',
-        )
     _commit(state, adapter)
     return adapter
+
+
+def _check(adapter: Adapter) -> None:
+    """Refuse an adapter that could not do its work, before the model is touched."""
+    if not adapter.parameters():
+        raise AttachError(
+            f"nothing would train: {', '.join(m.name for m in adapter.methods)} without a task head",
+            hint='load_backbone(..., task="classification", labels=[...])',
+        )
+    if any(p.site.kind == "keyvalue" for p in adapter.placed):
+        check_attention(adapter.model)
 
 
 def _commit(state: Attachments, adapter: Adapter) -> None:

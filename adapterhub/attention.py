@@ -56,20 +56,25 @@ def keyvalue_slot(model: PreTrainedModel, site: Site) -> KeyValueSlot:
     return slot
 
 
-def route_attention(model: PreTrainedModel, on: bool) -> None:
-    """Switch the backbone's attention to the functions that know prefixes, or back to its own.
+def check_attention(model: PreTrainedModel) -> None:
+    """Refuse an attention implementation that prefixes cannot enter.
 
     Raises:
-        SiteError: an attention implementation that prefixes cannot enter.
+        SiteError: it is neither eager nor sdpa.
     """
+    names = {c._attn_implementation.removeprefix(_PREFIX) for c in _attention_configs(model)}
+    if wrong := sorted(names.difference(SUPPORTED)):
+        raise SiteError(
+            f"prefixes cannot enter the attention implementation {', '.join(wrong)}",
+            expected=f"one of {', '.join(SUPPORTED)}",
+            hint='model.set_attn_implementation("sdpa") before attach',
+        )
+
+
+def route_attention(model: PreTrainedModel, on: bool) -> None:
+    """Switch the backbone's attention to the functions that know prefixes, or back to its own."""
     for config in _attention_configs(model):
         own = config._attn_implementation.removeprefix(_PREFIX)
-        if on and own not in SUPPORTED:
-            raise SiteError(
-                f"prefixes cannot enter the attention implementation {own!r}",
-                expected=f"one of {', '.join(SUPPORTED)}",
-                hint='model.set_attn_implementation("sdpa") before attach',
-            )
         # The property's setter would walk sub-configs that are visited here already.
         config._attn_implementation_internal = f"{_PREFIX}{own}" if on else own
 

@@ -114,6 +114,17 @@ def test_a_failed_attach_leaves_nothing():
         ah.attach(model, ["lora", "lora(rank=2)"])
 
 
+def test_an_attention_that_prefixes_cannot_enter_is_refused():
+    model = tiny.model("llama")
+    model.config._attn_implementation_internal = "flash_attention_2"
+    keys = list(model.state_dict())
+    with pytest.raises(SiteError, match="flash_attention_2") as error:
+        ah.attach(model, "prefix")
+    assert "sdpa" in error.value.hint
+    assert list(model.state_dict()) == keys
+    assert not hasattr(model, "_adapterhub")
+
+
 def test_two_adapters_that_change_one_parameter_cannot_both_be_active():
     model = tiny.model("bert")
     ah.attach(model, "full", name="a")
