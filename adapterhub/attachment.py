@@ -125,7 +125,7 @@ def _check(adapter: Adapter) -> None:
     """Refuse an adapter that could not do its work, before the model is touched."""
     if not adapter.parameters():
         raise AttachError(
-            f"nothing would train: {', '.join(m.name for m in adapter.methods)} without a task head",
+            f"nothing would train: {', '.join(m.name for m in adapter.methods)} without a head",
             hint='load_backbone(..., task="classification", labels=[...])',
         )
     if any(p.site.kind == "keyvalue" for p in adapter.placed):
