@@ -162,7 +162,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise FileError(
             f"{folder / MANIFEST_FILE}: {error}",
             expected="an adapter folder with its manifest",
-            hint="this looks like a PEFT adapter: use `adapterhub import`" if peft else _AGAIN,
+            hint="these are files of peft, which are not read yet" if peft else _AGAIN,
         ) from None
     manifest = from_json(data, str(folder / MANIFEST_FILE))
     absent = [

@@ -164,7 +164,7 @@ def test_a_missing_folder_and_a_file_are_no_adapters(tmp_path: Path) -> None:
 
 def test_a_peft_folder_is_recognised(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
-    assert "adapterhub import" in reading(tmp_path)
+    assert "files of peft" in reading(tmp_path)
 
 
 def test_other_files_are_ignored(saved: Path) -> None:
