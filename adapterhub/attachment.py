@@ -31,8 +31,8 @@ from adapterhub.backbones.anatomy import Anatomy
 from adapterhub.backbones.families import anatomy_of
 from adapterhub.backbones.fingerprint import fingerprint_of
 from adapterhub.backbones.load import FRESH
-from adapterhub.errors import AttachError, did_you_mean
-from adapterhub.methods.base import Method, Placement, Unfrozen
+from adapterhub.errors import AdapterhubError, AttachError, SiteError, did_you_mean
+from adapterhub.methods.base import METHODS, Method, Placement, Step, Unfrozen
 from adapterhub.methods.spec import Spec, parse
 
 _STATE = "_adapterhub"
@@ -87,7 +87,8 @@ def attach(model: PreTrainedModel, method: Spec, *, name: str = "default") -> Ad
 
     Raises:
         ConfigError: an unknown method or option.
-        SiteError: the backbone lacks a site that the method names.
+        SiteError: the backbone lacks a site that the method names; if the method does not fit at
+            all, the error names those that do.
         AttachError: the name is taken, the model is compiled, or nothing would train.
     """
     return place(model, parse(method), name)
@@ -162,7 +163,7 @@ def _build(state: Attachments, methods: tuple[Method, ...], name: str) -> Adapte
         (part, step)
         for method in methods
         for part in method.parts()
-        for step in part.plan(state.anatomy)
+        for step in _plan(method, part, state.anatomy)
     ]
     prefix = f"{slug(name)}-{next(state.serial)}"
     placed = [
@@ -186,6 +187,30 @@ def _build(state: Attachments, methods: tuple[Method, ...], name: str) -> Adapte
     adapter = Adapter(name, methods, state.model, state.anatomy, placed, changed, head, state)
     duplicate_tensors(adapter)
     return adapter
+
+
+def _plan(method: Method, part: Method, anatomy: Anatomy) -> list[Step]:
+    try:
+        return list(part.plan(anatomy))
+    except SiteError as error:
+        if _fits(type(method), anatomy):  # its defaults do: it is the user's options
+            raise
+        fitting = [name for name, cls in sorted(METHODS.items()) if _fits(cls, anatomy)]
+        raise SiteError(
+            f"{method.name} does not fit a {anatomy.model.config.model_type} backbone: "
+            f"{error.problem}",
+            offenders=error.offenders,
+            expected=error.expected,
+            hint=f"a method that fits: {', '.join(fitting)}",
+        ) from error
+
+
+def _fits(cls: type[Method], anatomy: Anatomy) -> bool:
+    try:
+        cls().count(anatomy)
+    except AdapterhubError:
+        return False
+    return True
 
 
 def _moved(state: Attachments, placement: Placement) -> nn.Module:

@@ -5,7 +5,8 @@ A pre-hook on the stack turns `input_ids` into embeddings, puts the prompt in fr
 mask, the positions and the token types; a hook on its output takes the virtual positions off again,
 so that the caller sees outputs of the length that it sent. Where a decoder attends to the stack,
 they stay for it, as in Lester et al. 2021, and its mask is widened instead. With a KV cache the
-prompt enters once, with the first tokens.
+prompt enters once, with the first tokens. In a batch padded on the left it stands in front of the
+padding, which a sliding attention window counts.
 """
 
 from __future__ import annotations
@@ -29,11 +30,14 @@ _ENCODER_SEQUENCES = ("encoder_last_hidden_state", "encoder_hidden_states")
 class PromptSlot(Slot):
     """Sits at a stack: each active module gives virtual tokens."""
 
-    def __init__(self, names: tuple[str, ...], padding_idx: int | None, strips: bool) -> None:
+    def __init__(
+        self, names: tuple[str, ...], padding_idx: int | None, strips: bool, body_strips: bool
+    ) -> None:
         super().__init__()
         self.names = names
         self.padding_idx = padding_idx
         self.strips = strips
+        self.body_strips = body_strips
         self.added = 0
 
     def forward(self) -> Tensor:
@@ -51,17 +55,16 @@ def prompt_slot(anatomy: Anatomy, site: Site) -> PromptSlot:
     names = tuple(inspect.signature(root.forward).parameters)
     feeds_decoder = site.stack == "encoder" and "decoder" in anatomy.stacks
     padding_idx = root.config.pad_token_id if anatomy.family.positions_from_padding else None  # type: ignore[union-attr]
-    slot = PromptSlot(names, padding_idx, strips=not feeds_decoder)  # type: ignore[arg-type]
+    body = anatomy.stacks[site.stack].body
+    slot = PromptSlot(names, padding_idx, not feeds_decoder, body is not None)  # type: ignore[arg-type]
     slot.handles.append(root.register_forward_pre_hook(add_prompt, with_kwargs=True))
     slot.handles.append(root.register_forward_hook(strip_prompt))
     if feeds_decoder:
         decoder = model.get_submodule(anatomy.path(anatomy.stacks["decoder"].root))
         slot.handles.append(_watch(decoder, slot, widen_encoder_mask))
-        slot.handles.append(_watch_output(model, slot))
-    if pooler := anatomy.stacks[site.stack].pooler:
-        module = getattr(root, pooler, None)
-        if module is not None:
-            slot.handles.append(_watch(module, slot, strip_pooler_input))
+        slot.handles.append(_watch_output(model, slot, strip_encoder_output))
+    if body is not None:
+        slot.handles.append(_watch_output(root.get_submodule(body), slot, strip_body))
     root.add_module(CHILD, slot)
     return slot
 
@@ -71,9 +74,9 @@ def _watch(module: nn.Module, slot: PromptSlot, hook: Any) -> Any:
     return module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
-def _watch_output(model: nn.Module, slot: PromptSlot) -> Any:
-    setattr(model, _PROMPT, [slot])
-    return model.register_forward_hook(strip_encoder_output)
+def _watch_output(module: nn.Module, slot: PromptSlot, hook: Any) -> Any:
+    setattr(module, _PROMPT, [slot])
+    return module.register_forward_hook(hook)
 
 
 def _past_length(cache: Any) -> int:
@@ -130,13 +133,15 @@ def strip_prompt(root: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     slot = root._modules[CHILD]
     assert isinstance(slot, PromptSlot)
     length, slot.added = slot.added, 0
-    return _strip(output, _SEQUENCES, length) if length and slot.strips else output
+    names = _SEQUENCES[1:] if slot.body_strips else _SEQUENCES
+    return _strip(output, names, length) if length and slot.strips else output
 
 
-def strip_pooler_input(pooler: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The pre-hook of a pooler: it reads the caller's first token, not a virtual one."""
-    (slot,) = getattr(pooler, _PROMPT)
-    return (args[0][:, slot.added :], *args[1:]), kwargs
+def strip_body(body: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    """The hook of what a root pools: the pooler reads the caller's first token, not a virtual
+    one."""
+    (slot,) = getattr(body, _PROMPT)
+    return _strip(output, _SEQUENCES[:1], slot.added) if slot.added else output
 
 
 def widen_encoder_mask(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -158,7 +163,7 @@ def strip_encoder_output(model: nn.Module, args: tuple[Any, ...], output: Any) -
 
 def _strip(output: Any, names: tuple[str, ...], length: int) -> Any:
     if isinstance(output, tuple):
-        return (output[0][:, length:], *output[1:]) if names is _SEQUENCES else output
+        return (output[0][:, length:], *output[1:]) if _SEQUENCES[0] in names else output
     for name in names:
         value = output.get(name)
         if isinstance(value, tuple):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -63,14 +62,11 @@ class OutputSlot(Slot):
         for key in self.active:
             site, module = self.sites[key], self.placed(key)
             source = sublayer_x if site.tap else x
-            y = module(source, y) if site.part is None else _on_part(module, source, y, site.part)
+            if site.part is None:
+                y = module(source, y)
+            else:
+                y = site.part.write(y, module(source, site.part.read(y)))
         return y
-
-
-def _on_part(module: Any, x: Tensor | None, y: Tensor, part: tuple[int, int]) -> Tensor:
-    start, stop = part
-    pieces = (y[..., :start], module(x, y[..., start:stop]), y[..., stop:])
-    return torch.cat([piece for piece in pieces if piece.shape[-1]], dim=-1)
 
 
 def call_slot(host: nn.Module, args: tuple[Any, ...], y: Any) -> Any:

@@ -3,6 +3,7 @@ classes, no download."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -30,33 +31,94 @@ _BART = {
     "max_position_embeddings": 64, "init_std": 0.15, "decoder_start_token_id": EOS,
     "forced_bos_token_id": None, "forced_eos_token_id": None,
 }  # fmt: skip
+_GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.15}
+_HEAD_DIM = {"head_dim": 8}
+_DEBERTA = _PLAIN | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
 SIZES: dict[str, dict[str, Any]] = {
     "bert": _PLAIN,
     "roberta": _PLAIN,
     "xlm-roberta": _PLAIN,
+    "camembert": _PLAIN,
+    "electra": _PLAIN | {"embedding_size": 16},
+    "albert": _PLAIN | {"embedding_size": 16, "num_hidden_layers": 4, "num_hidden_groups": 2},
     "distilbert": {
         "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": 64,
         "initializer_range": 0.15,
     },
-    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.15},
+    "deberta": _DEBERTA,
+    "deberta-v2": _DEBERTA | {"share_att_key": True},
+    "mpnet": _PLAIN,
+    "modernbert": _PLAIN | {
+        "cls_token_id": 3, "sep_token_id": 2, "local_attention": 8,
+    },
+    "xlnet": {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48, "initializer_range": 0.15},
+    "openai-gpt": _GPT2,
+    "gpt2": _GPT2,
+    "gpt_neo": {
+        "hidden_size": 32, "num_layers": 2, "attention_types": [[["global", "local"], 1]],
+        "num_heads": 4, "max_position_embeddings": 64, "window_size": 4, "initializer_range": 0.15,
+    },
+    "gptj": _GPT2 | {"rotary_dim": 4},
+    "gpt_neox": _PLAIN,
+    "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.15},
+    "opt": _PLAIN | {"ffn_dim": 48, "word_embed_proj_dim": 16, "init_std": 0.15},
+    "xglm": {
+        "d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48, "init_std": 0.15,
+        "max_position_embeddings": 64,
+    },
     "llama": _GROUPED,
     "mistral": _GROUPED,
     "qwen2": _GROUPED,
+    "qwen3": _GROUPED | _HEAD_DIM,
+    "olmo": _GROUPED,
+    "olmo2": _GROUPED,
+    "gemma3_text": _GROUPED | _HEAD_DIM | {
+        "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4,
+    },
+    "phi3": _GROUPED,
+    "mixtral": _GROUPED | {"num_local_experts": 4},
     "t5": _T5,
     "mt5": _T5 | {"feed_forward_proj": "gated-gelu"},
+    "umt5": _T5 | {"feed_forward_proj": "gated-gelu"},
     "bart": _BART,
     "mbart": _BART,
+    "plbart": _BART,
+    "pegasus": _BART,
+    "m2m_100": _BART,
 }  # fmt: skip
 _DROPOUTS = (
     "hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "dropout",
     "attention_dropout", "activation_dropout", "seq_classif_dropout", "resid_pdrop", "embd_pdrop",
-    "attn_pdrop", "dropout_rate",
+    "attn_pdrop", "dropout_rate", "attention_probs_dropout", "pooler_dropout", "hidden_dropout",
+    "summary_last_dropout", "embed_dropout", "classifier_dropout_prob", "embedding_dropout",
+    "mlp_dropout", "resid_dropout", "layerdrop", "encoder_layerdrop", "decoder_layerdrop",
 )  # fmt: skip
 NO_DROPOUT = dict.fromkeys(_DROPOUTS, 0.0)
 ARCHITECTURES = tuple(FAMILIES)
-ENCODER_DECODERS = ("t5", "mt5", "bart", "mbart")
-DECODERS = ("gpt2", "llama", "mistral", "qwen2")
-GENERATORS = tuple(a for a in ARCHITECTURES if a in DECODERS + ENCODER_DECODERS)
+# Each mechanism once: the plain encoder, fused blocks, fused heads, a row with two stacks, ...
+CORE = (
+    "bert",
+    "distilbert",
+    "albert",  # layers share weights; the embedding is narrower than a layer
+    "deberta-v2",  # a sublayer with a path of its own; no attn.kv
+    "modernbert",  # fused gate and up
+    "xlnet",  # no attention projections
+    "gpt2",  # fused in blocks
+    "gpt_neox",  # fused per head
+    "llama",
+    "gemma3_text",  # sliding windows, norms on the sublayers' outputs
+    "mixtral",  # a mixture of experts
+    "xglm",  # no classification model
+    "t5",
+    "bart",
+    "pegasus",  # constant parameters
+)
+MATRIX = ARCHITECTURES if os.environ.get("ADAPTERHUB_MATRIX") == "full" else CORE
+_STACKS = {a: {stack.name for stack in family.stacks} for a, family in FAMILIES.items()}
+ENCODER_DECODERS = tuple(a for a in ARCHITECTURES if len(_STACKS[a]) == 2)
+DECODERS = tuple(a for a in ARCHITECTURES if _STACKS[a] == {"decoder"})
+GENERATORS = tuple(a for a in MATRIX if a in DECODERS + ENCODER_DECODERS)
+WITHOUT_CLASSIFIER = ("xglm", "pegasus", "m2m_100")
 _AUTO = {
     "classification": "AutoModelForSequenceClassification",
     "features": "AutoModel",
@@ -80,6 +142,29 @@ def model(
 def language_model(architecture: str, seed: int = 0) -> PreTrainedModel:
     """A tiny model that can generate."""
     return model(architecture, "seq2seq" if architecture in ENCODER_DECODERS else "causal-lm", seed)
+
+
+def usual_model(architecture: str, seed: int = 0, **config: Any) -> PreTrainedModel:
+    """A tiny classifier, or a language model where transformers has no classifier."""
+    if architecture not in WITHOUT_CLASSIFIER:
+        return model(architecture, "classification", seed, **config)
+    task = "seq2seq" if architecture in ENCODER_DECODERS else "causal-lm"
+    return model(architecture, task, seed, **config)
+
+
+def decoder_inputs(model: PreTrainedModel, inputs: dict[str, Any]) -> dict[str, Any]:
+    """What an encoder-decoder language model needs beside its input."""
+    if model.config.model_type not in WITHOUT_CLASSIFIER or not model.config.is_encoder_decoder:
+        return {}
+    return {"decoder_input_ids": inputs["input_ids"][:, :4]}
+
+
+def labelled_batch(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """A batch with labels for `usual_model`."""
+    inputs = batch()
+    if model.config.model_type in WITHOUT_CLASSIFIER:
+        return inputs | {"labels": inputs["input_ids"]}
+    return inputs | {"labels": torch.tensor([0, 1, 2])}
 
 
 def batch(rows: int = 3, length: int = 9, seed: int = 0) -> dict[str, torch.Tensor]:

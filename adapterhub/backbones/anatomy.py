@@ -5,41 +5,47 @@ encoder layer, whatever its module is called inside transformers. Roles of a lay
 
     attn.q attn.k attn.v attn.o    the projections of self-attention (or fused: attn.qkv)
     cross.q cross.k cross.v cross.o    those of cross-attention, in encoder-decoders
-    ffn.gate ffn.up ffn.down       the projections of the feed-forward network
+    ffn.gate ffn.up ffn.down       those of the feed-forward network (or fused: ffn.gate_up)
     attn.kv cross.kv               where keys and values enter the attention function
     attn cross ffn                 a sublayer as a whole: from its input x to its output y,
                                    before the residual connection is added
     attn.norm cross.norm ffn.norm  the normalization that belongs to a sublayer
+    attn.postnorm ffn.postnorm     the one on a sublayer's output, where there is one before the
+                                   residual connection
 
 and of a stack: `embed`, where token embeddings enter it. Where an architecture differs from another
-is data: one `Family` row in families.py.
+is data: one `Family` row in families/.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from adapterhub.errors import BackboneError, SiteError, did_you_mean
+from adapterhub.errors import SiteError, did_you_mean
 
 Kind = Literal["linear", "sublayer", "keyvalue", "norm", "embed"]
+Layout = Literal["blocks", "heads"]
 
 SUBLAYERS = ("attn", "cross", "ffn")
+NORMS = ("norm", "postnorm")
 PROJECTIONS = tuple(f"{s}.{p}" for s in ("attn", "cross") for p in ("q", "k", "v", "qkv", "o"))
 ROLES = (
     *PROJECTIONS,
     "ffn.gate",
     "ffn.up",
     "ffn.down",
+    "ffn.gate_up",
     *(f"{s}.kv" for s in ("attn", "cross")),
     *SUBLAYERS,
-    *(f"{s}.norm" for s in SUBLAYERS),
+    *(f"{s}.{norm}" for s in SUBLAYERS for norm in NORMS),
     "embed",
 )
 
@@ -49,15 +55,22 @@ class Stack:
     """One stack of layers: where it is, and where the sites of one of its layers are.
 
     `root` is the module whose forward takes `input_ids` (from the base model, "" is the base model
-    itself), `layers` the module list, `sites` maps a role to a path inside one layer (`a|b`: the
-    first of them that is there), `pooler` a module above the layers that reads position 0.
+    itself). `layers` is the module list; in `a.*.b` each element of `a` has a list `b`, and layers
+    are counted through. `sites` maps a role to a path inside one layer (`a|b`: the first of them
+    that is there). A sublayer goes from the input of its first projection to the output of its last
+    one; where that does not hold it has a path of its own: `a`, or `a>b` from the input of `a` to
+    the output of `b`. `fused` tells how a fused projection's output holds its parts: in `blocks`
+    (all of q, then all of k, ...), as when it is not named, or per `heads` (q, k and v of the first
+    key-value head, then of the next). `body` is the module inside the root whose output the root
+    pools, if it does.
     """
 
     name: Literal["encoder", "decoder"]
     layers: str
     sites: Mapping[str, str]
     root: str = ""
-    pooler: str | None = None
+    body: str | None = None
+    fused: Mapping[str, Layout] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -65,13 +78,42 @@ class Family:
     """One architecture family: the row that tells where T5 differs from BERT.
 
     `below` names the modules under the first layer (embeddings). `positions_from_padding` is set
-    where the backbone counts positions from the padding index, as RoBERTa does.
+    where the backbone counts positions from the padding index, as RoBERTa does. `constants` names
+    parameters that are tables of a formula (sinusoidal positions): nothing trains them.
     """
 
     model_types: tuple[str, ...]
     stacks: tuple[Stack, ...]
     below: tuple[str, ...]
     positions_from_padding: bool = False
+    constants: tuple[str, ...] = ()
+
+
+class Part(NamedTuple):
+    """The features of a fused projection's output that one site owns: `start` to `stop` of every
+    run of `period` features.
+
+    With the whole output as the period that is one block; with `3 head_dim` it is the q, k or v of
+    each head in turn.
+    """
+
+    start: int
+    stop: int
+    period: int
+
+    def read(self, y: Tensor) -> Tensor:
+        """y: (..., d_fused) -> the part: (..., d_out)."""
+        return self._runs(y)[..., self.start : self.stop].flatten(-2)
+
+    def _runs(self, y: Tensor) -> Tensor:
+        return y.view(*y.shape[:-1], -1, self.period)
+
+    def write(self, y: Tensor, piece: Tensor) -> Tensor:
+        """y with the part replaced. y: (..., d_fused), piece: (..., d_out) -> (..., d_fused)."""
+        runs = self._runs(y)
+        piece = piece.view(*runs.shape[:-1], -1)
+        pieces = (runs[..., : self.start], piece, runs[..., self.stop :])
+        return torch.cat([p for p in pieces if p.shape[-1]], dim=-1).flatten(-2)
 
 
 @dataclass(frozen=True)
@@ -79,8 +121,8 @@ class Site:
     """A named place of one backbone.
 
     `host` is the path of the module whose output the site changes; `tap` that of the module whose
-    input is the site's x, where it is not the host. `part` bounds the slice of a fused host's
-    output features that the site owns. `d_in`, `d_out` are the sizes of x and y in features.
+    input is the site's x, where it is not the host. `part` names the output features of a fused
+    host that the site owns. `d_in`, `d_out` are the sizes of x and y in features.
     """
 
     id: str
@@ -92,23 +134,26 @@ class Site:
     d_in: int
     d_out: int
     tap: str | None = None
-    part: tuple[int, int] | None = None
+    part: Part | None = None
 
 
 @dataclass(frozen=True)
 class Anatomy:
-    """The sites of one model, and the questions that methods ask about it."""
+    """The sites of one model, and the questions that methods ask about it.
+
+    `layers` holds the paths of each stack's layers, from the model.
+    """
 
     model: PreTrainedModel
     family: Family
     base_path: str
     sites: Mapping[str, Site] = field(repr=False)
+    layers: Mapping[str, tuple[str, ...]] = field(repr=False)
 
     @property
     def stacks(self) -> dict[str, Stack]:
         """The stacks that this model has (a decoder-only BART has no encoder)."""
-        present = {site.stack for site in self.sites.values()}
-        return {stack.name: stack for stack in self.family.stacks if stack.name in present}
+        return {stack.name: stack for stack in self.family.stacks if stack.name in self.layers}
 
     def path(self, *parts: str) -> str:
         """A module path from the model, for parts that start at the base model."""
@@ -116,9 +161,7 @@ class Anatomy:
 
     def depth(self, stack: str) -> int:
         """The number of layers of a stack."""
-        return 1 + max(
-            s.layer for s in self.sites.values() if s.stack == stack and s.layer is not None
-        )
+        return len(self.layers[stack])
 
     def select(
         self,
@@ -163,9 +206,11 @@ class Anatomy:
         )
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The backbone's own parameters by path: all but the task head's and any adapter's."""
+        """The backbone's own parameters by path: all but the task head's, any adapter's, and
+        constants."""
         heads = tuple(f"{name}." for name in self.head())
-        named = self.model.named_parameters()
+        constants = {self.path(path) for path in self.family.constants}
+        named = [(n, p) for n, p in self.model.named_parameters() if n not in constants]
         return {n: p for n, p in named if not n.startswith(heads) and f".{CHILD}." not in f".{n}"}
 
     def head(self) -> dict[str, nn.Module]:
@@ -189,20 +234,28 @@ class Anatomy:
                 and path.startswith(site.host + ".")
             ):
                 return site.id + path[len(site.host) :]
-        for name, stack in self.stacks.items():
-            layers = self.path(stack.layers) + "."
-            if path.startswith(layers):
-                return f"{name}.{path[len(layers) :]}"
+        if place := self._place(path):
+            return f"{place[0]}.{place[1]}.{path[len(self.layers[place[0]][place[1]]) + 1 :]}"
         return join("backbone", path.removeprefix(self.base_path + ".") if self.base_path else path)
 
     def layer_of(self, path: str) -> tuple[str, int] | Literal["below", "above"]:
         """Which layer a parameter is in; `below` all layers (embeddings) or `above` (final norm,
         pooler)."""
-        for name, stack in self.stacks.items():
-            if match := re.match(re.escape(self.path(stack.layers)) + r"\.(\d+)\.", path):
-                return name, int(match[1])
+        if place := self._place(path):
+            return place
         below = tuple(self.path(p) + "." for p in self.family.below)
         return "below" if path.startswith(below) else "above"
+
+    def _place(self, path: str) -> tuple[str, int] | None:
+        return next(
+            (
+                (stack, number)
+                for stack, layers in self.layers.items()
+                for number, layer in enumerate(layers)
+                if path.startswith(layer + ".")
+            ),
+            None,
+        )
 
 
 CHILD = "adapterhub"  # the one child module that a host carries while adapters are on it
@@ -257,129 +310,3 @@ def _bad_layers(problem: str, depth: int) -> SiteError:
         f"{problem} in a stack of {depth} layers",
         expected="all, 'top 4', 'first 2', '0..3' (ends included), 5, [0, 5, 11]; the first is 0",
     )
-
-
-def in_features(module: nn.Module) -> int:
-    """The size of a projection's input: `Linear`, its quantized kinds, and GPT-2's `Conv1D`."""
-    size = getattr(module, "in_features", None) or getattr(module, "nx", None)
-    return int(size) if size else module.get_parameter("weight").shape[0]
-
-
-def out_features(module: nn.Module) -> int:
-    """The size of a projection's output."""
-    size = getattr(module, "out_features", None) or getattr(module, "nf", None)
-    return int(size) if size else module.get_parameter("weight").shape[-1]
-
-
-def build(model: PreTrainedModel, family: Family) -> Anatomy:
-    """Lay a family's row over a model.
-
-    Raises:
-        BackboneError: the row does not fit: it names modules that the model does not have.
-    """
-    base = model.base_model
-    base_path = "" if base is model else next(n for n, m in model.named_modules() if m is base)
-    sites: dict[str, Site] = {}
-    for stack in family.stacks:
-        layers = _get(base, stack.layers)
-        if isinstance(layers, nn.ModuleList):
-            embed = _embed_site(model, base_path, stack)
-            sites |= {s.id: s for s in (embed, *_stack_sites(model, base_path, stack, layers))}
-    if not sites:
-        raise BackboneError(
-            f"the {model.config.model_type} row of families.py does not fit {type(model).__name__}",
-            expected=f"a module list at {', '.join(s.layers for s in family.stacks)}",
-        )
-    return Anatomy(model, family, base_path, sites)
-
-
-def _get(module: nn.Module, path: str) -> nn.Module | None:
-    try:
-        return module.get_submodule(path)
-    except AttributeError:
-        return None
-
-
-def _present(layer: nn.Module, spec: str) -> str | None:
-    """The first of the `|`-separated paths that the layer has."""
-    return next((path for path in spec.split("|") if _get(layer, path) is not None), None)
-
-
-def _embed_site(model: PreTrainedModel, base_path: str, stack: Stack) -> Site:
-    root = model.get_submodule(join(base_path, stack.root))
-    width = root.get_input_embeddings().weight.shape[1]  # type: ignore[operator]
-    host = join(base_path, stack.root)
-    return Site(f"{stack.name}.embed", stack.name, None, "embed", "embed", host, width, width)
-
-
-def _stack_sites(
-    model: PreTrainedModel, base_path: str, stack: Stack, layers: nn.ModuleList
-) -> Iterator[Site]:
-    for number, layer in enumerate(layers):
-        prefix = join(base_path, stack.layers, str(number))
-        found = {
-            role: path for role, spec in stack.sites.items() if (path := _present(layer, spec))
-        }
-        modules = {role: layer.get_submodule(path) for role, path in found.items()}
-        paths = {role: join(prefix, path) for role, path in found.items()}
-        for role, kind, fields in _layer_sites(model, modules, paths):
-            site_id = f"{stack.name}.{number}.{role}"
-            yield Site(site_id, stack.name, number, role, kind, **fields)
-
-
-def _layer_sites(
-    model: PreTrainedModel, modules: dict[str, nn.Module], paths: dict[str, str]
-) -> Iterator[tuple[str, Kind, dict]]:  # type: ignore[type-arg]
-    for role, module in modules.items():
-        if role.endswith(".norm"):
-            width = module.get_parameter("weight").shape[0]
-            yield role, "norm", {"host": paths[role], "d_in": width, "d_out": width}
-        elif role.endswith(".kv"):
-            yield role, "keyvalue", _keyvalue(model, role, modules, paths)
-        elif role not in SUBLAYERS:
-            sizes = {"d_in": in_features(module), "d_out": out_features(module)}
-            yield role, "linear", {"host": paths[role], **sizes}
-        if role.endswith(".qkv"):
-            yield from _fused_parts(model, role, module, paths[role])
-    for role in SUBLAYERS:
-        if fields := _sublayer(role, modules, paths):
-            yield role, "sublayer", fields
-
-
-def _fused_parts(
-    model: PreTrainedModel, role: str, module: nn.Module, path: str
-) -> Iterator[tuple[str, Kind, dict]]:  # type: ignore[type-arg]
-    """q, k and v of a fused projection whose output holds them one block after the other."""
-    heads = model.config.num_attention_heads
-    kv_heads = getattr(model.config, "num_key_value_heads", None) or heads
-    head_dim = out_features(module) // (heads + 2 * kv_heads)
-    start = 0
-    for part, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
-        stop = start + count * head_dim
-        size = {"d_in": in_features(module), "d_out": stop - start}
-        yield role.replace("qkv", part), "linear", {"host": path, **size, "part": (start, stop)}
-        start = stop
-
-
-def _keyvalue(
-    model: PreTrainedModel, role: str, modules: dict[str, nn.Module], paths: dict[str, str]
-) -> dict[str, object]:
-    sublayer = role.split(".")[0]
-    if f"{sublayer}.k" in modules:
-        width = out_features(modules[f"{sublayer}.k"])
-    else:
-        parts = _fused_parts(model, f"{sublayer}.qkv", modules[f"{sublayer}.qkv"], "")
-        width = next(fields["d_out"] for r, _, fields in parts if r.endswith(".k"))
-    return {"host": paths[role], "d_in": width, "d_out": width}
-
-
-def _sublayer(
-    role: str, modules: dict[str, nn.Module], paths: dict[str, str]
-) -> dict[str, object] | None:
-    """A sublayer goes from the input of its first projection to the output of its last one."""
-    first = next((r for r in (f"{role}.q", f"{role}.qkv", f"{role}.up") if r in modules), None)
-    last = next((r for r in (f"{role}.o", f"{role}.down") if r in modules), None)
-    if first is None or last is None:
-        return None
-    sizes = {"d_in": in_features(modules[first]), "d_out": out_features(modules[last])}
-    return {"host": paths[last], "tap": paths[first], **sizes}

@@ -1,0 +1,24 @@
+"""The cells of the matrix method x architecture: those that work, and those refused on purpose."""
+
+from __future__ import annotations
+
+import pytest
+import tiny
+
+from adapterhub.errors import AttachError, SiteError
+from adapterhub.methods import METHODS
+
+# Their attention is not on transformers' attention interface, so prefixes cannot enter it.
+OFF_INTERFACE = (
+    "deberta", "deberta-v2", "mpnet", "xlnet", "openai-gpt", "gpt_neo", "gptj", "bloom", "xglm",
+)  # fmt: skip
+REFUSED: dict[tuple[str, str], type[Exception]] = {
+    **{(method, a): SiteError for method in ("prefix", "mam") for a in OFF_INTERFACE},
+    # XLNet's projections are tensors, not modules.
+    ("lora", "xlnet"): SiteError,
+    # Without a task head nothing would train.
+    **{("head", a): AttachError for a in tiny.WITHOUT_CLASSIFIER},
+}
+ALL = [(m, a) for m in sorted(METHODS) for a in tiny.ARCHITECTURES]
+CELLS = [cell for cell in ALL if cell[1] in tiny.MATRIX and cell not in REFUSED]
+matrix = pytest.mark.parametrize(("method", "architecture"), CELLS)
