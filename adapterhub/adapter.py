@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -41,7 +41,7 @@ class Placed:
 class Changed:
     """A backbone parameter that the adapter owns a copy of, and every module that holds it (ties).
 
-    `name` is its name in adapter files.
+    `name` is its name in adapter files, `stage` and `rate` are those of the method's plan.
     """
 
     method: Method | None
@@ -49,6 +49,8 @@ class Changed:
     own: nn.Parameter
     original: nn.Parameter
     holders: tuple[tuple[nn.Module, str], ...]
+    stage: int = 0
+    rate: float = 1.0
 
     def swap(self, on: bool) -> None:
         """Put the adapter's parameter into the backbone, or the backbone's own back."""
@@ -83,6 +85,15 @@ class Home(Protocol):
 
     def fingerprint(self) -> str:
         """The identity of the backbone as it was before any adapter."""
+
+
+class Group(NamedTuple):
+    """Parameters by their names in adapter files that train at `rate` times the learning rate of
+    their method; None is the task head."""
+
+    method: Method | None
+    rate: float
+    named: list[tuple[str, nn.Parameter]]
 
 
 @dataclass
@@ -139,23 +150,26 @@ class Adapter:
         """The trainable parameters: objects, not names."""
         return [t for t in self.tensors().values() if isinstance(t, nn.Parameter)]
 
-    def groups(self) -> list[tuple[Method | None, list[tuple[str, nn.Parameter]]]]:
-        """The trainable parameters by the method that owns them; None is the task head."""
+    def groups(self) -> list[Group]:
+        """The trainable parameters by the method that owns them and their learning rate."""
         owners = {f"{p.site.id}.{p.method.name}": p.method for p in self.placed}
-        owner_of = {c.name: c.method for c in self.changed}
-        groups: dict[int, tuple[Method | None, list[tuple[str, nn.Parameter]]]] = {}
+        changed = {c.name: c for c in self.changed}
+        groups: dict[tuple[int, float], Group] = {}
         for name, tensor in self.tensors().items():
             placed = next(
                 (m for prefix, m in owners.items() if name.startswith(prefix + ".")), None
             )
-            method = owner_of.get(name, placed)
+            method = changed[name].method if name in changed else placed
+            rate = changed[name].rate if name in changed else 1.0
+            rate *= method.rate(name) if method else 1.0
             if isinstance(tensor, nn.Parameter):
-                groups.setdefault(id(method), (method, []))[1].append((name, tensor))
+                group = groups.setdefault((id(method), rate), Group(method, rate, []))
+                group.named.append((name, tensor))
         return list(groups.values())
 
     def count(self) -> int:
         """The number of trainable parameters without the task head."""
-        return sum(p.numel() for m, named in self.groups() if m is not None for _, p in named)
+        return sum(p.numel() for group in self.groups() if group.method for _, p in group.named)
 
     def switch(self, on: bool) -> None:
         """Make the adapter take part in the forward pass, or not. Trainability is untouched."""
@@ -240,7 +254,7 @@ class Adapter:
         """
         self.model.train()
         if not dropout:
-            trained = {id(p) for p in self.parameters()}
+            trained = {id(p) for p in self.parameters() if p.requires_grad}
             heads = set(self.head.own) if self.head else set()
             for name, child in self.model.named_children():
                 if name not in heads:

@@ -176,12 +176,12 @@ def _build(state: Attachments, methods: tuple[Method, ...], name: str) -> Adapte
         for part, step in steps
         if isinstance(step, Placement)
     ]
-    unfrozen: list[tuple[Method | None, str]] = [
-        (m, s.path) for m, s in steps if isinstance(s, Unfrozen)
+    unfrozen: list[tuple[Method | None, Unfrozen]] = [
+        (m, s) for m, s in steps if isinstance(s, Unfrozen)
     ]
-    taken = {path for _, path in unfrozen}
+    taken = {step.path for _, step in unfrozen}
     fresh = sorted(getattr(state.model, FRESH, frozenset()) & state.anatomy.parameters().keys())
-    unfrozen += [(None, path) for path in fresh if path not in taken]
+    unfrozen += [(None, Unfrozen(path)) for path in fresh if path not in taken]
     changed = list(_own_copies(state, unfrozen))
     head = _own_head(state)
     adapter = Adapter(name, methods, state.model, state.anatomy, placed, changed, head, state)
@@ -221,7 +221,7 @@ def _moved(state: Attachments, placement: Placement) -> nn.Module:
 
 
 def _own_copies(
-    state: Attachments, unfrozen: Iterable[tuple[Method | None, str]]
+    state: Attachments, unfrozen: Iterable[tuple[Method | None, Unfrozen]]
 ) -> Iterable[Changed]:
     parameters = state.anatomy.parameters()
     holders: dict[int, list[tuple[nn.Module, str]]] = {}
@@ -229,12 +229,13 @@ def _own_copies(
         for attribute, parameter in module._parameters.items():
             if parameter is not None:
                 holders.setdefault(id(parameter), []).append((module, attribute))
-    for method, path in unfrozen:
-        original = parameters[path]
-        site, _, parameter_name = state.anatomy.key(path).rpartition(".")
+    for method, step in unfrozen:
+        original = parameters[step.path]
+        site, _, parameter_name = state.anatomy.key(step.path).rpartition(".")
         file_name = f"{site}.{method.name if method else 'fresh'}.{parameter_name}"
         own = nn.Parameter(original.detach().clone())
-        yield Changed(method, file_name, own, original, tuple(holders[id(original)]))
+        everywhere = tuple(holders[id(original)])
+        yield Changed(method, file_name, own, original, everywhere, step.stage, step.rate)
 
 
 def _own_head(state: Attachments) -> Head | None:

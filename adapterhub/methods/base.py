@@ -32,9 +32,23 @@ class Placement:
 
 @dataclass(frozen=True)
 class Unfrozen:
-    """A parameter of the backbone that the method trains, by its path from the model."""
+    """A parameter of the backbone that the method trains, by its path from the model.
+
+    It trains from this stage of the method's pace on, at `rate` times the method's learning rate.
+    """
 
     path: str
+    stage: int = 0
+    rate: float = 1.0
+
+
+@dataclass(frozen=True)
+class Pace:
+    """When the stages of a method follow each other: one each `epochs` epochs; where that is None,
+    one after each `patience` evaluations in a row that were not the best so far."""
+
+    epochs: int | None = 1
+    patience: int = 1
 
 
 Step = Placement | Unfrozen
@@ -45,8 +59,10 @@ class Method(ABC):
 
     `start` says what the adapted backbone computes before training: the same function (`identity`),
     almost the same (`near-identity`), or what the paper's initialization gives (`paper`).
-    `learning_rate` is AdamW's default for the method's own parameters. A composed method names its
-    `parts`, and has no plan of its own.
+    `learning_rate` is AdamW's default for the method's own parameters, and `schedule` the default
+    shape of it over a run, where the method's source names one. `trains_backbone` is set where the
+    plan unfreezes parameters of the backbone. A composed method names its `parts`, and has no plan
+    of its own.
     """
 
     name: ClassVar[str]
@@ -54,6 +70,7 @@ class Method(ABC):
     summary: ClassVar[str]
     start: ClassVar[Start] = "identity"
     learning_rate: ClassVar[float] = 1e-3
+    schedule: ClassVar[str | None] = None
     trains_backbone: ClassVar[bool] = False
 
     def parts(self) -> tuple[Method, ...]:
@@ -67,6 +84,14 @@ class Method(ABC):
             SiteError: the backbone lacks the sites that the options name.
         """
         raise NotImplementedError(f"{self.name} has neither parts nor a plan")
+
+    def pace(self) -> Pace | None:
+        """When the next stage of the plan begins; None: the plan has one stage."""
+        return None
+
+    def rate(self, name: str) -> float:
+        """A factor on the learning rate of one parameter, by its name in adapter files."""
+        return 1.0
 
     def count(self, anatomy: Anatomy) -> int:
         """The number of trainable parameters on this backbone, by formula, without the
@@ -88,6 +113,19 @@ def select(method: Any, anatomy: Anatomy) -> tuple[Site, ...]:
     """
     default = next(f.default for f in dataclasses.fields(method) if f.name == "sites")
     return anatomy.select(method.sites, method.layers, strict=method.sites != default)
+
+
+def require_positive(method: Method, *names: str) -> None:
+    """Refuse options that must be more than 0.
+
+    Raises:
+        ConfigError: which are not.
+    """
+    values = {name: getattr(method, name) for name in names}
+    if wrong := [f"{name}: {value}" for name, value in values.items() if not value > 0]:
+        raise ConfigError(
+            f"options of {method.name} are out of range", offenders=wrong, expected="more than 0"
+        )
 
 
 def cast(parameter: Tensor, like: Tensor) -> Tensor:

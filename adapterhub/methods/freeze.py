@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from adapterhub.backbones.anatomy import Anatomy
+from adapterhub.backbones.depth import layer_count, layers_down
 from adapterhub.config import option
 from adapterhub.errors import ConfigError
-from adapterhub.methods.base import Method, Unfrozen, register
+from adapterhub.methods.base import Method, Unfrozen, register, require_positive
 
 
 @register
@@ -28,24 +29,29 @@ class Freeze(Method):
     paper = "Lee et al. 2019, https://arxiv.org/abs/1911.03090"
     summary = "the top layers train, the first stay frozen"
     learning_rate = 1e-4
+    trains_backbone = True
 
     top: int = option(2, "number of layers that train, from the top")
+    decay: float = option(1.0, "the learning rate of a layer: that of the layer above over this")
+
+    def __post_init__(self) -> None:
+        require_positive(self, "decay")
 
     def plan(self, anatomy: Anatomy) -> Iterator[Unfrozen]:
         """The parameters of the top layers and of what stands above."""
-        return (Unfrozen(path) for path in self._paths(anatomy))
+        for path, down in self._trained(anatomy).items():
+            yield Unfrozen(path, rate=self.decay**-down)
 
     def count(self, anatomy: Anatomy) -> int:
         """The size of the top layers and of what stands above."""
         parameters = anatomy.parameters()
-        return sum(parameters[path].numel() for path in self._paths(anatomy))
+        return sum(parameters[path].numel() for path in self._trained(anatomy))
 
-    def _paths(self, anatomy: Anatomy) -> list[str]:
-        layers = [(name, n) for name in anatomy.stacks for n in range(anatomy.depth(name))]
-        if not 0 < self.top <= len(layers):
+    def _trained(self, anatomy: Anatomy) -> dict[str, int]:
+        depth = layer_count(anatomy)
+        if not 0 < self.top <= depth:
             raise ConfigError(
-                f"freeze cannot train the top {self.top} of {len(layers)} layers",
-                expected=f"top between 1 and {len(layers)}",
+                f"freeze cannot train the top {self.top} of {depth} layers",
+                expected=f"top between 1 and {depth}",
             )
-        trained = {*layers[len(layers) - self.top :], "above"}
-        return [path for path in anatomy.parameters() if anatomy.layer_of(path) in trained]
+        return {path: down for path, down in layers_down(anatomy).items() if down < self.top}

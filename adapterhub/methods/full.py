@@ -1,7 +1,8 @@
 """Full fine-tuning: every parameter of the backbone trains. Parameters: all of them.
 
 The baseline of every paper here, for instance Devlin et al. 2019, "BERT", section 4,
-https://arxiv.org/abs/1810.04805 (whose learning rates are 2e-5 to 5e-5).
+https://arxiv.org/abs/1810.04805 (whose learning rates are 2e-5 to 5e-5). With `decay` the learning
+rate falls from layer to layer: Howard & Ruder 2018, section 3.2, https://arxiv.org/abs/1801.06146.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from adapterhub.backbones.anatomy import Anatomy
-from adapterhub.methods.base import Method, Unfrozen, register
+from adapterhub.backbones.depth import layers_down
+from adapterhub.config import option
+from adapterhub.methods.base import Method, Unfrozen, register, require_positive
 
 
 @register
@@ -22,10 +25,17 @@ class Full(Method):
     paper = "Devlin et al. 2019, https://arxiv.org/abs/1810.04805"
     summary = "every parameter of the backbone trains"
     learning_rate = 5e-5
+    trains_backbone = True
+
+    decay: float = option(1.0, "the learning rate of a layer: that of the layer above over this")
+
+    def __post_init__(self) -> None:
+        require_positive(self, "decay")
 
     def plan(self, anatomy: Anatomy) -> Iterator[Unfrozen]:
         """All backbone parameters."""
-        return (Unfrozen(path) for path in anatomy.parameters())
+        for path, down in layers_down(anatomy).items():
+            yield Unfrozen(path, rate=self.decay**-down)
 
     def count(self, anatomy: Anatomy) -> int:
         """The size of the backbone."""

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedDataParallelKwargs
 
 from adapterhub.errors import ConfigError, TrainingError
 from adapterhub.training.batching import Batch, BatchList, share
 from adapterhub.training.options import TrainOptions
-from adapterhub.training.schedules import schedule
+from adapterhub.training.schedules import DEFAULT, schedule
 
 
 class Trainee(Protocol):
@@ -32,6 +33,18 @@ class Trainee(Protocol):
     def tensors(self) -> dict[str, torch.Tensor]:
         """The live trained parameters by name; a checkpoint is restored by copying into them. One
         that does not require a gradient now (a method with a schedule) is saved all the same."""
+
+    @property
+    def staged(self) -> bool:
+        """Whether `enter` ever changes what trains."""
+
+    def enter(self, epoch: int, improved: Sequence[bool]) -> bool:
+        """Lets those tensors require a gradient that train now; returns whether that changed.
+
+        Called before the first step of a session, and after each epoch and evaluation. It must
+        depend on its arguments alone: `epoch` is that of the next step, `improved` says of each
+        evaluation so far whether it was the best until then.
+        """
 
     def train_mode(self, dropout: bool) -> None:
         """Puts each module in its mode for training; `dropout`: that of the frozen part is on."""
@@ -58,7 +71,7 @@ class Engine:
         _check_fp32(trainee)
         self.trainee, self.options = trainee, options
         self.device = next(iter(trainee.tensors().values())).device
-        self.accelerator = _accelerator(options, self.device)
+        self.accelerator = _accelerator(options, self.device, trainee.staged)
         self.world = self.accelerator.num_processes
         self.per_step = options.gradient_accumulation * self.world
         self.model = trainee.model
@@ -78,7 +91,7 @@ class Engine:
             eps=options.eps,
             fused=self.device.type in ("cuda", "cpu"),
         )
-        multiplier = schedule(options.schedule, total, options.warmup)
+        multiplier = schedule(options.schedule or DEFAULT, total, options.warmup)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, multiplier)
         self.prepared = self.accelerator.prepare_optimizer(self.optimizer, device_placement=False)
 
@@ -210,14 +223,20 @@ class Engine:
             yield "every gradient is zero"
 
 
-def _accelerator(options: TrainOptions, device: torch.device) -> Accelerator:
+def _accelerator(options: TrainOptions, device: torch.device, staged: bool) -> Accelerator:
     """An accelerator of this run's own: accelerate keeps one state a process, and would refuse a
     second run with another precision or device."""
     AcceleratorState._reset_state()
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         PartialState._reset_state()
+    # DDP waits for the gradient of every tensor that trains at any time, unless told to look.
+    parallel = DistributedDataParallelKwargs(find_unused_parameters=staged)
     try:
-        return Accelerator(mixed_precision=options.mixed_precision, cpu=device.type == "cpu")
+        return Accelerator(
+            mixed_precision=options.mixed_precision,
+            cpu=device.type == "cpu",
+            kwargs_handlers=[parallel],
+        )
     except ValueError as error:
         raise ConfigError(
             f"train.mixed_precision={options.mixed_precision} fails on {device.type}: {error}",

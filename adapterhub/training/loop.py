@@ -2,8 +2,8 @@
 
 An epoch is a `BatchList`: its length is known and a batch is made only when it is asked for, so a
 resumed run starts in the middle of an epoch without collating what it skips. `batches(epoch)` must
-depend on `epoch` alone, and all epochs have one length. It is called once as each epoch starts, on
-resume too, so it is the place where a method with a schedule changes what trains.
+depend on `epoch` alone, and all epochs have one length. What trains may change between steps, where
+`Trainee.enter` says so (a method with stages): that too follows from the saved progress alone.
 
 A run that was stopped at any moment, kill -9 included, and resumed ends with the bytes of a run
 that was not: tensors, and `metrics.jsonl`.
@@ -33,6 +33,7 @@ from adapterhub.training.engine import Engine, Trainee
 from adapterhub.training.options import TrainOptions
 from adapterhub.training.recompute import Recompute, recompute
 from adapterhub.training.report import Evaluated, Reporter, Silent, Timing, Trained
+from adapterhub.training.stages import improvements
 
 __all__ = ["LOWER_IS_BETTER", "Result", "Trainee", "train"]
 
@@ -184,6 +185,7 @@ class _Session:
         self.reporter.start(self.total, self.progress.step)
         if self.engine.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.engine.device)
+        self._enter()
         self._train_mode()
         if saved is not None and saved.training is not None:
             if self.progress.best_step == self.progress.step:
@@ -223,6 +225,8 @@ class _Session:
             self._save()
         if improved:
             self._save_best()
+        if due or epoch_ended:
+            self._enter()
         if self.stop.requested and not progress.finished:
             raise TrainingError(
                 f"stopped by a signal after step {progress.step} of {self.total}; it is saved",
@@ -253,7 +257,7 @@ class _Session:
         progress = self.progress
         progress.other_seconds += self._lap()
         progress.history.append({"step": progress.step, "epoch": epoch, **metrics})
-        best = self._is_best(metrics[self.metric])
+        best = self._improved()[-1]
         progress.best_step = progress.step if best else progress.best_step
         progress.stale = 0 if best else progress.stale + 1
         patience = self.options.patience
@@ -275,12 +279,16 @@ class _Session:
             )
         return metrics
 
-    def _is_best(self, value: float) -> bool:
-        if not math.isfinite(value) or self.progress.best_step is None:
-            return math.isfinite(value)
-        old = self.progress.record(self.progress.best_step)[self.metric]
+    def _improved(self) -> list[bool]:
+        """Of each evaluation, whether it was the best until then."""
         lower = self.metric.removeprefix("eval_") in LOWER_IS_BETTER
-        return value < old if lower else value > old
+        return improvements([record[self.metric] for record in self.progress.history], lower)
+
+    def _enter(self) -> None:
+        """Let the stage begin that is due."""
+        if self.trainee.enter(self.progress.epoch, self._improved()):
+            self.engine.checked = False
+            self._train_mode()
 
     def _train_mode(self) -> None:
         self.trainee.train_mode(self.options.dropout)

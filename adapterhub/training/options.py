@@ -30,8 +30,8 @@ class TrainOptions:
     beta2: float = option(0.999, "AdamW decay of the squared gradient average")
     eps: float = option(1e-8, "AdamW term against division by zero")
     max_grad_norm: float = option(1.0, "largest gradient norm, larger ones are scaled (0: off)")
-    schedule: Literal["linear", "cosine", "slanted", "constant"] = option(
-        "linear", "shape of the learning rate after the warm-up"
+    schedule: Literal["linear", "cosine", "slanted", "constant"] | None = option(
+        None, "shape of the learning rate after the warm-up (none: the method's own, else linear)"
     )
     warmup: float | None = option(
         None, "warm-up: a fraction of all steps if below 1, else steps (none: 0.06, slanted 0.1)"

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +14,21 @@ import torch
 from accelerate.utils import set_seed
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from adapterhub.adapter import Adapter
+from adapterhub.adapter import Adapter, Group
 from adapterhub.attachment import place
 from adapterhub.backbones.load import load_backbone
 from adapterhub.config import to_dict
 from adapterhub.errors import DataError, OutputError
 from adapterhub.methods.base import Method
 from adapterhub.methods.spec import dump, parse
-from adapterhub.training import loop
+from adapterhub.training import loop, stages
 from adapterhub.training.batching import LazyBatches, batch_order
 from adapterhub.training.data import Example, data_hash, read_examples, sample
 from adapterhub.training.docstrings import load_docstrings
 from adapterhub.training.options import TrainOptions
 from adapterhub.training.recipe import Recipe
 from adapterhub.training.report import Reporter
+from adapterhub.training.schedules import DEFAULT
 from adapterhub.training.tasks import Encoded, Prediction, Task, task_of
 
 HEAD_LEARNING_RATE = 5e-3
@@ -47,23 +48,37 @@ class AdapterTrainee:
         return self.adapter.model
 
     def param_groups(self, options: TrainOptions) -> list[dict[str, Any]]:
-        """One group a method, and one for the task head."""
+        """One group a method and factor on its learning rate, and one for the task head."""
         return [
             {
-                "name": method.name if method else "head",
-                "params": [parameter for _, parameter in named],
-                "lr": _learning_rate(method, options),
+                "name": _group_name(group),
+                "params": [parameter for _, parameter in group.named],
+                "lr": _learning_rate(group.method, options) * group.rate,
             }
-            for method, named in self.adapter.groups()
+            for group in self.adapter.groups()
         ]
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """What trains, live."""
         return self.adapter.tensors()
 
+    @property
+    def staged(self) -> bool:
+        """Whether a method has a later stage."""
+        return any(changed.stage for changed in self.adapter.changed)
+
+    def enter(self, epoch: int, improved: Sequence[bool]) -> bool:
+        """By the pace of each method."""
+        return stages.enter(self.adapter, epoch, improved)
+
     def train_mode(self, dropout: bool) -> None:
         """The adapter in training mode, the frozen backbone with or without dropout."""
         self.adapter.train_mode(dropout)
+
+
+def _group_name(group: Group) -> str:
+    name = group.method.name if group.method else "head"
+    return name if group.rate == 1 else f"{name} x{group.rate:.3g}"
 
 
 def _learning_rate(method: Method | None, options: TrainOptions) -> float:
@@ -146,6 +161,9 @@ def prepare(recipe: Recipe) -> Prepared:
     if torch.cuda.is_available():
         model.to("cuda")  # type: ignore[arg-type]
     adapter = place(model, methods, recipe.name)
+    own = next((method.schedule for method in methods if method.schedule), DEFAULT)
+    chosen = replace(recipe.train, schedule=recipe.train.schedule or own)  # type: ignore[arg-type]
+    recipe = replace(recipe, train=chosen)
     adapter.notes.task = recipe.task
     adapter.notes.tokenizer = tokenizer_hash(tokenizer)
     limit = min(recipe.train.max_length, _positions(model))
@@ -176,7 +194,16 @@ def run(recipe: Recipe, reporter: Reporter, *, resume: bool = False) -> Outcome:
     check_output(output, resume)
     ready = prepare(recipe)
     _make(output, recipe)
-    result = loop.train(
+    try:
+        result = _train(ready, output, reporter, resume)
+    finally:
+        stages.release(ready.adapter)
+    return _save(ready, output, result)
+
+
+def _train(ready: Prepared, output: Path, reporter: Reporter, resume: bool) -> loop.Result:
+    recipe = ready.recipe
+    return loop.train(
         AdapterTrainee(ready.adapter),
         lambda epoch: _epoch(ready, epoch),
         lambda: evaluate(
@@ -194,7 +221,6 @@ def run(recipe: Recipe, reporter: Reporter, *, resume: bool = False) -> Outcome:
         },
         reporter=reporter,
     )
-    return _save(ready, output, result)
 
 
 def _identity(recipe: Recipe) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from adapterhub.errors import ConfigError, did_you_mean
 
 Multiplier = Callable[[int], float]
 
+DEFAULT = "linear"
 DEFAULT_WARMUP = 0.06
 CUT_FRACTION = 0.1
 RATIO = 32.0

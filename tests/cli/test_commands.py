@@ -131,7 +131,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("method", ["lora(dropout=0.2)", "full", "mam"])
+@pytest.mark.parametrize("method", ["lora(dropout=0.2)", "full", "mam", "unfreeze"])
 def test_resume_after_a_kill_gives_the_same_bytes(train, tmp_path, backbone, data, method):
     words = ("--method", method, "train.save_every=2", "train.epochs=3", "train.dropout=true")
     assert train(*words, output=tmp_path / "whole")[0] == 0

@@ -57,10 +57,10 @@ def train(adapter, steps, learning_rate=None):
     """Steps of AdamW at the method's own learning rate; returns the losses."""
     groups = [
         {
-            "params": [p for _, p in named],
-            "lr": learning_rate or (method.learning_rate if method else 1e-3),
+            "params": [p for _, p in group.named],
+            "lr": learning_rate or (group.method.learning_rate if group.method else 1e-3),
         }
-        for method, named in adapter.groups()
+        for group in adapter.groups()
     ]
     optimizer = torch.optim.AdamW(groups)
     losses = []

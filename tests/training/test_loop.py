@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,6 +63,11 @@ class Learner:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    staged = False
+
+    def enter(self, epoch: int, improved: Sequence[bool]) -> bool:
+        return False
 
     def train_mode(self, dropout: bool) -> None:
         self.model.train()

@@ -1,0 +1,62 @@
+"""Gradual unfreezing: the top layers train first, and lower ones join them one group after another.
+
+    stage k trains the groups 0..k      group k: `size` layers, k groups under the top
+
+with learning rates that fall from the top down (discriminative fine-tuning), and rise and fall over
+the run (slanted triangular):
+
+    eta^(l-1) = eta^l / decay                                      (section 3.2, equations 1 and 2)
+    eta_t = eta_max (1 + p (ratio - 1)) / ratio                    (section 3.2, equation 3)
+
+The group of the top layer has what stands above it (a final norm, a pooler); embeddings are a group
+of their own, the last. The layers of an encoder-decoder count through: the decoder's, then the
+encoder's. The task head trains from the start at its own rate. Parameters: all of the backbone.
+
+Howard & Ruder 2018, "Universal Language Model Fine-tuning for Text Classification",
+https://arxiv.org/abs/1801.06146; gradual unfreezing is section 3.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from adapterhub.backbones.anatomy import Anatomy
+from adapterhub.backbones.depth import layer_count, layers_down
+from adapterhub.config import option
+from adapterhub.methods.base import Unfrozen, register, require_positive
+from adapterhub.methods.staged import Paced
+
+
+@register
+@dataclass(frozen=True)
+class Unfreeze(Paced):
+    """Layers join the training from the top down."""
+
+    name = "unfreeze"
+    paper = "Howard & Ruder 2018, https://arxiv.org/abs/1801.06146"
+    summary = "gradual unfreezing: layers join from the top down"
+    learning_rate = 1e-4
+    schedule = "slanted"
+    trains_backbone = True
+
+    size: int = option(1, "layers in a group")
+    decay: float = option(2.6, "the learning rate of a group: that of the group above over this")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "size", "decay")
+
+    def plan(self, anatomy: Anatomy) -> Iterator[Unfrozen]:
+        """All backbone parameters, each from the stage of its group on."""
+        for path, stage in self.stages(anatomy).items():
+            yield Unfrozen(path, stage, self.decay**-stage)
+
+    def stages(self, anatomy: Anatomy) -> dict[str, int]:
+        """The group of each parameter, counted from the top."""
+        depth = layer_count(anatomy)
+        groups = -(-depth // self.size)
+        return {
+            path: groups if down == depth else down // self.size
+            for path, down in layers_down(anatomy).items()
+        }

@@ -1,0 +1,349 @@
+"""What trains when, and how fast: gradual unfreezing, and what shares its mechanism."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+
+import adapterhub as ah
+from adapterhub.adapter import Adapter
+from adapterhub.errors import ConfigError
+from adapterhub.methods import METHODS, Pace
+from adapterhub.training import checkpoint, stages
+from adapterhub.training.batching import LazyBatches, batch_order
+from adapterhub.training.engine import Engine
+from adapterhub.training.loop import Result, train
+from adapterhub.training.options import TrainOptions
+from adapterhub.training.report import Silent
+from adapterhub.training.run import AdapterTrainee
+
+EXAMPLES, BATCH, EPOCHS = 8, 2, 5
+STEPS = EXAMPLES // BATCH
+RATE, DECAY = 1e-3, 2.6
+LAYERS = ("encoder.2.", "encoder.1.", "encoder.0.", "backbone.embeddings")
+OPTIONS: dict[str, Any] = {
+    "epochs": EPOCHS,
+    "batch_size": BATCH,
+    "learning_rate": RATE,
+    "schedule": "slanted",
+    "tensorboard": False,
+}
+
+
+def attached(method: Any = "unfreeze", layers: int = 3) -> Adapter:
+    torch.manual_seed(0)
+    return ah.attach(tiny.model("bert", num_hidden_layers=layers, **tiny.NO_DROPOUT), method)
+
+
+def batches(epoch: int, event: Callable[[], None] = lambda: None) -> LazyBatches:
+    inputs = tiny.batch(EXAMPLES, 6)
+    labels = inputs["input_ids"][:, 0] % 3
+
+    def collate(rows: list[int]) -> dict[str, torch.Tensor]:
+        event()
+        return {name: value[rows] for name, value in inputs.items()} | {"labels": labels[rows]}
+
+    return LazyBatches(batch_order([6] * EXAMPLES, BATCH, epoch, 0, True), collate)
+
+
+def fit(
+    output: Path,
+    adapter: Adapter,
+    scores: Sequence[float] = (),
+    event: Callable[[], None] = lambda: None,
+    resume: bool = False,
+    **options: Any,
+) -> Result:
+    """Trains; the score of an evaluation follows from how far the run is, as a real one does."""
+    values = scores or [0.1 * n for n in range(1, 100)]
+
+    def evaluate() -> dict[str, float]:
+        event()
+        done = checkpoint_steps(output)
+        return {"accuracy": values[done]}
+
+    return train(
+        AdapterTrainee(adapter), lambda epoch: batches(epoch, event), evaluate,
+        TrainOptions(**OPTIONS | options), output=output, seed=0, main_metric="accuracy",
+        resume=resume, run={}, reporter=Silent(),
+    )  # fmt: skip
+
+
+def checkpoint_steps(output: Path) -> int:
+    """The number of evaluations that the last checkpoint knows of."""
+    last = checkpoint.folder_of(output, "last")
+    return len(checkpoint.load(last).progress["history"]) if checkpoint.exists(last) else 0
+
+
+def depth(name: str) -> int:
+    """How many layers are above a tensor of the three-layer BERT."""
+    below = [n for n, prefix in enumerate(LAYERS) if name.startswith(prefix)]
+    return below[0] if below else 0
+
+
+class Watch:
+    """For each step: the learning rate that each tensor had, and the tensors that moved."""
+
+    def __init__(self, adapter: Adapter, patch: pytest.MonkeyPatch) -> None:
+        self.rates: list[dict[str, float]] = []
+        self.moved: list[set[str]] = []
+        own = Engine.step
+
+        def step(engine: Engine, *args: Any) -> int:
+            before = {name: t.detach().clone() for name, t in adapter.tensors().items()}
+            names = {id(t): name for name, t in adapter.tensors().items()}
+            self.rates.append(
+                {names[id(p)]: g["lr"] for g in engine.optimizer.param_groups for p in g["params"]}
+            )
+            examples = own(engine, *args)
+            now = adapter.tensors()
+            self.moved.append({name for name in now if not torch.equal(now[name], before[name])})
+            return examples
+
+        patch.setattr(Engine, "step", step)
+
+
+def equation_3(t: int, total: int, cut_frac: float = 0.1, ratio: int = 32) -> float:
+    """eta_t / eta_max as the paper prints it."""
+    cut = math.floor(total * cut_frac)
+    p = t / cut if t < cut else 1 - (t - cut) / (cut * (1 / cut_frac - 1))
+    return (1 + p * (ratio - 1)) / ratio
+
+
+def test_the_rates_of_each_step_are_equations_1_to_3(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = attached()
+    watch = Watch(adapter, monkeypatch)
+    fit(tmp_path, adapter)
+    total = EPOCHS * STEPS
+    assert (len(watch.rates), math.floor(total * 0.1)) == (20, 2)
+    names = [name for name in adapter.tensors() if not name.startswith("head.")]
+    assert {depth(name) for name in names} == {0, 1, 2, 3}
+    for t, rates in enumerate(watch.rates):
+        assert rates.keys() == adapter.tensors().keys(), "all are in the optimizer at every step"
+        for name in names:
+            eta = RATE / DECAY ** depth(name) * equation_3(t, total)
+            assert rates[name] == pytest.approx(eta, rel=1e-9), (t, name)
+
+
+def test_each_epoch_the_next_lower_layer_joins_and_no_other_byte_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = attached()
+    original = {name: t.detach().clone() for name, t in adapter.tensors().items()}
+    watch = Watch(adapter, monkeypatch)
+    fit(tmp_path, adapter, weight_decay=0.1)
+    lowest = [max(depth(name) for name in moved) for moved in watch.moved]
+    assert lowest == [min(step // STEPS, 3) for step in range(EPOCHS * STEPS)]
+    for step, moved in enumerate(watch.moved):
+        stage = min(step // STEPS, 3)
+        expected = {name for name in original if depth(name) <= stage}
+        # What is above the top layer, and the head, trains from the first step.
+        assert any(name.startswith("head.") for name in expected)
+        assert moved == expected, step
+    assert all(t.requires_grad for t in adapter.tensors().values())
+    stages.enter(adapter, 0, [])
+    assert not adapter.tensors()["encoder.0.attn.q.unfreeze.weight"].requires_grad
+    stages.release(adapter)
+    assert all(t.requires_grad for t in adapter.tensors().values())
+
+
+def test_every_and_size_set_the_pace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = attached("unfreeze(every=2, size=2)")
+    watch = Watch(adapter, monkeypatch)
+    fit(tmp_path, adapter)
+    lowest = [max(depth(name) for name in moved) for moved in watch.moved[::STEPS]]
+    assert lowest == [1, 1, 2, 2, 3]
+    rates = {depth(name): rate for name, rate in watch.rates[2].items() if "unfreeze" in name}
+    assert rates == pytest.approx({0: RATE, 1: RATE, 2: RATE / 2.6, 3: RATE / 2.6**2})
+
+
+SCORES = (0.5, 0.4, 0.6, 0.6, 0.1)
+
+
+def test_on_plateau_the_next_layer_joins_after_an_evaluation_that_is_not_better(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = attached("unfreeze(every=plateau)")
+    watch = Watch(adapter, monkeypatch)
+    result = fit(tmp_path, adapter, SCORES)
+    assert [record["accuracy"] for record in result.history] == list(SCORES)
+    assert [max(map(depth, moved)) for moved in watch.moved[::STEPS]] == [0, 0, 1, 1, 2]
+
+
+def test_a_plateau_in_the_middle_of_an_epoch_counts_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = attached("unfreeze(every=plateau, patience=2)")
+    watch = Watch(adapter, monkeypatch)
+    fit(tmp_path, adapter, (0.5, 0.4, 0.3, 0.2, 0.1, 0.6), eval_every=1, max_steps=6)
+    assert [max(map(depth, moved)) for moved in watch.moved] == [0, 0, 0, 1, 1, 2]
+
+
+class Stopped(Exception):
+    """Stands for a kill: nothing of ours handles it."""
+
+
+@pytest.mark.parametrize("method", ["unfreeze", "unfreeze(every=plateau)", "staged, lora"])
+def test_stopped_anywhere_and_resumed_gives_the_same_bytes(tmp_path: Path, method: str) -> None:
+    options: dict[str, Any] = {"eval_every": 2, "save_every": 1, "max_steps": 10}
+    scores = (0.5, 0.4, 0.6, 0.6, 0.1)
+
+    def run(name: str, at: int, resume: bool) -> int:
+        count = 0
+
+        def event() -> None:
+            nonlocal count
+            if count == at:
+                raise Stopped
+            count += 1
+
+        fit(tmp_path / name, attached(method), scores, event, resume, **options)
+        return count
+
+    def final(name: str) -> dict[str, bytes]:
+        tensors = checkpoint.load(tmp_path / name / "checkpoints" / "last").tensors
+        return {key: value.numpy().tobytes() for key, value in tensors.items()}
+
+    total = run("whole", -1, False)
+    assert total == 15
+    for at in range(1, total, 3):
+        with pytest.raises(Stopped):
+            run(f"at{at}", at, False)
+        run(f"at{at}", -1, True)
+        assert final(f"at{at}") == final("whole"), f"stopped at event {at}"
+
+
+def test_what_is_frozen_now_is_in_evaluation_mode() -> None:
+    adapter = attached()
+    trainee = AdapterTrainee(adapter)
+    for epoch, modes in ((0, [False, False, True]), (1, [False, True, True]), (3, [True] * 3)):
+        trainee.enter(epoch, [])
+        trainee.train_mode(dropout=False)
+        names = [f"bert.encoder.layer.{n}.attention.self.query" for n in range(3)]
+        assert [adapter.model.get_submodule(name).training for name in names] == modes
+
+
+def test_gradient_checkpointing_changes_nothing(tmp_path: Path) -> None:
+    found = []
+    for on in (False, True):
+        adapter = attached()
+        fit(tmp_path / str(on), adapter, gradient_checkpointing=on, max_steps=10)
+        found.append({name: t.detach().clone() for name, t in adapter.tensors().items()})
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+@pytest.mark.parametrize(
+    ("pace", "expected"),
+    [
+        (None, [0, 0, 0, 0, 0, 0]),
+        (Pace(1), [0, 1, 2, 3, 4, 5]),
+        (Pace(2), [0, 0, 1, 1, 2, 2]),
+        (Pace(None, 1), [0, 0, 1, 1, 2, 3]),
+        (Pace(None, 2), [0, 0, 0, 0, 0, 1]),
+    ],
+)
+def test_the_stage_of_each_epoch(pace: Pace | None, expected: list[int]) -> None:
+    improved = stages.improvements([0.5, math.nan, 0.6, 0.6, 0.6], lower=False)
+    assert improved == [True, False, True, False, False]
+    assert [stages.stage(pace, epoch, improved[:epoch]) for epoch in range(6)] == expected
+
+
+def test_the_layers_of_an_encoder_decoder_count_through() -> None:
+    adapter = ah.attach(tiny.model("t5"), "unfreeze")
+    found: dict[int, set[str]] = {}
+    for changed in adapter.changed:
+        found.setdefault(changed.stage, set()).add(".".join(changed.name.split(".")[:2]))
+    assert [found[stage] for stage in range(5)] == [
+        {"decoder.1", "backbone.encoder", "backbone.decoder"},  # with the final norms
+        {"decoder.0"},
+        {"encoder.1"},
+        {"encoder.0"},
+        {"backbone.shared"},
+    ]
+
+
+def stage_names(method: str) -> dict[int, set[str]]:
+    adapter = attached(method)
+    found: dict[int, set[str]] = {}
+    for changed in adapter.changed:
+        found.setdefault(changed.stage, set()).add(changed.name.replace(".staged", ""))
+    return found
+
+
+def test_staged_trains_the_top_layers_then_norms_then_everything() -> None:
+    found = stage_names("staged")
+    assert sorted(found) == [0, 1, 2]
+    first, second, third = (found[stage] for stage in range(3))
+    assert {depth(name) for name in first} == {0, 1}
+    assert any(name.startswith("backbone.pooler") for name in first)
+    assert second == {
+        f"{place}.{tensor}"
+        for place in ("encoder.0.attn.norm", "encoder.0.ffn.norm", "backbone.embeddings.LayerNorm")
+        for tensor in ("weight", "bias")
+    }
+    assert {depth(name) for name in third} == {2, 3}
+    own = {name for names in (first, second, third) for name in names}
+    assert len(own) == len(attached("full").changed)
+
+
+def test_staged_takes_any_groups_in_any_order() -> None:
+    found = stage_names("staged(groups=['head', 'embeddings + *.attn.q.*', 'norms', 'top 1'])")
+    assert sorted(found) == [1, 2, 3], "no backbone parameter trains while the head is alone"
+    assert all("embeddings" in name or ".attn.q." in name for name in found[1])
+    assert {re.sub(r"\d", "N", name) for name in found[2]} == {
+        f"encoder.N.{role}.norm.{tensor}"
+        for role in ("attn", "ffn")
+        for tensor in ("weight", "bias")
+    }
+    assert {depth(name) for name in found[3]} == {0}
+    layers = {name for names in found.values() for name in names}
+    assert "encoder.0.ffn.up.weight" not in layers, "what no group names stays frozen"
+
+
+def test_groups_that_name_nothing_are_listed_together() -> None:
+    with pytest.raises(ConfigError) as error:
+        attached("staged(groups=['nroms', 'everything', 'decoder.*'])")
+    assert error.value.offenders == ("'nroms'; did you mean 'norms'?", "'decoder.*'")
+
+
+@pytest.mark.parametrize(
+    ("method", "offender"),
+    [
+        ("unfreeze(every=0)", "every: 0"),
+        ("unfreeze(size=0)", "size: 0"),
+        ("staged(patience=0)", "patience: 0"),
+        ("full(decay=0)", "decay: 0.0"),
+        ("freeze(decay=-1)", "decay: -1.0"),
+    ],
+)
+def test_options_out_of_range_are_refused(method: str, offender: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        attached(method)
+    assert offender in str(error.value)
+
+
+@pytest.mark.parametrize(("method", "depths"), [("full", [0, 1, 2, 3]), ("freeze", [0, 1])])
+def test_a_decay_gives_each_layer_its_own_rate(method: str, depths: list[int]) -> None:
+    adapter = attached(f"{method}(decay=2.0)")
+    rates = {g.rate: {depth(n) for n, _ in g.named} for g in adapter.groups() if g.method}
+    assert rates == {2.0**-n: {n} for n in depths}
+    assert sum(group.method is None for group in adapter.groups()) == 1
+    groups = AdapterTrainee(adapter).param_groups(TrainOptions())
+    own = METHODS[method].learning_rate
+    found = {group["name"]: group["lr"] for group in groups}
+    assert found.pop("head") == 5e-3
+    names = {0: method, 1: f"{method} x0.5", 2: f"{method} x0.25", 3: f"{method} x0.125"}
+    assert found == {names[n]: own * 2.0**-n for n in depths}
+
+
+def test_without_a_decay_there_is_one_group() -> None:
+    assert [group.rate for group in attached("full").groups()] == [1.0, 1.0]
