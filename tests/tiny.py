@@ -3,6 +3,8 @@ classes, no download."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -57,6 +59,8 @@ ARCHITECTURES = tuple(FAMILIES)
 ENCODER_DECODERS = ("t5", "mt5", "bart", "mbart")
 DECODERS = ("gpt2", "llama", "mistral", "qwen2")
 GENERATORS = tuple(a for a in ARCHITECTURES if a in DECODERS + ENCODER_DECODERS)
+# Cells that a method refuses on purpose, with an error: T5, Llama and Mistral have no biases.
+REFUSED = {("bitfit", a) for a in ("llama", "mistral", "t5", "mt5")}
 _AUTO = {
     "classification": "AutoModelForSequenceClassification",
     "features": "AutoModel",
@@ -75,6 +79,12 @@ def model(
         torch.manual_seed(seed)
         auto = getattr(transformers, _AUTO[task])
         return auto.from_config(AutoConfig.for_model(architecture, **options)).eval()
+
+
+def cells(methods: Iterable[str], architectures: Iterable[str]) -> list[tuple[str, str]]:
+    """Every method on every architecture, but for what is refused on purpose."""
+    every = itertools.product(sorted(methods), architectures)
+    return [cell for cell in every if cell not in REFUSED]
 
 
 def language_model(architecture: str, seed: int = 0) -> PreTrainedModel:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from adapterhub.backbones.anatomy import Anatomy, Site
+from adapterhub.backbones.anatomy import Anatomy, Site, layer_numbers
 from adapterhub.errors import ConfigError, did_you_mean
 
 Start = Literal["identity", "near-identity", "paper"]
@@ -45,8 +45,9 @@ class Method(ABC):
 
     `start` says what the adapted backbone computes before training: the same function (`identity`),
     almost the same (`near-identity`), or what the paper's initialization gives (`paper`).
-    `learning_rate` is AdamW's default for the method's own parameters. A composed method names its
-    `parts`, and has no plan of its own.
+    `learning_rate` is AdamW's default for the method's own parameters. `trains_backbone` is set
+    where the plan unfreezes parameters of the backbone. A composed method names its `parts`, and
+    has no plan of its own.
     """
 
     name: ClassVar[str]
@@ -88,6 +89,25 @@ def select(method: Any, anatomy: Anatomy) -> tuple[Site, ...]:
     """
     default = next(f.default for f in dataclasses.fields(method) if f.name == "sites")
     return anatomy.select(method.sites, method.layers, strict=method.sites != default)
+
+
+def in_layers(
+    anatomy: Anatomy, paths: Iterable[str], layers: Layers, outside: bool | None = None
+) -> list[str]:
+    """Of these backbone parameters, those in the chosen layers; with `outside` those that stand
+    outside all layers too. By default they are in where all layers are.
+
+    Raises:
+        SiteError: a selection that cannot be read, or a layer that is not there.
+    """
+    outside = layers == "all" if outside is None else outside
+    numbers = {stack: layer_numbers(layers, anatomy.depth(stack)) for stack in anatomy.stacks}
+
+    def chosen(path: str) -> bool:
+        place = anatomy.layer_of(path)
+        return outside if isinstance(place, str) else place[1] in numbers[place[0]]
+
+    return [path for path in paths if chosen(path)]
 
 
 def cast(parameter: Tensor, like: Tensor) -> Tensor:

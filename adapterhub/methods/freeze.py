@@ -28,6 +28,7 @@ class Freeze(Method):
     paper = "Lee et al. 2019, https://arxiv.org/abs/1911.03090"
     summary = "the top layers train, the first stay frozen"
     learning_rate = 1e-4
+    trains_backbone = True
 
     top: int = option(2, "number of layers that train, from the top")
 

@@ -22,6 +22,7 @@ class Full(Method):
     paper = "Devlin et al. 2019, https://arxiv.org/abs/1810.04805"
     summary = "every parameter of the backbone trains"
     learning_rate = 5e-5
+    trains_backbone = True
 
     def plan(self, anatomy: Anatomy) -> Iterator[Unfrozen]:
         """All backbone parameters."""

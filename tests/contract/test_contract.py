@@ -10,9 +10,10 @@ import tiny
 import torch
 
 import adapterhub as ah
+from adapterhub.errors import SiteError
 from adapterhub.methods import METHODS
 
-CELLS = [(m, a) for m in sorted(METHODS) for a in tiny.ARCHITECTURES]
+CELLS = tiny.cells(METHODS, tiny.ARCHITECTURES)
 matrix = pytest.mark.parametrize(("method", "architecture"), CELLS)
 LABELS = torch.tensor([0, 1, 2])
 
@@ -20,8 +21,19 @@ LABELS = torch.tensor([0, 1, 2])
 def test_the_matrix_covers_every_method_and_architecture():
     assert len(METHODS) >= 11
     assert len(tiny.ARCHITECTURES) >= 7
-    assert len(CELLS) == len(METHODS) * len(tiny.ARCHITECTURES)
+    assert len(CELLS) == len(METHODS) * len(tiny.ARCHITECTURES) - len(tiny.REFUSED)
     assert set(tiny.SIZES) == set(tiny.ARCHITECTURES)
+
+
+@pytest.mark.parametrize(("method", "architecture"), sorted(tiny.REFUSED))
+def test_a_refused_cell_says_so_and_changes_nothing(method, architecture):
+    model = tiny.model(architecture)
+    keys, flags = list(model.state_dict()), [p.requires_grad for p in model.parameters()]
+    with pytest.raises(SiteError, match=f"{architecture} backbone") as error:
+        ah.attach(model, method)
+    assert error.value.hint, "what to do instead"
+    assert list(model.state_dict()) == keys
+    assert [p.requires_grad for p in model.parameters()] == flags
 
 
 def logits(model, **inputs):
@@ -184,7 +196,7 @@ def test_the_adapter_has_an_effect(method, architecture):
     assert not torch.allclose(logits(model), with_start, atol=1e-4)
 
 
-GENERATING = [(m, a) for m in sorted(METHODS) for a in tiny.GENERATORS if m != "head"]
+GENERATING = tiny.cells(METHODS.keys() - {"head"}, tiny.GENERATORS)
 
 
 def test_generation_covers_decoders_and_encoder_decoders():

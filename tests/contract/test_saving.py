@@ -16,7 +16,7 @@ import adapterhub as ah
 from adapterhub.errors import MismatchError
 from adapterhub.methods import METHODS
 
-CELLS = [(m, a) for m in sorted(METHODS) for a in tiny.ARCHITECTURES]
+CELLS = tiny.cells(METHODS, tiny.ARCHITECTURES)
 LABELS = {
     "id2label": {0: "ham", 1: "eggs", 2: "spam"},
     "label2id": {"ham": 0, "eggs": 1, "spam": 2},
