@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from adapterhub.backbones.anatomy import Anatomy, Site, layer_numbers
-from adapterhub.errors import ConfigError, did_you_mean
+from adapterhub.backbones.anatomy import Anatomy, Site, layer_numbers, matches
+from adapterhub.errors import ConfigError, SiteError, did_you_mean
 
 Start = Literal["identity", "near-identity", "paper"]
 Layers = str | int | tuple[int, ...]
@@ -74,6 +74,11 @@ class Method(ABC):
         task head."""
         return sum(part.count(anatomy) for part in self.parts())
 
+    def rate_factor(self, parameter: str) -> float:
+        """What a parameter's learning rate is multiplied by. `parameter` is its name in its site
+        module (`B` of a LoRA site) or in the backbone's module (`weight`)."""
+        return 1.0
+
     def options(self) -> dict[str, Any]:
         """All options by name, for specs and manifests."""
         return {
@@ -89,6 +94,35 @@ def select(method: Any, anatomy: Anatomy) -> tuple[Site, ...]:
     """
     default = next(f.default for f in dataclasses.fields(method) if f.name == "sites")
     return anatomy.select(method.sites, method.layers, strict=method.sites != default)
+
+
+def sized(
+    option: str, sites: Sequence[Site], size: int, sizes: Mapping[str, int]
+) -> list[tuple[Site, int]]:
+    """The rank or size of each site: that of the closest pattern in `sizes`, else `size`.
+
+    Patterns are those of `sites` options. Of several that name a site, one without wildcards is
+    closer, then a longer one: a site id, a stack's role (`encoder.attn.q`), a role (`attn.q`). The
+    order of a mapping decides nothing, for files do not keep it.
+
+    Raises:
+        ConfigError: a size below 1. SiteError: a pattern that names none of the sites.
+    """
+    if wrong := [f"{k}: {v}" for k, v in {option: size, **sizes}.items() if v < 1]:
+        raise ConfigError(f"{option} cannot be less than 1", offenders=wrong, expected="1 or more")
+    if idle := [p for p in sizes if not any(matches(p, site) for site in sites)]:
+        raise SiteError(
+            f"{option}s names sites that the method does not adapt",
+            offenders=[repr(p) for p in idle],
+            expected=f"patterns of {', '.join(sorted({site.role for site in sites}))}",
+        )
+
+    def closest(site: Site) -> int:
+        named = [p for p in sizes if matches(p, site)]
+        best = max(named, key=lambda p: (not set(p) & set("*?["), len(p), p), default=None)
+        return size if best is None else sizes[best]
+
+    return [(site, closest(site)) for site in sites]
 
 
 def in_layers(

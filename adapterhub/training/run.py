@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,14 +47,17 @@ class AdapterTrainee:
         return self.adapter.model
 
     def param_groups(self, options: TrainOptions) -> list[dict[str, Any]]:
-        """One group a method, and one for the task head."""
+        """One group a method, more where its parameters learn at different rates, and one for the
+        task head."""
         return [
             {
-                "name": method.name if method else "head",
-                "params": [parameter for _, parameter in named],
-                "lr": _learning_rate(method, options),
+                "name": (method.name if method else "head")
+                + (f" x {factor:g}" if factor != 1 else ""),
+                "params": params,
+                "lr": _learning_rate(method, options) * factor,
             }
             for method, named in self.adapter.groups()
+            for factor, params in _by_rate(method, named).items()
         ]
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -64,6 +67,17 @@ class AdapterTrainee:
     def train_mode(self, dropout: bool) -> None:
         """The adapter in training mode, the frozen backbone with or without dropout."""
         self.adapter.train_mode(dropout)
+
+
+def _by_rate(
+    method: Method | None, named: Iterable[tuple[str, torch.nn.Parameter]]
+) -> dict[float, list[torch.nn.Parameter]]:
+    """A method's parameters by the factor of their learning rate."""
+    groups: dict[float, list[torch.nn.Parameter]] = {}
+    for name, parameter in named:
+        factor = method.rate_factor(name.partition(f".{method.name}.")[2]) if method else 1.0
+        groups.setdefault(factor, []).append(parameter)
+    return groups
 
 
 def _learning_rate(method: Method | None, options: TrainOptions) -> float:

@@ -12,6 +12,8 @@ import torch
 import adapterhub as ah
 from adapterhub.errors import SiteError
 from adapterhub.methods import METHODS
+from adapterhub.training.options import TrainOptions
+from adapterhub.training.run import AdapterTrainee
 
 CELLS = tiny.cells(METHODS, tiny.ARCHITECTURES)
 matrix = pytest.mark.parametrize(("method", "architecture"), CELLS)
@@ -43,13 +45,8 @@ def logits(model, **inputs):
 
 def train(adapter, steps, learning_rate=None):
     """Steps of AdamW at the method's own learning rate; returns the losses."""
-    groups = [
-        {
-            "params": [p for _, p in named],
-            "lr": learning_rate or (method.learning_rate if method else 1e-3),
-        }
-        for method, named in adapter.groups()
-    ]
+    options = TrainOptions(learning_rate=learning_rate, head_learning_rate=learning_rate or 1e-3)
+    groups = AdapterTrainee(adapter).param_groups(options)
     optimizer = torch.optim.AdamW(groups)
     losses = []
     for _ in range(steps):

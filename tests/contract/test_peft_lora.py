@@ -29,16 +29,16 @@ def modules_with(model, attribute):
     return [(name, m) for name, m in model.named_modules() if hasattr(m, attribute)]
 
 
-@pytest.mark.parametrize("architecture", LORA)
-def test_lora(architecture):
-    sites, targets = LORA[architecture]
+def compare(architecture, spec, sites, targets, copy_more=lambda own, layer: None, **config):
+    """Ours and theirs, with the tensors of ours, give the same logits."""
     backbone = tiny.model(architecture)
     ours = copy.deepcopy(backbone)
-    adapter = ah.attach(ours, {"lora": {"rank": 4, "alpha": 12, "sites": sites}})
+    (name, options), *_ = spec.items()
+    adapter = ah.attach(ours, {name: {"sites": sites, **options}})
     tiny.scramble(adapter)
     targets = targets[0] if targets[0].startswith(".") else targets
     config = peft.LoraConfig(
-        r=4, lora_alpha=12, target_modules=targets, fan_in_fan_out=architecture == "gpt2"
+        target_modules=targets, fan_in_fan_out=architecture == "gpt2", **config
     )
     theirs = peft.get_peft_model(backbone, config).eval()
     hosts = {p.site.host: p.module for p in adapter.placed}
@@ -48,8 +48,31 @@ def test_lora(architecture):
         own = hosts[name.removeprefix("base_model.model.")]
         layer.lora_A["default"].weight.data.copy_(own.A)
         layer.lora_B["default"].weight.data.copy_(own.B)
+        copy_more(own, layer)
     for name, module in adapter.head.own.items():
         theirs.base_model.model.get_submodule(name).load_state_dict(module.state_dict())
     with torch.no_grad():
+        bare = tiny.model(architecture)(**tiny.batch()).logits
         expected = theirs(**tiny.batch()).logits
-        torch.testing.assert_close(ours(**tiny.batch()).logits, expected, atol=1e-6, rtol=1e-5)
+        found = ours(**tiny.batch()).logits
+    assert not torch.allclose(found, bare, atol=1e-2)
+    torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", LORA)
+def test_lora(architecture):
+    compare(
+        architecture, {"lora": {"rank": 4, "alpha": 12}}, *LORA[architecture], r=4, lora_alpha=12
+    )
+
+
+@pytest.mark.parametrize("architecture", LORA)
+def test_rslora(architecture):
+    spec = {"rslora": {"rank": 4, "alpha": 3}}
+    compare(architecture, spec, *LORA[architecture], r=4, lora_alpha=3, use_rslora=True)
+
+
+def test_ranks_that_differ():
+    spec = {"lora": {"rank": 4, "alpha": 12, "ranks": {"attn.q": 2, "encoder.1.attn.v": 3}}}
+    ranks = {r".*query": 2, r".*layer\.1\..*value": 3}
+    compare("bert", spec, *LORA["bert"], r=4, lora_alpha=12, rank_pattern=ranks)
