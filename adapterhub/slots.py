@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from adapterhub.backbones.anatomy import CHILD, Site
+from adapterhub.backbones.weights import read_bias, read_weight
 
 _TAP = "_adapterhub_tap"
 
@@ -57,26 +58,34 @@ class OutputSlot(Slot):
         self.tap: str | None = None
         self.tapped: Tensor | None = None
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+    def forward(self, host: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """x: (batch, tokens, d_in), y: (batch, tokens, d_out) of the host -> y' like y."""
         sublayer_x, self.tapped = self.tapped, None
         for key in self.active:
             site, module = self.sites[key], self.placed(key)
             source = sublayer_x if site.tap else x
-            y = module(source, y) if site.part is None else _on_part(module, source, y, site.part)
+            reads = getattr(module, "reads_weight", False)
+            more = (read_weight(host, site.part), read_bias(host, site.part)) if reads else ()
+            y = _put(y, site.part, module(source, _take(y, site.part), *more))
         return y
 
 
-def _on_part(module: Any, x: Tensor | None, y: Tensor, part: tuple[int, int]) -> Tensor:
-    start, stop = part
-    pieces = (y[..., :start], module(x, y[..., start:stop]), y[..., stop:])
+def _take(y: Tensor, part: tuple[int, int] | None) -> Tensor:
+    """The features of a fused host's output that a site owns."""
+    return y if part is None else y[..., slice(*part)]
+
+
+def _put(y: Tensor, part: tuple[int, int] | None, piece: Tensor) -> Tensor:
+    if part is None:
+        return piece
+    pieces = (y[..., : part[0]], piece, y[..., part[1] :])
     return torch.cat([piece for piece in pieces if piece.shape[-1]], dim=-1)
 
 
 def call_slot(host: nn.Module, args: tuple[Any, ...], y: Any) -> Any:
     """The forward hook of a projection."""
     slot = host._modules[CHILD]
-    return slot(args[0], y) if slot is not None and slot.active else y
+    return slot(host, args[0], y) if slot is not None and slot.active else y
 
 
 def fill_tap(module: nn.Module, args: tuple[Any, ...]) -> None:

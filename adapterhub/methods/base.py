@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from adapterhub.backbones.anatomy import Anatomy, Site, layer_numbers, matches
+from adapterhub.backbones.anatomy import Anatomy, Kind, Site, layer_numbers, matches
 from adapterhub.errors import ConfigError, SiteError, did_you_mean
 
 Start = Literal["identity", "near-identity", "paper"]
@@ -22,8 +22,10 @@ Layers = str | int | tuple[int, ...]
 class Placement:
     """A module to put at a site.
 
-    At a projection or sublayer the module maps (x, y) to y'. At `attn.kv` it is called with nothing
-    and gives prefix keys and values (2, length, d); at `embed` it gives virtual tokens (length, d).
+    At a projection or sublayer the module maps (x, y) to y'; one whose class sets `reads_weight`
+    is called with the host's weight and bias besides (x, y, W, b), and so need not hold them. At
+    `attn.kv` it is called with nothing and gives prefix keys and values (2, length, d); at `embed`
+    it gives virtual tokens (length, d).
     """
 
     site: Site
@@ -87,13 +89,24 @@ class Method(ABC):
         }
 
 
-def select(method: Any, anatomy: Anatomy) -> tuple[Site, ...]:
+def select(method: Any, anatomy: Anatomy, *kinds: Kind) -> tuple[Site, ...]:
     """The sites that a method's `sites` and `layers` options name.
 
     A site that the user typed must be there; of the defaults, those that the backbone has.
+
+    Raises:
+        SiteError: a site that is not there, or of another kind than the method can use.
     """
     default = next(f.default for f in dataclasses.fields(method) if f.name == "sites")
-    return anatomy.select(method.sites, method.layers, strict=method.sites != default)
+    chosen = anatomy.select(method.sites, method.layers, strict=method.sites != default)
+    if wrong := sorted({site.role for site in chosen if kinds and site.kind not in kinds}):
+        fitting = sorted({s.role for s in anatomy.sites.values() if s.kind in kinds})
+        raise SiteError(
+            f"{method.name} cannot sit at these sites",
+            offenders=wrong,
+            expected=f"one of {', '.join(fitting)}",
+        )
+    return chosen
 
 
 def sized(

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adapterhub.backbones.anatomy import Anatomy, Site
+from adapterhub.backbones.anatomy import Anatomy, Kind, Site
 from adapterhub.config import option
 from adapterhub.methods.base import (
     Layers,
@@ -90,6 +90,6 @@ class LoRA(Method):
         """rank (d_in + d_out), summed over the sites."""
         return sum(rank * (site.d_in + site.d_out) for site, rank in self.ranked(anatomy))
 
-    def ranked(self, anatomy: Anatomy) -> list[tuple[Site, int]]:
-        """The chosen projections, each with its rank."""
-        return sized("rank", select(self, anatomy), self.rank, self.ranks)
+    def ranked(self, anatomy: Anatomy, *kinds: Kind) -> list[tuple[Site, int]]:
+        """The chosen sites, each with its rank."""
+        return sized("rank", select(self, anatomy, *kinds), self.rank, self.ranks)

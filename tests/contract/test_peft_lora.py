@@ -76,3 +76,13 @@ def test_ranks_that_differ():
     spec = {"lora": {"rank": 4, "alpha": 12, "ranks": {"attn.q": 2, "encoder.1.attn.v": 3}}}
     ranks = {r".*query": 2, r".*layer\.1\..*value": 3}
     compare("bert", spec, *LORA["bert"], r=4, lora_alpha=12, rank_pattern=ranks)
+
+
+@pytest.mark.parametrize("architecture", LORA)
+def test_dora(architecture):
+    def magnitude(own, layer):
+        layer.lora_magnitude_vector["default"].weight.data.copy_(own.magnitude)
+
+    spec = {"dora": {"rank": 4, "alpha": 12}}
+    options = {"r": 4, "lora_alpha": 12, "use_dora": True}
+    compare(architecture, spec, *LORA[architecture], magnitude, **options)
