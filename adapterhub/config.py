@@ -24,7 +24,10 @@ T = TypeVar("T")
 
 def option(default: T, help: str) -> T:
     """A dataclass field with a default and the one line that documents it everywhere."""
-    field: T = dataclasses.field(default=default, metadata={"help": help})
+    metadata = {"help": help}
+    if isinstance(default, dict):  # each object gets a mapping of its own
+        return typing.cast(T, dataclasses.field(default_factory=default.copy, metadata=metadata))
+    field: T = dataclasses.field(default=default, metadata=metadata)
     return field
 
 

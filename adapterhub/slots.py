@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from adapterhub.backbones.anatomy import CHILD, Site
+from adapterhub.backbones.weights import read_bias, read_weight
 
 _TAP = "_adapterhub_tap"
 
@@ -56,23 +57,25 @@ class OutputSlot(Slot):
         self.tap: str | None = None
         self.tapped: Tensor | None = None
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+    def forward(self, host: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """x: (batch, tokens, d_in), y: (batch, tokens, d_out) of the host -> y' like y."""
         sublayer_x, self.tapped = self.tapped, None
         for key in self.active:
             site, module = self.sites[key], self.placed(key)
             source = sublayer_x if site.tap else x
+            reads = getattr(module, "reads_weight", False)
+            more = (read_weight(host, site.part), read_bias(host, site.part)) if reads else ()
             if site.part is None:
-                y = module(source, y)
+                y = module(source, y, *more)
             else:
-                y = site.part.write(y, module(source, site.part.read(y)))
+                y = site.part.write(y, module(source, site.part.read(y), *more))
         return y
 
 
 def call_slot(host: nn.Module, args: tuple[Any, ...], y: Any) -> Any:
     """The forward hook of a projection."""
     slot = host._modules[CHILD]
-    return slot(args[0], y) if slot is not None and slot.active else y
+    return slot(host, args[0], y) if slot is not None and slot.active else y
 
 
 def fill_tap(module: nn.Module, args: tuple[Any, ...]) -> None:

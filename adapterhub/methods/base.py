@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from adapterhub.backbones.anatomy import Anatomy, Site
-from adapterhub.errors import ConfigError, did_you_mean
+from adapterhub.backbones.anatomy import Anatomy, Kind, Site, layer_numbers, matches
+from adapterhub.errors import ConfigError, SiteError, did_you_mean
 
 Start = Literal["identity", "near-identity", "paper"]
 Layers = str | int | tuple[int, ...]
@@ -22,8 +22,10 @@ Layers = str | int | tuple[int, ...]
 class Placement:
     """A module to put at a site.
 
-    At a projection or sublayer the module maps (x, y) to y'. At `attn.kv` it is called with nothing
-    and gives prefix keys and values (2, length, d); at `embed` it gives virtual tokens (length, d).
+    At a projection or sublayer the module maps (x, y) to y'; one whose class sets `reads_weight`
+    is called with the host's weight and bias besides (x, y, W, b), and so need not hold them. At
+    `attn.kv` it is called with nothing and gives prefix keys and values (2, length, d); at `embed`
+    it gives virtual tokens (length, d).
     """
 
     site: Site
@@ -106,13 +108,72 @@ class Method(ABC):
         }
 
 
-def select(method: Any, anatomy: Anatomy) -> tuple[Site, ...]:
+def select(method: Any, anatomy: Anatomy, *kinds: Kind) -> tuple[Site, ...]:
     """The sites that a method's `sites` and `layers` options name.
 
     A site that the user typed must be there; of the defaults, those that the backbone has.
+
+    Raises:
+        SiteError: a site that is not there, or of another kind than the method can use.
     """
     default = next(f.default for f in dataclasses.fields(method) if f.name == "sites")
-    return anatomy.select(method.sites, method.layers, strict=method.sites != default)
+    chosen = anatomy.select(method.sites, method.layers, strict=method.sites != default)
+    if wrong := sorted({site.role for site in chosen if kinds and site.kind not in kinds}):
+        fitting = sorted({s.role for s in anatomy.sites.values() if s.kind in kinds})
+        raise SiteError(
+            f"{method.name} cannot sit at these sites",
+            offenders=wrong,
+            expected=f"one of {', '.join(fitting)}",
+        )
+    return chosen
+
+
+def sized(
+    option: str, sites: Sequence[Site], size: int, sizes: Mapping[str, int]
+) -> list[tuple[Site, int]]:
+    """The rank or size of each site: that of the closest pattern in `sizes`, else `size`.
+
+    Patterns are those of `sites` options. Of several that name a site, one without wildcards is
+    closer, then a longer one: a site id, a stack's role (`encoder.attn.q`), a role (`attn.q`). The
+    order of a mapping decides nothing, for files do not keep it.
+
+    Raises:
+        ConfigError: a size below 1. SiteError: a pattern that names none of the sites.
+    """
+    if wrong := [f"{k}: {v}" for k, v in {option: size, **sizes}.items() if v < 1]:
+        raise ConfigError(f"{option} cannot be less than 1", offenders=wrong, expected="1 or more")
+    if idle := [p for p in sizes if not any(matches(p, site) for site in sites)]:
+        raise SiteError(
+            f"{option}s names sites that the method does not adapt",
+            offenders=[repr(p) for p in idle],
+            expected=f"patterns of {', '.join(sorted({site.role for site in sites}))}",
+        )
+
+    def closest(site: Site) -> int:
+        named = [p for p in sizes if matches(p, site)]
+        best = max(named, key=lambda p: (not set(p) & set("*?["), len(p), p), default=None)
+        return size if best is None else sizes[best]
+
+    return [(site, closest(site)) for site in sites]
+
+
+def in_layers(
+    anatomy: Anatomy, paths: Iterable[str], layers: Layers, outside: bool | None = None
+) -> list[str]:
+    """Of these backbone parameters, those in the chosen layers; with `outside` those that stand
+    outside all layers too. By default they are in where all layers are.
+
+    Raises:
+        SiteError: a selection that cannot be read, or a layer that is not there.
+    """
+    outside = layers == "all" if outside is None else outside
+    numbers = {stack: layer_numbers(layers, anatomy.depth(stack)) for stack in anatomy.stacks}
+
+    def chosen(path: str) -> bool:
+        place = anatomy.layer_of(path)
+        return outside if isinstance(place, str) else place[1] in numbers[place[0]]
+
+    return [path for path in paths if chosen(path)]
 
 
 def require_positive(method: Method, *names: str) -> None:

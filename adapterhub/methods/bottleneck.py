@@ -28,9 +28,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from adapterhub.backbones.anatomy import Anatomy
+from adapterhub.backbones.anatomy import Anatomy, Site
 from adapterhub.config import option
-from adapterhub.methods.base import Layers, Method, Placement, add_product, cast, register, select
+from adapterhub.methods.base import (
+    Layers,
+    Method,
+    Placement,
+    add_product,
+    cast,
+    register,
+    select,
+    sized,
+)
 
 Insertion = Literal["sequential", "parallel"]
 
@@ -82,6 +91,7 @@ class BottleneckMethod(Method):
     insertion: ClassVar[Insertion]
 
     size: int = option(64, "width of the bottleneck")
+    sizes: dict[str, int] = option({}, "widths that differ, by site: {encoder.ffn: 32}")
     activation: str = option("relu", "activation, by its transformers name")
     scale: float = option(1.0, "factor s of the network's output")
     sites: tuple[str, ...] = option(("ffn",), "sublayers to adapt")
@@ -89,9 +99,9 @@ class BottleneckMethod(Method):
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
         """One network a chosen sublayer."""
-        for site in select(self, anatomy):
+        for site, size in self._sized(anatomy):
             network = Bottleneck(
-                site.d_in, site.d_out, self.size, self.activation, self.insertion, self.scale
+                site.d_in, site.d_out, size, self.activation, self.insertion, self.scale
             )
             yield Placement(site, network)
 
@@ -99,9 +109,12 @@ class BottleneckMethod(Method):
         """size (d_source + 1) + d_out (size + 1), summed over the sites."""
         sequential = self.insertion == "sequential"
         return sum(
-            self.size * ((s.d_out if sequential else s.d_in) + 1) + s.d_out * (self.size + 1)
-            for s in select(self, anatomy)
+            size * ((s.d_out if sequential else s.d_in) + 1) + s.d_out * (size + 1)
+            for s, size in self._sized(anatomy)
         )
+
+    def _sized(self, anatomy: Anatomy) -> list[tuple[Site, int]]:
+        return sized("size", select(self, anatomy), self.size, self.sizes)
 
 
 @register

@@ -4,7 +4,8 @@
 
     x: (..., d_in)    A: (rank, d_in), Kaiming-uniform    B: (d_out, rank), zero    y: (..., d_out)
 
-so that the adapted backbone starts as the backbone. Parameters: rank (d_in + d_out) a site.
+so that the adapted backbone starts as the backbone. Parameters: rank (d_in + d_out) a site. Sites
+may differ in rank: `ranks: {attn.q: 4, encoder.0.attn.v: 16}`.
 
 Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1,
 https://arxiv.org/abs/2106.09685. The paper adapts the query and value projections (section 7.1).
@@ -20,9 +21,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adapterhub.backbones.anatomy import Anatomy
+from adapterhub.backbones.anatomy import Anatomy, Kind, Site
 from adapterhub.config import option
-from adapterhub.methods.base import Layers, Method, Placement, add_product, cast, register, select
+from adapterhub.methods.base import (
+    Layers,
+    Method,
+    Placement,
+    add_product,
+    cast,
+    register,
+    select,
+    sized,
+)
 
 
 class LowRank(nn.Module):
@@ -60,17 +70,26 @@ class LoRA(Method):
     rank: int = option(8, "rank r of the update")
     alpha: float = option(16.0, "scale numerator: the update is multiplied by alpha / rank")
     dropout: float = option(0.0, "dropout probability on the input of A")
+    ranks: dict[str, int] = option({}, "ranks that differ, by site: {attn.q: 4}")
     sites: tuple[str, ...] = option(
         ("attn.q", "attn.v", "cross.q", "cross.v"), "projections to adapt"
     )
     layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
 
+    def scale(self, rank: int) -> float:
+        """alpha / rank."""
+        return self.alpha / rank
+
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
         """One update a chosen projection."""
-        for site in select(self, anatomy):
-            scale = self.alpha / self.rank
-            yield Placement(site, LowRank(site.d_in, site.d_out, self.rank, scale, self.dropout))
+        for site, rank in self.ranked(anatomy):
+            scale = self.scale(rank)
+            yield Placement(site, LowRank(site.d_in, site.d_out, rank, scale, self.dropout))
 
     def count(self, anatomy: Anatomy) -> int:
         """rank (d_in + d_out), summed over the sites."""
-        return sum(self.rank * (site.d_in + site.d_out) for site in select(self, anatomy))
+        return sum(rank * (site.d_in + site.d_out) for site, rank in self.ranked(anatomy))
+
+    def ranked(self, anatomy: Anatomy, *kinds: Kind) -> list[tuple[Site, int]]:
+        """The chosen sites, each with its rank."""
+        return sized("rank", select(self, anatomy, *kinds), self.rank, self.ranks)

@@ -159,7 +159,7 @@ def test_a_copy_of_the_model_is_independent(method):
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_the_wrapper_does_not_hide_the_model(method):
-    model = tiny.model("llama")
+    model = tiny.model("qwen2")
     kind, signature = type(model), inspect.signature(model.forward)
     adapter = ah.attach(model, method)
     assert type(model) is kind
@@ -168,7 +168,16 @@ def test_the_wrapper_does_not_hide_the_model(method):
         assert "adapterhub" in repr(model)
 
 
-@pytest.mark.parametrize("method", [m for m in sorted(METHODS) if not METHODS[m].trains_backbone])
+TRAIN_BACKBONE = {name for name, method in METHODS.items() if method.trains_backbone}
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_a_method_says_whether_it_trains_the_backbone(method):
+    adapter = ah.attach(tiny.model("bert"), method)
+    assert bool(adapter.changed) == (method in TRAIN_BACKBONE)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS.keys() - TRAIN_BACKBONE))
 def test_a_frozen_backbone_computes_the_same_in_training(method):
     """Its dropout is off in train_mode, and on only when asked for."""
     model = tiny.model("roberta", classifier_dropout=0.0)

@@ -1,0 +1,39 @@
+"""How the weights of a projection are stored: the only place that knows.
+
+`nn.Linear` keeps W as (d_out, d_in), GPT-2's `Conv1D` as (d_in, d_out). A projection that is
+fused of several has one W for all of them, of which a site owns the rows `part`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from adapterhub.backbones.anatomy import Part
+from adapterhub.errors import SiteError
+
+
+def read_weight(module: nn.Module, part: Part | None = None) -> Tensor:
+    """The weight W of y = W x + b, (d_out, d_in), in fp32: a view where it is stored like that.
+
+    Raises:
+        SiteError: a kind of module whose weight cannot be read.
+    """
+    weight = getattr(module, "weight", None)
+    plain = isinstance(weight, Tensor) and weight.ndim == 2 and weight.is_floating_point()
+    if not plain or not isinstance(module, (nn.Linear, Conv1D)):
+        raise SiteError(
+            f"the weight of a {type(module).__name__} cannot be read",
+            expected="a Linear or Conv1D of floating point numbers",
+            hint="a method that does not read weights, such as lora",
+        )
+    assert isinstance(weight, Tensor)
+    rows = weight.T if isinstance(module, Conv1D) else weight
+    return (rows if part is None else part.read(rows.T).T).to(torch.float32)
+
+
+def read_bias(module: nn.Module, part: Part | None = None) -> Tensor | None:
+    """The bias b of y = W x + b, (d_out,), as it is stored; None without one."""
+    bias: Tensor | None = getattr(module, "bias", None)
+    return bias if bias is None or part is None else part.read(bias)

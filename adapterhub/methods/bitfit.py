@@ -1,0 +1,84 @@
+"""BitFit: only the bias terms of the backbone train.
+
+    y = W x + b,   W frozen, b trained; the biases of layer normalization too      (section 3)
+
+The paper's smaller set, the biases of the query and of the first feed-forward projection (b_q and
+b_m2 of section 4), is `sites: [attn.q, ffn.up]`. Parameters: the sizes of the chosen biases.
+
+Ben Zaken et al. 2022, "BitFit: Simple Parameter-efficient Fine-tuning for Transformer-based Masked
+Language-models", https://arxiv.org/abs/2106.10199.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from adapterhub.backbones.anatomy import Anatomy, Site
+from adapterhub.config import option
+from adapterhub.errors import SiteError
+from adapterhub.methods.base import Layers, Method, Unfrozen, in_layers, register
+
+
+@register
+@dataclass(frozen=True)
+class BitFit(Method):
+    """The bias terms of the backbone train."""
+
+    name = "bitfit"
+    paper = "Ben Zaken et al. 2022, https://arxiv.org/abs/2106.10199"
+    summary = "the bias terms of the backbone train"
+    learning_rate = 1e-3
+    trains_backbone = True
+
+    sites: Literal["all"] | tuple[str, ...] = option(
+        "all", "projections and norms whose bias trains: all of the backbone's, or these"
+    )
+    layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
+
+    def plan(self, anatomy: Anatomy) -> Iterator[Unfrozen]:
+        """The chosen biases.
+
+        Raises:
+            SiteError: the backbone has no biases there, or a site shares its bias with others.
+        """
+        return (Unfrozen(path) for path in self._paths(anatomy))
+
+    def count(self, anatomy: Anatomy) -> int:
+        """The sizes of the chosen biases."""
+        parameters = anatomy.parameters()
+        return sum(parameters[path].numel() for path in self._paths(anatomy))
+
+    def _paths(self, anatomy: Anatomy) -> list[str]:
+        named = anatomy.parameters().items()
+        biases = [path for path, p in named if path.endswith("bias") and p.ndim == 1]
+        kind = anatomy.model.config.model_type
+        if not biases:
+            raise SiteError(
+                f"bitfit trains biases, and this {kind} backbone has none",
+                expected="a backbone with biases, such as bert, gpt2 or bart",
+                hint="norms, which trains the scales of the normalization layers instead",
+            )
+        chosen = in_layers(anatomy, biases, self.layers)
+        if self.sites != "all":
+            hosts = tuple(f"{site.host}." for site in self._whole_sites(anatomy))
+            chosen = [path for path in chosen if path.startswith(hosts)]
+        if not chosen:
+            raise SiteError(
+                f"this {kind} backbone has no bias at the sites that bitfit names",
+                offenders=[f"sites {self.sites!r}, layers {self.layers!r}"],
+                expected=f"one that has, for instance {anatomy.key(biases[0])}",
+                hint="bitfit(sites=all)",
+            )
+        return chosen
+
+    def _whole_sites(self, anatomy: Anatomy) -> list[Site]:
+        sites = [s for s in anatomy.select(self.sites) if s.kind in ("linear", "norm")]
+        if parts := sorted({s.role for s in sites if s.part}):
+            raise SiteError(
+                "bitfit trains whole biases, and these sites have one together",
+                offenders=parts,
+                hint=f"bitfit(sites=['{parts[0].split('.')[0]}.qkv'])",
+            )
+        return sites

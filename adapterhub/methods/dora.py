@@ -1,0 +1,83 @@
+"""DoRA: a weight's direction gets a low-rank update, its magnitude a parameter of its own.
+
+    y = m / ||V||_c * (W x + s B A x) + b,   V = W + s B A,   s = alpha / rank      (equation 5)
+
+    W: (d_out, d_in), frozen    A: (rank, d_in)    B: (d_out, rank), zero    b: the host's bias
+    m: (d_out,), starts as ||W||_c, the norm of the weights of each output feature
+
+||V||_c is a constant in the backward pass (section 4.3). It is found without V, from
+
+    ||V||² = ||W||² + 2 s <W Aᵀ, B> + s² <B A Aᵀ, B>,   each row by itself
+
+which costs what one more token costs. Parameters: rank (d_in + d_out) + d_out a site.
+
+Liu et al. 2024, "DoRA: Weight-Decomposed Low-Rank Adaptation", https://arxiv.org/abs/2402.09353.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from adapterhub.backbones.anatomy import Anatomy
+from adapterhub.backbones.weights import read_weight
+from adapterhub.methods.base import Placement, cast, register
+from adapterhub.methods.lora import LoRA, LowRank
+
+
+class Decomposed(LowRank):
+    """The map (x, y, W, b) -> m / ||V||_c (y - b + s B A x) + b."""
+
+    reads_weight = True
+
+    def __init__(self, weight: Tensor, rank: int, scale: float, dropout: float) -> None:
+        super().__init__(weight.shape[1], weight.shape[0], rank, scale, dropout)
+        self.magnitude = nn.Parameter(weight.detach().square().sum(1).sqrt())
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        """x: (..., d_in), y: (..., d_out), weight: (d_out, d_in), bias: (d_out,) -> y' like y."""
+        if self.training and self.dropout:
+            x = F.dropout(x, self.dropout)
+        ratio = self.magnitude / self.norm(weight)
+        product = y if bias is None else y - bias.to(y.dtype)
+        update = F.linear(F.linear(x, cast(self.A, x)), cast(self.B, x))
+        # Written as a change of y, so that a ratio of exactly 1 and a zero B change nothing.
+        return y + (ratio - 1).to(y.dtype) * product + (self.scale * ratio).to(y.dtype) * update
+
+    def norm(self, weight: Tensor) -> Tensor:
+        """||W + s B A||_c: (d_out,), in fp32 and without gradient."""
+        with torch.no_grad(), torch.autocast(weight.device.type, enabled=False):
+            cross = ((weight @ self.A.T) * self.B).sum(1)
+            square = ((self.B @ (self.A @ self.A.T)) * self.B).sum(1)
+            total = weight.square().sum(1) + 2 * self.scale * cross + self.scale**2 * square
+            return total.clamp_min(torch.finfo(total.dtype).tiny).sqrt()
+
+
+@register
+@dataclass(frozen=True)
+class DoRA(LoRA):
+    """Low-rank updates of directions, with trained magnitudes."""
+
+    name = "dora"
+    paper = "Liu et al. 2024, https://arxiv.org/abs/2402.09353"
+    summary = "a low-rank update of a weight's direction, and its magnitude"
+
+    def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
+        """One update a chosen projection.
+
+        Raises:
+            SiteError: a site that is no projection, or whose weight cannot be read.
+        """
+        for site, rank in self.ranked(anatomy, "linear"):
+            weight = read_weight(anatomy.model.get_submodule(site.host), site.part)
+            yield Placement(site, Decomposed(weight, rank, self.scale(rank), self.dropout))
+
+    def count(self, anatomy: Anatomy) -> int:
+        """rank (d_in + d_out) + d_out, summed over the sites."""
+        return super().count(anatomy) + sum(site.d_out for site, _ in self.ranked(anatomy))

@@ -1,0 +1,36 @@
+"""LoRA+: LoRA whose B learns faster than its A.
+
+    y = W x + s B A x,   learning rate of B = ratio * learning rate of A           (section 4)
+
+With one rate for both, wide backbones learn features inefficiently. `train.learning_rate` is that
+of A. Shapes, start and parameters are those of lora: rank (d_in + d_out) a site.
+
+Hayou et al. 2024, "LoRA+: Efficient Low Rank Adaptation of Large Models",
+https://arxiv.org/abs/2402.12354; the ratio of 16 is the one that section 5 finds to work across
+tasks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from adapterhub.config import option
+from adapterhub.methods.base import register
+from adapterhub.methods.lora import LoRA
+
+
+@register
+@dataclass(frozen=True)
+class LoRAPlus(LoRA):
+    """Low-rank updates whose second factor has a higher learning rate."""
+
+    name = "lora-plus"
+    paper = "Hayou et al. 2024, https://arxiv.org/abs/2402.12354"
+    summary = "lora whose B learns faster than its A"
+    learning_rate = 2e-4
+
+    ratio: float = option(16.0, "learning rate of B, as a multiple of that of A")
+
+    def rate(self, name: str) -> float:
+        """The ratio for B."""
+        return self.ratio if name.endswith(".B") else 1.0

@@ -1,0 +1,69 @@
+"""Norm tuning: only the scales and biases of the normalization layers train.
+
+    LayerNorm:  y = g * (x - mean) / sd + b         RMSNorm:  y = g * x / rms
+
+    x, y: (batch, tokens, d)    g, b: (d,), trained
+
+All of the backbone's: in the layers, and outside of them (after the embeddings, the final one).
+Parameters: the sizes of g and b.
+
+Qi et al. 2022, "Parameter-Efficient Tuning on Layer Normalization for Pre-trained Language
+Models", section 3, https://arxiv.org/abs/2211.08682; Zhao et al. 2024, "Tuning LayerNorm in
+Attention", https://arxiv.org/abs/2312.11420.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from adapterhub.backbones.anatomy import Anatomy
+from adapterhub.config import option
+from adapterhub.errors import SiteError
+from adapterhub.methods.base import Layers, Method, Unfrozen, in_layers, register
+
+
+@register
+@dataclass(frozen=True)
+class Norms(Method):
+    """The normalization layers of the backbone train."""
+
+    name = "norms"
+    paper = "Qi et al. 2022, https://arxiv.org/abs/2211.08682"
+    summary = "the normalization layers of the backbone train"
+    learning_rate = 1e-3
+    trains_backbone = True
+
+    layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
+    outside: bool = option(True, "train the norms outside the layers too, such as the final one")
+
+    def plan(self, anatomy: Anatomy) -> Iterator[Unfrozen]:
+        """The parameters of the chosen norms.
+
+        Raises:
+            SiteError: the backbone has no norms with parameters there.
+        """
+        return (Unfrozen(path) for path in self._paths(anatomy))
+
+    def count(self, anatomy: Anatomy) -> int:
+        """The sizes of the chosen norms."""
+        parameters = anatomy.parameters()
+        return sum(parameters[path].numel() for path in self._paths(anatomy))
+
+    def _paths(self, anatomy: Anatomy) -> list[str]:
+        # Of all modules of a transformer, only norms have a weight of one dimension.
+        named = anatomy.parameters()
+        norms = {
+            path.rpartition(".")[0]
+            for path, p in named.items()
+            if path.endswith(".weight") and p.ndim == 1
+        }
+        paths = [path for path in named if path.rpartition(".")[0] in norms]
+        chosen = in_layers(anatomy, paths, self.layers, outside=self.outside)
+        if not chosen:
+            raise SiteError(
+                f"this {anatomy.model.config.model_type} backbone has no normalization layer with "
+                f"parameters in layers {self.layers!r}",
+                hint="bitfit, or norms(layers=all)",
+            )
+        return chosen
