@@ -221,7 +221,7 @@ def offenders(source: str, **options: object) -> list[str]:
         ("a.jsonl", '{"text": "a", "label": "1"}\n{"text": "b"}\n', "line 2: the label is empty"),
         ("a.jsonl", '{"text": 5, "label": [1]}', "'text' is a int, not text\n  - line 1: the lab"),
         ("a.jsonl", '{"text": "\\ud800", "label": 1}', "surrogate"),
-        ("a.txt", "a\n", "format of .* cannot be told"),
+        ("a.dat", "a\n", "format of .* cannot be told"),
         ("a.parquet", "PAR1 not really", "is not a Parquet file"),
     ],
 )
