@@ -156,7 +156,7 @@ def labels_of(examples: Iterable[Example]) -> list[str]:
     return labels
 
 
-def check_labels(train_labels: Sequence[str], eval_examples: Iterable[Example]) -> None:
+def check_labels(train_labels: Sequence[str], eval_labels: Iterable[str | float | None]) -> None:
     """Raise DataError if training has fewer than two labels or evaluation has one it lacks."""
     if len(train_labels) < 2:
         raise DataError(
@@ -165,13 +165,11 @@ def check_labels(train_labels: Sequence[str], eval_examples: Iterable[Example]) 
             expected="two or more classes",
             hint="check the option label, the name of the label column",
         )
-    unseen = collections.Counter(e.label for e in eval_examples if e.label not in train_labels)
+    unseen = collections.Counter(label for label in eval_labels if label not in train_labels)
     if unseen:
         raise DataError(
             "the evaluation data has labels that the training data lacks",
-            offenders=[
-                f"{label!r}: {unseen[label]} example(s)" for label in sorted(unseen, key=str)
-            ],
+            offenders=[f"{label!r}: {unseen[label]} time(s)" for label in sorted(unseen, key=str)],
             expected=f"one of {', '.join(first_few([repr(label) for label in train_labels]))}",
         )
 

@@ -315,10 +315,10 @@ def test_labels_are_in_numeric_order_only_if_all_are_numbers() -> None:
 
 
 def test_labels_unseen_in_training_are_counted() -> None:
-    evaluation = [Example("", None, label) for label in ["no", "maybe", "maybe", "never"]]
+    evaluation = ["no", "maybe", "maybe", "never"]
     with pytest.raises(DataError) as caught:
         check_labels(["no", "yes"], evaluation)
-    assert caught.value.offenders == ("'maybe': 2 example(s)", "'never': 1 example(s)")
+    assert caught.value.offenders == ("'maybe': 2 time(s)", "'never': 1 time(s)")
     check_labels(["no", "yes"], evaluation[:1])
 
 

@@ -114,7 +114,7 @@ class Classification(_OfTexts):
 
     def check(self, labels: Sequence[str], examples: Sequence[Example]) -> None:
         """Two classes or more, and no others in evaluation."""
-        check_labels(labels, examples)
+        check_labels(labels, (e.label for e in examples))
 
     def target(self, example: Example, labels: Sequence[str]) -> int:
         """The index of the label."""
