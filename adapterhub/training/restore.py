@@ -77,7 +77,8 @@ def open_adapter(folder: str | Path, backbone: str | None = None) -> Opened:
     trained = manifest.training.get("recipe", {}).get("train", {})
     limit = min(int(trained.get("max_length", 128)), positions_of(model))
     seed = int(manifest.training.get("seed", 0))
-    return Opened(adapter, task, Setting(tokenizer, limit, adapter.labels, seed))
+    setting = Setting(tokenizer, limit, adapter.labels, seed, positions_of(model))
+    return Opened(adapter, task, setting)
 
 
 def _task_of(manifest: Manifest) -> Task:

@@ -150,7 +150,7 @@ def prepare(recipe: Recipe) -> Prepared:
     adapter.notes.task = data.task.name
     adapter.notes.tokenizer = tokenizer_hash(tokenizer)
     limit = min(recipe.train.max_length, positions_of(model))
-    setting = Setting(tokenizer, limit, adapter.labels, recipe.seed)
+    setting = Setting(tokenizer, limit, adapter.labels, recipe.seed, positions_of(model))
     train, evaluation = (
         data.task.encode(examples, setting, labelled=True)
         for examples in (data.train, data.evaluation)

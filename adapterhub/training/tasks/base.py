@@ -31,12 +31,14 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Setting:
-    """What examples are encoded for. `max_length` is in tokens; `seed` that of random inputs."""
+    """What examples are encoded for. `max_length` is that of an input, in tokens, `positions` all
+    that the model has; `seed` decides random inputs."""
 
     tokenizer: PreTrainedTokenizerBase
     max_length: int
     labels: tuple[str, ...] = ()
     seed: int = 0
+    positions: int = 1 << 30
 
 
 class Prediction(ABC):
