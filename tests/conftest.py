@@ -63,8 +63,7 @@ def word_tokenizer(start: str = "", end: str = "") -> PreTrainedTokenizerFast:
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
     around = [(w, words.index(w)) for w in (start, end) if w]
     if around:
-        single = f"{start} $A {end}".strip()
-        pair = f"{start} $A {end} $B:1 {end}:1" if end else f"{start} $A $B:1"
+        single = " ".join(part for part in (start, "$A", end) if part)
         inner.post_processor = processors.TemplateProcessing(single=single, special_tokens=around)
     return PreTrainedTokenizerFast(
         tokenizer_object=inner, unk_token="<unk>", pad_token="<pad>", eos_token="</s>",

@@ -14,7 +14,7 @@ import random
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TextIO, TypeVar
+from typing import Any, Literal, TypeVar
 
 from adapterhub.config import option
 from adapterhub.errors import DataError
@@ -128,14 +128,9 @@ def refuse(*problems: str) -> None:
         raise ValueError(*found)
 
 
-def read_texts(source: str, options: DataOptions) -> list[Example]:
+def read_texts(source: str, options: DataOptions, split: str = "eval") -> list[Example]:
     """The texts of a source, without labels; raises DataError as `read_examples` does."""
-    return read_examples(source, options, labelled=False, split="eval")
-
-
-def read_lines(stream: TextIO) -> list[Example]:
-    """One text a line; a blank line is an empty text, so that predictions stay aligned."""
-    return [Example(line.rstrip("\r\n")) for line in stream]
+    return read_examples(source, options, labelled=False, split=split)
 
 
 def sample(examples: Sequence[E], rows: int | None, seed: int) -> list[E]:

@@ -24,7 +24,6 @@ from adapterhub.training.data import (
     data_hash,
     labels_of,
     read_examples,
-    read_lines,
     read_texts,
     sample,
 )
@@ -274,14 +273,6 @@ def test_the_format_option_wins_over_the_suffix(tmp_path: Path) -> None:
 def test_texts_need_no_label_column(tmp_path: Path) -> None:
     source = written(tmp_path / "a.csv", "text\none\ntwo\n")
     assert read_texts(source, DataOptions()) == [Example("one"), Example("two")]
-
-
-def test_lines_stay_aligned() -> None:
-    assert read_lines(io.StringIO("one\n\ntwo\r\n")) == [
-        Example("one"),
-        Example(""),
-        Example("two"),
-    ]
 
 
 @given(st.lists(names, unique=True, min_size=1), st.integers(1, 50), st.integers(0, 2**32))

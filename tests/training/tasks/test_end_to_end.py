@@ -26,7 +26,7 @@ class Case:
     least: float | None = None
     most: float | None = None
     words: tuple[str, ...] = ()
-    epochs: int = 12
+    epochs: int = 24
 
 
 def classes(folder: Path) -> Path:
@@ -76,8 +76,23 @@ def pairs(folder: Path) -> Path:
     return write_json_lines(folder / "pairs.jsonl", rows)
 
 
+def choices(folder: Path) -> Path:
+    """Of two sentences, the one that is good."""
+    texts = {label: [t for t, found in sentences(48) if found == label] for label in ("pos", "neg")}
+    rows = [
+        {"text": "the movie", "choices": [one, other][:: 1 - 2 * (i % 2)], "label": "AB"[i % 2]}
+        for i, (one, other) in enumerate(zip(*texts.values(), strict=True))
+    ]
+    return write_json_lines(folder / "choices.jsonl", rows)
+
+
+def lines(folder: Path) -> Path:
+    (folder / "raw.txt").write_text("\n".join(text for text, _ in sentences(48)) + "\n")
+    return folder / "raw.txt"
+
+
 CASES = {
-    "classification": Case("bert", "classification", classes, ("the movie was good",), "label", 0.9),
+    "classification": Case("bert", "classification", classes, ("the film was bad",), "label", 0.9),
     "regression": Case("bert", "regression", numbers, ("the movie was good",), "value", 0.9),
     "tagging": Case("bert", "tagging", tagged, ("the movie was very good",), "entities", 0.9),
     "question-answering": Case(
@@ -86,11 +101,19 @@ CASES = {
     ),
     "seq2seq": Case(
         "t5", "seq2seq(metric=exact, new_tokens=4)", pairs, ("the film was bad",), "generated", 0.9,
-        epochs=20,
     ),
     "causal-lm": Case(
         "llama", "causal-lm(generate=true, new_tokens=4)", pairs, ("the film was bad",),
         "generated", 0.9,
+    ),
+    "multiple-choice": Case(
+        "bert", "multiple-choice", choices,
+        ("the movie was good", "--pair", "bad", "--pair", "good"), "choice", 0.9,
+    ),
+    "masked-lm": Case("bert", "masked-lm", lines, ("the [MASK] was good",), "filled", most=2.0),
+    "span-corruption": Case(
+        "t5", "span-corruption(new_tokens=5)", lines, ("the <extra_id_0> was good",), "generated",
+        most=2.0,
     ),
 }  # fmt: skip
 
