@@ -101,11 +101,10 @@ def _resize(
 
 def _set_labels(head: Head, manifest: Manifest) -> None:
     labels = manifest.labels or ("LABEL_0",)
-    regression = manifest.task == "regression"
     head.labels = {
         "id2label": dict(enumerate(labels)),
         "label2id": {label: i for i, label in enumerate(labels)},
-        "problem_type": "regression" if regression else "single_label_classification",
+        "problem_type": "single_label_classification" if manifest.labels else "regression",
     }
 
 

@@ -5,17 +5,27 @@ from __future__ import annotations
 import pytest
 import tiny
 
-from adapterhub.errors import AttachError, SiteError
+from adapterhub.errors import AttachError, ConfigError, SiteError
 from adapterhub.methods import METHODS
 
 # Their attention is not on transformers' attention interface, so prefixes cannot enter it.
 OFF_INTERFACE = (
     "deberta", "deberta-v2", "mpnet", "xlnet", "openai-gpt", "gpt_neo", "gptj", "bloom", "xglm",
 )  # fmt: skip
+# Bias terms are what bitfit trains.
+WITHOUT_BIAS = (
+    "modernbert", "llama", "mistral", "qwen3", "olmo", "olmo2", "gemma3_text", "phi3", "mixtral",
+    "t5", "mt5", "umt5",
+)  # fmt: skip
+UPDATES = ("lora", "rslora", "lora-plus", "dora", "pissa")
 REFUSED: dict[tuple[str, str], type[Exception]] = {
     **{(method, a): SiteError for method in ("prefix", "mam") for a in OFF_INTERFACE},
+    **{("bitfit", a): SiteError for a in WITHOUT_BIAS},
     # XLNet's projections are tensors, not modules.
-    ("lora", "xlnet"): SiteError,
+    **{(method, "xlnet"): SiteError for method in UPDATES},
+    # The norms of OLMo have no parameters.
+    ("norms", "olmo"): SiteError,
+    ("staged", "olmo"): ConfigError,
     # Without a task head nothing would train.
     **{("head", a): AttachError for a in tiny.WITHOUT_CLASSIFIER},
 }

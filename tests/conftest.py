@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import tiny
-from transformers import BertTokenizerFast
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import BertTokenizerFast, PreTrainedTokenizerFast
 
 WORDS = [
     "the",
@@ -43,6 +44,57 @@ def backbone(tmp_path_factory) -> Path:
     vocab_file.write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
     BertTokenizerFast(vocab=str(vocab_file)).save_pretrained(folder)
     return folder
+
+
+SENTINELS = [f"<extra_id_{i}>" for i in range(8)]
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] + ' : ' + m['content'] + ' </s> ' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant : ' }}{% endif %}"
+)
+
+
+def word_tokenizer(start: str = "", end: str = "") -> PreTrainedTokenizerFast:
+    """A tokenizer of whole words, with the special ids of `tiny`, that puts `start` and `end`
+    around a text."""
+    special = ["<unk>", "<pad>", "</s>", "<s>", "<mask>"]
+    words = [*special, *SENTINELS, *WORDS, "user", "assistant", ":", "0", "1", "2", "3"]
+    assert len(words) <= tiny.VOCAB
+    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    around = [(w, words.index(w)) for w in (start, end) if w]
+    if around:
+        single = " ".join(part for part in (start, "$A", end) if part)
+        inner.post_processor = processors.TemplateProcessing(single=single, special_tokens=around)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, unk_token="<unk>", pad_token="<pad>", eos_token="</s>",
+        bos_token="<s>", mask_token="<mask>", additional_special_tokens=SENTINELS,
+        model_max_length=64, chat_template=CHAT_TEMPLATE,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def backbones(backbone, tmp_path_factory):
+    """A folder with a tiny model and its tokenizer: "bert", one that generates, or a pair."""
+    kinds = {"llama": ("causal-lm", "<s>", ""), "gpt2": ("causal-lm", "", ""),
+             "t5": ("seq2seq", "", "</s>"), "bart": ("seq2seq", "<s>", "</s>")}  # fmt: skip
+    made = {"bert": backbone}
+
+    def folder_of(architecture: str) -> Path:
+        if architecture not in made:
+            task, *around = kinds[architecture]
+            folder = tmp_path_factory.mktemp("backbones") / f"tiny-{architecture}"
+            tiny.model(architecture, task).save_pretrained(folder)
+            word_tokenizer(*around).save_pretrained(folder)
+            made[architecture] = folder
+        return made[architecture]
+
+    return folder_of
+
+
+def write_json_lines(path: Path, rows: list[dict]) -> Path:
+    """A JSON-lines file."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
 
 
 def sentences(count: int) -> list[tuple[str, str]]:

@@ -26,12 +26,31 @@ from adapterhub.errors import BackboneError, ConfigError, did_you_mean
 
 FRESH = "_adapterhub_fresh"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class TaskModel:
+    """A kind of model: its auto class, and what its task head gives.
+
+    `outputs` names the outputs where they are always the same; with `classes` they are the labels
+    that the user gives; "" is one number without a name. A language model has none of these.
+    """
+
+    auto: str
+    outputs: tuple[str, ...] = ()
+    classes: bool = False
+
+
 TASK_MODELS = {
-    "features": "AutoModel",
-    "classification": "AutoModelForSequenceClassification",
-    "regression": "AutoModelForSequenceClassification",
-    "causal-lm": "AutoModelForCausalLM",
-    "seq2seq": "AutoModelForSeq2SeqLM",
+    "features": TaskModel("AutoModel"),
+    "classification": TaskModel("AutoModelForSequenceClassification", classes=True),
+    "regression": TaskModel("AutoModelForSequenceClassification", outputs=("",)),
+    "tagging": TaskModel("AutoModelForTokenClassification", classes=True),
+    "question-answering": TaskModel("AutoModelForQuestionAnswering", outputs=("start", "end")),
+    "multiple-choice": TaskModel("AutoModelForMultipleChoice", outputs=("",)),
+    "masked-lm": TaskModel("AutoModelForMaskedLM"),
+    "causal-lm": TaskModel("AutoModelForCausalLM"),
+    "seq2seq": TaskModel("AutoModelForSeq2SeqLM"),
 }
 _OTHER_FORMATS = [
     "*.h5",
@@ -90,7 +109,7 @@ def load_backbone(
     options: dict[str, Any] = {"dtype": DTYPES[dtype]} | _label_options(task, labels)
     if attention:
         options["attn_implementation"] = attention
-    auto = getattr(transformers, TASK_MODELS[task])
+    auto = getattr(transformers, TASK_MODELS[task].auto)
     with _quiet_loading():
         model, info = _load(auto, folder, options, backbone)
         tokenizer = _load(transformers.AutoTokenizer, folder, {}, backbone)
@@ -110,14 +129,16 @@ def _check_choice(what: str, value: str, choices: dict[str, Any]) -> None:
 
 
 def _label_options(task: str, labels: Sequence[str]) -> dict[str, Any]:
-    if task == "regression":
+    row = TASK_MODELS[task]
+    if row.outputs == ("",):
         return {"num_labels": 1, "problem_type": "regression"}
-    if task != "classification":
+    if not row.classes and not row.outputs:
         return {}
+    labels = labels if row.classes else row.outputs
     if len(labels) < 2 or len(set(labels)) != len(labels):
         raise ConfigError(
-            f"classification needs two or more different labels, got {list(labels)!r}",
-            hint='load_backbone(..., task="classification", labels=["no", "yes"])',
+            f"{task} needs two or more different labels, got {list(labels)!r}",
+            hint=f'load_backbone(..., task="{task}", labels=["no", "yes"])',
         )
     return {
         "id2label": dict(enumerate(labels)),

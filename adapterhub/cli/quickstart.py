@@ -93,4 +93,4 @@ def _predict_typed(folder: Path) -> None:
     opened = open_adapter(folder)
     while text := click.prompt("text (empty to end)", default="", show_default=False):
         (prediction,) = opened.predict([Example(text)])
-        click.echo(f"{prediction.label} {prediction.scores[str(prediction.label)]:.3f}")
+        click.echo(str(prediction))

@@ -13,7 +13,7 @@ from adapterhub.cli.format import bytes_text, count_text, plain_table, seconds_t
 from adapterhub.config import merge, options_of, parse_overrides
 from adapterhub.errors import ConfigError
 from adapterhub.training.data import DataOptions
-from adapterhub.training.recipe import Recipe, read
+from adapterhub.training.recipe import SPECS, Recipe, read
 
 # The flags that stand for options of the recipe; every other option is given as key=value.
 FLAGS = {
@@ -83,8 +83,8 @@ def _nested(flags: dict[str, Any]) -> dict[str, Any]:
     for flag, value in flags.items():
         if value is not None:
             *above, name = FLAGS[flag].split(".")
-            # A method may be YAML's [...] or {...}; a column may be called 1.
-            leaf = parse_overrides([f"{name}={value}"]) if flag == "method" else {name: value}
+            # A spec may be YAML's [...] or {...}; a column may be called 1.
+            leaf = parse_overrides([f"{name}={value}"]) if flag in SPECS else {name: value}
             data = merge(data, {above[0]: leaf} if above else leaf)
     return data
 
@@ -105,7 +105,7 @@ def _print_plan(ready: Any) -> None:
         f"({plan.trainable / plan.backbone:.2%} of the backbone), "
         f"of them {count_text(plan.head)} in the head",
         "data": f"{len(ready.data.train):,} to train, {len(ready.data.evaluation):,} to evaluate",
-        "labels": ", ".join(ready.data.labels) or "a number",
+        "labels": ", ".join(ready.data.labels) or "none",
         "steps": f"{plan.steps:,} of {ready.recipe.train.batch_size} examples",
         "tokens": f"{plan.tokens:,} an epoch, the longest example has {plan.longest}",
         **{f"memory, {k}": bytes_text(v) for k, v in plan.memory.items()},

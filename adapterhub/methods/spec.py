@@ -16,6 +16,7 @@ from adapterhub.config import from_dict, to_dict
 from adapterhub.errors import ConfigError
 from adapterhub.methods.base import Method, method_class
 
+EXAMPLES = "lora, lora(rank=16), {lora: {rank: 16}}, or a list of these"
 Spec = str | Method | Mapping[str, Any] | Sequence[Any]
 
 
@@ -36,7 +37,7 @@ def parse(spec: Spec) -> tuple[Method, ...]:
         methods = tuple(method for item in spec for method in parse(item))
         if methods:
             return methods
-    raise _unreadable(spec)
+    raise _unreadable(spec, "method", EXAMPLES)
 
 
 def build(name: str, options: Mapping[str, Any]) -> Method:
@@ -55,39 +56,47 @@ def dump(methods: Sequence[Method]) -> tuple[dict[str, Any], ...]:
 
 
 def _parse_text(text: str) -> tuple[Method, ...]:
-    """A comma-separated list of `name` or `name(option=value)`, by Python's grammar
-    for literals."""
+    return tuple(build(name, options) for name, options in calls(text, "method", EXAMPLES))
+
+
+def calls(text: str, what: str, examples: str) -> list[tuple[str, dict[str, Any]]]:
+    """A comma-separated list of `name` or `name(option=value)`, by Python's grammar for literals.
+
+    Raises:
+        ConfigError: it cannot be read; the error says `what` it should be, and shows `examples`.
+    """
+    unreadable = _unreadable(text, what, examples)
     names = text.replace("-", "_MINUS_")
     try:
         tree = ast.parse(f"({names},)", mode="eval").body
     except SyntaxError as error:
-        raise _unreadable(text) from error
+        raise unreadable from error
     assert isinstance(tree, ast.Tuple)
-    return tuple(_parse_node(node, text) for node in tree.elts)
+    return [_call(node, unreadable) for node in tree.elts]
 
 
-def _parse_node(node: ast.expr, text: str) -> Method:
+def _call(node: ast.expr, unreadable: ConfigError) -> tuple[str, dict[str, Any]]:
     call = node if isinstance(node, ast.Call) else None
     name = call.func if call else node
     if not isinstance(name, ast.Name) or (call and call.args):
-        raise _unreadable(text)
+        raise unreadable
     keywords = call.keywords if call else []
-    options = {str(k.arg): _literal(k.value, text) for k in keywords}
-    return build(name.id.replace("_MINUS_", "-"), options)
+    options = {str(k.arg): _literal(k.value, unreadable) for k in keywords}
+    return name.id.replace("_MINUS_", "-"), options
 
 
-def _literal(node: ast.expr, text: str) -> Any:
+def _literal(node: ast.expr, unreadable: ConfigError) -> Any:
     source = ast.unparse(node).replace("_MINUS_", "-")
     try:
         return ast.literal_eval(source)
     except ValueError as error:
         if isinstance(node, ast.Name):
             return {"true": True, "false": False, "null": None}.get(source, source)
-        raise _unreadable(text) from error
+        raise unreadable from error
 
 
-def _unreadable(spec: object) -> ConfigError:
+def _unreadable(spec: object, what: str, examples: str) -> ConfigError:
     return ConfigError(
-        f"the method {spec!r} cannot be read",
-        expected="lora, lora(rank=16), {lora: {rank: 16}}, or a list of these",
+        f"the {what} {spec!r} cannot be read",
+        expected=examples,
     )

@@ -13,6 +13,8 @@ from adapterhub.training.data import DataOptions
 from adapterhub.training.options import TrainOptions
 from adapterhub.yaml12 import dump_yaml, load_yaml
 
+SPECS = ("method", "task")
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -24,7 +26,9 @@ class Recipe:
     method: object = option(
         "lora", "a method spec: lora, lora(rank=16), {lora: {rank: 16}}, or a list"
     )
-    task: str = option("classification", "classification or regression")
+    task: object = option(
+        "classification", "a task spec: tagging, seq2seq(metric=rouge), {seq2seq: {metric: rouge}}"
+    )
     name: str = option("default", "the adapter's name")
     output: str = option("", "folder for the run: the adapter, the recipe, metrics, checkpoints")
     seed: int = option(0, "seed of initial values, sampling and batch order")
@@ -50,8 +54,8 @@ def read(
     """
     data: dict[str, Any] = load_yaml(path) if path else {}
     for layer in (flags or {}, parse_overrides(overrides)):
-        # A method replaces the other, options and all: two mappings would merge into two methods.
-        data = merge({k: v for k, v in data.items() if k != "method" or k not in layer}, layer)
+        # A spec replaces the other, options and all: two mappings would merge into two methods.
+        data = merge({k: v for k, v in data.items() if k not in SPECS or k not in layer}, layer)
     recipe = from_dict(Recipe, data)
     needed = {"backbone": recipe.backbone, "data.train": recipe.data.train, "output": recipe.output}
     if missing := [name for name, value in needed.items() if not value]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,11 +13,12 @@ from adapterhub.adapter import Adapter
 from adapterhub.backbones.load import load_backbone
 from adapterhub.config import from_dict
 from adapterhub.errors import FileError, MismatchError
+from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_manifest
 from adapterhub.loading import load
-from adapterhub.training.data import DataOptions, Example
-from adapterhub.training.run import predict, tokenizer_hash
-from adapterhub.training.tasks import Encoded, Prediction, Task, task_of
+from adapterhub.training.data import DataOptions
+from adapterhub.training.run import positions_of, tokenizer_hash
+from adapterhub.training.tasks import Prediction, Setting, Task, task_of
 from adapterhub.yaml12 import load_yaml
 
 
@@ -25,13 +28,22 @@ class Opened:
 
     adapter: Adapter
     task: Task
-    tokenizer: object
-    max_length: int
+    setting: Setting
 
-    def predict(self, examples: list[Example], batch_size: int = 64) -> list[Prediction]:
+    def predict(self, examples: Sequence[Any], batch_size: int = 64) -> list[Prediction]:
         """One prediction an example."""
-        encoded = Encoded(examples, self.tokenizer, self.max_length)  # type: ignore[arg-type]
-        return predict(self.adapter, self.task, encoded, batch_size)
+        encoded = self.task.encode(examples, self.setting, labelled=False)
+        return self.task.predict(self.adapter.model, encoded, batch_size)
+
+    def evaluate(self, examples: Sequence[Any], batch_size: int = 64) -> dict[str, float]:
+        """The task's metrics on labelled examples.
+
+        Raises:
+            DataError: their labels are not those of the adapter.
+        """
+        self.task.check(self.setting.labels, examples)
+        encoded = self.task.encode(examples, self.setting, labelled=True)
+        return self.task.evaluate(self.adapter.model, encoded, batch_size)
 
 
 def open_adapter(folder: str | Path, backbone: str | None = None) -> Opened:
@@ -47,10 +59,10 @@ def open_adapter(folder: str | Path, backbone: str | None = None) -> Opened:
     """
     files = adapter_folder(Path(folder))
     manifest = read_manifest(files)
-    task = task_of(manifest.task or "classification")
+    task = _task_of(manifest)
     model, tokenizer = load_backbone(
         backbone or _backbone_of_run(files.parent) or manifest.backbone.id,
-        task=task.name,
+        task=task.head,
         labels=manifest.labels,
         revision=None if backbone else manifest.backbone.revision,
     )
@@ -63,7 +75,16 @@ def open_adapter(folder: str | Path, backbone: str | None = None) -> Opened:
         model.to("cuda")  # type: ignore[arg-type]
     adapter = load(model, files)
     trained = manifest.training.get("recipe", {}).get("train", {})
-    return Opened(adapter, task, tokenizer, int(trained.get("max_length", 128)))
+    limit = min(int(trained.get("max_length", 128)), positions_of(model))
+    seed = int(manifest.training.get("seed", 0))
+    setting = Setting(tokenizer, limit, adapter.labels, seed, positions_of(model))
+    return Opened(adapter, task, setting)
+
+
+def _task_of(manifest: Manifest) -> Task:
+    """The task, with the options that the adapter was trained with."""
+    known = manifest.training.get("recipe", {}).get("task")
+    return task_of(known or manifest.task or "classification")
 
 
 def adapter_folder(folder: Path) -> Path:
@@ -89,8 +110,17 @@ def _backbone_of_run(folder: Path) -> str | None:
     return backbone if Path(backbone).is_dir() else None
 
 
-def trained_columns(folder: str | Path) -> DataOptions:
-    """The data options that the adapter was trained with, as the default for new data."""
+@dataclass(frozen=True)
+class Trained:
+    """What an adapter was trained on: the task and the data options, as defaults for new data."""
+
+    task: Task
+    data: DataOptions
+
+
+def trained(folder: str | Path) -> Trained:
+    """What the adapter of a folder was trained on; no model is loaded."""
     manifest = read_manifest(adapter_folder(Path(folder)))
     known = manifest.training.get("recipe", {}).get("data", {})
-    return from_dict(DataOptions, {"text": "text", **known, "rows": None})
+    options = from_dict(DataOptions, {"text": "text", **known, "rows": None})
+    return Trained(_task_of(manifest), options)

@@ -23,13 +23,14 @@ from adapterhub.methods.base import Method
 from adapterhub.methods.spec import dump, parse
 from adapterhub.training import loop, stages
 from adapterhub.training.batching import LazyBatches, batch_order
-from adapterhub.training.data import Example, data_hash, read_examples, sample
+from adapterhub.training.data import data_hash, sample
 from adapterhub.training.docstrings import load_docstrings
 from adapterhub.training.options import TrainOptions
 from adapterhub.training.recipe import Recipe
 from adapterhub.training.report import Reporter
 from adapterhub.training.schedules import DEFAULT
-from adapterhub.training.tasks import Encoded, Prediction, Task, task_of
+from adapterhub.training.tasks import Encoded, Setting, Task, task_of
+from adapterhub.training.tasks import dump as dump_task
 
 HEAD_LEARNING_RATE = 5e-3
 BUILTIN = "builtin:docstrings"
@@ -93,8 +94,8 @@ class Data:
 
     task: Task
     labels: tuple[str, ...]
-    train: list[Example]
-    evaluation: list[Example]
+    train: list[Any]
+    evaluation: list[Any]
 
 
 @dataclass(frozen=True)
@@ -131,19 +132,19 @@ def read_data(recipe: Recipe) -> Data:
     task = task_of(recipe.task)
     train = sample(_read(recipe, recipe.data.train, task, "train"), recipe.data.rows, recipe.seed)
     evaluation = _read(recipe, recipe.data.eval, task, "eval")
-    return Data(task, task.labels(train, evaluation), train, evaluation)
+    labels = task.labels(train)
+    task.check(labels, evaluation)
+    return Data(task, labels, train, evaluation)
 
 
-def _read(recipe: Recipe, source: str | None, task: Task, split: str) -> list[Example]:
+def _read(recipe: Recipe, source: str | None, task: Task, split: str) -> list[Any]:
     if BUILTIN in (source, recipe.data.train):
         return load_docstrings()[("train", "eval").index(split)]
     if source is None:
         raise DataError(
             "the recipe names no evaluation data", hint="--eval FILE (data.eval in the recipe)"
         )
-    return read_examples(
-        source, recipe.data, labelled=True, regression=task.regression, split=split
-    )
+    return task.read(source, recipe.data, split)
 
 
 def prepare(recipe: Recipe) -> Prepared:
@@ -153,7 +154,7 @@ def prepare(recipe: Recipe) -> Prepared:
     set_seed(recipe.seed)
     model, tokenizer = load_backbone(
         recipe.backbone,
-        task=recipe.task,
+        task=data.task.head,
         labels=data.labels,
         revision=recipe.revision,
         dtype=recipe.dtype,
@@ -164,14 +165,19 @@ def prepare(recipe: Recipe) -> Prepared:
     own = next((method.schedule for method in methods if method.schedule), DEFAULT)
     chosen = replace(recipe.train, schedule=recipe.train.schedule or own)  # type: ignore[arg-type]
     recipe = replace(recipe, train=chosen)
-    adapter.notes.task = recipe.task
+    adapter.notes.task = data.task.name
     adapter.notes.tokenizer = tokenizer_hash(tokenizer)
-    limit = min(recipe.train.max_length, _positions(model))
-    train, evaluation = (Encoded(e, tokenizer, limit) for e in (data.train, data.evaluation))
+    limit = min(recipe.train.max_length, positions_of(model))
+    setting = Setting(tokenizer, limit, adapter.labels, recipe.seed, positions_of(model))
+    train, evaluation = (
+        data.task.encode(examples, setting, labelled=True)
+        for examples in (data.train, data.evaluation)
+    )
     return Prepared(recipe, data, model, tokenizer, adapter, train, evaluation)
 
 
-def _positions(model: PreTrainedModel) -> int:
+def positions_of(model: PreTrainedModel) -> int:
+    """The tokens that a model has positions for."""
     return getattr(model.config, "max_position_embeddings", None) or 1 << 30
 
 
@@ -206,8 +212,8 @@ def _train(ready: Prepared, output: Path, reporter: Reporter, resume: bool) -> l
     return loop.train(
         AdapterTrainee(ready.adapter),
         lambda epoch: _epoch(ready, epoch),
-        lambda: evaluate(
-            ready.adapter, ready.data.task, ready.evaluation, recipe.train.eval_batch_size
+        lambda: ready.data.task.evaluate(
+            ready.model, ready.evaluation, recipe.train.eval_batch_size
         ),
         recipe.train,
         output=output,
@@ -225,8 +231,12 @@ def _train(ready: Prepared, output: Path, reporter: Reporter, resume: bool) -> l
 
 def _identity(recipe: Recipe) -> dict[str, Any]:
     """What of the recipe decides the bytes of the adapter: not where it is written."""
-    fields = to_dict(recipe) | {"method": list(dump(parse(recipe.method)))}  # type: ignore[arg-type]
-    fields["data"] = {k: v for k, v in fields["data"].items() if k not in ("train", "eval")}
+    fields = to_dict(recipe) | {
+        "method": list(dump(parse(recipe.method))),  # type: ignore[arg-type]
+        "task": dump_task(task_of(recipe.task)),
+    }
+    places = ("train", "eval", "train_target", "eval_target")
+    fields["data"] = {k: v for k, v in fields["data"].items() if k not in places}
     return {k: v for k, v in fields.items() if k not in ("output", "train", "backbone")}
 
 
@@ -269,33 +279,7 @@ def _epoch(ready: Prepared, epoch: int) -> LazyBatches:
     order = batch_order(
         encoded.lengths, options.batch_size, epoch, recipe.seed, options.length_grouped
     )
-
-    def collate(indices: list[int]) -> Mapping[str, torch.Tensor]:
-        examples = [encoded.examples[i] for i in indices]
-        return encoded.batch(indices) | {
-            "labels": ready.data.task.targets(examples, ready.data.labels)
-        }
-
-    return LazyBatches(order, collate)
-
-
-def predict(adapter: Adapter, task: Task, encoded: Encoded, batch_size: int) -> list[Prediction]:
-    """One prediction an example, in their order; computed in the order of length, to pad less."""
-    adapter.model.eval()
-    by_length = sorted(range(len(encoded.lengths)), key=encoded.lengths.__getitem__)
-    found: dict[int, Prediction] = {}
-    for start in range(0, len(by_length), batch_size):
-        indices = by_length[start : start + batch_size]
-        batch = {k: v.to(adapter.model.device) for k, v in encoded.batch(indices).items()}
-        with torch.inference_mode():
-            logits = adapter.model(**batch).logits
-        found |= dict(zip(indices, task.predict(logits, adapter.labels), strict=True))
-    return [found[i] for i in range(len(encoded.lengths))]
-
-
-def evaluate(adapter: Adapter, task: Task, encoded: Encoded, batch_size: int) -> dict[str, float]:
-    """The task's metrics on labelled examples."""
-    return task.metrics(encoded.examples, predict(adapter, task, encoded, batch_size))
+    return LazyBatches(order, lambda indices: encoded.batch(indices, epoch))
 
 
 def _save(ready: Prepared, output: Path, result: loop.Result) -> Outcome:
@@ -324,24 +308,26 @@ def card(ready: Prepared, metrics: Mapping[str, float]) -> str:
     """The model card: what the adapter is, and how to load it."""
     recipe, names = ready.recipe, ", ".join(m.name for m in ready.adapter.methods)
     rows = "\n".join(f"| {name} | {value:.4f} |" for name, value in metrics.items())
-    backbone = ready.adapter.manifest().backbone.id
+    backbone, task = ready.adapter.manifest().backbone.id, ready.data.task
+    labels = f", labels={list(ready.data.labels)!r}" if ready.data.labels else ""
     return f"""---
 base_model: {backbone}
 base_model_relation: adapter
 library_name: adapterhub
-tags: [adapterhub, {names}, {recipe.task}]
+tags: [adapterhub, {names}, {task.name}]
 ---
 
 # {recipe.name}
 
-A {names} adapter of {backbone} for {recipe.task}{_labels_text(ready.data.labels)}.
+A {names} adapter of {backbone} for {task.name}{_labels_text(ready.data.labels)}.
 
 | metric | evaluation data |
 |---|---|
 {rows}
 
-    import adapterhub as ah model, tokenizer = ah.load_backbone({backbone!r}, task={recipe.task!r},
-    labels={list(ready.data.labels)!r}) ah.load(model, "THIS FOLDER")
+    import adapterhub as ah
+    model, tokenizer = ah.load_backbone({backbone!r}, task={task.head!r}{labels})
+    ah.load(model, "THIS FOLDER")
 """
 
 

@@ -9,7 +9,7 @@ import copy
 import pytest
 import tiny
 import torch
-from cells import ALL, CELLS, REFUSED, matrix
+from cells import ALL, CELLS, REFUSED, UPDATES, matrix
 
 import adapterhub as ah
 from adapterhub.errors import SiteError
@@ -31,7 +31,9 @@ def test_the_matrix_covers_every_method_and_architecture():
 def test_the_number_of_refused_cells():
     """By method: a cell is never skipped, it works or it is refused on purpose."""
     counts = collections.Counter(method for method, _ in REFUSED)
-    assert counts == {"prefix": 9, "mam": 9, "lora": 1, "head": 3}
+    updates = dict.fromkeys(UPDATES, 1)
+    expected = {"prefix": 9, "mam": 9, "bitfit": 12, "head": 3, "norms": 1, "staged": 1}
+    assert counts == updates | expected
 
 
 @pytest.mark.parametrize(("method", "architecture"), REFUSED)

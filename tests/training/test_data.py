@@ -24,7 +24,6 @@ from adapterhub.training.data import (
     data_hash,
     labels_of,
     read_examples,
-    read_lines,
     read_texts,
     sample,
 )
@@ -221,7 +220,7 @@ def offenders(source: str, **options: object) -> list[str]:
         ("a.jsonl", '{"text": "a", "label": "1"}\n{"text": "b"}\n', "line 2: the label is empty"),
         ("a.jsonl", '{"text": 5, "label": [1]}', "'text' is a int, not text\n  - line 1: the lab"),
         ("a.jsonl", '{"text": "\\ud800", "label": 1}', "surrogate"),
-        ("a.txt", "a\n", "format of .* cannot be told"),
+        ("a.dat", "a\n", "format of .* cannot be told"),
         ("a.parquet", "PAR1 not really", "is not a Parquet file"),
     ],
 )
@@ -276,14 +275,6 @@ def test_texts_need_no_label_column(tmp_path: Path) -> None:
     assert read_texts(source, DataOptions()) == [Example("one"), Example("two")]
 
 
-def test_lines_stay_aligned() -> None:
-    assert read_lines(io.StringIO("one\n\ntwo\r\n")) == [
-        Example("one"),
-        Example(""),
-        Example("two"),
-    ]
-
-
 @given(st.lists(names, unique=True, min_size=1), st.integers(1, 50), st.integers(0, 2**32))
 def test_a_sample_is_an_ordered_part_that_its_seed_decides(
     labels: list[str], count: int, seed: int
@@ -315,10 +306,10 @@ def test_labels_are_in_numeric_order_only_if_all_are_numbers() -> None:
 
 
 def test_labels_unseen_in_training_are_counted() -> None:
-    evaluation = [Example("", None, label) for label in ["no", "maybe", "maybe", "never"]]
+    evaluation = ["no", "maybe", "maybe", "never"]
     with pytest.raises(DataError) as caught:
         check_labels(["no", "yes"], evaluation)
-    assert caught.value.offenders == ("'maybe': 2 example(s)", "'never': 1 example(s)")
+    assert caught.value.offenders == ("'maybe': 2 time(s)", "'never': 1 time(s)")
     check_labels(["no", "yes"], evaluation[:1])
 
 
