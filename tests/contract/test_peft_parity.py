@@ -20,6 +20,12 @@ LORA = {
     "distilbert": (["attn.q", "attn.v"], ["q_lin", "v_lin"]),
     "gpt2": (["attn.qkv"], ["c_attn"]),
     "llama": (["attn.q", "attn.v", "ffn.down"], ["q_proj", "v_proj", "down_proj"]),
+    "albert": (["attn.q", "ffn.up"], ["query", "ffn"]),
+    "deberta-v2": (["attn.q", "attn.v"], ["query_proj", "value_proj"]),
+    "modernbert": (["attn.qkv", "ffn.gate_up"], ["Wqkv", "Wi"]),
+    "gpt_neox": (["attn.qkv", "ffn.up"], ["query_key_value", "dense_h_to_4h"]),
+    "phi3": (["attn.qkv", "ffn.gate_up"], ["qkv_proj", "gate_up_proj"]),
+    "mixtral": (["attn.q", "attn.v"], ["q_proj", "v_proj"]),
     "t5": (["attn.q", "attn.v", "cross.q", "cross.v"], ["q", "v"]),
     "bart": (["attn.o", "cross.k"], [r".*(self_attn\.out_proj|encoder_attn\.k_proj)"]),
 }
@@ -60,7 +66,9 @@ def positions(length, rows=3, tokens=9):
     return torch.arange(length, length + tokens).expand(rows, -1)
 
 
-@pytest.mark.parametrize("architecture", ["gpt2", "llama", "qwen2"])
+@pytest.mark.parametrize(
+    "architecture", ["gpt2", "llama", "qwen2", "gpt_neox", "phi3", "olmo2", "mixtral"]
+)
 def test_prefix(architecture):
     backbone = tiny.model(architecture, "causal-lm")
     ours = copy.deepcopy(backbone)
@@ -78,11 +86,11 @@ def test_prefix(architecture):
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("architecture", ["gpt2", "llama", "bert", "t5"])
+@pytest.mark.parametrize(
+    "architecture", ["gpt2", "llama", "bert", "t5", "opt", "bloom", "gptj", "phi3", "xglm"]
+)
 def test_prompt(architecture):
-    task = {"t5": "seq2seq", "gpt2": "causal-lm", "llama": "causal-lm"}.get(
-        architecture, "features"
-    )
+    task = {"t5": "seq2seq", "bert": "features"}.get(architecture, "causal-lm")
     kind = {"seq2seq": "SEQ_2_SEQ_LM", "causal-lm": "CAUSAL_LM"}.get(task, "FEATURE_EXTRACTION")
     backbone = tiny.model(architecture, task)
     ours = copy.deepcopy(backbone)
