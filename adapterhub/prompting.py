@@ -30,14 +30,12 @@ _ENCODER_SEQUENCES = ("encoder_last_hidden_state", "encoder_hidden_states")
 class PromptSlot(Slot):
     """Sits at a stack: each active module gives virtual tokens."""
 
-    def __init__(
-        self, names: tuple[str, ...], padding_idx: int | None, strips: bool, body_strips: bool
-    ) -> None:
+    def __init__(self, names: tuple[str, ...], padding_idx: int | None, strips: bool) -> None:
         super().__init__()
         self.names = names
         self.padding_idx = padding_idx
         self.strips = strips
-        self.body_strips = body_strips
+        self.tokens = 0
         self.added = 0
 
     def forward(self) -> Tensor:
@@ -55,15 +53,14 @@ def prompt_slot(anatomy: Anatomy, site: Site) -> PromptSlot:
     names = tuple(inspect.signature(root.forward).parameters)
     feeds_decoder = site.stack == "encoder" and "decoder" in anatomy.stacks
     padding_idx = root.config.pad_token_id if anatomy.family.positions_from_padding else None  # type: ignore[union-attr]
-    body = anatomy.stacks[site.stack].body
-    slot = PromptSlot(names, padding_idx, not feeds_decoder, body is not None)  # type: ignore[arg-type]
+    slot = PromptSlot(names, padding_idx, strips=not feeds_decoder)  # type: ignore[arg-type]
     slot.handles.append(root.register_forward_pre_hook(add_prompt, with_kwargs=True))
     slot.handles.append(root.register_forward_hook(strip_prompt))
     if feeds_decoder:
         decoder = model.get_submodule(anatomy.path(anatomy.stacks["decoder"].root))
         slot.handles.append(_watch(decoder, slot, widen_encoder_mask))
         slot.handles.append(_watch_output(model, slot, strip_encoder_output))
-    if body is not None:
+    if body := anatomy.stacks[site.stack].body:
         slot.handles.append(_watch_output(root.get_submodule(body), slot, strip_body))
     root.add_module(CHILD, slot)
     return slot
@@ -96,16 +93,19 @@ def add_prompt(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         inputs["attention_mask"] = F.pad(inputs["attention_mask"], (length, 0), value=1)
     _shift_positions(inputs, slot, length)
     if slot.added:
-        _put_in_front(root, inputs, prompt)
+        _put_in_front(root, inputs, slot, prompt)
     return (), inputs
 
 
-def _put_in_front(root: nn.Module, inputs: dict[str, Any], prompt: Tensor) -> None:
+def _put_in_front(
+    root: nn.Module, inputs: dict[str, Any], slot: PromptSlot, prompt: Tensor
+) -> None:
     tokens = inputs.pop("input_ids", None)
     embeds = inputs.get("inputs_embeds")
     if embeds is None:
         embeds = root.get_input_embeddings()(tokens)  # type: ignore[operator]
     prompt = prompt.to(embeds.dtype).expand(len(embeds), -1, -1)
+    slot.tokens = embeds.shape[1]
     inputs["inputs_embeds"] = torch.cat([prompt, embeds], dim=1)
     if inputs.get("token_type_ids") is not None:
         inputs["token_type_ids"] = F.pad(inputs["token_type_ids"], (prompt.shape[1], 0))
@@ -132,16 +132,15 @@ def strip_prompt(root: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     """The hook of a stack: the virtual positions leave its output."""
     slot = root._modules[CHILD]
     assert isinstance(slot, PromptSlot)
-    length, slot.added = slot.added, 0
-    names = _SEQUENCES[1:] if slot.body_strips else _SEQUENCES
-    return _strip(output, names, length) if length and slot.strips else output
+    added, slot.added = slot.added, 0
+    return _strip(output, _SEQUENCES, slot.tokens) if added and slot.strips else output
 
 
 def strip_body(body: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     """The hook of what a root pools: the pooler reads the caller's first token, not a virtual
     one."""
     (slot,) = getattr(body, _PROMPT)
-    return _strip(output, _SEQUENCES[:1], slot.added) if slot.added else output
+    return _strip(output, _SEQUENCES, slot.tokens) if slot.added and slot.strips else output
 
 
 def widen_encoder_mask(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -158,18 +157,24 @@ def widen_encoder_mask(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[s
 def strip_encoder_output(model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     """The hook of an encoder-decoder: the encoder's virtual positions leave the final output."""
     (slot,) = getattr(model, _PROMPT)
-    return _strip(output, _ENCODER_SEQUENCES, len(slot())) if slot.active else output
+    if not slot.active or isinstance(output, tuple):
+        return output
+    states = output.get("encoder_last_hidden_state")
+    if states is None:
+        return output
+    return _strip(output, _ENCODER_SEQUENCES, states.shape[1] - len(slot()))
 
 
-def _strip(output: Any, names: tuple[str, ...], length: int) -> Any:
+def _strip(output: Any, names: tuple[str, ...], tokens: int) -> Any:
+    """Keep the last `tokens` positions; what is that short already stays as it is."""
     if isinstance(output, tuple):
-        return (output[0][:, length:], *output[1:]) if _SEQUENCES[0] in names else output
+        return (output[0][:, -tokens:], *output[1:])
     for name in names:
         value = output.get(name)
         if isinstance(value, tuple):
-            output[name] = tuple(v[:, length:] for v in value)
+            output[name] = tuple(v[:, -tokens:] for v in value)
         elif value is not None:
-            output[name] = value[:, length:]
+            output[name] = value[:, -tokens:]
     return output
 
 

@@ -55,14 +55,14 @@ class Stack:
     """One stack of layers: where it is, and where the sites of one of its layers are.
 
     `root` is the module whose forward takes `input_ids` (from the base model, "" is the base model
-    itself). `layers` is the module list; in `a.*.b` each element of `a` has a list `b`, and layers
-    are counted through. `sites` maps a role to a path inside one layer (`a|b`: the first of them
-    that is there). A sublayer goes from the input of its first projection to the output of its last
-    one; where that does not hold it has a path of its own: `a`, or `a>b` from the input of `a` to
-    the output of `b`. `fused` tells how a fused projection's output holds its parts: in `blocks`
-    (all of q, then all of k, ...), as when it is not named, or per `heads` (q, k and v of the first
-    key-value head, then of the next). `body` is the module inside the root whose output the root
-    pools, if it does.
+    itself); where it takes something else, there is no `embed`. `layers` is the module list; in
+    `a.*.b` each element of `a` has a list `b`, and layers are counted through. `sites` maps a role
+    to a path inside one layer (`a|b`: the first of them that is there). A sublayer goes from the
+    input of its first projection to the output of its last one; where that does not hold it has a
+    path of its own: `a`, or `a>b` from the input of `a` to the output of `b`. `fused` tells how a
+    fused projection's output holds its parts: in `blocks` (all of q, then all of k, ...), as when
+    it is not named, or per `heads` (q, k and v of the first key-value head, then of the next).
+    `body` is the module inside the root whose output the root pools, if it does.
     """
 
     name: Literal["encoder", "decoder"]
@@ -106,12 +106,12 @@ class Part(NamedTuple):
         return self._runs(y)[..., self.start : self.stop].flatten(-2)
 
     def _runs(self, y: Tensor) -> Tensor:
-        return y.view(*y.shape[:-1], -1, self.period)
+        return y.view(*y.shape[:-1], y.shape[-1] // self.period, self.period)
 
     def write(self, y: Tensor, piece: Tensor) -> Tensor:
         """y with the part replaced. y: (..., d_fused), piece: (..., d_out) -> (..., d_fused)."""
         runs = self._runs(y)
-        piece = piece.view(*runs.shape[:-1], -1)
+        piece = piece.view(*runs.shape[:-1], self.stop - self.start)
         pieces = (runs[..., : self.start], piece, runs[..., self.stop :])
         return torch.cat([p for p in pieces if p.shape[-1]], dim=-1).flatten(-2)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -50,8 +51,8 @@ def build(model: PreTrainedModel, family: Family) -> Anatomy:
     for stack in family.stacks:
         if paths := tuple(join(base_path, path) for path in layer_paths(base, stack.layers)):
             layers[stack.name] = paths
-            embed = _embed_site(model, base_path, stack)
-            sites |= {s.id: s for s in (embed, *_stack_sites(model, stack, paths))}
+            embed = _embed_sites(model, base_path, stack)
+            sites |= {s.id: s for s in (*embed, *_stack_sites(model, stack, paths))}
     if not sites:
         raise BackboneError(
             f"the {model.config.model_type} row of families/ does not fit {type(model).__name__}",
@@ -90,11 +91,12 @@ def _has(layer: nn.Module, path: str) -> bool:
     return all(_get(layer, end) is not None for end in path.split(">"))
 
 
-def _embed_site(model: PreTrainedModel, base_path: str, stack: Stack) -> Site:
+def _embed_sites(model: PreTrainedModel, base_path: str, stack: Stack) -> Iterator[Site]:
     host = join(base_path, stack.root)
-    root = model.get_submodule(host)
-    width = root.get_input_embeddings().weight.shape[1]  # type: ignore[operator]
-    return Site(f"{stack.name}.embed", stack.name, None, "embed", "embed", host, width, width)
+    root: Any = model.get_submodule(host)
+    if "input_ids" in inspect.signature(root.forward).parameters:
+        width = root.get_input_embeddings().weight.shape[1]
+        yield Site(f"{stack.name}.embed", stack.name, None, "embed", "embed", host, width, width)
 
 
 def _stack_sites(model: PreTrainedModel, stack: Stack, layers: tuple[str, ...]) -> Iterator[Site]:

@@ -20,6 +20,12 @@ LORA = {
     "distilbert": (["attn.q", "attn.v"], ["q_lin", "v_lin"]),
     "gpt2": (["attn.qkv"], ["c_attn"]),
     "llama": (["attn.q", "attn.v", "ffn.down"], ["q_proj", "v_proj", "down_proj"]),
+    "albert": (["attn.q", "ffn.up"], ["query", "ffn"]),
+    "deberta-v2": (["attn.q", "attn.v"], ["query_proj", "value_proj"]),
+    "modernbert": (["attn.qkv", "ffn.gate_up"], ["Wqkv", "Wi"]),
+    "gpt_neox": (["attn.qkv", "ffn.up"], ["query_key_value", "dense_h_to_4h"]),
+    "phi3": (["attn.qkv", "ffn.gate_up"], ["qkv_proj", "gate_up_proj"]),
+    "mixtral": (["attn.q", "attn.v"], ["q_proj", "v_proj"]),
     "t5": (["attn.q", "attn.v", "cross.q", "cross.v"], ["q", "v"]),
     "bart": (["attn.o", "cross.k"], [r".*(self_attn\.out_proj|encoder_attn\.k_proj)"]),
 }

@@ -20,7 +20,9 @@ def positions(length, rows=3, tokens=9):
     return torch.arange(length, length + tokens).expand(rows, -1)
 
 
-@pytest.mark.parametrize("architecture", ["gpt2", "llama", "qwen2"])
+@pytest.mark.parametrize(
+    "architecture", ["gpt2", "llama", "qwen2", "gpt_neox", "phi3", "olmo2", "mixtral"]
+)
 def test_prefix(architecture):
     backbone = tiny.model(architecture, "causal-lm")
     ours = copy.deepcopy(backbone)
@@ -38,11 +40,11 @@ def test_prefix(architecture):
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("architecture", ["gpt2", "llama", "bert", "t5"])
+@pytest.mark.parametrize(
+    "architecture", ["gpt2", "llama", "bert", "t5", "opt", "bloom", "gptj", "phi3", "xglm"]
+)
 def test_prompt(architecture):
-    task = {"t5": "seq2seq", "gpt2": "causal-lm", "llama": "causal-lm"}.get(
-        architecture, "features"
-    )
+    task = {"t5": "seq2seq", "bert": "features"}.get(architecture, "causal-lm")
     kind = {"seq2seq": "SEQ_2_SEQ_LM", "causal-lm": "CAUSAL_LM"}.get(task, "FEATURE_EXTRACTION")
     backbone = tiny.model(architecture, task)
     ours = copy.deepcopy(backbone)

@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from adapterhub.backbones.anatomy import Anatomy, Family
 from adapterhub.backbones.build import build
+from adapterhub.backbones.discovery import discover
 from adapterhub.backbones.families import decoders, encoder_decoders, encoders
-from adapterhub.errors import BackboneError, did_you_mean
 
 FAMILIES: dict[str, Family] = {
     model_type: family
@@ -22,17 +22,10 @@ FAMILIES: dict[str, Family] = {
 
 
 def anatomy_of(model: PreTrainedModel) -> Anatomy:
-    """The anatomy of a model, by its family's row.
+    """The anatomy of a model, by its family's row, or by its structure if it has none.
 
     Raises:
-        BackboneError: no row for this architecture; the error tells the row to write.
+        BackboneError: no row for this architecture, and its structure does not tell enough; the
+            error prints the row to write.
     """
-    model_type = model.config.model_type
-    if model_type not in FAMILIES:
-        raise BackboneError(
-            f"no anatomy for the architecture {model_type!r}{did_you_mean(model_type, FAMILIES)}",
-            expected=f"one of {', '.join(sorted(FAMILIES))}",
-            hint="add a Family row to adapterhub/backbones/families/ that names, for one layer, "
-            "the paths of attn.q attn.k attn.v attn.o ffn.up ffn.down",
-        )
-    return build(model, FAMILIES[model_type])
+    return build(model, FAMILIES.get(model.config.model_type) or discover(model))
