@@ -172,7 +172,7 @@ class Adapter:
     def seat(self) -> None:
         """Put the site modules into their hosts' slots, inactive."""
         for placed in self.placed:
-            make_slot(self.anatomy, placed.site).add(placed.key, placed.site, placed.module)
+            make_slot(self.anatomy, placed).add(placed.key, placed.site, placed.module)
 
     def unseat(self) -> None:
         """Take the site modules away, and the slots that are empty then."""
@@ -270,13 +270,14 @@ def slot_at(model: PreTrainedModel, site: Site) -> Slot:
     return slot
 
 
-def make_slot(anatomy: Anatomy, site: Site) -> Slot:
+def make_slot(anatomy: Anatomy, placed: Placed) -> Slot:
     """The slot at a site's host, of the kind that the site needs, made if there is none."""
+    site = placed.site
     if site.kind == "keyvalue":
         return keyvalue_slot(anatomy.model, site)
     if site.kind == "embed":
         return prompt_slot(anatomy, site)
-    return output_slot(anatomy.model, site)
+    return output_slot(anatomy.model, site, placed.module)
 
 
 def has_prefix(model: PreTrainedModel) -> bool:

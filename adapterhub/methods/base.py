@@ -22,10 +22,11 @@ Layers = str | int | tuple[int, ...]
 class Placement:
     """A module to put at a site.
 
-    At a projection or sublayer the module maps (x, y) to y'; one whose class sets `reads_weight`
-    is called with the host's weight and bias besides (x, y, W, b), and so need not hold them. At
-    `attn.kv` it is called with nothing and gives prefix keys and values (2, length, d); at `embed`
-    it gives virtual tokens (length, d).
+    At a projection or sublayer the module maps (x, y) to y'. One whose class sets `reads_weight`
+    is called with the host's weight and bias besides (x, y, W, b), and so need not hold them; one
+    that sets `changes_input` maps x to the x' that the host gets in its place. At `attn.kv`
+    it is called with nothing and gives prefix keys and values (2, length, d); at `embed` it gives
+    virtual tokens (length, d).
     """
 
     site: Site
