@@ -125,10 +125,15 @@ class Adapter:
         parameter."""
         return dict(self._named_tensors())
 
-    def _named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def saved_tensors(self) -> dict[str, Tensor]:
+        """What adapter files hold: as `tensors`, with what serves training alone folded away."""
+        return dict(self._named_tensors(fold=True))
+
+    def _named_tensors(self, fold: bool = False) -> Iterator[tuple[str, Tensor]]:
         for placed in self.placed:
-            for name, tensor in placed.module.state_dict(keep_vars=True).items():
-                yield f"{placed.site.id}.{placed.method.name}.{name}", tensor
+            method, module = _folded(placed) if fold else (placed.method, placed.module)
+            for name, tensor in module.state_dict(keep_vars=True).items():
+                yield f"{placed.site.id}.{method.name}.{name}", tensor
         for changed in self.changed:
             yield changed.name, changed.own
         for child, module in (self.head.own if self.head else {}).items():
@@ -199,7 +204,11 @@ class Adapter:
                 left behind.
         """
         return write_adapter(
-            Path(folder), self.manifest(), self.tensors(), card=self.notes.card, overwrite=overwrite
+            Path(folder),
+            self.manifest(),
+            self.saved_tensors(),
+            card=self.notes.card,
+            overwrite=overwrite,
         )
 
     def manifest(self) -> Manifest:
@@ -207,7 +216,7 @@ class Adapter:
         config = self.model.config
         return Manifest(
             name=self.name,
-            methods=dump(self.methods),
+            methods=dump([method.folded() for method in self.methods]),
             backbone=BackboneRef(
                 id=_logical_name(self.model),
                 revision=getattr(config, "_commit_hash", None),
@@ -261,6 +270,11 @@ def _logical_name(model: PreTrainedModel) -> str:
     """A Hub id as it is; a folder by its last part, for a path means nothing elsewhere."""
     name = model.config._name_or_path or f"unnamed-{model.config.model_type}"
     return Path(name).name if Path(name).is_dir() or Path(name).is_absolute() else name
+
+
+def _folded(placed: Placed) -> tuple[Method, nn.Module]:
+    fold = getattr(placed.module, "folded", None)
+    return placed.method.folded(), fold() if fold else placed.module
 
 
 def slot_at(model: PreTrainedModel, site: Site) -> Slot:

@@ -27,6 +27,9 @@ class Placement:
     that sets `changes_input` maps x to the x' that the host gets in its place. At `attn.kv`
     it is called with nothing and gives prefix keys and values (2, length, d); at `embed` it gives
     virtual tokens (length, d).
+
+    A module that trains in another form than it is used in has a method `folded`: it gives the
+    module of the folded method (see `Method.folded`) that computes the same now.
     """
 
     site: Site
@@ -76,6 +79,11 @@ class Method(ABC):
         """The number of trainable parameters on this backbone, by formula, without the
         task head."""
         return sum(part.count(anatomy) for part in self.parts())
+
+    def folded(self) -> Method:
+        """The method that an adapter is saved as; another one where training has more parameters
+        than use (a reparametrization)."""
+        return self
 
     def rate_factor(self, parameter: str) -> float:
         """What a parameter's learning rate is multiplied by. `parameter` is its name in its site
