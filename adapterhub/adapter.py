@@ -136,10 +136,15 @@ class Adapter:
         parameter."""
         return dict(self._named_tensors())
 
-    def _named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def saved_tensors(self) -> dict[str, Tensor]:
+        """What adapter files hold: as `tensors`, with what serves training alone folded away."""
+        return dict(self._named_tensors(fold=True))
+
+    def _named_tensors(self, fold: bool = False) -> Iterator[tuple[str, Tensor]]:
         for placed in self.placed:
-            for name, tensor in placed.module.state_dict(keep_vars=True).items():
-                yield f"{placed.site.id}.{placed.method.name}.{name}", tensor
+            method, module = _folded(placed) if fold else (placed.method, placed.module)
+            for name, tensor in module.state_dict(keep_vars=True).items():
+                yield f"{placed.site.id}.{method.name}.{name}", tensor
         for changed in self.changed:
             yield changed.name, changed.own
         for child, module in (self.head.own if self.head else {}).items():
@@ -186,7 +191,7 @@ class Adapter:
     def seat(self) -> None:
         """Put the site modules into their hosts' slots, inactive."""
         for placed in self.placed:
-            make_slot(self.anatomy, placed.site).add(placed.key, placed.site, placed.module)
+            make_slot(self.anatomy, placed).add(placed.key, placed.site, placed.module)
 
     def unseat(self) -> None:
         """Take the site modules away, and the slots that are empty then."""
@@ -213,7 +218,11 @@ class Adapter:
                 left behind.
         """
         return write_adapter(
-            Path(folder), self.manifest(), self.tensors(), card=self.notes.card, overwrite=overwrite
+            Path(folder),
+            self.manifest(),
+            self.saved_tensors(),
+            card=self.notes.card,
+            overwrite=overwrite,
         )
 
     def manifest(self) -> Manifest:
@@ -221,7 +230,7 @@ class Adapter:
         config = self.model.config
         return Manifest(
             name=self.name,
-            methods=dump(self.methods),
+            methods=dump([method.folded() for method in self.methods]),
             backbone=BackboneRef(
                 id=_logical_name(self.model),
                 revision=getattr(config, "_commit_hash", None),
@@ -277,6 +286,11 @@ def _logical_name(model: PreTrainedModel) -> str:
     return Path(name).name if Path(name).is_dir() or Path(name).is_absolute() else name
 
 
+def _folded(placed: Placed) -> tuple[Method, nn.Module]:
+    fold = getattr(placed.module, "folded", None)
+    return placed.method.folded(), fold() if fold else placed.module
+
+
 def slot_at(model: PreTrainedModel, site: Site) -> Slot:
     """The slot at a site's host."""
     slot = model.get_submodule(site.host)._modules[CHILD]
@@ -284,13 +298,14 @@ def slot_at(model: PreTrainedModel, site: Site) -> Slot:
     return slot
 
 
-def make_slot(anatomy: Anatomy, site: Site) -> Slot:
+def make_slot(anatomy: Anatomy, placed: Placed) -> Slot:
     """The slot at a site's host, of the kind that the site needs, made if there is none."""
+    site = placed.site
     if site.kind == "keyvalue":
         return keyvalue_slot(anatomy.model, site)
     if site.kind == "embed":
         return prompt_slot(anatomy, site)
-    return output_slot(anatomy.model, site)
+    return output_slot(anatomy.model, site, placed.module)
 
 
 def has_prefix(model: PreTrainedModel) -> bool:

@@ -50,18 +50,28 @@ class Slot(nn.Module):
 
 
 class OutputSlot(Slot):
-    """Sits at a projection: each active module maps the host's input x and output y to a new y."""
+    """Sits at a projection: each active module maps the host's input x and output y to a new y,
+    or, where it says so, x to a new x."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.takes_input = False
         self.tap: str | None = None
         self.tapped: Tensor | None = None
+
+    def enter(self, x: Tensor) -> Tensor:
+        """x: (batch, tokens, d_in), the host's input -> x' like x."""
+        for module in map(self.placed, self.active):
+            x = module(x) if _changes_input(module) else x
+        return x
 
     def forward(self, host: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """x: (batch, tokens, d_in), y: (batch, tokens, d_out) of the host -> y' like y."""
         sublayer_x, self.tapped = self.tapped, None
         for key in self.active:
             site, module = self.sites[key], self.placed(key)
+            if _changes_input(module):
+                continue
             source = sublayer_x if site.tap else x
             reads = getattr(module, "reads_weight", False)
             more = (read_weight(host, site.part), read_bias(host, site.part)) if reads else ()
@@ -72,10 +82,20 @@ class OutputSlot(Slot):
         return y
 
 
+def _changes_input(module: nn.Module) -> bool:
+    return getattr(module, "changes_input", False)
+
+
 def call_slot(host: nn.Module, args: tuple[Any, ...], y: Any) -> Any:
     """The forward hook of a projection."""
     slot = host._modules[CHILD]
     return slot(host, args[0], y) if slot is not None and slot.active else y
+
+
+def call_slot_before(host: nn.Module, args: tuple[Any, ...]) -> Any:
+    """The pre-hook of a projection whose input changes."""
+    slot = host._modules[CHILD]
+    return (slot.enter(args[0]), *args[1:]) if isinstance(slot, OutputSlot) else args
 
 
 def fill_tap(module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -85,21 +105,25 @@ def fill_tap(module: nn.Module, args: tuple[Any, ...]) -> None:
         slot.tapped = args[0]
 
 
-def output_slot(model: nn.Module, site: Site) -> OutputSlot:
-    """The slot at a site's host, made if this is its first module, with the tap that the site
-    needs."""
+def output_slot(model: nn.Module, site: Site, module: nn.Module) -> OutputSlot:
+    """The slot at a site's host, made if this is its first module, with the hooks that the site and
+    the module need."""
     host = model.get_submodule(site.host)
     slot = host._modules.get(CHILD)
     if not isinstance(slot, OutputSlot):
         slot = OutputSlot()
         host.add_module(CHILD, slot)
         slot.handles.append(host.register_forward_hook(call_slot))
+    if _changes_input(module) and not slot.takes_input:
+        slot.takes_input = True
+        slot.handles.append(host.register_forward_pre_hook(call_slot_before))
     if site.tap and slot.tap is None:
         slot.tap = site.tap
         tap = model.get_submodule(site.tap)
         # In a list, the slot does not become a second child, under a second state-dict key.
         setattr(tap, _TAP, [slot])
-        slot.handles.append(tap.register_forward_pre_hook(fill_tap))
+        # First in line: the sublayer's x is what comes in, not what a module there makes of it.
+        slot.handles.append(tap.register_forward_pre_hook(fill_tap, prepend=True))
     return slot
 
 

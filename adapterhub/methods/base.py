@@ -22,10 +22,14 @@ Layers = str | int | tuple[int, ...]
 class Placement:
     """A module to put at a site.
 
-    At a projection or sublayer the module maps (x, y) to y'; one whose class sets `reads_weight`
-    is called with the host's weight and bias besides (x, y, W, b), and so need not hold them. At
-    `attn.kv` it is called with nothing and gives prefix keys and values (2, length, d); at `embed`
-    it gives virtual tokens (length, d).
+    At a projection or sublayer the module maps (x, y) to y'. One whose class sets `reads_weight`
+    is called with the host's weight and bias besides (x, y, W, b), and so need not hold them; one
+    that sets `changes_input` maps x to the x' that the host gets in its place. At `attn.kv`
+    it is called with nothing and gives prefix keys and values (2, length, d); at `embed` it gives
+    virtual tokens (length, d).
+
+    A module that trains in another form than it is used in has a method `folded`: it gives the
+    module of the folded method (see `Method.folded`) that computes the same now.
     """
 
     site: Site
@@ -99,6 +103,11 @@ class Method(ABC):
         """The number of trainable parameters on this backbone, by formula, without the
         task head."""
         return sum(part.count(anatomy) for part in self.parts())
+
+    def folded(self) -> Method:
+        """The method that an adapter is saved as; another one where training has more parameters
+        than use (a reparametrization)."""
+        return self
 
     def options(self) -> dict[str, Any]:
         """All options by name, for specs and manifests."""

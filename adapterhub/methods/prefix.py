@@ -6,7 +6,16 @@
     d_kv: key-value heads times head size
 
 The prefix takes no position, is never masked, and is not kept in the KV cache. Parameters: 2 length
-d_kv a site.
+d_kv a site. With `reparametrize` a network gives the prefix while it trains:
+
+    [P_k; P_v] = W_site tanh(W P' + b) + b_site                                  (section 4.3)
+
+    P': (length, d_kv)    W: (middle, d_kv)    W_site: (2 d_kv, middle)
+
+P', W and b are shared by the layers, W_site and b_site are each site's own. The network is folded
+away when the adapter is saved: the files hold a plain prefix. Parameters while it trains: length
+d_kv + middle (d_kv + 1) for self-attention, and as much for cross-attention and for each stack,
+and 2 d_kv (middle + 1) a site.
 
 Li & Liang 2021, "Prefix-Tuning: Optimizing Continuous Prompts for Generation",
 https://arxiv.org/abs/2101.00190.
@@ -14,13 +23,14 @@ https://arxiv.org/abs/2101.00190.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from adapterhub.backbones.anatomy import Anatomy
+from adapterhub.backbones.anatomy import Anatomy, Site
 from adapterhub.config import option
 from adapterhub.methods.base import Layers, Method, Placement, register, select
 
@@ -28,13 +38,47 @@ from adapterhub.methods.base import Layers, Method, Placement, register, select
 class PrefixKeyValues(nn.Module):
     """Gives P_k and P_v, stacked."""
 
-    def __init__(self, length: int, width: int) -> None:
+    def __init__(self, start: Tensor) -> None:
         super().__init__()
-        self.prefix = nn.Parameter(torch.randn(2, length, width) * 0.02)
+        self.prefix = nn.Parameter(start)
 
     def forward(self) -> Tensor:
         """-> (2, length, d_kv): keys, values."""
         return self.prefix
+
+
+class Trunk(nn.Module):
+    """What the sites of a reparametrized prefix share: tanh(W P' + b)."""
+
+    def __init__(self, length: int, width: int, middle: int) -> None:
+        super().__init__()
+        self.prefix = nn.Parameter(torch.randn(length, width))
+        self.inner = nn.Linear(width, middle)
+
+    def forward(self) -> Tensor:
+        """-> (length, middle)."""
+        return torch.tanh(self.inner(self.prefix))
+
+
+class Reparametrized(nn.Module):
+    """Gives P_k and P_v, stacked, from the network."""
+
+    def __init__(self, trunk: Trunk, width: int, owner: bool) -> None:
+        super().__init__()
+        # A child of its first site alone, so that each tensor has one name; in a list elsewhere.
+        self.trunk = trunk if owner else None
+        self.shared = [trunk]
+        self.outer = nn.Linear(trunk.inner.out_features, 2 * width)
+
+    def forward(self) -> Tensor:
+        """-> (2, length, d_kv): keys, values."""
+        both: Tensor = self.outer(self.shared[0]())
+        return both.view(len(both), 2, -1).transpose(0, 1)
+
+    def folded(self) -> PrefixKeyValues:
+        """The prefix that the network gives now."""
+        with torch.no_grad():
+            return PrefixKeyValues(self().contiguous())
 
 
 @register
@@ -49,14 +93,41 @@ class Prefix(Method):
     learning_rate = 1e-2
 
     length: int = option(30, "prefix length in tokens")
+    reparametrize: bool = option(False, "train the prefix as the output of a network")
+    middle: int = option(512, "width of that network")
     sites: tuple[str, ...] = option(("attn.kv", "cross.kv"), "attentions to adapt")
     layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
         """One prefix a chosen attention."""
-        for site in select(self, anatomy):
-            yield Placement(site, PrefixKeyValues(self.length, site.d_out))
+        trunks: dict[tuple[str, str], Trunk] = {}
+        for site in select(self, anatomy, "keyvalue"):
+            if not self.reparametrize:
+                start = torch.randn(2, self.length, site.d_out) * 0.02
+                yield Placement(site, PrefixKeyValues(start))
+                continue
+            owner = _kind(site) not in trunks
+            if owner:
+                trunks[_kind(site)] = Trunk(self.length, site.d_out, self.middle)
+            yield Placement(site, Reparametrized(trunks[_kind(site)], site.d_out, owner))
 
     def count(self, anatomy: Anatomy) -> int:
-        """2 length d_kv, summed over the sites."""
-        return sum(2 * self.length * site.d_out for site in select(self, anatomy))
+        """2 length d_kv, summed over the sites; with a network, its size."""
+        sites = select(self, anatomy, "keyvalue")
+        if not self.reparametrize:
+            return sum(2 * self.length * site.d_out for site in sites)
+        widths = {_kind(site): site.d_out for site in reversed(sites)}.values()
+        shared = sum(self.length * d + self.middle * (d + 1) for d in widths)
+        return shared + sum(2 * site.d_out * (self.middle + 1) for site in sites)
+
+    def rate_factor(self, parameter: str) -> float:
+        """A network learns at a tenth of the rate of a plain prefix."""
+        return 0.1 if self.reparametrize else 1.0
+
+    def folded(self) -> Prefix:
+        """A plain prefix."""
+        return dataclasses.replace(self, reparametrize=False)
+
+
+def _kind(site: Site) -> tuple[str, str]:
+    return site.stack, site.role

@@ -53,14 +53,15 @@ class Prompt(Method):
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
         """One prompt, where the input enters."""
-        site = self._site(anatomy)
+        site = self.site(anatomy)
         yield Placement(site, VirtualTokens(self._start(anatomy, site)))
 
     def count(self, anatomy: Anatomy) -> int:
         """length d."""
-        return self.length * self._site(anatomy).d_out
+        return self.length * self.site(anatomy).d_out
 
-    def _site(self, anatomy: Anatomy) -> Site:
+    def site(self, anatomy: Anatomy) -> Site:
+        """Where the input enters."""
         sites = {site.stack: site for site in anatomy.select(self.sites)}
         return sites.get("encoder") or sites["decoder"]
 

@@ -1,5 +1,5 @@
-"""Prefix and prompt tuning compute what `peft` computes, on the same backbone with the same
-tensors."""
+"""Prefix tuning, prompt tuning and P-tuning compute what `peft` computes, on the same
+backbone with the same tensors."""
 
 from __future__ import annotations
 
@@ -40,22 +40,79 @@ def test_prefix(architecture):
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "architecture", ["gpt2", "llama", "bert", "t5", "opt", "bloom", "gptj", "phi3", "xglm"]
-)
+@pytest.mark.parametrize("architecture", ["gpt2", "llama", "qwen2"])
+def test_prefix_with_projection(architecture):
+    backbone = tiny.model(architecture, "causal-lm")
+    ours = copy.deepcopy(backbone)
+    adapter = ah.attach(ours, "prefix(length=5, reparametrize=True, middle=7)")
+    tiny.scramble(adapter)
+    config = peft.PrefixTuningConfig(
+        task_type="CAUSAL_LM", num_virtual_tokens=5, prefix_projection=True, encoder_hidden_size=7
+    )
+    theirs = peft.get_peft_model(backbone, config).eval()
+    encoder = theirs.prompt_encoder["default"]
+    trunk = adapter.placed[0].module.trunk
+    encoder.embedding.weight.data.copy_(trunk.prefix)
+    encoder.transform[0].load_state_dict(trunk.inner.state_dict())
+    outer = [p.module.outer for p in adapter.placed]
+    encoder.transform[2].weight.data.copy_(torch.cat([o.weight for o in outer]))
+    encoder.transform[2].bias.data.copy_(torch.cat([o.bias for o in outer]))
+    inputs = tiny.batch()
+    with torch.no_grad():
+        expected = theirs(**inputs).logits
+        found = ours(**inputs, position_ids=positions(5)).logits
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+
+
+DECODERS = ("gpt2", "llama", "opt", "bloom", "gptj", "phi3", "xglm")
+TASKS = {"t5": "seq2seq", "bert": "features"} | dict.fromkeys(DECODERS, "causal-lm")
+KINDS = {
+    "seq2seq": "SEQ_2_SEQ_LM",
+    "causal-lm": "CAUSAL_LM",
+    "features": "FEATURE_EXTRACTION",
+}
+
+
+@pytest.mark.parametrize("architecture", TASKS)
 def test_prompt(architecture):
-    task = {"t5": "seq2seq", "bert": "features"}.get(architecture, "causal-lm")
-    kind = {"seq2seq": "SEQ_2_SEQ_LM", "causal-lm": "CAUSAL_LM"}.get(task, "FEATURE_EXTRACTION")
-    backbone = tiny.model(architecture, task)
+    backbone = tiny.model(architecture, TASKS[architecture])
     ours = copy.deepcopy(backbone)
     adapter = ah.attach(ours, "prompt(length=5)")
     # peft asks for the prompt of both stacks of an encoder-decoder, but puts it into the encoder
     # alone.
     config = peft.PromptTuningConfig(
-        task_type=kind, num_virtual_tokens=5, num_transformer_submodules=1
+        task_type=KINDS[TASKS[architecture]], num_virtual_tokens=5, num_transformer_submodules=1
     )
     theirs = peft.get_peft_model(backbone, config).eval()
     theirs.prompt_encoder["default"].embedding.weight.data.copy_(adapter.placed[0].module.prompt)
+    same_outputs(ours, theirs, TASKS[architecture])
+
+
+@pytest.mark.parametrize("encoder", ["mlp", "lstm"])
+@pytest.mark.parametrize("architecture", TASKS)
+def test_p_tuning(architecture, encoder):
+    backbone = tiny.model(architecture, TASKS[architecture])
+    ours = copy.deepcopy(backbone)
+    adapter = ah.attach(ours, f"p-tuning(length=5, middle=7, encoder='{encoder}')")
+    tiny.scramble(adapter)
+    config = peft.PromptEncoderConfig(
+        task_type=KINDS[TASKS[architecture]],
+        num_virtual_tokens=5,
+        num_transformer_submodules=1,
+        encoder_reparameterization_type=encoder.upper(),
+        encoder_hidden_size=7,
+        encoder_dropout=0.0,
+    )
+    theirs = peft.get_peft_model(backbone, config).eval()
+    own, other = adapter.placed[0].module, theirs.prompt_encoder["default"]
+    other.embedding.weight.data.copy_(own.prompt)
+    other.mlp_head.load_state_dict(own.head.state_dict())
+    if encoder == "lstm":
+        other.lstm_head.load_state_dict(own.lstm.state_dict())
+    same_outputs(ours, theirs, TASKS[architecture])
+
+
+def same_outputs(ours, theirs, task):
     inputs = tiny.batch()
     if task == "seq2seq":
         inputs["decoder_input_ids"] = inputs["input_ids"][:, :4]

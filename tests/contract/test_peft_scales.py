@@ -1,4 +1,4 @@
-"""Norm tuning computes what `peft` computes, on the same backbone with the same tensors."""
+"""Norm tuning and IA3 compute what `peft` computes, on the same backbone with the same tensors."""
 
 from __future__ import annotations
 
@@ -58,3 +58,55 @@ def test_norms(architecture):
     same_head(adapter, theirs)
     assert not torch.allclose(logits(ours), logits(tiny.model(architecture)), atol=1e-3)
     torch.testing.assert_close(logits(ours), logits(theirs), atol=1e-6, rtol=1e-5)
+
+
+IA3 = {
+    # attention.output.dense is no target
+    "bert": (r".*(key|value|\d\.output\.dense)", r".*\d\.output\.dense"),
+    "llama": (["k_proj", "v_proj", "down_proj"], ["down_proj"]),
+    "t5": (["k", "v", "wo"], ["wo"]),
+    "bart": (["k_proj", "v_proj", "fc2"], ["fc2"]),
+}
+
+
+@pytest.mark.parametrize("architecture", IA3)
+def test_ia3(architecture):
+    targets, inputs = IA3[architecture]
+    backbone = tiny.model(architecture)
+    ours = copy.deepcopy(backbone)
+    adapter = ah.attach(ours, "ia3")
+    tiny.scramble(adapter)
+    config = peft.IA3Config(target_modules=targets, feedforward_modules=inputs)
+    theirs = peft.get_peft_model(backbone, config).eval()
+    hosts = {p.site.host: p.module for p in adapter.placed}
+    layers = [(n, m) for n, m in theirs.named_modules() if hasattr(m, "ia3_l")]
+    assert len(layers) == len(hosts) > 0
+    for name, layer in layers:
+        parameter = layer.ia3_l["default"]
+        parameter.data.copy_(hosts[name.removeprefix("base_model.model.")].scale.view_as(parameter))
+    same_head(adapter, theirs)
+    assert not torch.allclose(logits(ours), logits(tiny.model(architecture)), atol=1e-2)
+    torch.testing.assert_close(logits(ours), logits(theirs), atol=2e-6, rtol=1e-5)
+
+
+def test_ia3_on_a_fused_projection():
+    """peft rescales the whole of GPT-2's c_attn, query too: ours is theirs with ones there."""
+    backbone = tiny.model("gpt2")
+    ours = copy.deepcopy(backbone)
+    adapter = ah.attach(ours, "ia3")
+    tiny.scramble(adapter)
+    targets = ["c_attn", "mlp.c_proj"]
+    config = peft.IA3Config(
+        target_modules=targets, feedforward_modules=targets[1:], fan_in_fan_out=True
+    )
+    theirs = peft.get_peft_model(backbone, config).eval()
+    own = {p.site.id: p.module.scale for p in adapter.placed}
+    for number, block in enumerate(theirs.base_model.model.transformer.h):
+        key, value, middle = (
+            own[f"decoder.{number}.{r}"] for r in ("attn.k", "attn.v", "ffn.down")
+        )
+        whole = torch.cat([torch.ones_like(key), key, value])
+        block.attn.c_attn.ia3_l["default"].data.copy_(whole[:, None])
+        block.mlp.c_proj.ia3_l["default"].data.copy_(middle[None])
+    same_head(adapter, theirs)
+    torch.testing.assert_close(logits(ours), logits(theirs), atol=2e-6, rtol=1e-5)

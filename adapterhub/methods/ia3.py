@@ -1,0 +1,85 @@
+"""IA3: learned vectors rescale keys, values and the middle of the feed-forward network.
+
+    attention(Q, l_k * K, l_v * V)        ffn(x) = W_down (l_ff * f(W_up x))         (section 3.3)
+
+    l_k, l_v: (d_kv,)    l_ff: (d_ff,)    all start as ones
+
+so that the adapted backbone starts as the backbone. Keys and values are rescaled where their
+projection gives them, the middle where it enters `ffn.down`. Parameters: the sum of the sizes.
+
+Liu et al. 2022, "Few-Shot Parameter-Efficient Fine-Tuning is Better and Cheaper than In-Context
+Learning", https://arxiv.org/abs/2205.05638.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from adapterhub.backbones.anatomy import Anatomy, Site
+from adapterhub.config import option
+from adapterhub.methods.base import Layers, Method, Placement, register, select
+
+
+class OutputScale(nn.Module):
+    """The map (x, y) -> l * y."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """y: (..., size) -> y' like y."""
+        return y * self.scale.to(y.dtype)
+
+
+class InputScale(OutputScale):
+    """The map x -> l * x."""
+
+    changes_input = True
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        """x: (..., size) -> x' like x."""
+        return x * self.scale.to(x.dtype)
+
+
+@register
+@dataclass(frozen=True)
+class IA3(Method):
+    """Learned vectors that rescale activations."""
+
+    name = "ia3"
+    paper = "Liu et al. 2022, https://arxiv.org/abs/2205.05638"
+    summary = "vectors that rescale keys, values and the middle of feed-forward"
+    learning_rate = 5e-3
+
+    sites: tuple[str, ...] = option(
+        ("attn.k", "attn.v", "cross.k", "cross.v", "ffn.down"),
+        "projections to rescale: ffn.down at its input, others at their output",
+    )
+    layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
+
+    def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
+        """One vector a chosen projection.
+
+        Raises:
+            SiteError: a site that is no projection.
+        """
+        for site in select(self, anatomy, "linear"):
+            scale = InputScale if _at_input(site) else OutputScale
+            yield Placement(site, scale(_size(site)))
+
+    def count(self, anatomy: Anatomy) -> int:
+        """d_out, and d_in of `ffn.down`, summed over the sites."""
+        return sum(map(_size, select(self, anatomy, "linear")))
+
+
+def _at_input(site: Site) -> bool:
+    return site.role == "ffn.down"
+
+
+def _size(site: Site) -> int:
+    return site.d_in if _at_input(site) else site.d_out

@@ -1,0 +1,97 @@
+"""P-tuning: virtual tokens in front of the input that a network gives while they train.
+
+    stack([h(P); E(tokens)])                                                   (equations 3 to 5)
+
+    P: (length, d), N(0, 1)    h: (length, d) -> (length, d), the prompt encoder    E: frozen
+    mlp:   h = W3 relu(W2 relu(W1 P))                    W1: (middle, d)    W2: (middle, middle)
+    lstm:  h = W2 relu(W1 LSTM(P))                       W1: (2 middle, 2 middle), two layers of a
+                                                         bidirectional LSTM of width middle
+
+The paper's encoder is the LSTM; the mlp is what its authors compare it with, and cheaper. The
+network is folded away when the adapter is saved: the files hold a plain prompt. Parameters while it
+trains: length d, and those of the network, each matrix with a bias.
+
+Liu et al. 2021, "GPT Understands, Too", section 3.2, https://arxiv.org/abs/2103.10385.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from adapterhub.backbones.anatomy import Anatomy
+from adapterhub.config import option
+from adapterhub.methods.base import Placement, register
+from adapterhub.methods.prompt import Prompt, VirtualTokens
+
+Encoder = Literal["mlp", "lstm"]
+
+
+class PromptEncoder(nn.Module):
+    """Gives the prompt h(P)."""
+
+    def __init__(self, length: int, width: int, middle: int, encoder: Encoder) -> None:
+        super().__init__()
+        self.prompt = nn.Parameter(torch.randn(length, width))
+        self.lstm: nn.LSTM | None = None
+        if encoder == "lstm":
+            self.lstm = nn.LSTM(width, middle, num_layers=2, bidirectional=True)
+            self.head = nn.Sequential(
+                nn.Linear(2 * middle, 2 * middle), nn.ReLU(), nn.Linear(2 * middle, width)
+            )
+        else:
+            self.head = nn.Sequential(
+                nn.Linear(width, middle),
+                nn.ReLU(),
+                nn.Linear(middle, middle),
+                nn.ReLU(),
+                nn.Linear(middle, width),
+            )
+
+    def forward(self) -> Tensor:
+        """-> (length, d)."""
+        states = self.prompt if self.lstm is None else self.lstm(self.prompt)[0]
+        prompt: Tensor = self.head(states)
+        return prompt
+
+    def folded(self) -> VirtualTokens:
+        """The prompt that the network gives now."""
+        with torch.no_grad():
+            return VirtualTokens(self())
+
+
+@register
+@dataclass(frozen=True)
+class PTuning(Prompt):
+    """Virtual tokens that a network gives."""
+
+    name = "p-tuning"
+    paper = "Liu et al. 2021, https://arxiv.org/abs/2103.10385"
+    summary = "virtual tokens in front of the input, trained through a network"
+    learning_rate = 1e-3
+
+    encoder: Encoder = option("mlp", "the network that gives the prompt")
+    middle: int | None = option(None, "width of the network; null: that of the embedding")
+
+    def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
+        """One prompt, where the input enters."""
+        site = self.site(anatomy)
+        middle = self.middle or site.d_out
+        yield Placement(site, PromptEncoder(self.length, site.d_out, middle, self.encoder))
+
+    def count(self, anatomy: Anatomy) -> int:
+        """length d, and the network's."""
+        d = self.site(anatomy).d_out
+        h = self.middle or d
+        if self.encoder == "mlp":
+            return self.length * d + h * (d + 1) + h * (h + 1) + d * (h + 1)
+        lstm = 2 * 4 * h * (d + h + 2) + 2 * 4 * h * (3 * h + 2)
+        return self.length * d + lstm + 2 * h * (2 * h + 1) + d * (2 * h + 1)
+
+    def folded(self) -> Prompt:
+        """A plain prompt."""
+        return Prompt(self.length, self.sites)
