@@ -20,6 +20,7 @@ from adapterhub.files.manifest import BackboneRef, Manifest
 from adapterhub.files.native import write_adapter
 from adapterhub.methods.base import Method
 from adapterhub.methods.spec import dump
+from adapterhub.mixing import mix_slot
 from adapterhub.prompting import forget_prompt, prompt_slot
 from adapterhub.slots import Slot, drop_slot, output_slot
 
@@ -285,6 +286,8 @@ def make_slot(anatomy: Anatomy, site: Site) -> Slot:
         return keyvalue_slot(anatomy.model, site)
     if site.kind == "embed":
         return prompt_slot(anatomy, site)
+    if site.kind == "mix":
+        return mix_slot(anatomy, site)
     return output_slot(anatomy.model, site)
 
 

@@ -11,8 +11,9 @@ encoder layer, whatever its module is called inside transformers. Roles of a lay
                                    before the residual connection is added
     attn.norm cross.norm ffn.norm  the normalization that belongs to a sublayer
 
-and of a stack: `embed`, where token embeddings enter it. Where an architecture differs from another
-is data: one `Family` row in families.py.
+and of a stack: `embed`, where token embeddings enter it, and `mix`, the output of its last layer,
+for what reads the outputs of all layers. Where an architecture differs from another is data: one
+`Family` row in families.py.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from torch import nn
@@ -28,7 +29,7 @@ from transformers import PreTrainedModel
 
 from adapterhub.errors import BackboneError, SiteError, did_you_mean
 
-Kind = Literal["linear", "sublayer", "keyvalue", "norm", "embed"]
+Kind = Literal["linear", "sublayer", "keyvalue", "norm", "embed", "mix"]
 
 SUBLAYERS = ("attn", "cross", "ffn")
 PROJECTIONS = tuple(f"{s}.{p}" for s in ("attn", "cross") for p in ("q", "k", "v", "qkv", "o"))
@@ -41,6 +42,7 @@ ROLES = (
     *SUBLAYERS,
     *(f"{s}.norm" for s in SUBLAYERS),
     "embed",
+    "mix",
 )
 
 
@@ -284,7 +286,10 @@ def build(model: PreTrainedModel, family: Family) -> Anatomy:
         layers = _get(base, stack.layers)
         if isinstance(layers, nn.ModuleList):
             embed = _embed_site(model, base_path, stack)
-            sites |= {s.id: s for s in (embed, *_stack_sites(model, base_path, stack, layers))}
+            last = join(base_path, stack.layers, str(len(layers) - 1))
+            mix = replace(embed, id=f"{stack.name}.mix", role="mix", kind="mix", host=last)
+            inner = _stack_sites(model, base_path, stack, layers)
+            sites |= {s.id: s for s in (embed, *inner, mix)}
     if not sites:
         raise BackboneError(
             f"the {model.config.model_type} row of families.py does not fit {type(model).__name__}",

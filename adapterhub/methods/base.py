@@ -23,7 +23,8 @@ class Placement:
     """A module to put at a site.
 
     At a projection or sublayer the module maps (x, y) to y'. At `attn.kv` it is called with nothing
-    and gives prefix keys and values (2, length, d); at `embed` it gives virtual tokens (length, d).
+    and gives prefix keys and values (2, length, d); at `embed` it gives virtual tokens (length, d);
+    at `mix` it maps (the outputs of the layers below, y) to y'.
     """
 
     site: Site
