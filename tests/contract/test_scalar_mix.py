@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 
 import pytest
 import tiny
@@ -74,15 +73,14 @@ def test_gradients_reach_what_is_under_it():
     assert all(bool(p.grad.any()) for p in adapter.parameters())
 
 
-@pytest.mark.parametrize("again", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
-def test_a_model_in_training_can_be_copied(again):
+def test_a_model_in_training_can_be_copied():
     model = tiny.model("bert")
     adapter = ah.attach(model, "scalar-mix")
     tiny.scramble(adapter)
     model.activation_checkpointing_enable()
     model.train()
     model(**tiny.batch(), labels=torch.tensor([0, 1, 2])).loss.backward()
-    other = again(model).eval()
+    other = copy.deepcopy(model).eval()
     model.eval()
     with torch.no_grad():
         expected = model(**tiny.batch()).logits
