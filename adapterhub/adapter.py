@@ -20,6 +20,7 @@ from adapterhub.files.manifest import BackboneRef, Manifest
 from adapterhub.files.native import write_adapter
 from adapterhub.methods.base import Method
 from adapterhub.methods.spec import dump
+from adapterhub.mixing import mix_slot
 from adapterhub.prompting import forget_prompt, prompt_slot
 from adapterhub.slots import Slot, drop_slot, output_slot
 
@@ -134,22 +135,25 @@ class Adapter:
     def tensors(self) -> dict[str, Tensor]:
         """All that the adapter owns, live, by the names of adapter files: site, method,
         parameter."""
-        return dict(self._named_tensors())
+        return {name: tensor for _, _, name, tensor in self._owned()}
 
     def saved_tensors(self) -> dict[str, Tensor]:
         """What adapter files hold: as `tensors`, with what serves training alone folded away."""
-        return dict(self._named_tensors(fold=True))
+        return {name: tensor for _, _, name, tensor in self._owned(fold=True)}
 
-    def _named_tensors(self, fold: bool = False) -> Iterator[tuple[str, Tensor]]:
+    def _owned(self, fold: bool = False) -> Iterator[tuple[Method | None, float, str, Tensor]]:
+        """Each tensor with the method that owns it, and the factor on that one's learning rate."""
         for placed in self.placed:
             method, module = _folded(placed) if fold else (placed.method, placed.module)
             for name, tensor in module.state_dict(keep_vars=True).items():
-                yield f"{placed.site.id}.{method.name}.{name}", tensor
+                full = f"{placed.site.id}.{method.name}.{name}"
+                yield method, method.rate(full), full, tensor
         for changed in self.changed:
-            yield changed.name, changed.own
+            factor = changed.method.rate(changed.name) if changed.method else 1.0
+            yield changed.method, changed.rate * factor, changed.name, changed.own
         for child, module in (self.head.own if self.head else {}).items():
             for name, tensor in module.state_dict(keep_vars=True).items():
-                yield f"{HEAD}.{child}.{name}", tensor
+                yield None, 1.0, f"{HEAD}.{child}.{name}", tensor
 
     def parameters(self) -> list[nn.Parameter]:
         """The trainable parameters: objects, not names."""
@@ -157,16 +161,8 @@ class Adapter:
 
     def groups(self) -> list[Group]:
         """The trainable parameters by the method that owns them and their learning rate."""
-        owners = {f"{p.site.id}.{p.method.name}": p.method for p in self.placed}
-        changed = {c.name: c for c in self.changed}
         groups: dict[tuple[int, float], Group] = {}
-        for name, tensor in self.tensors().items():
-            placed = next(
-                (m for prefix, m in owners.items() if name.startswith(prefix + ".")), None
-            )
-            method = changed[name].method if name in changed else placed
-            rate = changed[name].rate if name in changed else 1.0
-            rate *= method.rate(name) if method else 1.0
+        for method, rate, name, tensor in self._owned():
             if isinstance(tensor, nn.Parameter):
                 group = groups.setdefault((id(method), rate), Group(method, rate, []))
                 group.named.append((name, tensor))
@@ -305,6 +301,8 @@ def make_slot(anatomy: Anatomy, placed: Placed) -> Slot:
         return keyvalue_slot(anatomy.model, site)
     if site.kind == "embed":
         return prompt_slot(anatomy, site)
+    if site.kind == "mix":
+        return mix_slot(anatomy, site)
     return output_slot(anatomy.model, site, placed.module)
 
 
@@ -324,7 +322,7 @@ def duplicate_tensors(adapter: Adapter) -> None:
     Raises:
         AttachError: two methods of one kind at one site.
     """
-    names = [name for name, _ in adapter._named_tensors()]
+    names = [name for _, _, name, _ in adapter._owned()]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise AttachError(
             "two methods of one kind sit at the same sites",

@@ -18,6 +18,19 @@ from adapterhub.backbones.weights import read_bias, read_weight
 _TAP = "_adapterhub_tap"
 
 
+class Mark:
+    """An attribute on a module, by which a hook there finds its slot; `remove` takes it off."""
+
+    def __init__(self, module: nn.Module, name: str, value: list[Any]) -> None:
+        # In a list, the slot does not become a second child, under a second state-dict key.
+        self.module, self.name = module, name
+        setattr(module, name, value)
+
+    def remove(self) -> None:
+        """The module is as it was."""
+        delattr(self.module, self.name)
+
+
 class Slot(nn.Module):
     """The one child of a host: the site modules of every adapter that sits there, and who is
     active."""
@@ -26,7 +39,7 @@ class Slot(nn.Module):
         super().__init__()
         self.active: tuple[str, ...] = ()
         self.sites: dict[str, Site] = {}
-        self.handles: list[RemovableHandle] = []
+        self.handles: list[RemovableHandle | Mark] = []
 
     def add(self, key: str, site: Site, module: nn.Module) -> None:
         """Let a module sit here, inactive."""
@@ -120,8 +133,7 @@ def output_slot(model: nn.Module, site: Site, module: nn.Module) -> OutputSlot:
     if site.tap and slot.tap is None:
         slot.tap = site.tap
         tap = model.get_submodule(site.tap)
-        # In a list, the slot does not become a second child, under a second state-dict key.
-        setattr(tap, _TAP, [slot])
+        slot.handles.append(Mark(tap, _TAP, [slot]))
         # First in line: the sublayer's x is what comes in, not what a module there makes of it.
         slot.handles.append(tap.register_forward_pre_hook(fill_tap, prepend=True))
     return slot
@@ -134,5 +146,3 @@ def drop_slot(model: nn.Module, host_path: str) -> None:
     assert isinstance(slot, Slot)
     for handle in slot.handles:
         handle.remove()
-    if isinstance(slot, OutputSlot) and slot.tap is not None:
-        delattr(model.get_submodule(slot.tap), _TAP)

@@ -26,6 +26,8 @@ REFUSED: dict[tuple[str, str], type[Exception]] = {
     # The norms of OLMo have no parameters.
     ("norms", "olmo"): SiteError,
     ("staged", "olmo"): ConfigError,
+    # Its layers share modules.
+    ("scalar-mix", "albert"): SiteError,
     # Without a task head nothing would train.
     **{("head", a): AttachError for a in tiny.WITHOUT_CLASSIFIER},
 }

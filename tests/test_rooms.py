@@ -16,7 +16,7 @@ ROOMS = (
     ("methods",),
     ("files",),
     ("slots",),
-    ("attention", "prompting"),
+    ("attention", "prompting", "mixing"),
     ("adapter",),
     ("attachment",),
     ("loading",),

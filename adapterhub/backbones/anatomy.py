@@ -13,8 +13,9 @@ encoder layer, whatever its module is called inside transformers. Roles of a lay
     attn.postnorm ffn.postnorm     the one on a sublayer's output, where there is one before the
                                    residual connection
 
-and of a stack: `embed`, where token embeddings enter it. Where an architecture differs from another
-is data: one `Family` row in families/.
+and of a stack: `embed`, where token embeddings enter it, and `mix`, the output of its last layer,
+for what reads the outputs of all layers. Where an architecture differs from another is data: one
+`Family` row in families/.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from transformers import PreTrainedModel
 
 from adapterhub.errors import SiteError, did_you_mean
 
-Kind = Literal["linear", "sublayer", "keyvalue", "norm", "embed"]
+Kind = Literal["linear", "sublayer", "keyvalue", "norm", "embed", "mix"]
 Layout = Literal["blocks", "heads"]
 
 SUBLAYERS = ("attn", "cross", "ffn")
@@ -47,6 +48,7 @@ ROLES = (
     *SUBLAYERS,
     *(f"{s}.{norm}" for s in SUBLAYERS for norm in NORMS),
     "embed",
+    "mix",
 )
 
 

@@ -52,7 +52,8 @@ def build(model: PreTrainedModel, family: Family) -> Anatomy:
         if paths := tuple(join(base_path, path) for path in layer_paths(base, stack.layers)):
             layers[stack.name] = paths
             embed = _embed_sites(model, base_path, stack)
-            sites |= {s.id: s for s in (*embed, *_stack_sites(model, stack, paths))}
+            inner = _stack_sites(model, stack, paths)
+            sites |= {s.id: s for s in (*embed, *inner, *_mix_sites(model, stack, paths))}
     if not sites:
         raise BackboneError(
             f"the {model.config.model_type} row of families/ does not fit {type(model).__name__}",
@@ -97,6 +98,14 @@ def _embed_sites(model: PreTrainedModel, base_path: str, stack: Stack) -> Iterat
     if "input_ids" in inspect.signature(root.forward).parameters:
         width = root.get_input_embeddings().weight.shape[1]
         yield Site(f"{stack.name}.embed", stack.name, None, "embed", "embed", host, width, width)
+
+
+def _mix_sites(model: PreTrainedModel, stack: Stack, layers: tuple[str, ...]) -> Iterator[Site]:
+    # Where layers share modules, a hook does not know whose output it sees.
+    if ".*." not in stack.layers:
+        width = model.config.hidden_size
+        name = f"{stack.name}.mix"
+        yield Site(name, stack.name, None, "mix", "mix", layers[-1], width, width)
 
 
 def _stack_sites(model: PreTrainedModel, stack: Stack, layers: tuple[str, ...]) -> Iterator[Site]:

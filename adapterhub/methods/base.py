@@ -26,7 +26,7 @@ class Placement:
     is called with the host's weight and bias besides (x, y, W, b), and so need not hold them; one
     that sets `changes_input` maps x to the x' that the host gets in its place. At `attn.kv`
     it is called with nothing and gives prefix keys and values (2, length, d); at `embed` it gives
-    virtual tokens (length, d).
+    virtual tokens (length, d); at `mix` it maps (the outputs of the layers below, y) to y'.
 
     A module that trains in another form than it is used in has a method `folded`: it gives the
     module of the folded method (see `Method.folded`) that computes the same now.

@@ -31,7 +31,11 @@ WORDS = ("top 2", "norms", "embeddings", "everything", "head")
 
 @dataclass(frozen=True)
 class Paced(Method):
-    """What methods with stages share: when the next one begins, and rates that fall with depth."""
+    """What methods with stages share: when the next one begins.
+
+    Training with a recipe follows the stages. Another loop trains all groups from the start, unless
+    it calls `adapterhub.training.stages.enter` itself.
+    """
 
     every: int | Literal["plateau"] = option(
         1, "epochs in a stage; plateau: until the main metric stops to improve"

@@ -209,6 +209,9 @@ def run(recipe: Recipe, reporter: Reporter, *, resume: bool = False) -> Outcome:
 
 def _train(ready: Prepared, output: Path, reporter: Reporter, resume: bool) -> loop.Result:
     recipe = ready.recipe
+    if recipe.train.max_steps is None:
+        for sentence in stages.unreached(ready.adapter, recipe.train.epochs):
+            reporter.note(sentence)
     return loop.train(
         AdapterTrainee(ready.adapter),
         lambda epoch: _epoch(ready, epoch),

@@ -8,7 +8,7 @@ decay included, leaves it as it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from adapterhub.adapter import Adapter
 from adapterhub.methods.base import Pace
@@ -24,6 +24,19 @@ def enter(adapter: Adapter, epoch: int, improved: Sequence[bool]) -> bool:
         change |= changed.own.requires_grad != trains
         changed.own.requires_grad_(trains)
     return change
+
+
+def unreached(adapter: Adapter, epochs: int) -> Iterator[str]:
+    """A sentence for each method of which a run of so many epochs cannot begin all stages."""
+    for method in {id(c.method): c.method for c in adapter.changed if c.method}.values():
+        number = max(c.stage for c in adapter.changed if c.method is method)
+        pace = method.pace()
+        needed = number * (pace.epochs or 0) + 1 if pace else 1
+        if needed > epochs:
+            yield (
+                f"{method.name} has {number + 1} stages, and the last begins after epoch "
+                f"{needed - 1} of {epochs}: what trains from there on stays frozen"
+            )
 
 
 def release(adapter: Adapter) -> None:

@@ -1,0 +1,65 @@
+"""Scalar mix: a learned weighted mean of the outputs of all layers, on a frozen backbone.
+
+    y' = gamma sum_j softmax(w)_j h_j                                               (equation 1)
+
+    h_0: input of the first layer, h_j: output of layer j    h_j, y': (batch, tokens, d)
+    w: (layers + 1), zero    gamma: one number, 1
+
+It takes the place of the last layer's output, below a final norm where there is one. An
+encoder-decoder has one mix a stack. Parameters: layers + 2 a stack.
+
+Peters et al. 2018, "Deep contextualized word representations" (ELMo), section 3.2,
+https://arxiv.org/abs/1802.05365.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from adapterhub.backbones.anatomy import Anatomy
+from adapterhub.config import option
+from adapterhub.methods.base import Method, Placement, register
+
+
+class Mix(nn.Module):
+    """The map (h_0 .. h_L) -> gamma sum_j softmax(w)_j h_j."""
+
+    def __init__(self, states: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(states))
+        self.gamma = nn.Parameter(torch.ones(1))
+
+    def forward(self, states: Sequence[Tensor], y: Tensor) -> Tensor:
+        """states: those below y, each (batch, tokens, d) as y -> y' like y."""
+        shares = (self.gamma * self.w.softmax(0)).to(y.dtype)
+        mixed = shares[-1] * y
+        for share, state in zip(shares[:-1], states, strict=True):
+            mixed = mixed + share * state
+        return mixed
+
+
+@register
+@dataclass(frozen=True)
+class ScalarMix(Method):
+    """A learned mean of the outputs of all layers."""
+
+    name = "scalar-mix"
+    paper = "Peters et al. 2018, https://arxiv.org/abs/1802.05365"
+    summary = "a learned mean of the outputs of all layers, which are frozen"
+    start = "paper"
+    learning_rate = 1e-2
+
+    sites: tuple[str, ...] = option(("mix",), "stacks to adapt: mix, encoder.mix, decoder.mix")
+
+    def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
+        """One mix a chosen stack."""
+        for site in anatomy.select(self.sites):
+            yield Placement(site, Mix(anatomy.depth(site.stack) + 1))
+
+    def count(self, anatomy: Anatomy) -> int:
+        """layers + 2, summed over the stacks."""
+        return sum(anatomy.depth(site.stack) + 2 for site in anatomy.select(self.sites))
