@@ -6,13 +6,17 @@ STAMP := .venv/.installed
 # One thread a process: small models lose time to more, and results do not depend on the machine.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: quickstart test check lint types venv clean
+.PHONY: quickstart test matrix check lint types venv clean
 
 quickstart: venv
 	.venv/bin/adapterhub quickstart
 
 test: venv
 	$(TEST_ENV) $(PY) -m pytest -n 2 $(ARGS)
+
+# Every method on every architecture; `test` takes a core of the architectures.
+matrix: venv
+	ADAPTERHUB_MATRIX=full $(TEST_ENV) $(PY) -m pytest -n 2 tests/contract $(ARGS)
 
 check: lint types test
 

@@ -201,7 +201,7 @@ def _plan(method: Method, part: Method, anatomy: Anatomy) -> list[Step]:
             f"{error.problem}",
             offenders=error.offenders,
             expected=error.expected,
-            hint=f"a method that fits: {', '.join(fitting)}",
+            hint=f"one of the methods that fit: {', '.join(fitting)}",
         ) from error
 
 

@@ -61,3 +61,22 @@ def test_constants_do_not_train(architecture):
         table = model.base_model.get_parameter(path)
         assert not table.requires_grad
         assert all(table is not changed.original for changed in adapter.changed)
+
+
+def test_a_layer_is_one_set_of_weights():
+    """ALBERT's two groups of two layers are four sites of a role, though a layer runs sixteen times."""
+    model = tiny.model("albert", num_hidden_layers=8, num_hidden_groups=2, inner_group_num=2)
+    adapter = ah.attach(model, {"lora": {"sites": ["attn.q"]}})
+    assert ah.anatomy_of(model).depth("encoder") == 4
+    hosts = [p.site.host for p in adapter.placed]
+    assert [p.site.layer for p in adapter.placed] == [0, 1, 2, 3]
+    assert hosts[2] == "albert.encoder.albert_layer_groups.1.albert_layers.0.attention.query"
+    calls = []
+    for placed in adapter.placed:
+        placed.module.register_forward_hook(lambda *_, site=placed.site: calls.append(site.layer))
+    model(**tiny.batch())
+    assert len(calls) == 16
+    assert set(calls) == {0, 1, 2, 3}
+    paths = ah.anatomy_of(model).parameters()
+    layers = {ah.anatomy_of(model).layer_of(path) for path in paths}
+    assert layers == {"below", "above", *(("encoder", number) for number in range(4))}

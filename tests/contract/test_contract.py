@@ -55,8 +55,10 @@ def test_a_refused_cell_names_the_methods_that_fit(method, architecture):
     if error.type is SiteError:
         assert method in error.value.problem
         named = error.value.hint.partition(": ")[2].split(", ")
-        fitting = {m for m, a in ALL if a == architecture and (m, a) not in REFUSED} - {"freeze"}
-        assert set(named) - {"freeze", "head"} == fitting - {"head"}
+        refused_here = {
+            m for (m, a), kind in REFUSED.items() if (a, kind) == (architecture, SiteError)
+        }
+        assert set(named) == METHODS.keys() - refused_here
 
 
 def logits(model, **inputs):
