@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from adapterhub.adapter import Adapter
 from adapterhub.backbones.load import load_backbone
 from adapterhub.config import from_dict
@@ -17,7 +15,7 @@ from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_manifest
 from adapterhub.loading import load
 from adapterhub.training.data import DataOptions
-from adapterhub.training.run import positions_of, tokenizer_hash
+from adapterhub.training.run import make_ready, positions_of, tokenizer_hash
 from adapterhub.training.tasks import Prediction, Setting, Task, task_of
 from adapterhub.yaml12 import load_yaml
 
@@ -71,8 +69,7 @@ def open_adapter(folder: str | Path, backbone: str | None = None) -> Opened:
             f"{manifest.name!r} was trained with another tokenizer than {model.name_or_path}'s",
             expected=f"the tokenizer of {manifest.backbone.id}",
         )
-    if torch.cuda.is_available():
-        model.to("cuda")  # type: ignore[arg-type]
+    make_ready(model)
     adapter = load(model, files)
     trained = manifest.training.get("recipe", {}).get("train", {})
     limit = min(int(trained.get("max_length", 128)), positions_of(model))

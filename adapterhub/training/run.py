@@ -18,7 +18,7 @@ from adapterhub.adapter import Adapter, Group
 from adapterhub.attachment import place
 from adapterhub.backbones.load import load_backbone
 from adapterhub.config import to_dict
-from adapterhub.errors import DataError, OutputError
+from adapterhub.errors import ConfigError, DataError, OutputError
 from adapterhub.methods.base import Method
 from adapterhub.methods.spec import dump, parse
 from adapterhub.training import loop, stages
@@ -159,12 +159,12 @@ def prepare(recipe: Recipe) -> Prepared:
         revision=recipe.revision,
         dtype=recipe.dtype,
     )
-    if torch.cuda.is_available():
-        model.to("cuda")  # type: ignore[arg-type]
+    make_ready(model)
     adapter = place(model, methods, recipe.name)
     own = next((method.schedule for method in methods if method.schedule), DEFAULT)
     chosen = replace(recipe.train, schedule=recipe.train.schedule or own)  # type: ignore[arg-type]
     recipe = replace(recipe, train=chosen)
+    _check_packing(data.task, adapter)
     adapter.notes.task = data.task.name
     adapter.notes.tokenizer = tokenizer_hash(tokenizer)
     limit = min(recipe.train.max_length, positions_of(model))
@@ -174,6 +174,24 @@ def prepare(recipe: Recipe) -> Prepared:
         for examples in (data.train, data.evaluation)
     )
     return Prepared(recipe, data, model, tokenizer, adapter, train, evaluation)
+
+
+def _check_packing(task: Task, adapter: Adapter) -> None:
+    virtual = {p.method.name for p in adapter.placed if p.site.kind == "embed"}
+    if task.packs and virtual:
+        raise ConfigError(
+            f"{', '.join(virtual)} puts virtual tokens before a row, where only the first of its "
+            "packed texts would see them",
+            hint="pack=false",
+        )
+
+
+def make_ready(model: PreTrainedModel) -> None:
+    """Put a model on the device, without a cache in its forward pass: training and evaluation have
+    no use for one, and with one transformers does not see that texts are packed."""
+    if torch.cuda.is_available():
+        model.to("cuda")  # type: ignore[arg-type]
+    model.config.use_cache = False
 
 
 def positions_of(model: PreTrainedModel) -> int:

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapterhub.errors import DataError
-from adapterhub.training.metrics import classification_metrics, regression_metrics
+from adapterhub.training.metrics import (
+    answer_metrics,
+    classification_metrics,
+    entity_metrics,
+    generation_metrics,
+    regression_metrics,
+)
 
 METRICS = {"classification": classification_metrics, "regression": regression_metrics}
 
@@ -81,3 +87,51 @@ def test_predictions_that_are_no_numbers_are_refused() -> None:
     with pytest.raises(DataError, match="1 of 2 predictions") as caught:
         regression_metrics([1.0, 2.0], [1.0, math.nan])
     assert caught.value.offenders == ("predictions[1] is nan",)
+
+
+def test_entities_count_whole() -> None:
+    """Two of three entities found, one of them with a wrong end: worked by hand."""
+    tags = [["B-x", "I-x", "O", "B-y"], ["O", "B-x"]]
+    found = [["B-x", "O", "O", "B-y"], ["O", "B-x"]]
+    metrics = entity_metrics(tags, found)
+    assert metrics == pytest.approx(
+        {"f1": 2 / 3, "precision": 2 / 3, "recall": 2 / 3, "accuracy": 5 / 6}
+    )
+    assert entity_metrics([["O"]], [["O"]])["f1"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("answers", "found", "f1", "exact"),
+    [
+        (["The Eiffel Tower"], "eiffel tower!", 1.0, 1.0),
+        (["in 1066", "1066"], "1066", 1.0, 1.0),
+        (["red blue"], "blue green", 0.5, 0.0),
+        (["red"], "", 0.0, 0.0),
+        ([], "", 1.0, 1.0),
+        ([], "red", 0.0, 0.0),
+        (["the"], "a", 1.0, 1.0),
+    ],
+)
+def test_answers_by_squads_rules(answers: list[str], found: str, f1: float, exact: float) -> None:
+    metrics = answer_metrics([answers], [found])
+    assert metrics == pytest.approx({"f1": f1, "exact_match": exact})
+
+
+def test_answers_of_both_kinds() -> None:
+    metrics = answer_metrics([["red"], ["blue"], []], ["red", "", ""])
+    assert metrics == pytest.approx(
+        {"f1": 2 / 3, "exact_match": 2 / 3, "has_answer_f1": 0.5, "no_answer_f1": 1.0}
+    )
+
+
+def test_generated_texts() -> None:
+    same = ["the movie was very good", "a film"]
+    assert generation_metrics("bleu", same, same) == pytest.approx({"bleu": 100, "chrf": 100})
+    assert generation_metrics("bleu", same, ["no", "none"])["bleu"] < 5
+    rouge = generation_metrics("rouge", ["a good film", "x"], ["a bad film", "x"])
+    assert rouge["rouge1"] == pytest.approx((2 / 3 + 1) / 2)
+    assert rouge["rouge2"] == pytest.approx(0.0)
+    assert rouge["rougeL"] == rouge["rougeLsum"] == pytest.approx((2 / 3 + 1) / 2)
+    assert generation_metrics("exact", ["a", "b "], [" a", "c"]) == {"exact_match": 0.5}
+    with pytest.raises(DataError):
+        generation_metrics("exact", ["a"], [])

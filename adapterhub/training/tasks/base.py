@@ -113,6 +113,12 @@ class Task(ABC):
         return self.name
 
     @property
+    def packs(self) -> bool:
+        """Whether a row may hold several examples, of which only the first follows virtual tokens
+        at the start of the row."""
+        return False
+
+    @property
     @abstractmethod
     def main_metric(self) -> str:
         """The metric that selects the best checkpoint."""

@@ -79,6 +79,11 @@ class CausalLM(Generation, Task):
             raise ConfigError("raw text has no response to generate", hint="generate=false")
 
     @property
+    def packs(self) -> bool:
+        """By the option `pack`."""
+        return self.pack
+
+    @property
     def main_metric(self) -> str:
         """exact_match where evaluation generates, else loss."""
         return "exact_match" if self.generate else "loss"

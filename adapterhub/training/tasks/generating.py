@@ -38,6 +38,7 @@ def generate(
                 max_new_tokens=how.new_tokens,
                 num_beams=how.beams,
                 do_sample=False,
+                use_cache=True,
                 pad_token_id=tokenizer.pad_token_id,
             )
         first = 0 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
