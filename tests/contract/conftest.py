@@ -13,7 +13,7 @@ HEAD = """# Which method works on which architecture
 
 Made by `make matrix` from the results of the contract suite. A number says how many invariants the
 cell was shown to hold (start, gradients, counts, saving, padding, generation with and without cache
-and more: tests/contract); – is refused when attaching, with an error that names the methods that
+and more: tests/contract); - is refused when attaching, with an error that names the methods that
 fit; ✗ failed.
 
 """
@@ -60,4 +60,4 @@ def shown(counts: Counter[str]) -> str:
     """One cell."""
     if counts["failed"]:
         return "✗"
-    return "–" if counts["refused"] else str(counts["passed"] or "")
+    return "-" if counts["refused"] else str(counts["passed"] or "")
