@@ -72,6 +72,23 @@ def test_methods_and_architectures_are_named_only_in_their_own_rooms():
                 assert not constants & names, f"{path}:{node.lineno}"
 
 
+def test_tasks_are_named_only_in_their_own_room():
+    """No branch on a task's name outside training/tasks/ and the kinds of model in backbones/."""
+    from adapterhub.training.tasks import TASKS
+
+    # "regression" is also what transformers calls a head with one output.
+    names = TASKS.keys() - {"regression"}
+    assert len(names) > 8
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).parts
+        if parts[0] == "backbones" or parts[:2] == ("training", "tasks"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Compare):
+                constants = {c.value for c in ast.walk(node) if isinstance(c, ast.Constant)}
+                assert not constants & names, f"{path}:{node.lineno}"
+
+
 def test_what_the_package_exports_is_there():
     for name in adapterhub.__all__:
         assert getattr(adapterhub, name) is not None

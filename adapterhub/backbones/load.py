@@ -40,6 +40,11 @@ class TaskModel:
     outputs: tuple[str, ...] = ()
     classes: bool = False
 
+    @property
+    def has_head(self) -> bool:
+        """Whether there is a head that pre-training did not make."""
+        return self.classes or bool(self.outputs)
+
 
 TASK_MODELS = {
     "features": TaskModel("AutoModel"),
@@ -132,7 +137,7 @@ def _label_options(task: str, labels: Sequence[str]) -> dict[str, Any]:
     row = TASK_MODELS[task]
     if row.outputs == ("",):
         return {"num_labels": 1, "problem_type": "regression"}
-    if not row.classes and not row.outputs:
+    if not row.has_head:
         return {}
     labels = labels if row.classes else row.outputs
     if len(labels) < 2 or len(set(labels)) != len(labels):

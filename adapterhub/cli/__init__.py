@@ -18,6 +18,7 @@ COMMANDS = {
     "eval": "Evaluate an adapter on labelled data.",
     "predict": "Predict with an adapter, on arguments, a file or standard input.",
     "methods": "List the methods, with their papers.",
+    "tasks": "List the tasks, with their options.",
     "inspect": "Show a backbone's anatomy, and which methods fit it.",
     "quickstart": "Train, evaluate and use an adapter on text that every machine has.",
 }

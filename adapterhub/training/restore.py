@@ -7,31 +7,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adapterhub.adapter import Adapter
-from adapterhub.backbones.load import load_backbone
+from transformers import PreTrainedModel
+
+from adapterhub.backbones.load import TASK_MODELS, load_backbone
 from adapterhub.config import from_dict
-from adapterhub.errors import FileError, MismatchError
+from adapterhub.errors import ConfigError, FileError, MismatchError
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_manifest
 from adapterhub.loading import load
 from adapterhub.training.data import DataOptions
 from adapterhub.training.run import make_ready, positions_of, tokenizer_hash
-from adapterhub.training.tasks import Prediction, Setting, Task, task_of
+from adapterhub.training.tasks import TASKS, Prediction, Setting, Task, task_of
 from adapterhub.yaml12 import load_yaml
 
 
 @dataclass(frozen=True)
 class Opened:
-    """An adapter on its backbone, ready to predict."""
+    """A model, with or without an adapter, ready to predict."""
 
-    adapter: Adapter
+    model: PreTrainedModel
     task: Task
     setting: Setting
 
     def predict(self, examples: Sequence[Any], batch_size: int = 64) -> list[Prediction]:
         """One prediction an example."""
         encoded = self.task.encode(examples, self.setting, labelled=False)
-        return self.task.predict(self.adapter.model, encoded, batch_size)
+        return self.task.predict(self.model, encoded, batch_size)
 
     def evaluate(self, examples: Sequence[Any], batch_size: int = 64) -> dict[str, float]:
         """The task's metrics on labelled examples.
@@ -41,7 +42,7 @@ class Opened:
         """
         self.task.check(self.setting.labels, examples)
         encoded = self.task.encode(examples, self.setting, labelled=True)
-        return self.task.evaluate(self.adapter.model, encoded, batch_size)
+        return self.task.evaluate(self.model, encoded, batch_size)
 
 
 def open_adapter(folder: str | Path, backbone: str | None = None) -> Opened:
@@ -70,18 +71,36 @@ def open_adapter(folder: str | Path, backbone: str | None = None) -> Opened:
             expected=f"the tokenizer of {manifest.backbone.id}",
         )
     make_ready(model)
-    adapter = load(model, files)
+    labels = load(model, files).labels
     trained = manifest.training.get("recipe", {}).get("train", {})
     limit = min(int(trained.get("max_length", 128)), positions_of(model))
     seed = int(manifest.training.get("seed", 0))
-    setting = Setting(tokenizer, limit, adapter.labels, seed, positions_of(model))
-    return Opened(adapter, task, setting)
+    setting = Setting(tokenizer, limit, labels, seed, positions_of(model))
+    return Opened(model, task, setting)
 
 
 def _task_of(manifest: Manifest) -> Task:
     """The task, with the options that the adapter was trained with."""
     known = manifest.training.get("recipe", {}).get("task")
     return task_of(known or manifest.task or "classification")
+
+
+def open_backbone(backbone: str, task: Task, max_length: int = 128) -> Opened:
+    """A backbone as it is, for a task that needs no trained head: the baseline of all training.
+
+    Raises:
+        ConfigError: the task has a head, which training must make first.
+        BackboneError: it cannot be loaded.
+    """
+    if TASK_MODELS[task.head].has_head:
+        free = sorted(n for n, cls in TASKS.items() if not TASK_MODELS[cls().head].has_head)
+        raise ConfigError(
+            f"{task.name} needs a trained head", expected=f"an adapter, or one of {', '.join(free)}"
+        )
+    model, tokenizer = load_backbone(backbone, task=task.head)
+    make_ready(model)
+    limit = min(max_length, positions_of(model))
+    return Opened(model, task, Setting(tokenizer, limit, positions=positions_of(model)))
 
 
 def adapter_folder(folder: Path) -> Path:

@@ -13,6 +13,7 @@ import pytest
 from conftest import json_lines, sentences, write_tsv
 
 from adapterhub.methods import METHODS
+from adapterhub.training.tasks import TASKS
 
 LEARN = ("train.epochs=12", "train.learning_rate=5e-3")
 
@@ -161,6 +162,16 @@ def test_methods_lists_the_registry(adapterhub):
     assert "rank" in out
     code, out, _ = adapterhub("methods", "--json")
     assert json.loads(out).keys() == METHODS.keys()
+
+
+def test_tasks_lists_the_registry(adapterhub):
+    code, out, _ = adapterhub("tasks")
+    assert code == 0
+    assert all(f" {name} " in out for name in TASKS)
+    code, out, _ = adapterhub("tasks", "seq2seq")
+    assert "bleu | rouge | exact" in out
+    code, out, _ = adapterhub("tasks", "--json")
+    assert json.loads(out).keys() == TASKS.keys()
 
 
 def test_inspect_shows_the_anatomy(adapterhub, backbone):

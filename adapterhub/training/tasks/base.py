@@ -225,6 +225,13 @@ def limit_of(setting: Setting) -> int:
     return min(setting.max_length, setting.tokenizer.model_max_length)
 
 
+def cut_text(text: str, tokenizer: PreTrainedTokenizerBase, tokens: int) -> str:
+    """A text of at most so many tokens."""
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    offsets = encoded["offset_mapping"]
+    return text if len(offsets) <= tokens else text[: offsets[tokens - 1][1]]
+
+
 def random_of(key: tuple[int, int, int]) -> np.random.Generator:
     """The random numbers of one row in one epoch."""
     return np.random.default_rng(key)
@@ -274,6 +281,7 @@ def task_class(name: str) -> type[Task]:
         raise ConfigError(
             f"no task is called {name!r}{did_you_mean(name, TASKS)}",
             expected=f"one of {', '.join(sorted(TASKS))}",
+            hint="adapterhub tasks",
         )
     return TASKS[name]
 

@@ -53,7 +53,7 @@ class Number(Prediction):
         return f"{self.value:.3f}"
 
 
-class _OfTexts(Task):
+class OfTexts(Task):
     """What classification and regression share: an `Example`, encoded as one row."""
 
     numbers: ClassVar[bool] = False
@@ -101,7 +101,7 @@ class _OfTexts(Task):
 
 @register
 @dataclass(frozen=True)
-class Classification(_OfTexts):
+class Classification(OfTexts):
     """One class for a text or a pair of texts."""
 
     name = "classification"
@@ -139,7 +139,7 @@ class Classification(_OfTexts):
 
 @register
 @dataclass(frozen=True)
-class Regression(_OfTexts):
+class Regression(OfTexts):
     """One number for a text or a pair of texts."""
 
     name = "regression"

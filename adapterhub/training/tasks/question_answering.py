@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from adapterhub.config import option
 from adapterhub.errors import ConfigError, DataError
@@ -30,6 +30,7 @@ from adapterhub.training.tasks.base import (
     Row,
     Setting,
     Task,
+    cut_text,
     forward,
     limit_of,
     register,
@@ -146,7 +147,7 @@ class QuestionAnswering(Task):
 
     def _windows(self, question: Question, setting: Setting) -> Iterator[Row]:
         limit, tokenizer = limit_of(setting), setting.tokenizer
-        asked = _cut(question.text, tokenizer, limit // 2)
+        asked = cut_text(question.text.strip(), tokenizer, limit // 2)
         stride = min(self.stride, limit // 4)
         encoded = tokenizer(
             asked, question.context, truncation="only_second", max_length=limit, stride=stride,
@@ -237,15 +238,6 @@ def _positions(row: Row, answers: Sequence[tuple[str, int]]) -> dict[str, int]:
         if begins and ends:
             return {"start_positions": begins[0], "end_positions": ends[-1]}
     return {"start_positions": 0, "end_positions": 0}
-
-
-def _cut(question: str, tokenizer: PreTrainedTokenizerBase, limit: int) -> str:
-    """A question of at most so many tokens: the context must find room beside it."""
-    question = question.strip()
-    offsets = tokenizer(question, add_special_tokens=False, return_offsets_mapping=True)[
-        "offset_mapping"
-    ]
-    return question if len(offsets) <= limit else question[: offsets[limit - 1][1]]
 
 
 def _is_squad(source: str) -> bool:

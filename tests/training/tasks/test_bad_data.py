@@ -92,6 +92,9 @@ def test_broken_data_is_named(tmp_path, task, name, text, expected):
         ("causal-lm(data=text, generate=true)", "no response"),
         ("masked-lm(rate=15)", "between 0 and 1"),
         ("span-corruption(span=0.5)", "1 or more"),
+        ("prompted(template='{text}')", "{mask} once"),
+        ("prompted(template='{text} {mask}.', model=causal-lm)", "ends with {mask}"),
+        ("prompted(words={'a': 'b'})", "less than two labels"),
     ],
 )
 def test_a_bad_spec(spec, expected):

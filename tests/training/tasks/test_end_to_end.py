@@ -111,6 +111,10 @@ CASES = {
         ("the movie was good", "--pair", "bad", "--pair", "good"), "choice", 0.9,
     ),
     "masked-lm": Case("bert", "masked-lm", lines, ("the [MASK] was good",), "filled", most=2.0),
+    "prompted": Case(
+        "bert", "prompted(template='{text} is {mask}', words={'pos': 'good', 'neg': 'bad'})",
+        classes, ("the film was dull",), "label", 0.9, epochs=60,
+    ),
     "span-corruption": Case(
         "t5", "span-corruption(new_tokens=5)", lines, ("the <extra_id_0> was good",), "generated",
         most=2.0,
@@ -155,3 +159,22 @@ def test_train_eval_predict(name, adapterhub, backbones, tmp_path):
     code, out, err = adapterhub("predict", run, "--data", file, "--json")
     assert code == 0, err
     assert len(json_lines(out)) == metrics["examples"]
+
+
+def test_a_backbone_is_a_baseline_without_training(adapterhub, backbones, tmp_path):
+    words = ("--data", classes(tmp_path), "--json")
+    task = "prompted(template='{text} is {mask}', words={'pos': 'good', 'neg': 'bad'}, model=%s)"
+    for backbone, kind in (("bert", "masked-lm"), ("llama", "causal-lm"), ("gpt2", "causal-lm")):
+        code, out, err = adapterhub(
+            "eval", "--backbone", backbones(backbone), "--task", task % kind, *words
+        )
+        assert code == 0, err
+        assert 0 <= json.loads(out)["accuracy"] <= 1
+    for extra, expected in (
+        (("--backbone", backbones("bert"), "--task", "classification"), "needs a trained head"),
+        (("--backbone", backbones("bert")), "nothing to evaluate"),
+        (("--backbone", backbones("llama"), "--task", task % "masked-lm"), "AutoModelForMaskedLM"),
+    ):
+        code, _, err = adapterhub("eval", *extra, *words)
+        assert code == 2, extra
+        assert expected in err

@@ -314,3 +314,33 @@ def test_a_tokenizer_that_lacks_what_a_task_needs(spec, expected):
     example = chat if "chat" in spec else Example("the movie was good")
     with pytest.raises(ConfigError, match=expected):
         task_of(spec).encode([example], Setting(bare, 32), labelled=True)
+
+
+PROMPT = "prompted(template='{text} is {mask}', words={'pos': 'good', 'neg': 'bad'}, model=%s)"
+
+
+@pytest.mark.parametrize("kind", ["masked-lm", "causal-lm"])
+def test_a_prompt_asks_for_the_label_word(backbones, kind):
+    tokenizer = AutoTokenizer.from_pretrained(
+        backbones({"masked-lm": "bert", "causal-lm": "llama"}[kind])
+    )
+    task = task_of(PROMPT % kind)
+    example = Example("the movie was very dull " * 9, None, "neg")
+    (row,) = task.encode([example], Setting(tokenizer, 12), labelled=True).rows
+    words = words_of(tokenizer, row["input_ids"])
+    assert len(words) <= 12, "the text is cut, not the prompt"
+    asked = ["is", "[MASK]", "[SEP]"] if kind == "masked-lm" else ["is", "bad"]
+    assert words[-len(asked) :] == asked
+    assert words_of(tokenizer, row["labels"]) == ["bad"]
+    (row,) = task.encode([example], Setting(tokenizer, 12), labelled=False).rows
+    assert words_of(tokenizer, row["input_ids"][row["position"] :])[0] == (
+        "[MASK]" if kind == "masked-lm" else "is"
+    )
+
+
+@pytest.mark.parametrize("word", ["bad good", "good", "unheard"])
+def test_label_words_are_different_tokens(backbones, word):
+    tokenizer = AutoTokenizer.from_pretrained(backbones("bert"))
+    task = task_of({"prompted": {"words": {"pos": "good", "neg": word}}})
+    with pytest.raises(ConfigError, match="one token"):
+        task.encode([Example("a film", None, "pos")], Setting(tokenizer, 32), labelled=True)
