@@ -1,13 +1,12 @@
 """LoRA+: LoRA whose B learns faster than its A.
 
-    y = W x + s B A x,   learning rate of B = ratio * learning rate of A           (section 4)
+    y = W x + s B A x,   learning rate of B = ratio * learning rate of A
 
 With one rate for both, wide backbones learn features inefficiently. `train.learning_rate` is that
 of A. Shapes, start and parameters are those of lora: rank (d_in + d_out) a site.
 
 Hayou et al. 2024, "LoRA+: Efficient Low Rank Adaptation of Large Models",
-https://arxiv.org/abs/2402.12354; the ratio of 16 is the one that section 5 finds to work across
-tasks.
+https://arxiv.org/abs/2402.12354, which recommends a ratio of 16.
 """
 
 from __future__ import annotations

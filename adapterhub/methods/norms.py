@@ -8,7 +8,7 @@ All of the backbone's: in the layers, and outside of them (after the embeddings,
 Parameters: the sizes of g and b.
 
 Qi et al. 2022, "Parameter-Efficient Tuning on Layer Normalization for Pre-trained Language
-Models", section 3, https://arxiv.org/abs/2211.08682; Zhao et al. 2024, "Tuning LayerNorm in
+Models", https://arxiv.org/abs/2211.08682; Zhao et al. 2024, "Tuning LayerNorm in
 Attention", https://arxiv.org/abs/2312.11420.
 """
 

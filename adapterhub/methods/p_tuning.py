@@ -1,17 +1,17 @@
 """P-tuning: virtual tokens in front of the input that a network gives while they train.
 
-    stack([h(P); E(tokens)])                                                   (equations 3 to 5)
+    stack([h(P); E(tokens)])                                                       (section 3.2)
 
     P: (length, d), N(0, 1)    h: (length, d) -> (length, d), the prompt encoder    E: frozen
     mlp:   h = W3 relu(W2 relu(W1 P))                    W1: (middle, d)    W2: (middle, middle)
     lstm:  h = W2 relu(W1 LSTM(P))                       W1: (2 middle, 2 middle), two layers of a
                                                          bidirectional LSTM of width middle
 
-The paper's encoder is the LSTM; the mlp is what its authors compare it with, and cheaper. The
-network is folded away when the adapter is saved: the files hold a plain prompt. Parameters while it
-trains: length d, and those of the network, each matrix with a bias.
+The LSTM is the paper's encoder, the mlp a cheaper one. The network is folded away when the adapter
+is saved: the files hold a plain prompt. Parameters while it trains: length d, and those of the
+network, each matrix with a bias.
 
-Liu et al. 2021, "GPT Understands, Too", section 3.2, https://arxiv.org/abs/2103.10385.
+Liu et al. 2021, "GPT Understands, Too", https://arxiv.org/abs/2103.10385.
 """
 
 from __future__ import annotations

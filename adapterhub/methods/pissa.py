@@ -1,7 +1,7 @@
 """PiSSA: LoRA that starts as the principal singular components of the weight and trains these.
 
     W = U S Vᵀ,   A0 = sqrt(S_r / s) V_rᵀ,   B0 = U_r sqrt(S_r / s),   s B0 A0 = U_r S_r V_rᵀ
-    y = (W - s B0 A0) x + s B A x + b = y0 + s (B A x - B0 A0 x)              (equations 2 to 4)
+    y = (W - s B0 A0) x + s B A x + b = y0 + s (B A x - B0 A0 x)                    (section 3)
 
     W: (d_out, d_in)    A, A0: (rank, d_in)    B, B0: (d_out, rank)    y0: the host's output
     s = alpha / rank, by default 1 as in the paper
@@ -12,8 +12,8 @@ with the adapter: another decomposition of W may have other signs, and rounds di
 Parameters: rank (d_in + d_out) a site.
 
 Meng et al. 2024, "PiSSA: Principal Singular Values and Singular Vectors Adaptation of Large
-Language Models", section 3, https://arxiv.org/abs/2404.02948. Section 4 has the fast, randomized
-decomposition, of Halko et al. 2011, https://arxiv.org/abs/0909.4061.
+Language Models", https://arxiv.org/abs/2404.02948. The decomposition is a randomized one, of Halko
+et al. 2011, https://arxiv.org/abs/0909.4061, unless the exact one is asked for.
 """
 
 from __future__ import annotations

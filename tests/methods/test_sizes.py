@@ -49,6 +49,17 @@ def test_the_text_form_and_the_normal_form_agree():
     assert parse("lora")[0].ranks is not parse("lora")[0].ranks
 
 
+def test_ranks_are_saved(tmp_path):
+    spec = {"lora": {"ranks": {"*": 2, "attn.q": 4, "encoder.0.attn.v": 3}}}
+    adapter = ah.attach(tiny.model("bert"), spec)
+    adapter.save(tmp_path / "adapter")
+    loaded = ah.load(tiny.model("bert"), tmp_path / "adapter")
+    assert loaded.methods == adapter.methods
+    assert {n: t.shape for n, t in loaded.tensors().items()} == {
+        n: t.shape for n, t in adapter.tensors().items()
+    }
+
+
 def test_a_pattern_that_names_nothing_is_refused():
     with pytest.raises(SiteError, match="ranks names sites") as error:
         ah.attach(tiny.model("bert"), {"lora": {"ranks": {"attn.k": 4, "attn.q": 2}}})
