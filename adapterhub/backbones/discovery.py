@@ -141,7 +141,7 @@ def _layer_lists(base: nn.Module) -> list[tuple[str, nn.ModuleList]]:
 
 
 def _stack(model: PreTrainedModel, path: str, layers: nn.ModuleList) -> Stack:
-    sites = _sites(layers[0])
+    sites = _merged([_sites(layer) for layer in layers])
     root = _root(model.base_model, path)
     inside = path.removeprefix(f"{root}.") if root else path
     pooled = hasattr(model.base_model.get_submodule(root), "pooler")
@@ -156,6 +156,13 @@ def _stack(model: PreTrainedModel, path: str, layers: nn.ModuleList) -> Stack:
         name = "decoder" if causal and not masked else "encoder"
     fused: Any = {role: UNKNOWN for role in sites if role.endswith("qkv")}
     return Stack(name, path, sites, root, body, fused)
+
+
+def _merged(layers: list[dict[str, str]]) -> dict[str, str]:
+    """One map for layers that differ, as where some have experts: `a|b` takes what is there."""
+    roles = dict.fromkeys(role for sites in layers for role in sites)
+    found = {role: dict.fromkeys(s[role] for s in layers if role in s) for role in roles}
+    return {role: "|".join(paths) for role, paths in found.items()}
 
 
 def _root(base: nn.Module, path: str) -> str:
@@ -173,6 +180,8 @@ def _sites(layer: nn.Module) -> dict[str, str]:
     groups: dict[str, str] = {}
     for path, named in _attentions(layer):
         sublayer = "cross" if _CROSS.search(path) or "attn" in groups else "attn"
+        if sublayer in groups:
+            continue
         # q, k and v may be one level deeper than the output, as in BERT.
         groups[sublayer] = path.rpartition(".")[0] or path
         sites |= {f"{sublayer}.{r}": join(path, named[r]) for r in ("q", "k", "v") if r in named}
@@ -213,6 +222,8 @@ def _feed_forward(
     query = next((sites[r] for r in ("attn.q", "attn.qkv") if r in sites), None)
     if query is None:
         return {}
+    if experts := _expert_block(layer):
+        return _whole_block(layer, experts)
     width = in_features(layer.get_submodule(query))
     attention = tuple(f"{group}." for group in groups)
     free = {p: m for p, m in _projections(layer).items() if not p.startswith(attention)}
@@ -223,7 +234,7 @@ def _feed_forward(
         fused = [p for p, m in before.items() if "gate_up" in p and out_features(m) == 2 * inner]
         if out_features(module) == width and (ups or fused):
             return {"ffn.down": path} | _ups(ups, fused)
-    return _experts(layer, attention)
+    return {}
 
 
 def _ups(ups: list[str], fused: list[str]) -> dict[str, str]:
@@ -236,14 +247,15 @@ def _ups(ups: list[str], fused: list[str]) -> dict[str, str]:
     return {"ffn.gate": gates[0], "ffn.up": plain[0]} if gates else {"ffn.up": plain[0]}
 
 
-def _experts(layer: nn.Module, attention: tuple[str, ...]) -> dict[str, str]:
-    """A mixture of experts is a sublayer as a whole, if it takes and gives one tensor."""
-    for path, module in layer.named_children():
-        signature = inspect.signature(module.forward)
-        experts = any(name == "experts" for name, _ in module.named_children())
-        if experts and signature.return_annotation is torch.Tensor:
-            return {"ffn": path}
-    return {}
+def _expert_block(layer: nn.Module) -> str | None:
+    children = layer.named_children()
+    return next((p for p, m in children if hasattr(m, "experts")), None)
+
+
+def _whole_block(layer: nn.Module, path: str) -> dict[str, str]:
+    """A mixture of experts is a sublayer as a whole, if it gives one tensor."""
+    signature = inspect.signature(layer.get_submodule(path).forward)
+    return {"ffn": path} if signature.return_annotation is torch.Tensor else {}
 
 
 def _norms(layer: nn.Module, groups: dict[str, str], sites: dict[str, str]) -> dict[str, str]:

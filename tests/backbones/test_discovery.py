@@ -40,10 +40,18 @@ ROWLESS: dict[str, tuple[str, dict]] = {
     "nemotron": (CLASSIFIER, _PLAIN),
     "olmoe": (CAUSAL, _PLAIN | {"num_experts": 4, "num_experts_per_tok": 2}),
     "phi": (CLASSIFIER, _PLAIN),
+    # The first layer has a plain network, the second a mixture with a shared expert beside it.
+    "qwen2_moe": (
+        CLASSIFIER,
+        _PLAIN | {
+            "num_experts": 4, "mlp_only_layers": [0], "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16,
+        },
+    ),
     "rembert": (CLASSIFIER, _PLAIN | {"input_embedding_size": 16}),
     "stablelm": (CLASSIFIER, _PLAIN),
     "starcoder2": (CLASSIFIER, _PLAIN),
-}
+}  # fmt: skip
 GIVES_UP = {
     "falcon": ("fused in blocks or per head", '"attn.qkv": "self_attention.query_key_value"'),
     "squeezebert": ("found 0 lists", '"ffn.up": ...'),  # its projections are convolutions
@@ -130,6 +138,15 @@ def test_an_architecture_without_a_row_works(method, architecture):
     adapter.detach()
     assert torch.equal(logits(model), before)
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+
+
+def test_a_mixture_of_experts_is_a_sublayer_as_a_whole():
+    sites = ah.anatomy_of(rowless("qwen2_moe")).sites
+    assert sites["decoder.1.ffn"].host == "model.layers.1.mlp"
+    assert sites["decoder.1.ffn"].tap is None
+    assert sites["decoder.0.ffn"].host == "model.layers.0.mlp"
+    assert "decoder.1.ffn.up" not in sites
+    assert sites["decoder.0.ffn.up"].host == "model.layers.0.mlp.up_proj"
 
 
 def picture_model():

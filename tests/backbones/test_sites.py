@@ -64,7 +64,7 @@ def test_constants_do_not_train(architecture):
 
 
 def test_a_layer_is_one_set_of_weights():
-    """Two groups of two ALBERT layers are four sites of a role, each run several times."""
+    """ALBERT's two groups of two layers are four sites of a role, run sixteen times."""
     model = tiny.model("albert", num_hidden_layers=8, num_hidden_groups=2, inner_group_num=2)
     adapter = ah.attach(model, {"lora": {"sites": ["attn.q"]}})
     assert ah.anatomy_of(model).depth("encoder") == 4
