@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from adapterhub._version import __version__
 from adapterhub.attention import KeyValueSlot, keyvalue_slot
 from adapterhub.backbones.anatomy import CHILD, Anatomy, Site
+from adapterhub.backbones.load import kind_of
 from adapterhub.errors import AttachError
 from adapterhub.files.manifest import BackboneRef, Manifest
 from adapterhub.files.native import write_adapter
@@ -234,20 +235,13 @@ class Adapter:
                 model_type=config.model_type,
             ),
             tokenizer=self.notes.tokenizer,
-            task=self.notes.task or self._task(),
+            task=self.notes.task or (kind_of(self.model) if self.head else None),
             labels=self.labels,
             head=self.head is not None,
             training=self.notes.training,
             metrics=self.notes.metrics,
             versions={"adapterhub": __version__}
             | {name: version(name) for name in ("torch", "transformers")},
-        )
-
-    def _task(self) -> str | None:
-        if self.head is None:
-            return None
-        return (
-            "regression" if self.head.labels["problem_type"] == "regression" else "classification"
         )
 
     def train_mode(self, dropout: bool = False) -> None:

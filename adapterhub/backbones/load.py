@@ -125,6 +125,17 @@ def load_backbone(
     return model.eval(), tokenizer
 
 
+def kind_of(model: PreTrainedModel) -> str | None:
+    """The kind of a model, a key of TASK_MODELS, by its class; None if it is none of these."""
+    one_number = model.config.problem_type == "regression"
+    for name, row in TASK_MODELS.items():
+        found = getattr(transformers, row.auto)._model_mapping.get(type(model.config), ())
+        classes = found if isinstance(found, tuple) else (found,)
+        if type(model) in classes and not (row.classes and one_number):
+            return name
+    return None
+
+
 def _check_choice(what: str, value: str, choices: dict[str, Any]) -> None:
     if value not in choices:
         raise ConfigError(
