@@ -163,6 +163,7 @@ class ScaledParallel(BottleneckMethod):
     name = "scaled-parallel"
     paper = "He et al. 2022, https://arxiv.org/abs/2110.04366"
     summary = "scaled bottleneck adapters beside feed-forward"
+    learning_rate = 3e-4
     insertion = "parallel"
 
     scale: float = option(4.0, "factor s of the network's output")
