@@ -64,7 +64,7 @@ def test_prefix_with_projection(architecture):
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
 
 
-DECODERS = ("gpt2", "llama", "opt", "bloom", "gptj", "phi3", "xglm")
+DECODERS = ("gpt2", "llama", "bloom", "gptj", "phi3")
 TASKS = {"t5": "seq2seq", "bert": "features"} | dict.fromkeys(DECODERS, "causal-lm")
 KINDS = {
     "seq2seq": "SEQ_2_SEQ_LM",
