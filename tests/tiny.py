@@ -102,16 +102,12 @@ CORE = (
     "albert",  # layers share weights; the embedding is narrower than a layer
     "deberta-v2",  # a sublayer with a path of its own; no attn.kv
     "modernbert",  # fused gate and up
-    "xlnet",  # no attention projections
     "gpt2",  # fused in blocks
     "gpt_neox",  # fused per head
     "llama",
     "gemma3_text",  # sliding windows, norms on the sublayers' outputs
-    "mixtral",  # a mixture of experts
-    "xglm",  # no classification model
     "t5",
     "bart",
-    "pegasus",  # constant parameters
 )
 MATRIX = ARCHITECTURES if os.environ.get("ADAPTERHUB_MATRIX") == "full" else CORE
 _STACKS = {a: {stack.name for stack in family.stacks} for a, family in FAMILIES.items()}
