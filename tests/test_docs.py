@@ -1,0 +1,26 @@
+"""What README quotes is what the commands give."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_results_table_is_made_from_the_records():
+    spec = importlib.util.spec_from_file_location("glue", ROOT / "benchmarks" / "glue.py")
+    glue = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(glue)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    quoted = re.search(r"<!-- results: .*? -->\n(.*?)\n<!-- /results -->", readme, re.DOTALL)[1]
+    assert quoted == glue.table()
+    assert len(quoted.splitlines()) == 2 + len(glue.TASKS) * len(glue.METHODS)
+
+
+def test_the_files_that_readme_names_are_there():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    named = re.findall(r"^    (adapterhub/\S+)", readme, re.MULTILINE)
+    assert len(named) >= 6
+    assert not [path for path in named if not (ROOT / path).exists()]
