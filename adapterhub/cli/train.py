@@ -99,7 +99,7 @@ def _print_plan(ready: Any) -> None:
         sites.add_row(site, method, count_text(count))
     console.print(plain_table(sites) if not console.is_terminal else sites)
     facts = {
-        "backbone": f"{ready.recipe.backbone}, {count_text(plan.backbone)} parameters, frozen",
+        "backbone": f"{ready.recipe.backbone}, {count_text(plan.backbone)} parameters",
         "method": ", ".join(m.name for m in ready.adapter.methods),
         "trainable": f"{count_text(plan.trainable)} "
         f"({plan.trainable / plan.backbone:.2%} of the backbone), "
@@ -112,7 +112,7 @@ def _print_plan(ready: Any) -> None:
         "memory, sum": f"{bytes_text(sum(plan.memory.values()))} (estimate)",
     }
     for name, text in facts.items():
-        console.print(f"{name:22} {text}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"{name:24} {text}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _print_outcome(outcome: Any) -> None:
