@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import tiny
 import torch
@@ -9,6 +11,11 @@ from transformers import AutoTokenizer, Trainer, TrainingArguments, pipeline
 
 import adapterhub as ah
 from adapterhub.methods import METHODS
+
+# transformers renamed the option in 5.23.
+_NAMES = {f.name for f in dataclasses.fields(TrainingArguments)}
+_NEW, _OLD = "activation_checkpointing", "gradient_checkpointing"
+CHECKPOINTING = {_NEW if _NEW in _NAMES else _OLD: True}
 
 
 def rows(count=8):
@@ -26,7 +33,7 @@ def test_stock_trainer(method, tmp_path):
     arguments = TrainingArguments(
         tmp_path, max_steps=3, per_device_train_batch_size=4, learning_rate=1e-2, report_to=[],
         eval_strategy="steps", eval_steps=3, save_steps=3, load_best_model_at_end=True,
-        activation_checkpointing=True, disable_tqdm=True, use_cpu=True, dataloader_pin_memory=False,
+        disable_tqdm=True, use_cpu=True, dataloader_pin_memory=False, **CHECKPOINTING,
     )  # fmt: skip
     trainer = Trainer(model, arguments, train_dataset=rows(), eval_dataset=rows())
     trainer.train()

@@ -180,3 +180,9 @@ def scramble(adapter: Any, seed: int = 1, std: float = 0.2) -> None:
             noise = torch.randn(tensor.shape, generator=generator)
             backbone_own = any(name == changed.name for changed in adapter.changed)
             tensor.add_(noise, alpha=std / 10 if backbone_own else std)
+
+
+def recompute(model: PreTrainedModel) -> None:
+    """Turn on gradient checkpointing, which transformers renamed in 5.23."""
+    new, old = "activation_checkpointing_enable", "gradient_checkpointing_enable"
+    getattr(model, new if hasattr(model, new) else old)()

@@ -77,7 +77,7 @@ def test_a_model_in_training_can_be_copied():
     model = tiny.model("bert")
     adapter = ah.attach(model, "scalar-mix")
     tiny.scramble(adapter)
-    model.activation_checkpointing_enable()
+    tiny.recompute(model)
     model.train()
     model(**tiny.batch(), labels=torch.tensor([0, 1, 2])).loss.backward()
     other = copy.deepcopy(model).eval()
