@@ -9,6 +9,7 @@
     ├── MismatchError    sound adapter files that belong to another backbone, tokenizer or task
     ├── DataError        training or evaluation data that cannot be used
     ├── TrainingError    a run that cannot go on (loss is NaN, nothing trains)
+    ├── RegistryError    a store that has not what was asked for, or refuses, or cannot be reached
     └── OutputError      a place that cannot be written (exists, read-only, full)
 
 Each says what was given, what was expected and what to type next. Where several things are wrong,
@@ -77,6 +78,10 @@ class DataError(AdapterhubError):
 
 class TrainingError(AdapterhubError):
     """A training run that cannot go on."""
+
+
+class RegistryError(AdapterhubError):
+    """A store that has not what was asked for, refuses, or cannot be reached."""
 
 
 class OutputError(AdapterhubError):

@@ -20,6 +20,7 @@ ROOMS = (
     ("adapter",),
     ("attachment",),
     ("loading",),
+    ("registry",),
     ("training",),
     ("cli",),
 )

@@ -1,0 +1,1 @@
+"""The registry: published, immutable versions of adapters, per backbone, in any store."""
