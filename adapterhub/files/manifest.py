@@ -23,6 +23,8 @@ from adapterhub.files import schema
 from adapterhub.files.schema import canonical_json, show
 
 SCHEMA_VERSION = 1
+LOWER_IS_BETTER = frozenset({"loss", "mse", "rmse", "mae", "perplexity"})
+"""The metrics of which the smaller is the better."""
 MAX_MANIFEST_BYTES = 1 << 20
 DTYPE_BYTES: Mapping[str, int] = {
     **{"F64": 8, "F32": 4, "F16": 2, "BF16": 2},

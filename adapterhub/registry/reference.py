@@ -61,6 +61,11 @@ def parse(text: str) -> Reference:
     return _local(text)
 
 
+def is_name(text: str) -> bool:
+    """Whether a text can be the name of an adapter in a local registry."""
+    return ".." not in text and re.fullmatch(_NAME, text) is not None
+
+
 def _on_hub(text: str) -> Reference:
     name, version = _split(text, text.removeprefix("hf:"))
     if not _is_repository(name):
@@ -95,7 +100,7 @@ def _local(text: str) -> Reference:
             f", hf:{text} for the Hub" if _is_repository(name) else ""
         )
         raise _refused(text, "could be a folder or a repository of the Hub", hint=hint)
-    if not re.fullmatch(_NAME, name):
+    if not is_name(name):
         raise _refused(text, "is not a name in the registry", "letters, digits and . _ - inside")
     return Reference("local", name, version)
 

@@ -27,6 +27,7 @@ import torch
 from accelerate.utils import set_seed
 
 from adapterhub.errors import ConfigError, OutputError, TrainingError, did_you_mean
+from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.training import checkpoint
 from adapterhub.training.batching import BatchList
 from adapterhub.training.engine import Engine, Trainee
@@ -35,9 +36,7 @@ from adapterhub.training.recompute import Recompute, recompute
 from adapterhub.training.report import Evaluated, Reporter, Silent, Timing, Trained
 from adapterhub.training.stages import improvements
 
-__all__ = ["LOWER_IS_BETTER", "Result", "Trainee", "train"]
-
-LOWER_IS_BETTER = frozenset({"loss", "mse", "rmse", "mae", "perplexity"})
+__all__ = ["Result", "Trainee", "train"]
 
 
 @dataclass(frozen=True)

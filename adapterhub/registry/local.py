@@ -1,0 +1,252 @@
+"""A registry in a folder: any folder, in git too; one under the user's data folder is the default.
+
+    <root>/<backbone>/<name>/v1/     an adapter's files; see name_folder.py
+
+A backbone's `/` is written `--`, which no Hub id has. What is searched is an index, made from the
+folders when a search finds them changed, and kept in the user's cache: the folders stay in plain
+sight, and say it all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from platformdirs import user_cache_path, user_data_path
+
+from adapterhub.errors import ConfigError, FileError, RegistryError, did_you_mean
+from adapterhub.files.folder import explained
+from adapterhub.files.native import CARD_FILE, read_adapter
+from adapterhub.registry.index import Index, is_fingerprint
+from adapterhub.registry.name_folder import (
+    NameFolder,
+    copy_adapter,
+    digest_of,
+    number_of,
+    replace_file,
+)
+from adapterhub.registry.reference import is_name
+from adapterhub.registry.store import Entry, Publication, Query
+
+# Of a card, so many bytes are searched.
+_CARD = 4_096
+_IGNORED = ".lock\n.adapterhub-*\n"
+# Up to so many names, each search looks at every folder, and so sees what git or a person changed.
+_FEW = 2_000
+
+
+def default_root() -> Path:
+    """`$ADAPTERHUB_REGISTRY`, or `registry` in the user's data folder."""
+    given = os.environ.get("ADAPTERHUB_REGISTRY")
+    return Path(given) if given else user_data_path("adapterhub", appauthor=False) / "registry"
+
+
+class LocalRegistry:
+    """A store in a folder. `Store` says what each of its methods does."""
+
+    def __init__(self, root: str | Path | None = None) -> None:
+        self.root = Path(root) if root is not None else default_root()
+
+    def resolve(
+        self, name: str, version: str | None = None, *, backbone: str | None = None
+    ) -> Entry:
+        """The version that is meant."""
+        found = self.versions(name, backbone=backbone)
+        if len(backbones := sorted({entry.backbone for entry in found})) > 1:
+            raise RegistryError(
+                f"{name!r} is an adapter of several backbones",
+                offenders=backbones,
+                hint=f"name one: --backbone {backbones[0]}",
+            )
+        return chosen(found, name, version)
+
+    def get(self, entry: Entry, folder: Path | None = None) -> Path:
+        """The verified files of a version: those of the registry itself, or a copy in `folder`."""
+        kept = self._home(entry).path / entry.version
+        if folder is not None:
+            return copy_adapter(kept, folder)
+        read_adapter(kept)
+        if digest_of(kept) != entry.digest:
+            raise FileError(
+                f"{kept} is not what was published as {entry.reference}",
+                expected=f"a manifest with sha256 {entry.digest}",
+                hint="adapterhub registry verify",
+            )
+        return kept
+
+    def put(self, folder: Path, publication: Publication) -> Entry:
+        """Publish an adapter's folder."""
+        manifest, _ = read_adapter(folder)
+        home = NameFolder(self._backbone(manifest.backbone.id) / _checked(publication.name))
+        _refuse_other_case(home)
+        self._ignore_locks()
+        entry = home.add(folder, publication.version, publication.tags)
+        self._changed(home)
+        return entry
+
+    def search(self, query: Query) -> list[Entry]:
+        """The versions that a query finds."""
+        if not self.root.is_dir():
+            return []
+        self._refresh()
+        return self._index().search(query)
+
+    def versions(self, name: str, *, backbone: str | None = None) -> Sequence[Entry]:
+        """All versions of a name, oldest first."""
+        homes = [NameFolder(path / name) for path in folders(self.root) if (path / name).is_dir()]
+        found = [entry for home in homes for entry in home.versions()]
+        by = "fingerprint" if is_fingerprint(backbone or "") else "backbone"
+        fitting = [e for e in found if backbone is None or getattr(e, by) == backbone]
+        if not fitting:
+            near = did_you_mean(name, {home.name for home in self._homes()}) if not found else ""
+            raise RegistryError(
+                f"{self.root} has no adapter {name!r}{f' for {backbone}' if found else near}",
+                offenders=sorted({f"it has one for {e.backbone}, {e.fingerprint}" for e in found}),
+                hint="adapterhub list",
+            )
+        return fitting
+
+    def yank(self, entry: Entry, reason: str) -> None:
+        """Take a version out of searches."""
+        home = self._home(entry)
+        with home.writing():
+            home.change(yanked={entry.version: reason})
+        self._changed(home)
+
+    def tag(self, entry: Entry, tag: str) -> None:
+        """Let a tag name this version, and no other of its name."""
+        home = self._home(entry)
+        with home.writing():
+            home.change(tags={tag: entry.version})
+        self._changed(home)
+
+    def verify(self) -> list[str]:
+        """What is wrong with which version; nothing if all are sound."""
+        problems = []
+        for folder in (folder for home in self._homes() for folder in home.folders()):
+            try:
+                read_adapter(folder)
+            except FileError as error:
+                lines = "; ".join((error.problem, *error.offenders))
+                problems.append(f"{folder.relative_to(self.root).as_posix()}: {lines}")
+        return problems
+
+    def reindex(self) -> int:
+        """Make the index anew from the folders; the number of names in it."""
+        self._index().clear()
+        return self._refresh()
+
+    def gc(self) -> list[Path]:
+        """Remove what interrupted writers left, and say what it was."""
+        return [path for home in self._homes() for path in home.clean()]
+
+    def _homes(self) -> Iterator[NameFolder]:
+        for backbone in folders(self.root):
+            yield from map(NameFolder, folders(backbone))
+
+    def _home(self, entry: Entry) -> NameFolder:
+        return NameFolder(self._backbone(entry.backbone) / entry.name)
+
+    def _backbone(self, backbone: str) -> Path:
+        return self.root / backbone.replace("/", "--")
+
+    def _index(self) -> Index:
+        # Not in the root, which may be in git, or not writable.
+        key = hashlib.sha256(os.fsencode(self.root.resolve())).hexdigest()[:24]
+        return Index(user_cache_path("adapterhub", appauthor=False) / "registry" / f"{key}.sqlite")
+
+    def _refresh(self) -> int:
+        """Enter what changed since the last search; the number of names."""
+        index, stamp = self._index(), self._stamp()
+        known = index.stamps()
+        if len(known) > _FEW and index.whole() == stamp:
+            return len(known)
+        homes = {home.path.relative_to(self.root).as_posix(): home for home in self._homes()}
+        stamps = {key: home.stamp() for key, home in homes.items()}
+        changed = [key for key, stamp in stamps.items() if known.get(key) != stamp]
+        index.update(
+            (
+                (key, stamps[key], [(e, _text(homes[key], e)) for e in homes[key].versions()])
+                for key in changed
+            ),
+            gone=known.keys() - homes.keys(),
+            whole=stamp,
+        )
+        return len(homes)
+
+    def _stamp(self) -> str:
+        """A text that differs after each publication."""
+        paths = (self.root, *folders(self.root))
+        return " ".join(f"{path.name}:{path.stat().st_mtime_ns}" for path in paths)
+
+    def _ignore_locks(self) -> None:
+        """Where the root is in git, what writers need for themselves is not."""
+        path = self.root / ".gitignore"
+        if not path.exists():
+            with explained(self.root):
+                self.root.mkdir(parents=True, exist_ok=True)
+                replace_file(path, _IGNORED.encode())
+
+    def _changed(self, home: NameFolder) -> None:
+        os.utime(home.path.parent)
+
+
+def chosen(found: Sequence[Entry], name: str, version: str | None) -> Entry:
+    """Of all versions of a name, oldest first: the newest that stands, or the one that is named.
+
+    Raises:
+        RegistryError: there is none.
+    """
+    standing = [entry for entry in found if entry.yanked is None]
+    if version is None and standing:
+        return standing[-1]
+    number = number_of(version or "")
+    for entry in found:
+        if version in entry.tags or (number is not None and number == number_of(entry.version)):
+            return entry
+    raise RegistryError(
+        f"{name!r} has no version {version}" if version else f"all versions of {name!r} are yanked",
+        offenders=[f"{e.version} was yanked: {e.yanked}" for e in found if e.yanked is not None],
+        expected=", ".join(
+            (*(e.version for e in found), *sorted({t for e in found for t in e.tags}))
+        ),
+    )
+
+
+def folders(path: Path) -> list[Path]:
+    """The folders in a folder, sorted, without hidden ones; none if it is not there."""
+    if not path.is_dir():
+        return []
+    with os.scandir(path) as entries:
+        names = sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+    return [path / name for name in names]
+
+
+def _text(home: NameFolder, entry: Entry) -> str:
+    """What a search for text looks at: an entry's words, and its card."""
+    card = home.path / entry.version / CARD_FILE
+    words = (entry.name, entry.backbone, entry.task or "", *entry.methods, *entry.tags)
+    start = card.read_bytes()[:_CARD] if card.is_file() else b""
+    return " ".join((*words, start.decode("utf-8", "replace")))
+
+
+def _checked(name: str) -> str:
+    if not is_name(name):
+        raise ConfigError(
+            f"{name!r} is not a name in a registry",
+            expected="1 to 96 letters, digits and . _ - that start with a letter or digit",
+            hint="--name NAME",
+        )
+    return name
+
+
+def _refuse_other_case(home: NameFolder) -> None:
+    """On some file systems `Polite` and `polite` are one folder."""
+    for other in folders(home.path.parent):
+        if other.name != home.name and other.name.casefold() == home.name.casefold():
+            raise RegistryError(
+                f"{home.name!r} differs from the published {other.name!r} only in case",
+                hint=f"publish it as {other.name!r}, or under another name",
+            )

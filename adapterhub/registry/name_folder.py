@@ -1,0 +1,248 @@
+"""The folder of one name in a local registry: its versions, and what may change about them.
+
+    v1/  v2/  ...      the files of an adapter, as they were saved; they never change
+    names.json         {"tags": {"best": "v1"}, "yanked": {"v2": "trained on the dev set"}}
+
+A version's folder appears whole, by one rename; `names.json` is replaced whole. Writers of one name
+wait for each other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from filelock import FileLock
+
+from adapterhub.errors import ConfigError, FileError, RegistryError
+from adapterhub.files.folder import explained, put_in_place, write_files
+from adapterhub.files.manifest import Manifest
+from adapterhub.files.native import (
+    CARD_FILE,
+    MANIFEST_FILE,
+    TENSORS_FILE,
+    read_adapter,
+    read_manifest,
+)
+from adapterhub.files.schema import canonical_json
+from adapterhub.registry.store import Entry
+
+PUBLISHED = (
+    MANIFEST_FILE, TENSORS_FILE, CARD_FILE, "adapter_config.json", "adapter_model.safetensors",
+)  # fmt: skip
+_NAMES = "names.json"
+_STAGED = ".adapterhub-"
+_TAG = re.compile(r"(?!v?[0-9]+$)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+@dataclass
+class Names:
+    """What may change about the versions of a name: tags, and which were yanked, why."""
+
+    tags: dict[str, str] = field(default_factory=dict)
+    yanked: dict[str, str] = field(default_factory=dict)
+
+
+class NameFolder:
+    """One name's folder, `<root>/<backbone>/<name>`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.name
+
+    def versions(self) -> list[Entry]:
+        """All versions, oldest first.
+
+        Raises:
+            FileError: a version whose manifest cannot be read.
+        """
+        names = self._names()
+        return [self._entry(folder, names) for folder in self.folders()]
+
+    def folders(self) -> list[Path]:
+        """The folders of all versions, oldest first."""
+        if not self.path.is_dir():
+            return []
+        found = [p for p in self.path.iterdir() if number_of(p.name) and p.name[0] == "v"]
+        return sorted(found, key=lambda p: number_of(p.name) or 0)
+
+    def add(self, folder: Path, version: str | None, tags: tuple[str, ...]) -> Entry:
+        """Keep an adapter as a new version, or find the version that it is already.
+
+        Raises:
+            RegistryError: `version` is taken by other bytes. ConfigError: it, or a tag, cannot be.
+        """
+        _check_tags(tags)
+        with self.writing():
+            known = self.versions()
+            digest = digest_of(folder)
+            same = next((entry.version for entry in known if entry.digest == digest), None)
+            chosen = same or self._free(version, known)
+            if same is None:
+                copy_adapter(folder, self.path / chosen)
+            self.change(tags=dict.fromkeys(tags, chosen))
+            return next(entry for entry in self.versions() if entry.version == chosen)
+
+    def change(
+        self, *, tags: Mapping[str, str] | None = None, yanked: Mapping[str, str] | None = None
+    ) -> None:
+        """Set tags, or mark versions as yanked."""
+        _check_tags(tuple(tags or ()))
+        names = self._names()
+        changed = Names({**names.tags, **(tags or {})}, {**names.yanked, **(yanked or {})})
+        if changed != names:
+            replace_file(self.path / _NAMES, canonical_json(asdict(changed)))
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Be the only writer of this name."""
+        with explained(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            with FileLock(self.path / ".lock"):
+                yield
+
+    def stamp(self) -> str:
+        """A text that differs after each change of this folder."""
+        times = (os.stat(p).st_mtime_ns for p in (self.path, self.path / _NAMES) if p.exists())
+        return " ".join(map(str, times))
+
+    def clean(self) -> list[Path]:
+        """Remove what interrupted writers left, and say what it was."""
+        if not list(self.path.glob(f"{_STAGED}*")):
+            return []
+        with self.writing():  # a writer at work would hold the lock
+            left = sorted(self.path.glob(f"{_STAGED}*"))
+            for path in left:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        return left
+
+    def _names(self) -> Names:
+        try:
+            tree = json.loads((self.path / _NAMES).read_bytes())
+            names = Names(dict(tree["tags"]), dict(tree["yanked"]))
+        except FileNotFoundError:
+            return Names()
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise FileError(
+                f"{self.path / _NAMES} cannot be read: {error}",
+                expected='{"tags": {TAG: VERSION}, "yanked": {VERSION: REASON}}',
+                hint="delete it: tags and yanks of this name are lost, its versions are not",
+            ) from error
+        return names
+
+    def _entry(self, folder: Path, names: Names) -> Entry:
+        return entry_of(
+            folder,
+            reference=f"{self.name}@{folder.name}",
+            name=self.name,
+            version=folder.name,
+            tags=tuple(sorted(tag for tag, v in names.tags.items() if v == folder.name)),
+            yanked=names.yanked.get(folder.name),
+        )
+
+    def _free(self, version: str | None, known: list[Entry]) -> str:
+        numbers = [number_of(entry.version) or 0 for entry in known]
+        if version is None:
+            return f"v{max(numbers, default=0) + 1}"
+        number = number_of(version)
+        if number is None:
+            raise ConfigError(f"{version!r} is no version", expected="v1, v2, ...")
+        if number in numbers:
+            raise RegistryError(
+                f"{self.name}@v{number} is published already, with other bytes",
+                expected="a version is never changed",
+                hint=f"publish it as v{max(numbers) + 1}, or without a version",
+            )
+        return f"v{number}"
+
+
+def number_of(version: str) -> int | None:
+    """The number of a version: 3 for `v3` or `3`, None for a tag."""
+    match = re.fullmatch(r"v?([1-9][0-9]{0,8})", version)
+    return int(match[1]) if match else None
+
+
+def entry_of(
+    folder: Path,
+    *,
+    reference: str,
+    name: str,
+    version: str,
+    tags: tuple[str, ...] = (),
+    yanked: str | None = None,
+) -> Entry:
+    """What a search shows of the adapter in a folder.
+
+    Raises:
+        FileError: its manifest cannot be read.
+    """
+    manifest: Manifest = read_manifest(folder)
+    return Entry(
+        reference=reference,
+        name=name,
+        version=version,
+        digest=digest_of(folder),
+        backbone=manifest.backbone.id,
+        fingerprint=manifest.backbone.fingerprint,
+        methods=tuple(method for spec in manifest.methods for method in spec),
+        task=manifest.task,
+        metrics=dict(manifest.metrics),
+        tags=tags,
+        size=sum((folder / n).stat().st_size for n in PUBLISHED if (folder / n).is_file()),
+        parameters=sum(math.prod(info.shape) for info in manifest.tensors.values()),
+        yanked=yanked,
+    )
+
+
+def digest_of(folder: Path) -> str:
+    """The sha256 of an adapter's manifest, which holds that of its tensors."""
+    return hashlib.sha256((folder / MANIFEST_FILE).read_bytes()).hexdigest()
+
+
+def copy_adapter(source: Path, folder: Path) -> Path:
+    """Copy the files of an adapter to a new folder, whole or not at all, and verify the copy.
+
+    Raises:
+        OutputError: `folder` is there, or cannot be written. FileError: `source` is not sound.
+    """
+    payload = {
+        name: (source / name).read_bytes() for name in PUBLISHED if (source / name).is_file()
+    }
+    staged = folder.parent / f"{_STAGED}{secrets.token_hex(8)}"
+    with explained(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write_files(staged, payload)
+            read_adapter(staged)
+            put_in_place(staged, folder, overwrite=False)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+    return folder
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Give a file new bytes in one step."""
+    staged = path.with_name(f"{_STAGED}{secrets.token_hex(8)}")
+    with open(staged, "xb") as handle:
+        handle.write(data)
+        handle.flush()
+        os.fsync(handle.fileno())
+    os.replace(staged, path)
+
+
+def _check_tags(tags: tuple[str, ...]) -> None:
+    if wrong := [repr(tag) for tag in tags if not _TAG.fullmatch(tag)]:
+        raise ConfigError(
+            "these cannot be tags",
+            offenders=wrong,
+            expected="1 to 64 letters, digits, . _ - that are not the number of a version",
+        )
