@@ -19,6 +19,8 @@ from typing import Any
 from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.registry.store import Entry, Query
 
+# Of another format, a file is another one: its name holds the number.
+_FORMAT = 1
 _SCHEMA = """
     CREATE TABLE IF NOT EXISTS folders (path TEXT PRIMARY KEY, stamp TEXT) WITHOUT ROWID;
     CREATE TABLE IF NOT EXISTS versions (
@@ -45,32 +47,28 @@ Folder = tuple[str, str, Sequence[tuple[Entry, str]]]
 
 
 class Index:
-    """The index in one file. Every method opens it anew: processes may share it."""
+    """The index in one file, open: `with opened(path) as index`. Processes may share the file."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with closing(sqlite3.connect(self.path, timeout=30)) as connection, connection:
-            connection.executescript(_SCHEMA)
-            yield connection
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self.db = db
 
     def stamps(self) -> dict[str, str]:
         """The stamp of each folder as it was when it was entered."""
-        with self._open() as db:
-            return dict(db.execute("SELECT path, stamp FROM folders WHERE path != ''"))
+        return dict(self.db.execute("SELECT path, stamp FROM folders WHERE path != ''"))
 
     def whole(self) -> str | None:
         """The stamp of the whole registry as it was at the last update."""
-        with self._open() as db:
-            row = db.execute("SELECT stamp FROM folders WHERE path = ''").fetchone()
+        row = self.db.execute("SELECT stamp FROM folders WHERE path = ''").fetchone()
         return row[0] if row else None
+
+    def count(self) -> int:
+        """The number of folders in it."""
+        (count,) = self.db.execute("SELECT count(*) FROM folders WHERE path != ''").fetchone()
+        return int(count)
 
     def update(self, entered: Iterable[Folder], gone: Iterable[str], whole: str) -> None:
         """Replace what is known of some folders, and drop what is known of others."""
-        with self._open() as db:
+        with self.db as db:
             for path in gone:
                 _forget(db, path)
             for path, stamp, versions in entered:
@@ -81,15 +79,20 @@ class Index:
                     _insert(db, path, entry, text, newest=entry.version in standing[-1:])
             db.execute("INSERT OR REPLACE INTO folders VALUES ('', ?)", (whole,))
 
-    def clear(self) -> None:
-        """Drop everything."""
-        self.path.unlink(missing_ok=True)
-
     def search(self, query: Query) -> list[Entry]:
         """The versions that a query finds, in its order."""
         sql, values = _select(query)
-        with self._open() as db:
-            return [entry_from_json(text) for (text,) in db.execute(sql, values)]
+        return [entry_from_json(text) for (text,) in self.db.execute(sql, values)]
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Index]:
+    """The index in a file, made if it is not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(path, timeout=30)) as db:
+        if db.execute("PRAGMA user_version").fetchone() != (_FORMAT,):
+            db.executescript(f"BEGIN EXCLUSIVE; {_SCHEMA} PRAGMA user_version = {_FORMAT}; COMMIT;")
+        yield Index(db)
 
 
 def _forget(db: sqlite3.Connection, path: str) -> None:

@@ -19,16 +19,10 @@ from platformdirs import user_cache_path, user_data_path
 from adapterhub.errors import ConfigError, FileError, RegistryError, did_you_mean
 from adapterhub.files.folder import explained
 from adapterhub.files.native import CARD_FILE, read_adapter
-from adapterhub.registry.index import Index, is_fingerprint
-from adapterhub.registry.name_folder import (
-    NameFolder,
-    copy_adapter,
-    digest_of,
-    number_of,
-    replace_file,
-)
+from adapterhub.registry.index import Index, is_fingerprint, opened
+from adapterhub.registry.name_folder import NameFolder, copy_adapter, digest_of, replace_file
 from adapterhub.registry.reference import is_name
-from adapterhub.registry.store import Entry, Publication, Query
+from adapterhub.registry.store import Entry, Publication, Query, chosen
 
 # Of a card, so many bytes are searched.
 _CARD = 4_096
@@ -90,8 +84,9 @@ class LocalRegistry:
         """The versions that a query finds."""
         if not self.root.is_dir():
             return []
-        self._refresh()
-        return self._index().search(query)
+        with opened(self._index()) as index:
+            self._refresh(index)
+            return index.search(query)
 
     def versions(self, name: str, *, backbone: str | None = None) -> Sequence[Entry]:
         """All versions of a name, oldest first."""
@@ -135,8 +130,10 @@ class LocalRegistry:
 
     def reindex(self) -> int:
         """Make the index anew from the folders; the number of names in it."""
-        self._index().clear()
-        return self._refresh()
+        self._index().unlink(missing_ok=True)
+        with opened(self._index()) as index:
+            self._refresh(index)
+            return index.count()
 
     def gc(self) -> list[Path]:
         """Remove what interrupted writers left, and say what it was."""
@@ -152,29 +149,28 @@ class LocalRegistry:
     def _backbone(self, backbone: str) -> Path:
         return self.root / backbone.replace("/", "--")
 
-    def _index(self) -> Index:
+    def _index(self) -> Path:
         # Not in the root, which may be in git, or not writable.
         key = hashlib.sha256(os.fsencode(self.root.resolve())).hexdigest()[:24]
-        return Index(user_cache_path("adapterhub", appauthor=False) / "registry" / f"{key}.sqlite")
+        return user_cache_path("adapterhub", appauthor=False) / "registry" / f"{key}.1.sqlite"
 
-    def _refresh(self) -> int:
-        """Enter what changed since the last search; the number of names."""
-        index, stamp = self._index(), self._stamp()
+    def _refresh(self, index: Index) -> None:
+        """Enter what changed since the last search."""
+        whole = self._stamp()
+        if index.whole() == whole and index.count() > _FEW:
+            return
         known = index.stamps()
-        if len(known) > _FEW and index.whole() == stamp:
-            return len(known)
         homes = {home.path.relative_to(self.root).as_posix(): home for home in self._homes()}
         stamps = {key: home.stamp() for key, home in homes.items()}
-        changed = [key for key, stamp in stamps.items() if known.get(key) != stamp]
         index.update(
             (
-                (key, stamps[key], [(e, _text(homes[key], e)) for e in homes[key].versions()])
-                for key in changed
+                (key, stamp, _texts(homes[key]))
+                for key, stamp in stamps.items()
+                if known.get(key) != stamp
             ),
             gone=known.keys() - homes.keys(),
-            whole=stamp,
+            whole=whole,
         )
-        return len(homes)
 
     def _stamp(self) -> str:
         """A text that differs after each publication."""
@@ -193,28 +189,6 @@ class LocalRegistry:
         os.utime(home.path.parent)
 
 
-def chosen(found: Sequence[Entry], name: str, version: str | None) -> Entry:
-    """Of all versions of a name, oldest first: the newest that stands, or the one that is named.
-
-    Raises:
-        RegistryError: there is none.
-    """
-    standing = [entry for entry in found if entry.yanked is None]
-    if version is None and standing:
-        return standing[-1]
-    number = number_of(version or "")
-    for entry in found:
-        if version in entry.tags or (number is not None and number == number_of(entry.version)):
-            return entry
-    raise RegistryError(
-        f"{name!r} has no version {version}" if version else f"all versions of {name!r} are yanked",
-        offenders=[f"{e.version} was yanked: {e.yanked}" for e in found if e.yanked is not None],
-        expected=", ".join(
-            (*(e.version for e in found), *sorted({t for e in found for t in e.tags}))
-        ),
-    )
-
-
 def folders(path: Path) -> list[Path]:
     """The folders in a folder, sorted, without hidden ones; none if it is not there."""
     if not path.is_dir():
@@ -222,6 +196,10 @@ def folders(path: Path) -> list[Path]:
     with os.scandir(path) as entries:
         names = sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
     return [path / name for name in names]
+
+
+def _texts(home: NameFolder) -> list[tuple[Entry, str]]:
+    return [(entry, _text(home, entry)) for entry in home.versions()]
 
 
 def _text(home: NameFolder, entry: Entry) -> str:

@@ -24,7 +24,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from adapterhub.errors import ConfigError, FileError, RegistryError
-from adapterhub.files.folder import explained, put_in_place, write_files
+from adapterhub.files.folder import check_place, explained, put_in_place, write_files
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import (
     CARD_FILE,
@@ -34,7 +34,7 @@ from adapterhub.files.native import (
     read_manifest,
 )
 from adapterhub.files.schema import canonical_json
-from adapterhub.registry.store import Entry
+from adapterhub.registry.store import Entry, number_of
 
 PUBLISHED = (
     MANIFEST_FILE, TENSORS_FILE, CARD_FILE, "adapter_config.json", "adapter_model.safetensors",
@@ -165,12 +165,6 @@ class NameFolder:
         return f"v{number}"
 
 
-def number_of(version: str) -> int | None:
-    """The number of a version: 3 for `v3` or `3`, None for a tag."""
-    match = re.fullmatch(r"v?([1-9][0-9]{0,8})", version)
-    return int(match[1]) if match else None
-
-
 def entry_of(
     folder: Path,
     *,
@@ -219,6 +213,7 @@ def copy_adapter(source: Path, folder: Path) -> Path:
     }
     staged = folder.parent / f"{_STAGED}{secrets.token_hex(8)}"
     with explained(folder):
+        check_place(folder, False, ())
         folder.parent.mkdir(parents=True, exist_ok=True)
         try:
             write_files(staged, payload)

@@ -7,10 +7,13 @@ affair: the same conformance suite holds for all.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
+
+from adapterhub.errors import RegistryError
 
 
 @dataclass(frozen=True)
@@ -109,3 +112,31 @@ class Store(Protocol):
     def yank(self, entry: Entry, reason: str) -> None:
         """Take a version out of searches and of what a bare name means. Who pinned it gets it
         still, with the reason."""
+
+
+def chosen(found: Sequence[Entry], name: str, version: str | None) -> Entry:
+    """Of all versions of a name, oldest first: the newest that stands, or the one that is named.
+
+    Raises:
+        RegistryError: there is none.
+    """
+    standing = [entry for entry in found if entry.yanked is None]
+    if version is None and standing:
+        return standing[-1]
+    number = number_of(version or "")
+    for entry in found:
+        if version in entry.tags or (number is not None and number == number_of(entry.version)):
+            return entry
+    raise RegistryError(
+        f"{name!r} has no version {version}" if version else f"all versions of {name!r} are yanked",
+        offenders=[f"{e.version} was yanked: {e.yanked}" for e in found if e.yanked is not None],
+        expected=", ".join(
+            (*(e.version for e in found), *sorted({t for e in found for t in e.tags}))
+        ),
+    )
+
+
+def number_of(version: str) -> int | None:
+    """The number of a version: 3 for `v3` or `3`, None for a tag."""
+    match = re.fullmatch(r"v?([1-9][0-9]{0,8})", version)
+    return int(match[1]) if match else None

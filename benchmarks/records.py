@@ -1,0 +1,75 @@
+"""One JSON a run: the command that a user would type, and what came of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def run(name: str, command: list[str], shown: list[str], folder: Path) -> None:
+    """Run a training command that writes to `folder`, and keep its record as `name`.
+
+    `shown` is the command as a user would type it, with places that mean something to everybody.
+    """
+    subprocess.run([sys.executable, "-m", *command, "--quiet"], check=True)
+    manifest = json.loads((folder / "adapter/adapter.json").read_text(encoding="utf-8"))
+    timing = json.loads((folder / "timings.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    threads = os.environ.get("OMP_NUM_THREADS", "all")
+    record = {
+        "command": shown,
+        "metrics": manifest["metrics"],
+        "adapter_bytes": sum(f.stat().st_size for f in (folder / "adapter").iterdir()),
+        "parameters": parameters(manifest),
+        "seconds": timing["seconds"],
+        "peak_memory": timing["peak_memory"],
+        "data_sha256": manifest["training"]["data"]["sha256"],
+        "backbone": manifest["backbone"],
+        "versions": manifest["versions"] | {"python": platform.python_version()},
+        "device": f"CPU ({platform.machine()}), {threads} thread(s)",
+    }
+    write(name, record)
+
+
+def write(name: str, record: dict[str, Any]) -> None:
+    """Keep a record."""
+    RESULTS.mkdir(exist_ok=True)
+    text = json.dumps(record, indent=2, sort_keys=True)
+    (RESULTS / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+
+
+def read(name: str) -> dict[str, Any] | None:
+    """A record, or None."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def parameters(manifest: dict[str, Any]) -> dict[str, int]:
+    """The numbers of trained parameters, of the head and of the rest."""
+    sizes = {"head": 0, "method": 0}
+    for name, tensor in manifest["tensors"].items():
+        sizes["head" if name.startswith("head.") else "method"] += math.prod(tensor["shape"])
+    return sizes
+
+
+def cost(record: dict[str, Any]) -> tuple[str, str, str, str]:
+    """The cells that every table ends with: trained, adapter, time, peak memory."""
+    return (
+        f"{sum(record['parameters'].values()):,}",
+        f"{record['adapter_bytes'] / 1e6:.2f} MB",
+        f"{record['seconds'] / 60:.1f} min",
+        f"{record['peak_memory'] / 1e9:.1f} GB",
+    )
+
+
+def markdown(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A Markdown table."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (columns, *rows)]
+    return "\n".join([lines[0], "|---" * len(columns) + "|", *lines[1:]])

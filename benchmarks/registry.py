@@ -1,0 +1,105 @@
+"""How long a search takes in a local registry of many adapters.
+
+    python benchmarks/registry.py [--adapters 100000]
+
+The folders are real, of 50 backbones, with methods, tasks, metrics, tags and cards. The figures go
+to benchmarks/results/registry.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import platform
+import random
+import tempfile
+import time
+from pathlib import Path
+
+import records
+import torch
+
+from adapterhub.files.manifest import BackboneRef, Manifest, from_json, to_json
+from adapterhub.files.native import write_adapter
+from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.store import Query
+
+METHODS = ("lora", "pfeiffer", "houlsby", "prefix", "mam", "prompt")
+TASKS = ("classification", "regression", "tagging", "seq2seq", "causal-lm")
+WORDS = ("english", "german", "medical", "legal", "news", "reviews", "chat", "code", "tweets")
+QUERIES = {
+    "all, by name": Query(),
+    "one backbone": Query(backbone="acme/model-7"),
+    "one fingerprint": Query(backbone=f"bf16-{7:064x}"),
+    "task and method": Query(task="tagging", method="lora"),
+    "by a metric": Query(sort="accuracy"),
+    "a backbone by a metric": Query(backbone="acme/model-7", sort="accuracy"),
+    "by size": Query(task="seq2seq", sort="size"),
+    "text": Query(text="medical german"),
+    "text by a metric": Query(text="legal", sort="accuracy"),
+    "nothing found": Query(text="swahili"),
+}
+
+
+def make(root: Path, number: int) -> None:
+    """Write the folders of so many adapters."""
+    seed = root.parent / "seed"
+    base = Manifest(
+        name="x", methods=({"lora": {}},), backbone=BackboneRef("a/b", None, "bf16-0", "bert")
+    )
+    write_adapter(seed, base, {"encoder.0.attn.q.lora.a": torch.ones(2, 4)})
+    sound = from_json((seed / "adapter.json").read_bytes())
+    draw = random.Random(0)
+    for count in range(number):
+        model, words = draw.randrange(50), draw.sample(WORDS, 2)
+        folder = root / f"acme--model-{model}" / f"{words[0]}-{count}" / "v1"
+        folder.mkdir(parents=True)
+        manifest = dataclasses.replace(
+            sound,
+            methods=({draw.choice(METHODS): {}},),
+            backbone=BackboneRef(f"acme/model-{model}", None, f"bf16-{model:064x}", "bert"),
+            task=draw.choice(TASKS),
+            metrics={"accuracy": draw.random()},
+        )
+        (folder / "adapter.json").write_bytes(to_json(manifest))
+        os.link(seed / "adapter.safetensors", folder / "adapter.safetensors")
+        (folder / "README.md").write_text(f"An adapter for {' '.join(words)}.", encoding="utf-8")
+
+
+def timed(registry: LocalRegistry, query: Query) -> tuple[float, int]:
+    """The median of nine searches in milliseconds, and how many adapters were found."""
+    times = []
+    for _ in range(9):
+        start = time.perf_counter()
+        found = registry.search(query)
+        times.append(time.perf_counter() - start)
+    return sorted(times)[4] * 1e3, len(found)
+
+
+def main() -> None:
+    """Measure, print and keep."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--adapters", type=int, default=100_000)
+    words = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        os.environ["XDG_CACHE_HOME"] = f"{place}/cache"
+        registry = LocalRegistry(Path(place) / "registry")
+        make(registry.root, words.adapters)
+        start = time.perf_counter()
+        registry.reindex()
+        record = {"adapters": words.adapters, "reindex_seconds": time.perf_counter() - start}
+        record["query_ms"] = {}
+        for name, query in QUERIES.items():
+            milliseconds, found = timed(registry, query)
+            record["query_ms"][name] = round(milliseconds, 2)
+            print(f"{name:24} {milliseconds:7.2f} ms  {found:3} found", flush=True)
+    record["device"] = f"CPU ({platform.machine()})"
+    print(f"{'index of all folders':24} {record['reindex_seconds']:7.1f} s")
+    records.write("registry", record)
+
+
+if __name__ == "__main__":
+    main()

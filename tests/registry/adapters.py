@@ -1,0 +1,37 @@
+"""Small sound adapters, written without a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from adapterhub.files.manifest import BackboneRef, Manifest
+from adapterhub.files.native import write_adapter
+
+BACKBONE = "acme/bert-small"
+FINGERPRINT = f"bf16-{'0' * 64}"
+
+
+def write(
+    folder: Path,
+    seed: int = 0,
+    *,
+    backbone: str = BACKBONE,
+    fingerprint: str = FINGERPRINT,
+    method: str = "lora",
+    task: str = "classification",
+    card: str = "",
+    **metrics: float,
+) -> Path:
+    """An adapter whose bytes depend on all that is given."""
+    manifest = Manifest(
+        name="polite",
+        methods=({method: {}},),
+        backbone=BackboneRef(backbone, None, fingerprint, "bert"),
+        task=task,
+        metrics=metrics,
+    )
+    tensors = {"encoder.0.attn.q.lora.a": torch.full((2, 4), float(seed))}
+    write_adapter(folder, manifest, tensors, card=card)
+    return folder

@@ -1,0 +1,90 @@
+"""A store in memory: what the protocol asks for, in few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from adapterhub.errors import RegistryError
+from adapterhub.files.native import read_adapter
+from adapterhub.registry.name_folder import copy_adapter, entry_of
+from adapterhub.registry.store import Entry, Publication, Query, chosen
+
+
+class MemoryStore:
+    """Entries in a list; the files in folders that nobody else knows."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.entries: list[Entry] = []
+
+    def resolve(
+        self, name: str, version: str | None = None, *, backbone: str | None = None
+    ) -> Entry:
+        found = self.versions(name, backbone=backbone)
+        if len({entry.backbone for entry in found}) > 1:
+            raise RegistryError(f"{name!r} is of several backbones")
+        return chosen(found, name, version)
+
+    def get(self, entry: Entry, folder: Path | None = None) -> Path:
+        kept = self.root / entry.digest
+        read_adapter(kept)
+        return kept if folder is None else copy_adapter(kept, folder)
+
+    def put(self, folder: Path, publication: Publication) -> Entry:
+        read_adapter(folder)
+        entry = entry_of(folder, reference="", name=publication.name, version="")
+        known = [e for e in self.entries if (e.name, e.backbone) == (entry.name, entry.backbone)]
+        same = next((e for e in known if e.digest == entry.digest), None)
+        version = same.version if same else publication.version or f"v{len(known) + 1}"
+        if same is None and any(e.version == version for e in known):
+            raise RegistryError(f"{version} is published already")
+        if same is None:
+            copy_adapter(folder, self.root / entry.digest)
+            same = replace(entry, version=version, reference=f"{entry.name}@{version}")
+            self.entries.append(same)
+        moved = replace(same, tags=tuple(sorted({*same.tags, *publication.tags})))
+        self._replace(same, moved)
+        return moved
+
+    def search(self, query: Query) -> list[Entry]:
+        found = [e for e in self.entries if e.yanked is None and _fits(e, query)]
+        if not query.all_versions:
+            newest = {(e.backbone, e.name): e for e in found}
+            found = list(newest.values())
+        if query.sort in ("name", "size"):
+            return sorted(found, key=lambda e: getattr(e, query.sort))[: query.limit]
+        found = [e for e in found if query.sort in e.metrics]
+        return sorted(found, key=lambda e: -e.metrics[query.sort])[: query.limit]
+
+    def versions(self, name: str, *, backbone: str | None = None) -> Sequence[Entry]:
+        found = [
+            e
+            for e in self.entries
+            if e.name == name and backbone in (None, e.backbone, e.fingerprint)
+        ]
+        if not found:
+            raise RegistryError(f"no adapter is called {name!r}")
+        return found
+
+    def yank(self, entry: Entry, reason: str) -> None:
+        (known,) = (e for e in self.entries if e.reference == entry.reference)
+        self._replace(known, replace(known, yanked=reason))
+
+    def _replace(self, old: Entry, new: Entry) -> None:
+        self.entries[self.entries.index(old)] = new
+
+
+def _fits(entry: Entry, query: Query) -> bool:
+    text = " ".join((entry.name, entry.backbone, entry.task or "", *entry.methods)).lower()
+    return all(
+        (
+            query.backbone in (None, entry.backbone, entry.fingerprint),
+            query.task in (None, entry.task),
+            query.method is None or query.method in entry.methods,
+            set(query.tags) <= set(entry.tags),
+            query.metric is None or query.metric in entry.metrics,
+            all(word.lower() in text for word in query.text.split()),
+        )
+    )

@@ -1,0 +1,202 @@
+"""A registry in a folder: in plain sight, with many writers, and an index that follows it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import adapters
+import pytest
+
+from adapterhub.errors import ConfigError, FileError, RegistryError
+from adapterhub.registry import local
+from adapterhub.registry.local import LocalRegistry, default_root
+from adapterhub.registry.store import Publication, Query
+
+
+@pytest.fixture
+def registry(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return LocalRegistry(tmp_path / "registry")
+
+
+def put(registry, tmp_path, name="polite", seed=0, **options):
+    folder = tmp_path / f"made-{name}-{seed}"
+    if not folder.exists():
+        adapters.write(folder, seed, **options)
+    return registry.put(folder, Publication(name))
+
+
+def names(registry, **query):
+    return [entry.name for entry in registry.search(Query(**query))]
+
+
+def test_the_folders_are_in_plain_sight(registry, tmp_path):
+    put(registry, tmp_path)
+    version = registry.root / "acme--bert-small" / "polite" / "v1"
+    assert sorted(p.name for p in version.iterdir()) == [
+        "README.md", "adapter.json", "adapter.safetensors",
+    ]  # fmt: skip
+    seen = {p.name for p in registry.root.rglob("*") if not p.name.startswith(".")}
+    assert "v1" in seen
+    assert ".lock" in (registry.root / ".gitignore").read_text()
+
+
+def test_the_default_is_in_the_users_data_folder(monkeypatch, tmp_path):
+    monkeypatch.delenv("ADAPTERHUB_REGISTRY", raising=False)
+    assert default_root().parts[-2:] == ("adapterhub", "registry")
+    monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(tmp_path))
+    assert LocalRegistry().root == tmp_path
+
+
+def test_an_index_is_made_anew_from_the_folders(registry, tmp_path):
+    put(registry, tmp_path, "a")
+    put(registry, tmp_path, "b")
+    assert names(registry) == ["a", "b"]
+    shutil.rmtree(tmp_path / "cache")
+    assert names(registry) == ["a", "b"]
+    assert registry.reindex() == 2
+    assert names(registry) == ["a", "b"]
+
+
+def test_what_others_did_to_the_folders_is_seen(registry, tmp_path):
+    put(registry, tmp_path, "a")
+    assert names(registry) == ["a"]
+    home = registry.root / "acme--bert-small"
+    shutil.copytree(home / "a", home / "b")
+    assert names(registry) == ["a", "b"]
+    adapters.write(home / "b" / "v2", 7, accuracy=0.5)
+    assert names(registry, metric="accuracy") == ["b"]
+    shutil.rmtree(home / "a")
+    assert names(registry) == ["b"]
+
+
+def test_of_many_names_only_publications_are_looked_at(registry, tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "_FEW", 0)
+    put(registry, tmp_path, "a")
+    assert names(registry) == ["a"]
+    put(registry, tmp_path, "a", 1, accuracy=0.5)
+    assert names(registry, metric="accuracy") == ["a"]
+    registry.yank(registry.resolve("a"), "no")
+    assert [entry.version for entry in registry.search(Query())] == ["v1"]
+    monkeypatch.setattr(local.NameFolder, "stamp", lambda self: pytest.fail("looked"))
+    assert names(registry) == ["a"]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+import adapters
+from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.store import Publication
+root, number = Path(sys.argv[1]), int(sys.argv[2])
+registry = LocalRegistry(root / "registry")
+for seed in (number, number, 100):
+    folder = adapters.write(root / f"{number}-{seed}", seed) if not (
+        root / f"{number}-{seed}").exists() else root / f"{number}-{seed}"
+    registry.put(folder, Publication("polite", tags=(f"by-{number}",)))
+"""
+
+
+def test_many_writers_at_once(registry, tmp_path):
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-c", WRITER, str(tmp_path)]
+    writers = [subprocess.Popen([*words, str(n)], env=environment) for n in range(3)]
+    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    found = registry.versions("polite")
+    # Three of one writer each, and one that all three published.
+    assert [entry.version for entry in found] == ["v1", "v2", "v3", "v4"]
+    assert {tag for entry in found for tag in entry.tags} == {"by-0", "by-1", "by-2"}
+    assert registry.verify() == []
+    assert registry.gc() == []
+
+
+def test_verify_names_each_damaged_version(registry, tmp_path):
+    put(registry, tmp_path, "a")
+    entry = put(registry, tmp_path, "b")
+    assert registry.verify() == []
+    tensors = registry.root / "acme--bert-small" / "b" / "v1" / "adapter.safetensors"
+    data = bytearray(tensors.read_bytes())
+    data[-1] ^= 1
+    tensors.write_bytes(data)
+    (problem,) = registry.verify()
+    assert problem.startswith("acme--bert-small/b/v1: ")
+    with pytest.raises(FileError):
+        registry.get(entry)
+
+
+def test_a_version_with_other_bytes_than_published_is_refused(registry, tmp_path):
+    entry = put(registry, tmp_path)
+    kept = registry.get(entry)
+    shutil.rmtree(kept)
+    adapters.write(kept, seed=9)
+    with pytest.raises(FileError, match="not what was published"):
+        registry.get(entry)
+
+
+def test_gc_removes_what_an_interrupted_writer_left(registry, tmp_path):
+    put(registry, tmp_path)
+    left = registry.root / "acme--bert-small" / "polite" / ".adapterhub-0"
+    left.mkdir()
+    assert names(registry) == ["polite"]
+    assert registry.gc() == [left]
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".x", "a..b", "x" * 97, "-x", "a@b"])
+def test_names_that_cannot_be(registry, tmp_path, name):
+    folder = adapters.write(tmp_path / "made")
+    with pytest.raises(ConfigError):
+        registry.put(folder, Publication(name))
+    assert not registry.root.exists()
+
+
+@pytest.mark.parametrize("tag", ["", "v2", "2", "a b", "../x"])
+def test_tags_that_cannot_be(registry, tmp_path, tag):
+    folder = adapters.write(tmp_path / "made")
+    with pytest.raises(ConfigError):
+        registry.put(folder, Publication("polite", tags=(tag,)))
+    with pytest.raises(RegistryError):
+        registry.versions("polite")
+
+
+def test_names_that_differ_in_case_only_are_refused(registry, tmp_path):
+    put(registry, tmp_path, "polite")
+    with pytest.raises(RegistryError, match="only in case"):
+        put(registry, tmp_path, "Polite")
+
+
+def test_a_tag_moves(registry, tmp_path):
+    first = put(registry, tmp_path, seed=0)
+    second = put(registry, tmp_path, seed=1)
+    registry.tag(first, "best")
+    registry.tag(second, "best")
+    assert registry.resolve("polite", "best").version == "v2"
+    written = json.loads((registry.root / "acme--bert-small/polite/names.json").read_bytes())
+    assert written == {"tags": {"best": "v2"}, "yanked": {}}
+
+
+def test_a_broken_file_of_tags_is_named(registry, tmp_path):
+    put(registry, tmp_path)
+    path = registry.root / "acme--bert-small/polite/names.json"
+    path.write_text("{")
+    with pytest.raises(FileError, match=r"names\.json"):
+        registry.resolve("polite")
+
+
+def test_a_search_in_many_is_fast(registry, tmp_path):
+    """The full measurement is benchmarks/registry.py."""
+    folder = adapters.write(tmp_path / "made", accuracy=0.5)
+    home = registry.root / "acme--bert-small"
+    for number in range(300):
+        shutil.copytree(folder, home / f"n{number}" / "v1")
+    assert len(names(registry, limit=1000)) == 300
+    start = time.perf_counter()
+    assert len(names(registry, sort="accuracy", text="polite", limit=5)) == 5
+    assert time.perf_counter() - start < 1
