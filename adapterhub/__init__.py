@@ -1,13 +1,15 @@
 """adapterhub: every parameter-efficient fine-tuning method on every backbone, and a hub for the
 adapters.
 
-import adapterhub as ah model, tokenizer =
-ah.load_backbone("sentence-transformers/all-MiniLM-L6-v2", task="classification", labels=["no",
-"yes"]) adapter = ah.attach(model, "lora", name="polite")
-...                                    # any training loop
-adapter.save("out/polite")
-adapter.detach()
-ah.load(model, "out/polite")
+    import adapterhub as ah
+
+    model, tokenizer = ah.load_backbone(
+        "sentence-transformers/all-MiniLM-L6-v2", task="classification", labels=["no", "yes"])
+    adapter = ah.attach(model, "lora", name="polite")
+    ...                                    # any training loop
+    adapter.save("out/polite")
+    adapter.detach()
+    ah.load(model, "out/polite")
 """
 
 import importlib
@@ -23,8 +25,13 @@ if TYPE_CHECKING:
     from adapterhub.attachment import detach as detach
     from adapterhub.backbones.families import anatomy_of as anatomy_of
     from adapterhub.backbones.load import load_backbone as load_backbone
-    from adapterhub.loading import load as load
     from adapterhub.methods.base import METHODS as METHODS
+    from adapterhub.registry.load import load as load
+    from adapterhub.registry.verbs import publish as publish
+    from adapterhub.registry.verbs import pull as pull
+    from adapterhub.registry.verbs import push as push
+    from adapterhub.registry.verbs import search as search
+    from adapterhub.registry.verbs import yank as yank
 
 # Each of these needs torch: it is imported when one is first asked for, so that `import adapterhub`
 # is quick.
@@ -35,8 +42,13 @@ _LAZY = {
     "anatomy_of": "backbones.families",
     "attach": "attachment",
     "detach": "attachment",
-    "load": "loading",
+    "load": "registry.load",
     "load_backbone": "backbones.load",
+    "publish": "registry.verbs",
+    "pull": "registry.verbs",
+    "push": "registry.verbs",
+    "search": "registry.verbs",
+    "yank": "registry.verbs",
 }
 
 __all__ = ["AdapterhubError", "__version__", *_LAZY]

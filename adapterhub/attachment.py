@@ -79,6 +79,11 @@ def attachments(model: PreTrainedModel) -> Attachments | None:
     return getattr(model, _STATE, None)
 
 
+def backbone_fingerprint(model: PreTrainedModel) -> str:
+    """The identity of a model's backbone, with or without adapters on it."""
+    return (attachments(model) or _fresh_state(model)).fingerprint()
+
+
 def attach(model: PreTrainedModel, method: Spec, *, name: str = "default") -> Adapter:
     """Put a new adapter on a model, and make it the active one.
 

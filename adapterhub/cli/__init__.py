@@ -17,11 +17,22 @@ COMMANDS = {
     "train": "Train an adapter, from a recipe or from flags.",
     "eval": "Evaluate an adapter on labelled data.",
     "predict": "Predict with an adapter, on arguments, a file or standard input.",
+    "publish": "Publish an adapter to a local registry.",
+    "push": "Push an adapter to the Hub, or a hub of your own.",
+    "pull": "Get the verified files of a published adapter.",
+    "list": "List published adapters, or search them.",
+    "show": "Show an adapter: its versions, card and manifest.",
+    "yank": "Take a version out of searches.",
+    "lock": "Pin the adapters that a project uses.",
+    "sync": "Restore the adapters of a project's lock file.",
+    "registry": "Look after a local registry.",
     "methods": "List the methods, with their papers.",
     "tasks": "List the tasks, with their options.",
     "inspect": "Show a backbone's anatomy, and which methods fit it.",
     "quickstart": "Train, evaluate and use an adapter on text that every machine has.",
 }
+
+ALIASES = {"search": "list"}
 
 
 class LazyGroup(click.Group):
@@ -33,6 +44,7 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """The subcommand of a name; its module is `cli/<name>.py`, its function `command`."""
+        name = ALIASES.get(name, name)
         if name not in COMMANDS:
             return None
         module = importlib.import_module(f"adapterhub.cli.{name}")
@@ -43,7 +55,7 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, with the nearest name for a mistyped one."""
-        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+        if args and not args[0].startswith("-") and args[0] not in {*COMMANDS, *ALIASES}:
             raise click.UsageError(
                 f"no command is called {args[0]!r}{did_you_mean(args[0], COMMANDS)}"
             )

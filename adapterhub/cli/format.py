@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 
 
@@ -30,3 +31,9 @@ def plain_table(table: Table) -> Table:
     """The table without frames, for files and pipes."""
     table.box = SIMPLE_HEAD
     return table
+
+
+def print_table(table: Table) -> None:
+    """A table for a terminal, or a plain one for files and pipes."""
+    console = Console(width=None if Console().is_terminal else 140)
+    console.print(table if console.is_terminal else plain_table(table))

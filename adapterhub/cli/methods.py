@@ -6,10 +6,9 @@ import json
 from dataclasses import asdict
 
 import click
-from rich.console import Console
 from rich.table import Table
 
-from adapterhub.cli.format import plain_table
+from adapterhub.cli.format import print_table
 from adapterhub.config import options_of
 from adapterhub.methods import METHODS, method_class
 
@@ -30,7 +29,7 @@ def command(name: str | None, as_json: bool) -> None:
         table = Table("method", "what it does", "paper")
         for key, method in chosen.items():
             table.add_row(key, method.summary, method.paper)
-        _print(table)
+        print_table(table)
 
 
 def _described(method: type) -> dict[str, object]:
@@ -51,9 +50,4 @@ def _print_options(name: str) -> None:
     table.add_row(
         "train.learning_rate", "float", f"{method.learning_rate:g}", "this method's default"
     )
-    _print(table)
-
-
-def _print(table: Table) -> None:
-    console = Console(width=None if Console().is_terminal else 140)
-    console.print(table if console.is_terminal else plain_table(table))
+    print_table(table)

@@ -10,6 +10,7 @@ import ctypes
 import errno
 import hashlib
 import os
+import secrets
 import shutil
 import stat
 import sys
@@ -91,6 +92,16 @@ def write_files(staged: Path, payload: Mapping[str, bytes]) -> None:
             handle.flush()
             os.fsync(handle.fileno())
     _sync_folder(staged)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Give a file new bytes in one step."""
+    staged = path.with_name(f".adapterhub-{secrets.token_hex(8)}")
+    with open(staged, "xb") as handle:
+        handle.write(data)
+        handle.flush()
+        os.fsync(handle.fileno())
+    os.replace(staged, path)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from adapterhub.errors import ConfigError, FileError, RegistryError
-from adapterhub.files.folder import check_place, explained, put_in_place, write_files
+from adapterhub.files.folder import check_place, explained, put_in_place, replace_file, write_files
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import (
     CARD_FILE,
@@ -222,16 +222,6 @@ def copy_adapter(source: Path, folder: Path) -> Path:
         finally:
             shutil.rmtree(staged, ignore_errors=True)
     return folder
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Give a file new bytes in one step."""
-    staged = path.with_name(f"{_STAGED}{secrets.token_hex(8)}")
-    with open(staged, "xb") as handle:
-        handle.write(data)
-        handle.flush()
-        os.fsync(handle.fileno())
-    os.replace(staged, path)
 
 
 def _check_tags(tags: tuple[str, ...]) -> None:

@@ -11,10 +11,11 @@ from transformers import PreTrainedModel
 
 from adapterhub.backbones.load import TASK_MODELS, load_backbone
 from adapterhub.config import from_dict
-from adapterhub.errors import ConfigError, FileError, MismatchError
+from adapterhub.errors import ConfigError, MismatchError
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_manifest
 from adapterhub.loading import load
+from adapterhub.registry.verbs import pull
 from adapterhub.training.data import DataOptions
 from adapterhub.training.run import make_ready, positions_of, tokenizer_hash
 from adapterhub.training.tasks import TASKS, Prediction, Setting, Task, task_of
@@ -45,18 +46,19 @@ class Opened:
         return self.task.evaluate(self.model, encoded, batch_size)
 
 
-def open_adapter(folder: str | Path, backbone: str | None = None) -> Opened:
-    """The adapter of a folder (a run's, or the `adapter` in it) on the backbone that it names.
+def open_adapter(reference: str | Path, backbone: str | None = None) -> Opened:
+    """The adapter of a reference (a run's folder too) on the backbone that it names.
 
     `backbone` is where to load it from instead; the fingerprint decides whether it is the right
     one.
 
     Raises:
+        ConfigError, RegistryError: no reference, or nothing is there.
         FileError: there is no adapter, or its files are broken.
         BackboneError: its backbone cannot be loaded.
         MismatchError: the backbone or the tokenizer is another.
     """
-    files = adapter_folder(Path(folder))
+    files = pull(reference)
     manifest = read_manifest(files)
     task = _task_of(manifest)
     model, tokenizer = load_backbone(
@@ -103,21 +105,6 @@ def open_backbone(backbone: str, task: Task, max_length: int = 128) -> Opened:
     return Opened(model, task, Setting(tokenizer, limit, positions=positions_of(model)))
 
 
-def adapter_folder(folder: Path) -> Path:
-    """The folder with the adapter's files: the one given, or `adapter` in a run's folder.
-
-    Raises:
-        FileError: neither holds an adapter.
-    """
-    for candidate in (folder, folder / "adapter"):
-        if (candidate / "adapter.json").is_file():
-            return candidate
-    raise FileError(
-        f"there is no adapter in {folder}",
-        expected="a folder with adapter.json, or the output folder of a run",
-    )
-
-
 def _backbone_of_run(folder: Path) -> str | None:
     """The backbone of the recipe beside an adapter, if that is a folder on this machine."""
     if not (folder / "recipe.yaml").is_file():
@@ -134,9 +121,9 @@ class Trained:
     data: DataOptions
 
 
-def trained(folder: str | Path) -> Trained:
-    """What the adapter of a folder was trained on; no model is loaded."""
-    manifest = read_manifest(adapter_folder(Path(folder)))
+def trained(reference: str | Path) -> Trained:
+    """What an adapter was trained on; no model is loaded."""
+    manifest = read_manifest(pull(reference))
     known = manifest.training.get("recipe", {}).get("data", {})
     options = from_dict(DataOptions, {"text": "text", **known, "rows": None})
     return Trained(_task_of(manifest), options)

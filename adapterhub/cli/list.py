@@ -1,0 +1,71 @@
+"""`adapterhub list`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.table import Table
+
+from adapterhub.cli.format import bytes_text, count_text, print_table
+
+if TYPE_CHECKING:
+    from adapterhub.registry.store import Entry
+
+
+@click.command("list")
+@click.argument("text", nargs=-1)
+@click.option("--registry", help="A registry's folder (none: the user's own).")
+@click.option("--hub", is_flag=True, help="Search the Hugging Face Hub instead.")
+@click.option("--backbone", help="Only adapters of this backbone: its id or fingerprint.")
+@click.option("--task", help="Only adapters for this task.")
+@click.option("--method", help="Only adapters of this method.")
+@click.option("--tag", "tags", multiple=True, help="Only versions with this tag.")
+@click.option("--metric", help="Only adapters that have this metric.")
+@click.option("--sort", default="name", help="name, size, or a metric: the best first.")
+@click.option("--all", "all_versions", is_flag=True, help="All versions, not the newest alone.")
+@click.option("--limit", default=50, show_default=True, help="At most so many.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+def command(
+    text: tuple[str, ...], registry: str | None, hub: bool, as_json: bool, **fields: Any
+) -> None:
+    """List published adapters; with TEXT those whose name, backbone, task, method, tags or card
+    have these words."""
+    from adapterhub.registry.reference import Reference
+    from adapterhub.registry.store import Query
+    from adapterhub.registry.verbs import store_of
+
+    place = Reference("hub", "") if hub else Reference("local", "")
+    found = store_of(place, registry).search(Query(" ".join(text), **fields))
+    if as_json:
+        for entry in found:
+            click.echo(json.dumps(asdict(entry), sort_keys=True))
+    elif found:
+        print_table(entries_table(found))
+    else:
+        where = "the Hub has" if hub else f"{registry or 'the registry'} has"
+        click.echo(f"{where} no such adapter; adapterhub publish RUN puts one there", err=True)
+
+
+def entries_table(found: list[Entry]) -> Table:
+    """What a person looks for first."""
+    table = Table("adapter", "backbone", "task", "method", "score", "parameters", "size", "tags")
+    for entry in found:
+        table.add_row(
+            entry.reference,
+            entry.backbone,
+            entry.task or "",
+            " + ".join(entry.methods),
+            score_text(entry),
+            count_text(entry.parameters),
+            bytes_text(entry.size),
+            " ".join(entry.tags) + (" yanked" if entry.yanked is not None else ""),
+        )
+    return table
+
+
+def score_text(entry: Entry) -> str:
+    """The first two metrics, by name."""
+    return ", ".join(f"{name} {value:.3f}" for name, value in sorted(entry.metrics.items())[:2])

@@ -1,0 +1,34 @@
+"""`adapterhub show`."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from adapterhub.cli.format import print_table
+
+
+@click.command("show")
+@click.argument("reference")
+@click.option("--backbone", help="Only the adapter of this backbone: its id, or fingerprint.")
+@click.option("--registry", help="A registry's folder (none: the user's own).")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: the manifest.")
+def command(reference: str, backbone: str | None, registry: str | None, as_json: bool) -> None:
+    """Show an adapter: its versions, and the card and manifest of the one that is meant."""
+    from adapterhub.cli.list import entries_table
+    from adapterhub.files.native import CARD_FILE, MANIFEST_FILE
+    from adapterhub.registry.verbs import pull, read_reference, store_of
+
+    folder = pull(reference, backbone=backbone, registry=registry)
+    if as_json:
+        manifest = json.loads((folder / MANIFEST_FILE).read_bytes())
+        click.echo(json.dumps(manifest, indent=2, sort_keys=True))
+        return
+    place = read_reference(reference)
+    if place.place != "folder":
+        versions = store_of(place, registry).versions(place.name, backbone=backbone)
+        print_table(entries_table(list(versions)))
+    card = folder / CARD_FILE
+    if card.is_file():
+        click.echo(card.read_text(encoding="utf-8", errors="replace"))

@@ -1,0 +1,142 @@
+"""What a user does with the registry: publish, push, pull, search, yank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from adapterhub.errors import ConfigError, FileError
+from adapterhub.files.native import MANIFEST_FILE, read_manifest
+from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.reference import Reference, parse
+from adapterhub.registry.store import Entry, Publication, Query, Store
+
+
+def store_of(reference: Reference, registry: str | Path | None = None) -> Store:
+    """The store that a reference points into; `registry` is the folder of the local one.
+
+    Raises:
+        ConfigError: the reference is a folder, which is in no store.
+    """
+    if reference.place == "local":
+        return LocalRegistry(registry)
+    if reference.place == "folder":
+        raise ConfigError(f"{reference} is a folder, not a published adapter")
+    from adapterhub.registry.hub import HubStore  # the Hub's client is slow to import
+
+    return HubStore(endpoint=reference.host)
+
+
+def read_reference(place: str | Path) -> Reference:
+    """The reference that is meant: a path, or a text; an existing folder needs no ./ before it.
+
+    Raises:
+        ConfigError: a text of none of the forms.
+    """
+    if isinstance(place, Path) or ("/" in place and Path(place).is_dir()):
+        return Reference("folder", str(place))
+    return parse(place)
+
+
+def publish(
+    folder: str | Path,
+    name: str | None = None,
+    *,
+    version: str | None = None,
+    tags: tuple[str, ...] = (),
+    registry: str | Path | None = None,
+) -> Entry:
+    """Publish the adapter in a folder to the local registry, or to the one in `registry`.
+
+    Without a name it is published under its own. The same bytes are the same version.
+
+    Raises:
+        FileError: the folder holds no sound adapter. ConfigError: a name or tag that cannot be.
+        RegistryError: the version is taken by other bytes.
+    """
+    source = adapter_folder(Path(folder).expanduser())
+    chosen = name or read_manifest(source).name
+    return LocalRegistry(registry).put(source, Publication(chosen, version, tuple(tags)))
+
+
+def push(
+    folder: str | Path,
+    reference: str,
+    *,
+    visibility: Literal["public", "private"] = "public",
+    tags: tuple[str, ...] = (),
+) -> Entry:
+    """Publish the adapter in a folder on the Hub (`hf:owner/name`) or a hub of one's own, as one
+    commit.
+
+    Raises:
+        ConfigError: another kind of reference. FileError: the folder holds no sound adapter, or
+            something that must not leave this machine. RegistryError: the hub refuses, or cannot be
+            reached.
+    """
+    place = parse(reference)
+    if place.place not in ("hub", "server"):
+        raise ConfigError(
+            f"{reference!r} is not on a hub",
+            expected="hf:owner/name or https://host/owner/name",
+            hint=f"adapterhub publish {folder} for the local registry",
+        )
+    source = adapter_folder(Path(folder).expanduser())
+    publication = Publication(place.name, place.version, tuple(tags), visibility)
+    return store_of(place).put(source, publication)
+
+
+def pull(
+    reference: str | Path,
+    folder: str | Path | None = None,
+    *,
+    backbone: str | None = None,
+    registry: str | Path | None = None,
+) -> Path:
+    """The verified files of an adapter, wherever it is: in `folder`, or where its store keeps them.
+
+    Raises:
+        ConfigError: no reference. RegistryError: it is not there, or cannot be reached. FileError:
+            what came is not what was published.
+    """
+    place = read_reference(reference)
+    if place.place == "folder":
+        return adapter_folder(Path(place.name).expanduser())
+    store = store_of(place, registry)
+    entry = store.resolve(place.name, place.version, backbone=backbone)
+    return store.get(entry, None if folder is None else Path(folder).expanduser())
+
+
+def search(text: str = "", *, registry: str | Path | None = None, **fields: Any) -> list[Entry]:
+    """The adapters of the local registry that a query finds; `fields` are those of `Query`."""
+    return LocalRegistry(registry).search(Query(text, **fields))
+
+
+def yank(reference: str, reason: str, *, registry: str | Path | None = None) -> Entry:
+    """Take a version out of searches and of what its bare name means.
+
+    Raises:
+        ConfigError: the reference names no version. RegistryError: it is not there.
+    """
+    place = parse(reference)
+    if place.version is None:
+        raise ConfigError(f"{reference!r} names no version", hint=f"{reference}@v1")
+    store = store_of(place, registry)
+    entry = store.resolve(place.name, place.version)
+    store.yank(entry, reason)
+    return entry
+
+
+def adapter_folder(folder: Path) -> Path:
+    """The folder with an adapter's files: the one given, or `adapter` in a run's folder.
+
+    Raises:
+        FileError: neither holds an adapter.
+    """
+    for candidate in (folder, folder / "adapter"):
+        if (candidate / MANIFEST_FILE).is_file():
+            return candidate
+    raise FileError(
+        f"there is no adapter in {folder}",
+        expected=f"a folder with {MANIFEST_FILE}, or the output folder of a run",
+    )
