@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from adapterhub.files.manifest import LOWER_IS_BETTER
-from adapterhub.registry.store import Entry, Query
+from adapterhub.registry.store import Entry, Query, is_fingerprint
 
 # Of another format, a file is another one: its name holds the number.
 _FORMAT = 1
@@ -146,11 +146,6 @@ def _order(query: Query) -> tuple[str, str, list[Any]]:
     down = "" if query.sort in LOWER_IS_BETTER else " DESC"
     ranked = "metrics s CROSS JOIN versions v ON v.id = s.id AND s.metric = ?"
     return ranked, f"s.value{down}, s.id", [query.sort]
-
-
-def is_fingerprint(backbone: str) -> bool:
-    """Whether a text is the fingerprint of a backbone rather than its id."""
-    return re.fullmatch(r"[a-z0-9]+-[0-9a-f]{64}", backbone) is not None
 
 
 def entry_from_json(text: str) -> Entry:

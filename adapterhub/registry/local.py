@@ -19,10 +19,10 @@ from platformdirs import user_cache_path, user_data_path
 from adapterhub.errors import ConfigError, FileError, RegistryError, did_you_mean
 from adapterhub.files.folder import explained, replace_file
 from adapterhub.files.native import CARD_FILE, read_adapter
-from adapterhub.registry.index import Index, is_fingerprint, opened
+from adapterhub.registry.index import Index, opened
 from adapterhub.registry.name_folder import NameFolder, copy_adapter, digest_of
 from adapterhub.registry.reference import is_name
-from adapterhub.registry.store import Entry, Publication, Query, chosen
+from adapterhub.registry.store import Entry, Publication, Query, chosen, is_fingerprint
 
 # Of a card, so many bytes are searched.
 _CARD = 4_096

@@ -89,6 +89,11 @@ def pin(reference: str, registry: str | Path | None = None) -> tuple[str, Pin]:
         )
     store = store_of(place, registry)
     entry = store.resolve(place.name, place.version)
+    if not entry.fingerprint:
+        raise FileError(
+            f"{reference} is of another library, and names no backbone that could be checked",
+            hint=f"adapterhub pull {reference}, import it, and publish what came of it",
+        )
     store.get(entry)
     return entry.name.rpartition("/")[2], _pin_of(entry)
 

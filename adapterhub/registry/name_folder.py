@@ -16,7 +16,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,14 +24,21 @@ from pathlib import Path
 from filelock import FileLock
 
 from adapterhub.errors import ConfigError, FileError, RegistryError
-from adapterhub.files.folder import check_place, explained, put_in_place, replace_file, write_files
-from adapterhub.files.manifest import Manifest
+from adapterhub.files.folder import (
+    UnreadableError,
+    check_place,
+    explained,
+    put_in_place,
+    read_file,
+    replace_file,
+    write_files,
+)
+from adapterhub.files.manifest import MAX_MANIFEST_BYTES, from_json
 from adapterhub.files.native import (
     CARD_FILE,
     MANIFEST_FILE,
     TENSORS_FILE,
     read_adapter,
-    read_manifest,
 )
 from adapterhub.files.schema import canonical_json
 from adapterhub.registry.store import Entry, number_of
@@ -81,7 +88,7 @@ class NameFolder:
         Raises:
             RegistryError: `version` is taken by other bytes. ConfigError: it, or a tag, cannot be.
         """
-        _check_tags(tags)
+        check_tags(tags)
         with self.writing():
             known = self.versions()
             digest = digest_of(folder)
@@ -96,7 +103,7 @@ class NameFolder:
         self, *, tags: Mapping[str, str] | None = None, yanked: Mapping[str, str] | None = None
     ) -> None:
         """Set tags, or mark versions as yanked."""
-        _check_tags(tuple(tags or ()))
+        check_tags(tuple(tags or ()))
         names = self._names()
         changed = Names({**names.tags, **(tags or {})}, {**names.yanked, **(yanked or {})})
         if changed != names:
@@ -141,7 +148,7 @@ class NameFolder:
 
     def _entry(self, folder: Path, names: Names) -> Entry:
         return entry_of(
-            folder,
+            manifest_bytes(folder),
             reference=f"{self.name}@{folder.name}",
             name=self.name,
             version=folder.name,
@@ -166,7 +173,7 @@ class NameFolder:
 
 
 def entry_of(
-    folder: Path,
+    data: bytes,
     *,
     reference: str,
     name: str,
@@ -174,32 +181,45 @@ def entry_of(
     tags: tuple[str, ...] = (),
     yanked: str | None = None,
 ) -> Entry:
-    """What a search shows of the adapter in a folder.
+    """What a search shows of an adapter, by the bytes of its manifest.
 
     Raises:
-        FileError: its manifest cannot be read.
+        FileError: they cannot be read.
     """
-    manifest: Manifest = read_manifest(folder)
+    manifest = from_json(data, f"{MANIFEST_FILE} of {reference}")
+    tensors = manifest.tensors.values()
     return Entry(
         reference=reference,
         name=name,
         version=version,
-        digest=digest_of(folder),
+        digest=hashlib.sha256(data).hexdigest(),
         backbone=manifest.backbone.id,
         fingerprint=manifest.backbone.fingerprint,
         methods=tuple(method for spec in manifest.methods for method in spec),
         task=manifest.task,
         metrics=dict(manifest.metrics),
         tags=tags,
-        size=sum((folder / n).stat().st_size for n in PUBLISHED if (folder / n).is_file()),
-        parameters=sum(math.prod(info.shape) for info in manifest.tensors.values()),
+        size=len(data) + sum(info.nbytes for info in tensors),
+        parameters=sum(math.prod(info.shape) for info in tensors),
         yanked=yanked,
     )
 
 
 def digest_of(folder: Path) -> str:
     """The sha256 of an adapter's manifest, which holds that of its tensors."""
-    return hashlib.sha256((folder / MANIFEST_FILE).read_bytes()).hexdigest()
+    return hashlib.sha256(manifest_bytes(folder)).hexdigest()
+
+
+def manifest_bytes(folder: Path) -> bytes:
+    """The bytes of an adapter's manifest.
+
+    Raises:
+        FileError: it is missing, or no regular file of a manifest's size.
+    """
+    try:
+        return read_file(folder / MANIFEST_FILE, 0, MAX_MANIFEST_BYTES, None)
+    except UnreadableError as error:
+        raise FileError(f"{folder / MANIFEST_FILE}: {error}") from None
 
 
 def copy_adapter(source: Path, folder: Path) -> Path:
@@ -208,23 +228,36 @@ def copy_adapter(source: Path, folder: Path) -> Path:
     Raises:
         OutputError: `folder` is there, or cannot be written. FileError: `source` is not sound.
     """
-    payload = {
-        name: (source / name).read_bytes() for name in PUBLISHED if (source / name).is_file()
-    }
+    return copy_files(source, folder, PUBLISHED, read_adapter)
+
+
+def copy_files(
+    source: Path,
+    folder: Path,
+    names: Sequence[str],
+    verify: Callable[[Path], object] = lambda copy: None,
+) -> Path:
+    """Copy those files that are there to a new folder, in one step, if the copy is verified."""
+    payload = {name: (source / name).read_bytes() for name in names if (source / name).is_file()}
     staged = folder.parent / f"{_STAGED}{secrets.token_hex(8)}"
     with explained(folder):
         check_place(folder, False, ())
         folder.parent.mkdir(parents=True, exist_ok=True)
         try:
             write_files(staged, payload)
-            read_adapter(staged)
+            verify(staged)
             put_in_place(staged, folder, overwrite=False)
         finally:
             shutil.rmtree(staged, ignore_errors=True)
     return folder
 
 
-def _check_tags(tags: tuple[str, ...]) -> None:
+def check_tags(tags: Sequence[str]) -> None:
+    """Refuse what cannot be a tag.
+
+    Raises:
+        ConfigError: it is no plain word, or the number of a version.
+    """
     if wrong := [repr(tag) for tag in tags if not _TAG.fullmatch(tag)]:
         raise ConfigError(
             "these cannot be tags",

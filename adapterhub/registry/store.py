@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from adapterhub.errors import RegistryError
+from adapterhub.files.manifest import LOWER_IS_BETTER
 
 
 @dataclass(frozen=True)
@@ -140,3 +141,34 @@ def number_of(version: str) -> int | None:
     """The number of a version: 3 for `v3` or `3`, None for a tag."""
     match = re.fullmatch(r"v?([1-9][0-9]{0,8})", version)
     return int(match[1]) if match else None
+
+
+def is_fingerprint(backbone: str) -> bool:
+    """Whether a text is the fingerprint of a backbone rather than its id."""
+    return re.fullmatch(r"[a-z0-9]+-[0-9a-f]{64}", backbone) is not None
+
+
+def ranked(entries: Sequence[Entry], query: Query) -> list[Entry]:
+    """Of some entries those that a query finds, in its order; for stores without an index."""
+    found = [entry for entry in entries if _fits(entry, query)]
+    if query.sort in ("name", "size"):
+        return sorted(found, key=lambda e: (getattr(e, query.sort), e.name))[: query.limit]
+    found = [entry for entry in found if query.sort in entry.metrics]
+    sign = 1 if query.sort in LOWER_IS_BETTER else -1
+    return sorted(found, key=lambda e: sign * e.metrics[query.sort])[: query.limit]
+
+
+def _fits(entry: Entry, query: Query) -> bool:
+    words = (entry.name, entry.backbone, entry.task or "", *entry.methods, *entry.tags)
+    text = " ".join(words).lower()
+    return all(
+        (
+            entry.yanked is None,
+            query.backbone in (None, entry.backbone, entry.fingerprint),
+            query.task in (None, entry.task),
+            query.method is None or query.method in entry.methods,
+            set(query.tags) <= set(entry.tags),
+            query.metric is None or query.metric in entry.metrics,
+            all(word in text for word in query.text.lower().split()),
+        )
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 from adapterhub.errors import RegistryError
 from adapterhub.files.native import read_adapter
 from adapterhub.registry.name_folder import copy_adapter, entry_of
-from adapterhub.registry.store import Entry, Publication, Query, chosen
+from adapterhub.registry.store import Entry, Publication, Query, chosen, ranked
 
 
 class MemoryStore:
@@ -49,14 +49,9 @@ class MemoryStore:
         return moved
 
     def search(self, query: Query) -> list[Entry]:
-        found = [e for e in self.entries if e.yanked is None and _fits(e, query)]
-        if not query.all_versions:
-            newest = {(e.backbone, e.name): e for e in found}
-            found = list(newest.values())
-        if query.sort in ("name", "size"):
-            return sorted(found, key=lambda e: getattr(e, query.sort))[: query.limit]
-        found = [e for e in found if query.sort in e.metrics]
-        return sorted(found, key=lambda e: -e.metrics[query.sort])[: query.limit]
+        standing = [e for e in self.entries if e.yanked is None]
+        newest = list({(e.backbone, e.name): e for e in standing}.values())
+        return ranked(standing if query.all_versions else newest, query)
 
     def versions(self, name: str, *, backbone: str | None = None) -> Sequence[Entry]:
         found = [
@@ -74,17 +69,3 @@ class MemoryStore:
 
     def _replace(self, old: Entry, new: Entry) -> None:
         self.entries[self.entries.index(old)] = new
-
-
-def _fits(entry: Entry, query: Query) -> bool:
-    text = " ".join((entry.name, entry.backbone, entry.task or "", *entry.methods)).lower()
-    return all(
-        (
-            query.backbone in (None, entry.backbone, entry.fingerprint),
-            query.task in (None, entry.task),
-            query.method is None or query.method in entry.methods,
-            set(query.tags) <= set(entry.tags),
-            query.metric is None or query.metric in entry.metrics,
-            all(word.lower() in text for word in query.text.split()),
-        )
-    )

@@ -2,24 +2,62 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import adapters
+import hub_server
 import pytest
 from memory import MemoryStore
 
 from adapterhub.errors import AdapterhubError, FileError, OutputError, RegistryError
 from adapterhub.files.native import read_adapter
+from adapterhub.registry.hub import HubStore
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.store import Publication, Query
 
-STORES = {"memory": MemoryStore, "local": LocalRegistry}
+
+class OwnersHub(HubStore):
+    """The hub as its one owner sees it: names without the owner."""
+
+    def _own_name(self, name):
+        return name if "/" in name else f"acme/{name}"
+
+    def resolve(self, name, version=None, **options):
+        return super().resolve(self._own_name(name), version, **options)
+
+    def versions(self, name, **options):
+        return super().versions(self._own_name(name), **options)
+
+    def put(self, folder, publication):
+        return super().put(folder, replace(publication, name=self._own_name(publication.name)))
+
+
+@contextmanager
+def on_hub(folder):
+    with hub_server.serving() as (_, address):
+        yield OwnersHub(address, token=False)
+
+
+STORES = {
+    "memory": lambda folder: nullcontext(MemoryStore(folder)),
+    "local": lambda folder: nullcontext(LocalRegistry(folder)),
+    "hub": on_hub,
+}
 
 
 @pytest.fixture(params=sorted(STORES))
 def store(request, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return STORES[request.param](tmp_path / "store")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with STORES[request.param](tmp_path / "store") as store:
+        yield store
+
+
+def plain(entry):
+    """The name of an entry without its owner."""
+    return entry.name.removeprefix("acme/")
 
 
 @pytest.fixture
@@ -37,7 +75,8 @@ def publish(store, tmp_path):
 
 def test_what_is_published_can_be_had(store, publish, tmp_path):
     entry = publish(accuracy=0.9)
-    assert (entry.reference, entry.version, entry.yanked) == ("polite@v1", "v1", None)
+    assert entry.reference.endswith("polite@v1")
+    assert (plain(entry), entry.version, entry.yanked) == ("polite", "v1", None)
     assert (entry.backbone, entry.methods, entry.task) == (
         adapters.BACKBONE, ("lora",), "classification",
     )  # fmt: skip
@@ -96,6 +135,12 @@ def test_yanked_versions_are_had_by_number_only(store, publish):
 def test_backbones_are_apart(store, publish):
     fingerprint = f"bf16-{'1' * 64}"
     publish(seed=0)
+    if isinstance(store, HubStore):  # a repository is of one backbone
+        with pytest.raises(RegistryError, match="another name"):
+            publish(seed=1, backbone="other/gpt", fingerprint=fingerprint)
+        with pytest.raises(RegistryError, match="is not for other/gpt"):
+            store.resolve("polite", backbone="other/gpt")
+        return
     publish(seed=1, backbone="other/gpt", fingerprint=fingerprint)
     with pytest.raises(RegistryError, match="several backbones"):
         store.resolve("polite")
@@ -112,7 +157,7 @@ def test_search_finds_by_each_field(store, publish):
     publish("d", seed=3, backbone="other/gpt", fingerprint=f"bf16-{'1' * 64}")
 
     def found(**query):
-        return [entry.name for entry in store.search(Query(**query))]
+        return [plain(entry) for entry in store.search(Query(**query))]
 
     assert found() == ["a", "b", "c", "d"]
     assert found(backbone=adapters.BACKBONE) == ["a", "b", "c"]

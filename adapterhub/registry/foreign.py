@@ -1,0 +1,50 @@
+"""Repositories of peft and adapters: what is taken from them, and what a search shows.
+
+They have no manifest: no fingerprint, and no digest but that of the files themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from adapterhub.errors import FileError
+from adapterhub.files import schema
+from adapterhub.registry.name_folder import copy_files
+from adapterhub.registry.store import Entry
+
+# Never a pickle.
+FOREIGN = (
+    "adapter_config.json", "adapter_model.safetensors", "model.safetensors", "head_config.json",
+    "model_head.safetensors",
+)  # fmt: skip
+CONFIG_FILE = "adapter_config.json"
+_MAX_CONFIG = 4 << 20
+
+
+def entry_of_foreign(data: bytes, *, reference: str, name: str, version: str) -> Entry:
+    """What a search shows of another library's adapter, by the bytes of its configuration.
+
+    Raises:
+        FileError: they cannot be read.
+    """
+    config, problems = schema.parse_object(data, _MAX_CONFIG)
+    if problems:
+        raise FileError(f"{reference}: {CONFIG_FILE} cannot be read", offenders=problems)
+    method = config.get("peft_type") or config.get("config", {}).get("architecture") or "bottleneck"
+    backbone = config.get("base_model_name_or_path") or config.get("model_name") or ""
+    return Entry(
+        reference=reference,
+        name=name,
+        version=version,
+        digest=hashlib.sha256(f"{name}@{version}".encode()).hexdigest(),
+        backbone=str(backbone),
+        fingerprint="",
+        methods=(str(method).lower(),),
+        task=None,
+    )
+
+
+def copy_foreign(source: Path, folder: Path) -> Path:
+    """Copy what is read of another library's adapter to a new folder."""
+    return copy_files(source, folder, FOREIGN)

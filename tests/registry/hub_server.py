@@ -1,0 +1,278 @@
+"""A hub in this process: the few calls of the Hugging Face Hub that publishing and pulling need.
+
+Everything is in memory. Every file is answered as `regular`, so that its bytes come in the commit.
+`tokens` maps a token to what it may do; without any, everybody may do everything.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import yaml
+
+
+@dataclass
+class Repository:
+    """Commits, each an oid and its files, and tags."""
+
+    private: bool = False
+    commits: list[tuple[str, dict[str, bytes]]] = field(default_factory=list)
+    tags: dict[str, str] = field(default_factory=dict)
+
+    def commit(self, files: dict[str, bytes]) -> str:
+        state = repr((len(self.commits), sorted(files.items())))
+        oid = hashlib.sha1(state.encode()).hexdigest()
+        self.commits.append((oid, files))
+        return oid
+
+    def at(self, revision: str) -> tuple[str, dict[str, bytes]] | None:
+        if revision in ("main", "HEAD"):
+            return self.commits[-1]
+        oid = self.tags.get(revision, revision)
+        return next((pair for pair in self.commits if pair[0] == oid), None)
+
+
+@dataclass
+class Hub:
+    """What the server holds, and what a test may make it do."""
+
+    repositories: dict[str, Repository] = field(default_factory=dict)
+    tokens: dict[str, str] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    requests: list[str] = field(default_factory=list)
+    cut_after: int | None = None  # break the next download after so many bytes
+    before_commit: Any = None  # called between a writer's look at the head and its commit
+
+
+class Failure(Exception):
+    """An answer that is an error, as the client reads it."""
+
+    def __init__(self, status: int, code: str = "", message: str = "") -> None:
+        self.status, self.code, self.message = status, code, message
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One request."""
+
+    protocol_version = "HTTP/1.1"
+    hub: Hub
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing is printed."""
+
+    def handle_any(self) -> None:
+        """Answer, or say what is wrong as the Hub does."""
+        length = int(self.headers.get("Content-Length") or 0)
+        self.body = self.rfile.read(length)
+        self.url = urlsplit(self.path)
+        self.parts = [unquote(part) for part in self.url.path.strip("/").split("/")]
+        self.query = parse_qs(self.url.query)
+        self.hub.requests.append(f"{self.command} {self.url.path}")
+        try:
+            self.answer()
+        except Failure as error:
+            headers = {"X-Error-Code": error.code, "X-Error-Message": error.message}
+            data = json.dumps({"error": error.message}).encode()
+            self.send(error.status, data, {k: v for k, v in headers.items() if v})
+
+    do_GET = do_HEAD = do_POST = do_DELETE = handle_any
+
+    def answer(self) -> None:
+        if self.parts[0] == "api":
+            self.api(*self.parts[1:])
+        elif len(self.parts) >= 5 and self.parts[2] == "resolve":
+            self.file("/".join(self.parts[:2]), self.parts[3], "/".join(self.parts[4:]))
+        else:
+            raise Failure(404)
+
+    def api(self, *parts: str) -> None:
+        if parts == ("repos", "create"):
+            self.create(json.loads(self.body))
+        elif parts == ("models",):
+            self.json([self.info(name) for name in self.hub.repositories if self.fits(name)])
+        elif parts[0] == "models" and len(parts) >= 3:
+            self.model("/".join(parts[1:3]), *parts[3:])
+        else:
+            self.json({})
+
+    def model(self, name: str, *parts: str) -> None:
+        repository = self.readable(name)
+        if not parts:
+            self.json(self.info(name))
+        elif parts[0] == "revision":
+            self.json(self.info(name, parts[1]))
+        elif parts[0] == "tree":
+            files = self.files(repository, parts[1])[1]
+            self.json([{"type": "file", "path": p, **sizes(d)} for p, d in sorted(files.items())])
+        elif parts[0] == "refs":
+            tags = [{"name": t, "ref": f"refs/tags/{t}", "targetCommit": oid}
+                    for t, oid in repository.tags.items()]  # fmt: skip
+            head = repository.commits[-1][0]
+            branch = {"name": "main", "ref": "refs/heads/main", "targetCommit": head}
+            self.json({"branches": [branch], "converts": [], "tags": tags})
+        else:
+            self.write(name, repository, *parts)
+
+    def write(self, name: str, repository: Repository, verb: str, *rest: str) -> None:
+        self.writable()
+        if verb == "preupload":
+            asked = json.loads(self.body)["files"]
+            answer = [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False}
+                      for f in asked]  # fmt: skip
+            self.json({"files": answer})
+        elif verb == "commit":
+            self.commit(name, repository)
+        elif verb == "tag" and self.command == "POST":
+            tag = json.loads(self.body)["tag"]
+            if tag in repository.tags:
+                raise Failure(409, message="Tag exists")
+            repository.tags[tag] = self.files(repository, rest[0])[0]
+            self.json({})
+        elif verb == "tag":
+            del repository.tags[rest[0]]
+            self.json({})
+        else:
+            raise Failure(404)
+
+    def commit(self, name: str, repository: Repository) -> None:
+        if self.hub.before_commit is not None:
+            act, self.hub.before_commit = self.hub.before_commit, None
+            act()
+        header, files = {}, {}
+        for line in self.body.decode().splitlines():
+            item = json.loads(line)
+            if item["key"] == "header":
+                header = item["value"]
+            else:
+                files[item["value"]["path"]] = base64.b64decode(item["value"]["content"])
+        with self.hub.lock:
+            head, old = repository.commits[-1]
+            if header.get("parentCommit") not in (None, head):
+                raise Failure(412, message="The head has moved")
+            oid = repository.commit({**old, **files})
+        address = f"http://{self.headers['Host']}"
+        self.json({"commitUrl": f"{address}/{name}/commit/{oid}", "commitOid": oid})
+
+    def create(self, wanted: dict[str, Any]) -> None:
+        self.writable()
+        name = f"{wanted['organization'] or 'me'}/{wanted['name']}"
+        url = f"http://{self.headers['Host']}/{name}"
+        if name in self.hub.repositories:
+            self.json({"url": url}, 409)
+            return
+        private = wanted.get("private") or wanted.get("visibility") == "private"
+        self.hub.repositories[name] = Repository(bool(private))
+        self.hub.repositories[name].commit({".gitattributes": b""})
+        self.json({"url": url})
+
+    def file(self, name: str, revision: str, path: str) -> None:
+        oid, files = self.files(self.readable(name), revision)
+        if path not in files:
+            raise Failure(404, "EntryNotFound")
+        data = files[path]
+        start = int((self.headers.get("Range") or "bytes=0-")[6:].split("-")[0])
+        headers = {"X-Repo-Commit": oid, "ETag": f'"{hashlib.sha1(data).hexdigest()}"',
+                   "Accept-Ranges": "bytes"}  # fmt: skip
+        if start:
+            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+        self.send(206 if start else 200, data[start:], headers)
+
+    def files(self, repository: Repository, revision: str) -> tuple[str, dict[str, bytes]]:
+        found = repository.at(revision)
+        if found is None:
+            raise Failure(404, "RevisionNotFound", "No such revision")
+        return found
+
+    def info(self, name: str, revision: str = "main") -> dict[str, Any]:
+        repository = self.hub.repositories[name]
+        oid, files = self.files(repository, revision)
+        card = card_data(files)
+        return {
+            "_id": oid, "id": name, "modelId": name, "sha": oid, "private": repository.private,
+            "author": name.partition("/")[0], "tags": tags(card), "downloads": 0, "likes": 0,
+            "cardData": card, "siblings": [{"rfilename": path} for path in sorted(files)],
+        }  # fmt: skip
+
+    def fits(self, name: str) -> bool:
+        if self.hub.repositories[name].private and not self.role():
+            return False
+        wanted = {w for each in self.query.get("filter", []) for w in each.split(",")}
+        text = self.query.get("search", [""])[0].lower()
+        return wanted <= set(self.info(name)["tags"]) and text in name.lower()
+
+    def role(self) -> str:
+        token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
+        if token and self.hub.tokens and token not in self.hub.tokens:
+            raise Failure(401, message="Invalid credentials in Authorization header")
+        return self.hub.tokens.get(token, "" if self.hub.tokens else "write")
+
+    def writable(self) -> None:
+        role = self.role()
+        if role != "write":
+            raise Failure(403 if role else 401, message="This token may not write")
+
+    def readable(self, name: str) -> Repository:
+        repository = self.hub.repositories.get(name)
+        if repository is None or (repository.private and not self.role()):
+            raise Failure(404, "RepoNotFound", "Repository not found")
+        return repository
+
+    def json(self, value: Any, status: int = 200) -> None:
+        self.send(status, json.dumps(value).encode(), {"Content-Type": "application/json"})
+
+    def send(self, status: int, data: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if self.hub.cut_after is not None and "ETag" in headers and len(data) > self.hub.cut_after:
+            data, self.hub.cut_after = data[: self.hub.cut_after], None
+            self.close_connection = True
+        self.wfile.write(data)
+
+
+def sizes(data: bytes) -> dict[str, Any]:
+    """What a listing says of a file."""
+    return {"size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+
+
+def card_data(files: dict[str, bytes]) -> dict[str, Any]:
+    """The metadata on top of a card."""
+    text = files.get("README.md", b"").decode()
+    return yaml.safe_load(text.split("---")[1]) or {} if text.startswith("---") else {}
+
+
+def tags(card: dict[str, Any]) -> list[str]:
+    """The tags that the Hub derives from a card."""
+    base = card.get("base_model")
+    relation = f":{card['base_model_relation']}" if "base_model_relation" in card else ""
+    derived = [f"base_model:{base}", f"base_model{relation}:{base}"] if base else []
+    return [*card.get("tags", []), *derived]
+
+
+@contextmanager
+def serving() -> Iterator[tuple[Hub, str]]:
+    """A hub and its address, on this machine alone, for as long as the context."""
+    hub = Hub()
+    handler = type("Bound", (Handler,), {"hub": hub})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield hub, f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
