@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 from adapterhub._version import __version__
 from adapterhub.attention import KeyValueSlot, keyvalue_slot
 from adapterhub.backbones.anatomy import CHILD, Anatomy, Site
-from adapterhub.backbones.load import kind_of
+from adapterhub.backbones.load import kind_of, name_of, storage_of
 from adapterhub.errors import AttachError
-from adapterhub.files.manifest import BackboneRef, Manifest
+from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead
 from adapterhub.files.native import write_adapter
 from adapterhub.methods.base import Method
 from adapterhub.methods.spec import dump
@@ -27,6 +27,7 @@ from adapterhub.slots import Slot, drop_slot, output_slot
 
 HEAD = "head"
 LABEL_FIELDS = ("id2label", "label2id", "problem_type")
+LISTING = ("description", "license", "language", "tags")  # the manifest's fields for registries
 
 
 @dataclass
@@ -107,6 +108,7 @@ class Notes:
     training: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     card: str = ""
+    listing: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -225,23 +227,29 @@ class Adapter:
     def manifest(self) -> Manifest:
         """What the adapter's files say of it; `write_adapter` adds what it knows of the files."""
         config = self.model.config
+        name, revision = name_of(self.model)
+        dtype, quantization = storage_of(self.model)
+        kind = kind_of(self.model)
         return Manifest(
             name=self.name,
             methods=dump([method.folded() for method in self.methods]),
             backbone=BackboneRef(
-                id=_logical_name(self.model),
-                revision=getattr(config, "_commit_hash", None),
+                id=name,
+                revision=revision,
                 fingerprint=self.home.fingerprint(),
                 model_type=config.model_type,
+                dtype=dtype,
+                quantization=quantization,
             ),
             tokenizer=self.notes.tokenizer,
-            task=self.notes.task or (kind_of(self.model) if self.head else None),
+            task=self.notes.task or (kind if self.head else None),
             labels=self.labels,
-            head=self.head is not None,
+            head=TaskHead(kind, self.head.labels["problem_type"]) if self.head else None,
             training=self.notes.training,
             metrics=self.notes.metrics,
             versions={"adapterhub": __version__}
             | {name: version(name) for name in ("torch", "transformers")},
+            **self.notes.listing,
         )
 
     def train_mode(self, dropout: bool = False) -> None:
@@ -268,12 +276,6 @@ def _still(module: nn.Module, trained: set[int], parent: bool) -> None:
     module.training = mode
     for child in module.children():
         _still(child, trained, mode)
-
-
-def _logical_name(model: PreTrainedModel) -> str:
-    """A Hub id as it is; a folder by its last part, for a path means nothing elsewhere."""
-    name = model.config._name_or_path or f"unnamed-{model.config.model_type}"
-    return Path(name).name if Path(name).is_dir() or Path(name).is_absolute() else name
 
 
 def _folded(placed: Placed) -> tuple[Method, nn.Module]:

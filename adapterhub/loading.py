@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from adapterhub.adapter import HEAD, Adapter, Head, Notes
+from adapterhub.adapter import HEAD, LISTING, Adapter, Head, Notes
 from adapterhub.attachment import place
 from adapterhub.errors import MismatchError
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_adapter
-from adapterhub.methods.spec import parse
+from adapterhub.methods.spec import restore
 
 
 def load(
@@ -35,6 +35,7 @@ def load(
             backbone; every tensor that does not fit is listed. AttachError: the name is taken.
     """
     manifest, tensors = read_adapter(Path(folder))
+    methods = restore(manifest.methods, f"the adapter {manifest.name!r}")
 
     def fill(adapter: Adapter) -> None:
         if not any_backbone:
@@ -46,11 +47,17 @@ def load(
     with torch.random.fork_rng(
         devices=[]
     ):  # the initial values are overwritten: leave the generator alone
-        return place(model, parse(manifest.methods), name or manifest.name, prepare=fill)
+        return place(model, methods, name or manifest.name, prepare=fill)
 
 
 def _notes(manifest: Manifest) -> Notes:
-    return Notes(manifest.task, manifest.tokenizer, dict(manifest.training), dict(manifest.metrics))
+    return Notes(
+        manifest.task,
+        manifest.tokenizer,
+        dict(manifest.training),
+        dict(manifest.metrics),
+        listing={name: getattr(manifest, name) for name in LISTING},
+    )
 
 
 def _check_backbone(manifest: Manifest, adapter: Adapter) -> None:
@@ -67,12 +74,13 @@ def _check_backbone(manifest: Manifest, adapter: Adapter) -> None:
 
 def _fit_head(manifest: Manifest, tensors: Mapping[str, Tensor], adapter: Adapter) -> None:
     """Give the adapter a head of the saved size and its labels."""
-    if not manifest.head:
+    saved = manifest.head
+    if saved is None:
         adapter.head = None
     elif adapter.head is None:
         raise MismatchError(
             f"the adapter {manifest.name!r} has a task head, the model has none",
-            hint=f"load_backbone({manifest.backbone.id!r}, task={manifest.task!r}, "
+            hint=f"load_backbone({manifest.backbone.id!r}, task={saved.kind!r}, "
             f"labels={list(manifest.labels)!r})",
         )
     else:
@@ -81,7 +89,7 @@ def _fit_head(manifest: Manifest, tensors: Mapping[str, Tensor], adapter: Adapte
             _resize(
                 module, f"{HEAD}.{child}", tensors, adapter.model.config.num_labels or 0, outputs
             )
-        _set_labels(adapter.head, manifest)
+        _set_labels(adapter.head, manifest, saved.problem_type)
 
 
 def _resize(
@@ -99,12 +107,12 @@ def _resize(
                     module.out_features = outputs
 
 
-def _set_labels(head: Head, manifest: Manifest) -> None:
+def _set_labels(head: Head, manifest: Manifest, problem_type: str | None) -> None:
     labels = manifest.labels or ("LABEL_0",)
     head.labels = {
         "id2label": dict(enumerate(labels)),
         "label2id": {label: i for i, label in enumerate(labels)},
-        "problem_type": "single_label_classification" if manifest.labels else "regression",
+        "problem_type": problem_type if manifest.labels else "regression",
     }
 
 

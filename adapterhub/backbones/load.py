@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from adapterhub.errors import BackboneError, ConfigError, did_you_mean
 
 FRESH = "_adapterhub_fresh"
+_CACHED = re.compile(r"/models--([^/]+)/snapshots/([0-9a-f]{40})/?$")
+_HUB_ID = re.compile(r"(?!\.)[\w.-]+(/[\w.-]+)?")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -134,6 +137,33 @@ def kind_of(model: PreTrainedModel) -> str | None:
         if type(model) in classes and not (row.classes and one_number):
             return name
     return None
+
+
+def storage_of(model: PreTrainedModel) -> tuple[str | None, str | None]:
+    """How a model's weights are held: the dtype, a key of DTYPES, and the kind of quantization,
+    if any."""
+    dtype = next((name for name, dtype in DTYPES.items() if dtype == model.dtype), None)
+    config = getattr(model.config, "quantization_config", None)
+    if config is None:
+        return dtype, None
+    facts = config if isinstance(config, dict) else config.to_dict()
+    if facts.get("load_in_4bit"):
+        return dtype, str(facts.get("bnb_4bit_quant_type", "int4"))
+    return dtype, "int8" if facts.get("load_in_8bit") else str(facts.get("quant_method", "unknown"))
+
+
+def name_of(model: PreTrainedModel) -> tuple[str, str | None]:
+    """What a model's backbone is called everywhere, and its commit: a Hub id as it is; a folder by
+    its last part, for a path means nothing elsewhere; a folder of the Hub's cache by its id."""
+    name = str(model.config._name_or_path or f"unnamed-{model.config.model_type}")
+    if cached := _CACHED.search(name.replace("\\", "/")):
+        return cached[1].replace("--", "/"), cached[2]
+    revision: str | None = getattr(model.config, "_commit_hash", None)
+    if not Path(name).is_dir() and _HUB_ID.fullmatch(name):
+        return name, revision
+    last = Path(name.replace("\\", "/")).expanduser().resolve().name
+    plain = re.sub(r"[^A-Za-z0-9_.-]+|\.\.+", "-", last).strip("-.")
+    return plain or f"unnamed-{model.config.model_type}", revision
 
 
 def _check_choice(what: str, value: str, choices: dict[str, Any]) -> None:
