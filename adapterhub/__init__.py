@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from adapterhub.attachment import attach as attach
     from adapterhub.attachment import detach as detach
     from adapterhub.backbones.families import anatomy_of as anatomy_of
+    from adapterhub.backbones.load import fingerprint as fingerprint
     from adapterhub.backbones.load import load_backbone as load_backbone
     from adapterhub.loading import load as load
     from adapterhub.methods.base import METHODS as METHODS
@@ -35,6 +36,7 @@ _LAZY = {
     "anatomy_of": "backbones.families",
     "attach": "attachment",
     "detach": "attachment",
+    "fingerprint": "backbones.load",
     "load": "loading",
     "load_backbone": "backbones.load",
 }

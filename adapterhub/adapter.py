@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub._version import __version__
 from adapterhub.attention import KeyValueSlot, keyvalue_slot
 from adapterhub.backbones.anatomy import CHILD, Anatomy, Site
 from adapterhub.backbones.load import kind_of, name_of, storage_of
+from adapterhub.backbones.tokenizer import bound
 from adapterhub.errors import AttachError
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead
 from adapterhub.files.native import write_adapter
@@ -24,6 +26,7 @@ from adapterhub.methods.spec import dump
 from adapterhub.mixing import mix_slot
 from adapterhub.prompting import forget_prompt, prompt_slot
 from adapterhub.slots import Slot, drop_slot, output_slot
+from adapterhub.vocabulary import Vocabulary
 
 HEAD = "head"
 LABEL_FIELDS = ("id2label", "label2id", "problem_type")
@@ -105,6 +108,7 @@ class Notes:
 
     task: str | None = None
     tokenizer: str | None = None
+    chat_template: str | None = None
     training: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     card: str = ""
@@ -123,8 +127,10 @@ class Adapter:
     changed: list[Changed] = field(repr=False)
     head: Head | None = field(repr=False)
     home: Home = field(repr=False)
+    vocabulary: Vocabulary | None = field(default=None, repr=False)
     notes: Notes = field(default_factory=Notes, repr=False)
     active: bool = field(default=False, init=False)
+    undo: Callable[[], None] | None = field(default=None, init=False, repr=False)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -157,6 +163,8 @@ class Adapter:
         for child, module in (self.head.own if self.head else {}).items():
             for name, tensor in module.state_dict(keep_vars=True).items():
                 yield None, 1.0, f"{HEAD}.{child}.{name}", tensor
+        for name, rows in (self.vocabulary.tensors() if self.vocabulary else {}).items():
+            yield None, 1.0, name, rows
 
     def parameters(self) -> list[nn.Parameter]:
         """The trainable parameters: objects, not names."""
@@ -183,6 +191,8 @@ class Adapter:
             slot_at(self.model, placed.site).switch(placed.key, on)
         for changed in self.changed:
             changed.swap(on)
+        if self.vocabulary:
+            self.vocabulary.switch(on)
         if self.head:
             self.head.swap(self.model, on)
         self.active = on
@@ -191,6 +201,8 @@ class Adapter:
         """Put the site modules into their hosts' slots, inactive."""
         for placed in self.placed:
             make_slot(self.anatomy, placed).add(placed.key, placed.site, placed.module)
+        if self.vocabulary:
+            self.vocabulary.seat()
 
     def unseat(self) -> None:
         """Take the site modules away, and the slots that are empty then."""
@@ -202,6 +214,16 @@ class Adapter:
                 drop_slot(self.model, placed.site.host)
                 if placed.site.kind == "embed":
                     forget_prompt(self.model)
+        if self.vocabulary:
+            self.vocabulary.unseat()
+        if self.undo:
+            self.undo()
+
+    def set_template(self, tokenizer: PreTrainedTokenizerBase, template: str) -> None:
+        """Give a tokenizer the chat template that the adapter was trained with, until the adapter
+        is taken off."""
+        old, tokenizer.chat_template = tokenizer.chat_template, template
+        self.undo = partial(setattr, tokenizer, "chat_template", old)
 
     def detach(self) -> None:
         """Take the adapter off: bytes, keys, modules and `requires_grad` are as they were
@@ -229,7 +251,7 @@ class Adapter:
         config = self.model.config
         name, revision = name_of(self.model)
         dtype, quantization = storage_of(self.model)
-        kind = kind_of(self.model)
+        kind, known = kind_of(self.model), bound(self.model)
         return Manifest(
             name=self.name,
             methods=dump([method.folded() for method in self.methods]),
@@ -241,7 +263,9 @@ class Adapter:
                 dtype=dtype,
                 quantization=quantization,
             ),
-            tokenizer=self.notes.tokenizer,
+            tokenizer=known.identity() if known else self.notes.tokenizer,
+            tokens=self.vocabulary.tokens if self.vocabulary else (),
+            chat_template=self.notes.chat_template or (known.chat_template() if known else None),
             task=self.notes.task or (kind if self.head else None),
             labels=self.labels,
             head=TaskHead(kind, self.head.labels["problem_type"]) if self.head else None,
