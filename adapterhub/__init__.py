@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from adapterhub.attachment import attach as attach
     from adapterhub.attachment import detach as detach
     from adapterhub.backbones.families import anatomy_of as anatomy_of
+    from adapterhub.backbones.load import fingerprint as fingerprint
     from adapterhub.backbones.load import load_backbone as load_backbone
     from adapterhub.methods.base import METHODS as METHODS
     from adapterhub.registry.load import load as load
@@ -42,6 +43,7 @@ _LAZY = {
     "anatomy_of": "backbones.families",
     "attach": "attachment",
     "detach": "attachment",
+    "fingerprint": "backbones.load",
     "load": "registry.load",
     "load_backbone": "backbones.load",
     "publish": "registry.verbs",

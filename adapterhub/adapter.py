@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub._version import __version__
 from adapterhub.attention import KeyValueSlot, keyvalue_slot
 from adapterhub.backbones.anatomy import CHILD, Anatomy, Site
-from adapterhub.backbones.load import kind_of
+from adapterhub.backbones.load import kind_of, name_of, storage_of
+from adapterhub.backbones.tokenizer import bound
 from adapterhub.errors import AttachError
-from adapterhub.files.manifest import BackboneRef, Manifest
+from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead
 from adapterhub.files.native import write_adapter
 from adapterhub.methods.base import Method
 from adapterhub.methods.spec import dump
 from adapterhub.mixing import mix_slot
 from adapterhub.prompting import forget_prompt, prompt_slot
 from adapterhub.slots import Slot, drop_slot, output_slot
+from adapterhub.vocabulary import Vocabulary
 
 HEAD = "head"
 LABEL_FIELDS = ("id2label", "label2id", "problem_type")
+LISTING = ("description", "license", "language", "tags")  # the manifest's fields for registries
 
 
 @dataclass
@@ -104,9 +108,11 @@ class Notes:
 
     task: str | None = None
     tokenizer: str | None = None
+    chat_template: str | None = None
     training: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     card: str = ""
+    listing: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -121,8 +127,10 @@ class Adapter:
     changed: list[Changed] = field(repr=False)
     head: Head | None = field(repr=False)
     home: Home = field(repr=False)
+    vocabulary: Vocabulary | None = field(default=None, repr=False)
     notes: Notes = field(default_factory=Notes, repr=False)
     active: bool = field(default=False, init=False)
+    undo: Callable[[], None] | None = field(default=None, init=False, repr=False)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -155,6 +163,8 @@ class Adapter:
         for child, module in (self.head.own if self.head else {}).items():
             for name, tensor in module.state_dict(keep_vars=True).items():
                 yield None, 1.0, f"{HEAD}.{child}.{name}", tensor
+        for name, rows in (self.vocabulary.tensors() if self.vocabulary else {}).items():
+            yield None, 1.0, name, rows
 
     def parameters(self) -> list[nn.Parameter]:
         """The trainable parameters: objects, not names."""
@@ -181,6 +191,8 @@ class Adapter:
             slot_at(self.model, placed.site).switch(placed.key, on)
         for changed in self.changed:
             changed.swap(on)
+        if self.vocabulary:
+            self.vocabulary.switch(on)
         if self.head:
             self.head.swap(self.model, on)
         self.active = on
@@ -189,6 +201,8 @@ class Adapter:
         """Put the site modules into their hosts' slots, inactive."""
         for placed in self.placed:
             make_slot(self.anatomy, placed).add(placed.key, placed.site, placed.module)
+        if self.vocabulary:
+            self.vocabulary.seat()
 
     def unseat(self) -> None:
         """Take the site modules away, and the slots that are empty then."""
@@ -200,6 +214,16 @@ class Adapter:
                 drop_slot(self.model, placed.site.host)
                 if placed.site.kind == "embed":
                     forget_prompt(self.model)
+        if self.vocabulary:
+            self.vocabulary.unseat()
+        if self.undo:
+            self.undo()
+
+    def set_template(self, tokenizer: PreTrainedTokenizerBase, template: str) -> None:
+        """Give a tokenizer the chat template that the adapter was trained with, until the adapter
+        is taken off."""
+        old, tokenizer.chat_template = tokenizer.chat_template, template
+        self.undo = partial(setattr, tokenizer, "chat_template", old)
 
     def detach(self) -> None:
         """Take the adapter off: bytes, keys, modules and `requires_grad` are as they were
@@ -225,23 +249,31 @@ class Adapter:
     def manifest(self) -> Manifest:
         """What the adapter's files say of it; `write_adapter` adds what it knows of the files."""
         config = self.model.config
+        name, revision = name_of(self.model)
+        dtype, quantization = storage_of(self.model)
+        kind, known = kind_of(self.model), bound(self.model)
         return Manifest(
             name=self.name,
             methods=dump([method.folded() for method in self.methods]),
             backbone=BackboneRef(
-                id=_logical_name(self.model),
-                revision=getattr(config, "_commit_hash", None),
+                id=name,
+                revision=revision,
                 fingerprint=self.home.fingerprint(),
                 model_type=config.model_type,
+                dtype=dtype,
+                quantization=quantization,
             ),
-            tokenizer=self.notes.tokenizer,
-            task=self.notes.task or (kind_of(self.model) if self.head else None),
+            tokenizer=known.identity() if known else self.notes.tokenizer,
+            tokens=self.vocabulary.tokens if self.vocabulary else (),
+            chat_template=self.notes.chat_template or (known.chat_template() if known else None),
+            task=self.notes.task or (kind if self.head else None),
             labels=self.labels,
-            head=self.head is not None,
+            head=TaskHead(kind, self.head.labels["problem_type"]) if self.head else None,
             training=self.notes.training,
             metrics=self.notes.metrics,
             versions={"adapterhub": __version__}
             | {name: version(name) for name in ("torch", "transformers")},
+            **self.notes.listing,
         )
 
     def train_mode(self, dropout: bool = False) -> None:
@@ -268,12 +300,6 @@ def _still(module: nn.Module, trained: set[int], parent: bool) -> None:
     module.training = mode
     for child in module.children():
         _still(child, trained, mode)
-
-
-def _logical_name(model: PreTrainedModel) -> str:
-    """A Hub id as it is; a folder by its last part, for a path means nothing elsewhere."""
-    name = model.config._name_or_path or f"unnamed-{model.config.model_type}"
-    return Path(name).name if Path(name).is_dir() or Path(name).is_absolute() else name
 
 
 def _folded(placed: Placed) -> tuple[Method, nn.Module]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapter import (
     LABEL_FIELDS,
@@ -30,10 +30,13 @@ from adapterhub.attention import check_attention, route_attention
 from adapterhub.backbones.anatomy import Anatomy
 from adapterhub.backbones.families import anatomy_of
 from adapterhub.backbones.fingerprint import fingerprint_of
-from adapterhub.backbones.load import FRESH
+from adapterhub.backbones.load import FRESH, origin_of, rows_of, table_of
+from adapterhub.backbones.tokenizer import bind, bound
 from adapterhub.errors import AdapterhubError, AttachError, SiteError, did_you_mean
+from adapterhub.files.manifest import NewToken
 from adapterhub.methods.base import METHODS, Method, Placement, Step, Unfrozen
 from adapterhub.methods.spec import Spec, parse
+from adapterhub.vocabulary import Vocabulary, tokens_of, vocabulary_of
 
 _STATE = "_adapterhub"
 
@@ -66,12 +69,14 @@ class Attachments:
         """The identity of the backbone as it was before any adapter."""
         own = {id(c.own): c.original for a in self.adapters.values() for c in a.changed}
         fresh: frozenset[str] = getattr(self.model, FRESH, frozenset())
-        sited = tuple(f"{stack}." for stack in self.anatomy.stacks)
-        return fingerprint_of(
-            (key if (key := self.anatomy.key(path)).startswith(sited) else "", own.get(id(p), p))
+        table, rows = table_of(self.model), rows_of(self.model)
+        named = (
+            # Only the rows of the checkpoint: some may have been added since.
+            (path, own.get(id(p), p)[: rows if p is table else None])
             for path, p in self.anatomy.parameters().items()
             if path not in fresh
         )
+        return fingerprint_of(named, origin_of(self.model))
 
 
 def attachments(model: PreTrainedModel) -> Attachments | None:
@@ -84,11 +89,20 @@ def backbone_fingerprint(model: PreTrainedModel) -> str:
     return (attachments(model) or _fresh_state(model)).fingerprint()
 
 
-def attach(model: PreTrainedModel, method: Spec, *, name: str = "default") -> Adapter:
+def attach(
+    model: PreTrainedModel,
+    method: Spec,
+    *,
+    name: str = "default",
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> Adapter:
     """Put a new adapter on a model, and make it the active one.
 
     `method` is a spec (`"lora"`, `"lora(rank=16)"`, a mapping), a method object, or a list of
     these. Initial values are drawn from torch's global generator.
+
+    Tokens that were added to the `tokenizer` get rows of the embedding that belong to the adapter
+    and train with it. `load_backbone` remembers its tokenizer; that of another model is given here.
 
     Raises:
         ConfigError: an unknown method or option.
@@ -96,7 +110,20 @@ def attach(model: PreTrainedModel, method: Spec, *, name: str = "default") -> Ad
             all, the error names those that do.
         AttachError: the name is taken, the model is compiled, or nothing would train.
     """
-    return place(model, parse(method), name)
+    methods = parse(method)
+    if tokenizer is not None:
+        bind_new(model, tokenizer)
+    return place(model, methods, name)
+
+
+def bind_new(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tokens: Sequence[NewToken] = ()
+) -> None:
+    """Remember a tokenizer that `load_backbone` did not make: what the checkpoint has no rows for,
+    and `tokens`, is new."""
+    known, table = rows_of(model), table_of(model)
+    limits = [known] if known is not None else [len(table)] if table is not None else []
+    bind(model, tokenizer, min([len(tokenizer), *limits, *(token.id for token in tokens)]))
 
 
 def place(
@@ -104,9 +131,10 @@ def place(
     methods: Sequence[Method],
     name: str,
     prepare: Callable[[Adapter], None] = lambda adapter: None,
+    tokens: tuple[NewToken, ...] | None = None,
 ) -> Adapter:
     """`attach` for parsed methods. `prepare` may fill the adapter, or refuse it, before it touches
-    the model."""
+    the model. Without `tokens`, those that are new to the model's tokenizer."""
     _refuse_compiled(model)
     state = attachments(model) or _fresh_state(model)
     if name in state.adapters:
@@ -117,7 +145,8 @@ def place(
     active = [a.name for a in state.adapters.values() if a.active]
     _activate(state, ())
     try:
-        adapter = _build(state, tuple(methods), name)
+        new = tokens_of(bound(model)) if tokens is None else tokens
+        adapter = _build(state, tuple(methods), name, new)
         prepare(adapter)
         _check(adapter)
     except BaseException:
@@ -163,7 +192,9 @@ def _fresh_state(model: PreTrainedModel) -> Attachments:
     return Attachments(model, anatomy_of(model), [(p, p.requires_grad) for p in model.parameters()])
 
 
-def _build(state: Attachments, methods: tuple[Method, ...], name: str) -> Adapter:
+def _build(
+    state: Attachments, methods: tuple[Method, ...], name: str, tokens: tuple[NewToken, ...]
+) -> Adapter:
     steps = [
         (part, step)
         for method in methods
@@ -190,8 +221,25 @@ def _build(state: Attachments, methods: tuple[Method, ...], name: str) -> Adapte
     changed = list(_own_copies(state, unfrozen))
     head = _own_head(state)
     adapter = Adapter(name, methods, state.model, state.anatomy, placed, changed, head, state)
+    adapter.vocabulary = _vocabulary(state, tokens, prefix)
     duplicate_tensors(adapter)
     return adapter
+
+
+def _vocabulary(state: Attachments, tokens: tuple[NewToken, ...], key: str) -> Vocabulary | None:
+    """The rows of new tokens; rows that were added to the model without a token are refused."""
+    table = table_of(state.model)
+    if table is None:
+        return None
+    known = rows_of(state.model) or len(table)
+    if tokens:
+        return vocabulary_of(state.model, tokens, known, f"{key}-tokens")
+    if len(table) > known:
+        raise AttachError(
+            f"the embedding has {len(table)} rows, its checkpoint {known}: which tokens are new?",
+            hint="attach(..., tokenizer=tokenizer), with the tokenizer that they were added to",
+        )
+    return None
 
 
 def _plan(method: Method, part: Method, anatomy: Anatomy) -> list[Step]:

@@ -94,6 +94,14 @@ def to_dict(obj: object) -> dict[str, Any]:
     return typing.cast("dict[str, Any]", _plain(obj, ""))
 
 
+def says_nothing(value: object) -> bool:
+    """Whether an unknown field or option may be ignored: it is null, false, "", [] or {}.
+
+    So is every new one at the value where it changes nothing (see `adapterhub.files.native`).
+    """
+    return value is None or value is False or value in ("", [], {}, ())
+
+
 def merge(base: Mapping[str, object], override: Mapping[str, object]) -> dict[str, Any]:
     """A new dict: `base` with `override` laid over it, mapping by mapping; neither is changed."""
     merged: dict[str, Any] = {}

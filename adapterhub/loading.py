@@ -8,14 +8,16 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from adapterhub.adapter import HEAD, Adapter, Head, Notes
-from adapterhub.attachment import place
+from adapterhub.adapter import HEAD, LISTING, Adapter, Head, Notes
+from adapterhub.attachment import bind_new, place
+from adapterhub.backbones.tokenizer import Bound, bound
 from adapterhub.errors import MismatchError
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_adapter
-from adapterhub.methods.spec import parse
+from adapterhub.methods.spec import restore
+from adapterhub.vocabulary import teach
 
 
 def load(
@@ -23,18 +25,24 @@ def load(
     folder: str | Path,
     *,
     name: str | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     any_backbone: bool = False,
+    any_tokenizer: bool = False,
 ) -> Adapter:
     """Put the adapter of a folder on a model, with its head and labels, and make it the active one.
 
-    `name` replaces the name that it was saved under. `any_backbone` skips the check of the
-    fingerprint: the adapter was trained on other weights, and what it computes here is up to you.
+    `name` replaces the name that it was saved under. `tokenizer` is the model's, where
+    `load_backbone` did not make both: it gets the adapter's new tokens and chat template (detaching
+    puts the old template back). `any_backbone` skips the check of the fingerprint, `any_tokenizer`
+    that of the tokenizer: the adapter was trained with others, and what it computes is up to you.
 
     Raises:
         FileError: the files are broken. MismatchError: the files are sound, but for another
-            backbone; every tensor that does not fit is listed. AttachError: the name is taken.
+            backbone or tokenizer; every tensor that does not fit is listed. AttachError: the name
+            is taken.
     """
     manifest, tensors = read_adapter(Path(folder))
+    methods = restore(manifest.methods, f"the adapter {manifest.name!r}")
 
     def fill(adapter: Adapter) -> None:
         if not any_backbone:
@@ -43,14 +51,30 @@ def load(
         _copy(tensors, adapter)
         adapter.notes = _notes(manifest)
 
+    if tokenizer is not None:
+        bind_new(model, tokenizer, manifest.tokens)
+    if known := bound(model):
+        if not any_tokenizer:
+            _check_tokenizer(manifest, known)
+        teach(known, manifest.tokens)
     with torch.random.fork_rng(
         devices=[]
     ):  # the initial values are overwritten: leave the generator alone
-        return place(model, parse(manifest.methods), name or manifest.name, prepare=fill)
+        adapter = place(model, methods, name or manifest.name, fill, manifest.tokens)
+    if known and manifest.chat_template:
+        adapter.set_template(known.tokenizer, manifest.chat_template)
+    return adapter
 
 
 def _notes(manifest: Manifest) -> Notes:
-    return Notes(manifest.task, manifest.tokenizer, dict(manifest.training), dict(manifest.metrics))
+    return Notes(
+        manifest.task,
+        manifest.tokenizer,
+        manifest.chat_template,
+        dict(manifest.training),
+        dict(manifest.metrics),
+        listing={name: getattr(manifest, name) for name in LISTING},
+    )
 
 
 def _check_backbone(manifest: Manifest, adapter: Adapter) -> None:
@@ -65,14 +89,26 @@ def _check_backbone(manifest: Manifest, adapter: Adapter) -> None:
         )
 
 
+def _check_tokenizer(manifest: Manifest, known: Bound) -> None:
+    found = known.identity()
+    if manifest.tokenizer not in (None, found):
+        raise MismatchError(
+            f"the adapter {manifest.name!r} was trained with another tokenizer",
+            offenders=[f"this tokenizer: {known.tokenizer.name_or_path}, {found}"],
+            expected=f"that of {manifest.backbone.id}, {manifest.tokenizer}",
+            hint=f"load_backbone({manifest.backbone.id!r}), or load(..., any_tokenizer=True)",
+        )
+
+
 def _fit_head(manifest: Manifest, tensors: Mapping[str, Tensor], adapter: Adapter) -> None:
     """Give the adapter a head of the saved size and its labels."""
-    if not manifest.head:
+    saved = manifest.head
+    if saved is None:
         adapter.head = None
     elif adapter.head is None:
         raise MismatchError(
             f"the adapter {manifest.name!r} has a task head, the model has none",
-            hint=f"load_backbone({manifest.backbone.id!r}, task={manifest.task!r}, "
+            hint=f"load_backbone({manifest.backbone.id!r}, task={saved.kind!r}, "
             f"labels={list(manifest.labels)!r})",
         )
     else:
@@ -81,7 +117,7 @@ def _fit_head(manifest: Manifest, tensors: Mapping[str, Tensor], adapter: Adapte
             _resize(
                 module, f"{HEAD}.{child}", tensors, adapter.model.config.num_labels or 0, outputs
             )
-        _set_labels(adapter.head, manifest)
+        _set_labels(adapter.head, manifest, saved.problem_type)
 
 
 def _resize(
@@ -99,12 +135,12 @@ def _resize(
                     module.out_features = outputs
 
 
-def _set_labels(head: Head, manifest: Manifest) -> None:
+def _set_labels(head: Head, manifest: Manifest, problem_type: str | None) -> None:
     labels = manifest.labels or ("LABEL_0",)
     head.labels = {
         "id2label": dict(enumerate(labels)),
         "label2id": {label: i for i, label in enumerate(labels)},
-        "problem_type": "single_label_classification" if manifest.labels else "regression",
+        "problem_type": problem_type if manifest.labels else "regression",
     }
 
 

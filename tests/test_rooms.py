@@ -16,7 +16,7 @@ ROOMS = (
     ("methods",),
     ("files",),
     ("slots",),
-    ("attention", "prompting", "mixing"),
+    ("attention", "prompting", "mixing", "vocabulary"),
     ("adapter",),
     ("attachment",),
     ("loading",),

@@ -3,7 +3,7 @@
 from adapterhub.backbones.anatomy import Anatomy, Family, Site, Stack
 from adapterhub.backbones.families import FAMILIES, anatomy_of
 from adapterhub.backbones.fingerprint import fingerprint_of
-from adapterhub.backbones.load import load_backbone
+from adapterhub.backbones.load import fingerprint, load_backbone
 
 __all__ = [
     "FAMILIES",
@@ -12,6 +12,7 @@ __all__ = [
     "Site",
     "Stack",
     "anatomy_of",
+    "fingerprint",
     "fingerprint_of",
     "load_backbone",
 ]

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,13 +20,21 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from tokenizers import AddedToken
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from adapterhub.backbones.fingerprint import fingerprint_of_files
+from adapterhub.backbones.tokenizer import bind
 from adapterhub.errors import BackboneError, ConfigError, did_you_mean
 
 FRESH = "_adapterhub_fresh"
+_ORIGIN = "_adapterhub_origin"
+_ROWS = "_adapterhub_rows"
+_CACHED = re.compile(r"/models--([^/]+)/snapshots/([0-9a-f]{40})/?$")
+_HUB_ID = re.compile(r"(?!\.)[\w.-]+(/[\w.-]+)?")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -98,11 +108,13 @@ def load_backbone(
     revision: str | None = None,
     dtype: str = "fp32",
     attention: str | None = None,
+    new_tokens: Sequence[str] = (),
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A pre-trained model with the head of a task, and its tokenizer.
 
     `backbone` is a folder or a Hub id; `revision` a branch, tag or commit of the latter. `labels`
     are the names of the classes, in the order of the logits. `dtype` is fp32, bf16 or fp16.
+    `new_tokens` are added to the tokenizer; their rows belong to the adapters that are attached.
 
     Raises:
         BackboneError: nothing is found there, or it cannot be loaded.
@@ -121,7 +133,12 @@ def load_backbone(
     model.config._name_or_path = model.name_or_path = backbone
     model.config._commit_hash = commit
     setattr(model, FRESH, frozenset(info["missing_keys"]))
+    setattr(model, _ORIGIN, str(folder))
+    if (table := table_of(model)) is not None:
+        setattr(model, _ROWS, table.shape[0])
     _set_padding(model, tokenizer)
+    bind(model, tokenizer, max(tokenizer.get_vocab().values(), default=-1) + 1)
+    tokenizer.add_tokens([AddedToken(t, normalized=False) for t in new_tokens])
     return model.eval(), tokenizer
 
 
@@ -134,6 +151,75 @@ def kind_of(model: PreTrainedModel) -> str | None:
         if type(model) in classes and not (row.classes and one_number):
             return name
     return None
+
+
+def origin_of(model: PreTrainedModel) -> Path | None:
+    """The folder that a model was loaded from, if it is still there; the network is not asked."""
+    name = str(model.config._name_or_path)
+    for folder in (getattr(model, _ORIGIN, ""), name):
+        if folder and Path(folder).is_dir():
+            return Path(folder)
+    if not _HUB_ID.fullmatch(name):
+        return None
+    commit = getattr(model.config, "_commit_hash", None)
+    cached = try_to_load_from_cache(name, "config.json", revision=commit)
+    return Path(cached).parent if isinstance(cached, str) else None
+
+
+def table_of(model: PreTrainedModel) -> nn.Parameter | None:
+    """The weight of the token embedding, (rows, d), if the model has one."""
+    try:
+        weight = model.get_input_embeddings().weight
+    except (NotImplementedError, AttributeError):
+        return None
+    return weight if isinstance(weight, nn.Parameter) and weight.ndim == 2 else None
+
+
+def rows_of(model: PreTrainedModel) -> int | None:
+    """The rows of the checkpoint's token embedding, if that is known: the model may have more."""
+    rows: int | None = getattr(model, _ROWS, None)
+    origin = origin_of(model)
+    if rows is None and origin is not None and (origin / "config.json").is_file():
+        config = json.loads((origin / "config.json").read_text(encoding="utf-8"))
+        rows = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    return rows
+
+
+def fingerprint(backbone: str | Path, *, revision: str | None = None) -> str:
+    """The identity of a backbone, a folder or a Hub id, from its files: no model is made of them.
+
+    Raises:
+        BackboneError: nothing is found there, or its files cannot be read.
+    """
+    folder, _ = find(str(backbone), revision)
+    return fingerprint_of_files(folder)
+
+
+def storage_of(model: PreTrainedModel) -> tuple[str | None, str | None]:
+    """How a model's weights are held: the dtype, a key of DTYPES, and the kind of quantization,
+    if any."""
+    dtype = next((name for name, dtype in DTYPES.items() if dtype == model.dtype), None)
+    config = getattr(model.config, "quantization_config", None)
+    if config is None:
+        return dtype, None
+    facts = config if isinstance(config, dict) else config.to_dict()
+    if facts.get("load_in_4bit"):
+        return dtype, str(facts.get("bnb_4bit_quant_type", "int4"))
+    return dtype, "int8" if facts.get("load_in_8bit") else str(facts.get("quant_method", "unknown"))
+
+
+def name_of(model: PreTrainedModel) -> tuple[str, str | None]:
+    """What a model's backbone is called everywhere, and its commit: a Hub id as it is; a folder by
+    its last part, for a path means nothing elsewhere; a folder of the Hub's cache by its id."""
+    name = str(model.config._name_or_path or f"unnamed-{model.config.model_type}")
+    if cached := _CACHED.search(name.replace("\\", "/")):
+        return cached[1].replace("--", "/"), cached[2]
+    revision: str | None = getattr(model.config, "_commit_hash", None)
+    if not Path(name).is_dir() and _HUB_ID.fullmatch(name):
+        return name, revision
+    last = Path(name.replace("\\", "/")).expanduser().resolve().name
+    plain = re.sub(r"[^A-Za-z0-9_.-]+|\.\.+", "-", last).strip("-.")
+    return plain or f"unnamed-{model.config.model_type}", revision
 
 
 def _check_choice(what: str, value: str, choices: dict[str, Any]) -> None:

@@ -19,19 +19,22 @@ from adapterhub.cli.format import count_text, plain_table
 def command(backbone: str, revision: str | None, as_json: bool) -> None:
     """Show the anatomy of BACKBONE (a Hub id or a folder): its sites and parameters, and which
     methods fit."""
-    from adapterhub.backbones import anatomy_of, load_backbone
+    from adapterhub.backbones import anatomy_of, fingerprint, load_backbone
 
     model, _ = load_backbone(backbone, revision=revision)
+    identity = fingerprint(backbone, revision=revision)
     anatomy = anatomy_of(model)
     sites = _roles(anatomy)
     methods = _methods(anatomy)
     total = sum(p.numel() for p in anatomy.parameters().values())
     if as_json:
         facts = {"backbone": backbone, "type": model.config.model_type, "parameters": total}
+        facts["fingerprint"] = identity
         click.echo(json.dumps(facts | {"sites": sites, "methods": methods}, indent=2))
         return
     depths = ", ".join(f"{name} of {anatomy.depth(name)} layers" for name in anatomy.stacks)
     click.echo(f"{backbone}: {model.config.model_type}, {count_text(total)} parameters, {depths}")
+    click.echo(f"fingerprint: {identity}")
     _print(Table("site", "kind", "in", "out", "host"), [tuple(map(str, s.values())) for s in sites])
     _print(Table("method", "parameters", "of the backbone"), _method_rows(methods, total))
 

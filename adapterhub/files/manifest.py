@@ -5,8 +5,9 @@ write what `from_json` would refuse to read. The bytes are canonical (sorted key
 UTF-8, one newline at the end), and the field `sha256` is the digest of the same bytes without that
 field, so a flipped byte anywhere is found. It guards against damage, not against forgery.
 
-A reader ignores an unknown field that is null, false or empty: a later version may write such a
-field where it means nothing. Any other unknown field raises "needs a newer adapterhub".
+A reader ignores an unknown field that is null, false, "", [] or {}: a later version may write such
+a field where it means nothing. Any other unknown field raises "needs a newer adapterhub"; which
+one, `requires` tells.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from adapterhub._version import __version__
 from adapterhub.errors import FileError, OutputError
 from adapterhub.files import schema
 from adapterhub.files.schema import canonical_json, show
@@ -25,6 +27,7 @@ from adapterhub.files.schema import canonical_json, show
 SCHEMA_VERSION = 1
 LOWER_IS_BETTER = frozenset({"loss", "mse", "rmse", "mae", "perplexity"})
 """The metrics of which the smaller is the better."""
+REQUIRES = "0.1.0"  # the oldest adapterhub that reads what this one writes
 MAX_MANIFEST_BYTES = 1 << 20
 DTYPE_BYTES: Mapping[str, int] = {
     **{"F64": 8, "F32": 4, "F16": 2, "BF16": 2},
@@ -38,12 +41,39 @@ class BackboneRef:
 
     `id` is a Hub id or a logical name, never a path; `revision` is the resolved commit, None where
     the backbone has none; `fingerprint` is the content identity; `model_type` is the family.
+    `dtype` and `quantization` say how it was loaded when the adapter was trained; they are no part
+    of its identity.
     """
 
     id: str
     revision: str | None
     fingerprint: str
     model_type: str
+    dtype: str | None = None
+    quantization: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskHead:
+    """The task head: the `kind` of model that has it (a task of `load_backbone`), and what
+    transformers calls the `problem_type` of its loss."""
+
+    kind: str | None = None
+    problem_type: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewToken:
+    """A token that the backbone's tokenizer lacks: its text, its id, and how it matches text (as
+    in `tokenizers.AddedToken`)."""
+
+    content: str
+    id: int
+    special: bool = False
+    normalized: bool = False
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +93,32 @@ class TensorInfo:
 class Manifest:
     """Everything about a saved adapter but its numbers.
 
-    `methods` is the normalised method spec, one `{name: {option: value}}` each; `tokenizer` is a
-    hash; `training` holds the recipe, the data hash and the seed; `tensors` and `files` (sha256 of
-    each other file) are filled on saving.
+    `methods` is the normalised method spec, one `{name: {option: value}}` each, with all options;
+    `tokenizer` is the identity of the backbone's tokenizer without the new `tokens`; `training`
+    holds the recipe, the data hash and the seed; `tensors` and `files` (sha256 of the tensors'
+    file) are filled on saving. `description`, `license`, `language` and `tags` are for registries.
     """
 
     schema_version: int = SCHEMA_VERSION
+    requires: str = REQUIRES
     name: str
     methods: tuple[dict[str, dict[str, Any]], ...]
     backbone: BackboneRef
     tokenizer: str | None = None
+    tokens: tuple[NewToken, ...] = ()
+    chat_template: str | None = None
     task: str | None = None
     labels: tuple[str, ...] = ()
-    head: bool = False
+    head: TaskHead | None = None
     tensors: dict[str, TensorInfo] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    description: str | None = None
+    license: str | None = None
+    language: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
 
 
 def to_json(manifest: Manifest) -> bytes:
@@ -110,13 +148,7 @@ def from_json(data: bytes, source: str = "adapter.json") -> Manifest:
     Raises FileError, with every offender, for anything but the canonical bytes of a sound manifest.
     """
     tree, offenders = schema.parse_object(data, MAX_MANIFEST_BYTES)
-    version = tree.get("schema_version")
-    if type(version) is int and version > SCHEMA_VERSION:
-        raise FileError(
-            f"{source} has schema version {version}: it needs a newer adapterhub",
-            expected=f"schema version {SCHEMA_VERSION}",
-            hint="pip install --upgrade adapterhub",
-        )
+    _refuse_newer(tree, source)
     if tree or not offenders:
         offenders += _SCHEMA("", tree)
     if not offenders and tree["sha256"] != _digest(tree):
@@ -133,22 +165,43 @@ def from_json(data: bytes, source: str = "adapter.json") -> Manifest:
     return _build(tree)
 
 
+def _refuse_newer(tree: Mapping[str, Any], source: str) -> None:
+    """Before all else: what a later version wrote has offenders that tell nothing."""
+    version, requires = tree.get("schema_version"), tree.get("requires")
+    schema_newer = type(version) is int and version > SCHEMA_VERSION
+    known = isinstance(requires, str) and re.fullmatch(_RELEASE, requires)
+    requires_newer = known and _release(str(requires)) > _release(__version__)
+    if schema_newer or requires_newer:
+        wanted = f">= {requires}" if requires_newer else f"with schema version {version}"
+        raise FileError(
+            f"{source} needs a newer adapterhub: it needs adapterhub {wanted}",
+            expected=f"schema version {SCHEMA_VERSION}, for adapterhub {__version__} or older",
+            hint="pip install --upgrade adapterhub",
+        )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+
+
 def tensor_name_problems(names: Iterable[object]) -> list[str]:
     """One line for each name that cannot be a tensor's name in an adapter."""
     return [line for name in names for line in _tensor_name("tensors", name)]
 
 
 def _tree(manifest: Manifest) -> dict[str, Any]:
-    ref = manifest.backbone
     return {
-        **{name: getattr(manifest, name) for name in Manifest.__dataclass_fields__},
-        "backbone": {name: getattr(ref, name) for name in BackboneRef.__dataclass_fields__},
+        **_fields(manifest),
+        "backbone": _fields(manifest.backbone),
+        "head": _fields(manifest.head) if manifest.head else None,
         "metrics": {name: _as_float(value) for name, value in manifest.metrics.items()},
-        "tensors": {
-            name: {"dtype": info.dtype, "shape": info.shape}
-            for name, info in manifest.tensors.items()
-        },
+        "tensors": {name: _fields(info) for name, info in manifest.tensors.items()},
+        "tokens": [_fields(token) for token in manifest.tokens],
     }
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
 def _as_float(value: Any) -> Any:
@@ -158,16 +211,22 @@ def _as_float(value: Any) -> Any:
 
 def _build(tree: dict[str, Any]) -> Manifest:
     known = {name: tree[name] for name in Manifest.__dataclass_fields__}
-    ref = {name: tree["backbone"][name] for name in BackboneRef.__dataclass_fields__}
-    known["backbone"] = BackboneRef(**ref)
-    known["methods"] = tuple(tree["methods"])
-    known["labels"] = tuple(tree["labels"])
+    for name in ("methods", "labels", "language", "tags"):
+        known[name] = tuple(tree[name])
+    known["backbone"] = _made(BackboneRef, tree["backbone"])
+    known["head"] = _made(TaskHead, tree["head"]) if tree["head"] else None
+    known["tokens"] = tuple(_made(NewToken, token) for token in tree["tokens"])
     known["metrics"] = {name: float(value) for name, value in tree["metrics"].items()}
     known["tensors"] = {
         name: TensorInfo(info["dtype"], tuple(info["shape"]))
         for name, info in tree["tensors"].items()
     }
     return Manifest(**known)
+
+
+def _made(cls: Any, tree: Mapping[str, Any]) -> Any:
+    """A record of what this version knows; what else stands there says nothing."""
+    return cls(**{name: tree[name] for name in cls.__dataclass_fields__})
 
 
 def _digest(tree: Mapping[str, Any]) -> str:
@@ -193,6 +252,19 @@ def _labels(path: str, value: object) -> list[str]:
     return found
 
 
+def _tokens(path: str, value: object) -> list[str]:
+    found = schema.sequence(_token, 0, 10_000)(path, value)
+    if not found and isinstance(value, (list, tuple)):
+        for name in ("content", "id"):
+            if len({token[name] for token in value}) < len(value):
+                found.append(f"{path}: a token's {name} is given twice")
+    return found
+
+
+def _head(path: str, value: object) -> list[str]:
+    return [] if value is None else _task_head(path, value)
+
+
 _WORD = r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.:+-]{0,199}"
 _word = schema.text(_WORD, "a plain word of at most 200 characters")
 _word_or_null = schema.text(_WORD, "a plain word of at most 200 characters, or null", null=True)
@@ -216,26 +288,54 @@ _tensor = schema.record(
         "shape": schema.sequence(schema.integer(1, 2**40), 0, 8),
     }
 )
+_text = schema.text(r"(?s).{1,2000}", "a text of 1 to 2000 characters, or null", null=True)
+# A template has slashes that are no paths, and Jinja's sandbox is what renders it.
+_template = schema.text(r"(?s).{1,131072}", "a template of 1 to 131072 characters", null=True)
+_RELEASE = r"\d{1,6}\.\d{1,6}(\.\d{1,6})?"
+_tags = schema.sequence(schema.text(r"[\w][\w .:+/-]{0,99}", "a tag"), 0, 100)
+_languages = schema.sequence(schema.text(r"[A-Za-z0-9-]{2,35}", "a language code"), 0, 200)
 _backbone = schema.record(
-    {"id": _backbone_id, "revision": _revision, "fingerprint": _word, "model_type": _word}
+    {
+        "id": _backbone_id,
+        "revision": _revision,
+        "fingerprint": _word,
+        "model_type": _word,
+        "dtype": _word_or_null,
+        "quantization": _word_or_null,
+    }
+)
+_task_head = schema.record({"kind": _word_or_null, "problem_type": _word_or_null})
+_token = schema.record(
+    {
+        "content": schema.text(r"(?s).{1,1000}", "a token of 1 to 1000 characters"),
+        "id": schema.integer(0, 2**31 - 1),
+        **{f: schema.boolean for f in ("special", "normalized", "single_word", "lstrip", "rstrip")},
+    }
 )
 _SCHEMA = schema.record(
     {
         "schema_version": schema.integer(SCHEMA_VERSION, SCHEMA_VERSION),
+        "requires": schema.text(_RELEASE, "a release of adapterhub, such as 0.1.0"),
         "name": _name,
         "methods": schema.sequence(_method, 1, 64),
         "backbone": _backbone,
         "tokenizer": _word_or_null,
+        "tokens": _tokens,
+        "chat_template": _template,
         "task": _word_or_null,
         "labels": _labels,
-        "head": schema.boolean,
+        "head": _head,
         "tensors": schema.mapping(_tensor_name, _tensor),
         "files": schema.mapping(
-            schema.text(r"adapter\.safetensors|README\.md", "a file of an adapter"), _sha256
+            schema.text(r"adapter\.safetensors", "adapter.safetensors"), _sha256
         ),
         "training": schema.free,
         "metrics": schema.mapping(_key, schema.number),
         "versions": schema.mapping(_key, schema.text(r"[A-Za-z0-9_.+!-]{1,100}", "a version")),
+        "description": _text,
+        "license": _word_or_null,
+        "language": _languages,
+        "tags": _tags,
         "sha256": _sha256,
     }
 )

@@ -1,24 +1,33 @@
-"""The native adapter format, version 1: a folder with three files.
+"""The native adapter format, version 1: a folder with three files (the same page: docs/format.md).
 
     polite/
       adapter.safetensors   the numbers
       adapter.json          the manifest (see `adapterhub.files.manifest`)
-      README.md             the model card, for people; no reader parses it
+      README.md             the model card, for people; no reader opens it
 
 A writer MUST
- - write all three; `adapter.json` lists sha256 of the other two, and each tensor's dtype, shape;
- - name tensors by site id, method and parameter (`encoder.0.attn.q.lora.A`) or by head
-   (`head.classifier.weight`): 1 to 256 of `A-Z a-z 0-9 _ . -`, no `..`. No adapter name is in them,
-   so a renamed adapter has the same numbers;
- - write canonical bytes: the same adapter gives the same sha256 on every machine;
+ - write all three; `adapter.json` holds sha256 of the numbers' file, and each tensor's dtype and
+   shape. The card has no sha256: people edit it on the Hub, and that breaks no adapter;
+ - name tensors by site id, method and parameter (`encoder.0.attn.q.lora.A`), by head
+   (`head.classifier.weight`) or `tokens.*` (rows of new tokens): 1 to 256 of `A-Z a-z 0-9 _ . -`,
+   no `..`. No adapter name is in them, so a renamed adapter has the same numbers;
+ - write canonical bytes: the same adapter gives the same sha256 on every machine, with every hash
+   seed, and no absolute path is in them;
+ - write every option of every method, and every field of the manifest;
  - refuse an empty adapter, an empty tensor and a number that is not finite: each is a lost run;
  - re-open what it wrote and compare it with the live tensors before anybody can see the folder;
  - put the folder in place by one rename, so that a crash leaves the old adapter or the new one.
+A writer MAY put PEFT's `adapter_config.json` and `adapter_model.safetensors` beside the three.
+These five are the closed list `FILES`: no other file is ever written, replaced or published.
 A reader MUST
- - open only the three files, and only regular ones. A symbolic link directly in the folder is
+ - open only the first two, and only regular ones. A symbolic link directly in the folder is
    refused: it can lead outside. Other files and folders MAY lie there; they are ignored;
  - compare sha256 before it parses anything but the manifest;
- - raise one error that lists every missing, unexpected or wrong tensor, and repair nothing.
+ - raise one error that lists every missing, unexpected or wrong tensor, and repair nothing;
+ - ignore an unknown field or method option that is null, false, "", [] or {}, and refuse any other
+   with "needs a newer adapterhub". So a later version gives each new field and option such a value
+   where it changes nothing, and names itself in `requires` where it does;
+ - take a method option that is missing for that neutral value.
 A reader MAY read `adapter.json` alone (`read_manifest`), to list adapters fast.
 
 Limits, and why
@@ -26,6 +35,7 @@ Limits, and why
  - 1 MiB for the card. 8 MiB for the safetensors header: it repeats what the manifest lists.
  - 64 GiB of tensors: a full fine-tune of 16 billion fp32 parameters; more is not an adapter.
    The size of the file is compared with the declared shapes before memory is taken for it.
+ - 10,000 new tokens: more is a new tokenizer. 128 Ki characters for the chat template.
  - dtypes F64 F32 F16 BF16 I64 I32 I16 I8 U8 BOOL: what torch computes with on every device.
 """
 
@@ -76,10 +86,9 @@ _DTYPES: Mapping[str, torch.dtype] = {
 }
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _AGAIN = "copy or pull the adapter again; a damaged file is never repaired"
-# PEFT's two files may lie beside ours, and would be stale after an overwrite.
-_REPLACEABLE = frozenset(
-    {TENSORS_FILE, MANIFEST_FILE, CARD_FILE, "adapter_config.json", "adapter_model.safetensors"}
-)
+PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
+# PEFT's two would be stale after an overwrite, so they are replaced too.
+FILES = frozenset({TENSORS_FILE, MANIFEST_FILE, CARD_FILE, *PEFT_FILES})
 
 
 def write_adapter(
@@ -105,11 +114,11 @@ def write_adapter(
     filled = replace(
         manifest,
         tensors={name: _info(tensor) for name, tensor in sorted(numbers.items())},
-        files={name: hashlib.sha256(data).hexdigest() for name, data in sorted(payload.items())},
+        files={TENSORS_FILE: hashlib.sha256(payload[TENSORS_FILE]).hexdigest()},
     )
     payload[MANIFEST_FILE] = to_json(filled)
     with explained(folder):
-        check_place(folder, overwrite, _REPLACEABLE)
+        check_place(folder, overwrite, FILES)
         folder.parent.mkdir(parents=True, exist_ok=True)
         staged = folder.parent / f".adapterhub-{secrets.token_hex(8)}"
         try:
@@ -130,14 +139,14 @@ def read_adapter(folder: Path) -> tuple[Manifest, dict[str, torch.Tensor]]:
     manifest = read_manifest(folder)
     declared = sum(info.nbytes for info in manifest.tensors.values())
     problems = _size_problems(declared)
-    limits = {CARD_FILE: MAX_CARD_BYTES, TENSORS_FILE: 8 + MAX_HEADER_BYTES + declared}
-    files: dict[str, bytes] = {}
-    for name in () if problems else sorted(limits):
-        least = declared if name == TENSORS_FILE else 0
-        try:
-            files[name] = read_file(folder / name, least, limits[name], manifest.files[name])
-        except UnreadableError as error:
-            problems.append(f"{name}: {error}")
+    data = b""
+    try:
+        if not problems:
+            most = 8 + MAX_HEADER_BYTES + declared
+            sha256 = manifest.files[TENSORS_FILE]
+            data = read_file(folder / TENSORS_FILE, declared, most, sha256)
+    except UnreadableError as error:
+        problems = [f"{TENSORS_FILE}: {error}"]
     if problems:
         raise FileError(
             f"the adapter in {folder} is damaged",
@@ -145,7 +154,7 @@ def read_adapter(folder: Path) -> tuple[Manifest, dict[str, torch.Tensor]]:
             hint=_AGAIN,
             offenders=problems,
         )
-    return manifest, _tensors(folder, manifest, files[TENSORS_FILE])
+    return manifest, _tensors(folder, manifest, data)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -165,9 +174,8 @@ def read_manifest(folder: Path) -> Manifest:
             hint="these are files of peft, which are not read yet" if peft else _AGAIN,
         ) from None
     manifest = from_json(data, str(folder / MANIFEST_FILE))
-    absent = [
-        f"files: {n} is not listed" for n in (CARD_FILE, TENSORS_FILE) if n not in manifest.files
-    ]
+    listed = TENSORS_FILE in manifest.files
+    absent = [] if listed else [f"files: {TENSORS_FILE} is not listed"]
     if not manifest.tensors:
         absent.append("tensors: none, so the adapter is empty")
     if absent:

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from adapterhub.config import says_nothing
+
 Check = Callable[[str, object], list[str]]
 MAX_DEPTH = 32
 _MAX_FREE_DEPTH = 16
@@ -169,7 +171,7 @@ def record(fields: Mapping[str, Check]) -> Check:
         for name, entry in value.items():
             if name in fields:
                 found += fields[name](at(path, name), entry)
-            elif not (entry is None or entry is False or entry in ("", [], {})):
+            elif not says_nothing(entry):
                 found.append(f"{at(path, name)}: unknown, it needs a newer adapterhub")
         return found
 

@@ -12,9 +12,9 @@ import ast
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from adapterhub.config import from_dict, to_dict
-from adapterhub.errors import ConfigError
-from adapterhub.methods.base import Method, method_class
+from adapterhub.config import from_dict, options_of, says_nothing, to_dict
+from adapterhub.errors import ConfigError, FileError
+from adapterhub.methods.base import METHODS, Method, method_class
 
 EXAMPLES = "lora, lora(rank=16), {lora: {rank: 16}}, or a list of these"
 Spec = str | Method | Mapping[str, Any] | Sequence[Any]
@@ -53,6 +53,43 @@ def build(name: str, options: Mapping[str, Any]) -> Method:
 def dump(methods: Sequence[Method]) -> tuple[dict[str, Any], ...]:
     """The normal form of methods: one {name: all options} each."""
     return tuple({method.name: to_dict(method)} for method in methods)
+
+
+def restore(saved: Sequence[Mapping[str, Mapping[str, Any]]], source: str) -> tuple[Method, ...]:
+    """The methods of a saved adapter, of whatever version of adapterhub.
+
+    An option that this version does not know is left out where it is null, false or empty.
+
+    Raises:
+        FileError: a later version's method, or an option that says something, all of them; `source`
+            names the adapter. ConfigError: values that no version takes.
+    """
+    known = {
+        name: {option.name for option in options_of(METHODS[name])}
+        for spec in saved
+        for name in spec
+        if name in METHODS
+    }
+    unknown = [f"the method {name!r}" for spec in saved for name in spec if name not in known]
+    unknown += [
+        f"the option {option!r} of {name}"
+        for spec in saved
+        for name, options in spec.items()
+        for option, value in options.items()
+        if name in known and option not in known[name] and not says_nothing(value)
+    ]
+    if unknown:
+        raise FileError(
+            f"{source} needs a newer adapterhub",
+            offenders=unknown,
+            expected="methods and options of this version: adapterhub methods",
+            hint="pip install --upgrade adapterhub",
+        )
+    return tuple(
+        build(name, {option: options[option] for option in options.keys() & known[name]})
+        for spec in saved
+        for name, options in spec.items()
+    )
 
 
 def _parse_text(text: str) -> tuple[Method, ...]:

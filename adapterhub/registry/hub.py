@@ -132,11 +132,12 @@ class HubStore:
         if query.backbone is not None and not is_fingerprint(query.backbone):
             filters.append(f"base_model:adapter:{query.backbone}")
         with self._explained("the hub"):
+            # Its own search for text knows names alone.
             infos = self.api.list_models(
-                filter=filters, search=query.text or None, cardData=True, limit=_MOST_FOUND
+                filter=filters, full=True, cardData=True, limit=_MOST_FOUND
             )
             found = [entry for info in infos for entry in self._shown(info, query.all_versions)]
-        return ranked(found, replace(query, text=""))
+        return ranked(found, query)
 
     def versions(self, name: str, *, backbone: str | None = None) -> Sequence[Entry]:
         """All versions of a name, oldest first."""

@@ -23,6 +23,7 @@ class Recipe:
     backbone: str = option("", "a Hub id or a folder")
     revision: str | None = option(None, "branch, tag or commit of a Hub backbone")
     dtype: str = option("fp32", "precision of the frozen backbone: fp32, bf16, fp16")
+    new_tokens: tuple[str, ...] = option((), "tokens that the backbone's tokenizer lacks")
     method: object = option(
         "lora", "a method spec: lora, lora(rank=16), {lora: {rank: 16}}, or a list"
     )

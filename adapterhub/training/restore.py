@@ -11,13 +11,13 @@ from transformers import PreTrainedModel
 
 from adapterhub.backbones.load import TASK_MODELS, load_backbone
 from adapterhub.config import from_dict
-from adapterhub.errors import ConfigError, MismatchError
+from adapterhub.errors import ConfigError
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_manifest
 from adapterhub.loading import load
 from adapterhub.registry.verbs import pull
 from adapterhub.training.data import DataOptions
-from adapterhub.training.run import make_ready, positions_of, tokenizer_hash
+from adapterhub.training.run import make_ready, positions_of
 from adapterhub.training.tasks import TASKS, Prediction, Setting, Task, task_of
 from adapterhub.yaml12 import load_yaml
 
@@ -67,11 +67,6 @@ def open_adapter(reference: str | Path, backbone: str | None = None) -> Opened:
         labels=manifest.labels,
         revision=None if backbone else manifest.backbone.revision,
     )
-    if manifest.tokenizer not in (None, tokenizer_hash(tokenizer)):
-        raise MismatchError(
-            f"{manifest.name!r} was trained with another tokenizer than {model.name_or_path}'s",
-            expected=f"the tokenizer of {manifest.backbone.id}",
-        )
     make_ready(model)
     labels = load(model, files).labels
     trained = manifest.training.get("recipe", {}).get("train", {})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -158,6 +157,7 @@ def prepare(recipe: Recipe) -> Prepared:
         labels=data.labels,
         revision=recipe.revision,
         dtype=recipe.dtype,
+        new_tokens=recipe.new_tokens,
     )
     make_ready(model)
     adapter = place(model, methods, recipe.name)
@@ -166,7 +166,6 @@ def prepare(recipe: Recipe) -> Prepared:
     recipe = replace(recipe, train=chosen)
     _check_packing(data.task, adapter)
     adapter.notes.task = data.task.name
-    adapter.notes.tokenizer = tokenizer_hash(tokenizer)
     limit = min(recipe.train.max_length, positions_of(model))
     setting = Setting(tokenizer, limit, adapter.labels, recipe.seed, positions_of(model))
     train, evaluation = (
@@ -197,12 +196,6 @@ def make_ready(model: PreTrainedModel) -> None:
 def positions_of(model: PreTrainedModel) -> int:
     """The tokens that a model has positions for."""
     return getattr(model.config, "max_position_embeddings", None) or 1 << 30
-
-
-def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The identity of a tokenizer: its vocabulary and special tokens."""
-    known = [sorted(tokenizer.get_vocab().items()), sorted(map(str, tokenizer.all_special_tokens))]
-    return hashlib.sha256(json.dumps(known).encode()).hexdigest()
 
 
 def run(recipe: Recipe, reporter: Reporter, *, resume: bool = False) -> Outcome:

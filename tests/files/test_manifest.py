@@ -15,6 +15,8 @@ from adapterhub.files.manifest import (
     MAX_MANIFEST_BYTES,
     BackboneRef,
     Manifest,
+    NewToken,
+    TaskHead,
     TensorInfo,
     from_json,
     to_json,
@@ -33,6 +35,12 @@ MANIFEST = Manifest(
     training={"seed": 1, "recipe": {"lr": 1e-4}},
     metrics={"accuracy": 0.5},
     versions={"torch": "2.13.0+cpu"},
+    head=TaskHead("classification", None),
+    tokens=(NewToken("<a>", 7), NewToken(" b\n", 8, special=True)),
+    chat_template="{% for m in messages %}/think {{ m }}{% endfor %}",
+    license="apache-2.0",
+    language=("en", "de-AT"),
+    tags=("text-classification", "höflich"),
 )
 TREE: dict[str, Any] = json.loads(to_json(MANIFEST))
 
@@ -190,6 +198,23 @@ def test_an_unknown_field_that_says_something_is_refused(value: object) -> None:
     assert "later: unknown, it needs a newer adapterhub" in broken({"later": value})
     nested = {**TREE["backbone"], "trust_remote_code": value}
     assert "backbone.trust_remote_code: unknown" in broken({"backbone": nested})
+
+
+def test_what_needs_a_newer_adapterhub_says_which() -> None:
+    """An unknown field at its default is ignored, an unknown non-default field raises
+    "needs adapterhub >= X"."""
+    message = broken({"requires": "7.2.0", "later": 1, "name": 3})
+    assert "needs adapterhub >= 7.2.0" in message
+    assert "name" not in message
+    assert "needs a newer adapterhub" in broken({"later": 1})
+    assert "requires" in broken({"requires": "next"})
+
+
+def test_new_tokens_are_different_ones() -> None:
+    token = NewToken("<a>", 7)
+    assert "content is given twice" in refused(tokens=(token, replace(token, id=8)))
+    assert "id is given twice" in refused(tokens=(token, replace(token, content="<b>")))
+    assert "tokens.0.content" in refused(tokens=(replace(token, content=""),))
 
 
 def test_a_later_schema_says_so_and_nothing_else() -> None:

@@ -11,20 +11,26 @@ from pathlib import Path
 
 import torch
 
-from adapterhub.files.manifest import BackboneRef, Manifest
+from adapterhub.files.manifest import BackboneRef, Manifest, NewToken, TaskHead
 from adapterhub.files.native import write_adapter
 
 MANIFEST = Manifest(
     name="höflich/polite-🙂.v1",
     methods=({"lora": {"rank": 2, "alpha": 4.0, "sites": ["attn.q", "attn.v"]}}, {"bitfit": {}}),
-    backbone=BackboneRef("acme/bert-tiny", "0123456789abcdef", "ab" * 32, "bert"),
+    backbone=BackboneRef("acme/bert-tiny", "0123456789abcdef", "ab" * 32, "bert", "bf16", "nf4"),
     tokenizer="cd" * 32,
+    tokens=(NewToken("<höflich>", 30522, special=True, lstrip=True), NewToken("später", 30523)),
+    chat_template="{% for m in messages %}{{ m['content'] }}</s>\n{% endfor %}",
     task="classification",
     labels=("no", "yes", "vielleicht später"),
-    head=True,
+    head=TaskHead("classification", "single_label_classification"),
     training={"data": "ef" * 32, "recipe": {"epochs": 3, "lr": 2e-4, "warmup": None}, "seed": 17},
     metrics={"accuracy": 0.875, "loss": 0.1 + 0.2},
     versions={"adapterhub": "0.1.0", "torch": "2.13.0"},
+    description="höflich, oder nicht",
+    license="apache-2.0",
+    language=("de", "en"),
+    tags=("politeness",),
 )
 CARD = "---\nlibrary_name: adapterhub\n---\n\n# polite\n\nA golden adapter, höflich.\n"
 

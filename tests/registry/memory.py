@@ -8,7 +8,7 @@ from pathlib import Path
 
 from adapterhub.errors import RegistryError
 from adapterhub.files.native import read_adapter
-from adapterhub.registry.name_folder import copy_adapter, entry_of
+from adapterhub.registry.name_folder import copy_adapter, entry_of, manifest_bytes
 from adapterhub.registry.store import Entry, Publication, Query, chosen, ranked
 
 
@@ -34,7 +34,7 @@ class MemoryStore:
 
     def put(self, folder: Path, publication: Publication) -> Entry:
         read_adapter(folder)
-        entry = entry_of(folder, reference="", name=publication.name, version="")
+        entry = entry_of(manifest_bytes(folder), reference="", name=publication.name, version="")
         known = [e for e in self.entries if (e.name, e.backbone) == (entry.name, entry.backbone)]
         same = next((e for e in known if e.digest == entry.digest), None)
         version = same.version if same else publication.version or f"v{len(known) + 1}"

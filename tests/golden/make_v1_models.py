@@ -1,0 +1,112 @@
+"""Make the golden adapters of format version 1: `python tests/golden/make_v1_models.py FOLDER`.
+
+`tests/golden/v1_models` was made by it once, with transformers 5.23. Every later adapterhub must
+load those folders onto these backbones, by the same fingerprints, and compute the same logits.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import tiny
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+import adapterhub as ah
+from adapterhub.backbones.tokenizer import bind, bound
+
+TEMPLATE = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '</s>\n' }}{% endfor %}"
+LABELS = {"id2label": {0: "no", 1: "yes", 2: "vielleicht später"}}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One golden adapter: its methods, on which backbone."""
+
+    methods: Any
+    architecture: str
+    task: str = "classification"
+    tokens: tuple[str, ...] = ()
+
+
+CASES = {
+    "lora": Case("lora(rank=2)", "bert"),
+    "mam": Case("mam(length=2, size=2)", "bart"),
+    "prompt": Case("prompt(length=3)", "llama", "causal-lm"),
+    "several": Case(["ia3", "norms", "pfeiffer(size=2)"], "gpt2"),
+    "tokens": Case("lora(rank=2)", "llama", "causal-lm", ("<a>", "<höflich>")),
+    "head": Case("head", "t5"),
+}
+
+
+def numbers(shape: torch.Size, start: int, modulus: int, scale: int) -> torch.Tensor:
+    """Small fractions that every dtype holds exactly, without a generator or a math library."""
+    count = torch.Size(shape).numel()
+    values = (torch.arange(count) * 37 + start) % modulus - modulus // 2
+    return (values.float() / scale).reshape(shape)
+
+
+def backbone_of(case: Case) -> PreTrainedModel:
+    """A tiny model whose weights a formula gives, by their layer and shape: never by a name that
+    transformers may change."""
+    labels = LABELS if case.task == "classification" else {}
+    model = tiny.model(case.architecture, case.task, **labels)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            layer = int((re.findall(r"\.(\d+)\.", name) or ["7"])[0])
+            parameter.copy_(numbers(parameter.shape, 11 * layer + parameter.ndim, 61, 128))
+    if case.tokens:
+        tokenizer = a_tokenizer()
+        bind(model, tokenizer, len(tokenizer))
+    return model
+
+
+def a_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer of 64 words."""
+    words = ["<unk>", "<pad>", "</s>", "<s>", *(f"w{i}" for i in range(tiny.VOCAB - 4))]
+    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = {"unk_token": "<unk>", "pad_token": "<pad>", "eos_token": "</s>", "bos_token": "<s>"}
+    return PreTrainedTokenizerFast(tokenizer_object=inner, **special)
+
+
+def logits(model: PreTrainedModel, case: Case) -> list[Any]:
+    """What the model computes for one batch, with the new tokens in it."""
+    inputs = tiny.batch(rows=2, length=6)
+    for place in range(len(case.tokens)):
+        inputs["input_ids"][:, place + 1] = tiny.VOCAB + place
+    with torch.no_grad():
+        found = model(**inputs).logits
+    return (found if found.ndim == 2 else found[:, -1]).tolist()
+
+
+def make(folder: Path) -> None:
+    """Save one adapter a case, and what it computes."""
+    for name, case in CASES.items():
+        model = backbone_of(case)
+        if case.tokens:
+            known = bound(model)
+            assert known is not None
+            known.tokenizer.add_tokens(list(case.tokens))
+            known.tokenizer.chat_template = TEMPLATE
+        adapter = ah.attach(model, case.methods, name=f"golden {name}")
+        with torch.no_grad():
+            for key, tensor in adapter.tensors().items():
+                tensor.copy_(numbers(tensor.shape, zlib.crc32(key.encode()) % 53, 53, 256))
+        adapter.notes.card = f"# golden {name}"
+        adapter.save(folder / name, overwrite=True)
+        expected = json.dumps({"logits": logits(model, case)})
+        (folder / f"{name}.json").write_text(expected + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]))
