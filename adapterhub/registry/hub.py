@@ -18,12 +18,12 @@ from typing import Any
 
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import (  # type: ignore[attr-defined]
-    EntryNotFoundError,
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
     HTTPError,
     LocalEntryNotFoundError,
+    RemoteEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
@@ -168,6 +168,7 @@ class HubStore:
 
     def _versions(self, name: str) -> list[Entry]:
         refs, yanked = self._refs(name), self._yanked(name)
+        self._file(name, "main", MANIFEST_FILE)  # what the cache gives when the hub is away
         entries = []
         for version in self._numbers(name):
             tags = sorted(t for t, at in refs.items() if at == refs[version] and not number_of(t))
@@ -183,23 +184,27 @@ class HubStore:
         return {tag.name: tag.target_commit for tag in self.api.list_repo_refs(name).tags}
 
     def _entry(self, name: str, revision: str) -> Entry:
-        path = self._file(name, revision, MANIFEST_FILE)
-        make = entry_of if path is not None else entry_of_foreign
-        path = path or self._file(name, revision, CONFIG_FILE)
-        if path is None:
-            raise FileError(
-                f"{self.prefix}{name} holds no adapter",
-                expected=f"{MANIFEST_FILE}, or another library's {CONFIG_FILE}",
-            )
-        version = revision if number_of(revision) else path.parent.name
-        reference = f"{self.prefix}{name}@{version}"
-        return make(path.read_bytes(), reference=reference, name=name, version=version)
+        away: LocalEntryNotFoundError | None = None
+        for file, make in ((MANIFEST_FILE, entry_of), (CONFIG_FILE, entry_of_foreign)):
+            try:
+                path = self._file(name, revision, file)
+            except LocalEntryNotFoundError as error:  # no network, and not in the cache
+                away = error
+                continue
+            if path is not None:
+                version = revision if number_of(revision) else path.parent.name
+                reference = f"{self.prefix}{name}@{version}"
+                return make(path.read_bytes(), reference=reference, name=name, version=version)
+        raise away or FileError(
+            f"{self.prefix}{name} holds no adapter",
+            expected=f"{MANIFEST_FILE}, or another library's {CONFIG_FILE}",
+        )
 
     def _file(self, name: str, revision: str, file: str) -> Path | None:
         """One file of a repository in the cache, which links to it; None if there is none."""
         try:
             return Path(self.api.hf_hub_download(name, file, revision=revision))
-        except EntryNotFoundError:
+        except RemoteEntryNotFoundError:
             return None
 
     def _snapshot(self, name: str, revision: str, files: Sequence[str]) -> Path:
