@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from adapterhub.backbones.families import anatomy_of as anatomy_of
     from adapterhub.backbones.load import load_backbone as load_backbone
     from adapterhub.loading import load as load
+    from adapterhub.merging import merge as merge
+    from adapterhub.merging import unmerge as unmerge
     from adapterhub.methods.base import METHODS as METHODS
 
 # Each of these needs torch: it is imported when one is first asked for, so that `import adapterhub`
@@ -37,6 +39,8 @@ _LAZY = {
     "detach": "attachment",
     "load": "loading",
     "load_backbone": "backbones.load",
+    "merge": "merging",
+    "unmerge": "merging",
 }
 
 __all__ = ["AdapterhubError", "__version__", *_LAZY]

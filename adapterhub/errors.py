@@ -9,6 +9,7 @@
     ├── MismatchError    sound adapter files that belong to another backbone, tokenizer or task
     ├── DataError        training or evaluation data that cannot be used
     ├── TrainingError    a run that cannot go on (loss is NaN, nothing trains)
+    ├── MergeError       an adapter that no weights can express, or whose merge changed the outputs
     └── OutputError      a place that cannot be written (exists, read-only, full)
 
 Each says what was given, what was expected and what to type next. Where several things are wrong,
@@ -77,6 +78,10 @@ class DataError(AdapterhubError):
 
 class TrainingError(AdapterhubError):
     """A training run that cannot go on."""
+
+
+class MergeError(AdapterhubError):
+    """An adapter that no weights can express, or whose merge changed what the model computes."""
 
 
 class OutputError(AdapterhubError):

@@ -19,7 +19,7 @@ ROOMS = (
     ("attention", "prompting", "mixing"),
     ("adapter",),
     ("attachment",),
-    ("loading",),
+    ("loading", "merging"),
     ("training",),
     ("cli",),
 )

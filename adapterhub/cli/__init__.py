@@ -17,6 +17,7 @@ COMMANDS = {
     "train": "Train an adapter, from a recipe or from flags.",
     "eval": "Evaluate an adapter on labelled data.",
     "predict": "Predict with an adapter, on arguments, a file or standard input.",
+    "merge": "Merge an adapter into its backbone, and write a plain checkpoint.",
     "methods": "List the methods, with their papers.",
     "tasks": "List the tasks, with their options.",
     "inspect": "Show a backbone's anatomy, and which methods fit it.",

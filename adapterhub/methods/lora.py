@@ -38,6 +38,8 @@ from adapterhub.methods.base import (
 class LowRank(nn.Module):
     """The map (x, y) -> y + s B A x."""
 
+    affine = True
+
     def __init__(self, d_in: int, d_out: int, rank: int, scale: float, dropout: float) -> None:
         super().__init__()
         self.A = nn.Parameter(torch.empty(rank, d_in))
