@@ -32,8 +32,11 @@ def open_live(
         FileError, BackboneError, MismatchError: as `open_adapter`.
     """
     files = adapter_folder(Path(folder))
+    narrow = dtype == "fp16"  # it rounds otherwise than the fingerprint, which fp32 shows
+    if narrow:
+        load(open_bare(files, backbone)[0], files)
     model, tokenizer = open_bare(files, backbone, dtype)
-    return load(model, files), tokenizer
+    return load(model, files, any_backbone=narrow), tokenizer
 
 
 def auto_class(model: PreTrainedModel) -> Any:

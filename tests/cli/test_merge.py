@@ -1,0 +1,107 @@
+"""`adapterhub merge`: a plain checkpoint out of a run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
+
+from adapterhub.training.restore import open_adapter
+
+TEXTS = ["the movie was good", "the plot was very bad"]
+
+
+@pytest.fixture
+def run(train, tmp_path):
+    code, _, err = train("--method", "[lora, norms]", "train.epochs=1", "train.learning_rate=1e-2")
+    assert code == 0, err
+    return tmp_path / "run"
+
+
+def test_merge_writes_a_checkpoint_that_needs_no_adapterhub(run, adapterhub, tmp_path):
+    out = tmp_path / "new" / "merged"
+    code, text, err = adapterhub("merge", run, "--output", out)
+    assert code == 0, err
+    assert [line.split()[0] for line in text.splitlines()[1:3]] == ["merged", "loaded"]
+    assert text.count("max |difference|") == 2
+    assert "AutoModelForSequenceClassification" in text
+    live = open_adapter(run)
+    rows = live.setting.tokenizer(TEXTS, return_tensors="pt", padding=True)
+    with torch.no_grad():
+        expected = live.model(**rows).logits
+    code = (
+        "import sys, torch\n"
+        "from transformers import AutoModelForSequenceClassification as M, AutoTokenizer as T\n"
+        f"model, tokenizer = M.from_pretrained({str(out)!r}), T.from_pretrained({str(out)!r})\n"
+        f"rows = tokenizer({TEXTS!r}, return_tensors='pt', padding=True)\n"
+        "print(model(**rows).logits.tolist(), model.config.use_cache, end=' ')\n"
+        "print('adapterhub' in sys.modules)\n"
+        "print(sorted(model.config.id2label.values()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    numbers, labels = done.stdout.splitlines()
+    found, use_cache, ours = numbers.rsplit(" ", 2)
+    torch.testing.assert_close(torch.tensor(json.loads(found)), expected, atol=1e-4, rtol=1e-4)
+    assert (use_cache, ours) == ("True", "False")
+    assert labels == "['neg', 'pos']"
+    assert sorted(p.name for p in out.parent.iterdir()) == ["merged"]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_the_base_in_another_precision(run, adapterhub, tmp_path, dtype):
+    out = tmp_path / "merged"
+    code, text, err = adapterhub("merge", run, "--output", out, "--base-dtype", dtype, "--json")
+    assert code == 0, err
+    facts = json.loads(text)
+    assert 0 < facts["merged"]["logits"] <= facts["tolerance"]["logits"]
+    assert facts["loaded again"] == facts["merged"]
+    model = AutoModelForSequenceClassification.from_pretrained(out)
+    assert model.dtype == {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    assert AutoTokenizer.from_pretrained(out)(TEXTS[0])["input_ids"]
+
+
+def test_nothing_is_left_where_it_fails(run, adapterhub, tmp_path, monkeypatch):
+    place = tmp_path / "place"
+    place.mkdir()
+    arguments = ("merge", run, "--output", place / "out", "--base-dtype", "bf16")
+    code, _, err = adapterhub(*arguments, "--tolerance", "1e-9")
+    assert code == 2
+    assert "max |difference|" in err
+    with monkeypatch.context() as patch:
+
+        def full(*args, **kwargs):
+            raise SafetensorError("No space left on device")
+
+        patch.setattr(PreTrainedModel, "save_pretrained", full)
+        code, _, err = adapterhub(*arguments)
+        assert code == 2
+        assert "No space left" in err
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "adapterhub.training.merged._reloaded",
+            lambda model, folder: AutoModelForSequenceClassification.from_config(model.config),
+        )
+        code, text, err = adapterhub(*arguments)
+        assert code == 2
+        assert "does not compute" in err
+        assert "max |difference|" in text, "the loss is told before anything is written"
+    assert not list(place.iterdir())
+    (place / "out").mkdir()
+    code, _, err = adapterhub(*arguments)
+    assert code == 2
+    assert "exists already" in err
+    assert "overwrite" not in err
+
+
+def test_what_cannot_be_merged_says_why(train, adapterhub, tmp_path):
+    assert train("--method", "mam", "train.epochs=1")[0] == 0
+    code, _, err = adapterhub("merge", tmp_path / "run", "--output", tmp_path / "out")
+    assert code == 2
+    assert "prefix at encoder.attn.kv" in err
+    assert "scaled-parallel at encoder.ffn" in err
+    assert not (tmp_path / "out").exists()
