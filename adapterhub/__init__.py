@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from adapterhub.attachment import detach as detach
     from adapterhub.backbones.families import anatomy_of as anatomy_of
     from adapterhub.backbones.load import load_backbone as load_backbone
+    from adapterhub.combined import combine as combine
     from adapterhub.loading import load as load
     from adapterhub.merging import merge as merge
     from adapterhub.merging import unmerge as unmerge
@@ -36,6 +37,7 @@ _LAZY = {
     "activate": "attachment",
     "anatomy_of": "backbones.families",
     "attach": "attachment",
+    "combine": "combined",
     "detach": "attachment",
     "load": "loading",
     "load_backbone": "backbones.load",

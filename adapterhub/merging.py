@@ -1,15 +1,9 @@
 """Merge adapters into the weights of their backbone, and take the merge back.
 
-A site module whose y' is affine in the host's input x and output y turns y = W x + b into another
-such map, so that its host can do without it:
-
-    y' = f(x, W x + b) = W' x + b'       W'ᵀ = f(I, Wᵀ) - f(0, 0)       b' = f(0, b)
-    x' = G x                             W' = W G
-
-f is not written a second time: the slot of the host is evaluated on the unit vectors, with all that
-is active there in its order. All is computed in fp32 and rounded once, to the dtype of the weight.
-Adapters that hold backbone parameters of their own leave these in their place, in every module that
-shares them, and a task head becomes the model's own.
+A site module that is affine goes into the weight of its host (`adapterhub.affine`). All is computed
+in fp32 and rounded once, to the dtype of the weight. Adapters that hold backbone parameters of
+their own leave these in their place, in every module that shares them, and a task head becomes the
+model's own.
 
 Every merge is verified: the outputs on a probe batch, before and after, may differ by
 
@@ -33,16 +27,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from adapterhub.adapter import Adapter
+from adapterhub.affine import alone
 from adapterhub.attachment import Attachments, activate, attachments, known_name, reattach
 from adapterhub.backbones.anatomy import CHILD
 from adapterhub.backbones.load import FRESH
 from adapterhub.backbones.probe import probe
-from adapterhub.backbones.weights import as_stored, read_bias, read_weight, storage_problem
+from adapterhub.backbones.weights import as_stored, storage_problem
 from adapterhub.errors import AttachError, MergeError
 from adapterhub.slots import OutputSlot
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-1}
-CHUNK = 2048  # unit vectors at a time
 _RECORD = "_adapterhub_merges"
 _NO_WEIGHT = {
     "keyvalue": "it adds keys and values, which no weight of the backbone holds",
@@ -129,7 +123,7 @@ def merge(model: PreTrainedModel, *names: str, tolerance: float | None = None) -
         AttachError: no such adapter, or others are on the model: they were made for its weights.
     """
     state, adapters = _chosen(model, names)
-    _refuse_unmergeable(adapters)
+    refuse_unmergeable(adapters)
     before = [adapter.name for adapter in state.adapters.values() if adapter.active]
     activate(model, *(adapter.name for adapter in adapters))
     try:
@@ -197,7 +191,7 @@ def _chosen(
     return state, tuple(state.adapters[name] for name in chosen)
 
 
-def _refuse_unmergeable(adapters: Sequence[Adapter]) -> None:
+def refuse_unmergeable(adapters: Sequence[Adapter]) -> None:
     """Refuse adapters that weights cannot express, and weights that cannot be replaced."""
     parts = [line for adapter in adapters for line in blockers(adapter)]
     if parts:
@@ -267,52 +261,14 @@ def _swaps(adapters: Sequence[Adapter]) -> tuple[Swap, ...]:
         host = model.get_submodule(path)
         slot = host._modules[CHILD]
         assert isinstance(slot, OutputSlot)
-        for name, tensor in merged(path, host, slot).items():
+        weight, bias = alone(host, slot)
+        found = {"weight": as_stored(host, weight)} | ({} if bias is None else {"bias": bias})
+        for name, tensor in found.items():
             live = host.get_parameter(name)
             own = swaps.get(id(live))
-            old = own.old if own else live
-            swaps[id(live)] = Swap(tensor, old, ((host, name),))
+            new = tensor.to(live.dtype).contiguous()
+            swaps[id(live)] = Swap(new, own.old if own else live, ((host, name),))
     return tuple(swaps.values())
-
-
-def merged(path: str, host: nn.Module, slot: OutputSlot) -> dict[str, Tensor]:
-    """The weight, and the bias if it changes, of a projection that computes alone what it computes
-    now with its slot; each in the layout and dtype of the host's own.
-
-    Raises:
-        MergeError: it would need a bias, and has none.
-    """
-    with torch.no_grad(), torch.autocast(next(host.parameters()).device.type, enabled=False):
-        weight, bias = read_weight(host), read_bias(host)
-        d_out, d_in = weight.shape
-        nothing = weight.new_zeros(1, d_in)
-        start = weight.new_zeros(1, d_out) if bias is None else bias.float()[None]
-        offset = slot(host, nothing, torch.zeros_like(start))
-        pieces = []
-        for first in range(0, d_in, CHUNK):
-            rows = weight.T[first : first + CHUNK]
-            units = torch.eye(len(rows), d_in, device=rows.device).roll(first, 1)
-            pieces.append(slot(host, units, rows) - offset)
-        result = {"weight": as_stored(host, _behind_input(slot, torch.cat(pieces).T))}
-        end = slot(host, nothing, start)
-        if not torch.equal(end, start):
-            if bias is None:
-                raise MergeError(
-                    f"{path} has no bias, and the adapter adds one",
-                    hint="keep the adapter on the model",
-                )
-            result["bias"] = end[0].to(bias.dtype)
-        return result
-
-
-def _behind_input(slot: OutputSlot, weight: Tensor) -> Tensor:
-    """W: (d_out, d_in) -> W G, for the change G of the input that the slot makes: the vector-
-    Jacobian products of x' = G x with the rows of W."""
-    if not slot.takes_input:
-        return weight
-    with torch.enable_grad():
-        x = torch.zeros_like(weight, requires_grad=True)
-        return torch.autograd.grad(slot.enter(x), x, weight)[0]
 
 
 def _identity(model: PreTrainedModel, adapters: Sequence[Adapter]) -> tuple[Named, ...]:

@@ -16,10 +16,11 @@ ROOMS = (
     ("methods",),
     ("files",),
     ("slots",),
-    ("attention", "prompting", "mixing"),
+    ("attention", "prompting", "mixing", "affine"),
     ("adapter",),
     ("attachment",),
-    ("loading", "merging"),
+    ("loading", "merging", "combining"),
+    ("combined",),
     ("training",),
     ("cli",),
 )

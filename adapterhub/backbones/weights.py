@@ -29,10 +29,10 @@ def storage_problem(parameter: object) -> str:
     return ""
 
 
-def as_stored(module: nn.Module, weight: Tensor) -> Tensor:
-    """W: (d_out, d_in), in the layout and dtype in which the module keeps its own."""
-    rows = weight.T if isinstance(module, Conv1D) else weight
-    return rows.to(module.get_parameter("weight").dtype).contiguous()
+def as_stored(module: nn.Module, matrix: Tensor) -> Tensor:
+    """W: (d_out, d_in), or a change of it, in the layout in which the module keeps its own; and
+    the way back, for it is the same."""
+    return matrix.T if isinstance(module, Conv1D) else matrix
 
 
 def read_weight(module: nn.Module, part: Part | None = None) -> Tensor:

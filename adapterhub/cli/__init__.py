@@ -18,6 +18,7 @@ COMMANDS = {
     "eval": "Evaluate an adapter on labelled data.",
     "predict": "Predict with an adapter, on arguments, a file or standard input.",
     "merge": "Merge an adapter into its backbone, and write a plain checkpoint.",
+    "combine": "Combine adapters into a new one: add, average, subtract, TIES, DARE.",
     "methods": "List the methods, with their papers.",
     "tasks": "List the tasks, with their options.",
     "inspect": "Show a backbone's anatomy, and which methods fit it.",

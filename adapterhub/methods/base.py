@@ -32,6 +32,9 @@ class Placement:
     such modules can be merged into the weights of their hosts. For one that changes the input, x'
     is linear in x.
 
+    One whose change of the weight has a low rank says so by a method `factors`: two tensors
+    (d_out, r) and (r, d_in), whose product it is.
+
     A module that trains in another form than it is used in has a method `folded`: it gives the
     module of the folded method (see `Method.folded`) that computes the same now.
     """

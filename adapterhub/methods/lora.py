@@ -54,6 +54,10 @@ class LowRank(nn.Module):
             x = F.dropout(x, self.dropout)
         return add_product(y, F.linear(x, cast(self.A, x)), self.B, self.scale)
 
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """The update of the weight as a product: s B (d_out, rank) and A (rank, d_in)."""
+        return self.scale * self.B, self.A
+
     def extra_repr(self) -> str:
         """What `print(model)` shows."""
         return f"rank={self.A.shape[0]}, scale={self.scale:g}"

@@ -270,7 +270,7 @@ def test_a_projection_without_bias_cannot_take_one():
 
     placed = adapter.placed[0]
     model.get_submodule(placed.site.host).adapterhub._modules[placed.key] = Shifted()
-    with pytest.raises(MergeError, match="has no bias, and the adapter adds one"):
+    with pytest.raises(MergeError, match="adds a bias to a projection"):
         ah.merge(model)
     assert adapter.active
 
