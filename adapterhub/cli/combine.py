@@ -43,20 +43,20 @@ def command(
     new adapter. Its head and labels are those of the first."""
     from adapterhub.combined import combine
     from adapterhub.files.folder import check_place
+    from adapterhub.files.native import read_manifest
     from adapterhub.loading import load
     from adapterhub.training.merged import open_live
     from adapterhub.training.restore import adapter_folder
 
     check_place(Path(output), overwrite=False, replaceable=())
     shares = None if weights is None else _numbers(weights)
-    first, _ = open_live(folders[0], backbone)
-    names = [first.name]
-    for number, folder in enumerate(folders[1:], start=2):
-        files = adapter_folder(Path(folder))
-        names.append(load(first.model, files, name=f"{number}: {folder}").name)
+    sources = [adapter_folder(Path(folder)) for folder in folders]
+    names = [f"{n}: {read_manifest(files).name}" for n, files in enumerate(sources, start=1)]
+    first, _ = open_live(sources[0], backbone, name=names[0])
+    for files, each in zip(sources[1:], names[1:], strict=True):
+        load(first.model, files, name=each)
     options = {"how": how, "weights": shares, "density": density, "rank": rank, "seed": seed}
-    made = combine(first.model, names, **options, name=f"new: {name}")  # type: ignore[arg-type]
-    made.name = name
+    made = combine(first.model, names, **options, name=name)  # type: ignore[arg-type]
     made.save(output)
     facts = made.notes.training["combined"]
     if as_json:

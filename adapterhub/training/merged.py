@@ -23,10 +23,13 @@ from adapterhub.training.restore import adapter_folder, open_bare
 
 
 def open_live(
-    folder: str | Path, backbone: str | None = None, dtype: str = "fp32"
+    folder: str | Path,
+    backbone: str | None = None,
+    dtype: str = "fp32",
+    name: str | None = None,
 ) -> tuple[Adapter, PreTrainedTokenizerBase]:
     """The adapter of a folder (a run's, or the `adapter` in it) on its backbone, which is loaded
-    whole in this dtype whatever it was trained on, and the tokenizer.
+    whole in this dtype whatever it was trained on, and the tokenizer. `name` renames it.
 
     Raises:
         FileError, BackboneError, MismatchError: as `open_adapter`.
@@ -36,7 +39,7 @@ def open_live(
     if narrow:
         load(open_bare(files, backbone)[0], files)
     model, tokenizer = open_bare(files, backbone, dtype)
-    return load(model, files, any_backbone=narrow), tokenizer
+    return load(model, files, name=name, any_backbone=narrow), tokenizer
 
 
 def auto_class(model: PreTrainedModel) -> Any:
