@@ -177,7 +177,7 @@ def _chosen(
     if state is None:
         raise AttachError("no adapter is on this model", hint='load(model, "out/polite")')
     active = [adapter.name for adapter in state.adapters.values() if adapter.active]
-    chosen = [known_name(state, name) for name in names or active]
+    chosen = [known_name(state, name) for name in dict.fromkeys(names or active)]
     if not chosen:
         raise AttachError(
             "no adapter is active", hint=f"merge(model, {next(iter(state.adapters))!r})"
