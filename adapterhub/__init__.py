@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from adapterhub.backbones.families import anatomy_of as anatomy_of
     from adapterhub.backbones.load import fingerprint as fingerprint
     from adapterhub.backbones.load import load_backbone as load_backbone
+    from adapterhub.combined import combine as combine
+    from adapterhub.merging import merge as merge
+    from adapterhub.merging import unmerge as unmerge
     from adapterhub.methods.base import METHODS as METHODS
     from adapterhub.registry.load import load as load
     from adapterhub.registry.verbs import publish as publish
@@ -42,6 +45,7 @@ _LAZY = {
     "activate": "attachment",
     "anatomy_of": "backbones.families",
     "attach": "attachment",
+    "combine": "combined",
     "detach": "attachment",
     "fingerprint": "backbones.load",
     "load": "registry.load",
@@ -51,6 +55,8 @@ _LAZY = {
     "push": "registry.verbs",
     "search": "registry.verbs",
     "yank": "registry.verbs",
+    "merge": "merging",
+    "unmerge": "merging",
 }
 
 __all__ = ["AdapterhubError", "__version__", *_LAZY]

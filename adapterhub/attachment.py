@@ -79,6 +79,14 @@ class Attachments:
         return fingerprint_of(named, origin_of(self.model))
 
 
+def reattach(state: Attachments, adapters: Sequence[Adapter], active: Sequence[str]) -> None:
+    """Put adapters back on the bare model that they were on, and make those named active."""
+    state.trainable = [(p, p.requires_grad) for p in state.model.parameters()]
+    for adapter in adapters:
+        _commit(state, adapter)
+    _activate(state, active)
+
+
 def attachments(model: PreTrainedModel) -> Attachments | None:
     """What is on a model, or None."""
     return getattr(model, _STATE, None)

@@ -10,6 +10,7 @@
     ├── DataError        training or evaluation data that cannot be used
     ├── TrainingError    a run that cannot go on (loss is NaN, nothing trains)
     ├── RegistryError    a store that has not what was asked for, or refuses, or cannot be reached
+    ├── MergeError       an adapter that no weights can express, or whose merge changed the outputs
     └── OutputError      a place that cannot be written (exists, read-only, full)
 
 Each says what was given, what was expected and what to type next. Where several things are wrong,
@@ -82,6 +83,10 @@ class TrainingError(AdapterhubError):
 
 class RegistryError(AdapterhubError):
     """A store that has not what was asked for, refuses, or cannot be reached."""
+
+
+class MergeError(AdapterhubError):
+    """An adapter that no weights can express, or whose merge changed what the model computes."""
 
 
 class OutputError(AdapterhubError):

@@ -127,7 +127,7 @@ def load_backbone(
     if attention:
         options["attn_implementation"] = attention
     auto = getattr(transformers, TASK_MODELS[task].auto)
-    with _quiet_loading():
+    with quiet_loading():
         model, info = _load(auto, folder, options, backbone)
         tokenizer = _load(transformers.AutoTokenizer, folder, {}, backbone)
     model.config._name_or_path = model.name_or_path = backbone
@@ -328,7 +328,8 @@ def _set_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
 
 
 @contextmanager
-def _quiet_loading() -> Iterator[None]:
+def quiet_loading() -> Iterator[None]:
+    """Let transformers load and save without a word."""
     # The head's parameters are always missing from the checkpoint: no report, no bar for it.
     verbosity = transformers.logging.get_verbosity()
     bars = transformers.logging.is_progress_bar_enabled()

@@ -13,6 +13,27 @@ from transformers.pytorch_utils import Conv1D
 from adapterhub.backbones.anatomy import Part
 from adapterhub.errors import SiteError
 
+PLAIN = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def storage_problem(parameter: object) -> str:
+    """Why a parameter cannot be replaced by other numbers without another loss than rounding; ""
+    for a plain one of floating point numbers."""
+    if not isinstance(parameter, nn.Parameter):
+        return "it is not kept as one parameter"
+    # Quantized weights are a kind of parameter or of tensor of their own, or keep integers.
+    if type(parameter) is not nn.Parameter or type(parameter.data) is not Tensor:
+        return f"it is quantized: {type(parameter).__name__}"
+    if parameter.dtype not in PLAIN:
+        return f"it is kept as {str(parameter.dtype).removeprefix('torch.')}"
+    return ""
+
+
+def as_stored(module: nn.Module, matrix: Tensor) -> Tensor:
+    """W: (d_out, d_in), or a change of it, in the layout in which the module keeps its own; and
+    the way back, for it is the same."""
+    return matrix.T if isinstance(module, Conv1D) else matrix
+
 
 def read_weight(module: nn.Module, part: Part | None = None) -> Tensor:
     """The weight W of y = W x + b, (d_out, d_in), in fp32: a view where it is stored like that.

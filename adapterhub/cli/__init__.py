@@ -26,6 +26,8 @@ COMMANDS = {
     "lock": "Pin the adapters that a project uses.",
     "sync": "Restore the adapters of a project's lock file.",
     "registry": "Look after a local registry.",
+    "merge": "Merge an adapter into its backbone, and write a plain checkpoint.",
+    "combine": "Combine adapters into a new one: add, average, subtract, TIES, DARE.",
     "methods": "List the methods, with their papers.",
     "tasks": "List the tasks, with their options.",
     "inspect": "Show a backbone's anatomy, and which methods fit it.",

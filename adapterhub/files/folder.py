@@ -65,7 +65,8 @@ def check_place(folder: Path, overwrite: bool, replaceable: Collection[str]) -> 
         raise OutputError(
             f"{folder} exists already",
             expected="a folder that does not exist",
-            hint="another folder name, or overwrite=True to replace the adapter in it",
+            hint="another folder name"
+            + (", or overwrite=True to replace the adapter in it" if replaceable else ""),
         )
     if folder.is_symlink() or not folder.is_dir():
         raise OutputError(

@@ -28,6 +28,13 @@ class Placement:
     it is called with nothing and gives prefix keys and values (2, length, d); at `embed` it gives
     virtual tokens (length, d); at `mix` it maps (the outputs of the layers below, y) to y'.
 
+    One whose y' is affine in x and y together (y' = P x + Q y + r) sets `affine`: an adapter of
+    such modules can be merged into the weights of their hosts. For one that changes the input, x'
+    is linear in x.
+
+    One whose change of the weight has a low rank says so by a method `factors`: two tensors
+    (d_out, r) and (r, d_in), whose product it is.
+
     A module that trains in another form than it is used in has a method `folded`: it gives the
     module of the folded method (see `Method.folded`) that computes the same now.
     """

@@ -33,6 +33,7 @@ class Decomposed(LowRank):
     """The map (x, y, W, b) -> m / ||V||_c (y - b + s B A x) + b."""
 
     reads_weight = True
+    factors = None  # type: ignore[assignment]  # its update of W has no low rank
 
     def __init__(self, weight: Tensor, rank: int, scale: float, dropout: float) -> None:
         super().__init__(weight.shape[1], weight.shape[0], rank, scale, dropout)

@@ -27,6 +27,8 @@ from adapterhub.methods.base import Layers, Method, Placement, register, select
 class OutputScale(nn.Module):
     """The map (x, y) -> l * y."""
 
+    affine = True
+
     def __init__(self, size: int) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(size))

@@ -38,6 +38,8 @@ from adapterhub.methods.base import (
 class LowRank(nn.Module):
     """The map (x, y) -> y + s B A x."""
 
+    affine = True
+
     def __init__(self, d_in: int, d_out: int, rank: int, scale: float, dropout: float) -> None:
         super().__init__()
         self.A = nn.Parameter(torch.empty(rank, d_in))
@@ -51,6 +53,10 @@ class LowRank(nn.Module):
         if self.training and self.dropout:
             x = F.dropout(x, self.dropout)
         return add_product(y, F.linear(x, cast(self.A, x)), self.B, self.scale)
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """The update of the weight as a product: s B (d_out, rank) and A (rank, d_in)."""
+        return self.scale * self.B, self.A
 
     def extra_repr(self) -> str:
         """What `print(model)` shows."""

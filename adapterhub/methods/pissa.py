@@ -77,6 +77,11 @@ class Principal(LowRank):
         start = F.linear(F.linear(x, cast(self.A0, x)), cast(self.B0, x))
         return y + self.scale * (now - start).to(y.dtype)
 
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """s [B, -B0]: (d_out, 2 rank) and [A; A0]: (2 rank, d_in)."""
+        left = self.scale * torch.cat([self.B, -self.B0], dim=1)
+        return left, torch.cat([self.A, self.A0])
+
 
 @register
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.backbones.load import TASK_MODELS, load_backbone
 from adapterhub.config import from_dict
@@ -61,12 +61,7 @@ def open_adapter(reference: str | Path, backbone: str | None = None) -> Opened:
     files = pull(reference)
     manifest = read_manifest(files)
     task = _task_of(manifest)
-    model, tokenizer = load_backbone(
-        backbone or _backbone_of_run(files.parent) or manifest.backbone.id,
-        task=task.head,
-        labels=manifest.labels,
-        revision=None if backbone else manifest.backbone.revision,
-    )
+    model, tokenizer = open_bare(files, backbone)
     make_ready(model)
     labels = load(model, files).labels
     trained = manifest.training.get("recipe", {}).get("train", {})
@@ -74,6 +69,25 @@ def open_adapter(reference: str | Path, backbone: str | None = None) -> Opened:
     seed = int(manifest.training.get("seed", 0))
     setting = Setting(tokenizer, limit, labels, seed, positions_of(model))
     return Opened(model, task, setting)
+
+
+def open_bare(
+    files: Path, backbone: str | None = None, dtype: str = "fp32"
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The backbone that an adapter's files name, for its task, without the adapter; and the
+    tokenizer.
+
+    Raises:
+        BackboneError: it cannot be loaded.
+    """
+    manifest = read_manifest(files)
+    return load_backbone(
+        backbone or _backbone_of_run(files.parent) or manifest.backbone.id,
+        task=_task_of(manifest).head,
+        labels=manifest.labels,
+        revision=None if backbone else manifest.backbone.revision,
+        dtype=dtype,
+    )
 
 
 def _task_of(manifest: Manifest) -> Task:

@@ -1,0 +1,68 @@
+"""`adapterhub combine`: two runs become one adapter, which predicts, merges and combines again."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tiny
+
+import adapterhub as ah
+from adapterhub.files.native import read_manifest
+
+
+@pytest.fixture
+def folders(backbone, tmp_path):
+    """Two saved adapters of the tiny backbone."""
+    made = []
+    for seed, method in enumerate(["lora(rank=4)", "rslora(rank=2)"]):
+        model, _ = ah.load_backbone(str(backbone), task="classification", labels=["bad", "good"])
+        adapter = ah.attach(model, method, name="same")
+        tiny.scramble(adapter, seed=seed + 1)
+        adapter.save(tmp_path / f"adapter-{seed}")
+        made.append(tmp_path / f"adapter-{seed}")
+    return made
+
+
+def test_combine_then_predict_and_merge(folders, adapterhub, backbone, tmp_path):
+    where = ("--backbone", backbone)
+    code, out, err = adapterhub(
+        "combine", *folders, "--weights", "0.5,-0.25", "--output", tmp_path / "sum", *where
+    )
+    assert code == 0, err
+    assert "linear of 2" in out
+    manifest = read_manifest(tmp_path / "sum")
+    assert manifest.name == "combined"
+    assert manifest.labels == ("bad", "good")
+    assert manifest.training["combined"]["weights"] == [0.5, -0.25]
+    assert manifest.methods[0]["lora"]["rank"] == 6
+    code, out, err = adapterhub("predict", tmp_path / "sum", "the movie was good", *where)
+    assert code == 0, err
+    assert out.split()[0] in ("bad", "good")
+    code, out, err = adapterhub("merge", tmp_path / "sum", "--output", tmp_path / "out", *where)
+    assert code == 0, err
+
+
+def test_ties_in_a_rank(folders, adapterhub, backbone, tmp_path):
+    code, out, err = adapterhub(
+        "combine", *folders, "--how", "ties", "--density", 0.2, "--rank", 4, "--name", "both",
+        "--backbone", backbone, "--output", tmp_path / "both", "--json",
+    )  # fmt: skip
+    assert code == 0, err
+    facts = json.loads(out)
+    assert (facts["how"], facts["density"], facts["rank"]) == ("ties", 0.2, 4)
+    assert 0 < facts["lost"] < 1
+    assert read_manifest(tmp_path / "both").name == "both"
+
+
+def test_bad_input(folders, adapterhub, backbone, tmp_path):
+    where = ("--backbone", backbone, "--output", tmp_path / "new")
+    for words, expected in [
+        (("--weights", "0.5,x"), "0.5,x"),
+        (("--weights", "1"), "1 weights for 2 adapters"),
+        (("--density", "2"), "density 2.0"),
+    ]:
+        code, _, err = adapterhub("combine", *folders, *where, *words)
+        assert code == 2
+        assert expected in err
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,124 @@
+"""`adapterhub merge`: a plain checkpoint out of a run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tiny
+import torch
+import yaml
+from safetensors import SafetensorError
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
+
+import adapterhub as ah
+from adapterhub.training.restore import open_adapter
+
+TEXTS = ["the movie was good", "the plot was very bad"]
+
+
+@pytest.fixture
+def saved(backbone, tmp_path):
+    """Makes the folder of an adapter of the tiny backbone."""
+
+    def make(method="[lora, norms]"):
+        model, _ = ah.load_backbone(str(backbone), task="classification", labels=["neg", "pos"])
+        adapter = ah.attach(model, yaml.safe_load(method))
+        tiny.scramble(adapter)
+        adapter.save(tmp_path / "adapter")
+        return tmp_path / "adapter"
+
+    return make
+
+
+def test_merge_writes_a_checkpoint_that_needs_no_adapterhub(saved, adapterhub, backbone, tmp_path):
+    out, folder = tmp_path / "new" / "merged", saved()
+    code, text, err = adapterhub("merge", folder, "--output", out, "--backbone", backbone)
+    assert code == 0, err
+    assert [line.split()[0] for line in text.splitlines()[1:3]] == ["merged", "loaded"]
+    assert text.count("max |difference|") == 2
+    assert "AutoModelForSequenceClassification" in text
+    live = open_adapter(folder, str(backbone))
+    rows = live.setting.tokenizer(TEXTS, return_tensors="pt", padding=True)
+    with torch.no_grad():
+        expected = live.model(**rows).logits
+    model = AutoModelForSequenceClassification.from_pretrained(out)
+    rows = AutoTokenizer.from_pretrained(out)(TEXTS, return_tensors="pt", padding=True)
+    with torch.no_grad():
+        torch.testing.assert_close(model(**rows).logits, expected, atol=1e-4, rtol=1e-4)
+    assert not [name for name in model.state_dict() if "adapterhub" in name]
+    assert "adapterhub" not in (out / "config.json").read_text(encoding="utf-8")
+    assert model.config.use_cache
+    assert model.config.id2label == {0: "neg", 1: "pos"}
+    assert sorted(p.name for p in out.parent.iterdir()) == ["merged"]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_the_base_in_another_precision(saved, adapterhub, backbone, tmp_path, dtype):
+    out = tmp_path / "merged"
+    where = ("--output", out, "--backbone", backbone)
+    code, text, err = adapterhub("merge", saved(), *where, "--base-dtype", dtype, "--json")
+    assert code == 0, err
+    facts = json.loads(text)
+    assert 0 < facts["merged"]["logits"] <= facts["tolerance"]["logits"]
+    assert facts["loaded again"] == facts["merged"]
+    model = AutoModelForSequenceClassification.from_pretrained(out)
+    assert model.dtype == {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    assert AutoTokenizer.from_pretrained(out)(TEXTS[0])["input_ids"]
+
+
+def test_nothing_is_left_where_it_fails(saved, adapterhub, backbone, tmp_path, monkeypatch):
+    place = tmp_path / "place"
+    place.mkdir()
+    where = ("--output", place / "out", "--backbone", backbone)
+    arguments = ("merge", saved(), *where, "--base-dtype", "bf16")
+    code, _, err = adapterhub(*arguments, "--tolerance", "1e-9")
+    assert code == 2
+    assert "max |difference|" in err
+    with monkeypatch.context() as patch:
+
+        def full(*args, **kwargs):
+            raise SafetensorError("No space left on device")
+
+        patch.setattr(PreTrainedModel, "save_pretrained", full)
+        code, _, err = adapterhub(*arguments)
+        assert code == 2
+        assert "No space left" in err
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "adapterhub.training.merged._reloaded",
+            lambda model, folder: AutoModelForSequenceClassification.from_config(model.config),
+        )
+        code, text, err = adapterhub(*arguments)
+        assert code == 2
+        assert "does not compute" in err
+        assert "max |difference|" in text, "the loss is told before anything is written"
+    assert not list(place.iterdir())
+    (place / "out").mkdir()
+    code, _, err = adapterhub(*arguments)
+    assert code == 2
+    assert "exists already" in err
+    assert "overwrite" not in err
+
+
+def test_what_cannot_be_merged_says_why(saved, adapterhub, backbone, tmp_path):
+    where = ("--output", tmp_path / "out", "--backbone", backbone)
+    code, _, err = adapterhub("merge", saved("mam"), *where)
+    assert code == 2
+    assert "prefix at encoder.attn.kv" in err
+    assert "scaled-parallel at encoder.ffn" in err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("architecture", "task"), [("gpt2", "causal-lm"), ("t5", "seq2seq")])
+def test_language_models(architecture, task, adapterhub, backbones, tmp_path):
+    folder = str(backbones(architecture))
+    model, _ = ah.load_backbone(folder, task=task)
+    adapter = ah.attach(model, "lora")
+    tiny.scramble(adapter, std=0.1)
+    adapter.notes.task = task
+    adapter.save(tmp_path / "adapter")
+    where = ("--output", tmp_path / "out", "--backbone", folder)
+    code, out, err = adapterhub("merge", tmp_path / "adapter", *where)
+    assert code == 0, err
+    assert {"causal-lm": "AutoModelForCausalLM", "seq2seq": "AutoModelForSeq2SeqLM"}[task] in out
