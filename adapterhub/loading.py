@@ -50,13 +50,14 @@ def load(
         _fit_head(manifest, tensors, adapter)
         _copy(tensors, adapter)
         adapter.notes = _notes(manifest)
+        if known := bound(model):
+            teach(known, manifest.tokens)
 
     if tokenizer is not None:
         bind_new(model, tokenizer, manifest.tokens)
-    if known := bound(model):
-        if not any_tokenizer:
-            _check_tokenizer(manifest, known)
-        teach(known, manifest.tokens)
+    known = bound(model)
+    if known and not any_tokenizer:
+        _check_tokenizer(manifest, known)
     with torch.random.fork_rng(
         devices=[]
     ):  # the initial values are overwritten: leave the generator alone

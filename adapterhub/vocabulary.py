@@ -31,6 +31,7 @@ from adapterhub.files.manifest import NewToken
 from adapterhub.slots import Slot, drop_slot
 
 TOKENS = "tokens"
+MAX_NEW = 10_000
 _FLAGS = ("special", "normalized", "single_word", "lstrip", "rstrip")
 
 
@@ -198,6 +199,12 @@ def vocabulary_of(
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     _check_table(embedding)
     table = embedding.get_parameter("weight")
+    if wrong := [f"{t.content!r}: {t.id}" for t in tokens if t.id >= len(table) + MAX_NEW]:
+        raise AttachError(
+            f"new tokens have ids far above the {len(table)} rows of the embedding",
+            offenders=wrong[:20],
+            expected=f"ids below {len(table) + MAX_NEW}",
+        )
     ids = torch.tensor([token.id for token in tokens], device=table.device)
     rows = TokenRows(ids, _first_rows(table, ids, known))
     output = None

@@ -24,3 +24,12 @@ def test_the_files_that_readme_names_are_there():
     named = re.findall(r"^    (adapterhub/\S+)", readme, re.MULTILINE)
     assert len(named) >= 6
     assert not [path for path in named if not (ROOT / path).exists()]
+
+
+def test_the_page_of_the_format_is_that_of_the_code():
+    from adapterhub.files import manifest, native
+
+    page = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
+    assert native.__doc__.strip() in page
+    listed = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    assert listed == [*manifest.Manifest.__dataclass_fields__, "sha256"]

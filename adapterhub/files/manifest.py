@@ -13,6 +13,7 @@ one, `requires` tells.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -255,9 +256,11 @@ def _labels(path: str, value: object) -> list[str]:
 def _tokens(path: str, value: object) -> list[str]:
     found = schema.sequence(_token, 0, 10_000)(path, value)
     if not found and isinstance(value, (list, tuple)):
-        for name in ("content", "id"):
-            if len({token[name] for token in value}) < len(value):
-                found.append(f"{path}: a token's {name} is given twice")
+        ids = [token["id"] for token in value]
+        if len({token["content"] for token in value}) < len(value):
+            found.append(f"{path}: a token is given twice")
+        if any(second <= first for first, second in itertools.pairwise(ids)):
+            found.append(f"{path}: the ids do not rise")
     return found
 
 

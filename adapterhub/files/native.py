@@ -35,7 +35,8 @@ Limits, and why
  - 1 MiB for the card. 8 MiB for the safetensors header: it repeats what the manifest lists.
  - 64 GiB of tensors: a full fine-tune of 16 billion fp32 parameters; more is not an adapter.
    The size of the file is compared with the declared shapes before memory is taken for it.
- - 10,000 new tokens: more is a new tokenizer. 128 Ki characters for the chat template.
+ - 10,000 new tokens: more is a new tokenizer. Their ids are less than 10,000 above the rows of the
+   backbone, for logits are as wide as the last id. 128 Ki characters for the chat template.
  - dtypes F64 F32 F16 BF16 I64 I32 I16 I8 U8 BOOL: what torch computes with on every device.
 """
 

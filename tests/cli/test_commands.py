@@ -12,6 +12,8 @@ import time
 import pytest
 from conftest import json_lines, sentences, write_tsv
 
+from adapterhub.backbones import fingerprint
+from adapterhub.files.native import read_manifest
 from adapterhub.methods import METHODS
 from adapterhub.training.tasks import TASKS
 
@@ -204,3 +206,26 @@ def test_import_and_help_are_quick_and_need_no_torch(code):
         best = min(best, time.perf_counter() - start)
     assert done.stderr.strip() == "False"
     assert best < 0.5
+
+
+def test_new_tokens_are_trained_and_known_to_predict(adapterhub, backbone, tmp_path):
+    rows = [(f"the {word} was {word}", label) for word, label in (("<x>", "pos"), ("<y>", "neg"))]
+    file = write_tsv(tmp_path / "train.tsv", rows * 16)
+    words = ["--backbone", backbone, "--train", file, "--eval", file, "--output", tmp_path / "run"]
+    more = ("--method", "lora(rank=2)", "new_tokens=[<x>, <y>]", "train.tensorboard=false")
+    code, _, err = adapterhub("train", *words, *more, "train.batch_size=4", "train.epochs=6")
+    assert code == 0, err
+    manifest = read_manifest(tmp_path / "run" / "adapter")
+    assert [token.content for token in manifest.tokens] == ["<x>", "<y>"]
+    assert manifest.training["data"]["sha256"]
+    assert manifest.versions.keys() == {"adapterhub", "torch", "transformers"}
+    texts = [text for text, _ in rows]
+    code, out, err = adapterhub("predict", tmp_path / "run", *texts, "--json")
+    assert code == 0, err
+    assert [row["label"] for row in json_lines(out)] == ["pos", "neg"]
+
+
+def test_inspect_names_the_fingerprint(adapterhub, backbone):
+    code, out, _ = adapterhub("inspect", backbone, "--json")
+    assert code == 0
+    assert json.loads(out)["fingerprint"] == fingerprint(backbone)

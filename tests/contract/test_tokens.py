@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import tiny
@@ -14,7 +15,7 @@ from tokenizers import AddedToken
 import adapterhub as ah
 from adapterhub.backbones.tokenizer import bind, bound
 from adapterhub.errors import AttachError, MismatchError
-from adapterhub.files.native import read_adapter, read_manifest
+from adapterhub.files.native import read_adapter, read_manifest, write_adapter
 
 NEW = ["<a>", "<b>"]
 BEYOND = [*(f"<n{i}>" for i in range(50)), *NEW]  # more than the rows that no token uses
@@ -188,6 +189,32 @@ def test_other_tokens_under_the_same_ids_are_refused(backbones, tmp_path):
         ah.load(other, tmp_path / "a")
     assert len(error.value.offenders) == 2
     assert len(tokenizer) == before
+
+
+def test_an_id_that_no_tokenizer_gives_takes_no_memory(backbones, tmp_path):
+    """Nothing is allocated beyond limits: logits are as wide as the last id."""
+    model, _ = ah.load_backbone(str(backbones("llama")), task="causal-lm", new_tokens=NEW)
+    ah.attach(model, "lora").save(tmp_path / "a")
+    manifest, tensors = read_adapter(tmp_path / "a")
+    far = replace(manifest.tokens[1], id=2**31 - 1)
+    write_adapter(tmp_path / "b", replace(manifest, tokens=(manifest.tokens[0], far)), tensors)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(backbones("llama"))
+    with pytest.raises(AttachError, match="far above"):
+        ah.load(plain, tmp_path / "b")
+    assert not any("adapterhub" in name for name in plain.state_dict())
+
+
+def test_a_refused_adapter_teaches_the_tokenizer_nothing(backbones, tmp_path):
+    """Nothing is half-loaded."""
+    folder = str(backbones("llama"))
+    model, _ = ah.load_backbone(folder, task="causal-lm", new_tokens=NEW)
+    ah.attach(model, "lora").save(tmp_path / "a")
+    fresh, tokenizer = ah.load_backbone(folder, task="causal-lm")
+    with torch.no_grad():
+        fresh.model.layers[0].mlp.up_proj.weight.add_(1)
+    with pytest.raises(MismatchError, match="another backbone"):
+        ah.load(fresh, tmp_path / "a")
+    assert tokenizer.convert_tokens_to_ids("<a>") == tokenizer.unk_token_id
 
 
 def test_the_chat_template_travels(backbones, tmp_path):

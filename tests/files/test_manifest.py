@@ -212,8 +212,9 @@ def test_what_needs_a_newer_adapterhub_says_which() -> None:
 
 def test_new_tokens_are_different_ones() -> None:
     token = NewToken("<a>", 7)
-    assert "content is given twice" in refused(tokens=(token, replace(token, id=8)))
-    assert "id is given twice" in refused(tokens=(token, replace(token, content="<b>")))
+    assert "a token is given twice" in refused(tokens=(token, replace(token, id=8)))
+    assert "ids do not rise" in refused(tokens=(token, replace(token, content="<b>")))
+    assert "ids do not rise" in refused(tokens=(token, replace(token, content="<b>", id=6)))
     assert "tokens.0.content" in refused(tokens=(replace(token, content=""),))
 
 
