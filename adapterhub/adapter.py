@@ -229,7 +229,7 @@ class Adapter:
             name=self.name,
             methods=dump([method.folded() for method in self.methods]),
             backbone=BackboneRef(
-                id=_logical_name(self.model),
+                id=logical_name(self.model),
                 revision=getattr(config, "_commit_hash", None),
                 fingerprint=self.home.fingerprint(),
                 model_type=config.model_type,
@@ -270,7 +270,7 @@ def _still(module: nn.Module, trained: set[int], parent: bool) -> None:
         _still(child, trained, mode)
 
 
-def _logical_name(model: PreTrainedModel) -> str:
+def logical_name(model: PreTrainedModel) -> str:
     """A Hub id as it is; a folder by its last part, for a path means nothing elsewhere."""
     name = model.config._name_or_path or f"unnamed-{model.config.model_type}"
     return Path(name).name if Path(name).is_dir() or Path(name).is_absolute() else name

@@ -99,9 +99,10 @@ def place(
     methods: Sequence[Method],
     name: str,
     prepare: Callable[[Adapter], None] = lambda adapter: None,
+    admit: Callable[[Attachments], None] = lambda state: None,
 ) -> Adapter:
-    """`attach` for parsed methods. `prepare` may fill the adapter, or refuse it, before it touches
-    the model."""
+    """`attach` for parsed methods. `admit` may refuse the model before anything is built; `prepare`
+    may fill the adapter, or refuse it, before it touches the model."""
     _refuse_compiled(model)
     state = attachments(model) or _fresh_state(model)
     if name in state.adapters:
@@ -112,6 +113,7 @@ def place(
     active = [a.name for a in state.adapters.values() if a.active]
     _activate(state, ())
     try:
+        admit(state)
         adapter = _build(state, tuple(methods), name)
         prepare(adapter)
         _check(adapter)

@@ -12,12 +12,14 @@
     └── OutputError      a place that cannot be written (exists, read-only, full)
 
 Each says what was given, what was expected and what to type next. Where several things are wrong,
-one error lists them all. The command line prints the message and exits with code 2.
+one error lists them all. The command line prints the message and exits with code 2. A message may
+quote a stranger's file, so it is printed without characters that steer a terminal.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -44,7 +46,7 @@ class AdapterhubError(Exception):
             lines.append(f"  expected: {self.expected}")
         if self.hint:
             lines.append(f"  try: {self.hint}")
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 class ConfigError(AdapterhubError):
@@ -81,6 +83,20 @@ class TrainingError(AdapterhubError):
 
 class OutputError(AdapterhubError):
     """A place that cannot be written: it exists, is read-only, or the disk is full."""
+
+
+# Controls but the tab and the line end, marks that reorder what follows, and lone surrogates.
+_STEERING = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufeff]"
+)
+
+
+def printable(text: str) -> str:
+    """`text` with what could steer a terminal, or cannot be written, as escapes: \\u001b.
+
+    Names and labels come from strangers' files. Inside a JSON string the escapes mean the same.
+    """
+    return _STEERING.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

@@ -3,19 +3,23 @@ made for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from adapterhub.adapter import HEAD, Adapter, Head, Notes
-from adapterhub.attachment import place
+from adapterhub.adapter import HEAD, Adapter, Head, Notes, logical_name
+from adapterhub.attachment import Attachments, place
 from adapterhub.errors import MismatchError
-from adapterhub.files.manifest import Manifest
-from adapterhub.files.native import read_adapter
+from adapterhub.files.manifest import Manifest, TensorInfo
+from adapterhub.files.native import read_manifest, read_tensors
+from adapterhub.methods.base import Method
 from adapterhub.methods.spec import parse
+
+SMALL = 1 << 22  # numbers; 16 MiB of fp32
 
 
 def load(
@@ -34,38 +38,59 @@ def load(
         FileError: the files are broken. MismatchError: the files are sound, but for another
             backbone; every tensor that does not fit is listed. AttachError: the name is taken.
     """
-    manifest, tensors = read_adapter(Path(folder))
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    methods = parse(manifest.methods)
+
+    def admit(state: Attachments) -> None:
+        if not any_backbone:
+            _check_backbone(manifest, state)
+        _check_size(manifest, methods, state)
 
     def fill(adapter: Adapter) -> None:
-        if not any_backbone:
-            _check_backbone(manifest, adapter)
-        _fit_head(manifest, tensors, adapter)
-        _copy(tensors, adapter)
+        _fit_head(manifest, adapter)
+        _check_fit(manifest, adapter)
+        _copy(read_tensors(folder, manifest), adapter)
         adapter.notes = _notes(manifest)
 
     with torch.random.fork_rng(
         devices=[]
     ):  # the initial values are overwritten: leave the generator alone
-        return place(model, parse(manifest.methods), name or manifest.name, prepare=fill)
+        return place(model, methods, name or manifest.name, admit=admit, prepare=fill)
 
 
 def _notes(manifest: Manifest) -> Notes:
     return Notes(manifest.task, manifest.tokenizer, dict(manifest.training), dict(manifest.metrics))
 
 
-def _check_backbone(manifest: Manifest, adapter: Adapter) -> None:
-    found, wanted = adapter.manifest().backbone, manifest.backbone
+def _check_backbone(manifest: Manifest, state: Attachments) -> None:
+    found, wanted = state.fingerprint(), manifest.backbone
     at = f" at {wanted.revision}" if wanted.revision else ""
-    if found.fingerprint != wanted.fingerprint:
+    if found != wanted.fingerprint:
         raise MismatchError(
             f"the adapter {manifest.name!r} was trained on another backbone",
-            offenders=[f"this model: {found.id}, {found.fingerprint}"],
+            offenders=[f"this model: {logical_name(state.model)}, {found}"],
             expected=f"{wanted.id}{at}, {wanted.fingerprint}",
             hint=f"load_backbone({wanted.id!r}), or load(..., any_backbone=True)",
         )
 
 
-def _fit_head(manifest: Manifest, tensors: Mapping[str, Tensor], adapter: Adapter) -> None:
+def _check_size(manifest: Manifest, methods: Sequence[Method], state: Attachments) -> None:
+    """Refuse methods that would take far more memory than the file has numbers, before they do.
+
+    What is smaller is built, so that the error can list each tensor that does not fit.
+    """
+    declared = sum(math.prod(info.shape) for info in manifest.tensors.values())
+    needed = sum(method.count(state.anatomy) for method in methods)
+    if needed > 4 * declared + SMALL:
+        raise MismatchError(
+            f"the adapter {manifest.name!r} does not fit this model",
+            offenders=[f"its methods have {needed} numbers on this model, its file {declared}"],
+            expected="a file with the tensors that its methods have",
+        )
+
+
+def _fit_head(manifest: Manifest, adapter: Adapter) -> None:
     """Give the adapter a head of the saved size and its labels."""
     if not manifest.head:
         adapter.head = None
@@ -79,13 +104,17 @@ def _fit_head(manifest: Manifest, tensors: Mapping[str, Tensor], adapter: Adapte
         outputs = len(manifest.labels) or 1
         for child, module in adapter.head.own.items():
             _resize(
-                module, f"{HEAD}.{child}", tensors, adapter.model.config.num_labels or 0, outputs
+                module,
+                f"{HEAD}.{child}",
+                manifest.tensors,
+                adapter.model.config.num_labels or 0,
+                outputs,
             )
         _set_labels(adapter.head, manifest)
 
 
 def _resize(
-    head: nn.Module, prefix: str, tensors: Mapping[str, Tensor], old: int, outputs: int
+    head: nn.Module, prefix: str, tensors: Mapping[str, TensorInfo], old: int, outputs: int
 ) -> None:
     """Replace the output layer of a head, the one of `old` rows, by one of the saved number of
     rows."""
@@ -108,19 +137,22 @@ def _set_labels(head: Head, manifest: Manifest) -> None:
     }
 
 
-def _copy(tensors: Mapping[str, Tensor], adapter: Adapter) -> None:
-    own = adapter.tensors()
+def _check_fit(manifest: Manifest, adapter: Adapter) -> None:
+    own, tensors = adapter.tensors(), manifest.tensors
     wrong = [f"missing: {name}" for name in sorted(own.keys() - tensors.keys())]
     wrong += [f"unexpected: {name}" for name in sorted(tensors.keys() - own.keys())]
     wrong += [
-        f"{name}: shape {tuple(tensors[name].shape)}, the backbone needs {tuple(own[name].shape)}"
+        f"{name}: shape {tensors[name].shape}, the backbone needs {tuple(own[name].shape)}"
         for name in sorted(own.keys() & tensors.keys())
-        if own[name].shape != tensors[name].shape
+        if tuple(own[name].shape) != tensors[name].shape
     ]
     if wrong:
         raise MismatchError(
             f"the adapter {adapter.name!r} does not fit this model", offenders=wrong
         )
+
+
+def _copy(tensors: Mapping[str, Tensor], adapter: Adapter) -> None:
     with torch.no_grad():
-        for name, tensor in own.items():
+        for name, tensor in adapter.tensors().items():
             tensor.copy_(tensors[name])

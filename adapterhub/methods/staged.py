@@ -24,7 +24,14 @@ from adapterhub.backbones.anatomy import Anatomy
 from adapterhub.backbones.depth import layers_down
 from adapterhub.config import option
 from adapterhub.errors import ConfigError, did_you_mean
-from adapterhub.methods.base import Method, Pace, Unfrozen, register, require_positive
+from adapterhub.methods.base import (
+    Method,
+    Pace,
+    Unfrozen,
+    register,
+    require_decay,
+    require_positive,
+)
 
 WORDS = ("top 2", "norms", "embeddings", "everything", "head")
 
@@ -79,7 +86,7 @@ class Staged(Paced):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(self, "decay")
+        require_decay(self)
 
     def plan(self, anatomy: Anatomy) -> Iterator[Unfrozen]:
         """The parameters of the groups, from the stage of their group on.
