@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import logging
+import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,10 +21,13 @@ import torch
 import transformers
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.errors import BackboneError, ConfigError, did_you_mean
 
+BROKEN = (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError, EOFError,
+          pickle.UnpicklingError, SafetensorError)  # fmt: skip
 FRESH = "_adapterhub_fresh"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -226,8 +230,9 @@ def _packaged(backbone: str, packaged: Packaged) -> Path:
 def _load(auto: Any, folder: Path, options: dict[str, Any], backbone: str) -> Any:
     wants_info = {} if auto is transformers.AutoTokenizer else {"output_loading_info": True}
     try:
-        return auto.from_pretrained(folder, **options, **wants_info)
-    except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
+        # A checkpoint may name code of its own: it is refused, and nobody is asked.
+        return auto.from_pretrained(folder, trust_remote_code=False, **options, **wants_info)
+    except BROKEN as error:
         raise BackboneError(
             f"the backbone {backbone!r} cannot be loaded by {auto.__name__}: {error}",
             expected="a transformers checkpoint whose architecture has a model for this task",

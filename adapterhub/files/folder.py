@@ -168,6 +168,16 @@ def write_files(staged: Path, payload: Mapping[str, bytes]) -> None:
     _sync_folder(staged)
 
 
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file such that a kill leaves the old one or the new one."""
+    staged = path.with_name(f".{path.name}.new")
+    with open(staged, "wb") as handle:
+        handle.write(data)
+        handle.flush()
+        os.fsync(handle.fileno())
+    os.replace(staged, path)
+
+
 def _sync_folder(folder: Path) -> None:
     """Make renames durable; Windows cannot open a folder and needs no such call."""
     if os.name == "nt":

@@ -31,8 +31,8 @@ from adapterhub.errors import ConfigError, FileError, OutputError
 
 FORMAT = 1
 TENSORS, TRAINING, PROGRESS = "tensors.safetensors", "training.pt", "progress.json"
-BROKEN = (OSError, ValueError, KeyError, RuntimeError, EOFError, pickle.UnpicklingError,
-          SafetensorError)  # fmt: skip
+BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError,
+          pickle.UnpicklingError, SafetensorError)  # fmt: skip
 
 
 @dataclass(frozen=True)
