@@ -23,6 +23,9 @@ import re
 from collections.abc import Iterable
 
 
+MOST_LINES, MOST_CHARACTERS = 200, 2000  # of a message; a stranger's file may have millions
+
+
 class AdapterhubError(Exception):
     """The root of the tree.
 
@@ -41,12 +44,14 @@ class AdapterhubError(Exception):
 
     def __str__(self) -> str:
         lines = [self.problem]
-        lines += [f"  - {offender}" for offender in self.offenders]
+        lines += [f"  - {offender}" for offender in self.offenders[:MOST_LINES]]
+        if more := len(self.offenders[MOST_LINES:]):
+            lines.append(f"  - and {more} more")
         if self.expected:
             lines.append(f"  expected: {self.expected}")
         if self.hint:
             lines.append(f"  try: {self.hint}")
-        return printable("\n".join(lines))
+        return printable("\n".join(map(_cut, lines)))
 
 
 class ConfigError(AdapterhubError):
@@ -89,6 +94,10 @@ class OutputError(AdapterhubError):
 _STEERING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufeff]"
 )
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]}..."
 
 
 def printable(text: str) -> str:

@@ -101,31 +101,34 @@ def _fit_head(manifest: Manifest, adapter: Adapter) -> None:
             f"labels={list(manifest.labels)!r})",
         )
     else:
-        outputs = len(manifest.labels) or 1
-        for child, module in adapter.head.own.items():
-            _resize(
-                module,
-                f"{HEAD}.{child}",
-                manifest.tensors,
-                adapter.model.config.num_labels or 0,
-                outputs,
+        old, outputs = adapter.model.config.num_labels or 0, len(manifest.labels) or 1
+        heads = adapter.head.own.items()
+        fits = [_resize(m, f"{HEAD}.{n}", manifest.tensors, old, outputs) for n, m in heads]
+        if outputs != old and not any(fits):
+            raise MismatchError(
+                f"the adapter {manifest.name!r} does not fit this model",
+                offenders=[f"{outputs} label(s), and no head of so many outputs in its file"],
+                expected="one output a label",
             )
         _set_labels(adapter.head, manifest)
 
 
 def _resize(
     head: nn.Module, prefix: str, tensors: Mapping[str, TensorInfo], old: int, outputs: int
-) -> None:
+) -> bool:
     """Replace the output layer of a head, the one of `old` rows, by one of the saved number of
-    rows."""
+    rows; whether there was one to replace."""
+    resized = False
     for path, module in head.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             saved = tensors.get(".".join(p for p in (prefix, path, name) if p))
             fits = saved is not None and saved.shape == (outputs, *parameter.shape[1:])
             if fits and parameter.shape[0] == old != outputs:
                 setattr(module, name, nn.Parameter(torch.empty(saved.shape, dtype=parameter.dtype)))  # type: ignore[union-attr]
+                resized = True
                 if isinstance(module, nn.Linear):
                     module.out_features = outputs
+    return resized
 
 
 def _set_labels(head: Head, manifest: Manifest) -> None:

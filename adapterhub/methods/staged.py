@@ -34,6 +34,7 @@ from adapterhub.methods.base import (
 )
 
 WORDS = ("top 2", "norms", "embeddings", "everything", "head")
+MOST_WORDS = 200  # each is compared with every parameter
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,8 @@ class Staged(Paced):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_decay(self)
+        if (words := sum(group.count("+") + 1 for group in self.groups)) > MOST_WORDS:
+            raise ConfigError(f"{self.name} has {words} words", expected=f"at most {MOST_WORDS}")
 
     def plan(self, anatomy: Anatomy) -> Iterator[Unfrozen]:
         """The parameters of the groups, from the stage of their group on.
@@ -130,7 +133,7 @@ def _named(word: str, anatomy: Anatomy) -> list[str]:
         return [path for path in parameters if path.rpartition(".")[0] in norms]
     if word == "embeddings":
         return [path for path in parameters if anatomy.layer_of(path) == "below"]
-    if match := re.fullmatch(r"top (\d+)", word):
+    if match := re.fullmatch(r"top (\d{1,9})", word):
         down = layers_down(anatomy)
         return [path for path in parameters if down[path] < int(match[1])]
     return [path for path in parameters if fnmatch.fnmatchcase(anatomy.key(path), word)]
