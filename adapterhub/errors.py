@@ -22,7 +22,6 @@ import difflib
 import re
 from collections.abc import Iterable
 
-
 MOST_LINES, MOST_CHARACTERS = 200, 2000  # of a message; a stranger's file may have millions
 
 

@@ -217,7 +217,10 @@ def _flush(path: Path) -> None:
 def _load_training(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
-    content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch's reader raises any kind on broken bytes
+        raise ValueError(f"{path.name}: {type(error).__name__}: {error}") from error
     return content
 
 
