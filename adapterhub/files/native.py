@@ -62,7 +62,7 @@ from adapterhub.files.manifest import (
     tensor_name_problems,
     to_json,
 )
-from adapterhub.files.schema import parse_object, shorten
+from adapterhub.files.schema import parse_object, shorten, show
 
 TENSORS_FILE = "adapter.safetensors"
 MANIFEST_FILE = "adapter.json"
@@ -76,6 +76,7 @@ _DTYPES: Mapping[str, torch.dtype] = {
     **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8},
     **{"U8": torch.uint8, "BOOL": torch.bool},
 }
+_ENTRY = {"dtype", "shape", "data_offsets"}
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _AGAIN = "copy or pull the adapter again; a damaged file is never repaired"
 # PEFT's two files may lie beside ours, and would be stale after an overwrite.
@@ -331,7 +332,11 @@ def _strict_header(data: bytes) -> list[str]:
     length = int.from_bytes(data[:8], "little")
     if length > min(len(data) - 8, MAX_HEADER_BYTES):
         return [f"the header claims {length} bytes, the file has {max(len(data) - 8, 0)}"]
-    return [f"header: {line}" for line in parse_object(data[8 : 8 + length], length)[1]]
+    header, problems = parse_object(data[8 : 8 + length], length)
+    for name, entry in header.items():
+        if name != "__metadata__" and not (isinstance(entry, dict) and entry.keys() == _ENTRY):
+            problems.append(f"{show(name)}: not exactly {', '.join(sorted(_ENTRY))}")
+    return [f"header: {line}" for line in problems]
 
 
 def _header_problems(manifest: Manifest, views: Mapping[str, Mapping[str, object]]) -> list[str]:

@@ -1,6 +1,6 @@
 """A fuzzer of everything that reads strangers' files: anything but an AdapterhubError is a finding.
 
-    PYTHONPATH=tests:tests/attacks python tests/attacks/fuzz.py --seconds 300 [--seed 0] [--only NAME]
+    PYTHONPATH=.:tests:tests/attacks python tests/attacks/fuzz.py --seconds 300 [--seed 0]
 
 Sound files are made at run time, by the writers; each input is one of them after one to four
 mutations. A manifest is sealed again after most mutations, so that the checks behind the digest are
