@@ -20,7 +20,7 @@ import resource
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,14 +130,14 @@ def mutate_tree(rng: random.Random, tree: Tree, under: str | None = None) -> Tre
 class Fuzzer:
     """The targets, by name, on files in a folder of their own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, methods: list[str]) -> None:
         self.folder = folder
         self.model = new_model()
         self.state = state_of(self.model)
         record = {"recipe": {"task": "classification", "data": {"text": "text", "label": "label"},
                              "train": {"max_length": 64}}, "seed": 3}  # fmt: skip
         self.adapters = []
-        for i, method in enumerate(self._fitting()):
+        for i, method in enumerate(methods or self._fitting()):
             sound = save_sound(folder / f"sound-{i}", method)
             tree = read_tree(sound) | {"training": record}
             (sound / MANIFEST).write_bytes(sealed(tree))
@@ -295,10 +295,15 @@ def outcome_of(target: Target, rng: random.Random) -> str:
 
 
 def fuzz(
-    folder: Path, seed: int, inputs: int | None, seconds: float, only: str | None = None
+    folder: Path,
+    seed: int,
+    inputs: int | None,
+    seconds: float,
+    only: str | None = None,
+    methods: Sequence[str] = (),
 ) -> tuple[dict[str, collections.Counter[str]], list[str]]:
     """The outcomes of each target, counted, and the findings as tracebacks."""
-    fuzzer = Fuzzer(folder)
+    fuzzer = Fuzzer(folder, list(methods))
     found: dict[str, collections.Counter[str]] = {
         name: collections.Counter() for name in fuzzer.targets if only in (None, name)
     }
