@@ -18,6 +18,7 @@ A reader MUST
  - open only the three files, and only regular ones. A symbolic link directly in the folder is
    refused: it can lead outside. Other files and folders MAY lie there; they are ignored;
  - compare sha256 before it parses anything but the manifest;
+ - refuse a header with a name or field given twice, or a field beside dtype, shape and offsets;
  - raise one error that lists every missing, unexpected or wrong tensor, and repair nothing.
 A reader MAY read `adapter.json` alone (`read_manifest`), to list adapters fast.
 
