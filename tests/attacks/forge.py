@@ -64,7 +64,8 @@ def forge_file(folder: Path, name: str, data: bytes) -> None:
     """Change another file, with a manifest that vouches for it."""
     (folder / name).write_bytes(data)
     digest = hashlib.sha256(data).hexdigest()
-    forge(folder, lambda tree: tree["files"].update({name: digest}))
+    if name in read_tree(folder)["files"]:
+        forge(folder, lambda tree: tree["files"].update({name: digest}))
 
 
 def split_header(data: bytes) -> tuple[Tree, bytes]:

@@ -3,9 +3,11 @@ those only as what they are."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import tarfile
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ import torch
 from forge import (
     CARD,
     MANIFEST,
+    SECONDS,
     TENSORS,
     Tree,
     bomb,
@@ -25,7 +28,7 @@ from forge import (
 )
 
 import adapterhub as ah
-from adapterhub.errors import OutputError
+from adapterhub.errors import AdapterhubError, OutputError
 from adapterhub.files.native import read_adapter
 
 Header = Callable[[Tree], "Tree | None"]
@@ -102,7 +105,7 @@ def test_other_files_are_never_opened(saved, model, canary, monkeypatch) -> None
     monkeypatch.setattr(os, "open", watched)
     monkeypatch.chdir(saved)  # a module there must not shadow a real one
     ah.load(model, saved).detach()
-    assert sorted(set(opened)) == sorted([TENSORS, MANIFEST, CARD])
+    assert {TENSORS, MANIFEST} <= set(opened) <= {TENSORS, MANIFEST, CARD}
     assert len(OTHERS) >= 19
 
 
@@ -141,8 +144,14 @@ def test_what_is_no_file_is_refused_and_never_waited_for(saved, tmp_path, model,
         LINKED[kind](saved / name, real)
     except PermissionError:
         pytest.skip("not allowed to make one here")
-    with refused(model, name):
+    if name in (TENSORS, MANIFEST):
+        with refused(model, name):
+            ah.load(model, saved)
+        return
+    start = time.perf_counter()
+    with contextlib.suppress(AdapterhubError):  # the card is for people: it may be left alone
         ah.load(model, saved)
+    assert time.perf_counter() - start < SECONDS
 
 
 def test_a_hard_link_is_a_file_like_any_other(saved, tmp_path, model) -> None:
