@@ -119,7 +119,8 @@ def killed_at_each_line(
     """The state after a kill before each line (or `most` of them, evenly)."""
     prepare()
     total = lines_of(action)
-    points = sorted({1 + i * total // min(most, total) for i in range(min(most, total))})
+    evenly = {1 + i * total // min(most, total) for i in range(min(most, total))}
+    points = sorted(evenly | {total})
     outcomes: collections.Counter[str] = collections.Counter()
     for point in points:
         prepare()

@@ -38,7 +38,7 @@ def test_a_kill_or_a_full_disk_at_any_point(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     found = {line["scenario"]: line for line in map(json.loads, done.stdout.splitlines())}
     for name, states in KILLED.items():
-        assert found[name]["points"] == min(MOST, found[name]["lines"]) >= 20
+        assert found[name]["points"] >= min(MOST, found[name]["lines"]) >= 20
         assert set(found[name]["outcomes"]) >= states, name
     assert found["full disk"]["points"] >= 15
     if not FULL:
