@@ -140,9 +140,11 @@ def place(
     name: str,
     prepare: Callable[[Adapter], None] = lambda adapter: None,
     tokens: tuple[NewToken, ...] | None = None,
+    admit: Callable[[Attachments], None] = lambda state: None,
 ) -> Adapter:
-    """`attach` for parsed methods. `prepare` may fill the adapter, or refuse it, before it touches
-    the model. Without `tokens`, those that are new to the model's tokenizer."""
+    """`attach` for parsed methods. `admit` may refuse the model before anything is built; `prepare`
+    may fill the adapter, or refuse it, before it touches the model. Without `tokens`, those that
+    are new to the model's tokenizer."""
     _refuse_compiled(model)
     state = attachments(model) or _fresh_state(model)
     if name in state.adapters:
@@ -153,6 +155,7 @@ def place(
     active = [a.name for a in state.adapters.values() if a.active]
     _activate(state, ())
     try:
+        admit(state)
         new = tokens_of(bound(model)) if tokens is None else tokens
         adapter = _build(state, tuple(methods), name, new)
         prepare(adapter)

@@ -14,13 +14,17 @@
     └── OutputError      a place that cannot be written (exists, read-only, full)
 
 Each says what was given, what was expected and what to type next. Where several things are wrong,
-one error lists them all. The command line prints the message and exits with code 2.
+one error lists them all. The command line prints the message and exits with code 2. A message may
+quote a stranger's file, so it is printed without characters that steer a terminal.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+MOST_LINES, MOST_CHARACTERS = 200, 2000  # of a message; a stranger's file may have millions
 
 
 class AdapterhubError(Exception):
@@ -41,12 +45,14 @@ class AdapterhubError(Exception):
 
     def __str__(self) -> str:
         lines = [self.problem]
-        lines += [f"  - {offender}" for offender in self.offenders]
+        lines += [f"  - {offender}" for offender in self.offenders[:MOST_LINES]]
+        if more := len(self.offenders[MOST_LINES:]):
+            lines.append(f"  - and {more} more")
         if self.expected:
             lines.append(f"  expected: {self.expected}")
         if self.hint:
             lines.append(f"  try: {self.hint}")
-        return "\n".join(lines)
+        return printable("\n".join(map(_cut, lines)))
 
 
 class ConfigError(AdapterhubError):
@@ -91,6 +97,24 @@ class MergeError(AdapterhubError):
 
 class OutputError(AdapterhubError):
     """A place that cannot be written: it exists, is read-only, or the disk is full."""
+
+
+# Controls but the tab and the line end, marks that reorder what follows, and lone surrogates.
+_STEERING = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufeff]"
+)
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]}..."
+
+
+def printable(text: str) -> str:
+    """`text` with what could steer a terminal, or cannot be written, as escapes: \\u001b.
+
+    Names and labels come from strangers' files. Inside a JSON string the escapes mean the same.
+    """
+    return _STEERING.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

@@ -3,7 +3,8 @@ made for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -11,13 +12,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapter import HEAD, LISTING, Adapter, Head, Notes
-from adapterhub.attachment import bind_new, place
+from adapterhub.attachment import Attachments, bind_new, place
 from adapterhub.backbones.tokenizer import Bound, bound
 from adapterhub.errors import MismatchError
-from adapterhub.files.manifest import Manifest
-from adapterhub.files.native import read_adapter
+from adapterhub.files.manifest import Manifest, TensorInfo
+from adapterhub.files.native import read_manifest, read_tensors
+from adapterhub.methods.base import Method
 from adapterhub.methods.spec import restore
 from adapterhub.vocabulary import teach
+
+SMALL = 1 << 22  # numbers; 16 MiB of fp32
 
 
 def load(
@@ -41,14 +45,19 @@ def load(
             backbone or tokenizer; every tensor that does not fit is listed. AttachError: the name
             is taken.
     """
-    manifest, tensors = read_adapter(Path(folder))
+    folder = Path(folder)
+    manifest = read_manifest(folder)
     methods = restore(manifest.methods, f"the adapter {manifest.name!r}")
 
-    def fill(adapter: Adapter) -> None:
+    def admit(state: Attachments) -> None:
         if not any_backbone:
-            _check_backbone(manifest, adapter)
-        _fit_head(manifest, tensors, adapter)
-        _copy(tensors, adapter)
+            _check_backbone(manifest, state)
+        _check_size(manifest, methods, state)
+
+    def fill(adapter: Adapter) -> None:
+        _fit_head(manifest, adapter)
+        _check_fit(manifest, adapter)
+        _copy(read_tensors(folder, manifest), adapter)
         adapter.notes = _notes(manifest)
         if known := bound(model):
             teach(known, manifest.tokens)
@@ -61,7 +70,7 @@ def load(
     with torch.random.fork_rng(
         devices=[]
     ):  # the initial values are overwritten: leave the generator alone
-        adapter = place(model, methods, name or manifest.name, fill, manifest.tokens)
+        adapter = place(model, methods, name or manifest.name, fill, manifest.tokens, admit=admit)
     if known and manifest.chat_template:
         adapter.set_template(known.tokenizer, manifest.chat_template)
     return adapter
@@ -78,13 +87,13 @@ def _notes(manifest: Manifest) -> Notes:
     )
 
 
-def _check_backbone(manifest: Manifest, adapter: Adapter) -> None:
-    found, wanted = adapter.manifest().backbone, manifest.backbone
+def _check_backbone(manifest: Manifest, state: Attachments) -> None:
+    found, wanted = state.fingerprint(), manifest.backbone
     at = f" at {wanted.revision}" if wanted.revision else ""
-    if found.fingerprint != wanted.fingerprint:
+    if found != wanted.fingerprint:
         raise MismatchError(
             f"the adapter {manifest.name!r} was trained on another backbone",
-            offenders=[f"this model: {found.id}, {found.fingerprint}"],
+            offenders=[f"this model: {state.model.config._name_or_path}, {found}"],
             expected=f"{wanted.id}{at}, {wanted.fingerprint}",
             hint=f"load_backbone({wanted.id!r}), or load(..., any_backbone=True)",
         )
@@ -101,7 +110,22 @@ def _check_tokenizer(manifest: Manifest, known: Bound) -> None:
         )
 
 
-def _fit_head(manifest: Manifest, tensors: Mapping[str, Tensor], adapter: Adapter) -> None:
+def _check_size(manifest: Manifest, methods: Sequence[Method], state: Attachments) -> None:
+    """Refuse methods that would take far more memory than the file has numbers, before they do.
+
+    What is smaller is built, so that the error can list each tensor that does not fit.
+    """
+    declared = sum(math.prod(info.shape) for info in manifest.tensors.values())
+    needed = sum(method.count(state.anatomy) for method in methods)
+    if needed > 4 * declared + SMALL:
+        raise MismatchError(
+            f"the adapter {manifest.name!r} does not fit this model",
+            offenders=[f"its methods have {needed} numbers on this model, its file {declared}"],
+            expected="a file with the tensors that its methods have",
+        )
+
+
+def _fit_head(manifest: Manifest, adapter: Adapter) -> None:
     """Give the adapter a head of the saved size and its labels."""
     saved = manifest.head
     if saved is None:
@@ -113,27 +137,34 @@ def _fit_head(manifest: Manifest, tensors: Mapping[str, Tensor], adapter: Adapte
             f"labels={list(manifest.labels)!r})",
         )
     else:
-        outputs = len(manifest.labels) or 1
-        for child, module in adapter.head.own.items():
-            _resize(
-                module, f"{HEAD}.{child}", tensors, adapter.model.config.num_labels or 0, outputs
+        old, outputs = adapter.model.config.num_labels or 0, len(manifest.labels) or 1
+        heads = adapter.head.own.items()
+        fits = [_resize(m, f"{HEAD}.{n}", manifest.tensors, old, outputs) for n, m in heads]
+        if outputs != old and not any(fits):
+            raise MismatchError(
+                f"the adapter {manifest.name!r} does not fit this model",
+                offenders=[f"{outputs} label(s), and no head of so many outputs in its file"],
+                expected="one output a label",
             )
         _set_labels(adapter.head, manifest, saved.problem_type)
 
 
 def _resize(
-    head: nn.Module, prefix: str, tensors: Mapping[str, Tensor], old: int, outputs: int
-) -> None:
+    head: nn.Module, prefix: str, tensors: Mapping[str, TensorInfo], old: int, outputs: int
+) -> bool:
     """Replace the output layer of a head, the one of `old` rows, by one of the saved number of
-    rows."""
+    rows; whether there was one to replace."""
+    resized = False
     for path, module in head.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             saved = tensors.get(".".join(p for p in (prefix, path, name) if p))
             fits = saved is not None and saved.shape == (outputs, *parameter.shape[1:])
             if fits and parameter.shape[0] == old != outputs:
                 setattr(module, name, nn.Parameter(torch.empty(saved.shape, dtype=parameter.dtype)))  # type: ignore[union-attr]
+                resized = True
                 if isinstance(module, nn.Linear):
                     module.out_features = outputs
+    return resized
 
 
 def _set_labels(head: Head, manifest: Manifest, problem_type: str | None) -> None:
@@ -145,19 +176,22 @@ def _set_labels(head: Head, manifest: Manifest, problem_type: str | None) -> Non
     }
 
 
-def _copy(tensors: Mapping[str, Tensor], adapter: Adapter) -> None:
-    own = adapter.tensors()
+def _check_fit(manifest: Manifest, adapter: Adapter) -> None:
+    own, tensors = adapter.tensors(), manifest.tensors
     wrong = [f"missing: {name}" for name in sorted(own.keys() - tensors.keys())]
     wrong += [f"unexpected: {name}" for name in sorted(tensors.keys() - own.keys())]
     wrong += [
-        f"{name}: shape {tuple(tensors[name].shape)}, the backbone needs {tuple(own[name].shape)}"
+        f"{name}: shape {tensors[name].shape}, the backbone needs {tuple(own[name].shape)}"
         for name in sorted(own.keys() & tensors.keys())
-        if own[name].shape != tensors[name].shape
+        if tuple(own[name].shape) != tensors[name].shape
     ]
     if wrong:
         raise MismatchError(
             f"the adapter {adapter.name!r} does not fit this model", offenders=wrong
         )
+
+
+def _copy(tensors: Mapping[str, Tensor], adapter: Adapter) -> None:
     with torch.no_grad():
-        for name, tensor in own.items():
+        for name, tensor in adapter.tensors().items():
             tensor.copy_(tensors[name])

@@ -11,16 +11,22 @@ import yaml
 
 from adapterhub.errors import ConfigError, did_you_mean
 
+MAX_BYTES = 256 << 10  # the parser needs seconds for more
+
 
 def load_yaml(path: str | Path) -> dict[str, Any]:
     """The mapping in a YAML file; a byte-order mark is dropped.
 
-    Raises ConfigError where the file is missing, is not UTF-8, is not YAML (with line and column),
-    or does not hold a mapping.
+    Raises ConfigError where the file is missing, too large, not UTF-8, not YAML (with line and
+    column), or does not hold a mapping.
     """
     path = Path(path)
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        with open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise ConfigError(f"{path} has more than {MAX_BYTES} bytes", expected="a recipe")
+        text = data.decode("utf-8-sig")
     except FileNotFoundError as error:
         near = did_you_mean(path.name, (entry.name for entry in path.parent.glob("*")))
         raise ConfigError(f"there is no file {str(path)!r}{near}") from error
@@ -43,6 +49,8 @@ def _parse_mapping(text: str, name: str) -> dict[str, Any]:
         raise ConfigError(f"{name}, {_yaml_problem(error, text)}") from error
     except RecursionError as error:
         raise ConfigError(f"{name} is nested too deeply") from error
+    except (ValueError, OverflowError) as error:  # an escape such as "\UFFFFFFFF"
+        raise ConfigError(f"{name} holds what is no character or number: {error}") from error
     if not isinstance(data, dict):
         what = "is empty" if data is None else f"holds a {type(data).__name__}"
         raise ConfigError(f"{name} {what}", expected="lines of the form `option: value`")

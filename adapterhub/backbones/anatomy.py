@@ -297,12 +297,15 @@ def layer_numbers(layers: str | int | tuple[int, ...], depth: int) -> range | se
 def _layer_range(text: str, depth: int) -> range | set[int]:
     if text == "all":
         return range(depth)
-    if match := re.fullmatch(r"(top|first) (\d+)", text):
+    if match := re.fullmatch(r"(top|first) (\d{1,9})", text):
         count = min(int(match[2]), depth)
         return range(depth - count, depth) if match[1] == "top" else range(count)
-    if match := re.fullmatch(r"(\d+)\.\.(\d+)", text):
-        return layer_numbers(tuple(range(int(match[1]), int(match[2]) + 1)), depth)
-    if text.isdecimal():
+    if match := re.fullmatch(r"(\d{1,9})\.\.(\d{1,9})", text):
+        first, last = int(match[1]), int(match[2])
+        if last >= depth:  # before the numbers between take memory
+            raise _bad_layers(f"layers {text!r} are not there", depth)
+        return range(first, last + 1)
+    if re.fullmatch(r"\d{1,9}", text):
         return layer_numbers(int(text), depth)
     raise _bad_layers(f"layers {text!r} cannot be read", depth)
 

@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import json
 import logging
+import pickle
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ import torch
 import transformers
 from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors import SafetensorError
 from tokenizers import AddedToken
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -30,6 +32,8 @@ from adapterhub.backbones.fingerprint import fingerprint_of_files
 from adapterhub.backbones.tokenizer import bind
 from adapterhub.errors import BackboneError, ConfigError, did_you_mean
 
+BROKEN = (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError, EOFError,
+          pickle.UnpicklingError, SafetensorError)  # fmt: skip
 FRESH = "_adapterhub_fresh"
 _ORIGIN = "_adapterhub_origin"
 _ROWS = "_adapterhub_rows"
@@ -312,8 +316,9 @@ def _packaged(backbone: str, packaged: Packaged) -> Path:
 def _load(auto: Any, folder: Path, options: dict[str, Any], backbone: str) -> Any:
     wants_info = {} if auto is transformers.AutoTokenizer else {"output_loading_info": True}
     try:
-        return auto.from_pretrained(folder, **options, **wants_info)
-    except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
+        # A checkpoint may name code of its own: it is refused, and nobody is asked.
+        return auto.from_pretrained(folder, trust_remote_code=False, **options, **wants_info)
+    except BROKEN as error:
         raise BackboneError(
             f"the backbone {backbone!r} cannot be loaded by {auto.__name__}: {error}",
             expected="a transformers checkpoint whose architecture has a model for this task",

@@ -11,7 +11,7 @@ from typing import NoReturn
 import click
 
 from adapterhub._version import __version__
-from adapterhub.errors import AdapterhubError, did_you_mean
+from adapterhub.errors import AdapterhubError, did_you_mean, printable
 
 COMMANDS = {
     "train": "Train an adapter, from a recipe or from flags.",
@@ -83,7 +83,7 @@ def main() -> None:
     except AdapterhubError as error:
         _fail(str(error))
     except OSError as error:  # a full disk, a lost mount: no defect of ours, no traceback
-        _fail(f"{error.filename or 'a file'}: {error.strerror or error}")
+        _fail(printable(f"{error.filename or 'a file'}: {error.strerror or error}"))
 
 
 def _fail(message: str) -> NoReturn:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from adapterhub.errors import DataError
+from adapterhub.errors import DataError, printable
 
 if TYPE_CHECKING:
     from adapterhub.training.restore import Trained
@@ -60,9 +60,13 @@ def command(
         shown = known.task.shown(example)
         if as_json:
             row = {"text": shown[0], **prediction.as_dict()}
-            click.echo(json.dumps(row, ensure_ascii=False))
+            click.echo(printable(json.dumps(row, ensure_ascii=False)))
         else:
-            click.echo("\t".join([str(prediction), *shown]))
+            click.echo(printable("\t".join(map(_one_line, [str(prediction), *shown]))))
+
+
+def _one_line(text: str) -> str:
+    return text.replace("\n", "\\n").replace("\t", "\\t")
 
 
 def _read_lines(known: Trained) -> list[Any]:

@@ -1,6 +1,9 @@
 """Folders that are written whole or not at all, and files that are read with care.
 
-A folder is written under a hidden name beside its place, and one rename puts it there.
+A folder is written under a hidden name beside its place, `.adapterhub-PLACE-XXXX`, and one rename
+puts it there. What a killed process left under such a name is removed by the next save to that
+place. Where the system cannot exchange two folders, a kill between two renames leaves the old one
+under `.adapterhub-PLACE-XXXX-old`, and the next save or read brings it back.
 """
 
 from __future__ import annotations
@@ -19,6 +22,11 @@ from pathlib import Path
 
 from adapterhub.errors import OutputError
 from adapterhub.files.schema import shorten
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 class UnreadableError(Exception):
@@ -84,9 +92,75 @@ def check_place(folder: Path, overwrite: bool, replaceable: Collection[str]) -> 
         )
 
 
-def write_files(staged: Path, payload: Mapping[str, bytes]) -> None:
-    """Make the folder `staged` with the files of `payload`, and wait until the disk has them."""
+@contextlib.contextmanager
+def staging(folder: Path) -> Iterator[Path]:
+    """A new hidden folder beside `folder`, gone at the end; what others left there goes first."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    restore_old(folder)
+    for rest in _leftovers(folder):
+        with _locked(rest) as free:
+            if free:
+                shutil.rmtree(rest, ignore_errors=True)
+    staged = folder.with_name(f"{_prefix(folder)}{secrets.token_hex(8)}")
     staged.mkdir()
+    try:
+        with _locked(staged):
+            yield staged
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def restore_old(folder: Path) -> None:
+    """Bring back the folder that a save took away and was killed before it put the new one in."""
+    if os.path.lexists(folder):
+        return
+    for rest in _leftovers(folder):
+        if rest.name.endswith("-old"):
+            with contextlib.suppress(OSError):
+                os.rename(rest, folder)
+            return
+
+
+def _prefix(folder: Path) -> str:
+    # Two names of one start must not share leftovers, and a name may be as long as a name can be.
+    return f".adapterhub-{hashlib.sha256(os.fsencode(folder.name)).hexdigest()[:16]}-"
+
+
+def _leftovers(folder: Path) -> list[Path]:
+    try:
+        entries = list(os.scandir(folder.parent))
+    except OSError:
+        return []
+    start = _prefix(folder)
+    found = [e for e in entries if e.name.startswith(start) and e.is_dir(follow_symlinks=False)]
+    return sorted(Path(entry.path) for entry in found)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Whether the lock of a folder could be taken: a process that still writes there holds it, and
+    the system frees it with the process. Without such locks (Windows) nothing is free."""
+    if fcntl is None:
+        yield False
+        return
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        yield False
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        free = True
+    except OSError:
+        free = False
+    try:
+        yield free
+    finally:
+        os.close(descriptor)
+
+
+def write_files(staged: Path, payload: Mapping[str, bytes]) -> None:
+    """Write the files of `payload` into `staged`, and wait until the disk has them."""
     for name, data in payload.items():
         with open(staged / name, "xb") as handle:
             handle.write(data)
@@ -96,9 +170,9 @@ def write_files(staged: Path, payload: Mapping[str, bytes]) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Give a file new bytes in one step."""
-    staged = path.with_name(f".adapterhub-{secrets.token_hex(8)}")
-    with open(staged, "xb") as handle:
+    """Write a file such that a kill leaves the old one or the new one."""
+    staged = path.with_name(f".{path.name}.new")
+    with open(staged, "wb") as handle:
         handle.write(data)
         handle.flush()
         os.fsync(handle.fileno())
@@ -125,13 +199,14 @@ def put_in_place(staged: Path, folder: Path, overwrite: bool) -> None:
         os.rename(staged, folder)
     elif not _exchange(staged, folder):
         old = staged.with_name(f"{staged.name}-old")
-        os.rename(folder, old)
-        try:
-            os.rename(staged, folder)
-        except OSError:
-            os.rename(old, folder)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
+        with _locked(folder):  # nobody shall take it for a leftover
+            os.rename(folder, old)
+            try:
+                os.rename(staged, folder)
+            except OSError:
+                os.rename(old, folder)
+                raise
+            shutil.rmtree(old, ignore_errors=True)
     # The new folder is sound and in place: without this a power cut may bring the old one back.
     with contextlib.suppress(OSError):
         _sync_folder(folder.parent)

@@ -30,6 +30,7 @@ LOWER_IS_BETTER = frozenset({"loss", "mse", "rmse", "mae", "perplexity"})
 """The metrics of which the smaller is the better."""
 REQUIRES = "0.1.0"  # the oldest adapterhub that reads what this one writes
 MAX_MANIFEST_BYTES = 1 << 20
+MAX_METHODS_BYTES = 64 << 10
 DTYPE_BYTES: Mapping[str, int] = {
     **{"F64": 8, "F32": 4, "F16": 2, "BF16": 2},
     **{"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1},
@@ -285,6 +286,16 @@ _backbone_id = schema.text(
     "a Hub id ('owner/name') or a logical name; a path belongs to one machine",
 )
 _method = schema.mapping(schema.text(r"[a-z0-9][a-z0-9_-]{0,63}", "a method"), schema.free, 1, 1)
+
+
+def _methods(path: str, value: object) -> list[str]:
+    found = schema.sequence(_method, 1, 64)(path, value)
+    size = 0 if found else len(canonical_json({path: value}))
+    if size > MAX_METHODS_BYTES:  # a rank for each site of 100 layers takes half of that
+        return [f"{path}: {size} bytes, more than {MAX_METHODS_BYTES}"]
+    return found
+
+
 _tensor = schema.record(
     {
         "dtype": schema.text("|".join(DTYPE_BYTES), f"one of {' '.join(DTYPE_BYTES)}"),
@@ -320,7 +331,7 @@ _SCHEMA = schema.record(
         "schema_version": schema.integer(SCHEMA_VERSION, SCHEMA_VERSION),
         "requires": schema.text(_RELEASE, "a release of adapterhub, such as 0.1.0"),
         "name": _name,
-        "methods": schema.sequence(_method, 1, 64),
+        "methods": _methods,
         "backbone": _backbone,
         "tokenizer": _word_or_null,
         "tokens": _tokens,

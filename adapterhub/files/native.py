@@ -23,6 +23,7 @@ A reader MUST
  - open only the first two, and only regular ones. A symbolic link directly in the folder is
    refused: it can lead outside. Other files and folders MAY lie there; they are ignored;
  - compare sha256 before it parses anything but the manifest;
+ - refuse a header with a name or field given twice, or a field beside dtype, shape and offsets;
  - raise one error that lists every missing, unexpected or wrong tensor, and repair nothing;
  - ignore an unknown field or method option that is null, false, "", [] or {}, and refuse any other
    with "needs a newer adapterhub". So a later version gives each new field and option such a value
@@ -32,6 +33,7 @@ A reader MAY read `adapter.json` alone (`read_manifest`), to list adapters fast.
 
 Limits, and why
  - 1 MiB for the manifest, 32 levels deep: room for some 8000 tensors, and no parser to exhaust.
+ - 64 KiB for the methods with their options: patterns are matched with every site.
  - 1 MiB for the card. 8 MiB for the safetensors header: it repeats what the manifest lists.
  - 64 GiB of tensors: a full fine-tune of 16 billion fp32 parameters; more is not an adapter.
    The size of the file is compared with the declared shapes before memory is taken for it.
@@ -43,23 +45,24 @@ Limits, and why
 from __future__ import annotations
 
 import hashlib
-import secrets
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import safetensors.torch
 import torch
 
-from adapterhub.errors import FileError, OutputError
+from adapterhub.errors import FileError, OutputError, printable
 from adapterhub.files.folder import (
     UnreadableError,
     check_place,
     explained,
     put_in_place,
     read_file,
+    restore_old,
+    staging,
     write_files,
 )
 from adapterhub.files.manifest import (
@@ -71,7 +74,7 @@ from adapterhub.files.manifest import (
     tensor_name_problems,
     to_json,
 )
-from adapterhub.files.schema import shorten
+from adapterhub.files.schema import parse_object, shorten, show
 
 TENSORS_FILE = "adapter.safetensors"
 MANIFEST_FILE = "adapter.json"
@@ -85,6 +88,7 @@ _DTYPES: Mapping[str, torch.dtype] = {
     **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8},
     **{"U8": torch.uint8, "BOOL": torch.bool},
 }
+_ENTRY = {"dtype", "shape", "data_offsets"}
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _AGAIN = "copy or pull the adapter again; a damaged file is never repaired"
 PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -120,14 +124,10 @@ def write_adapter(
     payload[MANIFEST_FILE] = to_json(filled)
     with explained(folder):
         check_place(folder, overwrite, FILES)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        staged = folder.parent / f".adapterhub-{secrets.token_hex(8)}"
-        try:
+        with staging(folder) as staged:
             write_files(staged, payload)
             written = _verify(staged, payload[MANIFEST_FILE], tensors)
             put_in_place(staged, folder, overwrite)
-        finally:
-            shutil.rmtree(staged, ignore_errors=True)
     return written
 
 
@@ -136,8 +136,32 @@ def read_adapter(folder: Path) -> tuple[Manifest, dict[str, torch.Tensor]]:
 
     Raises FileError, with every offender, unless the folder holds exactly what was written.
     """
-    folder = Path(folder)
     manifest = read_manifest(folder)
+    return manifest, read_tensors(folder, manifest)
+
+
+def adapter_folder(folder: Path) -> Path:
+    """The folder with an adapter's files: the one given, or `adapter` in a run's folder.
+
+    Raises:
+        FileError: neither holds an adapter.
+    """
+    for candidate in (folder, folder / "adapter"):
+        led_elsewhere = candidate != folder and candidate.is_symlink()
+        if (candidate / MANIFEST_FILE).is_file() and not led_elsewhere:
+            return candidate
+    raise FileError(
+        f"there is no adapter in {folder}",
+        expected=f"a folder with {MANIFEST_FILE}, or the output folder of a run",
+    )
+
+
+def read_tensors(folder: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
+    """The tensors (on the CPU, sorted by name) of the adapter in `folder` that has this manifest.
+
+    Raises FileError, with every offender, unless they are exactly what was written.
+    """
+    folder = Path(folder)
     declared = sum(info.nbytes for info in manifest.tensors.values())
     problems = _size_problems(declared)
     data = b""
@@ -155,7 +179,7 @@ def read_adapter(folder: Path) -> tuple[Manifest, dict[str, torch.Tensor]]:
             hint=_AGAIN,
             offenders=problems,
         )
-    return manifest, _tensors(folder, manifest, data)
+    return _tensors(folder, manifest, data)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -289,6 +313,7 @@ def _same(read: torch.Tensor, live: torch.Tensor) -> bool:
 
 
 def _check_folder(folder: Path) -> None:
+    restore_old(folder)
     if not folder.is_dir():
         raise FileError(
             f"{folder} is {'not a folder' if folder.exists() else 'missing'}",
@@ -306,14 +331,14 @@ def _check_folder(folder: Path) -> None:
 
 
 def _tensors(folder: Path, manifest: Manifest, data: bytes) -> dict[str, torch.Tensor]:
-    problems: list[str] = []
     tensors: dict[str, torch.Tensor] = {}
+    views: dict[str, Any] = {}
+    problems = _strict_header(data)
     try:
-        views = dict(safetensors.deserialize(data))
+        views = {} if problems else dict(safetensors.deserialize(data))
     except safetensors.SafetensorError as error:
-        problems, views = [f"not a sound safetensors file: {error}"], {}
-    else:
-        problems = _header_problems(manifest, views)
+        problems = [f"not a sound safetensors file: {printable(str(error))}"]
+    problems = problems or _header_problems(manifest, views)
     for name in () if problems else sorted(views):
         flat = torch.frombuffer(views[name]["data"], dtype=_DTYPES[views[name]["dtype"]])
         tensors[name] = flat.reshape(views[name]["shape"])
@@ -326,6 +351,18 @@ def _tensors(folder: Path, manifest: Manifest, data: bytes) -> dict[str, torch.T
             offenders=shorten(problems),
         )
     return tensors
+
+
+def _strict_header(data: bytes) -> list[str]:
+    """What of a safetensors header its own parser lets pass, such as a name given twice."""
+    length = int.from_bytes(data[:8], "little")
+    if length > min(len(data) - 8, MAX_HEADER_BYTES):
+        return [f"the header claims {length} bytes, the file has {max(len(data) - 8, 0)}"]
+    header, problems = parse_object(data[8 : 8 + length], length)
+    for name, entry in header.items():
+        if name != "__metadata__" and not (isinstance(entry, dict) and entry.keys() == _ENTRY):
+            problems.append(f"{show(name)}: not exactly {', '.join(sorted(_ENTRY))}")
+    return [f"header: {line}" for line in problems]
 
 
 def _header_problems(manifest: Manifest, views: Mapping[str, Mapping[str, object]]) -> list[str]:

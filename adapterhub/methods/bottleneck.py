@@ -26,7 +26,6 @@ from typing import ClassVar, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.activations import ACT2FN
 
 from adapterhub.backbones.anatomy import Anatomy, Site
 from adapterhub.config import option
@@ -40,6 +39,7 @@ from adapterhub.methods.base import (
     select,
     sized,
 )
+from adapterhub.methods.base import activation as activation_of
 
 Insertion = Literal["sequential", "parallel"]
 
@@ -54,7 +54,7 @@ class Bottleneck(nn.Module):
         super().__init__()
         self.sequential = insertion == "sequential"
         self.down = nn.Linear(d_out if self.sequential else d_in, size)
-        self.activation = ACT2FN[activation]
+        self.activation = activation_of(activation)
         self.up = nn.Linear(size, d_out)
         self.scale = scale
         self._init_near_identity() if self.sequential else self._init_identity()

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.activations import ACT2FN
 
 from adapterhub.backbones.anatomy import Anatomy
 from adapterhub.config import option
@@ -36,6 +35,7 @@ from adapterhub.methods.base import (
     require_positive,
     select,
 )
+from adapterhub.methods.base import activation as activation_of
 
 
 class Shared(nn.Module):
@@ -82,7 +82,7 @@ class KroneckerBottleneck(nn.Module):
         if keeps:
             self.shared = shared
         self.down = KroneckerLinear(shared, width, size, rank)
-        self.activation = ACT2FN[activation]
+        self.activation = activation_of(activation)
         self.up = KroneckerLinear(shared, size, width, rank)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from adapterhub.backbones.anatomy import Anatomy
 from adapterhub.backbones.depth import layer_count, layers_down
 from adapterhub.config import option
 from adapterhub.errors import ConfigError
-from adapterhub.methods.base import Method, Unfrozen, register, require_positive
+from adapterhub.methods.base import Method, Unfrozen, register, require_decay
 
 
 @register
@@ -35,7 +35,7 @@ class Freeze(Method):
     decay: float = option(1.0, "the learning rate of a layer: that of the layer above over this")
 
     def __post_init__(self) -> None:
-        require_positive(self, "decay")
+        require_decay(self)
 
     def plan(self, anatomy: Anatomy) -> Iterator[Unfrozen]:
         """The parameters of the top layers and of what stands above."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from adapterhub.backbones.anatomy import Anatomy
 from adapterhub.backbones.depth import layers_down
 from adapterhub.config import option
-from adapterhub.methods.base import Method, Unfrozen, register, require_positive
+from adapterhub.methods.base import Method, Unfrozen, register, require_decay
 
 
 @register
@@ -30,7 +30,7 @@ class Full(Method):
     decay: float = option(1.0, "the learning rate of a layer: that of the layer above over this")
 
     def __post_init__(self) -> None:
-        require_positive(self, "decay")
+        require_decay(self)
 
     def plan(self, anatomy: Anatomy) -> Iterator[Unfrozen]:
         """All backbone parameters."""

@@ -30,6 +30,7 @@ from adapterhub.methods.base import (
     add_product,
     cast,
     register,
+    require_between,
     select,
     sized,
 )
@@ -81,6 +82,9 @@ class LoRA(Method):
         ("attn.q", "attn.v", "cross.q", "cross.v"), "projections to adapt"
     )
     layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
+
+    def __post_init__(self) -> None:
+        require_between(self, 0, 1, "dropout")
 
     def scale(self, rank: int) -> float:
         """alpha / rank."""

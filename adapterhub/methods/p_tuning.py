@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from adapterhub.backbones.anatomy import Anatomy
 from adapterhub.config import option
-from adapterhub.methods.base import Placement, register
+from adapterhub.methods.base import Placement, register, require_positive
 from adapterhub.methods.prompt import Prompt, VirtualTokens
 
 Encoder = Literal["mlp", "lstm"]
@@ -76,6 +76,11 @@ class PTuning(Prompt):
 
     encoder: Encoder = option("mlp", "the network that gives the prompt")
     middle: int | None = option(None, "width of the network; null: that of the embedding")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.middle is not None:
+            require_positive(self, "middle")
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
         """One prompt, where the input enters."""

@@ -29,7 +29,13 @@ from adapterhub.backbones.anatomy import Anatomy
 from adapterhub.backbones.weights import read_weight
 from adapterhub.config import option
 from adapterhub.errors import SiteError
-from adapterhub.methods.base import Placement, cast, register
+from adapterhub.methods.base import (
+    Placement,
+    cast,
+    register,
+    require_between,
+    require_positive,
+)
 from adapterhub.methods.lora import LoRA, LowRank
 
 OVERSAMPLED = 10  # more directions than wanted, for the accuracy of the last ones
@@ -95,6 +101,11 @@ class PiSSA(LoRA):
 
     alpha: float = option(8.0, "scale numerator: the update is multiplied by alpha / rank")
     iterations: int = option(8, "power iterations of the decomposition; 0: the exact one")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "alpha")
+        require_between(self, 0, 100, "iterations")
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
         """One update a chosen projection.

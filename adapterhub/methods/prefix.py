@@ -32,7 +32,14 @@ from torch import Tensor, nn
 
 from adapterhub.backbones.anatomy import Anatomy, Site
 from adapterhub.config import option
-from adapterhub.methods.base import Layers, Method, Placement, register, select
+from adapterhub.methods.base import (
+    Layers,
+    Method,
+    Placement,
+    register,
+    require_positive,
+    select,
+)
 
 
 class PrefixKeyValues(nn.Module):
@@ -97,6 +104,9 @@ class Prefix(Method):
     middle: int = option(512, "width of that network")
     sites: tuple[str, ...] = option(("attn.kv", "cross.kv"), "attentions to adapt")
     layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
+
+    def __post_init__(self) -> None:
+        require_positive(self, "length", "middle")
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
         """One prefix a chosen attention."""

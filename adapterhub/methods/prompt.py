@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from adapterhub.backbones.anatomy import Anatomy, Site
 from adapterhub.config import option
-from adapterhub.methods.base import Method, Placement, register
+from adapterhub.methods.base import Method, Placement, register, require_positive
 
 
 class VirtualTokens(nn.Module):
@@ -50,6 +50,9 @@ class Prompt(Method):
 
     length: int = option(20, "prompt length in tokens")
     sites: tuple[str, ...] = option(("embed",), "stacks to adapt; of two, the encoder")
+
+    def __post_init__(self) -> None:
+        require_positive(self, "length")
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
         """One prompt, where the input enters."""

@@ -17,6 +17,7 @@ from adapterhub.errors import ConfigError, FileError
 from adapterhub.methods.base import METHODS, Method, method_class
 
 EXAMPLES = "lora, lora(rank=16), {lora: {rank: 16}}, or a list of these"
+MAX_TEXT = 4000  # characters: Python's parser takes memory by nesting
 Spec = str | Method | Mapping[str, Any] | Sequence[Any]
 
 
@@ -104,9 +105,11 @@ def calls(text: str, what: str, examples: str) -> list[tuple[str, dict[str, Any]
     """
     unreadable = _unreadable(text, what, examples)
     names = text.replace("-", "_MINUS_")
+    if len(names) > MAX_TEXT:
+        raise unreadable
     try:
         tree = ast.parse(f"({names},)", mode="eval").body
-    except SyntaxError as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # as deep as it is long
         raise unreadable from error
     assert isinstance(tree, ast.Tuple)
     return [_call(node, unreadable) for node in tree.elts]
@@ -123,9 +126,11 @@ def _call(node: ast.expr, unreadable: ConfigError) -> tuple[str, dict[str, Any]]
 
 
 def _literal(node: ast.expr, unreadable: ConfigError) -> Any:
-    source = ast.unparse(node).replace("_MINUS_", "-")
     try:
+        source = ast.unparse(node).replace("_MINUS_", "-")
         return ast.literal_eval(source)
+    except (SyntaxError, TypeError, RecursionError, MemoryError) as error:
+        raise unreadable from error
     except ValueError as error:
         if isinstance(node, ast.Name):
             return {"true": True, "false": False, "null": None}.get(source, source)
@@ -134,6 +139,6 @@ def _literal(node: ast.expr, unreadable: ConfigError) -> Any:
 
 def _unreadable(spec: object, what: str, examples: str) -> ConfigError:
     return ConfigError(
-        f"the {what} {spec!r} cannot be read",
+        f"the {what} {repr(spec)[:200]} cannot be read",
         expected=examples,
     )

@@ -24,9 +24,17 @@ from adapterhub.backbones.anatomy import Anatomy
 from adapterhub.backbones.depth import layers_down
 from adapterhub.config import option
 from adapterhub.errors import ConfigError, did_you_mean
-from adapterhub.methods.base import Method, Pace, Unfrozen, register, require_positive
+from adapterhub.methods.base import (
+    Method,
+    Pace,
+    Unfrozen,
+    register,
+    require_decay,
+    require_positive,
+)
 
 WORDS = ("top 2", "norms", "embeddings", "everything", "head")
+MOST_WORDS = 200  # each is compared with every parameter
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,9 @@ class Staged(Paced):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(self, "decay")
+        require_decay(self)
+        if (words := sum(group.count("+") + 1 for group in self.groups)) > MOST_WORDS:
+            raise ConfigError(f"{self.name} has {words} words", expected=f"at most {MOST_WORDS}")
 
     def plan(self, anatomy: Anatomy) -> Iterator[Unfrozen]:
         """The parameters of the groups, from the stage of their group on.
@@ -123,7 +133,7 @@ def _named(word: str, anatomy: Anatomy) -> list[str]:
         return [path for path in parameters if path.rpartition(".")[0] in norms]
     if word == "embeddings":
         return [path for path in parameters if anatomy.layer_of(path) == "below"]
-    if match := re.fullmatch(r"top (\d+)", word):
+    if match := re.fullmatch(r"top (\d{1,9})", word):
         down = layers_down(anatomy)
         return [path for path in parameters if down[path] < int(match[1])]
     return [path for path in parameters if fnmatch.fnmatchcase(anatomy.key(path), word)]

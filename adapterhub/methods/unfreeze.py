@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from adapterhub.backbones.anatomy import Anatomy
 from adapterhub.backbones.depth import layer_count, layers_down
 from adapterhub.config import option
-from adapterhub.methods.base import Unfrozen, register, require_positive
+from adapterhub.methods.base import Unfrozen, register, require_decay, require_positive
 from adapterhub.methods.staged import Paced
 
 
@@ -45,7 +45,8 @@ class Unfreeze(Paced):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(self, "size", "decay")
+        require_positive(self, "size")
+        require_decay(self)
 
     def plan(self, anatomy: Anatomy) -> Iterator[Unfrozen]:
         """All backbone parameters, each from the stage of its group on."""

@@ -26,7 +26,7 @@ from adapterhub.registry.store import Entry, Publication, Query, chosen, is_fing
 
 # Of a card, so many bytes are searched.
 _CARD = 4_096
-_IGNORED = ".lock\n.adapterhub-*\n"
+_IGNORED = ".lock\n.adapterhub-*\n.*.new\n"
 # Up to so many names, each search looks at every folder, and so sees what git or a person changed.
 _FEW = 2_000
 

@@ -14,7 +14,6 @@ import json
 import math
 import os
 import re
-import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,21 +30,19 @@ from adapterhub.files.folder import (
     put_in_place,
     read_file,
     replace_file,
+    staging,
     write_files,
 )
 from adapterhub.files.manifest import MAX_MANIFEST_BYTES, from_json
 from adapterhub.files.native import (
-    CARD_FILE,
+    FILES,
     MANIFEST_FILE,
-    TENSORS_FILE,
     read_adapter,
 )
 from adapterhub.files.schema import canonical_json
 from adapterhub.registry.store import Entry, number_of
 
-PUBLISHED = (
-    MANIFEST_FILE, TENSORS_FILE, CARD_FILE, "adapter_config.json", "adapter_model.safetensors",
-)  # fmt: skip
+PUBLISHED = tuple(sorted(FILES))
 _NAMES = "names.json"
 _STAGED = ".adapterhub-"
 _TAG = re.compile(r"(?!v?[0-9]+$)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -239,16 +236,12 @@ def copy_files(
 ) -> Path:
     """Copy those files that are there to a new folder, in one step, if the copy is verified."""
     payload = {name: (source / name).read_bytes() for name in names if (source / name).is_file()}
-    staged = folder.parent / f"{_STAGED}{secrets.token_hex(8)}"
     with explained(folder):
         check_place(folder, False, ())
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with staging(folder) as staged:
             write_files(staged, payload)
             verify(staged)
             put_in_place(staged, folder, overwrite=False)
-        finally:
-            shutil.rmtree(staged, ignore_errors=True)
     return folder
 
 

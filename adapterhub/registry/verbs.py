@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from adapterhub.errors import ConfigError, FileError
-from adapterhub.files.native import MANIFEST_FILE, read_manifest
+from adapterhub.errors import ConfigError
+from adapterhub.files.native import adapter_folder, read_manifest
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.reference import Reference, parse
 from adapterhub.registry.store import Entry, Publication, Query, Store
@@ -125,18 +125,3 @@ def yank(reference: str, reason: str, *, registry: str | Path | None = None) -> 
     entry = store.resolve(place.name, place.version)
     store.yank(entry, reason)
     return entry
-
-
-def adapter_folder(folder: Path) -> Path:
-    """The folder with an adapter's files: the one given, or `adapter` in a run's folder.
-
-    Raises:
-        FileError: neither holds an adapter.
-    """
-    for candidate in (folder, folder / "adapter"):
-        if (candidate / MANIFEST_FILE).is_file():
-            return candidate
-    raise FileError(
-        f"there is no adapter in {folder}",
-        expected=f"a folder with {MANIFEST_FILE}, or the output folder of a run",
-    )

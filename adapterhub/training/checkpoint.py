@@ -31,8 +31,8 @@ from adapterhub.errors import ConfigError, FileError, OutputError
 
 FORMAT = 1
 TENSORS, TRAINING, PROGRESS = "tensors.safetensors", "training.pt", "progress.json"
-BROKEN = (OSError, ValueError, KeyError, RuntimeError, EOFError, pickle.UnpicklingError,
-          SafetensorError)  # fmt: skip
+BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError,
+          pickle.UnpicklingError, SafetensorError)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,10 @@ def _flush(path: Path) -> None:
 def _load_training(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
-    content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch's reader raises any kind on broken bytes
+        raise ValueError(f"{path.name}: {type(error).__name__}: {error}") from error
     return content
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.backbones.load import TASK_MODELS, load_backbone
 from adapterhub.config import from_dict
-from adapterhub.errors import ConfigError
+from adapterhub.errors import ConfigError, FileError
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_manifest
 from adapterhub.loading import load
 from adapterhub.registry.verbs import pull
 from adapterhub.training.data import DataOptions
-from adapterhub.training.run import make_ready, positions_of
+from adapterhub.training.run import PLACES, make_ready, positions_of
 from adapterhub.training.tasks import TASKS, Prediction, Setting, Task, task_of
 from adapterhub.yaml12 import load_yaml
 
@@ -60,14 +60,13 @@ def open_adapter(reference: str | Path, backbone: str | None = None) -> Opened:
     """
     files = pull(reference)
     manifest = read_manifest(files)
-    task = _task_of(manifest)
+    known = _recorded(manifest)
+    task = known.task
     model, tokenizer = open_bare(files, backbone)
     make_ready(model)
     labels = load(model, files).labels
-    trained = manifest.training.get("recipe", {}).get("train", {})
-    limit = min(int(trained.get("max_length", 128)), positions_of(model))
-    seed = int(manifest.training.get("seed", 0))
-    setting = Setting(tokenizer, limit, labels, seed, positions_of(model))
+    limit = min(known.max_length, positions_of(model))
+    setting = Setting(tokenizer, limit, labels, known.seed, positions_of(model))
     return Opened(model, task, setting)
 
 
@@ -82,18 +81,12 @@ def open_bare(
     """
     manifest = read_manifest(files)
     return load_backbone(
-        backbone or _backbone_of_run(files.parent) or manifest.backbone.id,
-        task=_task_of(manifest).head,
+        backbone or _backbone_of_run(files) or manifest.backbone.id,
+        task=_recorded(manifest).task.head,
         labels=manifest.labels,
         revision=None if backbone else manifest.backbone.revision,
         dtype=dtype,
     )
-
-
-def _task_of(manifest: Manifest) -> Task:
-    """The task, with the options that the adapter was trained with."""
-    known = manifest.training.get("recipe", {}).get("task")
-    return task_of(known or manifest.task or "classification")
 
 
 def open_backbone(backbone: str, task: Task, max_length: int = 128) -> Opened:
@@ -114,25 +107,81 @@ def open_backbone(backbone: str, task: Task, max_length: int = 128) -> Opened:
     return Opened(model, task, Setting(tokenizer, limit, positions=positions_of(model)))
 
 
-def _backbone_of_run(folder: Path) -> str | None:
-    """The backbone of the recipe beside an adapter, if that is a folder on this machine."""
-    if not (folder / "recipe.yaml").is_file():
+def _backbone_of_run(files: Path) -> str | None:
+    """The backbone of the recipe beside an adapter, if that is a folder on this machine.
+
+    A recipe is its user's own file. Were it a stranger's, it could choose among the folders of this
+    machine, to be read as data: checkpoints run no code, and the fingerprint decides. A network
+    path is not even looked at, since that alone tells a server who looks.
+    """
+    recipe = files.parent / "recipe.yaml"
+    if not recipe.is_file() or recipe.is_symlink():
         return None
-    backbone = str(load_yaml(folder / "recipe.yaml").get("backbone", ""))
-    return backbone if Path(backbone).is_dir() else None
+    backbone = str(load_yaml(recipe).get("backbone", ""))
+    elsewhere = backbone.startswith(("\\\\", "//")) or "\0" in backbone
+    return backbone if not elsewhere and Path(backbone).is_dir() else None
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What an adapter was trained on: the task and the data options, as defaults for new data."""
+    """What an adapter was trained on: the task, and options that are defaults for new data."""
 
     task: Task
     data: DataOptions
+    max_length: int = 128
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class _Record:
+    data: DataOptions
+    max_length: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.max_length < 1 or self.seed < 0:
+            raise ConfigError(
+                f"max_length is {self.max_length}, seed is {self.seed}",
+                expected="a length of 1 or more, a seed of 0 or more",
+            )
 
 
 def trained(reference: str | Path) -> Trained:
-    """What an adapter was trained on; no model is loaded."""
-    manifest = read_manifest(pull(reference))
-    known = manifest.training.get("recipe", {}).get("data", {})
-    options = from_dict(DataOptions, {"text": "text", **known, "rows": None})
-    return Trained(_task_of(manifest), options)
+    """What an adapter was trained on; no model is loaded.
+
+    Raises:
+        FileError: there is no adapter, its files are broken, or what it says of its training is no
+            record of a run.
+    """
+    return _recorded(read_manifest(pull(reference)))
+
+
+def _recorded(manifest: Manifest) -> Trained:
+    """What is used again of the recipe in a manifest. It may be a stranger's: columns and formats
+    are taken from it, but no place where data are."""
+    try:
+        recipe = _mapping(manifest.training, "recipe")
+        data, train = _mapping(recipe, "data"), _mapping(recipe, "train")
+        record = from_dict(
+            _Record,
+            {
+                "data": {k: v for k, v in data.items() if k not in (*PLACES, "rows")},
+                "max_length": train.get("max_length", 128),
+                "seed": manifest.training.get("seed", 0),
+            },
+        )
+        task = task_of(recipe.get("task") or manifest.task or "classification")
+    except ConfigError as error:
+        raise FileError(
+            f"what {manifest.name!r} records of its training cannot be used",
+            offenders=[error.problem, *error.offenders],
+            expected="the record of a run of this version of adapterhub, or of an older one",
+        ) from error
+    return Trained(task, record.data, record.max_length, record.seed)
+
+
+def _mapping(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = parent.get(name) or {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} is no mapping")
+    return value

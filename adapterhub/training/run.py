@@ -18,6 +18,7 @@ from adapterhub.attachment import place
 from adapterhub.backbones.load import load_backbone
 from adapterhub.config import to_dict
 from adapterhub.errors import ConfigError, DataError, OutputError
+from adapterhub.files.folder import replace_file
 from adapterhub.methods.base import Method
 from adapterhub.methods.spec import dump, parse
 from adapterhub.training import loop, stages
@@ -32,6 +33,7 @@ from adapterhub.training.tasks import Encoded, Setting, Task, task_of
 from adapterhub.training.tasks import dump as dump_task
 
 HEAD_LEARNING_RATE = 5e-3
+PLACES = ("train", "eval", "train_target", "eval_target")  # where data are, on one machine
 BUILTIN = "builtin:docstrings"
 
 
@@ -249,8 +251,7 @@ def _identity(recipe: Recipe) -> dict[str, Any]:
         "method": list(dump(parse(recipe.method))),  # type: ignore[arg-type]
         "task": dump_task(task_of(recipe.task)),
     }
-    places = ("train", "eval", "train_target", "eval_target")
-    fields["data"] = {k: v for k, v in fields["data"].items() if k not in places}
+    fields["data"] = {k: v for k, v in fields["data"].items() if k not in PLACES}
     return {k: v for k, v in fields.items() if k not in ("output", "train", "backbone")}
 
 
@@ -280,7 +281,7 @@ def check_output(output: Path, resume: bool) -> None:
 def _make(output: Path, recipe: Recipe) -> None:
     try:
         output.mkdir(parents=True, exist_ok=True)
-        (output / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
+        replace_file(output / "recipe.yaml", recipe.to_yaml().encode())
     except OSError as error:
         raise OutputError(
             f"{output} cannot be written: {error.strerror}", hint="another --output"

@@ -130,7 +130,7 @@ def read_text(source: str) -> str:
     """
     data = _read_bytes(Path(source))
     try:
-        data = gzip.decompress(data) if source.lower().endswith(".gz") else data
+        data = _unpack(source, data) if source.lower().endswith(".gz") else data
         text = data.decode("utf-8-sig")
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{source} is not a whole gzip file: {error}") from error
@@ -139,6 +139,19 @@ def read_text(source: str) -> str:
         raise DataError(f"{source}, line {line}: not UTF-8", hint="save it as UTF-8") from error
     if not text.strip():
         raise DataError(f"{source} is empty")
+    return text
+
+
+def _unpack(source: str, data: bytes) -> bytes:
+    most = max(100 * len(data), 64 << 20)
+    with gzip.open(io.BytesIO(data)) as stream:
+        text = stream.read(most + 1)
+    if len(text) > most:
+        raise DataError(
+            f"{source} has {len(data)} bytes, and unpacks to more than {most}",
+            expected="text, which unpacks to some 3 to 20 times its size",
+            hint="unpack it yourself if you trust it",
+        )
     return text
 
 
@@ -305,10 +318,18 @@ def _read_parquet(source: str) -> Table:
     data = _read_bytes(Path(source))
     try:
         table = pyarrow.parquet.read_table(io.BytesIO(data))
-    except (pyarrow.ArrowException, OSError) as error:
+        lines, columns = range(1, table.num_rows + 1), tuple(table.column_names)
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
         raise DataError(f"{source} is not a Parquet file: {error}") from error
-    lines, columns = range(1, table.num_rows + 1), tuple(table.column_names)
-    return Table(source, "row", columns, lines, lambda name: table.column(name).to_pylist())
+
+    def column(name: str) -> list[object]:
+        try:
+            values: list[object] = table.column(name).to_pylist()
+        except (pyarrow.ArrowException, ValueError, OverflowError) as error:
+            raise DataError(f"{source}, column {name!r} cannot be read: {error}") from error
+        return values
+
+    return Table(source, "row", columns, lines, column)
 
 
 def _read_hub(name: str, subset: str | None, split: str) -> Table:

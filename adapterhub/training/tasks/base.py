@@ -295,11 +295,17 @@ def task_of(spec: object) -> Task:
     if isinstance(spec, Task):
         return spec
     found = calls(spec, "task", EXAMPLES) if isinstance(spec, str) else spec
-    pairs = list(found.items() if isinstance(found, Mapping) else found)  # type: ignore[call-overload]
-    if len(pairs) != 1 or not isinstance(pairs[0][1] or {}, Mapping):
-        raise ConfigError(f"the task {spec!r} cannot be read", expected=EXAMPLES)
+    pairs = list(found.items()) if isinstance(found, Mapping) else found
+    if not isinstance(pairs, list) or len(pairs) != 1 or not _is_named_options(pairs[0]):
+        raise ConfigError(f"the task {repr(spec)[:200]} cannot be read", expected=EXAMPLES)
     ((name, options),) = pairs
     return from_dict(task_class(name), options or {}, where=name)
+
+
+def _is_named_options(pair: object) -> bool:
+    if not isinstance(pair, tuple) or not isinstance(pair[0], str):
+        return False
+    return pair[1] is None or isinstance(pair[1], Mapping)
 
 
 def dump(task: Task) -> str | dict[str, Any]:

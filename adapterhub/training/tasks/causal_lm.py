@@ -8,11 +8,11 @@ https://arxiv.org/abs/2107.02027).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import regex
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -67,11 +67,14 @@ class CausalLM(Generation, Task):
     summary = "the next token: instructions, chats, raw text"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.template is not None:
             check_template(self.template)
+        if len(self.answer or "") > 1000:
+            raise ConfigError(f"answer has {len(self.answer or '')} characters", expected="1000")
         try:
-            groups = re.compile(self.answer or "()").groups
-        except re.error as error:
+            groups = regex.compile(self.answer or "()").groups
+        except (regex.error, RecursionError, MemoryError, OverflowError) as error:
             raise ConfigError(f"answer is no regular expression: {error}") from error
         if groups != 1:
             raise ConfigError(f"answer has {groups} groups", expected="one, as in '#### (.*)'")
@@ -171,7 +174,13 @@ class CausalLM(Generation, Task):
         return generation_metrics("exact", *texts)
 
     def _answer(self, text: str) -> str:
-        match = re.search(self.answer, text) if self.answer else None
+        try:
+            # The pattern may come with an adapter, and some take for ever.
+            match = regex.search(self.answer, text, timeout=2) if self.answer else None
+        except TimeoutError as error:
+            raise ConfigError(
+                f"answer takes too long on {text[:80]!r}", hint="no repetition in a repetition"
+            ) from error
         return match.group(1) if match else text
 
     def evaluate(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> dict[str, float]:

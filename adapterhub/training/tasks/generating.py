@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from adapterhub.config import option
+from adapterhub.errors import ConfigError
 from adapterhub.training.tasks.base import IGNORED, Encoded, Generated, by_length, forward, pad
 
 
@@ -18,6 +19,13 @@ class Generation:
 
     new_tokens: int = option(64, "longest generated text, in tokens")
     beams: int = option(1, "beams of the search; 1 takes the most probable token each time")
+
+    def __post_init__(self) -> None:
+        if not (0 < self.new_tokens <= 100_000 and 0 < self.beams <= 1000):
+            raise ConfigError(
+                f"new_tokens is {self.new_tokens}, beams is {self.beams}",
+                expected="1 to 100000 tokens, 1 to 1000 beams",
+            )
 
 
 def generate(

@@ -49,6 +49,7 @@ class Seq2Seq(Generation, Task):
     summary = "a text for a text: translation, summaries"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_template(self.template)
 
     @property

@@ -50,6 +50,7 @@ class SpanCorruption(Generation, RawText):
     main_metric = "loss"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.rate < 1 or self.span < 1:
             raise ConfigError(
                 f"rate is {self.rate} and span is {self.span}",

@@ -1,0 +1,378 @@
+"""Writers that are killed, or run out of disk, at every point: run by test_crash.py in a process of
+its own, since it forks.
+
+    python crash.py FOLDER/adapter MOST [SCENARIO ...]      prints one JSON object a scenario
+
+A forked child saves, and is killed (SIGKILL) before a given line of the writer's own code, its
+removal of folders, or its writing of a file (in three pieces); MOST limits the number of lines.
+"""
+
+from __future__ import annotations
+
+import collections
+import errno
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from adapterhub.errors import AdapterhubError, OutputError
+from adapterhub.files import folder as folder_module
+from adapterhub.files import native
+from adapterhub.files.manifest import BackboneRef, Manifest
+from adapterhub.training import checkpoint, report
+from adapterhub.training.report import JsonLines, Timing, Trained
+
+REF = BackboneRef("acme/bert-tiny", None, "ab" * 32, "bert")
+MANIFEST = Manifest(name="a", methods=({"lora": {"rank": 2}},), backbone=REF)
+OLD = {"x": torch.full((40,), 2.0), "y": torch.ones(3)}
+NEW = {"x": torch.full((900,), 3.0)}
+TRACED = {folder_module.__file__, native.__file__, checkpoint.__file__, report.__file__,
+          shutil.__file__, __file__}  # fmt: skip
+Action = Callable[[], None]
+
+
+class Torn:
+    """A file that is written in three pieces, each at once."""
+
+    def __init__(self, path: Any, mode: str) -> None:
+        self.file = open(path, mode, buffering=0)  # noqa: SIM115
+
+    def write(self, data: bytes) -> None:
+        third = len(data) // 3
+        self.file.write(data[:third])
+        self.file.write(data[third : 2 * third])
+        self.file.write(data[2 * third :])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def __enter__(self) -> Torn:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.file.close()
+
+
+class Lines:
+    """Counts the lines of the writer's code as they run, and kills the process before one."""
+
+    def __init__(self, kill_at: int | None) -> None:
+        self.seen, self.kill_at = 0, kill_at
+
+    def enter(self, frame: Any, event: str, argument: object) -> Any:
+        return self.line if frame.f_code.co_filename in TRACED else None
+
+    def line(self, frame: Any, event: str, argument: object) -> Any:
+        if event == "line":
+            self.seen += 1
+            if self.seen == self.kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return self.line
+
+
+def in_a_child(action: Callable[[], int]) -> int:
+    """Fork, run, and give the exit code; -9 for a kill."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(action())
+        except BaseException:
+            sys.settrace(None)
+            traceback.print_exc()
+            os._exit(99)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def lines_of(action: Action) -> int:
+    """How many lines run, counted in a child."""
+    reader, writer = os.pipe()
+
+    def count() -> int:
+        lines = Lines(None)
+        sys.settrace(lines.enter)
+        action()
+        sys.settrace(None)
+        os.write(writer, str(lines.seen).encode())
+        return 0
+
+    assert in_a_child(count) == 0, "the writer fails without a kill"
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        return int(pipe.read())
+
+
+def killed_at_each_line(
+    prepare: Action, action: Action, check: Callable[[], str], most: int
+) -> dict[str, Any]:
+    """The state after a kill before each line (or `most` of them, evenly)."""
+    prepare()
+    total = lines_of(action)
+    evenly = {1 + i * total // min(most, total) for i in range(min(most, total))}
+    points = sorted(evenly | {total})
+    outcomes: collections.Counter[str] = collections.Counter()
+    for point in points:
+        prepare()
+
+        def die(point: int = point) -> int:
+            sys.settrace(Lines(point).enter)
+            action()
+            return 0
+
+        assert in_a_child(die) == -signal.SIGKILL, f"line {point} of {total} was not reached"
+        outcomes[check()] += 1
+    return {"lines": total, "points": len(points), "outcomes": dict(outcomes)}
+
+
+def which(found: dict[str, torch.Tensor]) -> str:
+    """Old or new, whole."""
+    for name, tensors in (("old", OLD), ("new", NEW)):
+        if found.keys() == tensors.keys() and all(torch.equal(found[n], tensors[n]) for n in found):
+            return name
+    raise AssertionError(f"a mix: {list(found)}")
+
+
+def save(place: Path, tensors: dict[str, torch.Tensor]) -> None:
+    native.write_adapter(place, MANIFEST, tensors, card="x" * 2000, overwrite=True)
+
+
+def check_adapter(place: Path) -> str:
+    """What is there; then a save over it, which must clean up."""
+    visible = [p.name for p in place.parent.iterdir() if not p.name.startswith(".")]
+    assert visible in ([], [place.name]), visible
+    try:
+        found = which(native.read_adapter(place)[1])
+    except AdapterhubError:
+        assert not place.exists(), "a folder that is no whole adapter"
+        found = "none"
+    save(place, OLD)
+    left = [p.name for p in place.parent.iterdir()]
+    assert left == [place.name], f"left behind: {left}"
+    return found
+
+
+def adapters(place: Path, first: bool, most: int) -> dict[str, Any]:
+    folder_module.open = Torn  # type: ignore[attr-defined]
+
+    def prepare() -> None:
+        shutil.rmtree(place.parent, ignore_errors=True)
+        place.parent.mkdir()
+        if not first:
+            save(place, OLD)
+
+    return killed_at_each_line(
+        prepare, lambda: save(place, NEW), lambda: check_adapter(place), most
+    )
+
+
+def without_exchange(place: Path, most: int) -> dict[str, Any]:
+    folder_module._exchange = lambda one, other: False
+    return adapters(place, False, most)
+
+
+STATES = [checkpoint.State(t, {"step": i}, {"seed": 0}, {"engine": torch.ones(5)})
+          for i, t in enumerate((OLD, NEW))]  # fmt: skip
+
+
+def checkpoints(place: Path, first: bool, most: int) -> dict[str, Any]:
+    def prepare() -> None:
+        shutil.rmtree(place.parent, ignore_errors=True)
+        if not first:
+            checkpoint.save(place, STATES[0])
+
+    def check() -> str:
+        if not checkpoint.exists(place):
+            return "none"
+        state = checkpoint.load(place)
+        assert state.training is not None
+        found = which(dict(state.tensors))
+        assert state.progress["step"] == (found == "new")
+        checkpoint.save(place, STATES[0])
+        assert [p.name for p in place.parent.iterdir()] == [place.name]
+        return found
+
+    return killed_at_each_line(prepare, lambda: checkpoint.save(place, STATES[1]), check, most)
+
+
+def metrics(place: Path, most: int) -> dict[str, Any]:
+    """Six steps, each reported; after each second one the files are flushed and a checkpoint is
+    taken, here a byte in a file. After a kill the lines up to it must be there, and no other."""
+    done = place / "done"
+
+    def prepare() -> None:
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        done.write_text("")
+
+    def work() -> None:
+        lines = JsonLines(place)
+        lines.start(6, 0)
+        for step in range(1, 7):
+            record = Trained(step=step, epoch=0.0, loss=1 / step, learning_rate={"lora": 1e-3})
+            lines.trained(record, Timing(1.0, 1.0, 1))
+            if step % 2 == 0:
+                lines.flush()
+                with open(done, "a") as file:
+                    file.write("xx")
+        lines.close()
+
+    def check() -> str:
+        step = len(done.read_text())
+        lines = JsonLines(place)
+        lines.start(6, step)
+        lines.close()
+        for name in ("metrics.jsonl", "timings.jsonl"):
+            path = place / name
+            rows = [json.loads(line)["step"] for line in path.read_text().splitlines()]
+            assert rows == list(range(1, step + 1)), (name, step, rows)
+        return f"step {step}"
+
+    return killed_at_each_line(prepare, work, check, most)
+
+
+def at_random(place: Path, most: int) -> dict[str, Any]:
+    """A process that saves in turn what is old and new, killed by its parent at any time."""
+    outcomes: collections.Counter[str] = collections.Counter()
+    generator = random.Random(0)
+    for _ in range(most):
+        save(place, OLD)
+        child = os.fork()
+        if child == 0:
+            while True:
+                save(place, NEW)
+                save(place, OLD)
+        time.sleep(generator.random() * 0.05)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        outcomes[check_adapter(place)] += 1
+    return {"points": most, "outcomes": dict(outcomes)}
+
+
+@contextmanager
+def failing(call: int, counted: list[str]) -> Iterator[None]:
+    """The disk is full from the given call that writes on."""
+    originals = {name: getattr(os, name) for name in ("mkdir", "fsync", "rename")}
+
+    def wrap(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*arguments: Any, **options: Any) -> Any:
+            counted.append(name)
+            if len(counted) >= call:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return original(*arguments, **options)
+
+        return called
+
+    class Full(Torn):
+        write = wrap("write", Torn.write)
+
+    for name, original in originals.items():
+        setattr(os, name, wrap(name, original))
+    folder_module.open = Full  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(os, name, original)
+        del folder_module.open  # type: ignore[attr-defined]
+
+
+def full_disk(place: Path, most: int) -> dict[str, Any]:
+    """ENOSPC at each call that writes, of a first save and of one over another."""
+    outcomes: collections.Counter[str] = collections.Counter()
+    for first in (True, False):
+        for call in range(1, 60):
+            shutil.rmtree(place.parent)
+            place.parent.mkdir()
+            if not first:
+                save(place, OLD)
+            counted: list[str] = []
+            try:
+                with failing(call, counted):
+                    save(place, NEW)
+            except OutputError as error:
+                assert "free some space" in str(error), error  # noqa: PT017
+            if len(counted) < call:
+                break
+            left = [p.name for p in place.parent.iterdir()]
+            assert left == [place.name] * (not first or place.exists()), left
+            found = which(native.read_adapter(place)[1]) if left else "none"
+            outcomes[f"{'first' if first else 'over'}: {counted[-1]}: {found}"] += 1
+    return {"points": sum(outcomes.values()), "outcomes": dict(outcomes)}
+
+
+def file_size_limit(place: Path, most: int) -> dict[str, Any]:
+    """The system itself refuses bytes beyond a limit, at any size of the files."""
+    outcomes: collections.Counter[str] = collections.Counter()
+    checkpoint_place = place.parent / "checkpoints" / "last"
+
+    def save_both() -> None:
+        save(place, NEW)
+
+    for limit in range(0, 6000, max(6000 // most, 1)):
+        for name, target, writer in (
+            ("adapter", place, save_both),
+            ("checkpoint", checkpoint_place, lambda: checkpoint.save(checkpoint_place, STATES[1])),
+        ):
+            save(place, OLD)
+            checkpoint.save(checkpoint_place, STATES[0])
+
+            def limited(limit: int = limit, writer: Action = writer) -> int:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+                try:
+                    writer()
+                except OutputError:
+                    return 3
+                return 0
+
+            code = in_a_child(limited)
+            assert code in (0, 3), (name, limit, code)
+            read = native.read_adapter(place)[1] if target is place else None
+            found = which(read or dict(checkpoint.load(checkpoint_place).tensors))
+            assert found == ("old" if code else "new"), (name, limit, code, found)
+            names = sorted(p.name for p in target.parent.iterdir())
+            assert names in ([place.name, "checkpoints"], [place.name], ["last"]), names
+            outcomes[f"{name}: {found}"] += 1
+    return {"points": sum(outcomes.values()), "outcomes": dict(outcomes)}
+
+
+SCENARIOS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
+    "first save": lambda place, most: adapters(place, True, most),
+    "overwrite": lambda place, most: adapters(place, False, most),
+    "overwrite without an exchange": without_exchange,
+    "first checkpoint": lambda place, most: checkpoints(place, True, most),
+    "checkpoint": lambda place, most: checkpoints(place, False, most),
+    "metrics": metrics,
+    "at random": at_random,
+    "full disk": full_disk,
+    "file size limit": file_size_limit,
+}
+
+
+def main(place: Path, most: int, names: list[str]) -> None:
+    """Each scenario in a child, since they change modules."""
+    if most < 1000:  # after a kill, unlike a power cut, the system still has what was written
+        os.fsync = lambda descriptor: None
+    for name in names or SCENARIOS:
+        shutil.rmtree(place.parent, ignore_errors=True)
+        place.parent.mkdir(parents=True)
+
+        def run(name: str = name) -> int:
+            print(json.dumps({"scenario": name, **SCENARIOS[name](place, most)}), flush=True)
+            return 0
+
+        assert in_a_child(run) == 0, name
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

@@ -1,0 +1,141 @@
+"""Forged adapter files: a sound adapter, and the tools to break it and seal it again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+from transformers import PreTrainedModel
+
+import adapterhub as ah
+from adapterhub.errors import AdapterhubError
+from adapterhub.files.schema import canonical_json
+
+Tree = dict[str, Any]
+LABELS = {
+    "id2label": {0: "ham", 1: "eggs", 2: "spam"},
+    "label2id": {"ham": 0, "eggs": 1, "spam": 2},
+}
+TENSORS, MANIFEST, CARD = "adapter.safetensors", "adapter.json", "README.md"
+SECONDS = 10.0  # far more than any refusal takes, far less than an attack on time would
+
+
+def new_model() -> PreTrainedModel:
+    """The backbone of the sound adapter."""
+    return tiny.model("bert", **LABELS)
+
+
+def save_sound(folder: Path, method: Any = "lora(rank=2)") -> Path:
+    """A sound adapter of `new_model`."""
+    adapter = ah.attach(new_model(), method)
+    tiny.scramble(adapter)
+    adapter.save(folder)
+    return folder
+
+
+def read_tree(folder: Path) -> Tree:
+    """The manifest as JSON."""
+    tree: Tree = json.loads((folder / MANIFEST).read_bytes())
+    return tree
+
+
+def sealed(tree: Tree) -> bytes:
+    """Canonical bytes with a digest that is right: nothing shows that somebody wrote it."""
+    rest = {name: value for name, value in tree.items() if name != "sha256"}
+    return canonical_json({**rest, "sha256": hashlib.sha256(canonical_json(rest)).hexdigest()})
+
+
+def forge(folder: Path, change: Callable[[Tree], None]) -> None:
+    """Change the manifest, and seal it."""
+    tree = read_tree(folder)
+    change(tree)
+    (folder / MANIFEST).write_bytes(sealed(tree))
+
+
+def forge_file(folder: Path, name: str, data: bytes) -> None:
+    """Change another file, with a manifest that vouches for it."""
+    (folder / name).write_bytes(data)
+    digest = hashlib.sha256(data).hexdigest()
+    if name in read_tree(folder)["files"]:
+        forge(folder, lambda tree: tree["files"].update({name: digest}))
+
+
+def split_header(data: bytes) -> tuple[Tree, bytes]:
+    """The header and the numbers of a safetensors file."""
+    length = int.from_bytes(data[:8], "little")
+    header: Tree = json.loads(data[8 : 8 + length])
+    return header, data[8 + length :]
+
+
+def join_header(header: Tree | bytes, numbers: bytes, length: int | None = None) -> bytes:
+    """A safetensors file; `length` is what it claims of its header."""
+    head = header if isinstance(header, bytes) else json.dumps(header).encode()
+    claimed = len(head) if length is None else length
+    return claimed.to_bytes(8, "little") + head + numbers
+
+
+class Bomb:
+    """Its pickle writes a file when it is loaded."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.canary,)
+
+
+def bomb(canary: Path) -> bytes:
+    """A pickle that tells whether anybody loads it."""
+    data = pickle.dumps(Bomb(canary))
+    pickle.loads(data)
+    assert canary.exists(), "a bomb that does not go off shows nothing"
+    canary.unlink()
+    return data
+
+
+def state_of(model: PreTrainedModel) -> dict[str, Any]:
+    """All of a model that a refused adapter must leave as it was."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks")
+    return {
+        "class": type(model),
+        "modules": [(name, id(module)) for name, module in model.named_modules()],
+        "attributes": sorted(vars(model)),
+        "hooks": [len(getattr(m, kind)) for m in model.modules() for kind in hooks],
+        "parameters": [(n, id(p), p.requires_grad) for n, p in model.named_parameters()],
+        "bytes": {
+            name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
+            for name, tensor in model.state_dict().items()
+        },
+        "config": model.config.to_dict(),
+    }
+
+
+@contextmanager
+def refused(model: PreTrainedModel, says: str = "") -> Iterator[None]:
+    """Expect one clear error, soon, and a model as it was."""
+    before, start = state_of(model), time.perf_counter()
+    assert "_adapterhub" not in before["attributes"]
+    with pytest.raises(AdapterhubError) as error:
+        yield
+    assert time.perf_counter() - start < SECONDS
+    assert state_of(model) == before
+    message = str(error.value)
+    assert says in message
+    assert error.value.problem
+    assert len(message) < 20_000
+    assert harmless_text(message), message
+
+
+def harmless_text(text: str) -> bool:
+    """No control character but tab and line end, nothing that reorders, nothing unwritable."""
+    bad = {*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)}
+    bad |= {*range(0xD800, 0xE000), 0x2028, 0x2029}
+    return not {ord(c) for c in text} & (bad - {0x09, 0x0A})

@@ -1,0 +1,358 @@
+"""A fuzzer of everything that reads strangers' files: anything but an AdapterhubError is a finding.
+
+    PYTHONPATH=.:tests:tests/attacks python tests/attacks/fuzz.py --seconds 300 [--seed 0]
+
+Sound files are made at run time, by the writers; each input is one of them after one to four
+mutations. A manifest is sealed again after most mutations, so that the checks behind the digest are
+reached. A finding is kept in a file of its own, and the seed repeats the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import copy
+import gzip
+import json
+import random
+import re
+import resource
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import torch
+from forge import (
+    MANIFEST,
+    TENSORS,
+    Tree,
+    forge_file,
+    join_header,
+    new_model,
+    read_tree,
+    save_sound,
+    sealed,
+    split_header,
+    state_of,
+)
+
+import adapterhub as ah
+from adapterhub.errors import AdapterhubError
+from adapterhub.files.native import read_adapter
+from adapterhub.methods import METHODS
+from adapterhub.methods.spec import parse
+from adapterhub.training import checkpoint, recipe
+from adapterhub.training.data import DataOptions, read_examples
+from adapterhub.training.restore import trained
+from adapterhub.training.tasks import task_of
+
+Target = Callable[[random.Random], None]
+TOKENS = [
+    b"\0", b"\xff", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\x1b[31m", b"\xe2\x80\xae", b"\r", b"\n",
+    b"\t", b'"', b"'", b"\\", b"{", b"}", b"[", b"]", b"(", b")", b":", b",", b"#", b"- ", b"&a ",
+    b"*a", b"!!python/object/apply:os.system", b"<<: ", b"NaN", b"Infinity", b"1e999", b"-0",
+    b"true", b"null", b"9" * 400, b"18446744073709551616", b"\\ud800", b"\\U0011ffff", b"\\x",
+    b"../", b"/etc/passwd", b"__class__", b"[" * 200, b"{" * 200, b"\x80\x04K\x01.", b"PK\x03\x04",
+]  # fmt: skip
+VALUES: list[Any] = [
+    None, True, False, 0, 1, -1, 2, 3, 7, 64, 2**31, 2**53, 10**12, 2**63 - 1, 2**63, -(2**63),
+    0.0, -1.5, 1e-300, 1e308, "", "a", "*", "**", "..", "../x", "/etc/passwd", "~", "C:\\x", "\0",
+    "\x1b[31m", "\u202e", "\u2028", "é", "😀", "a" * 300, "0..9999999", "top 99", "__class__",
+    "lora", "F32", "F16", "BOOL", "U8", "os.system", [], {}, [[]], [0], [-1], ["*"], {"a": 1},
+    {"*": 10**9}, {"__class__": {}}, [10**12], [2**32, 2**32], [1] * 40, list(range(50)),
+]  # fmt: skip
+
+
+def mutate_bytes(rng: random.Random, data: bytes) -> bytes:
+    """One to four changes of bytes."""
+    for _ in range(rng.randint(1, 4)):
+        at, length = rng.randint(0, len(data)), rng.choice([1, 1, 2, 4, 8, 16, 64, 256])
+        cut = data[at : at + length]
+        data = rng.choice(
+            [
+                lambda at=at, d=data: d[:at] + bytes([rng.randrange(256)]) + d[at + 1 :],
+                lambda at=at, d=data: d[:at] + rng.choice(TOKENS) + d[at:],
+                lambda at=at, d=data: d[:at] + rng.choice(TOKENS) + d[at + 1 :],
+                lambda at=at, d=data, n=length: d[:at] + d[at + n :],
+                lambda at=at, d=data: d[:at],
+                lambda at=at, d=data, c=cut: d[:at] + c * rng.choice([2, 3, 50]) + d[at:],
+                lambda d=data, c=cut: (lambda to: d[:to] + c + d[to:])(rng.randint(0, len(d))),
+                lambda d=data: re.sub(
+                    rb"\d+", lambda m: str(rng.choice(NUMBERS)).encode(), d, count=1
+                ),
+            ]
+        )()
+    return data
+
+
+NUMBERS = [value for value in VALUES if type(value) is int]
+
+
+def nodes(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """Each place in a JSON tree, as (container, key)."""
+    pairs = list(tree.items() if isinstance(tree, dict) else enumerate(tree))
+    for key, value in pairs:
+        yield tree, key
+        if isinstance(value, (dict, list)):
+            yield from nodes(value)
+
+
+def mutate_tree(rng: random.Random, tree: Tree, under: str | None = None) -> Tree:
+    """One to four changes of values and keys."""
+    tree = copy.deepcopy(tree)
+    for _ in range(rng.randint(1, 4)):
+        root = tree.get(under) if under else tree
+        places = list(nodes(root)) if isinstance(root, (dict, list)) else []
+        if not places:
+            tree[under or "x"] = copy.deepcopy(rng.choice(VALUES))
+            continue
+        holder, key = rng.choice(places)
+        kind = rng.randrange(6)
+        if kind < 3:
+            holder[key] = copy.deepcopy(rng.choice(VALUES))
+        elif kind == 3:
+            other, name = rng.choice(places)
+            if isinstance(other, list) or name in other:
+                holder[key] = copy.deepcopy(other[name]) if not isinstance(other, list) else 0
+        elif kind == 4 and isinstance(holder, dict):
+            name = rng.choice([v for v in VALUES if isinstance(v, str)])
+            holder[name] = holder.pop(key)
+        else:
+            del holder[key]
+    return tree
+
+
+class Fuzzer:
+    """The targets, by name, on files in a folder of their own."""
+
+    def __init__(self, folder: Path, methods: list[str]) -> None:
+        self.folder = folder
+        self.model = new_model()
+        self.state = state_of(self.model)
+        record = {"recipe": {"task": "classification", "data": {"text": "text", "label": "label"},
+                             "train": {"max_length": 64}}, "seed": 3}  # fmt: skip
+        self.adapters = []
+        for i, method in enumerate(methods or self._fitting()):
+            sound = save_sound(folder / f"sound-{i}", method)
+            tree = read_tree(sound) | {"training": record}
+            (sound / MANIFEST).write_bytes(sealed(tree))
+            self.adapters.append({p.name: p.read_bytes() for p in sound.iterdir()})
+        self.place = folder / "target"
+        self.place.mkdir()
+        self.checkpoint = self._checkpoint()
+        self.data = self._data()
+        names = [name for name in dir(self) if name.startswith("read_")]
+        self.targets: dict[str, Target] = {n.removeprefix("read_"): getattr(self, n) for n in names}
+
+    def _fitting(self) -> list[str]:
+        def fits(name: str) -> bool:
+            try:
+                ah.attach(self.model, name).detach()
+            except AdapterhubError:
+                return False
+            return True
+
+        return [name for name in sorted(METHODS) if fits(name)]
+
+    def _put(self, files: dict[str, bytes]) -> Path:
+        for name, data in files.items():
+            (self.place / name).write_bytes(data)
+        return self.place
+
+    def _load(self) -> None:
+        try:
+            ah.load(self.model, self.place).detach()
+        finally:
+            assert state_of(self.model) == self.state, "the model is not as it was"
+
+    def read_files(self, rng: random.Random) -> None:
+        """A file changed, and the manifest as it was: the digests must find it."""
+        files = dict(rng.choice(self.adapters))
+        name = rng.choice(sorted(files))
+        before = files[name]
+        files[name] = mutate_bytes(rng, before)
+        self._put(files)
+        read_adapter(self.place)
+        assert files[name] == before, "a changed file was read"
+
+    def read_numbers(self, rng: random.Random) -> None:
+        """A safetensors file changed as bytes, and vouched for."""
+        self._put(files := rng.choice(self.adapters))
+        data = mutate_bytes(rng, files[TENSORS])
+        forge_file(self.place, TENSORS, data)
+        _, tensors = read_adapter(self.place)
+        assert all(bool(torch.isfinite(t).all()) for t in tensors.values())
+
+    def read_headers(self, rng: random.Random) -> None:
+        """A safetensors header changed as JSON, and vouched for."""
+        self._put(files := rng.choice(self.adapters))
+        header, numbers = split_header(files[TENSORS])
+        length = rng.choice([None] * 20 + [0, 7, 10**6, 10**8, 2**63, 2**64 - 1])
+        data = join_header(mutate_tree(rng, header), numbers, length)
+        forge_file(self.place, TENSORS, data)
+        _, tensors = read_adapter(self.place)
+        assert all(t.numel() for t in tensors.values())
+
+    def read_manifest_bytes(self, rng: random.Random) -> None:
+        """A manifest changed as bytes."""
+        files = dict(rng.choice(self.adapters))
+        files[MANIFEST] = mutate_bytes(rng, files[MANIFEST])
+        self._put(files)
+        self._load()
+
+    def read_manifest(self, rng: random.Random) -> None:
+        """A manifest changed as JSON, and sealed."""
+        files = dict(rng.choice(self.adapters))
+        tree = mutate_tree(rng, json.loads(files[MANIFEST]))
+        files[MANIFEST] = sealed(tree)
+        self._put(files)
+        self._load()
+
+    def read_methods(self, rng: random.Random) -> None:
+        """The methods of a manifest changed, and sealed."""
+        files = dict(rng.choice(self.adapters))
+        tree = mutate_tree(rng, json.loads(files[MANIFEST]), "methods")
+        files[MANIFEST] = sealed(tree)
+        self._put(files)
+        self._load()
+
+    def read_record(self, rng: random.Random) -> None:
+        """What a manifest records of its training changed, and sealed."""
+        files = dict(rng.choice(self.adapters))
+        tree = mutate_tree(rng, json.loads(files[MANIFEST]), "training")
+        files[MANIFEST] = sealed(tree)
+        self._put(files)
+        trained(self.place)
+
+    def read_recipe(self, rng: random.Random) -> None:
+        """A recipe changed as bytes."""
+        options = DataOptions(train="train.tsv")
+        text = recipe.Recipe(backbone="a/b", output="out", data=options).to_yaml().encode()
+        path = self.folder / "recipe.yaml"
+        path.write_bytes(mutate_bytes(rng, text))
+        parse(recipe.read(path).method)
+
+    def read_specs(self, rng: random.Random) -> None:
+        """Method and task specs changed as text."""
+        texts = [*METHODS, "lora(rank=4, sites=['attn.q'])", "lora(ranks={'a': 1}), mam",
+                 "seq2seq(metric=rouge)", "causal-lm(answer='#### (.*)', beams=2)",
+                 "prompted(template='{text} {mask}', words={'0': 'a', '1': 'b'})"]  # fmt: skip
+        text = mutate_bytes(rng, rng.choice(texts).encode()).decode("utf-8", "surrogateescape")
+        rng.choice([parse, task_of])(text)
+
+    def _data(self) -> dict[str, bytes]:
+        rows = [{"text": f"a text, number {i}", "label": "01"[i % 2]} for i in range(8)]
+        lines = "text\tlabel\n" + "".join(f"{r['text']}\t{r['label']}\n" for r in rows)
+        parquet = self.folder / "d.parquet"
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), parquet)
+        return {
+            "d.tsv": lines.encode(),
+            "d.csv": "".join(f'"{r["text"]}",{r["label"]}\n' for r in rows).encode(),
+            "d.jsonl": "".join(json.dumps(r) + "\n" for r in rows).encode(),
+            "d.parquet": parquet.read_bytes(),
+            "d.conll": b"a B-X\nb O\n\nc O\nd B-Y\n",
+            "d.txt": b"one\ntwo\n",
+            "d.tsv.gz": gzip.compress(lines.encode()),
+        }
+
+    def read_data(self, rng: random.Random) -> None:
+        """A data file changed as bytes."""
+        name = rng.choice(sorted(self.data))
+        path = self.folder / name
+        path.write_bytes(mutate_bytes(rng, self.data[name]))
+        read_examples(str(path), DataOptions(), labelled=rng.random() < 0.5)
+
+    def _checkpoint(self) -> dict[str, bytes]:
+        folder = self.folder / "checkpoint"
+        training = {"engine": {"step": 1, "x": torch.ones(3)}, "random": [1, 2]}
+        state = checkpoint.State({"a": torch.ones(2)}, {"step": 1}, {"seed": 0}, training)
+        checkpoint.save(folder, state)
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def read_checkpoint(self, rng: random.Random) -> None:
+        """A checkpoint with one file changed as bytes."""
+        folder = self.folder / "checkpoint"
+        name = rng.choice(sorted(self.checkpoint))
+        for other, data in self.checkpoint.items():
+            (folder / other).write_bytes(mutate_bytes(rng, data) if other == name else data)
+        checkpoint.restore({"a": torch.ones(2)}, checkpoint.load(folder).tensors)
+
+
+def outcome_of(target: Target, rng: random.Random) -> str:
+    """What a target made of one input; raises what is no AdapterhubError."""
+    try:
+        target(rng)
+    except AdapterhubError as error:
+        text = f"{str(error).splitlines()[0]} {' '.join(error.offenders[:1])}"
+        str(error).encode()
+        return f"{type(error).__name__}: {re.sub(r'[^A-Za-z ]+', '#', text)[:120]}"
+    return "accepted"
+
+
+def fuzz(
+    folder: Path,
+    seed: int,
+    inputs: int | None,
+    seconds: float,
+    only: str | None = None,
+    methods: Sequence[str] = (),
+) -> tuple[dict[str, collections.Counter[str]], list[str]]:
+    """The outcomes of each target, counted, and the findings as tracebacks."""
+    fuzzer = Fuzzer(folder, list(methods))
+    found: dict[str, collections.Counter[str]] = {
+        name: collections.Counter() for name in fuzzer.targets if only in (None, name)
+    }
+    findings: list[str] = []
+    end, number = time.monotonic() + seconds, 0
+    while time.monotonic() < end and (inputs is None or number < inputs):
+        name = list(found)[number % len(found)]
+        start = time.monotonic()
+        try:
+            outcome = outcome_of(fuzzer.targets[name], random.Random(f"{seed}-{number}"))
+        except BaseException as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            ours = [f"{f.filename}:{f.lineno}" for f in frames if "/adapterhub/" in f.filename]
+            outcome = f"FINDING {type(error).__name__} {' '.join(ours[-1:])}"
+            if not found[name][outcome]:  # one of a kind is enough to mend it
+                findings.append(f"{name}, seed {seed}-{number}\n{traceback.format_exc()}")
+            if isinstance(error, KeyboardInterrupt):
+                break
+        if time.monotonic() - start > 20:
+            findings.append(f"{name}, seed {seed}-{number}: {time.monotonic() - start:.0f} s")
+        found[name][outcome] += 1
+        number += 1
+    return found, findings
+
+
+def main() -> None:
+    """Run, and print the number of inputs and of distinct outcomes of each target."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--seconds", type=float, default=60)
+    options.add_argument("--inputs", type=int)
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--only")
+    given = options.parse_args()
+    limit = 24 << 30  # address space: what is allocated beyond is a finding
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    with tempfile.TemporaryDirectory() as place:
+        found, findings = fuzz(Path(place), given.seed, given.inputs, given.seconds, given.only)
+    total: collections.Counter[str] = collections.Counter()
+    for name, counts in found.items():
+        accepted = counts["accepted"]
+        print(f"{name:16} {counts.total():8,} inputs  {len(counts):5} outcomes  {accepted:6} sound")
+        total += counts
+    print(
+        f"{'all':16} {total.total():8,} inputs  {len(total):5} outcomes  {len(findings)} findings"
+    )
+    print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MiB")
+    for text in findings[:20]:
+        print("\n" + text)
+
+
+if __name__ == "__main__":
+    main()

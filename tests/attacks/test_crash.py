@@ -1,0 +1,76 @@
+"""Kill -9 at any moment of saving, and a full disk: the old files or the new ones, never a mix."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="it forks a process at each point")
+# Of several hundred lines that run, so many in a usual run of the tests.
+FULL = os.environ.get("ADAPTERHUB_MATRIX") == "full"
+MOST = 999 if FULL else 20
+KILLED = {
+    "first save": {"none", "new"},
+    "overwrite": {"old", "new"},
+    "overwrite without an exchange": {"old", "new"},
+    "first checkpoint": {"none", "new"},
+    "checkpoint": {"old", "new"},
+    "metrics": {"step 0", "step 2", "step 4"},
+}
+
+
+def test_a_kill_or_a_full_disk_at_any_point(tmp_path: Path) -> None:
+    """The checks are in crash.py; here, that they were made, and met each state."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, Path(__file__).with_name("crash.py"), tmp_path / "x" / "a"]
+    if FULL:
+        names = ["first save", "overwrite", "overwrite without an exchange", "first checkpoint",
+                 "checkpoint", "metrics", "full disk"]  # fmt: skip
+        command += [str(MOST), *names]
+    else:
+        command += [str(MOST)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = {line["scenario"]: line for line in map(json.loads, done.stdout.splitlines())}
+    for name, states in KILLED.items():
+        assert found[name]["points"] >= min(MOST, found[name]["lines"]) >= 20
+        assert set(found[name]["outcomes"]) >= states, name
+    assert found["full disk"]["points"] >= 15
+    if not FULL:
+        assert found["at random"]["points"] == MOST
+        assert found["file size limit"]["points"] >= 2 * MOST
+
+
+def test_leftovers_of_a_killed_save_are_no_adapters(tmp_path: Path) -> None:
+    from crash import MANIFEST, OLD, save
+
+    from adapterhub.files.folder import _prefix
+    from adapterhub.files.native import read_adapter, write_adapter
+
+    place = tmp_path / "a"
+    whole = tmp_path / f"{_prefix(place)}0123"
+    save(whole, OLD)
+    other = tmp_path / f"{_prefix(tmp_path / 'b')}0123"
+    other.mkdir()
+    (tmp_path / ".hidden").mkdir()
+    with pytest.raises(Exception, match="missing"):
+        read_adapter(place)
+    write_adapter(place, MANIFEST, OLD)
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == sorted([place.name, other.name, ".hidden"]), "only what is this place's own"
+
+
+def test_a_save_leaves_that_of_a_living_process_alone(tmp_path: Path) -> None:
+    from crash import OLD, save
+
+    from adapterhub.files.folder import staging
+
+    with staging(tmp_path / "a") as other:
+        save(tmp_path / "a", OLD)
+        assert other.is_dir()
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]

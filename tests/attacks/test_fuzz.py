@@ -1,0 +1,81 @@
+"""A short run of the fuzzer, and hypothesis over whole JSON trees."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import fuzz
+import pytest
+from forge import TENSORS, read_tree, sealed
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from adapterhub.errors import AdapterhubError
+from adapterhub.files.manifest import from_json, to_json
+from adapterhub.files.native import read_adapter
+from adapterhub.methods.spec import parse
+from adapterhub.training.tasks import task_of
+from adapterhub.yaml12 import load_yaml
+
+INPUTS = 1200
+METHODS = ("lora", "houlsby", "prompt", "bitfit")
+
+
+def test_no_input_of_a_short_run_is_a_finding(tmp_path) -> None:
+    found, findings = fuzz.fuzz(tmp_path, seed=0, inputs=INPUTS, seconds=120, methods=METHODS)
+    assert not findings, "\n".join(findings)
+    assert len(found) >= 11
+    assert sum(counts.total() for counts in found.values()) == INPUTS
+    assert sum(counts["accepted"] for counts in found.values()) >= INPUTS / 100
+    assert len(set().union(*found.values())) >= 100, "many kinds of refusal"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(codec="utf-8"), max_size=20),
+    lambda inner: st.lists(inner, max_size=4)
+    | st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=10), inner, max_size=4),
+    max_leaves=12,
+)  # fmt: skip
+quick = settings(max_examples=300, suppress_health_check=list(HealthCheck), deadline=None)
+
+
+@quick
+@given(data=st.data(), value=JSON)
+def test_any_json_in_any_place_of_a_manifest(sound, data: st.DataObject, value: Any) -> None:
+    tree = copy.deepcopy(read_tree(sound))
+    holder, key = data.draw(st.sampled_from(list(fuzz.nodes(tree))))
+    holder[key] = value
+    try:
+        manifest = from_json(sealed(tree))
+        assert from_json(to_json(manifest)) == manifest
+        parse(manifest.methods)
+    except AdapterhubError as error:
+        str(error).encode()
+
+
+@quick
+@given(text=st.text(max_size=60) | st.text("()[]{},='\"-+*#x1.: \n", max_size=60))
+def test_any_text_as_a_spec_or_a_recipe(tmp_path_factory, text: str) -> None:
+    path = tmp_path_factory.getbasetemp() / "recipe.yaml"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    for read, argument in ((parse, text), (task_of, text), (load_yaml, path)):
+        try:
+            read(argument)
+        except AdapterhubError as error:
+            str(error).encode()
+
+
+@quick
+@given(junk=st.binary(max_size=200), at=st.floats(0, 1))
+def test_any_bytes_in_a_safetensors_file(saved, sound, junk: bytes, at: float) -> None:
+    data = (sound / TENSORS).read_bytes()
+    place = int(at * len(data))
+    changed = data[:place] + junk + data[place + len(junk) :]
+    (saved / TENSORS).write_bytes(changed)
+    if changed == data:
+        read_adapter(saved)
+        return
+    with pytest.raises(AdapterhubError, match=r"sha256|bytes"):
+        read_adapter(saved)

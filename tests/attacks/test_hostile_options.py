@@ -1,0 +1,53 @@
+"""Junk in every option of every method: refused, or it fits; never a crash of Python or torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import tiny
+
+import adapterhub as ah
+from adapterhub.errors import AdapterhubError
+from adapterhub.methods import METHODS
+from adapterhub.methods.spec import build
+
+NUMBERS = [-(2**62), -1, 0]
+WORDS = ["", "no/such", "*" * 50, "__class__", "0..999999999", "top 9999999999999999", "\x1b[31m"]
+JUNK: dict[type, list[Any]] = {
+    bool: [True, False, 1],
+    int: [*NUMBERS, 1.5, True, "1"],
+    float: [-1.0, 0.0, 1e-300, 1e308, -1e308, 2, "1"],
+    str: [*WORDS, *NUMBERS, [0, 10**12], [], 10**12],
+    tuple: [[], ["*", "*"], ["no.such"], ["\x1b"], ["*a" * 300], [["a"]], "attn.q"],
+    dict: [{"*": -1}, {"no.such": 3}, {"\x1b": 1}, {"*": "a"}, [], {"": 0}],
+    type(None): [-1, 0, "x", [], {}],
+}
+CELLS = [
+    (name, field.name)
+    for name, cls in sorted(METHODS.items())
+    for field in dataclasses.fields(cls)  # type: ignore[arg-type]
+]
+
+
+@pytest.fixture(scope="module", params=["bert", "t5"])
+def backbone(request):
+    return tiny.model(request.param)
+
+
+@pytest.mark.parametrize(("method", "option"), CELLS)
+def test_an_option_is_refused_or_fits(backbone, method: str, option: str) -> None:
+    default = getattr(METHODS[method](), option)
+    assert type(default) in JUNK, "say what junk an option of this type may be given"
+    names = [name for name, _ in backbone.named_modules()]
+    for value in JUNK[type(default)]:
+        try:
+            ah.attach(backbone, build(method, {option: value})).detach()
+        except AdapterhubError as error:
+            str(error).encode()
+        assert [name for name, _ in backbone.named_modules()] == names
+
+
+def test_there_are_options() -> None:
+    assert len(CELLS) >= 60

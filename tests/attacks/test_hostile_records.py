@@ -1,0 +1,213 @@
+"""What a stranger's manifest says of its training, and a run's folder that came from elsewhere: no
+field of them sets a path, an argument of a loader, or what a terminal does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forge import LABELS, bomb, forge, harmless_text
+
+import adapterhub as ah
+from adapterhub.errors import AdapterhubError, BackboneError, ConfigError, FileError
+from adapterhub.training.restore import open_adapter, trained
+from adapterhub.training.tasks import task_of
+
+STEERING = ["\x1b[2J\x1b]0;owned\x07", "\u202egnp\x9b31m", "a\tb\nc"]
+
+
+@pytest.fixture(scope="module")
+def run(backbone: Path, tmp_path_factory) -> Path:
+    """The folder of a run, as training leaves it."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    model, _ = ah.load_backbone(str(backbone), task="classification", labels=["a", "b", "c"])
+    adapter = ah.attach(model, "lora(rank=2)", name="default")
+    adapter.notes.training = {"recipe": {"task": "classification", "data": {"text": "text"}}}
+    adapter.save(folder / "adapter")
+    (folder / "recipe.yaml").write_text(f"backbone: {backbone}\n", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def copy(run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run, tmp_path / "run"))
+
+
+def recorded(folder: Path, **training: Any) -> None:
+    forge(folder / "adapter", lambda tree: tree.update(training=training))
+
+
+def recipe(**data: Any) -> dict[str, Any]:
+    return {"recipe": {"data": data}}
+
+
+RECORDS: dict[str, dict[str, Any]] = {
+    "recipe: a list": {"recipe": [1]},
+    "recipe: text": {"recipe": "x"},
+    "data: a list": {"recipe": {"data": [1]}},
+    "data: code": recipe(trust_remote_code=True),
+    "data: private": recipe(__class__="x"),
+    "data: format": recipe(format="pickle"),
+    "data: column": recipe(text=["a"]),
+    "data: header": recipe(header="no"),
+    "train: a number": {"recipe": {"train": 3}},
+    "length: zero": {"recipe": {"train": {"max_length": 0}}},
+    "length: negative": {"recipe": {"train": {"max_length": -5}}},
+    "length: text": {"recipe": {"train": {"max_length": "9" * 5000}}},
+    "length: a list": {"recipe": {"train": {"max_length": [1]}}},
+    "length: a fraction": {"recipe": {"train": {"max_length": 1.5}}},
+    "seed: text": {"seed": "abc"},
+    "seed: negative": {"seed": -1},
+    "seed: a list": {"seed": [1]},
+    "task: unknown": {"recipe": {"task": "os.system"}},
+    "task: a number": {"recipe": {"task": 3}},
+    "task: a list": {"recipe": {"task": ["classification", "tagging"]}},
+    "task: two": {"recipe": {"task": {"classification": {}, "tagging": {}}}},
+    "task: code": {"recipe": {"task": "classification(x=__import__('os').system('id'))"}},
+    "task: a call": {"recipe": {"task": "__import__('os').system('id')"}},
+    "task: deep": {"recipe": {"task": "(" * 3000}},
+    "task: deep operators": {"recipe": {"task": "a(x=" + "-" * 3500 + "1)"}},
+    "task: deep sums": {"recipe": {"task": "a(x=" + "1+" * 1900 + "1)"}},
+    "task: deep attributes": {"recipe": {"task": "a(x=a" + ".a" * 1900 + ")"}},
+    "task: a megabyte": {"recipe": {"task": "a" * 900_000}},
+    "task: option": {"recipe": {"task": {"seq2seq": {"trust_remote_code": True}}}},
+    "task: beams": {"recipe": {"task": {"seq2seq": {"beams": 10**12}}}},
+    "task: tokens": {"recipe": {"task": {"causal-lm": {"new_tokens": 10**12}}}},
+    "task: template": {"recipe": {"task": {"seq2seq": {"template": "{text.__class__}"}}}},
+    "task: pattern": {"recipe": {"task": {"causal-lm": {"answer": "(" * 900}}}},
+    "task: long pattern": {"recipe": {"task": {"causal-lm": {"answer": "(a)" + "b" * 5000}}}},
+    "task: nested pattern": {"recipe": {"task": {"causal-lm": {"answer": "(a{9999999999})"}}}},
+}
+
+
+@pytest.mark.parametrize("attack", RECORDS)
+def test_a_record_that_no_run_writes_is_refused(copy, attack) -> None:
+    recorded(copy, **RECORDS[attack])
+    start = time.perf_counter()
+    with pytest.raises(FileError) as error:
+        trained(copy)
+    assert time.perf_counter() - start < 5
+    assert harmless_text(str(error.value))
+    assert len(str(error.value)) < 20_000
+
+
+def test_no_record_names_a_place(copy) -> None:
+    places = {"train": "x", "eval": "../x", "train_target": "x", "eval_target": "../secret"}
+    recorded(copy, **recipe(text="sentence", **places))
+    data = trained(copy).data
+    assert data.text == "sentence"
+    assert [getattr(data, name) for name in places] == [None] * 4
+
+
+def test_a_pattern_that_takes_for_ever_is_stopped() -> None:
+    task: Any = task_of({"causal-lm": {"answer": "((?:a|aa)+)$"}})
+    start = time.process_time()
+    with pytest.raises(ConfigError, match="too long"):
+        task._answer("a" * 40 + "b")
+    assert time.process_time() - start < 10
+
+
+def test_a_terminal_is_not_steered_by_labels(copy, adapterhub) -> None:
+    forge(copy / "adapter", lambda tree: tree.update(labels=STEERING))
+    code, out, err = adapterhub("predict", copy, "a good movie", "a \x1b[31mred\u202e one")
+    assert code == 0, err
+    assert harmless_text(out)
+    assert len(out.splitlines()) == 2
+    code, out, err = adapterhub("predict", copy, "a good movie", "--json")
+    assert code == 0, err
+    assert harmless_text(out)
+    assert sorted(json.loads(out)["scores"]) == sorted(STEERING), "JSON keeps every character"
+
+
+def test_a_terminal_is_not_steered_by_errors(copy, adapterhub, tmp_path) -> None:
+    recorded(copy, **recipe(**dict.fromkeys(STEERING, 1)))
+    texts = [adapterhub("predict", copy, "x")]
+    forge(copy / "adapter", lambda tree: tree.update(name=STEERING[0]))
+    texts += [adapterhub("predict", copy, "x"), adapterhub("predict", tmp_path / "\x1b[31m", "x")]
+    for code, out, err in texts:
+        assert code == 2
+        assert err.startswith("error: ")
+        assert harmless_text(out + err)
+
+
+def test_a_run_whose_adapter_lies_elsewhere_is_refused(copy, tmp_path) -> None:
+    (copy / "adapter").rename(tmp_path / "elsewhere")
+    (copy / "adapter").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileError, match="there is no adapter"):
+        trained(copy)
+
+
+FOREIGN: dict[str, str] = {
+    "python": "backbone: !!python/object/apply:os.system ['touch canary']\n",
+    "an alias": "a: &a [1]\nbackbone: *a\n",
+    "deep": "backbone: " + "[" * 20_000 + "]" * 20_000,
+    "large": "backbone: " + "a" * (1 << 20),
+    "a broken escape": 'backbone: "\\UFFFFFFFF"\n',
+    "not a mapping": "- backbone\n",
+    "NUL": "backbone: a\0b\n",
+}
+
+
+@pytest.mark.parametrize("attack", FOREIGN)
+def test_a_hostile_recipe_beside_an_adapter(copy, attack, monkeypatch) -> None:
+    monkeypatch.chdir(copy)
+    (copy / "recipe.yaml").write_text(FOREIGN[attack], encoding="utf-8")
+    with pytest.raises(AdapterhubError) as error:
+        open_adapter(copy)
+    assert harmless_text(str(error.value))
+    assert not (copy / "canary").exists()
+
+
+@pytest.mark.parametrize("place", ["\\\\evil\\share", "//evil/share", '"a\\0b"', "nowhere", "[1]"])
+def test_a_recipe_that_names_no_folder_of_this_machine_counts_for_nothing(copy, place) -> None:
+    (copy / "recipe.yaml").write_text(f"backbone: {place}\n", encoding="utf-8")
+    with pytest.raises(BackboneError, match="no backbone 'tiny-bert'"):
+        open_adapter(copy)
+
+
+def test_a_recipe_that_is_a_link_counts_for_nothing(copy, tmp_path) -> None:
+    (copy / "recipe.yaml").rename(tmp_path / "recipe.yaml")
+    (copy / "recipe.yaml").symlink_to(tmp_path / "recipe.yaml")
+    with pytest.raises(BackboneError, match="no backbone 'tiny-bert'"):
+        open_adapter(copy)
+
+
+CODE = "import pathlib; pathlib.Path({canary!r}).touch()\n"
+
+
+def test_a_backbone_with_code_of_its_own_runs_none_of_it(copy, canary, backbone, tmp_path) -> None:
+    """It neither runs, nor is anybody asked whether it may."""
+    evil = Path(shutil.copytree(backbone, tmp_path / "evil"))
+    code = CODE.format(canary=str(canary))
+    for name in ("modeling_evil.py", "configuration_evil.py", "tokenization_evil.py"):
+        (evil / name).write_text(code + "class Evil: ...\n", encoding="utf-8")
+    config = json.loads((evil / "config.json").read_text())
+    autos = ("AutoModelForSequenceClassification", "AutoModel", "AutoConfig")
+    config["auto_map"] = {auto: "modeling_evil.Evil" for auto in autos}
+    (evil / "config.json").write_text(json.dumps(config))
+    (copy / "recipe.yaml").write_text(f"backbone: {evil}\n", encoding="utf-8")
+    open_adapter(copy)  # its own class is known, so that one is taken
+    config["model_type"] = "evil"
+    (evil / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BackboneError, match="cannot be loaded"):
+        open_adapter(copy)
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_a_backbone_that_is_a_pickle_is_not_run(copy, canary, backbone, tmp_path) -> None:
+    evil = Path(shutil.copytree(backbone, tmp_path / "evil"))
+    (evil / "model.safetensors").unlink()
+    (evil / "pytorch_model.bin").write_bytes(bomb(canary))
+    (copy / "recipe.yaml").write_text(f"backbone: {evil}\n", encoding="utf-8")
+    with pytest.raises(BackboneError, match="cannot be loaded"):
+        open_adapter(copy)
+
+
+def test_the_tables_are_not_empty() -> None:
+    assert len(RECORDS) >= 35
+    assert len(FOREIGN) >= 7
+    assert LABELS
