@@ -23,13 +23,16 @@ if TYPE_CHECKING:
     from adapterhub.attachment import detach as detach
     from adapterhub.backbones.families import anatomy_of as anatomy_of
     from adapterhub.backbones.load import load_backbone as load_backbone
+    from adapterhub.composition import Average as Average
     from adapterhub.loading import load as load
     from adapterhub.methods.base import METHODS as METHODS
+    from adapterhub.routing import route as route
 
 # Each of these needs torch: it is imported when one is first asked for, so that `import adapterhub`
 # is quick.
 _LAZY = {
     "METHODS": "methods",
+    "Average": "composition",
     "Adapter": "adapter",
     "activate": "attachment",
     "anatomy_of": "backbones.families",
@@ -37,6 +40,7 @@ _LAZY = {
     "detach": "attachment",
     "load": "loading",
     "load_backbone": "backbones.load",
+    "route": "routing",
 }
 
 __all__ = ["AdapterhubError", "__version__", *_LAZY]
