@@ -34,6 +34,7 @@ from adapterhub.backbones.load import FRESH
 from adapterhub.composing import check, clear, compose, is_stack
 from adapterhub.composition import Average, Node, names_in, node_of
 from adapterhub.errors import AdapterhubError, AttachError, SiteError, did_you_mean
+from adapterhub.files.manifest import name_problems
 from adapterhub.methods.base import METHODS, Method, Placement, Step, Unfrozen
 from adapterhub.methods.spec import Spec, parse
 
@@ -117,6 +118,12 @@ def place(
     _refuse_compiled(model)
     state = attachments(model) or _fresh_state(model)
     refuse_in_route(state)
+    if wrong := name_problems(name):  # said now, and not when training is over and it is saved
+        raise AttachError(
+            "an adapter cannot be called so",
+            offenders=wrong,
+            expected="any name of 1 to 200 printable characters that is no path out of a folder",
+        )
     if name in state.adapters:
         raise AttachError(
             f"an adapter called {name!r} is on this model already",

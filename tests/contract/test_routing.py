@@ -10,9 +10,15 @@ from cells import CELLS
 import adapterhub as ah
 from adapterhub.errors import AttachError
 from adapterhub.methods import METHODS
+from adapterhub.slots import OutputSlot
 
 ROUTED = [cell for cell in CELLS if not METHODS[cell[0]].trains_backbone]
-GENERATING = [(m, a) for m, a in ROUTED if a in tiny.GENERATORS and m != "head"]
+FULL = tiny.MATRIX == tiny.ARCHITECTURES
+# Each mechanism once.
+MECHANISMS = ("lora", "dora", "houlsby", "ia3", "mam", "prompt", "scalar-mix")
+GENERATING = [
+    (m, a) for m, a in ROUTED if a in tiny.GENERATORS and m != "head" and (FULL or m in MECHANISMS)
+]
 routed_cells = pytest.mark.parametrize(("method", "architecture"), ROUTED)
 
 # DeBERTa-v2 sends its relative positions, which belong to no row, through these projections.
@@ -227,3 +233,20 @@ def test_gradients_by_rows_equal_those_of_solo_runs(method, checkpointing):
         gradients.append([p.grad for a in adapters for p in a.parameters()])
     for found, expected in zip(*gradients, strict=True):
         torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-4)
+
+
+def test_rows_of_lora_in_one_product_equal_rows_apart(monkeypatch):
+    """Ranks, scales and a bare row differ; a row does not see what is wrong in another's adapter."""
+    model = tiny.model("gpt2")
+    methods = {"a": "lora", "b": "lora(rank=2, alpha=1)", "c": "rslora(rank=5)", "nan": "lora"}
+    for seed, (name, method) in enumerate(methods.items()):
+        tiny.scramble(ah.attach(model, method, name=name), seed=seed)
+    for parameter in model._adapterhub.adapters["nan"].parameters():
+        torch.nn.init.constant_(parameter, float("nan"))
+    batch = tiny.batch(5)
+    with ah.route(model, ["b", None, "nan", "a", "c"]):
+        together = logits(model, **batch)
+        monkeypatch.setattr(OutputSlot, "_all_rows", lambda *_: None)
+        apart = logits(model, **batch)
+    torch.testing.assert_close(together, apart, atol=1e-6, rtol=1e-5, equal_nan=True)
+    assert together.isnan().any(1).tolist() == [False, False, True, False, False]
