@@ -131,7 +131,6 @@ class Plan:
         self.sorted = order == list(range(len(order)))
         self.order = torch.tensor(order, device=device)
         self.inverse = self.order.argsort()
-        self.group = torch.tensor([self.nodes.index(node) for node in rows], device=device)
 
     def copies(self, rows: int, where: str) -> int:
         """How often each row of the route stands in a batch of so many rows.
@@ -164,10 +163,6 @@ class Plan:
         if self.sorted:
             return joined
         return joined.index_select(dim, _repeated(self.inverse, copies, joined.device))
-
-    def groups(self, copies: int, device: torch.device) -> Tensor:
-        """The number of the group, of `nodes`, that each row of a batch belongs to: (rows,)."""
-        return self.group.to(device)[:, None].expand(-1, copies).flatten()
 
     def run(self, step: Step, y: Tensor, others: Sequence[Any], dim: int, where: str) -> Tensor:
         """y': y through each row's composition; `step(key, y, *others)` applies one module."""

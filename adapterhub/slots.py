@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from adapterhub.backbones.anatomy import CHILD, Site
 from adapterhub.backbones.weights import read_bias, read_weight
-from adapterhub.composition import Node, Plan, Step, through
+from adapterhub.composition import Plan, Step, through
 
 _TAP = "_adapterhub_tap"
 
@@ -110,32 +110,7 @@ class OutputSlot(Slot):
                 return module(source, y, *more)  # type: ignore[no-any-return]
             return site.part.write(y, module(source, site.part.read(y), *more))
 
-        if (changed := self._all_rows(x, y)) is not None:
-            return changed
         return self.run(apply, y, x, sublayer_x, dim=self.batch_dim)
-
-    def _all_rows(self, x: Tensor, y: Tensor) -> Tensor | None:
-        """y' where one product computes all rows of a plan: no row has more than one module, and
-        all are of one class that has `by_rows`; else None."""
-        plan = self.plan
-        if plan is None or not all(_is_one(node) for node in plan.nodes):
-            return None
-        modules = [self.placed(node[0]) if node else None for node in plan.nodes]
-        kinds = {type(module) for module in modules if module is not None}
-        sites = {(self.sites[key].part, self.sites[key].tap) for key in self.active}
-        # The class's own: a subclass may compute something else.
-        product = vars(next(iter(kinds))).get("by_rows") if len(kinds) == len(sites) == 1 else None
-        if product is None or len(modules) < 2 or self.batch_dim or x.ndim != 3:
-            return None
-        ((part, _),) = sites
-        groups = plan.groups(plan.copies(len(x), self.where()), x.device)
-        piece = product.__func__(modules, groups, x, y if part is None else part.read(y))
-        return piece if part is None or piece is None else part.write(y, piece)
-
-
-def _is_one(node: Node) -> bool:
-    """Whether a composition is of one module at most."""
-    return isinstance(node, tuple) and all(isinstance(key, str) for key in node) and len(node) < 2
 
 
 def _changes_input(module: nn.Module) -> bool:

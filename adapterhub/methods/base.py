@@ -28,10 +28,6 @@ class Placement:
     it is called with nothing and gives prefix keys and values (2, length, d); at `embed` it gives
     virtual tokens (length, d); at `mix` it maps (the outputs of the layers below, y) to y'.
 
-    A class whose modules can compute the rows of one batch together, each row by its own module,
-    has a static method `by_rows(modules, groups, x, y)`, as LoRA's has; without it, rows of one
-    module are computed apart from those of another.
-
     A module that trains in another form than it is used in has a method `folded`: it gives the
     module of the folded method (see `Method.folded`) that computes the same now.
     """

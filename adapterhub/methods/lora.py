@@ -14,7 +14,7 @@ https://arxiv.org/abs/2106.09685. The paper adapts the query and value projectio
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -34,10 +34,6 @@ from adapterhub.methods.base import (
     sized,
 )
 
-MOST_RANKS = (
-    512  # of all adapters of one batch: above, the masked products cost more than they save
-)
-
 
 class LowRank(nn.Module):
     """The map (x, y) -> y + s B A x."""
@@ -55,31 +51,6 @@ class LowRank(nn.Module):
         if self.training and self.dropout:
             x = F.dropout(x, self.dropout)
         return add_product(y, F.linear(x, cast(self.A, x)), self.B, self.scale)
-
-    @staticmethod
-    def by_rows(
-        modules: Sequence[LowRank | None], groups: Tensor, x: Tensor, y: Tensor
-    ) -> Tensor | None:
-        """The maps of several modules in two batched products, each row with an A and B of its own:
-        row i goes through modules[groups[i]], where that is None through none.
-
-        groups: (batch,), x: (batch, tokens, d_in), y: (batch, tokens, d_out) -> y' like y; None
-        where dropout has to be drawn.
-        """
-        some = [m for m in modules if m is not None]
-        if any(m.training and m.dropout for m in some):
-            return None
-        rank = max(len(m.A) for m in some)
-        first = some[0]
-        bare = (first.A.new_zeros(rank, x.shape[-1]), first.B.new_zeros(y.shape[-1], rank))
-        both = [bare if m is None else m._of_rank(rank) for m in modules]
-        A, B = (torch.stack(list(each))[groups] for each in zip(*both, strict=True))
-        return torch.baddbmm(y, torch.bmm(x, cast(A, x).mT).to(y.dtype), cast(B, y).mT)
-
-    def _of_rank(self, rank: int) -> tuple[Tensor, Tensor]:
-        """A and s B, filled up with zeros to a rank."""
-        more = rank - len(self.A)
-        return F.pad(self.A, (0, 0, 0, more)), F.pad(self.scale * self.B, (0, more))
 
     def extra_repr(self) -> str:
         """What `print(model)` shows."""
