@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from adapterhub.backbones.load import fingerprint as fingerprint
     from adapterhub.backbones.load import load_backbone as load_backbone
     from adapterhub.combined import combine as combine
+    from adapterhub.composition import Average as Average
     from adapterhub.merging import merge as merge
     from adapterhub.merging import unmerge as unmerge
     from adapterhub.methods.base import METHODS as METHODS
@@ -36,11 +37,13 @@ if TYPE_CHECKING:
     from adapterhub.registry.verbs import push as push
     from adapterhub.registry.verbs import search as search
     from adapterhub.registry.verbs import yank as yank
+    from adapterhub.routing import route as route
 
 # Each of these needs torch: it is imported when one is first asked for, so that `import adapterhub`
 # is quick.
 _LAZY = {
     "METHODS": "methods",
+    "Average": "composition",
     "Adapter": "adapter",
     "activate": "attachment",
     "anatomy_of": "backbones.families",
@@ -57,6 +60,7 @@ _LAZY = {
     "yank": "registry.verbs",
     "merge": "merging",
     "unmerge": "merging",
+    "route": "routing",
 }
 
 __all__ = ["AdapterhubError", "__version__", *_LAZY]

@@ -77,10 +77,15 @@ class Head:
         """Put the adapter's head and labels into the model, or the model's own back."""
         for name, module in (self.own if on else self.original).items():
             model._modules[name] = module
-        for name, value in (self.labels if on else self.original_labels).items():
-            setattr(model.config, name, value)
-        if hasattr(model, "num_labels"):
-            setattr(model, "num_labels", model.config.num_labels)  # noqa: B010
+        set_labels(model, self.labels if on else self.original_labels)
+
+
+def set_labels(model: PreTrainedModel, labels: Mapping[str, Any]) -> None:
+    """Give a model the labels of a head: the fields of its config."""
+    for name, value in labels.items():
+        setattr(model.config, name, value)
+    if hasattr(model, "num_labels"):
+        setattr(model, "num_labels", model.config.num_labels)  # noqa: B010
 
 
 class Home(Protocol):
@@ -187,14 +192,18 @@ class Adapter:
         """Make the adapter take part in the forward pass, or not. Trainability is untouched."""
         if on == self.active:
             return
-        for placed in self.placed:
-            slot_at(self.model, placed.site).switch(placed.key, on)
+        self.take_part(on)
         for changed in self.changed:
             changed.swap(on)
         if self.vocabulary:
             self.vocabulary.switch(on)
         if self.head:
             self.head.swap(self.model, on)
+
+    def take_part(self, on: bool) -> None:
+        """Switch the site modules alone: head and parameters of the backbone stay the model's."""
+        for placed in self.placed:
+            slot_at(self.model, placed.site).switch(placed.key, on)
         self.active = on
 
     def seat(self) -> None:
@@ -323,7 +332,7 @@ def make_slot(anatomy: Anatomy, placed: Placed) -> Slot:
         return prompt_slot(anatomy, site)
     if site.kind == "mix":
         return mix_slot(anatomy, site)
-    return output_slot(anatomy.model, site, placed.module)
+    return output_slot(anatomy.model, site, placed.module, anatomy.family.batch_dim)
 
 
 def has_prefix(model: PreTrainedModel) -> bool:

@@ -32,8 +32,10 @@ from adapterhub.backbones.families import anatomy_of
 from adapterhub.backbones.fingerprint import fingerprint_of
 from adapterhub.backbones.load import FRESH, origin_of, rows_of, table_of
 from adapterhub.backbones.tokenizer import bind, bound
+from adapterhub.composing import check, clear, compose, is_stack
+from adapterhub.composition import Average, Node, names_in, node_of
 from adapterhub.errors import AdapterhubError, AttachError, SiteError, did_you_mean
-from adapterhub.files.manifest import NewToken
+from adapterhub.files.manifest import NewToken, name_problems
 from adapterhub.methods.base import METHODS, Method, Placement, Step, Unfrozen
 from adapterhub.methods.spec import Spec, parse
 from adapterhub.vocabulary import Vocabulary, tokens_of, vocabulary_of
@@ -50,10 +52,20 @@ class Attachments:
     trainable: list[tuple[nn.Parameter, bool]]
     adapters: dict[str, Adapter] = field(default_factory=dict)
     serial: Any = field(default_factory=itertools.count)
+    rows: tuple[Node, ...] = ((),)
+    routes: int = 0
 
     def detach(self, name: str) -> None:
         """Take one adapter off; with the last one the model is as it was."""
-        adapter = self.adapters.pop(known_name(self, name))
+        known_names(self, [name])
+        refuse_in_route(self)
+        if name in {n for node in self.rows for n in names_in(node)} and not is_stack(self.rows):
+            raise AttachError(
+                f"{name!r} is a part of the active average",
+                hint="activate(model) first: then no adapter is active",
+            )
+        adapter = self.adapters.pop(name)
+        self.rows = (tuple(n for n in names_in(self.rows[0]) if n != name),)
         adapter.unseat()
         self.sync_attention()
         if not self.adapters:
@@ -79,12 +91,12 @@ class Attachments:
         return fingerprint_of(named, origin_of(self.model))
 
 
-def reattach(state: Attachments, adapters: Sequence[Adapter], active: Sequence[str]) -> None:
-    """Put adapters back on the bare model that they were on, and make those named active."""
+def reattach(state: Attachments, adapters: Sequence[Adapter], rows: Sequence[Node]) -> None:
+    """Put adapters back on the bare model that they were on, active as these rows say."""
     state.trainable = [(p, p.requires_grad) for p in state.model.parameters()]
     for adapter in adapters:
         _commit(state, adapter)
-    _activate(state, active)
+    set_rows(state, rows)
 
 
 def attachments(model: PreTrainedModel) -> Attachments | None:
@@ -147,13 +159,20 @@ def place(
     are new to the model's tokenizer."""
     _refuse_compiled(model)
     state = attachments(model) or _fresh_state(model)
+    refuse_in_route(state)
+    if wrong := name_problems(name):  # said now, and not when training is over and it is saved
+        raise AttachError(
+            "an adapter cannot be called so",
+            offenders=wrong,
+            expected="any name of 1 to 200 printable characters that is no path out of a folder",
+        )
     if name in state.adapters:
         raise AttachError(
             f"an adapter called {name!r} is on this model already",
             hint=f"attach(..., name=...), or detach(model, {name!r}) first",
         )
-    active = [a.name for a in state.adapters.values() if a.active]
-    _activate(state, ())
+    before = state.rows
+    set_rows(state, ((),))
     try:
         admit(state)
         new = tokens_of(bound(model)) if tokens is None else tokens
@@ -161,7 +180,7 @@ def place(
         prepare(adapter)
         _check(adapter)
     except BaseException:
-        _activate(state, active)
+        set_rows(state, before)
         raise
     _commit(state, adapter)
     return adapter
@@ -185,7 +204,7 @@ def _commit(state: Attachments, adapter: Adapter) -> None:
     state.adapters[adapter.name] = adapter
     adapter.seat()
     state.sync_attention()
-    _activate(state, (adapter.name,))
+    set_rows(state, (adapter.name,))
 
 
 def _refuse_compiled(model: PreTrainedModel) -> None:
@@ -314,29 +333,56 @@ def _own_head(state: Attachments) -> Head | None:
     return Head(own, original, labels, dict(labels))
 
 
-def known_name(state: Attachments, name: str) -> str:
-    """A name that is on the model.
+def known_names(state: Attachments, names: Iterable[str]) -> None:
+    """Refuse names that are not on the model.
 
     Raises:
-        AttachError: it is not; the error lists those that are.
+        AttachError: which are not, and which are.
     """
-    if name not in state.adapters:
+    wrong = [name for name in dict.fromkeys(names) if name not in state.adapters]
+    if wrong:
+        near = [f"{name!r}{did_you_mean(name, state.adapters)}" for name in wrong]
         raise AttachError(
-            f"no adapter called {name!r} is on this model{did_you_mean(name, state.adapters)}",
+            f"no adapter called {', '.join(near)} is on this model",
             expected=f"one of {', '.join(map(repr, state.adapters)) or 'none: the model is bare'}",
         )
-    return name
 
 
-def _activate(state: Attachments, names: Sequence[str]) -> None:
-    for name in names:
-        known_name(state, name)
+def refuse_in_route(state: Attachments) -> None:
+    """Refuse a change of adapters while a route is on.
+
+    Raises:
+        AttachError: a route is on.
+    """
+    if state.routes:
+        raise AttachError(
+            "a route is on: what is attached and active cannot change inside of it",
+            hint="leave the `with route(...)` block first",
+        )
+
+
+def set_rows(state: Attachments, rows: Sequence[Node]) -> None:
+    """Let each row of a batch go through its composition; a single one is that of all rows.
+
+    Raises:
+        AttachError: a name that is not on the model, or adapters that cannot act together; what was
+            active still is.
+    """
+    known_names(state, [name for node in rows for name in names_in(node)])
+    stack = [state.adapters[name] for name in names_in(rows[0])] if is_stack(rows) else None
+    if stack is None:
+        check(state.model, state.adapters, rows)
+    else:
+        _refuse_shared(stack)
+    clear(state.model, state.adapters.values())
     for adapter in state.adapters.values():
         adapter.switch(on=False)
-    chosen = [state.adapters[name] for name in names]
-    _refuse_shared(chosen)
-    for adapter in chosen:
-        adapter.switch(on=True)
+    if stack is None:
+        compose(state.model, state.adapters, rows)
+    else:
+        for adapter in stack:
+            adapter.switch(on=True)
+    state.rows = tuple(rows)
 
 
 def _refuse_shared(chosen: list[Adapter]) -> None:
@@ -351,22 +397,32 @@ def _refuse_shared(chosen: list[Adapter]) -> None:
                 )
 
 
-def _state_of(model: PreTrainedModel) -> Attachments:
+def state_of(model: PreTrainedModel) -> Attachments:
+    """What is on a model.
+
+    Raises:
+        AttachError: nothing is.
+    """
     state = attachments(model)
     if state is None:
         raise AttachError("no adapter is on this model", hint='attach(model, "lora")')
     return state
 
 
-def activate(model: PreTrainedModel, *names: str) -> None:
+def activate(model: PreTrainedModel, *parts: str | Average) -> None:
     """Make exactly these adapters active, in this order; without names, none: the bare backbone.
 
-    What trains does not change. The head of the last one that has one is the model's.
+    `activate(model, "a", "b")` is a stack: b maps what a gave. `Average(["a", "b"])` is their mean
+    (see there), and may stand in the place of a name. What trains does not change. The head is that
+    of the last one that has one; of an average it is the mean of the heads' outputs.
 
     Raises:
-        AttachError: a name that is not on the model, or two adapters that change one parameter.
+        AttachError: a name that is not on the model, two adapters that change one parameter, or
+            an average of what has none. What was active still is.
     """
-    _activate(_state_of(model), names)
+    state = state_of(model)
+    refuse_in_route(state)
+    set_rows(state, (node_of(parts),))
 
 
 def detach(model: PreTrainedModel, name: str | None = None) -> None:
@@ -375,6 +431,9 @@ def detach(model: PreTrainedModel, name: str | None = None) -> None:
     Raises:
         AttachError: no adapter of that name is on the model.
     """
-    state = _state_of(model)
+    state = state_of(model)
+    if name is None:
+        refuse_in_route(state)
+        set_rows(state, ((),))
     for each in [name] if name is not None else list(state.adapters):
         state.detach(each)

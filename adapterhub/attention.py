@@ -22,6 +22,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from adapterhub.backbones.anatomy import CHILD, Site
+from adapterhub.composition import Plan
 from adapterhub.errors import SiteError
 from adapterhub.slots import Slot
 
@@ -32,10 +33,10 @@ _PREFIX = "adapterhub_"
 class KeyValueSlot(Slot):
     """Sits at an attention module: each active module gives prefix keys and values."""
 
-    def forward(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """key, value: (batch, heads, tokens, head_dim) -> the same with the prefixes in front."""
+    def forward(self, key: Tensor, value: Tensor, names: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+        """key, value: (batch, heads, tokens, head_dim) -> the same with these prefixes in front."""
         batch, heads, _, head_dim = key.shape
-        for name in self.active:
+        for name in names:
             prefix = self.placed(name)()  # (2, length, heads * head_dim)
             prefix = prefix.view(2, -1, heads, head_dim).transpose(1, 2).to(key.dtype)
             prefix_key, prefix_value = prefix[:, None].expand(2, batch, -1, -1, -1)
@@ -102,21 +103,74 @@ def _attention_with_prefix(name: str) -> Callable[..., Any]:
         mask: Tensor | None,
         **kwargs: Any,
     ) -> Any:
+        own = _own_attention(name, module)
         slot = module._modules.get(CHILD)
-        if isinstance(slot, KeyValueSlot) and slot.active:
-            causal = kwargs.pop("is_causal", None)
-            causal = getattr(module, "is_causal", True) if causal is None else causal
-            key, value, mask = _prefixed(slot, query, key, value, mask, causal)
-            kwargs["is_causal"] = False  # the mask says it all
-            if (bias := kwargs.get("position_bias")) is not None:
-                kwargs["position_bias"] = F.pad(bias, (key.shape[2] - bias.shape[3], 0))
-        return _own_attention(name, module)(module, query, key, value, mask, **kwargs)
+        if not isinstance(slot, KeyValueSlot) or not slot.active:
+            return own(module, query, key, value, mask, **kwargs)
+        if slot.plan is None or len(slot.plan.nodes) == 1:
+            names = slot.plan.nodes[0] if slot.plan else slot.active
+            return _attend(own, slot, names, module, query, key, value, mask, **kwargs)
+        return _attend_by_rows(own, slot, slot.plan, module, query, key, value, mask, **kwargs)
 
     return attention
 
 
+def _attend(
+    own: Callable[..., Any],
+    slot: KeyValueSlot,
+    names: tuple[str, ...],
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    **kwargs: Any,
+) -> Any:
+    """The backbone's own attention over these prefixes and the keys."""
+    if names:
+        causal = kwargs.pop("is_causal", None)
+        causal = getattr(module, "is_causal", True) if causal is None else causal
+        key, value, mask = _prefixed(slot, names, query, key, value, mask, causal)
+        kwargs["is_causal"] = False  # the mask says it all
+        if (bias := kwargs.get("position_bias")) is not None:
+            kwargs["position_bias"] = F.pad(bias, (key.shape[2] - bias.shape[3], 0))
+    return own(module, query, key, value, mask, **kwargs)
+
+
+def _attend_by_rows(
+    own: Callable[..., Any],
+    slot: KeyValueSlot,
+    plan: Plan,
+    module: nn.Module,
+    *tensors: Tensor | None,
+    **kwargs: Any,
+) -> Any:
+    """Rows with different prefixes attend apart, each group as it would alone."""
+    assert tensors[0] is not None
+    copies = plan.copies(len(tensors[0]), slot.where())
+    groups = zip(*(plan.split(t, copies) for t in tensors), strict=True)
+    options = {k: plan.split(v, copies) for k, v in kwargs.items()}
+    done = [
+        _attend(own, slot, names, module, *group, **{k: v[n] for k, v in options.items()})
+        for n, (names, group) in enumerate(zip(plan.nodes, groups, strict=True))
+    ]
+    outputs, weights = zip(*done, strict=True)
+    if weights[0] is None:
+        return plan.join(outputs, copies), None
+    # Over the longest prefix: a shorter one has zeros in front.
+    keys = max(w.shape[-1] for w in weights)
+    padded = [F.pad(w, (keys - w.shape[-1], 0)) for w in weights]
+    return plan.join(outputs, copies), plan.join(padded, copies)
+
+
 def _prefixed(
-    slot: KeyValueSlot, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool
+    slot: KeyValueSlot,
+    names: tuple[str, ...],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     tokens, seen = query.shape[2], key.shape[2]
     if mask is None and causal and tokens > 1:
@@ -125,7 +179,7 @@ def _prefixed(
         # empty here.
         key, value, seen = key[:, :, :tokens], value[:, :, :tokens], tokens
         mask = torch.ones(tokens, seen, dtype=torch.bool, device=query.device).tril()[None, None]
-    key, value = slot(key, value)
+    key, value = slot(key, value, names)
     if mask is not None:
         visible = True if mask.dtype == torch.bool else 0.0
         mask = F.pad(mask, (key.shape[2] - seen, 0), value=visible)

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from adapterhub.adapter import Adapter, Notes
 from adapterhub.affine import alone
-from adapterhub.attachment import activate, attachments, known_name, place
+from adapterhub.attachment import attachments, known_names, place, set_rows, state_of
 from adapterhub.backbones.anatomy import CHILD, Site
 from adapterhub.backbones.load import FRESH
 from adapterhub.backbones.weights import as_stored, read_bias, read_weight
@@ -89,12 +89,12 @@ def combine(
     adapters = _known(model, names)
     rule = _rule(how, weights, density, rank, seed, len(adapters))
     refuse_unmergeable(adapters)
-    state = attachments(model)
-    before = [a.name for a in state.adapters.values() if a.active] if state else []
+    state = state_of(model)
+    before = state.rows
     try:
         result = _combined(adapters, rule)
     finally:
-        activate(model, *before)
+        set_rows(state, before)
     with torch.random.fork_rng(devices=[]):  # the initial values are overwritten
         made = place(
             model,
@@ -110,7 +110,8 @@ def _known(model: PreTrainedModel, names: Sequence[str]) -> tuple[Adapter, ...]:
     state = attachments(model)
     if state is None or not names:
         raise AttachError("there is nothing to combine", hint='load(model, "out/polite") first')
-    return tuple(state.adapters[known_name(state, name)] for name in names)
+    known_names(state, names)
+    return tuple(state.adapters[name] for name in names)
 
 
 def _rule(

@@ -28,7 +28,14 @@ from transformers import PreTrainedModel
 
 from adapterhub.adapter import Adapter
 from adapterhub.affine import alone
-from adapterhub.attachment import Attachments, activate, attachments, known_name, reattach
+from adapterhub.attachment import (
+    Attachments,
+    activate,
+    attachments,
+    known_names,
+    reattach,
+    set_rows,
+)
 from adapterhub.backbones.anatomy import CHILD
 from adapterhub.backbones.load import FRESH
 from adapterhub.backbones.probe import probe
@@ -124,12 +131,12 @@ def merge(model: PreTrainedModel, *names: str, tolerance: float | None = None) -
     """
     state, adapters = _chosen(model, names)
     refuse_unmergeable(adapters)
-    before = [adapter.name for adapter in state.adapters.values() if adapter.active]
+    before = state.rows
     activate(model, *(adapter.name for adapter in adapters))
     try:
         made = Merge(adapters, probe(model), _swaps(adapters), _identity(model, adapters))
     except BaseException:
-        activate(model, *before)
+        set_rows(state, before)
         raise
     for adapter in adapters:
         adapter.detach()
@@ -165,7 +172,7 @@ def unmerge(model: PreTrainedModel) -> tuple[Adapter, ...]:
     if not record:
         delattr(model, _RECORD)
     made.put(on=False)
-    reattach(state, made.adapters, [adapter.name for adapter in made.adapters])
+    reattach(state, made.adapters, (tuple(adapter.name for adapter in made.adapters),))
     adapters: tuple[Adapter, ...] = made.adapters
     return adapters
 
@@ -177,7 +184,8 @@ def _chosen(
     if state is None:
         raise AttachError("no adapter is on this model", hint='load(model, "out/polite")')
     active = [adapter.name for adapter in state.adapters.values() if adapter.active]
-    chosen = [known_name(state, name) for name in dict.fromkeys(names or active)]
+    chosen = list(dict.fromkeys(names or active))
+    known_names(state, chosen)
     if not chosen:
         raise AttachError(
             "no adapter is active", hint=f"merge(model, {next(iter(state.adapters))!r})"

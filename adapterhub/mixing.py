@@ -24,17 +24,20 @@ class MixSlot(Slot):
     `states` are those of the layers under it, the stack's input first: depth tensors.
     """
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: int, batch_dim: int) -> None:
         super().__init__()
         self.depth = depth
+        self.batch_dim = batch_dim
         self.states: dict[int, Tensor] = {}
 
     def forward(self, y: Tensor) -> Tensor:
         """y: (batch, tokens, d), the output of the last layer -> y' like y."""
         states = [self.states[number] for number in range(self.depth)]
-        for key in self.active:
-            y = self.placed(key)(states, y)
-        return y
+
+        def apply(key: str, y: Tensor, *states: Tensor) -> Tensor:
+            return self.placed(key)(states, y)  # type: ignore[no-any-return]
+
+        return self.run(apply, y, *states, dim=self.batch_dim)
 
     def __getstate__(self) -> dict[str, Any]:
         # What one forward pass left has a graph, and cannot be copied.
@@ -49,7 +52,7 @@ def mix_slot(anatomy: Anatomy, site: Site) -> MixSlot:
     if isinstance(slot, MixSlot):
         return slot
     depth = anatomy.depth(site.stack)
-    slot = MixSlot(depth)
+    slot = MixSlot(depth, anatomy.family.batch_dim)
     above = site.host.rpartition(".")[0]
     layers = [model.get_submodule(f"{above}.{number}") for number in range(depth)]
     slot.handles += [Mark(layer, _MIX, [slot, n]) for n, layer in enumerate(layers, start=1)]

@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from adapterhub.backbones.anatomy import CHILD, Site
 from adapterhub.backbones.weights import read_bias, read_weight
+from adapterhub.composition import Plan, Step, through
 
 _TAP = "_adapterhub_tap"
 
@@ -38,6 +39,7 @@ class Slot(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.active: tuple[str, ...] = ()
+        self.plan: Plan | None = None
         self.sites: dict[str, Site] = {}
         self.handles: list[RemovableHandle | Mark] = []
 
@@ -55,6 +57,17 @@ class Slot(nn.Module):
         """Make a module active, as the last in line, or inactive."""
         self.active = tuple(k for k in self.active if k != key) + ((key,) if on else ())
 
+    def run(self, step: Step, y: Tensor, *others: Any, dim: int = 0) -> Tensor:
+        """y' of y: the active modules in line, or as the plan says. `step(key, y, *others)` applies
+        one of them; `others` are tensors of the same rows along `dim`."""
+        if self.plan is not None:
+            return self.plan.run(step, y, others, dim, self.where())
+        return through(self.active, y, lambda key, y: step(key, y, *others))
+
+    def where(self) -> str:
+        """The site, for messages."""
+        return next(iter(self.sites.values())).id
+
     def placed(self, key: str) -> nn.Module:
         """The module that sits here under a key."""
         module = self._modules[key]
@@ -66,33 +79,38 @@ class OutputSlot(Slot):
     """Sits at a projection: each active module maps the host's input x and output y to a new y,
     or, where it says so, x to a new x."""
 
-    def __init__(self) -> None:
+    def __init__(self, batch_dim: int = 0) -> None:
         super().__init__()
         self.takes_input = False
+        self.batch_dim = batch_dim
         self.tap: str | None = None
         self.tapped: Tensor | None = None
 
     def enter(self, x: Tensor) -> Tensor:
         """x: (batch, tokens, d_in), the host's input -> x' like x."""
-        for module in map(self.placed, self.active):
-            x = module(x) if _changes_input(module) else x
-        return x
+        return self.run(self._apply_before, x, dim=self.batch_dim)
+
+    def _apply_before(self, key: str, x: Tensor) -> Tensor:
+        module = self.placed(key)
+        changed: Tensor = module(x) if _changes_input(module) else x
+        return changed
 
     def forward(self, host: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """x: (batch, tokens, d_in), y: (batch, tokens, d_out) of the host -> y' like y."""
         sublayer_x, self.tapped = self.tapped, None
-        for key in self.active:
+
+        def apply(key: str, y: Tensor, x: Tensor, sublayer_x: Tensor | None) -> Tensor:
             site, module = self.sites[key], self.placed(key)
             if _changes_input(module):
-                continue
+                return y
             source = sublayer_x if site.tap else x
             reads = getattr(module, "reads_weight", False)
             more = (read_weight(host, site.part), read_bias(host, site.part)) if reads else ()
             if site.part is None:
-                y = module(source, y, *more)
-            else:
-                y = site.part.write(y, module(source, site.part.read(y), *more))
-        return y
+                return module(source, y, *more)  # type: ignore[no-any-return]
+            return site.part.write(y, module(source, site.part.read(y), *more))
+
+        return self.run(apply, y, x, sublayer_x, dim=self.batch_dim)
 
 
 def _changes_input(module: nn.Module) -> bool:
@@ -118,13 +136,13 @@ def fill_tap(module: nn.Module, args: tuple[Any, ...]) -> None:
         slot.tapped = args[0]
 
 
-def output_slot(model: nn.Module, site: Site, module: nn.Module) -> OutputSlot:
+def output_slot(model: nn.Module, site: Site, module: nn.Module, batch_dim: int = 0) -> OutputSlot:
     """The slot at a site's host, made if this is its first module, with the hooks that the site and
     the module need."""
     host = model.get_submodule(site.host)
     slot = host._modules.get(CHILD)
     if not isinstance(slot, OutputSlot):
-        slot = OutputSlot()
+        slot = OutputSlot(batch_dim)
         host.add_module(CHILD, slot)
         slot.handles.append(host.register_forward_hook(call_slot))
     if _changes_input(module) and not slot.takes_input:

@@ -82,6 +82,8 @@ class Family:
     `below` names the modules under the first layer (embeddings). `positions_from_padding` is set
     where the backbone counts positions from the padding index, as RoBERTa does. `constants` names
     parameters that are tables of a formula (sinusoidal positions): nothing trains them.
+    `batch_dim` is the dimension of the batch in hidden states. `positions_follow_mask` is set where
+    positions are counted over the tokens that the attention mask shows.
     """
 
     model_types: tuple[str, ...]
@@ -89,6 +91,8 @@ class Family:
     below: tuple[str, ...]
     positions_from_padding: bool = False
     constants: tuple[str, ...] = ()
+    batch_dim: int = 0
+    positions_follow_mask: bool = False
 
 
 class Part(NamedTuple):

@@ -23,6 +23,10 @@ def row_text(row: Family, required: Iterable[str] = ()) -> str:
         lines.append("    positions_from_padding=True,")
     if row.constants:
         lines.append(f"    constants={_text(row.constants)},")
+    if row.batch_dim:
+        lines.append(f"    batch_dim={row.batch_dim},")
+    if row.positions_follow_mask:
+        lines.append("    positions_follow_mask=True,")
     return "\n".join([*lines, ")"])
 
 

@@ -191,6 +191,11 @@ def tensor_name_problems(names: Iterable[object]) -> list[str]:
     return [line for name in names for line in _tensor_name("tensors", name)]
 
 
+def name_problems(name: object) -> list[str]:
+    """One line for each reason why an adapter cannot be called so."""
+    return _name("name", name)
+
+
 def _tree(manifest: Manifest) -> dict[str, Any]:
     return {
         **_fields(manifest),

@@ -54,3 +54,19 @@ def test_a_compiled_model_follows_activation(method):
         ah.activate(model)
         torch.testing.assert_close(logits(compiled), bare, atol=1e-6, rtol=1e-5)
         ah.activate(model, adapter.name)
+
+
+@pytest.mark.parametrize("method", ["lora", "mam", "prompt"])
+def test_a_compiled_model_follows_routes_and_averages(method):
+    model = tiny.model("llama")
+    for seed, name in enumerate("ab"):
+        tiny.scramble(ah.attach(model, method, name=name), seed=seed)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    before = logits(compiled)
+    with ah.route(model, ["b", "a", None]):
+        torch.testing.assert_close(logits(compiled), logits(model), atol=1e-6, rtol=1e-5)
+    if method == "lora":
+        ah.activate(model, ah.Average(["a", "b"]))
+        torch.testing.assert_close(logits(compiled), logits(model), atol=1e-6, rtol=1e-5)
+    ah.activate(model, "b")
+    torch.testing.assert_close(logits(compiled), before, atol=1e-6, rtol=1e-5)

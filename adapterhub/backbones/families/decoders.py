@@ -123,12 +123,14 @@ BLOOM = Family(
         ),
     ),
     below=("word_embeddings", "word_embeddings_layernorm"),
+    positions_follow_mask=True,
 )
 
 OPT = Family(
     ("opt",),
     stacks=(Stack("decoder", "decoder.layers", _OPT_SITES, root="decoder"),),
     below=("decoder.embed_tokens", "decoder.embed_positions", "decoder.project_in"),
+    positions_follow_mask=True,
 )
 
 XGLM = Family(

@@ -168,6 +168,7 @@ XLNET = Family(
         ),
     ),
     below=("word_embedding",),
+    batch_dim=1,
 )
 
 ROWS = (

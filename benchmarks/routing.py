@@ -1,0 +1,119 @@
+"""What a routed batch costs: rows of one batch through different LoRAs, against the same batch with
+one adapter, and against one batch an adapter.
+
+    python benchmarks/routing.py [--output benchmarks/results/routing.json]
+
+The backbone is random, of the size of all-MiniLM-L6-v2 (6 layers, width 384): time does not depend
+on the values. Each figure is the median of the runs, in milliseconds of a forward pass: on a CPU of
+processor time, which other processes on the machine disturb less than the clock's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
+import adapterhub as ah
+
+MINILM = {
+    "hidden_size": 384,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 12,
+    "intermediate_size": 1536,
+}
+
+
+def main() -> None:
+    """Measure and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--method", default="lora")
+    parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--adapters", type=int, default=4)
+    parser.add_argument("--runs", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    record = {
+        "config": {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()},
+        "milliseconds": measure(options),
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+    }
+    text = json.dumps(record, indent=1)
+    print(text)
+    if options.output:
+        options.output.write_text(text + "\n", encoding="utf-8")
+
+
+def measure(options: argparse.Namespace) -> dict[str, float]:
+    """Each way to compute the batch; the ways take turns, so that drift hits them alike."""
+    torch.manual_seed(0)
+    model: Any = AutoModelForSequenceClassification.from_config(
+        AutoConfig.for_model("bert", **MINILM)
+    )
+    model.eval().to(options.device)
+    ids = torch.randint(1000, 20000, (options.rows, options.tokens), device=options.device)
+    bare = lambda: model(ids)  # noqa: E731
+    times: dict[str, list[float]] = {"bare": []}
+    for _ in range(options.runs):
+        times["bare"].append(timed(bare, options.device))
+    names = [f"adapter {i}" for i in range(options.adapters)]
+    for name in names:
+        adapter = ah.attach(model, options.method, name=name)
+        for parameter in adapter.parameters():
+            torch.nn.init.normal_(parameter, std=0.02)
+    mixed = [names[i % len(names)] for i in range(options.rows)]
+
+    def one() -> None:
+        ah.activate(model, names[0])
+        model(ids)
+
+    def routed(rows: list[str]) -> None:
+        with ah.route(model, rows):
+            model(ids)
+
+    def apart() -> None:
+        for i, name in enumerate(names):
+            ah.activate(model, name)
+            model(ids[i :: len(names)])
+
+    ways = {
+        "one adapter": one,
+        "routed": lambda: routed(mixed),
+        "routed, rows sorted": lambda: routed(sorted(mixed)),
+        "a batch for each adapter": apart,
+    }
+    for way in (*ways.values(), *ways.values()):
+        timed(way, options.device)
+    for _ in range(options.runs):
+        for name, way in ways.items():
+            times.setdefault(name, []).append(timed(way, options.device))
+    return {name: round(1000 * statistics.median(values), 2) for name, values in times.items()}
+
+
+def timed(way: Any, device: str) -> float:
+    """Seconds of one run."""
+    clock = time.process_time if device == "cpu" else time.perf_counter
+    with torch.no_grad():
+        start = clock()
+        way()
+        if device != "cpu":
+            torch.cuda.synchronize()
+        return clock() - start
+
+
+if __name__ == "__main__":
+    main()
