@@ -28,7 +28,7 @@ _ENCODER_SEQUENCES = ("encoder_last_hidden_state", "encoder_hidden_states")
 
 
 class PromptSlot(Slot):
-    """Sits at a stack: each active module gives virtual tokens."""
+    """Sits at a stack: each active module gives virtual tokens, or positions to skip (`skips`)."""
 
     def __init__(self, names: tuple[str, ...], padding_idx: int | None, strips: bool) -> None:
         super().__init__()
@@ -41,6 +41,10 @@ class PromptSlot(Slot):
     def forward(self) -> Tensor:
         """The virtual tokens of all active prompts: (length, d)."""
         return torch.cat([self.placed(key)() for key in self.active])
+
+    def skipped(self) -> int:
+        """The positions that nobody takes, in front of the tokens."""
+        return sum(getattr(self.placed(key), "skips", 0) for key in self.active)
 
 
 def prompt_slot(anatomy: Anatomy, site: Site) -> PromptSlot:
@@ -88,10 +92,13 @@ def add_prompt(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     inputs = dict(zip(slot.names, args, strict=False)) | kwargs
     prompt = slot()
     length = len(prompt)
-    slot.added = 0 if _past_length(inputs.get("past_key_values")) else length
+    past = _past_length(inputs.get("past_key_values"))
+    slot.added = 0 if past else length
     if inputs.get("attention_mask") is not None:
         inputs["attention_mask"] = F.pad(inputs["attention_mask"], (length, 0), value=1)
-    _shift_positions(inputs, slot, length)
+    if skipped := slot.skipped():
+        _number_tokens(inputs, past - length if past else 0)
+    _shift_positions(inputs, slot, length, skipped)
     if slot.added:
         _put_in_front(root, inputs, slot, prompt)
     return (), inputs
@@ -111,7 +118,18 @@ def _put_in_front(
         inputs["token_type_ids"] = F.pad(inputs["token_type_ids"], (prompt.shape[1], 0))
 
 
-def _shift_positions(inputs: dict[str, Any], slot: PromptSlot, length: int) -> None:
+def _number_tokens(inputs: dict[str, Any], past: int) -> None:
+    """Write out the positions that the stack would count for the caller's tokens."""
+    if inputs.get("position_ids") is None:
+        ids = inputs.get("input_ids")
+        rows, tokens = (inputs["inputs_embeds"] if ids is None else ids).shape[:2]
+        device = (inputs["inputs_embeds"] if ids is None else ids).device
+        inputs["position_ids"] = torch.arange(past, past + tokens, device=device).expand(rows, -1)
+
+
+def _shift_positions(
+    inputs: dict[str, Any], slot: PromptSlot, length: int, skipped: int = 0
+) -> None:
     positions = inputs.get("position_ids")
     first = 0
     if slot.padding_idx is not None:
@@ -121,8 +139,9 @@ def _shift_positions(inputs: dict[str, Any], slot: PromptSlot, length: int) -> N
             positions = real.cumsum(1) * real + slot.padding_idx
     if positions is None:
         return
-    shifted = torch.where(positions < first, positions, positions + length)
+    shifted = torch.where(positions < first, positions, positions + length + skipped)
     if slot.added:
+        first += skipped
         virtual = torch.arange(first, first + length, device=positions.device)
         shifted = torch.cat([virtual.expand(len(shifted), -1), shifted], dim=1)
     inputs["position_ids"] = shifted

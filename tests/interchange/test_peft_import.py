@@ -123,3 +123,78 @@ OPTIONS = {
 def test_options_of_lora(tmp_path, case):
     config = lora(**({"target_modules": ["query", "value"]} | OPTIONS[case]))
     compare(tmp_path, "bert", config, atol=1e-4 if "init_lora_weights" in OPTIONS[case] else 5e-6)
+
+
+IA3 = {
+    "bert": (["key", "value", "output.dense"], ["output.dense"]),
+    "gpt2": (["c_attn", "mlp.c_proj"], ["mlp.c_proj"]),
+    "llama": (["k_proj", "v_proj", "down_proj"], ["down_proj"]),
+    "t5": (["k", "v", "wo"], ["wo"]),
+    "phi3": (["qkv_proj", "down_proj"], ["down_proj"]),
+}
+
+
+@pytest.mark.parametrize("architecture", IA3)
+def test_ia3(tmp_path, architecture):
+    targets, inputs = IA3[architecture]
+    config = peft.IA3Config(
+        task_type="SEQ_CLS",
+        target_modules=targets,
+        feedforward_modules=inputs,
+        fan_in_fan_out=architecture == "gpt2",
+    )
+    compare(tmp_path, architecture, config)
+
+
+NORMS = {
+    "bert": ["LayerNorm"],
+    "llama": ["input_layernorm", "post_attention_layernorm", "norm"],
+    "gpt2": ["ln_1", "ln_f"],
+    "t5": r".*layer_norm",
+}
+
+
+@pytest.mark.parametrize("architecture", NORMS)
+def test_norms(tmp_path, architecture):
+    config = peft.LNTuningConfig(task_type="SEQ_CLS", target_modules=NORMS[architecture])
+    compare(tmp_path, architecture, config)
+
+
+PROMPTS = {
+    "gpt2": "causal-lm",
+    "llama": "causal-lm",
+    "qwen3": "causal-lm",
+    "t5": "seq2seq",
+    "bart": "seq2seq",
+    "bert": "features",
+}
+
+
+@pytest.mark.parametrize("kind", ["prompt", "mlp", "lstm"])
+@pytest.mark.parametrize("architecture", PROMPTS)
+def test_prompts(tmp_path, architecture, kind):
+    task = PROMPTS[architecture]
+    common = {"task_type": KINDS[task], "num_virtual_tokens": 5}
+    config = peft.PromptTuningConfig(**common)
+    if kind != "prompt":
+        config = peft.PromptEncoderConfig(
+            **common, encoder_reparameterization_type=kind.upper(), encoder_hidden_size=7
+        )
+    compare(tmp_path, architecture, config, task, atol=2e-5, strip=0 if task == "seq2seq" else 5)
+
+
+@pytest.mark.parametrize("projection", [False, True])
+@pytest.mark.parametrize("architecture", ["gpt2", "llama", "qwen3", "phi3", "gpt_neox"])
+def test_prefix(tmp_path, architecture, projection):
+    config = peft.PrefixTuningConfig(
+        task_type="CAUSAL_LM", num_virtual_tokens=5, prefix_projection=projection
+    )
+    if projection:
+        config.encoder_hidden_size = 7
+    compare(tmp_path, architecture, config, "causal-lm", atol=2e-5)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "llama"])
+def test_prefix_of_a_classifier(tmp_path, architecture):
+    config = peft.PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=5)
+    compare(tmp_path, architecture, config, atol=2e-5)
