@@ -2,52 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import warnings
-
 import pytest
 import tiny
 import torch
-from safetensors.torch import load_file, save_file
 
 import adapterhub as ah
-from adapterhub.errors import FileError, MismatchError
 
 peft = pytest.importorskip("peft")
+from theirs import KINDS, outputs, trained  # noqa: E402
+
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
-KINDS = {
-    "classification": "SEQ_CLS",
-    "causal-lm": "CAUSAL_LM",
-    "seq2seq": "SEQ_2_SEQ_LM",
-    "features": "FEATURE_EXTRACTION",
-}
-
-
-def trained(folder, architecture, config, task="classification", seed=0, std=0.3, **options):
-    """Save what peft would after training: every tensor of the adapter away from its start."""
-    model = peft.get_peft_model(tiny.model(architecture, task, seed, **options), config)
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for _, parameter in sorted(model.named_parameters()):
-            if parameter.requires_grad:
-                noise = torch.randn(parameter.shape, generator=generator)
-                parameter.add_(noise, alpha=std)
-    model.save_pretrained(folder)
-    return folder
-
-
-def outputs(model, task="classification"):
-    inputs = tiny.batch()
-    if task == "seq2seq":
-        inputs["decoder_input_ids"] = inputs["input_ids"][:, :4]
-    with torch.no_grad():
-        found = model.eval()(**inputs)
-    return found["last_hidden_state" if task == "features" else "logits"]
-
-
 def compare(tmp_path, architecture, config, task="classification", atol=5e-6, strip=0, **options):
     """Import, save in our format, load again: all compute what peft computes from its own files."""
     folder = trained(tmp_path / "theirs", architecture, config, task, **options)
