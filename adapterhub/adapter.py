@@ -225,9 +225,7 @@ class Adapter:
             overwrite=overwrite,
         )
 
-    def export(
-        self, folder: str | Path, *, format: str = "peft", overwrite: bool = False
-    ) -> None:
+    def export(self, folder: str | Path, *, format: str = "peft", overwrite: bool = False) -> None:
         """Write the adapter in the format of another library; `peft` is the one that is known.
 
         Raises:

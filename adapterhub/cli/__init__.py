@@ -17,6 +17,8 @@ COMMANDS = {
     "train": "Train an adapter, from a recipe or from flags.",
     "eval": "Evaluate an adapter on labelled data.",
     "predict": "Predict with an adapter, on arguments, a file or standard input.",
+    "import": "Import an adapter of another library, such as peft.",
+    "export": "Export an adapter to peft, or check before training whether it can be.",
     "methods": "List the methods, with their papers.",
     "tasks": "List the tasks, with their options.",
     "inspect": "Show a backbone's anatomy, and which methods fit it.",

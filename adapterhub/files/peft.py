@@ -47,6 +47,16 @@ MAX_CONFIG_BYTES = 16 << 20  # rank_pattern may name every module of a large mod
 MAX_TENSOR_BYTES = 64 << 30
 _PROMPT_KINDS = ("PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING")
 
+# The kinds of model that peft names, by our names.
+TASK_TYPES = {
+    "classification": "SEQ_CLS",
+    "regression": "SEQ_CLS",
+    "tagging": "TOKEN_CLS",
+    "question-answering": "QUESTION_ANS",
+    "causal-lm": "CAUSAL_LM",
+    "seq2seq": "SEQ_2_SEQ_LM",
+    "features": "FEATURE_EXTRACTION",
+}
 Kind = Literal["LORA", "IA3", "LN_TUNING", "PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING"]
 
 
@@ -89,7 +99,9 @@ _names = _optional(_either(_text, _texts))
 _size = schema.integer(1, 2**31)
 _sizes = _optional(schema.mapping(_text, _size))
 _numbers = _optional(schema.mapping(_text, schema.number))
-_layers = _optional(_either(schema.integer(0, 2**31), schema.sequence(schema.integer(0, 2**31), 0, 10_000)))
+_layers = _optional(
+    _either(schema.integer(0, 2**31), schema.sequence(schema.integer(0, 2**31), 0, 10_000))
+)
 
 
 def _unread(neutral: Any = None) -> _Field:
@@ -128,7 +140,9 @@ _LORA = {
     **dict.fromkeys(("loftq_config", "eva_config", "corda_config", "lora_ga_config"), _TRAINING),
     **dict.fromkeys(("megatron_core", "qalora_group_size", "velora_config"), _TRAINING),
     **dict.fromkeys(("megatron_config", "alora_invocation_tokens", "layer_replication"), _unread()),
-    **dict.fromkeys(("trainable_token_indices", "target_parameters", "monteclora_config"), _unread()),
+    **dict.fromkeys(
+        ("trainable_token_indices", "target_parameters", "monteclora_config"), _unread()
+    ),
     **dict.fromkeys(("use_bdlora", "arrow_config", "kasa_config"), _unread()),
     **dict.fromkeys(("use_qalora", "lora_bias"), _unread(False)),
 }
@@ -152,7 +166,12 @@ _FIELDS: Mapping[Kind, Mapping[str, _Field]] = {
     "PROMPT_TUNING": _COMMON
     | _PROMPTS
     | dict.fromkeys(
-        ("prompt_tuning_init", "prompt_tuning_init_text", "tokenizer_name_or_path", "tokenizer_kwargs"),
+        (
+            "prompt_tuning_init",
+            "prompt_tuning_init_text",
+            "tokenizer_name_or_path",
+            "tokenizer_kwargs",
+        ),
         _TRAINING,
     ),
     # The files hold what the networks give.
@@ -197,7 +216,7 @@ def read_peft(folder: Path, *, allow_pickle: bool = False) -> PeftFiles:
             f"the tensors in {folder} cannot be used",
             offenders=shorten(problems) or ["no tensors: the adapter is empty"],
             expected="finite numbers",
-            hint="an empty file is what sharded training leaves; gather the parameters and save again",
+            hint="sharded training leaves empty files: gather the parameters and save again",
         )
     return PeftFiles(config["peft_type"], config, dict(zip(names, tensors.values(), strict=True)))
 
@@ -214,11 +233,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     tree, offenders = schema.parse_object(data, MAX_CONFIG_BYTES)
     if offenders:
         raise FileError(f"{source} cannot be read", offenders=shorten(offenders))
-    kind = tree.get("peft_type")
-    if kind not in _FIELDS:
+    kind = next((k for k in KINDS if k == tree.get("peft_type")), None)
+    if kind is None:
         raise FileError(
-            f"{source} is of a kind that cannot be imported: {show(kind)}",
-            expected=f"peft_type one of {', '.join(_FIELDS)}",
+            f"{source} is of a kind that cannot be imported: {show(tree.get('peft_type'))}",
+            expected=f"peft_type one of {', '.join(KINDS)}",
         )
     fields = _FIELDS[kind]
     if problems := _config_problems(tree, fields):
@@ -254,7 +273,9 @@ def _prefix(kind: str) -> str:
 def _read_tensors(folder: Path, allow_pickle: bool) -> dict[str, Tensor]:
     try:
         if (folder / TENSORS_FILE).exists() or not (folder / PICKLE_FILE).exists():
-            return safetensors.torch.load(read_file(folder / TENSORS_FILE, 8, MAX_TENSOR_BYTES, None))
+            return safetensors.torch.load(
+                read_file(folder / TENSORS_FILE, 8, MAX_TENSOR_BYTES, None)
+            )
         if not allow_pickle:
             raise FileError(
                 f"{folder} holds {PICKLE_FILE}, a pickle",
@@ -267,13 +288,35 @@ def _read_tensors(folder: Path, allow_pickle: bool) -> dict[str, Tensor]:
         raise FileError(
             f"{folder / TENSORS_FILE}: {error}", expected="the tensors beside the configuration"
         ) from None
-    except (safetensors.SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as e:
+    except (
+        safetensors.SafetensorError,
+        pickle.UnpicklingError,
+        RuntimeError,
+        EOFError,
+        KeyError,
+    ) as e:
         raise FileError(f"the tensors in {folder} cannot be read: {e}") from None
     if not isinstance(loaded, dict) or not all(
         isinstance(k, str) and isinstance(v, Tensor) for k, v in loaded.items()
     ):
         raise FileError(f"{folder / PICKLE_FILE} is not a mapping of names to tensors")
     return loaded
+
+
+def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors by their full names, from the header alone; {} for a pickle.
+
+    Raises:
+        FileError: the file is broken.
+    """
+    path = folder / TENSORS_FILE
+    if not path.is_file():
+        return {}
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except safetensors.SafetensorError as error:
+        raise FileError(f"{path} cannot be read: {error}") from None
 
 
 def _tensor_problems(name: str, tensor: Tensor) -> list[str]:
@@ -285,9 +328,7 @@ def _tensor_problems(name: str, tensor: Tensor) -> list[str]:
     return [f"{name}: {bad} of {tensor.numel()} numbers are NaN or infinite"] if bad else []
 
 
-def write_peft(
-    folder: Path, files: PeftFiles, *, card: str = "", overwrite: bool = False
-) -> None:
+def write_peft(folder: Path, files: PeftFiles, *, card: str = "", overwrite: bool = False) -> None:
     """Write peft's two files and a card, in one step and in canonical bytes, and read them back.
 
     Raises:

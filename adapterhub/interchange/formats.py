@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Protocol
 
 from adapterhub.backbones.anatomy import Anatomy
-from adapterhub.files.foreign import Foreign
+from adapterhub.files.foreign import Foreign, Outline
 from adapterhub.files.native import MANIFEST_FILE
 from adapterhub.files.peft import is_peft
-from adapterhub.interchange.peft_in import import_peft
+from adapterhub.interchange.peft_in import import_peft, peft_outline
 
 
 class Reader(Protocol):
@@ -23,14 +23,15 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class Format:
-    """A format: whether a folder is of it, and its reader."""
+    """A format: whether a folder is of it, its reader, and what to load a backbone with."""
 
     name: str
     detect: Callable[[Path], bool]
     read: Reader
+    outline: Callable[[Path], Outline]
 
 
-FORMATS = (Format("peft", is_peft, import_peft),)
+FORMATS = (Format("peft", is_peft, import_peft, peft_outline),)
 
 
 def detect(folder: Path) -> Format | None:

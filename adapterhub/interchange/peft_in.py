@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from adapterhub.backbones.anatomy import Anatomy
-from adapterhub.files.foreign import Foreign
-from adapterhub.files.peft import PeftFiles, read_peft
+from adapterhub.files.foreign import Foreign, Outline
+from adapterhub.files.peft import TASK_TYPES, PeftFiles, read_config, read_peft, tensor_shapes
 from adapterhub.interchange.draft import Draft
 from adapterhub.interchange.peft_low_rank import import_low_rank
 from adapterhub.interchange.peft_prompts import import_prefix, import_prompt
 from adapterhub.interchange.specs import sites_option
-from adapterhub.interchange.targets import Places, is_target
+from adapterhub.interchange.targets import Places, ends_with, is_target
 from adapterhub.methods.ia3 import IA3
 
 _WRAPPED = re.compile(r"\.(modules_to_save|base_layer|original_module|ln_tuning_layers)(?=\.)")
@@ -33,6 +33,26 @@ def import_peft(folder: Path, anatomy: Anatomy, *, allow_pickle: bool = False) -
         MismatchError: they do not fit the backbone; everything that does not is listed.
     """
     return from_peft(read_peft(folder, allow_pickle=allow_pickle), anatomy, folder.name)
+
+
+def peft_outline(folder: Path) -> Outline:
+    """What a checkpoint of peft says of its backbone and its head."""
+    config = read_config(folder)
+    task = next((t for t, name in TASK_TYPES.items() if name == config["task_type"]), None)
+    shapes = tensor_shapes(folder)
+    heads = [s[0] for n, s in shapes.items() if len(s) == 2 and ends_with(*_head_of(config, n))]
+    return Outline(
+        backbone=config["base_model_name_or_path"] or None,
+        revision=config["revision"] or None,
+        task=task,
+        outputs=min(heads, default=0),
+    )
+
+
+def _head_of(config: Mapping[str, Any], name: str) -> tuple[str, tuple[str, ...]]:
+    """A tensor's outermost module below the model, and the modules that were saved whole."""
+    parts = [p for p in name.split(".") if p not in ("base_model", "model")]
+    return parts[0], tuple(config["modules_to_save"] or ())
 
 
 def from_peft(files: PeftFiles, anatomy: Anatomy, name: str = "default") -> Foreign:
@@ -105,7 +125,9 @@ def _import_scales(files: PeftFiles, places: Places, draft: Draft) -> dict[str, 
         path = places.find(there)
         site = sites.get(path or "")
         if site is None:
-            draft.problems.append(f"{there}: {'no such module' if path is None else 'no site'} here")
+            draft.problems.append(
+                f"{there}: {'no such module' if path is None else 'no site'} here"
+            )
             continue
         at_input = _is_feedforward(files.config, there)
         scale = files.tensors[name].to(torch.float32)

@@ -60,7 +60,9 @@ def import_low_rank(files: PeftFiles, places: Places, draft: Draft) -> dict[str,
             found.setdefault(match["path"], {})[match["what"]] = tensor.to(torch.float32)
         else:
             rest[name] = tensor
-    updates = [u for path, t in found.items() if (u := _update(files.config, path, t, places, draft))]
+    updates = [
+        u for path, t in found.items() if (u := _update(files.config, path, t, places, draft))
+    ]
     sites = {s.host: s for s in draft.anatomy.sites.values() if s.kind == "linear" and not s.part}
     at_sites = [(sites[u.path], u) for u in updates if u.path in sites]
     for site, update in at_sites:
@@ -130,7 +132,7 @@ def _own_tensors(anatomy: Anatomy, site: Site, update: Update, starts: str) -> d
         tensors["magnitude"] = update.tensors["magnitude_vector"]
     if starts:
         weight = read_weight(anatomy.model.get_submodule(site.host)).detach()
-        left, right = _start_of(starts, weight, update)
+        left, right = _STARTS[starts](weight, update.rank, update.scale)
         tensors |= {"A0": right.contiguous(), "B0": left.contiguous()}
     return tensors
 
@@ -141,28 +143,31 @@ def _starts(config: Mapping[str, Any], draft: Draft) -> str:
     name = init.lower() if isinstance(init, str) else init
     if name in _PLAIN:
         return ""
-    if config["use_dora"] or not isinstance(name, str):
-        draft.problems.append(f"init_lora_weights: {init!r} with use_dora")
-    elif name.startswith("pissa_niter_"):
+    assert isinstance(name, str)
+    known, _, iterations = name.partition("_niter_")
+    if config["use_dora"] or known not in _STARTS:
+        draft.problems.append(f"init_lora_weights: {init!r} changed weights that the files lack")
+        return ""
+    if iterations:
         draft.notes.append(
             f"init_lora_weights {init}: the random decomposition that was taken off the weights is "
             "not in the files; the exact one stands in for it"
         )
-        return "pissa"
-    elif name in ("pissa", "olora"):
-        return name
-    else:
-        draft.problems.append(f"init_lora_weights: {init!r} changed weights that the files lack")
-    return ""
+    return known
 
 
-def _start_of(starts: str, weight: Tensor, update: Update) -> tuple[Tensor, Tensor]:
-    """B0: (d_out, rank) and A0: (rank, d_in) with s B0 A0 the part that was taken off W."""
-    if starts == "pissa":
-        left, right = principal(weight, update.rank, 0)
-        return left / update.scale**0.5, right / update.scale**0.5
+def _components(weight: Tensor, rank: int, scale: float) -> tuple[Tensor, Tensor]:
+    left, right = principal(weight, rank, 0)
+    return left / scale**0.5, right / scale**0.5
+
+
+def _orthonormal(weight: Tensor, rank: int, scale: float) -> tuple[Tensor, Tensor]:
     q, r = torch.linalg.qr(weight)
-    return q[:, : update.rank], r[: update.rank]
+    return q[:, :rank], r[:rank]
+
+
+# What took a part s B0 A0 off W: (W, rank, s) -> B0: (d_out, rank), A0: (rank, d_in).
+_STARTS = {"pissa": _components, "olora": _orthonormal}
 
 
 def _fold(update: Update, module: nn.Module, rest: dict[str, Tensor], draft: Draft) -> None:
@@ -170,7 +175,7 @@ def _fold(update: Update, module: nn.Module, rest: dict[str, Tensor], draft: Dra
     low, high = update.tensors["A"], update.tensors["B"]
     embedding = isinstance(module, nn.Embedding)
     try:
-        weight = module.weight.detach().T.float() if embedding else read_weight(module).detach()  # type: ignore[union-attr, operator]
+        weight = module.weight.detach().T.float() if embedding else read_weight(module).detach()  # type: ignore[operator]
     except SiteError as error:
         draft.problems.append(f"{update.there}: {error.problem}")
         return
@@ -184,5 +189,6 @@ def _fold(update: Update, module: nn.Module, rest: dict[str, Tensor], draft: Dra
     rest.pop(f"{update.there}.base_layer.weight", None)  # the weight as it was
     rest[f"{update.there}.weight"] = (whole.T if turned else whole).contiguous()
     draft.notes.append(
-        f"{update.path} is no site: its update is kept as a whole weight of {whole.numel():,} numbers"
+        f"{update.path} is no site: its update is kept as a whole weight of {whole.numel():,} "
+        "numbers"
     )

@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 from adapterhub.backbones.anatomy import Anatomy, Site
 from adapterhub.backbones.load import kind_of
 from adapterhub.errors import ConfigError, MismatchError
-from adapterhub.files.peft import PeftFiles
+from adapterhub.files.peft import TASK_TYPES, PeftFiles
 from adapterhub.files.schema import shorten
 from adapterhub.interchange.peft_prompts import (
     TENSOR,
@@ -36,16 +36,6 @@ from adapterhub.methods.pissa import Principal
 from adapterhub.methods.prefix import Prefix, PrefixKeyValues, Skip
 from adapterhub.methods.prompt import VirtualTokens
 from adapterhub.methods.rslora import RsLoRA
-
-_TASK_TYPES = {
-    "classification": "SEQ_CLS",
-    "regression": "SEQ_CLS",
-    "tagging": "TOKEN_CLS",
-    "question-answering": "QUESTION_ANS",
-    "causal-lm": "CAUSAL_LM",
-    "seq2seq": "SEQ_2_SEQ_LM",
-    "features": "FEATURE_EXTRACTION",
-}
 
 
 @dataclass(frozen=True)
@@ -124,13 +114,15 @@ def try_peft(source: Source) -> tuple[PeftFiles, list[str]]:
     export.problems += _strangers(source)
     kind = next(iter(sorted(k for k in kinds if k)), None) or _kind_without_parts(export)
     if len(kinds) > 1:
-        export.problems.append(f"one checkpoint of peft holds one of {', '.join(sorted(map(str, kinds)))}")
+        export.problems.append(
+            f"one checkpoint of peft holds one of {', '.join(sorted(map(str, kinds)))}"
+        )
     if kind in _EXPORTERS and kinds:
         _EXPORTERS[kind](export)
     _export_changed(export, kind)
     _export_head(export)
     export.config |= {
-        "task_type": _TASK_TYPES.get(kind_of(source.anatomy.model) or ""),
+        "task_type": TASK_TYPES.get(kind_of(source.anatomy.model) or ""),
         "base_model_name_or_path": source.backbone,
         "revision": source.revision,
     }
@@ -162,7 +154,9 @@ def _kind_without_parts(export: _Export) -> str:
     """Norms alone have a kind of their own; other parameters go beside another method only."""
     modules = export.modules
     holders = {path.rpartition(".")[0] for paths, _ in export.source.changed for path in paths}
-    norms = [h for h in holders if (w := getattr(modules[h], "weight", None)) is not None and w.ndim == 1]
+    norms = [
+        h for h in holders if (w := getattr(modules[h], "weight", None)) is not None and w.ndim == 1
+    ]
     if not export.source.parts:
         if not holders:
             export.problems.append("peft has no method that trains the task head alone")
@@ -224,7 +218,9 @@ def _export_scales(export: _Export) -> None:
             scale = module.scale.detach()
         else:
             whole = torch.ones(_width(export.modules[site.host]), device=module.scale.device)
-            scale = module.scale.detach() if at_input else site.part.write(whole, module.scale.detach())
+            scale = (
+                module.scale.detach() if at_input else site.part.write(whole, module.scale.detach())
+            )
         key = (site.host, at_input)
         scales[key] = scales[key] * scale if key in scales else scale
     hosts = {host for host, _ in scales}
@@ -244,7 +240,7 @@ def _width(module: nn.Module) -> int:
 
 def _export_prompt(export: _Export) -> None:
     prompts = [p for p in export.source.parts if isinstance(p.module, VirtualTokens)]
-    table = torch.cat([p.module.prompt.detach() for p in prompts])  # type: ignore[union-attr, operator]
+    table = torch.cat([p.module.prompt.detach() for p in prompts])  # type: ignore[operator]
     export.problems += prompt_problems(export.source.anatomy)
     export.tensors[TENSOR] = table
     export.config |= _prompt_options(export, len(table), table.shape[1]) | {
@@ -277,7 +273,7 @@ def _export_prefix(export: _Export) -> None:
             "prefix: in peft tokens count their positions behind it, as with prefix(positions=true)"
         )
     if not export.problems:
-        table = torch.stack([by_site[i].module.prefix.detach() for i in wanted])  # type: ignore[union-attr, operator]
+        table = torch.stack([by_site[i].module.prefix.detach() for i in wanted])  # type: ignore[operator]
         length, width = table.shape[2:]
         export.tensors[TENSOR] = table.permute(2, 0, 1, 3).reshape(length, -1)
         export.config |= _prompt_options(export, length, width) | {"prefix_projection": False}
@@ -303,7 +299,9 @@ def _export_changed(export: _Export, kind: str) -> None:
             export.config["bias"] = "all"
         return
     holders = sorted({path.rpartition(".")[0] for path in own})
-    export.problems += [f"{h}: both updated and trained whole" for h in holders if h in export.targets]
+    export.problems += [
+        f"{h}: both updated and trained whole" for h in holders if h in export.targets
+    ]
     alone = not export.source.parts
     for holder in holders:
         inner = ".ln_tuning_layers" if alone else ""

@@ -44,7 +44,9 @@ def import_prompt(files: PeftFiles, places: Places, draft: Draft) -> dict[str, T
 def prompt_problems(anatomy: Anatomy) -> list[str]:
     """Why a prompt does not mean the same here and in peft."""
     if "encoder" in anatomy.stacks and anatomy.head() and _reads_one_position(anatomy):
-        return ["the head reads the first position: in peft a virtual token, here the first of the text"]
+        return [
+            "the head reads the first position: in peft a virtual token, here the first of the text"
+        ]
     return []
 
 
@@ -72,7 +74,9 @@ def prefix_sites(anatomy: Anatomy) -> list[Site]:
 def prefix_problems(anatomy: Anatomy) -> list[str]:
     """Why a prefix does not mean the same here and in peft."""
     config = anatomy.model.config.get_text_config()
-    windows = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    windows = getattr(config, "sliding_window", None) and getattr(
+        config, "use_sliding_window", True
+    )
     found = ["a prefix in the KV cache leaves a sliding window, ours never does"] if windows else []
     if not prefix_sites(anatomy):
         return [*found, f"prefixes cannot enter the attention of {config.model_type}"]

@@ -147,7 +147,7 @@ class Prefix(Method):
                 or "position_ids" not in inspect.signature(root.forward).parameters
             ):
                 raise SiteError(
-                    f"the positions of this {anatomy.model.config.model_type} {stack} cannot be given",
+                    f"the positions of a {anatomy.model.config.model_type} {stack} cannot be given",
                     expected="a stack whose forward takes position_ids",
                     hint="prefix(positions=false)",
                 )

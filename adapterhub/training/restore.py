@@ -60,7 +60,7 @@ def open_adapter(folder: str | Path, backbone: str | None = None) -> Opened:
     manifest = read_manifest(files)
     task = _task_of(manifest)
     model, tokenizer = load_backbone(
-        backbone or _backbone_of_run(files.parent) or manifest.backbone.id,
+        backbone or backbone_of_run(files.parent) or manifest.backbone.id,
         task=task.head,
         labels=manifest.labels,
         revision=None if backbone else manifest.backbone.revision,
@@ -118,7 +118,7 @@ def adapter_folder(folder: Path) -> Path:
     )
 
 
-def _backbone_of_run(folder: Path) -> str | None:
+def backbone_of_run(folder: Path) -> str | None:
     """The backbone of the recipe beside an adapter, if that is a folder on this machine."""
     if not (folder / "recipe.yaml").is_file():
         return None

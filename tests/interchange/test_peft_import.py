@@ -15,6 +15,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
+
+
 def compare(tmp_path, architecture, config, task="classification", atol=5e-6, strip=0, **options):
     """Import, save in our format, load again: all compute what peft computes from its own files."""
     folder = trained(tmp_path / "theirs", architecture, config, task, **options)
