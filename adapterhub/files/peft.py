@@ -247,8 +247,13 @@ def read_config(folder: Path) -> dict[str, Any]:
             expected="options that are known, or at a neutral value",
             hint="a newer adapterhub may know them, or train without them",
         )
-    neutral = {name: field.neutral for name, field in fields.items()}
-    return neutral | {n: v for n, v in tree.items() if n in fields and fields[n] is not _TRAINING}
+    known = {n: v for n, v in tree.items() if n in fields and fields[n] is not _TRAINING}
+    return {**neutral(kind), **known}
+
+
+def neutral(kind: Kind) -> dict[str, Any]:
+    """Every option of a kind at its neutral value."""
+    return {name: field.neutral for name, field in _FIELDS[kind].items()}
 
 
 def _config_problems(tree: Mapping[str, Any], fields: Mapping[str, _Field]) -> list[str]:
@@ -342,7 +347,11 @@ def write_peft(folder: Path, files: PeftFiles, *, card: str = "", overwrite: boo
     }
     if problems := [line for n, t in numbers.items() for line in _tensor_problems(n, t)]:
         raise OutputError("the adapter cannot be exported", offenders=shorten(problems))
-    config = {k: v for k, v in files.config.items() if v is not None} | {"peft_type": files.kind}
+    # An older peft takes no field that it does not know, so what says nothing is left out.
+    silent = neutral(files.kind)
+    needed = {"r", "lora_alpha", "target_modules"}  # vLLM asks for these
+    config = {k: v for k, v in files.config.items() if k in needed or v != silent.get(k)}
+    config = {k: v for k, v in config.items() if v is not None} | {"peft_type": files.kind}
     payload = {
         # The metadata is what transformers looks for.
         TENSORS_FILE: safetensors.torch.save(numbers, metadata={"format": "pt"}),

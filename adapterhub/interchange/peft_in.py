@@ -20,7 +20,7 @@ from adapterhub.interchange.specs import sites_option
 from adapterhub.interchange.targets import Places, ends_with, is_target
 from adapterhub.methods.ia3 import IA3
 
-_WRAPPED = re.compile(r"\.(modules_to_save|base_layer|original_module|ln_tuning_layers)(?=\.)")
+_WRAPPED = re.compile(r"\.(modules_to_save|base_layer|ln_tuning_layers)(?=\.)")
 _TUNED = re.compile(r"(.+)\.(?:lora_(?:embedding_)?[AB]|ia3_l|ln_tuning_layers)(?:\..+)?")
 _SCALE = ".ia3_l"
 
@@ -82,7 +82,9 @@ def from_peft(files: PeftFiles, anatomy: Anatomy, name: str = "default") -> Fore
 def _take_parameters(rest: Mapping[str, Tensor], places: Places, draft: Draft) -> None:
     """Whole parameters: biases, norms, heads and other modules that were trained and saved."""
     own = dict(draft.anatomy.model.named_parameters(remove_duplicate=False))
-    for name, tensor in rest.items():
+    for name, tensor in sorted(rest.items()):
+        if ".original_module." in name:
+            continue  # of the module that a saved one stands in for: nothing computes with it
         module, _, parameter = _WRAPPED.sub("", name).rpartition(".")
         path = places.find(module)
         if path is None:
@@ -91,6 +93,8 @@ def _take_parameters(rest: Mapping[str, Tensor], places: Places, draft: Draft) -
         value, path = tensor.to(torch.float32), f"{path}.{parameter}"
         if name.endswith(".base_layer.weight") and _equal(own.get(path), value):
             continue  # peft saves embeddings beside their updates, changed or not
+        if path in draft.values:
+            draft.problems.append(f"{name}: a second value of {path}")
         draft.values[path] = value
 
 

@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 from adapterhub.backbones.anatomy import Anatomy, Site
 from adapterhub.backbones.load import kind_of
 from adapterhub.errors import ConfigError, MismatchError
-from adapterhub.files.peft import TASK_TYPES, PeftFiles
+from adapterhub.files.peft import TASK_TYPES, Kind, PeftFiles, neutral
 from adapterhub.files.schema import shorten
 from adapterhub.interchange.peft_prompts import (
     TENSOR,
@@ -112,7 +112,7 @@ def try_peft(source: Source) -> tuple[PeftFiles, list[str]]:
     export = _Export(source)
     kinds = {_kind_of_part(part) for part in source.parts} - {None}
     export.problems += _strangers(source)
-    kind = next(iter(sorted(k for k in kinds if k)), None) or _kind_without_parts(export)
+    kind = min((k for k in kinds if k), default=None) or _kind_without_parts(export)
     if len(kinds) > 1:
         export.problems.append(
             f"one checkpoint of peft holds one of {', '.join(sorted(map(str, kinds)))}"
@@ -126,10 +126,11 @@ def try_peft(source: Source) -> tuple[PeftFiles, list[str]]:
         "base_model_name_or_path": source.backbone,
         "revision": source.revision,
     }
-    return PeftFiles(kind, export.config, export.tensors), export.problems  # type: ignore[arg-type]
+    config = neutral(kind) | export.config | {"peft_type": kind}
+    return PeftFiles(kind, config, export.tensors), export.problems
 
 
-_KINDS: Mapping[type[nn.Module], str] = {
+_KINDS: Mapping[type[nn.Module], Kind] = {
     LowRank: "LORA",
     Decomposed: "LORA",
     Principal: "LORA",
@@ -141,7 +142,7 @@ _KINDS: Mapping[type[nn.Module], str] = {
 }
 
 
-def _kind_of_part(part: Part) -> str | None:
+def _kind_of_part(part: Part) -> Kind | None:
     return _KINDS.get(type(part.module))
 
 
@@ -150,7 +151,7 @@ def _strangers(source: Source) -> list[str]:
     return [f"{name}: peft has no such method" for name in names]
 
 
-def _kind_without_parts(export: _Export) -> str:
+def _kind_without_parts(export: _Export) -> Kind:
     """Norms alone have a kind of their own; other parameters go beside another method only."""
     modules = export.modules
     holders = {path.rpartition(".")[0] for paths, _ in export.source.changed for path in paths}
@@ -186,7 +187,6 @@ def _export_updates(export: _Export) -> None:
     decomposed = {isinstance(part.module, Decomposed) for part in parts}
     if len(decomposed) > 1:
         export.problems.append("peft takes DoRA for all updates of a checkpoint, or for none")
-        return
     sizes: dict[str, tuple[int, float]] = {}
     for host, group in by_host.items():
         pieces = [(p.site, p.module) for p in group]
@@ -200,7 +200,7 @@ def _export_updates(export: _Export) -> None:
     export.aim(by_host)
     dropouts = {getattr(part.method, "dropout", 0.0) for part in parts}
     export.config |= pattern_options(sizes, rooted) | {
-        "use_dora": decomposed == {True},
+        "use_dora": True in decomposed,
         "lora_dropout": max(dropouts),
         "bias": "none",
         "init_lora_weights": True,
@@ -287,7 +287,7 @@ _EXPORTERS: Mapping[str, Callable[[_Export], None]] = {
 }
 
 
-def _export_changed(export: _Export, kind: str) -> None:
+def _export_changed(export: _Export, kind: Kind) -> None:
     """Parameters that the adapter has its own values of: as norms, biases, or whole modules."""
     own = {path: value.detach() for paths, value in export.source.changed for path in paths}
     if kind == "LORA" and all(path.endswith(".bias") for path in own):
@@ -328,6 +328,7 @@ def _ambiguous(export: _Export, names: Sequence[str]) -> list[str]:
 
 def _export_head(export: _Export) -> None:
     names = sorted(export.source.head)
+    export.problems += _ambiguous(export, names)
     for name in names:
         for key, value in export.source.head[name].state_dict().items():
             export.tensors[f"{name}.{key}"] = value

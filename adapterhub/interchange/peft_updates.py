@@ -35,7 +35,10 @@ class Joined:
 def joined(host: nn.Module, pieces: Sequence[tuple[Site, nn.Module]]) -> Joined | None:
     """All updates of one module as one; None where DoRA forbids it."""
     modules = [m for _, m in pieces if isinstance(m, LowRank)]
-    if len(modules) > 1 and any(isinstance(m, Decomposed) for m in modules):
+    decomposed = any(isinstance(m, Decomposed) for m in modules)
+    # Parts of a fused projection have rows, and so norms, of their own.
+    apart = len({site.id for site, _ in pieces if site.part}) == len(pieces)
+    if decomposed and len(modules) > 1 and not apart:
         return None
     scale = modules[0].scale
     lows: list[Tensor] = []
@@ -51,8 +54,8 @@ def joined(host: nn.Module, pieces: Sequence[tuple[Site, nn.Module]]) -> Joined 
         "lora_A.weight": torch.cat(lows),
         "lora_B.weight": torch.cat(highs, dim=1),
     }
-    if isinstance(modules[0], Decomposed):
-        tensors["lora_magnitude_vector"] = _magnitude(host, pieces[0][0], modules[0])
+    if decomposed:
+        tensors["lora_magnitude_vector"] = _magnitude(host, pieces)
     return Joined(tensors, sum(len(low) for low in lows), scale)
 
 
@@ -70,12 +73,18 @@ def _whole(site: Site, host: nn.Module, high: Tensor) -> Tensor:
     return site.part.write(high.new_zeros(high.shape[1], rows), high.T).T.contiguous()
 
 
-def _magnitude(host: nn.Module, site: Site, module: Decomposed) -> Tensor:
-    magnitude = module.magnitude.detach()
-    if site.part is None:
-        return magnitude
-    norms = read_weight(host).detach().norm(dim=1)
-    return site.part.write(norms, magnitude)
+def _magnitude(host: nn.Module, pieces: Sequence[tuple[Site, nn.Module]]) -> Tensor:
+    """Rows that nothing updates keep their norms."""
+    norms: Tensor | None = None
+    for site, module in pieces:
+        if isinstance(module, Decomposed):
+            if site.part is None:
+                return module.magnitude.detach()
+            if norms is None:
+                norms = read_weight(host).detach().norm(dim=1)
+            norms = site.part.write(norms, module.magnitude.detach())
+    assert norms is not None
+    return norms
 
 
 def pattern_options(sizes: Mapping[str, tuple[int, float]], rooted: bool) -> dict[str, Any]:

@@ -103,6 +103,8 @@ def test_bert(tmp_path, case):
 
 
 OTHERS = {
+    "dora-parts": ("gpt2", {"dora": {"ranks": {"attn.q": 2}}}),
+    "dora-heads": ("gpt_neox", "dora"),
     "dora-fused": ("gpt2", {"dora": {"sites": ["attn.q", "ffn.up"]}}),
     "dora-whole": ("gpt2", {"dora": {"sites": ["attn.qkv"]}}),
     "ia3-fused": ("gpt2", "ia3"),
