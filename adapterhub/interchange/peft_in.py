@@ -93,7 +93,7 @@ def _take_parameters(rest: Mapping[str, Tensor], places: Places, draft: Draft) -
         value, path = tensor.to(torch.float32), f"{path}.{parameter}"
         if name.endswith(".base_layer.weight") and _equal(own.get(path), value):
             continue  # peft saves embeddings beside their updates, changed or not
-        if path in draft.values:
+        if not _equal(draft.values.get(path, value), value):
             draft.problems.append(f"{name}: a second value of {path}")
         draft.values[path] = value
 
