@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import peft
 import tiny
 import torch
 
+FULL = os.environ.get("ADAPTERHUB_MATRIX") == "full"
 KINDS = {
     "classification": "SEQ_CLS",
     "causal-lm": "CAUSAL_LM",
@@ -34,3 +37,9 @@ def outputs(model, task="classification"):
     with torch.no_grad():
         found = model.eval()(**inputs)
     return found["last_hidden_state" if task == "features" else "logits"]
+
+
+def core(cases, *names):
+    """These of the cases, or all of them in the full matrix."""
+    assert set(names) <= set(cases)
+    return list(cases) if FULL else list(names)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 
 import pytest
 import tiny
@@ -27,9 +28,15 @@ def lora(**options):
     return peft.LoraConfig(**({"task_type": "SEQ_CLS", "target_modules": ["query"]} | options))
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("made") / "theirs", "bert", lora())
+
+
 @pytest.fixture
-def folder(tmp_path):
-    return trained(tmp_path / "theirs", "bert", lora())
+def folder(made, tmp_path):
+    """A checkpoint to spoil."""
+    return shutil.copytree(made, tmp_path / "theirs")
 
 
 def edit(folder, **changes):
@@ -169,9 +176,8 @@ def test_a_pickle_is_opened_only_when_asked_for_and_runs_nothing(folder, tmp_pat
     assert not (tmp_path / "pwned").exists()
 
 
-def test_the_head_and_its_labels_come_back(tmp_path):
+def test_the_head_and_its_labels_come_back(folder, tmp_path):
     """However many outputs the model at hand has; and our files keep the labels."""
-    folder = trained(tmp_path / "theirs", "bert", lora())
     expected = outputs(peft.PeftModel.from_pretrained(tiny.model("bert"), folder))
     model = tiny.model("bert", num_labels=5)
     adapter = ah.load(model, folder)
