@@ -36,7 +36,7 @@ def blocking(
     except ConfigError:
         raise
     except AdapterhubError as error:  # the method does not even fit the backbone
-        return [str(error)]
+        return ["; ".join([error.problem, *error.offenders])]
     try:
         files, found = try_peft(adapter.source())
     finally:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from adapterhub.errors import ConfigError, FileError
+
+if TYPE_CHECKING:
+    from adapterhub.files.foreign import Outline
 
 
 @click.command("import")
@@ -38,55 +42,62 @@ def command(
     \b
     adapterhub import their-lora --backbone Qwen/Qwen3-0.6B --output my-lora
     """
-    from adapterhub.backbones.load import load_backbone
-    from adapterhub.files.foreign import Outline
-    from adapterhub.interchange.formats import FORMATS, detect
-    from adapterhub.loading import load
-
-    form = detect(Path(folder))
-    if form is None:
-        raise FileError(
-            f"{folder} holds no adapter of a known format",
-            expected=f"a folder of {', '.join(f.name for f in FORMATS)}",
-        )
-    outline = form.outline(Path(folder))
+    form, outline = _recognized(Path(folder))
     source = backbone or outline.backbone
     if not source:
         raise ConfigError("the files do not name their backbone", hint="--backbone ID")
     given = tuple(label.strip() for label in labels.split(",")) if labels else outline.labels
-    kind, names = _head(Outline(task=task or outline.task, outputs=outline.outputs), given)
+    kind, names = _head(task or outline.task, outline.outputs, given)
     at = revision or (outline.revision if backbone is None else None)
+    from adapterhub.backbones.load import load_backbone
+    from adapterhub.loading import load
+
     model, _ = load_backbone(source, task=kind, labels=names, revision=at)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         adapter = load(
             model, folder, name=name, any_backbone=any_backbone, allow_pickle=allow_pickle
         )
-    if given and adapter.labels != given:
-        raise ConfigError(
-            f"{len(given)} labels for {len(adapter.labels)} outputs",
-            expected=f"as many as {', '.join(adapter.labels) or 'none'}",
-        )
+    _check_labels(given, adapter.labels)
     adapter.save(output, overwrite=overwrite)
     for note in caught:
         click.echo(f"note: {note.message}", err=True)
     methods = ", ".join(method.name for method in adapter.methods)
-    click.echo(f"{output}: {methods}, {adapter.count():,} parameters, from {form.name}")
+    click.echo(f"{output}: {methods}, {adapter.count():,} parameters, from {form}")
     if adapter.labels:
         click.echo(f"labels: {', '.join(adapter.labels)}")
 
 
-def _head(outline: object, labels: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+def _recognized(folder: Path) -> tuple[str, Outline]:
+    """The name of a folder's format, and what its files say of their backbone."""
+    from adapterhub.interchange.formats import FORMATS, detect
+
+    form = detect(folder)
+    if form is None:
+        raise FileError(
+            f"{folder} holds no adapter of a known format",
+            expected=f"a folder of {', '.join(f.name for f in FORMATS)}",
+        )
+    return form.name, form.outline(folder)
+
+
+def _check_labels(given: tuple[str, ...], found: tuple[str, ...]) -> None:
+    if given and given != found:
+        raise ConfigError(
+            f"{len(given)} labels for {len(found)} outputs",
+            expected=f"as many as {', '.join(found) or 'none'}",
+        )
+
+
+def _head(task: str | None, outputs: int, labels: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     """The kind of model to load, and its labels."""
     from adapterhub.backbones.load import TASK_MODELS
-    from adapterhub.files.foreign import Outline
 
-    assert isinstance(outline, Outline)
-    kind = outline.task or "features"
+    kind = task or "features"
     row = TASK_MODELS.get(kind)
-    if row and row.classes and outline.outputs == 1 and not labels:
-        one = [k for k, r in TASK_MODELS.items() if r.auto == row.auto and not r.classes]
+    if row is None or not row.classes:
+        return kind, ()
+    if outputs == 1 and not labels:
+        one = [name for name, r in TASK_MODELS.items() if r.auto == row.auto and not r.classes]
         return (one or [kind])[0], ()
-    if row and row.classes:
-        return kind, labels or tuple(f"LABEL_{i}" for i in range(max(outline.outputs, 2)))
-    return kind, ()
+    return kind, labels or tuple(f"LABEL_{i}" for i in range(max(outputs, 2)))

@@ -44,9 +44,7 @@ def import_prompt(files: PeftFiles, places: Places, draft: Draft) -> dict[str, T
 def prompt_problems(anatomy: Anatomy) -> list[str]:
     """Why a prompt does not mean the same here and in peft."""
     if "encoder" in anatomy.stacks and anatomy.head() and _reads_one_position(anatomy):
-        return [
-            "the head reads the first position: in peft a virtual token, here the first of the text"
-        ]
+        return ["the head reads one position: in peft a virtual token's, here one of the text"]
     return []
 
 

@@ -255,9 +255,9 @@ def test_all_linear_as_a_word(tmp_path):
 
 
 REFUSED = {
-    "a classifier that reads the first position": (
+    "a classifier that reads one position": (
         "bert", peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=5),
-        "classification", "first position",
+        "classification", "one position",
     ),
     "relative positions": (
         "t5", peft.PrefixTuningConfig(task_type="SEQ_2_SEQ_LM", num_virtual_tokens=5),
