@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import tiny
 import torch
+from cells import REFUSED
 from safetensors.torch import load_file
 
 import adapterhub as ah
@@ -145,3 +146,27 @@ def test_prompts(tmp_path, architecture, spec):
 def test_prefix(tmp_path, architecture, network):
     spec = f"prefix(length=5, positions=true, reparametrize={network}, sites=['attn.kv'])"
     same_bits(*compare(tmp_path / "out", architecture, spec, "causal-lm", atol=2e-5))
+
+
+METHODS = ("lora", "dora", "ia3", "norms")
+CELLS = [
+    (method, architecture)
+    for method in METHODS
+    for architecture in tiny.ARCHITECTURES
+    if (method, architecture) not in REFUSED and architecture not in tiny.WITHOUT_CLASSIFIER
+]
+SOME = (("lora", "albert"), ("lora", "deberta-v2"), ("dora", "gpt_neox"), ("ia3", "phi3"))
+
+
+@pytest.mark.parametrize(("method", "architecture"), core(CELLS, *SOME))
+def test_every_architecture(tmp_path, method, architecture):
+    compare(tmp_path / "out", architecture, method)
+
+
+def test_an_export_is_the_same_bytes_each_time(tmp_path):
+    for folder in ("one", "two"):
+        exported(tmp_path / folder, "bert", SPECS["ranks"])
+    files = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert files == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
+    for name in files:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
