@@ -21,6 +21,9 @@ from adapterhub.backbones.tokenizer import bound
 from adapterhub.errors import AttachError
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead
 from adapterhub.files.native import write_adapter
+from adapterhub.files.peft import write_peft
+from adapterhub.interchange.peft_out import Part, Source, check_format, to_peft
+from adapterhub.interchange.targets import modules_of
 from adapterhub.methods.base import Method
 from adapterhub.methods.spec import dump
 from adapterhub.mixing import mix_slot
@@ -254,6 +257,39 @@ class Adapter:
             card=self.notes.card,
             overwrite=overwrite,
         )
+
+    def export(self, folder: str | Path, *, format: str = "peft", overwrite: bool = False) -> None:
+        """Write the adapter in the format of another library; `peft` is the one that is known.
+
+        Raises:
+            MismatchError: that library cannot express the adapter; every reason is listed.
+            OutputError: the folder exists (unless `overwrite`), or cannot be written.
+        """
+        check_format(format)
+        write_peft(Path(folder), to_peft(self.source()), card=self._card(), overwrite=overwrite)
+
+    def source(self) -> Source:
+        """What an export reads of the adapter."""
+        paths = {id(m): n for n, m in modules_of(self.model).items()}
+        name, revision = name_of(self.model)
+        return Source(
+            self.anatomy,
+            [Part(method, p.site, module) for p in self.placed for method, module in [_folded(p)]],
+            [
+                (tuple(f"{paths[id(m)]}.{attribute}" for m, attribute in c.holders), c.own)
+                for c in self.changed
+            ],
+            self.head.own if self.head else {},
+            backbone=None if name.startswith("unnamed-") else name,
+            revision=revision,
+        )
+
+    def _card(self) -> str:
+        """The card of an export: peft's files do not keep the names of the labels."""
+        labels = "".join(f"{i}. {label}\n" for i, label in enumerate(self.labels))
+        methods = ", ".join(method.name for method in self.methods)
+        title = f"# {self.name}\n\nAn adapter ({methods}), exported by adapterhub {__version__}.\n"
+        return f"---\nlibrary_name: peft\n---\n\n{title}" + (labels and f"\nLabels:\n\n{labels}")
 
     def manifest(self) -> Manifest:
         """What the adapter's files say of it; `write_adapter` adds what it knows of the files."""

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from adapterhub.adapter import Adapter, Notes
 from adapterhub.affine import alone
-from adapterhub.attachment import attachments, known_names, place, set_rows, state_of
+from adapterhub.attachment import activate, attachments, known_names, place, set_rows, state_of
 from adapterhub.backbones.anatomy import CHILD, Site
 from adapterhub.backbones.load import FRESH
 from adapterhub.backbones.weights import as_stored, read_bias, read_weight

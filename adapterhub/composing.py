@@ -51,8 +51,10 @@ def check(model: PreTrainedModel, adapters: Adapters, rows: Sequence[Node]) -> N
 
 def _changes(adapter: Adapter) -> bool:
     new_tokens = adapter.vocabulary is not None  # one embedding serves all rows
+    skips = any(hasattr(placed.module, "skips") for placed in adapter.placed)  # positions
     return (
         new_tokens
+        or skips
         or any(c.method is not None for c in adapter.changed)
         or any(adapter.anatomy.layer_of(path) != "above" for path, _ in _fresh(adapter))
     )

@@ -4,7 +4,10 @@ made for."""
 from __future__ import annotations
 
 import math
+import re
+import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,13 +15,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapter import HEAD, LISTING, Adapter, Head, Notes
-from adapterhub.attachment import Attachments, bind_new, place
+from adapterhub.attachment import Attachments, attachments, bind_new, place, set_rows
+from adapterhub.backbones.families import anatomy_of
 from adapterhub.backbones.tokenizer import Bound, bound
 from adapterhub.errors import MismatchError
-from adapterhub.files.manifest import Manifest, TensorInfo
+from adapterhub.files.foreign import Foreign
+from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo
 from adapterhub.files.native import read_manifest, read_tensors
+from adapterhub.interchange.formats import Format, detect
 from adapterhub.methods.base import Method
-from adapterhub.methods.spec import restore
+from adapterhub.methods.spec import parse, restore
 from adapterhub.vocabulary import teach
 
 SMALL = 1 << 22  # numbers; 16 MiB of fp32
@@ -32,6 +38,8 @@ def load(
     tokenizer: PreTrainedTokenizerBase | None = None,
     any_backbone: bool = False,
     any_tokenizer: bool = False,
+    allow_pickle: bool = False,
+    head: bool = True,
 ) -> Adapter:
     """Put the adapter of a folder on a model, with its head and labels, and make it the active one.
 
@@ -39,6 +47,10 @@ def load(
     `load_backbone` did not make both: it gets the adapter's new tokens and chat template (detaching
     puts the old template back). `any_backbone` skips the check of the fingerprint, `any_tokenizer`
     that of the tokenizer: the adapter was trained with others, and what it computes is up to you.
+    Without `head` the task head of the folder is left out, and the model keeps its own.
+
+    A folder of another library is imported: it knows its backbone by name alone. `allow_pickle`
+    opens its tensors where they are in a pickle, without running code.
 
     Raises:
         FileError: the files are broken. MismatchError: the files are sound, but for another
@@ -46,8 +58,12 @@ def load(
             is taken.
     """
     folder = Path(folder)
+    if form := detect(folder):
+        foreign = _read(form, folder, model, allow_pickle, head)
+        return load_foreign(model, foreign, name=name, any_backbone=any_backbone)
     manifest = read_manifest(folder)
     methods = restore(manifest.methods, f"the adapter {manifest.name!r}")
+    wanted = manifest if head else _headless(manifest)
 
     def admit(state: Attachments) -> None:
         if not any_backbone:
@@ -55,9 +71,10 @@ def load(
         _check_size(manifest, methods, state)
 
     def fill(adapter: Adapter) -> None:
-        _fit_head(manifest, adapter)
-        _check_fit(manifest, adapter)
-        _copy(read_tensors(folder, manifest), adapter)
+        _fit_head(wanted, adapter)
+        _check_fit(wanted, adapter)
+        tensors = read_tensors(folder, manifest)
+        _copy({name: tensors[name] for name in wanted.tensors}, adapter)
         adapter.notes = _notes(manifest)
         if known := bound(model):
             teach(known, manifest.tokens)
@@ -74,6 +91,91 @@ def load(
     if known and manifest.chat_template:
         adapter.set_template(known.tokenizer, manifest.chat_template)
     return adapter
+
+
+def _headless(manifest: Manifest) -> Manifest:
+    rest = {n: t for n, t in manifest.tensors.items() if not n.startswith(f"{HEAD}.")}
+    return replace(manifest, head=None, labels=(), tensors=rest)
+
+
+def load_foreign(
+    model: PreTrainedModel,
+    foreign: Foreign,
+    *,
+    name: str | None = None,
+    any_backbone: bool = False,
+) -> Adapter:
+    """Put a translated adapter on the model that it was translated for.
+
+    Raises:
+        MismatchError: it names another backbone (unless `any_backbone`), or does not fit.
+    """
+    manifest = _manifest_of(foreign, model.config.model_type)
+    notes = [*foreign.notes, *([] if any_backbone else _check_name(foreign, model))]
+    for note in notes:
+        warnings.warn(note, stacklevel=3)
+
+    def fill(adapter: Adapter) -> None:
+        _fit_head(manifest, adapter)
+        _check_fit(manifest, adapter)
+        _copy(foreign.tensors, adapter)
+        adapter.notes = Notes(foreign.task, training={"imported": foreign.format})
+
+    with torch.random.fork_rng(devices=[]):
+        return place(model, parse(manifest.methods), name or foreign.name, fill)
+
+
+def _manifest_of(foreign: Foreign, model_type: str) -> Manifest:
+    kind = "single_label_classification" if foreign.labels else "regression"
+    return Manifest(
+        name=foreign.name,
+        methods=tuple({n: dict(o) for n, o in spec.items()} for spec in foreign.methods),
+        backbone=BackboneRef(foreign.backbone or "", foreign.revision, "", model_type),
+        task=foreign.task,
+        labels=foreign.labels,
+        head=TaskHead(foreign.task, kind) if foreign.head else None,
+        tensors={n: TensorInfo("F32", tuple(t.shape)) for n, t in foreign.tensors.items()},
+    )
+
+
+def _read(
+    form: Format, folder: Path, model: PreTrainedModel, allow_pickle: bool, head: bool
+) -> Foreign:
+    """Translate for the bare backbone: other adapters may hold parameters of theirs in it."""
+    state = attachments(model)
+    if state is None:
+        return form.read(folder, anatomy_of(model), allow_pickle=allow_pickle, head=head)
+    before = state.rows
+    set_rows(state, ((),))
+    try:
+        return form.read(folder, state.anatomy, allow_pickle=allow_pickle, head=head)
+    finally:
+        set_rows(state, before)
+
+
+def _check_name(foreign: Foreign, model: PreTrainedModel) -> list[str]:
+    """Compare the backbone's name and commit, all that another library keeps; what could not be
+    compared is noted."""
+    wanted, found = foreign.backbone, model.config._name_or_path
+    if not wanted or not found:
+        return ["the files or the model do not name their backbone: it was not checked"]
+    if Path(wanted).is_absolute() or wanted.startswith(".") or wanted.count("/") > 1:
+        return [f"the files name a folder as their backbone ({wanted}): it was not checked"]
+    if Path(found).exists() and not Path(wanted).exists():
+        return [f"the backbone is the folder {found}, the files name {wanted}: it was not checked"]
+    commits = {foreign.revision, getattr(model.config, "_commit_hash", None)}
+    one_commit = len(commits) == 1 or not all(
+        re.fullmatch("[0-9a-f]{40}", c or "") for c in commits
+    )
+    if wanted == found and one_commit:
+        return []
+    at = f" at {foreign.revision}" if foreign.revision else ""
+    raise MismatchError(
+        f"the adapter {foreign.name!r} was trained on another backbone",
+        offenders=[f"this model: {found}"],
+        expected=f"{wanted}{at}",
+        hint=f"load_backbone({wanted!r}), or load(..., any_backbone=True)",
+    )
 
 
 def _notes(manifest: Manifest) -> Notes:

@@ -53,7 +53,7 @@ class Virtual(NamedTuple):
 
 
 class PromptSlot(Slot):
-    """Sits at a stack: each active module gives virtual tokens.
+    """Sits at a stack: each active module gives virtual tokens, or positions to skip (`skips`).
 
     `turns` says that rows with shorter prompts are turned (see the module's first page), `counts`
     that the stack takes positions by their numbers.
@@ -100,6 +100,10 @@ class PromptSlot(Slot):
             for n, size in zip(lacking, sizes, strict=True)
         ]
         return Virtual(tokens, self.plan.join(counts, copies))
+
+    def skipped(self) -> int:
+        """The positions that nobody takes, in front of the tokens."""
+        return sum(getattr(self.placed(key), "skips", 0) for key in self.active)
 
 
 def prompt_slot(anatomy: Anatomy, site: Site) -> PromptSlot:
@@ -166,7 +170,10 @@ def add_prompt(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         )
     if inputs.get("attention_mask") is not None:
         inputs["attention_mask"] = virtual.widen(inputs["attention_mask"])
-    _shift_positions(inputs, slot, virtual, before)
+    skipped = slot.skipped()
+    if skipped and inputs.get("position_ids") is None:
+        inputs["position_ids"] = _counted(inputs, slot, before).expand(len(source), -1)
+    _shift_positions(inputs, slot, virtual, before, skipped)
     if slot.added:
         _put_in_front(root, inputs, slot, virtual)
         _turn_inputs(inputs, slot, virtual)
@@ -188,7 +195,7 @@ def _put_in_front(
 
 
 def _shift_positions(
-    inputs: dict[str, Any], slot: PromptSlot, virtual: Virtual, before: int
+    inputs: dict[str, Any], slot: PromptSlot, virtual: Virtual, before: int, skipped: int
 ) -> None:
     positions = inputs.get("position_ids")
     first = 0
@@ -202,10 +209,11 @@ def _shift_positions(
     if positions is None:
         return
     lacking = 0 if virtual.padding is None else virtual.padding.to(positions.device)
-    shifted = torch.where(positions < first, positions, positions + virtual.length - lacking)
+    behind = positions + virtual.length + skipped - lacking
+    shifted = torch.where(positions < first, positions, behind)
     if slot.added:
         numbers = torch.arange(virtual.length, device=positions.device) - lacking
-        numbers = first + numbers.clamp_min(0)
+        numbers = first + skipped + numbers.clamp_min(0)
         shifted = torch.cat([numbers.expand(len(shifted), -1), shifted], dim=1)
     inputs["position_ids"] = shifted
 

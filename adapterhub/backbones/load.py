@@ -146,6 +146,32 @@ def load_backbone(
     return model.eval(), tokenizer
 
 
+def skeleton(
+    backbone: str,
+    *,
+    task: str = "features",
+    labels: Sequence[str] = (),
+    revision: str | None = None,
+) -> PreTrainedModel:
+    """A backbone without its weights, from its configuration: it has sizes and modules, and takes
+    no memory.
+
+    Raises:
+        BackboneError: nothing is found there. ConfigError: an unknown task.
+    """
+    _check_choice("task", task, TASK_MODELS)
+    options = _label_options(task, labels)
+    source = str(find(backbone)[0]) if backbone in PACKAGED and not revision else backbone
+    try:
+        config = transformers.AutoConfig.from_pretrained(source, revision=revision, **options)
+        with torch.device("meta"):
+            model = getattr(transformers, TASK_MODELS[task].auto).from_config(config)
+    except (OSError, ValueError, KeyError) as error:
+        raise _not_found(backbone, str(error).splitlines()[0]) from error
+    model.config._name_or_path = model.name_or_path = backbone
+    return model.eval()  # type: ignore[no-any-return]
+
+
 def kind_of(model: PreTrainedModel) -> str | None:
     """The kind of a model, a key of TASK_MODELS, by its class; None if it is none of these."""
     one_number = model.config.problem_type == "regression"

@@ -28,6 +28,8 @@ COMMANDS = {
     "registry": "Look after a local registry.",
     "merge": "Merge an adapter into its backbone, and write a plain checkpoint.",
     "combine": "Combine adapters into a new one: add, average, subtract, TIES, DARE.",
+    "import": "Import an adapter of another library, such as peft.",
+    "export": "Export an adapter to peft, or check before training whether it can be.",
     "methods": "List the methods, with their papers.",
     "tasks": "List the tasks, with their options.",
     "inspect": "Show a backbone's anatomy, and which methods fit it.",

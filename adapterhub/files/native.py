@@ -196,7 +196,9 @@ def read_manifest(folder: Path) -> Manifest:
         raise FileError(
             f"{folder / MANIFEST_FILE}: {error}",
             expected="an adapter folder with its manifest",
-            hint="these are files of peft, which are not read yet" if peft else _AGAIN,
+            hint=f"these are files of peft: adapterhub import {folder} --output OUT"
+            if peft
+            else _AGAIN,
         ) from None
     manifest = from_json(data, str(folder / MANIFEST_FILE))
     listed = TENSORS_FILE in manifest.files

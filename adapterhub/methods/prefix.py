@@ -5,7 +5,8 @@
     P_k, P_v: (length, d_kv), N(0, 0.02²)    K, V: (tokens, d_kv)
     d_kv: key-value heads times head size
 
-The prefix takes no position, is never masked, and is not kept in the KV cache. Parameters: 2 length
+The prefix takes no position, is never masked, and is not kept in the KV cache. With `positions` the
+tokens count theirs behind it, as in implementations that do keep it there. Parameters: 2 length
 d_kv a site. With `reparametrize` a network gives the prefix while it trains:
 
     [P_k; P_v] = W_site tanh(W P' + b) + b_site                                  (section 4.3)
@@ -24,6 +25,7 @@ https://arxiv.org/abs/2101.00190.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -32,6 +34,7 @@ from torch import Tensor, nn
 
 from adapterhub.backbones.anatomy import Anatomy, Site
 from adapterhub.config import option
+from adapterhub.errors import SiteError
 from adapterhub.methods.base import (
     Layers,
     Method,
@@ -88,6 +91,21 @@ class Reparametrized(nn.Module):
             return PrefixKeyValues(self().contiguous())
 
 
+class Skip(nn.Module):
+    """Gives no virtual tokens, and the number of positions that tokens skip."""
+
+    empty: Tensor
+
+    def __init__(self, skips: int, width: int) -> None:
+        super().__init__()
+        self.skips = skips
+        self.register_buffer("empty", torch.zeros(0, width), persistent=False)
+
+    def forward(self) -> Tensor:
+        """-> (0, d)."""
+        return self.empty
+
+
 @register
 @dataclass(frozen=True)
 class Prefix(Method):
@@ -102,6 +120,7 @@ class Prefix(Method):
     length: int = option(30, "prefix length in tokens")
     reparametrize: bool = option(False, "train the prefix as the output of a network")
     middle: int = option(512, "width of that network")
+    positions: bool = option(False, "tokens count their positions behind the prefix")
     sites: tuple[str, ...] = option(("attn.kv", "cross.kv"), "attentions to adapt")
     layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
 
@@ -109,9 +128,16 @@ class Prefix(Method):
         require_positive(self, "length", "middle")
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
-        """One prefix a chosen attention."""
+        """One prefix a chosen attention.
+
+        Raises:
+            SiteError: with `positions`, a stack whose positions cannot be given.
+        """
         trunks: dict[tuple[str, str], Trunk] = {}
-        for site in select(self, anatomy, "keyvalue"):
+        sites = select(self, anatomy, "keyvalue")
+        if self.positions:
+            yield from self._skips(anatomy, sites)
+        for site in sites:
             if not self.reparametrize:
                 start = torch.randn(2, self.length, site.d_out) * 0.02
                 yield Placement(site, PrefixKeyValues(start))
@@ -120,6 +146,22 @@ class Prefix(Method):
             if owner:
                 trunks[_kind(site)] = Trunk(self.length, site.d_out, self.middle)
             yield Placement(site, Reparametrized(trunks[_kind(site)], site.d_out, owner))
+
+    def _skips(self, anatomy: Anatomy, sites: tuple[Site, ...]) -> Iterator[Placement]:
+        for stack in sorted({site.stack for site in sites}):
+            embed = anatomy.sites.get(f"{stack}.embed")
+            root = anatomy.model.get_submodule(embed.host) if embed else None
+            if (
+                not embed
+                or root is None
+                or "position_ids" not in inspect.signature(root.forward).parameters
+            ):
+                raise SiteError(
+                    f"the positions of a {anatomy.model.config.model_type} {stack} cannot be given",
+                    expected="a stack whose forward takes position_ids",
+                    hint="prefix(positions=false)",
+                )
+            yield Placement(embed, Skip(self.length, embed.d_out))
 
     def count(self, anatomy: Anatomy) -> int:
         """2 length d_kv, summed over the sites; with a network, its size."""

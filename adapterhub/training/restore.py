@@ -81,7 +81,7 @@ def open_bare(
     """
     manifest = read_manifest(files)
     return load_backbone(
-        backbone or _backbone_of_run(files) or manifest.backbone.id,
+        backbone or backbone_of_run(files) or manifest.backbone.id,
         task=_recorded(manifest).task.head,
         labels=manifest.labels,
         revision=None if backbone else manifest.backbone.revision,
@@ -107,7 +107,7 @@ def open_backbone(backbone: str, task: Task, max_length: int = 128) -> Opened:
     return Opened(model, task, Setting(tokenizer, limit, positions=positions_of(model)))
 
 
-def _backbone_of_run(files: Path) -> str | None:
+def backbone_of_run(files: Path) -> str | None:
     """The backbone of the recipe beside an adapter, if that is a folder on this machine.
 
     A recipe is its user's own file. Were it a stranger's, it could choose among the folders of this

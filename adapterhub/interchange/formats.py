@@ -1,0 +1,41 @@
+"""The formats of other libraries, told apart by their files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from adapterhub.backbones.anatomy import Anatomy
+from adapterhub.files.foreign import Foreign, Outline
+from adapterhub.files.native import MANIFEST_FILE
+from adapterhub.files.peft import is_peft
+from adapterhub.interchange.peft_in import import_peft, peft_outline
+
+
+class Reader(Protocol):
+    """Reads the adapter of a folder for a backbone."""
+
+    def __call__(self, folder: Path, anatomy: Anatomy, *, allow_pickle: bool = False) -> Foreign:
+        """The checkpoint in our terms."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format: whether a folder is of it, its reader, and what to load a backbone with."""
+
+    name: str
+    detect: Callable[[Path], bool]
+    read: Reader
+    outline: Callable[[Path], Outline]
+
+
+FORMATS = (Format("peft", is_peft, import_peft, peft_outline),)
+
+
+def detect(folder: Path) -> Format | None:
+    """The foreign format of a folder; None where it holds an adapter of ours, or nothing known."""
+    if (folder / MANIFEST_FILE).exists():
+        return None
+    return next((f for f in FORMATS if f.detect(folder)), None)
