@@ -15,6 +15,7 @@ ROOMS = (
     ("backbones",),
     ("methods",),
     ("files",),
+    ("interchange",),
     ("slots",),
     ("attention", "prompting", "mixing"),
     ("adapter",),

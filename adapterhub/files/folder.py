@@ -155,7 +155,7 @@ def read_file(path: Path, least: int, most: int, sha256: str | None) -> bytes:
                 raise UnreadableError(
                     f"truncated: {status.st_size} of at least {max(least, 1)} bytes"
                 )
-            data = handle.read(most + 1)
+            data = handle.read(status.st_size + 1)
     except FileNotFoundError:
         raise UnreadableError("missing") from None
     except OSError as error:

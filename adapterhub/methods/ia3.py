@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from adapterhub.backbones.anatomy import Anatomy, Site
+from adapterhub.backbones.anatomy import Anatomy, Site, matches
 from adapterhub.config import option
 from adapterhub.methods.base import Layers, Method, Placement, register, select
 
@@ -58,8 +58,9 @@ class IA3(Method):
 
     sites: tuple[str, ...] = option(
         ("attn.k", "attn.v", "cross.k", "cross.v", "ffn.down"),
-        "projections to rescale: ffn.down at its input, others at their output",
+        "projections to rescale, at their output unless `inputs` names them",
     )
+    inputs: tuple[str, ...] = option(("ffn.down",), "those to rescale at their input")
     layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
@@ -69,17 +70,15 @@ class IA3(Method):
             SiteError: a site that is no projection.
         """
         for site in select(self, anatomy, "linear"):
-            scale = InputScale if _at_input(site) else OutputScale
-            yield Placement(site, scale(_size(site)))
+            scale = InputScale if self._at_input(site) else OutputScale
+            yield Placement(site, scale(self._size(site)))
 
     def count(self, anatomy: Anatomy) -> int:
-        """d_out, and d_in of `ffn.down`, summed over the sites."""
-        return sum(map(_size, select(self, anatomy, "linear")))
+        """d_out, or d_in of those at whose input they are, summed over the sites."""
+        return sum(map(self._size, select(self, anatomy, "linear")))
 
+    def _at_input(self, site: Site) -> bool:
+        return any(matches(pattern, site) for pattern in self.inputs)
 
-def _at_input(site: Site) -> bool:
-    return site.role == "ffn.down"
-
-
-def _size(site: Site) -> int:
-    return site.d_in if _at_input(site) else site.d_out
+    def _size(self, site: Site) -> int:
+        return site.d_in if self._at_input(site) else site.d_out

@@ -1,0 +1,1 @@
+"""Other libraries' adapters, translated to and from ours with the anatomy of a backbone."""

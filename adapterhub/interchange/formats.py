@@ -1,0 +1,42 @@
+"""The formats of other libraries, told apart by their files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from adapterhub.backbones.anatomy import Anatomy
+from adapterhub.files.adapters import is_adapters
+from adapterhub.files.foreign import Foreign
+from adapterhub.files.native import MANIFEST_FILE
+from adapterhub.interchange.adapters_in import import_adapters
+
+
+class Reader(Protocol):
+    """Reads the adapter of a folder for a backbone; without `head` it leaves the task head out."""
+
+    def __call__(
+        self, folder: Path, anatomy: Anatomy, *, allow_pickle: bool = False, head: bool = True
+    ) -> Foreign:
+        """The checkpoint in our terms."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format: whether a folder is of it, and its reader."""
+
+    name: str
+    detect: Callable[[Path], bool]
+    read: Reader
+
+
+FORMATS = (Format("adapters", is_adapters, import_adapters),)
+
+
+def detect(folder: Path) -> Format | None:
+    """The foreign format of a folder; None where it holds an adapter of ours, or nothing known."""
+    if (folder / MANIFEST_FILE).exists():
+        return None
+    return next((f for f in FORMATS if f.detect(folder)), None)
