@@ -51,10 +51,12 @@ class Part:
 
 @dataclass(frozen=True)
 class AdaptersHead:
-    """A head: its options, {} where it is the own head of a model's class, and its tensors."""
+    """A head: its options, {} where it is the own head of a class of transformers, its tensors, and
+    the numbers of its labels by name."""
 
     options: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
+    labels: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ def _either(*checks: schema.Check) -> schema.Check:
 _word = schema.text(r"[\w.+-]{1,100}", "a name")
 _layers = schema.sequence(schema.integer(0, 10_000), 0, 10_000)
 _size = schema.integer(1, 2**31)
+_labels = schema.mapping(schema.text(r"(?s).{0,1000}", "a label"), schema.integer(0, 2**31))
 _false, _true = _Field(schema.boolean, False), _Field(schema.boolean, True)
 _TRAINING = _Field(_any, None)
 _DROPOUT = _Field(schema.number, 0.0)
@@ -263,4 +266,10 @@ def _read_head(folder: Path, name: str, allow_pickle: bool) -> AdaptersHead | No
         raise FileError(f"{folder / HEAD_CONFIG_FILE}: config is not an object")
     tensors = read_tensors(folder, *HEAD_WEIGHTS, allow_pickle=allow_pickle)
     own = tree.get("name") or name
-    return AdaptersHead(options, {n.removeprefix(f"heads.{own}."): t for n, t in tensors.items()})
+    tensors = {n.removeprefix(f"heads.{own}."): t for n, t in tensors.items()}
+    labels = options.get("label2id") or tree.get("label2id") or {}
+    if problems := _labels("label2id", labels):
+        raise FileError(f"{folder / HEAD_CONFIG_FILE} cannot be used", offenders=shorten(problems))
+    # The head of a class of transformers is written with the names that its config began with.
+    count = (options or tree).get("num_labels")
+    return AdaptersHead(options, tensors, labels if len(labels) == count else {})

@@ -20,6 +20,7 @@ from adapterhub.interchange.adapters_places import (
     Held,
     check_places,
     common,
+    note_dropout,
     number_of,
     sublayer_at,
     wanted_sites,
@@ -48,6 +49,7 @@ def import_bottleneck(part: Part, held: Held, draft: Draft) -> None:
     roles = [role for flag, role in _ROLES.items() if options[flag]]
     wanted = wanted_sites(draft.anatomy, roles, options["leave_out"])
     networks = _networks(held, wanted, draft)
+    note_dropout(options, draft)
     check_places((site for site, _ in networks.values()), wanted, draft)
     sizes = {site.id: _size(draft.anatomy, site, options["reduction_factor"]) for site in wanted}
     source = _source(options, draft)

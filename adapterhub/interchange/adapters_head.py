@@ -106,7 +106,7 @@ def import_head(head: AdaptersHead, draft: Draft) -> tuple[str | None, tuple[str
     options = head.options
     if not options:  # the head of a class of transformers, by its own names
         draft.values |= {path: t.float() for path, t in head.tensors.items()}
-        return None, None
+        return None, tuple(sorted(head.labels, key=head.labels.__getitem__)) or None
     kind = str(options.get("head_type"))
     if kind in _LANGUAGE_MODELS and options.get("layers") == 1:
         _language_model(head, draft)
@@ -125,7 +125,7 @@ def import_head(head: AdaptersHead, draft: Draft) -> tuple[str | None, tuple[str
             draft.values[f"{form.layers[number]}.{parameter}"] = tensor.float() * factor
         else:
             draft.problems.append(f"heads: {path} has no place here")
-    return _task(kind, options), _labels(options)
+    return _task(kind, options), _labels(head)
 
 
 def _language_model(head: AdaptersHead, draft: Draft) -> None:
@@ -154,11 +154,10 @@ def _task(kind: str, options: Mapping[str, Any]) -> str:
     return _ONE_OUTPUT.get(kind, TASKS[kind]) if options.get("num_labels") == 1 else TASKS[kind]
 
 
-def _labels(options: Mapping[str, Any]) -> tuple[str, ...] | None:
+def _labels(head: AdaptersHead) -> tuple[str, ...] | None:
     """The names of the classes; None where the model's own serve."""
-    count = options.get("num_labels")
-    if options.get("head_type") == "question_answering" or not isinstance(count, int):
+    count = head.options.get("num_labels")
+    if head.options.get("head_type") == "question_answering" or not isinstance(count, int):
         return None
-    ids = options.get("label2id") or {}
-    by_number = {number: name for name, number in ids.items() if isinstance(name, str)}
-    return () if count == 1 else tuple(by_number.get(i, f"LABEL_{i}") for i in range(count))
+    names = {number: name for name, number in head.labels.items()}
+    return () if count == 1 else tuple(names.get(i, f"LABEL_{i}") for i in range(count))

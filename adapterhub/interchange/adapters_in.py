@@ -65,8 +65,6 @@ def from_adapters(files: AdaptersFiles, anatomy: Anatomy) -> Foreign:
     held = Held(files.name, _renamed(files.tensors))
     for part in files.parts:
         _IMPORTERS[part.kind](part, held, draft)
-        if part.options["dropout"] and part.kind != "lora":
-            draft.notes.append(f"dropout {part.options['dropout']} of training is not carried over")
     draft.problems += [f"{name}: has no place here" for name in held.left()]
     labels: tuple[str, ...] | None = None
     task: str | None = None

@@ -105,6 +105,12 @@ def check_places(found: Iterable[Site], wanted: Iterable[Site], draft: Draft) ->
     draft.problems += [f"{i}: it has tensors, and its options do not name it" for i in have - need]
 
 
+def note_dropout(options: Mapping[str, Any], draft: Draft) -> None:
+    """Methods without an option for dropout train without it; what they compute is the same."""
+    if options["dropout"]:
+        draft.notes.append(f"dropout {options['dropout']} of training is not carried over")
+
+
 def common(option: str, sizes: Mapping[str, int]) -> dict[str, Any]:
     """The options for a size at each site id: `size` and `sizes`, say."""
     (most, _), *_ = Counter(sizes.values()).most_common(1)

@@ -14,7 +14,7 @@ from transformers.activations import ACT2FN
 
 from adapterhub.backbones.anatomy import Anatomy, Site
 from adapterhub.files.adapters import Part
-from adapterhub.interchange.adapters_places import Held, same, wanted_sites
+from adapterhub.interchange.adapters_places import Held, note_dropout, same, wanted_sites
 from adapterhub.interchange.draft import Draft
 from adapterhub.interchange.specs import sites_option
 from adapterhub.methods.prefix import Prefix
@@ -26,6 +26,7 @@ _NETWORK = {"wte.weight", *(f"control_trans.{n}.{p}" for n in (0, 2) for p in ("
 def import_prefix(part: Part, held: Held, draft: Draft) -> None:
     """Translate the prefixes of a checkpoint."""
     options, length = part.options, part.options["prefix_length"]
+    note_dropout(options, draft)
     groups = _groups(held, draft)
     chosen: list[Site] = []
     for kind, sites in _kinds(draft.anatomy, options).items():

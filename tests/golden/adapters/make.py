@@ -39,7 +39,7 @@ from adapters import (
 )
 from adapters.heads import ClassificationHead
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
 HERE = Path(__file__).parent
 WIDTH, VOCABULARY, PAD, EOS = 16, 32, 1, 2
@@ -129,6 +129,7 @@ CASES = {
         "qa",
         OTHERS,
     ),
+    "static": Case(lambda: SeqBnConfig(**SMALL), "static", ("bert", "roberta")),
     "pickle": Case(lambda: SeqBnConfig(**SMALL), "tagging", ("bert",), pickled=True),
 }  # fmt: skip
 
@@ -198,7 +199,7 @@ def head_of(architecture: str, head: str) -> tuple[str, dict[str, Any]] | None:
         head = "seq2seq" if two_stacks else "causal" if decoder else "masked"
     if head == "linear" and (architecture == "bert" or decoder):
         head = "score" if decoder else "pooled"
-    if head == "tagging" and two_stacks:
+    if head == "static" or (head == "tagging" and two_stacks):
         return None
     if head == "qa" and architecture == "gpt2":
         head = "tagging"
@@ -207,8 +208,13 @@ def head_of(architecture: str, head: str) -> tuple[str, dict[str, Any]] | None:
 
 def run(architecture: str, name: str, case: Case, folder: Path) -> dict[str, torch.Tensor]:
     """Save one adapter, and return what the backbone computes with it."""
+    torch.manual_seed(0)  # language-model heads keep their initial values
     with contextlib.chdir(folder):  # what it saves names the backbone as it was given
-        model = AutoAdapterModel.from_pretrained("backbone", attn_implementation="eager")
+        static = case.head == "static"
+        auto = AutoModelForSequenceClassification if static else AutoAdapterModel
+        labels = {"id2label": {0: "x", 1: "y", 2: "z"}} if static else {}
+        model = auto.from_pretrained("backbone", attn_implementation="eager", **labels)
+        adapters.init(model)
     model.add_adapter("own", config=case.config())
     head = head_of(architecture, case.head)
     if head is not None:
@@ -219,12 +225,17 @@ def run(architecture: str, name: str, case: Case, folder: Path) -> dict[str, tor
     base = set(AutoModel.from_pretrained(folder / "backbone").state_dict())
     prefix = f"{model.base_model_prefix}."
     lm = head is not None and head[0].endswith("_lm")
+    if static:
+        head = ("static", {})
+        heads = [(n, p) for n, p in model.named_parameters() if not n.startswith(prefix)]
+        randomize(heads, seed=3, std=0.3)
     added = [
         (n, p)
         for n, p in model.named_parameters()
         if n.removeprefix(prefix) not in base
         and n.removeprefix(prefix).replace("base_layer.", "") not in base
         and not (lm and n.startswith("heads."))
+        and not (static and not n.startswith(prefix))
     ]
     assert added
     assert all("own" in n for n, _ in added), [n for n, _ in added]
