@@ -131,7 +131,9 @@ def _check_name(foreign: Foreign, model: PreTrainedModel) -> list[str]:
     if Path(found).exists() and not Path(wanted).exists():
         return [f"the backbone is the folder {found}, the files name {wanted}: it was not checked"]
     commits = {foreign.revision, getattr(model.config, "_commit_hash", None)}
-    one_commit = len(commits) == 1 or not all(re.fullmatch("[0-9a-f]{40}", c or "") for c in commits)
+    one_commit = len(commits) == 1 or not all(
+        re.fullmatch("[0-9a-f]{40}", c or "") for c in commits
+    )
     if wanted == found and one_commit:
         return []
     at = f" at {foreign.revision}" if foreign.revision else ""

@@ -20,7 +20,7 @@ ROOMS = (
     ("attention", "prompting", "mixing"),
     ("adapter",),
     ("attachment",),
-    ("loading",),
+    ("loading", "checking"),
     ("training",),
     ("cli",),
 )

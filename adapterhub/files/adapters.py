@@ -200,6 +200,12 @@ def read_adapters(folder: Path, *, allow_pickle: bool = False, head: bool = True
     )
 
 
+def read_options(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the two configurations say, unchecked: of the adapter, and of the head ({} if none)."""
+    head = folder / HEAD_CONFIG_FILE
+    return _read_json(folder / CONFIG_FILE), _read_json(head) if head.is_file() else {}
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         data = read_file(path, 0, MAX_CONFIG_BYTES, None)

@@ -30,3 +30,18 @@ class Foreign:
     backbone: str | None = None
     revision: str | None = None
     notes: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What a foreign checkpoint says before a backbone is loaded for it.
+
+    `backbone` and `revision` are those it names, `task` the kind of model that it was trained on,
+    and `outputs` the number of outputs of its task head, 0 without one.
+    """
+
+    backbone: str | None = None
+    revision: str | None = None
+    task: str | None = None
+    outputs: int = 0
+    labels: tuple[str, ...] = ()

@@ -125,7 +125,7 @@ def import_head(head: AdaptersHead, draft: Draft) -> tuple[str | None, tuple[str
             draft.values[f"{form.layers[number]}.{parameter}"] = tensor.float() * factor
         else:
             draft.problems.append(f"heads: {path} has no place here")
-    return _task(kind, options), _labels(head)
+    return task_of(options), _labels(head)
 
 
 def _language_model(head: AdaptersHead, draft: Draft) -> None:
@@ -150,8 +150,10 @@ def _refusal(name: str, options: Mapping[str, Any], config: object) -> str:
     return f"heads: {asked}: not the head of {name}; {hint}head=False imports without it"
 
 
-def _task(kind: str, options: Mapping[str, Any]) -> str:
-    return _ONE_OUTPUT.get(kind, TASKS[kind]) if options.get("num_labels") == 1 else TASKS[kind]
+def task_of(options: Mapping[str, Any]) -> str | None:
+    """The kind of model that a head with these options is for."""
+    kind = str(options.get("head_type"))
+    return (_ONE_OUTPUT if options.get("num_labels") == 1 else {}).get(kind, TASKS.get(kind))
 
 
 def _labels(head: AdaptersHead) -> tuple[str, ...] | None:

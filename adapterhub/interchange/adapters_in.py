@@ -21,10 +21,10 @@ from torch import Tensor
 
 from adapterhub.backbones.anatomy import Anatomy
 from adapterhub.errors import MismatchError
-from adapterhub.files.adapters import AdaptersFiles, Part, read_adapters
-from adapterhub.files.foreign import Foreign
+from adapterhub.files.adapters import AdaptersFiles, Part, read_adapters, read_options
+from adapterhub.files.foreign import Foreign, Outline
 from adapterhub.interchange.adapters_bottleneck import import_bottleneck
-from adapterhub.interchange.adapters_head import import_head
+from adapterhub.interchange.adapters_head import import_head, task_of
 from adapterhub.interchange.adapters_low_rank import import_low_rank
 from adapterhub.interchange.adapters_places import Held
 from adapterhub.interchange.adapters_prefix import import_prefix
@@ -56,6 +56,22 @@ def import_adapters(
         MismatchError: they do not fit the backbone; everything that does not is listed.
     """
     return from_adapters(read_adapters(folder, allow_pickle=allow_pickle, head=head), anatomy)
+
+
+def adapters_outline(folder: Path) -> Outline:
+    """What a checkpoint of `adapters` says before a backbone is loaded for it.
+
+    Raises:
+        FileError: its configuration cannot be read.
+    """
+    config, head = read_options(folder)
+    options = head.get("config") if isinstance(head.get("config"), dict) else {}
+    name, count = config.get("model_name"), (options or head).get("num_labels", 0)
+    return Outline(
+        backbone=name if isinstance(name, str) and name else None,
+        task=task_of(options) if options else None,
+        outputs=count if isinstance(count, int) else 0,
+    )
 
 
 def from_adapters(files: AdaptersFiles, anatomy: Anatomy) -> Foreign:

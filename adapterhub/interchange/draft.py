@@ -61,7 +61,10 @@ class Draft:
         self._settle_head(inside)
         known = self.anatomy.parameters()
         rest = self._without_ties(rest)
-        self.problems += [f"{path}: this model has no such parameter" for path in sorted(rest.keys() - known.keys())]
+        self.problems += [
+            f"{path}: this model has no such parameter"
+            for path in sorted(rest.keys() - known.keys())
+        ]
         self._settle_parameters({p: v for p, v in rest.items() if p in known})
         if not self.methods and not self.problems:
             self.methods += dump([Head()])
@@ -76,7 +79,9 @@ class Draft:
             for child, module in self.anatomy.head().items()
             for name, p in module.state_dict().items()
         }
-        self.problems += [f"{path}: the head has no such tensor" for path in sorted(saved.keys() - own.keys())]
+        self.problems += [
+            f"{path}: the head has no such tensor" for path in sorted(saved.keys() - own.keys())
+        ]
         for path, value in own.items():
             if path not in saved:
                 note = f"{path}: a part of the task head that the files do not hold"
@@ -86,15 +91,16 @@ class Draft:
 
     def _labels(self, own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> tuple[str, ...]:
         config = self.anatomy.model.config
-        outputs = config.num_labels
+        count = outputs = config.num_labels or 0
         for path, value in own.items():
             other = saved.get(path, value)
-            if value.shape[0] == config.num_labels and other.shape[1:] == value.shape[1:]:
-                outputs = other.shape[0] if other.shape[0] != outputs else outputs
+            fits = value.ndim and other.ndim and other.shape[1:] == value.shape[1:]
+            if fits and value.shape[0] == count != other.shape[0]:
+                outputs = other.shape[0]
         if outputs == 1:
             return ()
-        known = config.id2label if outputs == config.num_labels else {}
-        return tuple(known.get(i, f"LABEL_{i}") for i in range(outputs))
+        known: dict[Any, str] = dict(config.id2label or {}) if outputs == count else {}
+        return tuple(str(known.get(i, f"LABEL_{i}")) for i in range(outputs))
 
     def _without_ties(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Of tied parameters the name that the anatomy knows; refused where only some were
@@ -138,4 +144,3 @@ def _holder(anatomy: Anatomy, paths: Iterable[str]) -> Method:
         if plan == wanted:
             return method
     return Chosen(names=tuple(sorted(anatomy.key(path) for path in wanted)))
-

@@ -9,9 +9,9 @@ from typing import Protocol
 
 from adapterhub.backbones.anatomy import Anatomy
 from adapterhub.files.adapters import is_adapters
-from adapterhub.files.foreign import Foreign
+from adapterhub.files.foreign import Foreign, Outline
 from adapterhub.files.native import MANIFEST_FILE
-from adapterhub.interchange.adapters_in import import_adapters
+from adapterhub.interchange.adapters_in import adapters_outline, import_adapters
 
 
 class Reader(Protocol):
@@ -25,14 +25,15 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class Format:
-    """A format: whether a folder is of it, and its reader."""
+    """A format: whether a folder is of it, its reader, and what to load a backbone with."""
 
     name: str
     detect: Callable[[Path], bool]
     read: Reader
+    outline: Callable[[Path], Outline]
 
 
-FORMATS = (Format("adapters", is_adapters, import_adapters),)
+FORMATS = (Format("adapters", is_adapters, import_adapters, adapters_outline),)
 
 
 def detect(folder: Path) -> Format | None:

@@ -295,6 +295,15 @@ def test_old_lora_was_not_scaled(tmp_path):
         assert (adapter.methods[0].rank, adapter.methods[0].alpha) == (2, alpha)
 
 
+def test_the_outline_tells_what_to_load():
+    from adapterhub.interchange.formats import detect
+
+    form = detect(GOLDEN / "bert" / "houlsby")
+    outline = form.outline(GOLDEN / "bert" / "houlsby")
+    assert (form.name, outline.backbone, outline.task) == ("adapters", "backbone", "classification")
+    assert outline.outputs == 3
+
+
 def test_another_type_of_backbone_is_refused():
     with pytest.raises(MismatchError, match="bert"):
         imported(backbone("roberta"), "bert", "pfeiffer", head=False)
