@@ -12,11 +12,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from adapterhub.backbones.anatomy import CHILD, Site
+from adapterhub.backbones.anatomy import CHILD, STREAM, Site, Stream
 from adapterhub.backbones.weights import read_bias, read_weight
 from adapterhub.composition import Plan, Step, through
 
 _TAP = "_adapterhub_tap"
+_STREAM = "_adapterhub_stream"
 
 
 class Mark:
@@ -85,6 +86,8 @@ class OutputSlot(Slot):
         self.batch_dim = batch_dim
         self.tap: str | None = None
         self.tapped: Tensor | None = None
+        self.around: list[nn.Module | None] = []  # in a list, norms are not children
+        self.residual: Tensor | None = None
 
     def enter(self, x: Tensor) -> Tensor:
         """x: (batch, tokens, d_in), the host's input -> x' like x."""
@@ -98,19 +101,35 @@ class OutputSlot(Slot):
     def forward(self, host: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """x: (batch, tokens, d_in), y: (batch, tokens, d_out) of the host -> y' like y."""
         sublayer_x, self.tapped = self.tapped, None
+        residual, self.residual = self.residual, None
 
-        def apply(key: str, y: Tensor, x: Tensor, sublayer_x: Tensor | None) -> Tensor:
+        def apply(
+            key: str, y: Tensor, x: Tensor, sublayer_x: Tensor | None, residual: Tensor | None
+        ) -> Tensor:
             site, module = self.sites[key], self.placed(key)
             if _changes_input(module):
                 return y
             source = sublayer_x if site.tap else x
+            if _reads(module) in STREAM:
+                source = x if residual is None else residual
+                source = self._block(source, y) if _reads(module) == "block" else source
             reads = getattr(module, "reads_weight", False)
             more = (read_weight(host, site.part), read_bias(host, site.part)) if reads else ()
             if site.part is None:
                 return module(source, y, *more)  # type: ignore[no-any-return]
             return site.part.write(y, module(source, site.part.read(y), *more))
 
-        return self.run(apply, y, x, sublayer_x, dim=self.batch_dim)
+        return self.run(apply, y, x, sublayer_x, residual, dim=self.batch_dim)
+
+    def _block(self, residual: Tensor, y: Tensor) -> Tensor:
+        """What the layer goes on with behind this sublayer: norm(r + postnorm(y))."""
+        norm, postnorm = self.around
+        total: Tensor = residual + (y if postnorm is None else postnorm(y))
+        return total if norm is None else norm(total)
+
+
+def _reads(module: nn.Module) -> str:
+    return str(getattr(module, "reads", "input"))
 
 
 def _changes_input(module: nn.Module) -> bool:
@@ -136,6 +155,23 @@ def fill_tap(module: nn.Module, args: tuple[Any, ...]) -> None:
         slot.tapped = args[0]
 
 
+def fill_stream(module: nn.Module, args: tuple[Any, ...]) -> None:
+    """The pre-hook of the module that the residual stream enters: keeps it for an output slot."""
+    (slot,) = getattr(module, _STREAM)
+    if slot.active:
+        slot.residual = args[0]
+
+
+def _join_stream(model: nn.Module, slot: OutputSlot, stream: Stream) -> None:
+    """Let a slot have the residual stream, and the norms behind its sublayer."""
+    norms = (stream.norm, stream.postnorm)
+    slot.around = [None if path is None else model.get_submodule(path) for path in norms]
+    if stream.tap is not None:
+        module = model.get_submodule(stream.tap)
+        slot.handles.append(Mark(module, _STREAM, [slot]))
+        slot.handles.append(module.register_forward_pre_hook(fill_stream, prepend=True))
+
+
 def output_slot(model: nn.Module, site: Site, module: nn.Module, batch_dim: int = 0) -> OutputSlot:
     """The slot at a site's host, made if this is its first module, with the hooks that the site and
     the module need."""
@@ -154,6 +190,8 @@ def output_slot(model: nn.Module, site: Site, module: nn.Module, batch_dim: int 
         slot.handles.append(Mark(tap, _TAP, [slot]))
         # First in line: the sublayer's x is what comes in, not what a module there makes of it.
         slot.handles.append(tap.register_forward_pre_hook(fill_tap, prepend=True))
+    if site.stream and _reads(module) in STREAM and not slot.around:
+        _join_stream(model, slot, site.stream)
     return slot
 
 

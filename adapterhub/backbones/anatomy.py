@@ -36,6 +36,7 @@ Kind = Literal["linear", "sublayer", "keyvalue", "norm", "embed", "mix"]
 Layout = Literal["blocks", "heads"]
 
 SUBLAYERS = ("attn", "cross", "ffn")
+STREAM = ("residual", "block")  # what of the residual stream a module may read, see Stream
 NORMS = ("norm", "postnorm")
 PROJECTIONS = tuple(f"{s}.{p}" for s in ("attn", "cross") for p in ("q", "k", "v", "qkv", "o"))
 ROLES = (
@@ -73,6 +74,7 @@ class Stack:
     root: str = ""
     body: str | None = None
     fused: Mapping[str, Layout] = field(default_factory=dict)
+    norms: str | None = None
 
 
 @dataclass(frozen=True)
@@ -122,13 +124,27 @@ class Part(NamedTuple):
         return torch.cat([p for p in pieces if p.shape[-1]], dim=-1).flatten(-2)
 
 
+class Stream(NamedTuple):
+    """How a sublayer meets the residual stream r (`residual`): the layer goes on with
+    norm(r + postnorm(y)) (`block`).
+
+    `tap` is the path of the module whose input is r; `norm` and `postnorm` those of the
+    normalization of the sum and of the sublayer's output y, where there is one.
+    """
+
+    tap: str | None
+    norm: str | None
+    postnorm: str | None
+
+
 @dataclass(frozen=True)
 class Site:
     """A named place of one backbone.
 
     `host` is the path of the module whose output the site changes; `tap` that of the module whose
     input is the site's x, where it is not the host. `part` names the output features of a fused
-    host that the site owns. `d_in`, `d_out` are the sizes of x and y in features.
+    host that the site owns. `stream` is how a sublayer meets the residual stream, where that is
+    known. `d_in`, `d_out` are the sizes of x and y in features.
     """
 
     id: str
@@ -141,6 +157,7 @@ class Site:
     d_out: int
     tap: str | None = None
     part: Part | None = None
+    stream: Stream | None = None
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from adapterhub.backbones.anatomy import (
     Part,
     Site,
     Stack,
+    Stream,
     join,
 )
 from adapterhub.errors import BackboneError
@@ -116,13 +117,13 @@ def _stack_sites(model: PreTrainedModel, stack: Stack, layers: tuple[str, ...]) 
             for role, spec in stack.sites.items()
             if (path := _present(layer, spec))
         }
-        for role, kind, fields in _layer_sites(model, paths, stack.fused):
+        for role, kind, fields in _layer_sites(model, paths, stack):
             site_id = f"{stack.name}.{number}.{role}"
             yield Site(site_id, stack.name, number, role, kind, **fields)
 
 
 def _layer_sites(
-    model: PreTrainedModel, paths: Mapping[str, tuple[str, ...]], fused: Mapping[str, Layout]
+    model: PreTrainedModel, paths: Mapping[str, tuple[str, ...]], stack: Stack
 ) -> Iterator[tuple[str, Kind, dict[str, Any]]]:
     linear: dict[str, dict[str, Any]] = {}
     for role, path in paths.items():
@@ -137,7 +138,9 @@ def _layer_sites(
             sizes = {"d_in": in_features(module), "d_out": out_features(module)}
             linear[role] = {"host": path[0], **sizes}
         if name in FUSED:
-            for part_role, part in fused_parts(model, role, module, fused.get(role, "blocks")):
+            for part_role, part in fused_parts(
+                model, role, module, stack.fused.get(role, "blocks")
+            ):
                 size = out_features(module) // part.period * (part.stop - part.start)
                 linear[part_role] = linear[role] | {"d_out": size, "part": part}
     for role, fields in linear.items():
@@ -148,7 +151,8 @@ def _layer_sites(
             host = paths[f"{role}.kv"][0]
             yield f"{role}.kv", "keyvalue", {"host": host, "d_in": width, "d_out": width}
         if sublayer := _sublayer(model, role, paths, linear):
-            yield role, "sublayer", sublayer
+            stream = _stream(model, stack.norms, role, paths, sublayer["tap"])
+            yield role, "sublayer", sublayer | {"stream": stream}
 
 
 def fused_parts(
@@ -192,3 +196,20 @@ def _sublayer(
         return None
     sizes = {"d_in": first["d_in"], "d_out": last["d_out"]}
     return {"host": last["host"], "tap": first["host"], **sizes}
+
+
+def _stream(
+    model: PreTrainedModel,
+    norms: str | None,
+    role: str,
+    paths: Mapping[str, tuple[str, ...]],
+    tap: str | None,
+) -> Stream | None:
+    """How a sublayer meets the residual stream; None where the row does not tell."""
+    if norms is None:
+        return None
+    norm, postnorm = (paths.get(f"{role}.{name}", (None,))[0] for name in NORMS)
+    pre = norms == "pre" or (norms != "post" and getattr(model.config, norms))
+    if norm is None and (postnorm is None or not pre):
+        return None  # one norm serves two sublayers
+    return Stream(norm or tap, None, postnorm) if pre else Stream(tap, norm, None)

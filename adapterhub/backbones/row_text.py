@@ -43,6 +43,8 @@ def _stack_lines(stack: Stack, required: tuple[str, ...]) -> list[str]:
         lines.append(f"    root={_text(stack.root)},")
     if stack.body:
         lines.append(f"    body={_text(stack.body)},")
+    if stack.norms:
+        lines.append(f"    norms={_text(stack.norms)},")
     if stack.fused:
         layouts = ", ".join(f"{_text(role)}: {_text(v)}" for role, v in stack.fused.items())
         lines.append(f"    fused={{{layouts}}},")

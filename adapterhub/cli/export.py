@@ -61,12 +61,13 @@ def _export(
     from adapterhub.backbones.load import load_backbone
     from adapterhub.files.native import read_manifest
     from adapterhub.loading import load
-    from adapterhub.training.restore import adapter_folder, backbone_of_run
+    from adapterhub.registry.verbs import pull
+    from adapterhub.training.restore import backbone_of_run
 
-    folder = adapter_folder(Path(source))
+    folder = pull(source)
     manifest = read_manifest(folder)
     model, _ = load_backbone(
-        backbone or backbone_of_run(folder.parent) or manifest.backbone.id,
+        backbone or backbone_of_run(folder) or manifest.backbone.id,
         task=_kind(task or manifest.task),
         labels=manifest.labels,
         revision=None if backbone else manifest.backbone.revision,
@@ -122,11 +123,12 @@ def _subject(
         return method, backbone, _kind(task or "causal-lm"), ()
     if Path(source).is_dir():
         from adapterhub.files.native import read_manifest
-        from adapterhub.training.restore import adapter_folder, backbone_of_run
+        from adapterhub.registry.verbs import pull
+        from adapterhub.training.restore import backbone_of_run
 
-        folder = adapter_folder(Path(source))
+        folder = pull(source)
         manifest = read_manifest(folder)
-        place = backbone or backbone_of_run(folder.parent) or manifest.backbone.id
+        place = backbone or backbone_of_run(folder) or manifest.backbone.id
         return manifest.methods, place, _kind(task or manifest.task), manifest.labels
     from adapterhub.training.recipe import read
 

@@ -8,16 +8,20 @@ from pathlib import Path
 from typing import Protocol
 
 from adapterhub.backbones.anatomy import Anatomy
+from adapterhub.files.adapters import is_adapters
 from adapterhub.files.foreign import Foreign, Outline
 from adapterhub.files.native import MANIFEST_FILE
 from adapterhub.files.peft import is_peft
+from adapterhub.interchange.adapters_in import adapters_outline, import_adapters
 from adapterhub.interchange.peft_in import import_peft, peft_outline
 
 
 class Reader(Protocol):
-    """Reads the adapter of a folder for a backbone."""
+    """Reads the adapter of a folder for a backbone; without `head` it leaves the task head out."""
 
-    def __call__(self, folder: Path, anatomy: Anatomy, *, allow_pickle: bool = False) -> Foreign:
+    def __call__(
+        self, folder: Path, anatomy: Anatomy, *, allow_pickle: bool = False, head: bool = True
+    ) -> Foreign:
         """The checkpoint in our terms."""
 
 
@@ -31,7 +35,11 @@ class Format:
     outline: Callable[[Path], Outline]
 
 
-FORMATS = (Format("peft", is_peft, import_peft, peft_outline),)
+# Both have an adapter_config.json: the one that is known by more comes first.
+FORMATS = (
+    Format("adapters", is_adapters, import_adapters, adapters_outline),
+    Format("peft", is_peft, import_peft, peft_outline),
+)
 
 
 def detect(folder: Path) -> Format | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,20 @@ _TUNED = re.compile(r"(.+)\.(?:lora_(?:embedding_)?[AB]|ia3_l|ln_tuning_layers)(
 _SCALE = ".ia3_l"
 
 
-def import_peft(folder: Path, anatomy: Anatomy, *, allow_pickle: bool = False) -> Foreign:
-    """The checkpoint of peft in a folder, for a backbone.
+def import_peft(
+    folder: Path, anatomy: Anatomy, *, allow_pickle: bool = False, head: bool = True
+) -> Foreign:
+    """The checkpoint of peft in a folder, for a backbone; without `head` its task head is left out.
 
     Raises:
         FileError: the files are broken, or have options that are not known here.
         MismatchError: they do not fit the backbone; everything that does not is listed.
     """
-    return from_peft(read_peft(folder, allow_pickle=allow_pickle), anatomy, folder.name)
+    foreign = from_peft(read_peft(folder, allow_pickle=allow_pickle), anatomy, folder.name)
+    if head:
+        return foreign
+    rest = {name: t for name, t in foreign.tensors.items() if not name.startswith("head.")}
+    return replace(foreign, head=False, labels=(), tensors=rest)
 
 
 def peft_outline(folder: Path) -> Outline:

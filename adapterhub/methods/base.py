@@ -25,7 +25,10 @@ class Placement:
 
     At a projection or sublayer the module maps (x, y) to y'. One whose class sets `reads_weight`
     is called with the host's weight and bias besides (x, y, W, b), and so need not hold them; one
-    that sets `changes_input` maps x to the x' that the host gets in its place. At `attn.kv`
+    that sets `changes_input` maps x to the x' that the host gets in its place; one that sets
+    `reads` gets that in the place of x: `residual`, the residual stream r that the sublayer's
+    output is added to, or `block`, r + y as the layer goes on with it, normed where it norms it
+    (`require_stream` refuses sites where they are not known). At `attn.kv`
     it is called with nothing and gives prefix keys and values (2, length, d); at `embed` it gives
     virtual tokens (length, d); at `mix` it maps (the outputs of the layers below, y) to y'.
 
@@ -143,6 +146,21 @@ def select(method: Any, anatomy: Anatomy, *kinds: Kind) -> tuple[Site, ...]:
             expected=f"one of {', '.join(fitting)}",
         )
     return chosen
+
+
+def require_stream(method: Method, reads: str, sites: Iterable[Site]) -> None:
+    """Refuse sites without a known residual stream, for a method that reads it.
+
+    Raises:
+        SiteError: which they are.
+    """
+    if wrong := sorted({site.role for site in sites if site.stream is None}):
+        raise SiteError(
+            f"{method.name} cannot read the {reads} at these sites: where the residual stream "
+            "meets them is not known",
+            offenders=wrong,
+            expected="sublayers of an architecture whose row names its norms",
+        )
 
 
 def sized(

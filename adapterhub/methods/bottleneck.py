@@ -1,8 +1,12 @@
 """Bottleneck adapters: a two-layer network with a narrow middle at a sublayer.
 
-    sequential:  y' = y + s up(f(down(y)))          parallel:  y' = y + s up(f(down(x)))
+    y' = y + s up(f(down(source)))
+
+    sequential:  source = y (output) or norm(r + y) (block)
+    parallel:    source = x (input) or r (residual)
 
     x, y: (batch, tokens, d), input and output of the sublayer before its residual connection
+    r: the residual stream that y is added to, norm: the one behind the sum, on post-norm backbones
     down: d -> size, up: size -> d, both with bias, f: activation, s: scale
 
 He et al. 2022, "Towards a Unified View of Parameter-Efficient Transfer Learning", section 3.3 and
@@ -10,11 +14,15 @@ table 1, https://arxiv.org/abs/2110.04366, names the axes: functional form, inse
 representation and
 composition. On these axes the four adapters are four rows (parameters a site: 2 d size + size + d):
 
-    name             place      insertion    scale  start                 source
-    houlsby          attn, ffn  sequential   1      N(0, 0.01²) cut 2 sd  Houlsby et al. 2019, 2.1
-    pfeiffer         ffn        sequential   1      N(0, 0.01²) cut 2 sd  Pfeiffer et al. 2021
-    parallel         ffn        parallel     1      up is zero            He et al. 2022
-    scaled-parallel  ffn        parallel     4      up is zero            He et al. 2022, 4.6
+    name             place      source   scale  start                 paper
+    houlsby          attn, ffn  output   1      N(0, 0.01²) cut 2 sd  Houlsby et al. 2019, 2.1
+    pfeiffer         ffn        output   1      N(0, 0.01²) cut 2 sd  Pfeiffer et al. 2021
+    parallel         ffn        input    1      up is zero            He et al. 2022
+    scaled-parallel  ffn        input    4      up is zero            He et al. 2022, 4.6
+
+The library `adapters` (AdapterHub) has the same rows, but its pfeiffer has the source `block`, and
+its parallel adapters have the source `residual`: on a post-norm backbone that is the input, on a
+pre-norm one the input before its norm.
 """
 
 from __future__ import annotations
@@ -22,12 +30,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adapterhub.backbones.anatomy import Anatomy, Site
+from adapterhub.backbones.anatomy import STREAM, Anatomy, Site
 from adapterhub.config import option
 from adapterhub.methods.base import (
     Layers,
@@ -36,24 +44,28 @@ from adapterhub.methods.base import (
     add_product,
     cast,
     register,
+    require_stream,
     select,
     sized,
 )
 from adapterhub.methods.base import activation as activation_of
 
-Insertion = Literal["sequential", "parallel"]
+Sequential = Literal["output", "block"]
+Beside = Literal["input", "residual"]
+Source = Literal["output", "block", "input", "residual"]
 
 
 class Bottleneck(nn.Module):
-    """The map (x, y) -> y + s up(f(down(source))), where the source is y (sequential) or x
-    (parallel)."""
+    """The map (x, y) -> y + s up(f(down(source))): the source is y (`output`), or else x, in the
+    place of which the slot gives what the network `reads`."""
 
     def __init__(
-        self, d_in: int, d_out: int, size: int, activation: str, insertion: Insertion, scale: float
+        self, d_in: int, d_out: int, size: int, activation: str, source: Source, scale: float
     ) -> None:
         super().__init__()
-        self.sequential = insertion == "sequential"
-        self.down = nn.Linear(d_out if self.sequential else d_in, size)
+        self.reads = source
+        self.sequential = source in ("output", "block")
+        self.down = nn.Linear(d_in if source == "input" else d_out, size)
         self.activation = activation_of(activation)
         self.up = nn.Linear(size, d_out)
         self.scale = scale
@@ -71,7 +83,7 @@ class Bottleneck(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """x: (..., d_in), y: (..., d_out) -> y' like y."""
-        source = y if self.sequential else x
+        source = y if self.reads == "output" else x
         down, up = self.down, self.up
         middle = self.activation(
             F.linear(source, cast(down.weight, source), cast(down.bias, source))
@@ -81,52 +93,70 @@ class Bottleneck(nn.Module):
 
     def extra_repr(self) -> str:
         """What `print(model)` shows."""
-        return f"{'sequential' if self.sequential else 'parallel'}, scale={self.scale:g}"
+        return f"source={self.reads}, scale={self.scale:g}"
 
 
 @dataclass(frozen=True)
 class BottleneckMethod(Method):
     """What the four rows share: the form of the network."""
 
-    insertion: ClassVar[Insertion]
-
     size: int = option(64, "width of the bottleneck")
     sizes: dict[str, int] = option({}, "widths that differ, by site: {encoder.ffn: 32}")
     activation: str = option("relu", "activation, by its transformers name")
     scale: float = option(1.0, "factor s of the network's output")
+    source: Source = option("output", "what the network reads")
     sites: tuple[str, ...] = option(("ffn",), "sublayers to adapt")
     layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
-        """One network a chosen sublayer."""
+        """One network a chosen sublayer.
+
+        Raises:
+            SiteError: a site whose residual stream is not known, where the source is of it.
+        """
         for site, size in self._sized(anatomy):
             network = Bottleneck(
-                site.d_in, site.d_out, size, self.activation, self.insertion, self.scale
+                site.d_in, site.d_out, size, self.activation, self.source, self.scale
             )
             yield Placement(site, network)
 
     def count(self, anatomy: Anatomy) -> int:
         """size (d_source + 1) + d_out (size + 1), summed over the sites."""
-        sequential = self.insertion == "sequential"
         return sum(
-            size * ((s.d_out if sequential else s.d_in) + 1) + s.d_out * (size + 1)
+            size * ((s.d_in if self.source == "input" else s.d_out) + 1) + s.d_out * (size + 1)
             for s, size in self._sized(anatomy)
         )
 
     def _sized(self, anatomy: Anatomy) -> list[tuple[Site, int]]:
-        return sized("size", select(self, anatomy), self.size, self.sizes)
+        sites = select(self, anatomy)
+        if self.source in STREAM:
+            require_stream(self, self.source, sites)
+        return sized("size", sites, self.size, self.sizes)
+
+
+@dataclass(frozen=True)
+class SequentialMethod(BottleneckMethod):
+    """Adapters behind a sublayer."""
+
+    source: Sequential = option("output", "what the network reads: y (output), norm(r + y) (block)")
+
+
+@dataclass(frozen=True)
+class ParallelMethod(BottleneckMethod):
+    """Adapters beside a sublayer."""
+
+    source: Beside = option("input", "what the network reads: x (input), r (residual)")
 
 
 @register
 @dataclass(frozen=True)
-class Houlsby(BottleneckMethod):
+class Houlsby(SequentialMethod):
     """Sequential adapters after every sublayer."""
 
     name = "houlsby"
     paper = "Houlsby et al. 2019, https://arxiv.org/abs/1902.00751"
     summary = "sequential bottleneck adapters after attention and feed-forward"
     start = "near-identity"
-    insertion = "sequential"
 
     activation: str = option("gelu", "activation, by its transformers name")
     sites: tuple[str, ...] = option(("attn", "cross", "ffn"), "sublayers to adapt")
@@ -134,36 +164,33 @@ class Houlsby(BottleneckMethod):
 
 @register
 @dataclass(frozen=True)
-class Pfeiffer(BottleneckMethod):
+class Pfeiffer(SequentialMethod):
     """Sequential adapters after the feed-forward sublayer."""
 
     name = "pfeiffer"
     paper = "Pfeiffer et al. 2021, https://arxiv.org/abs/2005.00247"
     summary = "sequential bottleneck adapters after feed-forward"
     start = "near-identity"
-    insertion = "sequential"
 
 
 @register
 @dataclass(frozen=True)
-class Parallel(BottleneckMethod):
+class Parallel(ParallelMethod):
     """Adapters beside the feed-forward sublayer."""
 
     name = "parallel"
     paper = "He et al. 2022, https://arxiv.org/abs/2110.04366"
     summary = "bottleneck adapters beside feed-forward"
-    insertion = "parallel"
 
 
 @register
 @dataclass(frozen=True)
-class ScaledParallel(BottleneckMethod):
+class ScaledParallel(ParallelMethod):
     """Scaled adapters beside the feed-forward sublayer."""
 
     name = "scaled-parallel"
     paper = "He et al. 2022, https://arxiv.org/abs/2110.04366"
     summary = "scaled bottleneck adapters beside feed-forward"
     learning_rate = 3e-4
-    insertion = "parallel"
 
     scale: float = option(4.0, "factor s of the network's output")

@@ -2,6 +2,8 @@
 
     y' = y + up(f(down(y)))    up, down: x W + b    W = sum_i A_i (x) (s_i t_i)  (equations 2, 3)
 
+or, with the source `block`, down(norm(r + y)), as in the bottleneck adapters.
+
     y: (..., d)    A: (n, n, n), one for all sites, kept with the first    i = 1..n
     W of down: (d, size)    s: (n, d/n, rank), t: (n, rank, size/n)    (x): the Kronecker product
     W of up: (size, d)      s: (n, size/n, rank), t: (n, rank, d/n)
@@ -23,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adapterhub.backbones.anatomy import Anatomy
+from adapterhub.backbones.anatomy import STREAM, Anatomy, Site
 from adapterhub.config import option
 from adapterhub.errors import ConfigError
 from adapterhub.methods.base import (
@@ -33,9 +35,11 @@ from adapterhub.methods.base import (
     cast,
     register,
     require_positive,
+    require_stream,
     select,
 )
 from adapterhub.methods.base import activation as activation_of
+from adapterhub.methods.bottleneck import Sequential
 
 
 class Shared(nn.Module):
@@ -73,12 +77,20 @@ class KroneckerLinear(nn.Module):
 
 
 class KroneckerBottleneck(nn.Module):
-    """The map (x, y) -> y + up(f(down(y))). The first of all `keeps` what they share."""
+    """The map (x, y) -> y + up(f(down(source))). The first of all `keeps` what they share."""
 
     def __init__(
-        self, shared: Shared, keeps: bool, width: int, size: int, rank: int, activation: str
+        self,
+        shared: Shared,
+        keeps: bool,
+        width: int,
+        size: int,
+        rank: int,
+        activation: str,
+        source: Sequential,
     ) -> None:
         super().__init__()
+        self.reads = source
         if keeps:
             self.shared = shared
         self.down = KroneckerLinear(shared, width, size, rank)
@@ -87,7 +99,8 @@ class KroneckerBottleneck(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """x: (..., d_in), y: (..., d) -> y' like y."""
-        update: Tensor = self.up(self.activation(self.down(y)))
+        source = y if self.reads == "output" else x
+        update: Tensor = self.up(self.activation(self.down(source)))
         return y + update.to(y.dtype)
 
 
@@ -106,6 +119,7 @@ class Compacter(Method):
     n: int = option(4, "number of Kronecker products; divides the size and the backbone's width")
     rank: int = option(1, "rank of the factors s_i t_i")
     activation: str = option("gelu", "activation, by its transformers name")
+    source: Sequential = option("output", "what the network reads: y (output), norm(r + y) (block)")
     sites: tuple[str, ...] = option(("attn", "cross", "ffn"), "sublayers to adapt")
     layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
 
@@ -118,7 +132,7 @@ class Compacter(Method):
         Raises:
             ConfigError: n does not divide the size or a width.
         """
-        sites = select(self, anatomy)
+        sites = self._sites(anatomy)
         if wrong := [w for w in sorted({self.size, *(s.d_out for s in sites)}) if w % self.n]:
             raise ConfigError(
                 f"{self.name}(n={self.n}) does not divide {', '.join(map(str, wrong))}",
@@ -127,11 +141,23 @@ class Compacter(Method):
         shared = Shared(self.n)
         for site in sites:
             network = KroneckerBottleneck(
-                shared, site is sites[0], site.d_out, self.size, self.rank, self.activation
+                shared,
+                site is sites[0],
+                site.d_out,
+                self.size,
+                self.rank,
+                self.activation,
+                self.source,
             )
             yield Placement(site, network)
 
     def count(self, anatomy: Anatomy) -> int:
         """n^3 + (2 rank + 1)(d + size), the latter summed over the sites."""
-        each = (site.d_out + self.size for site in select(self, anatomy))
+        each = (site.d_out + self.size for site in self._sites(anatomy))
         return int(self.n**3 + (2 * self.rank + 1) * sum(each))
+
+    def _sites(self, anatomy: Anatomy) -> tuple[Site, ...]:
+        sites = select(self, anatomy)
+        if self.source in STREAM:
+            require_stream(self, self.source, sites)
+        return sites

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -19,6 +20,7 @@ def load(
     name: str | None = None,
     any_backbone: bool = False,
     registry: str | Path | None = None,
+    **options: Any,
 ) -> Adapter:
     """Put a saved adapter on a model, with its head and labels, and make it the active one.
 
@@ -26,6 +28,7 @@ def load(
     `"hf:someone/polite"`. Of a name with adapters for several backbones, the one for this model is
     taken. `name` replaces the name that it was saved under. `any_backbone` skips the check of the
     fingerprint: the adapter was trained on other weights, and what it computes here is up to you.
+    `options` are those of `adapterhub.loading.load`: tokenizer, any_tokenizer, head, allow_pickle.
 
     Raises:
         ConfigError: no reference. RegistryError: it is not there, or not for this backbone.
@@ -36,4 +39,4 @@ def load(
     local = place.place == "local" and not any_backbone
     own = backbone_fingerprint(model) if local else None
     folder = pull(reference, backbone=own, registry=registry)
-    return loading.load(model, folder, name=name, any_backbone=any_backbone)
+    return loading.load(model, folder, name=name, any_backbone=any_backbone, **options)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from adapterhub.errors import ConfigError
-from adapterhub.files.native import adapter_folder, read_manifest
+from adapterhub.files.native import MANIFEST_FILE, adapter_folder, read_manifest
+from adapterhub.registry.foreign import CONFIG_FILE
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.reference import Reference, parse
 from adapterhub.registry.store import Entry, Publication, Query, Store
@@ -101,7 +102,9 @@ def pull(
     """
     place = read_reference(reference)
     if place.place == "folder":
-        return adapter_folder(Path(place.name).expanduser())
+        path = Path(place.name).expanduser()
+        other = (path / CONFIG_FILE).is_file() and not (path / MANIFEST_FILE).is_file()
+        return path if other else adapter_folder(path)
     store = store_of(place, registry)
     entry = store.resolve(place.name, place.version, backbone=backbone)
     return store.get(entry, None if folder is None else Path(folder).expanduser())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import tiny
@@ -104,6 +105,8 @@ def test_most_rows_are_plain_and_the_rowless_have_none():
 def test_finds_what_the_row_says(architecture):
     model = tiny.usual_model(architecture)
     found, row = discover(model), FAMILIES[architecture]
+    # Its structure does not tell whether a norm stands before a sublayer or behind it.
+    row = replace(row, stacks=tuple(replace(stack, norms=None) for stack in row.stacks))
     assert build(model, found).sites == build(model, row).sites
     assert found.positions_from_padding == row.positions_from_padding
     assert [s.body for s in found.stacks] == [s.body for s in row.stacks]

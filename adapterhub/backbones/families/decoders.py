@@ -54,11 +54,15 @@ def _without(sites: dict[str, str], *roles: str) -> dict[str, str]:
 # Where attn.kv is left out, attention is not on transformers' attention interface.
 OPENAI_GPT = Family(
     ("openai-gpt",),
-    stacks=(Stack("decoder", "h", _without(_GPT2_SITES, "attn.kv")),),
+    stacks=(Stack("decoder", "h", _without(_GPT2_SITES, "attn.kv"), norms="post"),),
     below=("tokens_embed", "positions_embed"),
 )
 
-GPT2 = Family(("gpt2",), stacks=(Stack("decoder", "h", _GPT2_SITES),), below=("wte", "wpe"))
+GPT2 = Family(
+    ("gpt2",),
+    stacks=(Stack("decoder", "h", _GPT2_SITES, norms="pre"),),
+    below=("wte", "wpe"),
+)
 
 GPT_NEO = Family(
     ("gpt_neo",),
@@ -76,6 +80,7 @@ GPT_NEO = Family(
                 "ffn.down": "mlp.c_proj",
                 "ffn.norm": "ln_2",
             },
+            norms="pre",
         ),
     ),
     below=("wte", "wpe"),
@@ -97,6 +102,7 @@ GPTJ = Family(
                 "ffn.up": "mlp.fc_in",
                 "ffn.down": "mlp.fc_out",
             },
+            norms="pre",
         ),
     ),
     below=("wte",),
@@ -104,10 +110,11 @@ GPTJ = Family(
 
 GPT_NEOX = Family(
     ("gpt_neox",),
-    stacks=(Stack("decoder", "layers", _NEOX_SITES, fused={"attn.qkv": "heads"}),),
+    stacks=(Stack("decoder", "layers", _NEOX_SITES, fused={"attn.qkv": "heads"}, norms="pre"),),
     below=("embed_in",),
 )
 
+# An option of its config decides whether the residual stream is normed, so its norms stay unnamed.
 BLOOM = Family(
     ("bloom",),
     stacks=(
@@ -128,20 +135,24 @@ BLOOM = Family(
 
 OPT = Family(
     ("opt",),
-    stacks=(Stack("decoder", "decoder.layers", _OPT_SITES, root="decoder"),),
+    stacks=(
+        Stack(
+            "decoder", "decoder.layers", _OPT_SITES, root="decoder", norms="do_layer_norm_before"
+        ),
+    ),
     below=("decoder.embed_tokens", "decoder.embed_positions", "decoder.project_in"),
     positions_follow_mask=True,
 )
 
 XGLM = Family(
     ("xglm",),
-    stacks=(Stack("decoder", "layers", _without(_OPT_SITES, "attn.kv")),),
+    stacks=(Stack("decoder", "layers", _without(_OPT_SITES, "attn.kv"), norms="pre"),),
     below=("embed_tokens",),
 )
 
 LLAMA = Family(
     ("llama", "mistral", "qwen2", "qwen3", "olmo"),
-    stacks=(Stack("decoder", "layers", _LLAMA_SITES),),
+    stacks=(Stack("decoder", "layers", _LLAMA_SITES, norms="pre"),),
     below=("embed_tokens",),
 )
 
@@ -156,6 +167,7 @@ OLMO2 = Family(
                 "attn.postnorm": "post_attention_layernorm",
                 "ffn.postnorm": "post_feedforward_layernorm",
             },
+            norms="pre",
         ),
     ),
     below=("embed_tokens",),
@@ -173,6 +185,7 @@ GEMMA3 = Family(
                 "ffn.norm": "pre_feedforward_layernorm",
                 "ffn.postnorm": "post_feedforward_layernorm",
             },
+            norms="pre",
         ),
     ),
     below=("embed_tokens",),
@@ -186,6 +199,7 @@ PHI3 = Family(
             "layers",
             _without(_LLAMA_SITES, "attn.q", "attn.k", "attn.v", "ffn.gate", "ffn.up")
             | {"attn.qkv": "self_attn.qkv_proj", "ffn.gate_up": "mlp.gate_up_proj"},
+            norms="pre",
         ),
     ),
     below=("embed_tokens",),
@@ -199,6 +213,7 @@ MIXTRAL = Family(
             "decoder",
             "layers",
             _without(_LLAMA_SITES, "ffn.gate", "ffn.up", "ffn.down") | {"ffn": "mlp"},
+            norms="pre",
         ),
     ),
     below=("embed_tokens",),

@@ -28,7 +28,7 @@ def _t5_ffn(layer: int) -> dict[str, str]:
 T5 = Family(
     ("t5", "mt5", "umt5"),
     stacks=(
-        Stack("encoder", "encoder.block", _T5_ATTENTION | _t5_ffn(1), root="encoder"),
+        Stack("encoder", "encoder.block", _T5_ATTENTION | _t5_ffn(1), root="encoder", norms="pre"),
         Stack(
             "decoder",
             "decoder.block",
@@ -43,6 +43,7 @@ T5 = Family(
             }
             | _t5_ffn(2),
             root="decoder",
+            norms="pre",
         ),
     ),
     below=("shared", "encoder.embed_tokens", "decoder.embed_tokens"),
@@ -63,32 +64,30 @@ def _bart_attention(sublayer: str, module: str) -> dict[str, str]:
 _BART_FFN = {"ffn.up": "fc1", "ffn.down": "fc2", "ffn.norm": "final_layer_norm"}
 _BART_BELOW = ("embed_tokens", "embed_positions", "layernorm_embedding")
 
+
+def _bart_stacks(norms: str) -> tuple[Stack, Stack]:
+    attention = _bart_attention("attn", "self_attn")
+    cross = _bart_attention("cross", "encoder_attn")
+    encoder, decoder = attention | _BART_FFN, attention | cross | _BART_FFN
+    return (
+        Stack("encoder", "encoder.layers", encoder, root="encoder", norms=norms),
+        Stack("decoder", "decoder.layers", decoder, root="decoder", norms=norms),
+    )
+
+
 BART = Family(
-    ("bart", "mbart", "plbart", "m2m_100"),
-    stacks=(
-        Stack(
-            "encoder",
-            "encoder.layers",
-            _bart_attention("attn", "self_attn") | _BART_FFN,
-            root="encoder",
-        ),
-        Stack(
-            "decoder",
-            "decoder.layers",
-            _bart_attention("attn", "self_attn")
-            | _bart_attention("cross", "encoder_attn")
-            | _BART_FFN,
-            root="decoder",
-        ),
-    ),
+    ("bart", "plbart"),
+    _bart_stacks("post"),
     below=("shared", *(f"{s}.{m}" for s in ("encoder", "decoder") for m in _BART_BELOW)),
 )
 
+MBART = Family(("mbart", "m2m_100"), _bart_stacks("pre"), BART.below)
+
 PEGASUS = Family(
     ("pegasus",),
-    BART.stacks,
+    MBART.stacks,
     BART.below,
     constants=("encoder.embed_positions.weight", "decoder.embed_positions.weight"),
 )
 
-ROWS = (T5, BART, PEGASUS)
+ROWS = (T5, BART, MBART, PEGASUS)

@@ -19,7 +19,7 @@ _WITHOUT_KEYVALUE = {role: path for role, path in _BERT_SITES.items() if role !=
 
 BERT = Family(
     ("bert",),
-    stacks=(Stack("encoder", "encoder.layer", _BERT_SITES, body="encoder"),),
+    stacks=(Stack("encoder", "encoder.layer", _BERT_SITES, body="encoder", norms="post"),),
     below=("embeddings",),
 )
 
@@ -29,7 +29,7 @@ ROBERTA = Family(
 
 ELECTRA = Family(
     ("electra",),
-    stacks=(Stack("encoder", "encoder.layer", _BERT_SITES),),
+    stacks=(Stack("encoder", "encoder.layer", _BERT_SITES, norms="post"),),
     below=("embeddings", "embeddings_project"),
 )
 
@@ -52,6 +52,7 @@ ALBERT = Family(
                 "ffn.norm": "full_layer_layer_norm",
             },
             body="encoder",
+            norms="post",
         ),
     ),
     below=("embeddings", "encoder.embedding_hidden_mapping_in"),
@@ -74,6 +75,7 @@ DISTILBERT = Family(
                 "ffn.down": "ffn.lin2",
                 "ffn.norm": "output_layer_norm",
             },
+            norms="post",
         ),
     ),
     below=("embeddings",),
@@ -94,6 +96,7 @@ DEBERTA_V2 = Family(
                 "attn.k": "attention.self.key_proj",
                 "attn.v": "attention.self.value_proj",
             },
+            norms="post",
         ),
     ),
     below=("embeddings",),
@@ -106,7 +109,15 @@ _DEBERTA_SITES["attn.qkv"] = _DEBERTA_SITES.pop("attn.q").replace("query", "in_p
 
 DEBERTA = Family(
     ("deberta",),
-    stacks=(Stack("encoder", "encoder.layer", _DEBERTA_SITES, fused={"attn.qkv": "heads"}),),
+    stacks=(
+        Stack(
+            "encoder",
+            "encoder.layer",
+            _DEBERTA_SITES,
+            fused={"attn.qkv": "heads"},
+            norms="post",
+        ),
+    ),
     below=("embeddings",),
 )
 
@@ -125,6 +136,7 @@ MPNET = Family(
                 "attn.norm": "attention.LayerNorm",
             },
             body="encoder",
+            norms="post",
         ),
     ),
     below=("embeddings",),
@@ -146,6 +158,7 @@ MODERNBERT = Family(
                 "ffn.down": "mlp.Wo",
                 "ffn.norm": "mlp_norm",
             },
+            norms="pre",
         ),
     ),
     below=("embeddings",),
@@ -165,6 +178,7 @@ XLNET = Family(
                 "ffn.down": "ff.layer_2",
                 "ffn.norm": "ff.layer_norm",
             },
+            norms="post",
         ),
     ),
     below=("word_embedding",),

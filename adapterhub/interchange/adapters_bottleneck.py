@@ -1,0 +1,185 @@
+"""Bottleneck adapters and Compacter of `adapters`.
+
+    y' = y + s up(f(down(source)))
+
+Its sequential adapters read the output of a sublayer or, with `original_ln_before`, the block; its
+parallel ones read the residual stream. A learned scale s is folded into up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+from transformers.activations import ACT2FN
+
+from adapterhub.backbones.anatomy import Anatomy, Site
+from adapterhub.files.adapters import Part
+from adapterhub.interchange.adapters_places import (
+    Held,
+    check_places,
+    common,
+    note_dropout,
+    number_of,
+    sublayer_at,
+    wanted_sites,
+)
+from adapterhub.interchange.draft import Draft
+from adapterhub.interchange.specs import sites_option
+from adapterhub.methods.bottleneck import Houlsby, Parallel, Pfeiffer, ScaledParallel
+from adapterhub.methods.compacter import Compacter
+
+_ROLES = {"mh_adapter": "attn", "cross_adapter": "cross", "output_adapter": "ffn"}
+_ACTIVATIONS = {"leakyrelu": "leaky_relu"}
+_NAMES = {"adapter_down.0.": "down.", "adapter_up.": "up."}
+_KRONECKER = {"W_left": "s", "W_right": "t", "b": "bias"}
+_KNOWN_RULE = {
+    "factorized_phm_W": True,
+    "shared_phm_rule": True,
+    "phm_bias": True,
+    "shared_W_phm": False,
+    "factorized_phm_rule": False,
+}
+
+
+def import_bottleneck(part: Part, held: Held, draft: Draft) -> None:
+    """Translate the bottleneck adapters of a checkpoint."""
+    options = part.options
+    roles = [role for flag, role in _ROLES.items() if options[flag]]
+    wanted = wanted_sites(draft.anatomy, roles, options["leave_out"])
+    networks = _networks(held, wanted, draft)
+    note_dropout(options, draft)
+    check_places((site for site, _ in networks.values()), wanted, draft)
+    sizes = {site.id: _size(draft.anatomy, site, options["reduction_factor"]) for site in wanted}
+    source = _source(options, draft)
+    name = options["non_linearity"].lower()
+    activation = _ACTIVATIONS.get(name, name)
+    if activation not in ACT2FN:
+        draft.problems.append(f"non_linearity: {name!a} is not known here")
+    if not wanted:
+        draft.problems.append("bottleneck: its options name no sublayer of this backbone")
+    if draft.problems:
+        return
+    spec = {
+        "activation": activation,
+        "source": source,
+        "sites": sites_option(draft.anatomy, wanted),
+    }
+    translate = _compacter if options["phm_layer"] else _bottleneck
+    translate(options, spec, sizes, networks, held, draft)
+
+
+def _networks(
+    held: Held, wanted: Iterable[Site], draft: Draft
+) -> dict[str, tuple[Site, dict[str, Tensor]]]:
+    """The tensors of each sublayer that the options name; another part may have others."""
+    ids = {site.id for site in wanted}
+
+    def is_wanted(path: str) -> bool:
+        site = sublayer_at(draft.anatomy, path)
+        return site is not None and site.id in ids
+
+    found: dict[str, tuple[Site, dict[str, Tensor]]] = {}
+    for path, parameter, tensor in held.take("adapters", is_wanted):
+        if site := sublayer_at(draft.anatomy, path):
+            found.setdefault(site.id, (site, {}))[1][parameter] = tensor
+    return found
+
+
+def _size(anatomy: Anatomy, site: Site, factor: float | Mapping[str, float]) -> int:
+    if isinstance(factor, Mapping):
+        factor = factor.get(str(number_of(anatomy, site)), factor.get("default", 0))
+    return max(int(site.d_out // factor), 1) if factor > 0 else 1
+
+
+def _source(options: Mapping[str, Any], draft: Draft) -> str:
+    if options["is_parallel"]:
+        return "residual"
+    if options["original_ln_before"] and options["residual_before_ln"] is not True:
+        draft.problems.append(
+            f"residual_before_ln: {options['residual_before_ln']!r:.40} puts the block in the "
+            "place of the output, which is not expressible"
+        )
+    return "block" if options["original_ln_before"] else "output"
+
+
+def _scale(options: Mapping[str, Any], tensors: dict[str, Tensor]) -> Tensor | None:
+    """The learned scale of one network, (1,) or (d,), where there is one."""
+    return tensors.pop("scaling", None) if isinstance(options["scaling"], str) else None
+
+
+def _bottleneck(
+    options: Mapping[str, Any],
+    spec: dict[str, Any],
+    sizes: Mapping[str, int],
+    networks: Mapping[str, tuple[Site, dict[str, Tensor]]],
+    held: Held,
+    draft: Draft,
+) -> None:
+    learned = isinstance(options["scaling"], str)
+    spec |= common("size", sizes) | {"scale": 1.0 if learned else float(options["scaling"])}
+    if options["is_parallel"]:
+        method = Parallel.name if spec["scale"] == 1 else ScaledParallel.name
+    else:
+        method = Houlsby.name if options["mh_adapter"] else Pfeiffer.name
+    draft.methods.append({method: spec})
+    if learned:
+        draft.notes.append("learned scales are folded into up")
+    for site_id, (_, tensors) in networks.items():
+        scale = _scale(options, tensors)
+        for name, tensor in tensors.items():
+            own = _renamed(name, {"weight": "weight", "bias": "bias"})
+            if own is None:
+                draft.problems.append(f"{site_id}: {name} has no place here")
+            elif scale is not None and own.startswith("up."):
+                tensor = tensor * (scale[:, None] if tensor.dim() == 2 else scale)
+            draft.tensors[f"{site_id}.{method}.{own}"] = tensor
+
+
+def _compacter(
+    options: Mapping[str, Any],
+    spec: dict[str, Any],
+    sizes: Mapping[str, int],
+    networks: Mapping[str, tuple[Site, dict[str, Tensor]]],
+    held: Held,
+    draft: Draft,
+) -> None:
+    problems = [
+        f"{name}: {options[name]!r:.40}, only {known} is expressible"
+        for name, known in _KNOWN_RULE.items()
+        if options[name] is not known
+    ]
+    if options["is_parallel"] or isinstance(options["scaling"], str):
+        problems.append("phm_layer: only sequential adapters with a fixed scale are expressible")
+    if len(set(sizes.values())) > 1:
+        problems.append("reduction_factor: with phm_layer all sites have one size")
+    if problems:
+        draft.problems += problems
+        return
+    method, scale = Compacter.name, options["scaling"]
+    size = next(iter(sizes.values()))
+    spec |= {"size": size, "n": options["phm_dim"], "rank": options["phm_rank"]}
+    draft.methods.append({method: spec})
+    for site_id, (_, tensors) in networks.items():
+        for name, tensor in tensors.items():
+            own = _renamed(name, _KRONECKER)
+            if own is None:
+                draft.problems.append(f"{site_id}: {name} has no place here")
+            elif own in ("up.t", "up.bias"):
+                tensor = tensor * scale
+            draft.tensors[f"{site_id}.{method}.{own}"] = tensor
+    first = next(i for i in draft.anatomy.sites if i in networks)
+    for _, name, tensor in held.take("shared_parameters"):
+        if name == "phm_rule":
+            draft.tensors[f"{first}.{method}.shared.A"] = tensor
+        else:
+            draft.problems.append(f"shared_parameters: {name} has no place here")
+
+
+def _renamed(name: str, parameters: Mapping[str, str]) -> str | None:
+    """The name of a network's tensor here, None where it has none."""
+    for theirs, own in _NAMES.items():
+        if name.startswith(theirs) and name.removeprefix(theirs) in parameters:
+            return own + parameters[name.removeprefix(theirs)]
+    return None

@@ -1,0 +1,92 @@
+"""Prefixes of `adapters`: one tensor or one network holds those of all layers of a kind.
+
+flat:     control_trans, (length, layers, keys and values, d_kv) in one row
+network:  control_trans.2(f(control_trans.0(wte))), of which the values are kept
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.activations import ACT2FN
+
+from adapterhub.backbones.anatomy import Anatomy, Site
+from adapterhub.files.adapters import Part
+from adapterhub.interchange.adapters_places import Held, note_dropout, same, wanted_sites
+from adapterhub.interchange.draft import Draft
+from adapterhub.interchange.specs import sites_option
+from adapterhub.methods.prefix import Prefix
+
+_FLAT = {"control_trans"}
+_NETWORK = {"wte.weight", *(f"control_trans.{n}.{p}" for n in (0, 2) for p in ("weight", "bias"))}
+
+
+def import_prefix(part: Part, held: Held, draft: Draft) -> None:
+    """Translate the prefixes of a checkpoint."""
+    options, length = part.options, part.options["prefix_length"]
+    note_dropout(options, draft)
+    groups = _groups(held, draft)
+    chosen: list[Site] = []
+    for kind, sites in _kinds(draft.anatomy, options).items():
+        tensors = groups.pop(kind, None) or groups.pop(kind.removesuffix("_prefix"), {})
+        if tensors.keys() != (_FLAT if options["flat"] else _NETWORK):
+            draft.problems.append(f"{kind}: has the tensors {', '.join(sorted(tensors)) or 'none'}")
+            continue
+        values = _values(tensors, options["non_linearity"])
+        width = {site.d_out for site in sites}
+        if len(width) != 1 or values.numel() != length * len(sites) * 2 * (d := width.pop()):
+            draft.problems.append(f"{kind}: {values.numel()} numbers, for {len(sites)} layers")
+            continue
+        for site, pair in zip(sites, values.view(length, len(sites), 2, d).unbind(1), strict=True):
+            name = f"{site.id}.{Prefix.name}.prefix"
+            draft.tensors[name] = pair.transpose(0, 1).contiguous()
+        chosen += sites
+    draft.problems += [f"{kind}: has no place here" for kind in sorted(groups)]
+    if any(site.role == "attn.kv" for site in chosen) and _has_bias(draft.anatomy):
+        draft.problems.append(
+            "prefix_tuning: adapters shifts the relative positions of all keys by the prefix, "
+            "which is not expressible"
+        )
+    if chosen:
+        sites_named = sites_option(draft.anatomy, chosen)
+        draft.methods.append({Prefix.name: {"length": length, "sites": sites_named}})
+
+
+def _has_bias(anatomy: Anatomy) -> bool:
+    return any(hasattr(module, "relative_attention_bias") for module in anatomy.model.modules())
+
+
+def _groups(held: Held, draft: Draft) -> dict[str, dict[str, Tensor]]:
+    """The tensors by kind; the files repeat them under the name of every layer."""
+    groups: dict[str, dict[str, Tensor]] = {}
+    for path, name, tensor in held.take("prefix_tunings"):
+        kind, _, parameter = name.partition(".")
+        known = groups.setdefault(kind, {}).setdefault(parameter, tensor)
+        if not same(known, tensor):
+            draft.problems.append(f"{path}: another copy of {name} differs")
+    return groups
+
+
+def _kinds(anatomy: Anatomy, options: Mapping[str, object]) -> dict[str, list[Site]]:
+    """The attentions of each kind of prefix, in the order of their layers."""
+    left_out = options["leave_out"]
+    assert isinstance(left_out, (list, tuple))
+    both = len(anatomy.stacks) == 2
+    sites = {role: wanted_sites(anatomy, [f"{role}.kv"], left_out) for role in ("attn", "cross")}
+    kinds = {
+        "encoder_prefix": [s for s in sites["attn"] if both and s.stack == "encoder"],
+        "self_prefix": [s for s in sites["attn"] if not both or s.stack == "decoder"],
+        "cross_prefix": sites["cross"],
+    }
+    return {kind: found for kind, found in kinds.items() if found and options.get(kind, True)}
+
+
+def _values(tensors: Mapping[str, Tensor], activation: str) -> Tensor:
+    if tensors.keys() == _FLAT:
+        return tensors["control_trans"]
+    first, last = (
+        {p: tensors[f"control_trans.{n}.{p}"] for p in ("weight", "bias")} for n in (0, 2)
+    )
+    return F.linear(ACT2FN[activation.lower()](F.linear(tensors["wte.weight"], **first)), **last)
