@@ -19,16 +19,20 @@ _TAP = "_adapterhub_tap"
 
 
 class Mark:
-    """An attribute on a module, by which a hook there finds its slot; `remove` takes it off."""
+    """An entry in a list on a module, by which a hook there finds its slots; `remove` takes it
+    off, and the list with the last one."""
 
-    def __init__(self, module: nn.Module, name: str, value: list[Any]) -> None:
+    def __init__(self, module: nn.Module, name: str, entry: Any) -> None:
         # In a list, the slot does not become a second child, under a second state-dict key.
-        self.module, self.name = module, name
-        setattr(module, name, value)
+        self.module, self.name, self.entry = module, name, entry
+        module.__dict__.setdefault(name, []).append(entry)
 
     def remove(self) -> None:
         """The module is as it was."""
-        delattr(self.module, self.name)
+        entries = getattr(self.module, self.name)
+        entries.remove(self.entry)
+        if not entries:
+            delattr(self.module, self.name)
 
 
 class Slot(nn.Module):
@@ -40,6 +44,8 @@ class Slot(nn.Module):
         self.active: tuple[str, ...] = ()
         self.sites: dict[str, Site] = {}
         self.handles: list[RemovableHandle | Mark] = []
+        self.tap: str | None = None
+        self.tapped: Tensor | None = None
 
     def add(self, key: str, site: Site, module: nn.Module) -> None:
         """Let a module sit here, inactive."""
@@ -55,6 +61,11 @@ class Slot(nn.Module):
         """Make a module active, as the last in line, or inactive."""
         self.active = tuple(k for k in self.active if k != key) + ((key,) if on else ())
 
+    def take_tapped(self) -> Tensor | None:
+        """What the tap gave in this forward pass, once."""
+        tapped, self.tapped = self.tapped, None
+        return tapped
+
     def placed(self, key: str) -> nn.Module:
         """The module that sits here under a key."""
         module = self._modules[key]
@@ -69,8 +80,6 @@ class OutputSlot(Slot):
     def __init__(self) -> None:
         super().__init__()
         self.takes_input = False
-        self.tap: str | None = None
-        self.tapped: Tensor | None = None
 
     def enter(self, x: Tensor) -> Tensor:
         """x: (batch, tokens, d_in), the host's input -> x' like x."""
@@ -80,7 +89,7 @@ class OutputSlot(Slot):
 
     def forward(self, host: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """x: (batch, tokens, d_in), y: (batch, tokens, d_out) of the host -> y' like y."""
-        sublayer_x, self.tapped = self.tapped, None
+        sublayer_x = self.take_tapped()
         for key in self.active:
             site, module = self.sites[key], self.placed(key)
             if _changes_input(module):
@@ -112,10 +121,22 @@ def call_slot_before(host: nn.Module, args: tuple[Any, ...]) -> Any:
 
 
 def fill_tap(module: nn.Module, args: tuple[Any, ...]) -> None:
-    """The pre-hook of a sublayer's first projection: keeps the sublayer's x for its output slot."""
-    (slot,) = getattr(module, _TAP)
-    if slot.active:
-        slot.tapped = args[0]
+    """The pre-hook of a sublayer's first projection: keeps the sublayer's x for the slots that read
+    it."""
+    for slot in getattr(module, _TAP):
+        if slot.active:
+            slot.tapped = args[0]
+
+
+def tap_input(model: nn.Module, slot: Slot, path: str | None) -> None:
+    """Let a slot have the input of the module at `path`, which runs before it."""
+    if path is None or slot.tap is not None:
+        return
+    slot.tap = path
+    module = model.get_submodule(path)
+    slot.handles.append(Mark(module, _TAP, slot))
+    # First in line: the sublayer's x is what comes in, not what a module there makes of it.
+    slot.handles.append(module.register_forward_pre_hook(fill_tap, prepend=True))
 
 
 def output_slot(model: nn.Module, site: Site, module: nn.Module) -> OutputSlot:
@@ -130,12 +151,7 @@ def output_slot(model: nn.Module, site: Site, module: nn.Module) -> OutputSlot:
     if _changes_input(module) and not slot.takes_input:
         slot.takes_input = True
         slot.handles.append(host.register_forward_pre_hook(call_slot_before))
-    if site.tap and slot.tap is None:
-        slot.tap = site.tap
-        tap = model.get_submodule(site.tap)
-        slot.handles.append(Mark(tap, _TAP, [slot]))
-        # First in line: the sublayer's x is what comes in, not what a module there makes of it.
-        slot.handles.append(tap.register_forward_pre_hook(fill_tap, prepend=True))
+    tap_input(model, slot, site.tap)
     return slot
 
 

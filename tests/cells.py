@@ -17,9 +17,10 @@ WITHOUT_BIAS = (
     "modernbert", "llama", "mistral", "qwen3", "olmo", "olmo2", "gemma3_text", "phi3", "mixtral",
     "t5", "mt5", "umt5",
 )  # fmt: skip
+PREFIXED = ("prefix", "mam", "unipelt")
 UPDATES = ("lora", "rslora", "lora-plus", "dora", "pissa")
 REFUSED: dict[tuple[str, str], type[Exception]] = {
-    **{(method, a): SiteError for method in ("prefix", "mam") for a in OFF_INTERFACE},
+    **{(method, a): SiteError for method in PREFIXED for a in OFF_INTERFACE},
     **{("bitfit", a): SiteError for a in WITHOUT_BIAS},
     # XLNet's projections are tensors, not modules.
     **{(method, "xlnet"): SiteError for method in UPDATES},

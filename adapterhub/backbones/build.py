@@ -144,9 +144,9 @@ def _layer_sites(
         yield role, "linear", fields
     for role in SUBLAYERS:
         if f"{role}.kv" in paths:
-            width = linear[f"{role}.k"]["d_out"]
-            host = paths[f"{role}.kv"][0]
-            yield f"{role}.kv", "keyvalue", {"host": host, "d_in": width, "d_out": width}
+            first, width = _entry(role, linear), linear[f"{role}.k"]["d_out"]
+            sizes = {"d_in": first["d_in"], "d_out": width, "tap": first["host"]}
+            yield f"{role}.kv", "keyvalue", {"host": paths[f"{role}.kv"][0], **sizes}
         if sublayer := _sublayer(model, role, paths, linear):
             yield role, "sublayer", sublayer
 
@@ -185,10 +185,15 @@ def _sublayer(
         width = model.config.get_text_config().hidden_size
         sizes = {"d_in": width, "d_out": width}
         return {"host": host, "tap": entry if entry != host else None, **sizes}
-    entries = (f"{role}.{name}" for name in ("q", "qkv", "up", "gate_up"))
-    first = next((linear[r] for r in entries if r in linear), None)
+    first = _entry(role, linear)
     last = next((linear[r] for r in (f"{role}.o", f"{role}.down") if r in linear), None)
-    if first is None or last is None:
+    if not first or last is None:
         return None
     sizes = {"d_in": first["d_in"], "d_out": last["d_out"]}
     return {"host": last["host"], "tap": first["host"], **sizes}
+
+
+def _entry(role: str, linear: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """The first projection of a sublayer: its input is the sublayer's x; {} where it has none."""
+    entries = (f"{role}.{name}" for name in ("q", "qkv", "up", "gate_up"))
+    return next((linear[r] for r in entries if r in linear), {})

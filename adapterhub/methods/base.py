@@ -24,9 +24,11 @@ class Placement:
 
     At a projection or sublayer the module maps (x, y) to y'. One whose class sets `reads_weight`
     is called with the host's weight and bias besides (x, y, W, b), and so need not hold them; one
-    that sets `changes_input` maps x to the x' that the host gets in its place. At `attn.kv`
-    it is called with nothing and gives prefix keys and values (2, length, d); at `embed` it gives
-    virtual tokens (length, d); at `mix` it maps (the outputs of the layers below, y) to y'.
+    that sets `changes_input` maps x to the x' that the host gets in its place. At `attn.kv` it is
+    called with nothing and gives prefix keys and values (2, length, d_kv); one that sets
+    `reads_input` is called with the attention's x and gives their gate (batch, tokens, 1) besides.
+    At `embed` it gives virtual tokens (length, d); at `mix` it maps (the outputs of the layers
+    below, y) to y'.
 
     A module that trains in another form than it is used in has a method `folded`: it gives the
     module of the folded method (see `Method.folded`) that computes the same now.

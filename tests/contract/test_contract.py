@@ -35,6 +35,7 @@ def test_the_number_of_refused_cells():
     expected = {
         "prefix": 9,
         "mam": 9,
+        "unipelt": 9,
         "bitfit": 12,
         "head": 3,
         "norms": 1,
