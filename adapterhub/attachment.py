@@ -34,6 +34,7 @@ from adapterhub.backbones.load import FRESH
 from adapterhub.errors import AdapterhubError, AttachError, SiteError, did_you_mean
 from adapterhub.methods.base import METHODS, Method, Placement, Step, Unfrozen
 from adapterhub.methods.spec import Spec, parse
+from adapterhub.sources import build
 
 _STATE = "_adapterhub"
 
@@ -89,9 +90,12 @@ def attach(model: PreTrainedModel, method: Spec, *, name: str = "default") -> Ad
         ConfigError: an unknown method or option.
         SiteError: the backbone lacks a site that the method names; if the method does not fit at
             all, the error names those that do.
-        AttachError: the name is taken, the model is compiled, or nothing would train.
+        AttachError: the name is taken, the model is compiled, nothing would train, or an adapter
+            that the method is built of is not there.
     """
-    return place(model, parse(method), name)
+    state = attachments(model)
+    methods, fill = build(parse(method), state.adapters if state else {})
+    return place(model, methods, name, prepare=fill)
 
 
 def place(
@@ -207,16 +211,17 @@ def _plan(method: Method, part: Method, anatomy: Anatomy) -> list[Step]:
 
 def _fits(cls: type[Method], anatomy: Anatomy) -> bool:
     try:
-        cls().count(anatomy)
+        cls.example().count(anatomy)
     except AdapterhubError:
         return False
     return True
 
 
 def _moved(state: Attachments, placement: Placement) -> nn.Module:
-    """Adapter modules are fp32, on the device of their host."""
+    """Adapter modules are fp32, on the device of their host, and train where the model does."""
     host = state.model.get_submodule(placement.site.host)
     device = next((p.device for p in host.parameters()), state.model.device)
+    placement.module.train(state.model.training)
     return placement.module.to(device=device, dtype=torch.float32)
 
 

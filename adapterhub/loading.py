@@ -16,6 +16,7 @@ from adapterhub.errors import MismatchError
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_adapter
 from adapterhub.methods.spec import parse
+from adapterhub.sources import check_backbone
 
 
 def load(
@@ -38,7 +39,7 @@ def load(
 
     def fill(adapter: Adapter) -> None:
         if not any_backbone:
-            _check_backbone(manifest, adapter)
+            check_backbone(manifest, adapter)
         _fit_head(manifest, tensors, adapter)
         _copy(tensors, adapter)
         adapter.notes = _notes(manifest)
@@ -51,18 +52,6 @@ def load(
 
 def _notes(manifest: Manifest) -> Notes:
     return Notes(manifest.task, manifest.tokenizer, dict(manifest.training), dict(manifest.metrics))
-
-
-def _check_backbone(manifest: Manifest, adapter: Adapter) -> None:
-    found, wanted = adapter.manifest().backbone, manifest.backbone
-    at = f" at {wanted.revision}" if wanted.revision else ""
-    if found.fingerprint != wanted.fingerprint:
-        raise MismatchError(
-            f"the adapter {manifest.name!r} was trained on another backbone",
-            offenders=[f"this model: {found.id}, {found.fingerprint}"],
-            expected=f"{wanted.id}{at}, {wanted.fingerprint}",
-            hint=f"load_backbone({wanted.id!r}), or load(..., any_backbone=True)",
-        )
 
 
 def _fit_head(manifest: Manifest, tensors: Mapping[str, Tensor], adapter: Adapter) -> None:

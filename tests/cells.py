@@ -6,7 +6,7 @@ import pytest
 import tiny
 
 from adapterhub.errors import AttachError, ConfigError, SiteError
-from adapterhub.methods import METHODS
+from adapterhub.methods import METHODS, Method
 
 # Their attention is not on transformers' attention interface, so prefixes cannot enter it.
 OFF_INTERFACE = (
@@ -35,3 +35,8 @@ REFUSED: dict[tuple[str, str], type[Exception]] = {
 ALL = [(m, a) for m in sorted(METHODS) for a in tiny.ARCHITECTURES]
 CELLS = [cell for cell in ALL if cell[1] in tiny.MATRIX and cell not in REFUSED]
 matrix = pytest.mark.parametrize(("method", "architecture"), CELLS)
+
+
+def example(method: str) -> Method:
+    """A method with options that fit any backbone: its defaults, but for what needs more."""
+    return METHODS[method].example()

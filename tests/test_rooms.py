@@ -18,6 +18,7 @@ ROOMS = (
     ("slots",),
     ("attention", "prompting", "mixing"),
     ("adapter",),
+    ("sources",),
     ("attachment",),
     ("loading",),
     ("training",),

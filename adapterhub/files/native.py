@@ -121,6 +121,26 @@ def write_adapter(
     return written
 
 
+def find_adapter(folder: Path) -> Path | None:
+    """The folder with the adapter's files: the one given, or `adapter` in a run's folder."""
+    candidates = (folder, folder / "adapter")
+    return next((c for c in candidates if (c / MANIFEST_FILE).is_file()), None)
+
+
+def adapter_folder(folder: Path) -> Path:
+    """As `find_adapter`, where there must be one.
+
+    Raises:
+        FileError: there is none.
+    """
+    if found := find_adapter(folder):
+        return found
+    raise FileError(
+        f"there is no adapter in {folder}",
+        expected=f"a folder with {MANIFEST_FILE}, or the output folder of a run",
+    )
+
+
 def read_adapter(folder: Path) -> tuple[Manifest, dict[str, torch.Tensor]]:
     """The manifest and the tensors (on the CPU, sorted by name) of the adapter in `folder`.
 

@@ -6,7 +6,7 @@ import dataclasses
 from abc import ABC
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +62,15 @@ class Pace:
 Step = Placement | Unfrozen
 
 
+class Source(NamedTuple):
+    """A trained adapter that another one is built of: its methods, and its tensors by the names of
+    adapter files."""
+
+    name: str
+    methods: tuple[Method, ...]
+    tensors: Mapping[str, Tensor]
+
+
 class Method(ABC):
     """The base of all methods. A subclass is a frozen dataclass, and registered by its name.
 
@@ -80,6 +89,22 @@ class Method(ABC):
     learning_rate: ClassVar[float] = 1e-3
     schedule: ClassVar[str | None] = None
     trains_backbone: ClassVar[bool] = False
+
+    @classmethod
+    def example(cls) -> Method:
+        """The method with its defaults, or where it needs more, with options that fit any
+        backbone."""
+        return cls()
+
+    def sources(self) -> tuple[str, ...]:
+        """The trained adapters that it is built of, until `built_of` has put them in: names on the
+        model, or folders."""
+        return ()
+
+    def built_of(self, sources: Sequence[Source]) -> tuple[Method, dict[str, Tensor]]:
+        """The method with these adapters written into its options, and the tensors that it takes
+        over from them, by its own names."""
+        raise NotImplementedError(f"{self.name} is built of no other adapters")
 
     def parts(self) -> tuple[Method, ...]:
         """The methods that this one is composed of; itself unless it is a composition."""

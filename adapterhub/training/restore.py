@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 
 from adapterhub.backbones.load import TASK_MODELS, load_backbone
 from adapterhub.config import from_dict
-from adapterhub.errors import ConfigError, FileError, MismatchError
+from adapterhub.errors import ConfigError, MismatchError
 from adapterhub.files.manifest import Manifest
-from adapterhub.files.native import read_manifest
+from adapterhub.files.native import adapter_folder, read_manifest
 from adapterhub.loading import load
 from adapterhub.training.data import DataOptions
 from adapterhub.training.run import make_ready, positions_of, tokenizer_hash
@@ -101,21 +101,6 @@ def open_backbone(backbone: str, task: Task, max_length: int = 128) -> Opened:
     make_ready(model)
     limit = min(max_length, positions_of(model))
     return Opened(model, task, Setting(tokenizer, limit, positions=positions_of(model)))
-
-
-def adapter_folder(folder: Path) -> Path:
-    """The folder with the adapter's files: the one given, or `adapter` in a run's folder.
-
-    Raises:
-        FileError: neither holds an adapter.
-    """
-    for candidate in (folder, folder / "adapter"):
-        if (candidate / "adapter.json").is_file():
-            return candidate
-    raise FileError(
-        f"there is no adapter in {folder}",
-        expected="a folder with adapter.json, or the output folder of a run",
-    )
 
 
 def _backbone_of_run(folder: Path) -> str | None:
