@@ -54,15 +54,15 @@ class Gate(nn.Module):
 class GatedUpdate(nn.Module):
     """The map (x, y) -> y + g (update(x, y) - y)."""
 
-    def __init__(self, update: nn.Module, gate: Gate, reads: Literal["x", "y"]) -> None:
+    def __init__(self, update: nn.Module, gate: Gate, gated_by: Literal["x", "y"]) -> None:
         super().__init__()
         self.update = update
         self.gate = gate
-        self.reads = reads
+        self.gated_by = gated_by
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """x: (batch, tokens, d_in), y: (batch, tokens, d_out) -> y' like y."""
-        gate = self.gate(y if self.reads == "y" else x).to(y.dtype)
+        gate = self.gate(y if self.gated_by == "y" else x).to(y.dtype)
         return torch.addcmul(y, gate, self.update(x, y) - y)
 
 
@@ -85,7 +85,7 @@ class GatedPrefix(nn.Module):
 class Gated(Method):
     """What a method becomes that inherits from this and from it: the same, with a gate a site."""
 
-    reads: ClassVar[Literal["x", "y"]] = "x"
+    gated_by: ClassVar[Literal["x", "y"]] = "x"
 
     gate: Over = option("token", "what has a gate of its own: each token, or a sequence")
 
@@ -103,7 +103,7 @@ class Gated(Method):
             if step.site.kind == "keyvalue":
                 module = GatedPrefix(step.module, gate)
             else:
-                module = GatedUpdate(step.module, gate, self.reads)
+                module = GatedUpdate(step.module, gate, self.gated_by)
             yield Placement(step.site, module)
 
     def count(self, anatomy: Anatomy) -> int:
@@ -112,7 +112,7 @@ class Gated(Method):
         return super().count(anatomy) + gates
 
     def _width(self, site: Site) -> int:
-        return site.d_out if self.reads == "y" else site.d_in
+        return site.d_out if self.gated_by == "y" else site.d_in
 
     def _refuse_the_future(self, sites: list[Site]) -> None:
         decoding = [site.id for site in sites if site.stack == "decoder"]

@@ -40,7 +40,7 @@ class GatedPrefix(Gated, Prefix):
 class GatedPfeiffer(Gated, Pfeiffer):
     """Sequential adapters after feed-forward, with gates."""
 
-    reads = "y"
+    gated_by = "y"
 
 
 @register
