@@ -363,7 +363,7 @@ def make_slot(anatomy: Anatomy, placed: Placed) -> Slot:
     """The slot at a site's host, of the kind that the site needs, made if there is none."""
     site = placed.site
     if site.kind == "keyvalue":
-        return keyvalue_slot(anatomy.model, site)
+        return keyvalue_slot(anatomy.model, site, placed.module)
     if site.kind == "embed":
         return prompt_slot(anatomy, site)
     if site.kind == "mix":

@@ -38,6 +38,7 @@ from adapterhub.errors import AdapterhubError, AttachError, SiteError, did_you_m
 from adapterhub.files.manifest import NewToken, name_problems
 from adapterhub.methods.base import METHODS, Method, Placement, Step, Unfrozen
 from adapterhub.methods.spec import Spec, parse
+from adapterhub.sources import build
 from adapterhub.vocabulary import Vocabulary, tokens_of, vocabulary_of
 
 _STATE = "_adapterhub"
@@ -128,12 +129,14 @@ def attach(
         ConfigError: an unknown method or option.
         SiteError: the backbone lacks a site that the method names; if the method does not fit at
             all, the error names those that do.
-        AttachError: the name is taken, the model is compiled, or nothing would train.
+        AttachError: the name is taken, the model is compiled, nothing would train, or an adapter
+            that the method is built of is not there.
     """
-    methods = parse(method)
     if tokenizer is not None:
         bind_new(model, tokenizer)
-    return place(model, methods, name)
+    state = attachments(model)
+    methods, fill = build(parse(method), state.adapters if state else {})
+    return place(model, methods, name, prepare=fill)
 
 
 def bind_new(
@@ -290,16 +293,17 @@ def _plan(method: Method, part: Method, anatomy: Anatomy) -> list[Step]:
 
 def _fits(cls: type[Method], anatomy: Anatomy) -> bool:
     try:
-        cls().count(anatomy)
+        cls.example().count(anatomy)
     except AdapterhubError:
         return False
     return True
 
 
 def _moved(state: Attachments, placement: Placement) -> nn.Module:
-    """Adapter modules are fp32, on the device of their host."""
+    """Adapter modules are fp32, on the device of their host, and train where the model does."""
     host = state.model.get_submodule(placement.site.host)
     device = next((p.device for p in host.parameters()), state.model.device)
+    placement.module.train(state.model.training)
     return placement.module.to(device=device, dtype=torch.float32)
 
 

@@ -3,9 +3,11 @@ cache.
 
 While a prefix sits on a backbone, its attention implementation is called `adapterhub_<name>`: a
 function registered beside the backbone's own that joins the prefix to the keys and values, widens
-the mask (and T5's position bias), and calls the backbone's own function. The mask maker is
-registered under the same name, since transformers builds no mask, and so attends to padding, for a
-name that it does not know.
+the mask (and T5's position bias), and calls the backbone's own function. A prefix with a gate g_i
+of each query i, K' = [g_i P_k; K] and V' = [g_i P_v; V], needs no keys per query: the function gets
+heads of twice the width, [q_i, g_i q_i] against [0, P_k; K, 0], and of its output [o, o'] the sum
+o + g_i o' is taken. The mask maker is registered under the same name, since transformers builds no
+mask, and so attends to padding, for a name that it does not know.
 """
 
 from __future__ import annotations
@@ -24,36 +26,66 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from adapterhub.backbones.anatomy import CHILD, Site
 from adapterhub.composition import Plan
 from adapterhub.errors import SiteError
-from adapterhub.slots import Slot
+from adapterhub.slots import Slot, tap_input
 
 SUPPORTED = ("eager", "sdpa")
 _PREFIX = "adapterhub_"
 
 
 class KeyValueSlot(Slot):
-    """Sits at an attention module: each active module gives prefix keys and values."""
+    """Sits at an attention module: each active module gives prefix keys and values, and may give a
+    gate for them."""
 
-    def forward(self, key: Tensor, value: Tensor, names: tuple[str, ...]) -> tuple[Tensor, Tensor]:
-        """key, value: (batch, heads, tokens, head_dim) -> the same with these prefixes in front."""
-        batch, heads, _, head_dim = key.shape
-        for name in names:
-            prefix = self.placed(name)()  # (2, length, heads * head_dim)
-            prefix = prefix.view(2, -1, heads, head_dim).transpose(1, 2).to(key.dtype)
-            prefix_key, prefix_value = prefix[:, None].expand(2, batch, -1, -1, -1)
-            key, value = (
-                torch.cat([prefix_key, key], dim=2),
-                torch.cat([prefix_value, value], dim=2),
-            )
-        return key, value
+    def forward(
+        self, key: Tensor, value: Tensor, names: tuple[str, ...], x: Tensor | None
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """key, value: (batch, heads, tokens, head_dim), x: (batch, tokens, d) of the attention ->
+        keys and values with these prefixes in front, and the gates (batch, tokens, 1) of those that
+        have one.
+
+        With n gates the keys and values are (1 + n) head_dim wide: those of gate i stand in block i
+        alone, all others in block 0.
+        """
+        read = [_read(self.placed(name), x, key) for name in names]
+        gates = [gate for _, gate in read if gate is not None]
+        key, value = (_in_block(t, 0, len(gates)) for t in (key, value))
+        block = 0
+        for prefix, gate in read:
+            block += gate is not None
+            own = _in_block(prefix, block if gate is not None else 0, len(gates))
+            key, value = torch.cat([own[0], key], dim=2), torch.cat([own[1], value], dim=2)
+        return key, value, gates
 
 
-def keyvalue_slot(model: PreTrainedModel, site: Site) -> KeyValueSlot:
-    """The slot at an attention module, made if this is its first prefix."""
+def _read(module: nn.Module, x: Tensor | None, key: Tensor) -> tuple[Tensor, Tensor | None]:
+    """A prefix (2, batch, heads, length, head_dim) and its gate."""
+    batch, heads, _, head_dim = key.shape
+    prefix, gate = module(x) if reads_input(module) else (module(), None)  # (2, length, d_kv)
+    prefix = prefix.view(2, -1, heads, head_dim).transpose(1, 2).to(key.dtype)
+    return prefix[:, None].expand(2, batch, -1, -1, -1), gate
+
+
+def _in_block(part: Tensor, block: int, gates: int) -> Tensor:
+    """part: (..., d) -> (..., (1 + gates) d), zero but in one block."""
+    width = part.shape[-1]
+    return F.pad(part, (block * width, (gates - block) * width)) if gates else part
+
+
+def reads_input(module: nn.Module) -> bool:
+    """Whether a prefix is gated: by the attention's x."""
+    return getattr(module, "reads_input", False)
+
+
+def keyvalue_slot(model: PreTrainedModel, site: Site, module: nn.Module) -> KeyValueSlot:
+    """The slot at an attention module, made if this is its first prefix, with the tap that the
+    module needs."""
     host = model.get_submodule(site.host)
     slot = host._modules.get(CHILD)
     if not isinstance(slot, KeyValueSlot):
         slot = KeyValueSlot()
         host.add_module(CHILD, slot)
+    if reads_input(module):
+        tap_input(model, slot, site.tap)
     return slot
 
 
@@ -107,10 +139,11 @@ def _attention_with_prefix(name: str) -> Callable[..., Any]:
         slot = module._modules.get(CHILD)
         if not isinstance(slot, KeyValueSlot) or not slot.active:
             return own(module, query, key, value, mask, **kwargs)
+        x = slot.take_tapped()
         if slot.plan is None or len(slot.plan.nodes) == 1:
             names = slot.plan.nodes[0] if slot.plan else slot.active
-            return _attend(own, slot, names, module, query, key, value, mask, **kwargs)
-        return _attend_by_rows(own, slot, slot.plan, module, query, key, value, mask, **kwargs)
+            return _attend(own, slot, names, module, x, query, key, value, mask, **kwargs)
+        return _attend_by_rows(own, slot, slot.plan, module, x, query, key, value, mask, **kwargs)
 
     return attention
 
@@ -120,6 +153,7 @@ def _attend(
     slot: KeyValueSlot,
     names: tuple[str, ...],
     module: nn.Module,
+    x: Tensor | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -127,14 +161,31 @@ def _attend(
     **kwargs: Any,
 ) -> Any:
     """The backbone's own attention over these prefixes and the keys."""
-    if names:
-        causal = kwargs.pop("is_causal", None)
-        causal = getattr(module, "is_causal", True) if causal is None else causal
-        key, value, mask = _prefixed(slot, names, query, key, value, mask, causal)
-        kwargs["is_causal"] = False  # the mask says it all
-        if (bias := kwargs.get("position_bias")) is not None:
-            kwargs["position_bias"] = F.pad(bias, (key.shape[2] - bias.shape[3], 0))
-    return own(module, query, key, value, mask, **kwargs)
+    if not names:
+        return own(module, query, key, value, mask, **kwargs)
+    causal = kwargs.pop("is_causal", None)
+    causal = getattr(module, "is_causal", True) if causal is None else causal
+    key, value, mask, gates = _prefixed(slot, names, x, query, key, value, mask, causal)
+    kwargs["is_causal"] = False  # the mask says it all
+    if (bias := kwargs.get("position_bias")) is not None:
+        kwargs["position_bias"] = F.pad(bias, (key.shape[2] - bias.shape[3], 0))
+    if not gates:
+        return own(module, query, key, value, mask, **kwargs)
+    if kwargs.get("scaling") is None:
+        kwargs["scaling"] = query.shape[-1] ** -0.5  # not that of the wider query
+    gates = [gate.to(query.dtype) for gate in gates]
+    query = torch.cat([query, *(gate[:, None] * query for gate in gates)], dim=-1)
+    output, weights = own(module, query, key, value, mask, **kwargs)
+    return _gated(output, gates), weights
+
+
+def _gated(output: Tensor, gates: list[Tensor]) -> Tensor:
+    """output: (batch, tokens, heads, (1 + n) head_dim) -> block 0 plus each other block times its
+    gate."""
+    first, *others = output.chunk(1 + len(gates), dim=-1)
+    for gate, part in zip(gates, others, strict=True):
+        first = first + gate[:, :, None] * part
+    return first
 
 
 def _attend_by_rows(
@@ -142,13 +193,14 @@ def _attend_by_rows(
     slot: KeyValueSlot,
     plan: Plan,
     module: nn.Module,
-    *tensors: Tensor | None,
+    x: Tensor | None,
+    query: Tensor,
+    *others: Tensor | None,
     **kwargs: Any,
 ) -> Any:
     """Rows with different prefixes attend apart, each group as it would alone."""
-    assert tensors[0] is not None
-    copies = plan.copies(len(tensors[0]), slot.where())
-    groups = zip(*(plan.split(t, copies) for t in tensors), strict=True)
+    copies = plan.copies(len(query), slot.where())
+    groups = zip(*(plan.split(t, copies) for t in (x, query, *others)), strict=True)
     options = {k: plan.split(v, copies) for k, v in kwargs.items()}
     done = [
         _attend(own, slot, names, module, *group, **{k: v[n] for k, v in options.items()})
@@ -166,12 +218,13 @@ def _attend_by_rows(
 def _prefixed(
     slot: KeyValueSlot,
     names: tuple[str, ...],
+    x: Tensor | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     mask: Tensor | None,
     causal: bool,
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor | None, list[Tensor]]:
     tokens, seen = query.shape[2], key.shape[2]
     if mask is None and causal and tokens > 1:
         # transformers leaves the mask out where torch's causal flag says the same. That flag aligns
@@ -179,11 +232,11 @@ def _prefixed(
         # empty here.
         key, value, seen = key[:, :, :tokens], value[:, :, :tokens], tokens
         mask = torch.ones(tokens, seen, dtype=torch.bool, device=query.device).tril()[None, None]
-    key, value = slot(key, value, names)
+    key, value, gates = slot(key, value, names, x)
     if mask is not None:
         visible = True if mask.dtype == torch.bool else 0.0
         mask = F.pad(mask, (key.shape[2] - seen, 0), value=visible)
-    return key, value, mask
+    return key, value, mask, gates
 
 
 for _name in SUPPORTED:

@@ -25,6 +25,7 @@ from adapterhub.files.native import read_manifest, read_tensors
 from adapterhub.interchange.formats import Format, detect
 from adapterhub.methods.base import Method
 from adapterhub.methods.spec import parse, restore
+from adapterhub.sources import check_backbone
 from adapterhub.vocabulary import teach
 
 SMALL = 1 << 22  # numbers; 16 MiB of fp32
@@ -67,7 +68,7 @@ def load(
 
     def admit(state: Attachments) -> None:
         if not any_backbone:
-            _check_backbone(manifest, state)
+            check_backbone(manifest, model, state.fingerprint())
         _check_size(manifest, methods, state)
 
     def fill(adapter: Adapter) -> None:
@@ -187,18 +188,6 @@ def _notes(manifest: Manifest) -> Notes:
         dict(manifest.metrics),
         listing={name: getattr(manifest, name) for name in LISTING},
     )
-
-
-def _check_backbone(manifest: Manifest, state: Attachments) -> None:
-    found, wanted = state.fingerprint(), manifest.backbone
-    at = f" at {wanted.revision}" if wanted.revision else ""
-    if found != wanted.fingerprint:
-        raise MismatchError(
-            f"the adapter {manifest.name!r} was trained on another backbone",
-            offenders=[f"this model: {state.model.config._name_or_path}, {found}"],
-            expected=f"{wanted.id}{at}, {wanted.fingerprint}",
-            hint=f"load_backbone({wanted.id!r}), or load(..., any_backbone=True)",
-        )
 
 
 def _check_tokenizer(manifest: Manifest, known: Bound) -> None:

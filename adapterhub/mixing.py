@@ -55,7 +55,7 @@ def mix_slot(anatomy: Anatomy, site: Site) -> MixSlot:
     slot = MixSlot(depth, anatomy.family.batch_dim)
     above = site.host.rpartition(".")[0]
     layers = [model.get_submodule(f"{above}.{number}") for number in range(depth)]
-    slot.handles += [Mark(layer, _MIX, [slot, n]) for n, layer in enumerate(layers, start=1)]
+    slot.handles += [Mark(layer, _MIX, (slot, n)) for n, layer in enumerate(layers, start=1)]
     slot.handles.append(layers[0].register_forward_pre_hook(keep_input, with_kwargs=True))
     slot.handles += [layer.register_forward_hook(keep_output) for layer in layers[:-1]]
     slot.handles.append(last.register_forward_hook(mix_outputs))
@@ -65,21 +65,21 @@ def mix_slot(anatomy: Anatomy, site: Site) -> MixSlot:
 
 def keep_input(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """The pre-hook of the first layer."""
-    slot, _ = getattr(layer, _MIX)
+    ((slot, _),) = getattr(layer, _MIX)
     if slot.active:
         slot.states[0] = args[0] if args else kwargs["hidden_states"]
 
 
 def keep_output(layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
     """The hook of every layer but the last."""
-    slot, number = getattr(layer, _MIX)
+    ((slot, number),) = getattr(layer, _MIX)
     if slot.active:
         slot.states[number] = _hidden(output)
 
 
 def mix_outputs(layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     """The hook of the last layer."""
-    slot, _ = getattr(layer, _MIX)
+    ((slot, _),) = getattr(layer, _MIX)
     if not slot.active:
         return output
     mixed = slot(_hidden(output))

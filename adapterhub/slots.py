@@ -21,16 +21,20 @@ _STREAM = "_adapterhub_stream"
 
 
 class Mark:
-    """An attribute on a module, by which a hook there finds its slot; `remove` takes it off."""
+    """An entry in a list on a module, by which a hook there finds its slots; `remove` takes it
+    off, and the list with the last one."""
 
-    def __init__(self, module: nn.Module, name: str, value: list[Any]) -> None:
+    def __init__(self, module: nn.Module, name: str, entry: Any) -> None:
         # In a list, the slot does not become a second child, under a second state-dict key.
-        self.module, self.name = module, name
-        setattr(module, name, value)
+        self.module, self.name, self.entry = module, name, entry
+        module.__dict__.setdefault(name, []).append(entry)
 
     def remove(self) -> None:
         """The module is as it was."""
-        delattr(self.module, self.name)
+        entries = getattr(self.module, self.name)
+        entries.remove(self.entry)
+        if not entries:
+            delattr(self.module, self.name)
 
 
 class Slot(nn.Module):
@@ -43,6 +47,8 @@ class Slot(nn.Module):
         self.plan: Plan | None = None
         self.sites: dict[str, Site] = {}
         self.handles: list[RemovableHandle | Mark] = []
+        self.tap: str | None = None
+        self.tapped: Tensor | None = None
 
     def add(self, key: str, site: Site, module: nn.Module) -> None:
         """Let a module sit here, inactive."""
@@ -69,6 +75,11 @@ class Slot(nn.Module):
         """The site, for messages."""
         return next(iter(self.sites.values())).id
 
+    def take_tapped(self) -> Tensor | None:
+        """What the tap gave in this forward pass, once."""
+        tapped, self.tapped = self.tapped, None
+        return tapped
+
     def placed(self, key: str) -> nn.Module:
         """The module that sits here under a key."""
         module = self._modules[key]
@@ -84,8 +95,6 @@ class OutputSlot(Slot):
         super().__init__()
         self.takes_input = False
         self.batch_dim = batch_dim
-        self.tap: str | None = None
-        self.tapped: Tensor | None = None
         self.around: list[nn.Module | None] = []  # in a list, norms are not children
         self.residual: Tensor | None = None
 
@@ -100,7 +109,7 @@ class OutputSlot(Slot):
 
     def forward(self, host: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """x: (batch, tokens, d_in), y: (batch, tokens, d_out) of the host -> y' like y."""
-        sublayer_x, self.tapped = self.tapped, None
+        sublayer_x = self.take_tapped()
         residual, self.residual = self.residual, None
 
         def apply(
@@ -149,17 +158,29 @@ def call_slot_before(host: nn.Module, args: tuple[Any, ...]) -> Any:
 
 
 def fill_tap(module: nn.Module, args: tuple[Any, ...]) -> None:
-    """The pre-hook of a sublayer's first projection: keeps the sublayer's x for its output slot."""
-    (slot,) = getattr(module, _TAP)
-    if slot.active:
-        slot.tapped = args[0]
+    """The pre-hook of a sublayer's first projection: keeps the sublayer's x for the slots that read
+    it."""
+    for slot in getattr(module, _TAP):
+        if slot.active:
+            slot.tapped = args[0]
+
+
+def tap_input(model: nn.Module, slot: Slot, path: str | None) -> None:
+    """Let a slot have the input of the module at `path`, which runs before it."""
+    if path is None or slot.tap is not None:
+        return
+    slot.tap = path
+    module = model.get_submodule(path)
+    slot.handles.append(Mark(module, _TAP, slot))
+    # First in line: the sublayer's x is what comes in, not what a module there makes of it.
+    slot.handles.append(module.register_forward_pre_hook(fill_tap, prepend=True))
 
 
 def fill_stream(module: nn.Module, args: tuple[Any, ...]) -> None:
     """The pre-hook of the module that the residual stream enters: keeps it for an output slot."""
-    (slot,) = getattr(module, _STREAM)
-    if slot.active:
-        slot.residual = args[0]
+    for slot in getattr(module, _STREAM):
+        if slot.active:
+            slot.residual = args[0]
 
 
 def _join_stream(model: nn.Module, slot: OutputSlot, stream: Stream) -> None:
@@ -168,7 +189,7 @@ def _join_stream(model: nn.Module, slot: OutputSlot, stream: Stream) -> None:
     slot.around = [None if path is None else model.get_submodule(path) for path in norms]
     if stream.tap is not None:
         module = model.get_submodule(stream.tap)
-        slot.handles.append(Mark(module, _STREAM, [slot]))
+        slot.handles.append(Mark(module, _STREAM, slot))
         slot.handles.append(module.register_forward_pre_hook(fill_stream, prepend=True))
 
 
@@ -184,12 +205,7 @@ def output_slot(model: nn.Module, site: Site, module: nn.Module, batch_dim: int 
     if _changes_input(module) and not slot.takes_input:
         slot.takes_input = True
         slot.handles.append(host.register_forward_pre_hook(call_slot_before))
-    if site.tap and slot.tap is None:
-        slot.tap = site.tap
-        tap = model.get_submodule(site.tap)
-        slot.handles.append(Mark(tap, _TAP, [slot]))
-        # First in line: the sublayer's x is what comes in, not what a module there makes of it.
-        slot.handles.append(tap.register_forward_pre_hook(fill_tap, prepend=True))
+    tap_input(model, slot, site.tap)
     if site.stream and _reads(module) in STREAM and not slot.around:
         _join_stream(model, slot, site.stream)
     return slot

@@ -6,7 +6,7 @@ import pytest
 import tiny
 
 from adapterhub.errors import AttachError, ConfigError, SiteError
-from adapterhub.methods import METHODS
+from adapterhub.methods import METHODS, Method
 
 # Their attention is not on transformers' attention interface, so prefixes cannot enter it.
 OFF_INTERFACE = (
@@ -17,9 +17,10 @@ WITHOUT_BIAS = (
     "modernbert", "llama", "mistral", "qwen3", "olmo", "olmo2", "gemma3_text", "phi3", "mixtral",
     "t5", "mt5", "umt5",
 )  # fmt: skip
+PREFIXED = ("prefix", "mam", "unipelt")
 UPDATES = ("lora", "rslora", "lora-plus", "dora", "pissa")
 REFUSED: dict[tuple[str, str], type[Exception]] = {
-    **{(method, a): SiteError for method in ("prefix", "mam") for a in OFF_INTERFACE},
+    **{(method, a): SiteError for method in PREFIXED for a in OFF_INTERFACE},
     **{("bitfit", a): SiteError for a in WITHOUT_BIAS},
     # XLNet's projections are tensors, not modules.
     **{(method, "xlnet"): SiteError for method in UPDATES},
@@ -34,3 +35,8 @@ REFUSED: dict[tuple[str, str], type[Exception]] = {
 ALL = [(m, a) for m in sorted(METHODS) for a in tiny.ARCHITECTURES]
 CELLS = [cell for cell in ALL if cell[1] in tiny.MATRIX and cell not in REFUSED]
 matrix = pytest.mark.parametrize(("method", "architecture"), CELLS)
+
+
+def example(method: str) -> Method:
+    """A method with options that fit any backbone: its defaults, but for what needs more."""
+    return METHODS[method].example()

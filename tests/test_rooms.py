@@ -19,7 +19,7 @@ ROOMS = (
     ("slots",),
     ("attention", "prompting", "mixing", "vocabulary", "variants", "affine"),
     ("adapter",),
-    ("composing",),
+    ("composing", "sources"),
     ("attachment",),
     ("routing",),
     ("loading", "checking", "merging", "combining"),

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import tiny
 import torch
+from cells import example
 from transformers import AutoTokenizer, Trainer, TrainingArguments, pipeline
 
 import adapterhub as ah
@@ -28,7 +29,7 @@ def rows(count=8):
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_stock_trainer(method, tmp_path):
     model = tiny.model("bert")
-    adapter = ah.attach(model, method)
+    adapter = ah.attach(model, example(method))
     before = {n: t.detach().clone() for n, t in adapter.tensors().items()}
     arguments = TrainingArguments(
         tmp_path, max_steps=3, per_device_train_batch_size=4, learning_rate=1e-2, report_to=[],

@@ -147,9 +147,9 @@ def _layer_sites(
         yield role, "linear", fields
     for role in SUBLAYERS:
         if f"{role}.kv" in paths:
-            width = linear[f"{role}.k"]["d_out"]
-            host = paths[f"{role}.kv"][0]
-            yield f"{role}.kv", "keyvalue", {"host": host, "d_in": width, "d_out": width}
+            first, width = _entry(role, linear), linear[f"{role}.k"]["d_out"]
+            sizes = {"d_in": first["d_in"], "d_out": width, "tap": first["host"]}
+            yield f"{role}.kv", "keyvalue", {"host": paths[f"{role}.kv"][0], **sizes}
         if sublayer := _sublayer(model, role, paths, linear):
             stream = _stream(model, stack.norms, role, paths, sublayer["tap"])
             yield role, "sublayer", sublayer | {"stream": stream}
@@ -189,10 +189,9 @@ def _sublayer(
         width = model.config.get_text_config().hidden_size
         sizes = {"d_in": width, "d_out": width}
         return {"host": host, "tap": entry if entry != host else None, **sizes}
-    entries = (f"{role}.{name}" for name in ("q", "qkv", "up", "gate_up"))
-    first = next((linear[r] for r in entries if r in linear), None)
+    first = _entry(role, linear)
     last = next((linear[r] for r in (f"{role}.o", f"{role}.down") if r in linear), None)
-    if first is None or last is None:
+    if not first or last is None:
         return None
     sizes = {"d_in": first["d_in"], "d_out": last["d_out"]}
     return {"host": last["host"], "tap": first["host"], **sizes}
@@ -213,3 +212,9 @@ def _stream(
     if norm is None and (postnorm is None or not pre):
         return None  # one norm serves two sublayers
     return Stream(norm or tap, None, postnorm) if pre else Stream(tap, norm, None)
+
+
+def _entry(role: str, linear: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """The first projection of a sublayer: its input is the sublayer's x; {} where it has none."""
+    entries = (f"{role}.{name}" for name in ("q", "qkv", "up", "gate_up"))
+    return next((linear[r] for r in entries if r in linear), {})

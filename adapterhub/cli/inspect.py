@@ -62,7 +62,7 @@ def _methods(anatomy: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, method in sorted(METHODS.items()):
         try:
-            found[name] = method().count(anatomy)
+            found[name] = method.example().count(anatomy)
         except AdapterhubError as error:
             found[name] = error.problem
     return found

@@ -131,6 +131,27 @@ def write_adapter(
     return written
 
 
+def find_adapter(folder: Path) -> Path | None:
+    """The folder with the adapter's files: the one given, or `adapter` in a run's folder."""
+    inner = folder / "adapter"
+    candidates = (folder,) if inner.is_symlink() else (folder, inner)
+    return next((c for c in candidates if (c / MANIFEST_FILE).is_file()), None)
+
+
+def adapter_folder(folder: Path) -> Path:
+    """As `find_adapter`, where there must be one.
+
+    Raises:
+        FileError: there is none.
+    """
+    if found := find_adapter(folder):
+        return found
+    raise FileError(
+        f"there is no adapter in {folder}",
+        expected=f"a folder with {MANIFEST_FILE}, or the output folder of a run",
+    )
+
+
 def read_adapter(folder: Path) -> tuple[Manifest, dict[str, torch.Tensor]]:
     """The manifest and the tensors (on the CPU, sorted by name) of the adapter in `folder`.
 
@@ -138,22 +159,6 @@ def read_adapter(folder: Path) -> tuple[Manifest, dict[str, torch.Tensor]]:
     """
     manifest = read_manifest(folder)
     return manifest, read_tensors(folder, manifest)
-
-
-def adapter_folder(folder: Path) -> Path:
-    """The folder with an adapter's files: the one given, or `adapter` in a run's folder.
-
-    Raises:
-        FileError: neither holds an adapter.
-    """
-    for candidate in (folder, folder / "adapter"):
-        led_elsewhere = candidate != folder and candidate.is_symlink()
-        if (candidate / MANIFEST_FILE).is_file() and not led_elsewhere:
-            return candidate
-    raise FileError(
-        f"there is no adapter in {folder}",
-        expected=f"a folder with {MANIFEST_FILE}, or the output folder of a run",
-    )
 
 
 def read_tensors(folder: Path, manifest: Manifest) -> dict[str, torch.Tensor]:

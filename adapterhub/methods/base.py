@@ -6,7 +6,7 @@ import dataclasses
 from abc import ABC
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +28,11 @@ class Placement:
     that sets `changes_input` maps x to the x' that the host gets in its place; one that sets
     `reads` gets that in the place of x: `residual`, the residual stream r that the sublayer's
     output is added to, or `block`, r + y as the layer goes on with it, normed where it norms it
-    (`require_stream` refuses sites where they are not known). At `attn.kv`
-    it is called with nothing and gives prefix keys and values (2, length, d); at `embed` it gives
-    virtual tokens (length, d); at `mix` it maps (the outputs of the layers below, y) to y'.
+    (`require_stream` refuses sites where they are not known). At `attn.kv` it is
+    called with nothing and gives prefix keys and values (2, length, d_kv); one that sets
+    `reads_input` is called with the attention's x and gives their gate (batch, tokens, 1) besides.
+    At `embed` it gives virtual tokens (length, d); at `mix` it maps (the outputs of the layers
+    below, y) to y'.
 
     One whose y' is affine in x and y together (y' = P x + Q y + r) sets `affine`: an adapter of
     such modules can be merged into the weights of their hosts. For one that changes the input, x'
@@ -71,6 +73,15 @@ class Pace:
 Step = Placement | Unfrozen
 
 
+class Source(NamedTuple):
+    """A trained adapter that another one is built of: its methods, and its tensors by the names of
+    adapter files."""
+
+    name: str
+    methods: tuple[Method, ...]
+    tensors: Mapping[str, Tensor]
+
+
 class Method(ABC):
     """The base of all methods. A subclass is a frozen dataclass, and registered by its name.
 
@@ -89,6 +100,22 @@ class Method(ABC):
     learning_rate: ClassVar[float] = 1e-3
     schedule: ClassVar[str | None] = None
     trains_backbone: ClassVar[bool] = False
+
+    @classmethod
+    def example(cls) -> Method:
+        """The method with its defaults, or where it needs more, with options that fit any
+        backbone."""
+        return cls()
+
+    def sources(self) -> tuple[str, ...]:
+        """The trained adapters that it is built of, until `built_of` has put them in: names on the
+        model, or folders."""
+        return ()
+
+    def built_of(self, sources: Sequence[Source]) -> tuple[Method, dict[str, Tensor]]:
+        """The method with these adapters written into its options, and the tensors that it takes
+        over from them, by its own names."""
+        raise NotImplementedError(f"{self.name} is built of no other adapters")
 
     def parts(self) -> tuple[Method, ...]:
         """The methods that this one is composed of; itself unless it is a composition."""

@@ -51,14 +51,7 @@ class Norms(Method):
         return sum(parameters[path].numel() for path in self._paths(anatomy))
 
     def _paths(self, anatomy: Anatomy) -> list[str]:
-        # Of all modules of a transformer, only norms have a weight of one dimension.
-        named = anatomy.parameters()
-        norms = {
-            path.rpartition(".")[0]
-            for path, p in named.items()
-            if path.endswith(".weight") and p.ndim == 1
-        }
-        paths = [path for path in named if path.rpartition(".")[0] in norms]
+        paths = norm_parameters(anatomy)
         chosen = in_layers(anatomy, paths, self.layers, outside=self.outside)
         if not chosen:
             raise SiteError(
@@ -67,3 +60,12 @@ class Norms(Method):
                 hint="bitfit, or norms(layers=all)",
             )
         return chosen
+
+
+def norm_parameters(anatomy: Anatomy) -> list[str]:
+    """The paths of the parameters of all normalization layers, in the order of the backbone."""
+    # Of all modules of a transformer, only norms have a weight of one dimension.
+    named = anatomy.parameters()
+    weights = [path for path, p in named.items() if path.endswith(".weight") and p.ndim == 1]
+    norms = {path.rpartition(".")[0] for path in weights}
+    return [path for path in named if path.rpartition(".")[0] in norms]

@@ -32,6 +32,7 @@ from adapterhub.methods.base import (
     require_decay,
     require_positive,
 )
+from adapterhub.methods.norms import norm_parameters
 
 WORDS = ("top 2", "norms", "embeddings", "everything", "head")
 MOST_WORDS = 200  # each is compared with every parameter
@@ -127,10 +128,7 @@ def _named(word: str, anatomy: Anatomy) -> list[str]:
     if word == "everything":
         return list(parameters)
     if word == "norms":
-        # Of all modules of a transformer, only norms have a weight of one dimension.
-        norms = {p.rpartition(".")[0] for p, t in parameters.items() if t.ndim == 1}
-        norms -= {p.rpartition(".")[0] for p, t in parameters.items() if t.ndim > 1}
-        return [path for path in parameters if path.rpartition(".")[0] in norms]
+        return norm_parameters(anatomy)
     if word == "embeddings":
         return [path for path in parameters if anatomy.layer_of(path) == "below"]
     if match := re.fullmatch(r"top (\d{1,9})", word):

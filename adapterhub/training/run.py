@@ -14,7 +14,7 @@ from accelerate.utils import set_seed
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapter import Adapter, Group
-from adapterhub.attachment import place
+from adapterhub.attachment import attach
 from adapterhub.backbones.load import load_backbone
 from adapterhub.config import to_dict
 from adapterhub.errors import ConfigError, DataError, OutputError
@@ -162,7 +162,7 @@ def prepare(recipe: Recipe) -> Prepared:
         new_tokens=recipe.new_tokens,
     )
     make_ready(model)
-    adapter = place(model, methods, recipe.name)
+    adapter = attach(model, methods, name=recipe.name)
     own = next((method.schedule for method in methods if method.schedule), DEFAULT)
     chosen = replace(recipe.train, schedule=recipe.train.schedule or own)  # type: ignore[arg-type]
     recipe = replace(recipe, train=chosen)
@@ -301,8 +301,10 @@ def _save(ready: Prepared, output: Path, result: loop.Result) -> Outcome:
     adapter, recipe = ready.adapter, ready.recipe
     metrics = result.best or result.last
     adapter.notes.metrics = dict(metrics)
+    # A method that was built of adapters names these, not the folders where they lay.
+    method = {"method": list(dump(adapter.methods)), "train": to_dict(recipe.train)}
     adapter.notes.training = {
-        "recipe": _identity(recipe) | {"train": to_dict(recipe.train)},
+        "recipe": _identity(recipe) | method,
         "data": {
             "sha256": _data_hash(ready.data),
             "train": len(ready.data.train),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tiny
 import torch
-from cells import ALL, REFUSED
+from cells import ALL, REFUSED, example
 
 import adapterhub as ah
 
@@ -31,7 +31,7 @@ def fresh_compiler():
 )
 def test_one_graph_with_equal_results(method, architecture):
     model = tiny.model(architecture)
-    adapter = ah.attach(model, method)
+    adapter = ah.attach(model, example(method))
     tiny.scramble(adapter)
     expected = logits(model)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
@@ -45,7 +45,7 @@ def test_one_graph_with_equal_results(method, architecture):
 def test_a_compiled_model_follows_activation(method):
     model = tiny.model("llama")
     bare = logits(model)
-    adapter = ah.attach(model, method)
+    adapter = ah.attach(model, example(method))
     tiny.scramble(adapter)
     adapted = logits(model)
     compiled = torch.compile(model, backend="eager", fullgraph=True)

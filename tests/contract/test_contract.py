@@ -9,7 +9,7 @@ import copy
 import pytest
 import tiny
 import torch
-from cells import ALL, CELLS, REFUSED, UPDATES, matrix
+from cells import ALL, CELLS, REFUSED, UPDATES, example, matrix
 
 import adapterhub as ah
 from adapterhub.errors import AttachError, SiteError
@@ -35,6 +35,7 @@ def test_the_number_of_refused_cells():
     expected = {
         "prefix": 9,
         "mam": 9,
+        "unipelt": 9,
         "bitfit": 12,
         "head": 3,
         "norms": 1,
@@ -49,7 +50,7 @@ def test_a_refused_cell_names_the_methods_that_fit(method, architecture):
     model = tiny.usual_model(architecture)
     keys, flags = list(model.state_dict()), [p.requires_grad for p in model.parameters()]
     with pytest.raises(REFUSED[method, architecture]) as error:
-        ah.attach(model, method)
+        ah.attach(model, example(method))
     assert list(model.state_dict()) == keys
     assert [p.requires_grad for p in model.parameters()] == flags
     if error.type is SiteError:
@@ -87,7 +88,7 @@ def test_start(method, architecture):
     initialization gives."""
     model = tiny.usual_model(architecture)
     before = logits(model)
-    ah.attach(model, method)
+    ah.attach(model, example(method))
     change = (logits(model) - before).abs().max().item()
     if METHODS[method].start == "identity":
         assert change == 0
@@ -104,7 +105,7 @@ UNUSED = {"xlnet": (".mask_emb", ".r_s_bias", ".seg_embed")}
 @matrix
 def test_exactly_the_declared_parameters_train(method, architecture):
     model = tiny.usual_model(architecture)
-    adapter = ah.attach(model, method)
+    adapter = ah.attach(model, example(method))
     declared = {id(p) for p in adapter.parameters()}
     assert declared
     assert {id(p) for p in model.parameters() if p.requires_grad} == declared
@@ -130,14 +131,14 @@ def test_exactly_the_declared_parameters_train(method, architecture):
 @matrix
 def test_parameter_count_equals_its_formula(method, architecture):
     model = tiny.usual_model(architecture)
-    formula = METHODS[method]().count(ah.anatomy_of(model))
-    assert ah.attach(model, method).count() == formula
+    formula = example(method).count(ah.anatomy_of(model))
+    assert ah.attach(model, example(method)).count() == formula
 
 
 @matrix
 def test_loss_falls(method, architecture):
     torch.manual_seed(0)
-    losses = train(ah.attach(tiny.usual_model(architecture), method), steps=20)
+    losses = train(ah.attach(tiny.usual_model(architecture), example(method)), steps=20)
     assert losses[-1] < losses[0]
 
 
@@ -152,7 +153,7 @@ def test_detach_restores_everything(method, architecture):
     config = model.config.to_dict()
     attributes = {name: set(vars(m)) for name, m in model.named_modules()}
     expected = logits(model)
-    adapter = ah.attach(model, method)
+    adapter = ah.attach(model, example(method))
     assert set(before) <= set(model.state_dict()), "base keys are unchanged"
     train(adapter, steps=2)
     adapter.detach()
@@ -178,7 +179,7 @@ def test_gradient_checkpointing_gives_equal_gradients(method, architecture):
     for checkpointing in (False, True):
         model = tiny.usual_model(architecture, **tiny.NO_DROPOUT)
         torch.manual_seed(0)
-        adapter = ah.attach(model, method)
+        adapter = ah.attach(model, example(method))
         tiny.scramble(adapter)
         if checkpointing and architecture in WITHOUT_CHECKPOINTING:
             with pytest.raises(ValueError, match="does not support"):
@@ -210,7 +211,7 @@ def hidden(model, ids, mask):
 @matrix
 def test_a_padded_batch_equals_its_single_rows(method, architecture):
     model = tiny.usual_model(architecture)
-    adapter = ah.attach(model, method)
+    adapter = ah.attach(model, example(method))
     tiny.scramble(adapter)
     short, full = tiny.batch(1, 5)["input_ids"], tiny.batch(1, 9, seed=3)["input_ids"]
     padded = torch.nn.functional.pad(short, (0, 4), value=tiny.PAD)
@@ -233,7 +234,7 @@ def test_the_adapter_has_an_effect(method, architecture):
     """Trained tensors change the output: no method is silently not applied."""
     model = tiny.usual_model(architecture)
     before = logits(model)
-    adapter = ah.attach(model, method)
+    adapter = ah.attach(model, example(method))
     if adapter.head:
         for module in adapter.head.own.values():
             assert all(p.requires_grad for p in module.parameters())
@@ -271,7 +272,7 @@ def test_generate_with_and_without_cache_agrees(method, architecture):
     ids[:, -1] = 9
     ids[0, :3] = tiny.PAD
     bare = generated(model, ids)
-    adapter = ah.attach(model, method)
+    adapter = ah.attach(model, example(method))
     tiny.scramble(adapter)
     cached = generated(model, ids)
     assert not torch.allclose(cached, bare, atol=1e-3), "the adapter is not applied"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
-from cells import CELLS
+from cells import CELLS, example
 from safetensors.torch import load_file, save_file
 
 import adapterhub as ah
@@ -44,7 +44,7 @@ def test_a_new_process_computes_equal_logits(tmp_path):
     expected = {}
     for method, architecture in CELLS:
         model = tiny.usual_model(architecture, **LABELS)
-        adapter = ah.attach(model, method)
+        adapter = ah.attach(model, example(method))
         tiny.scramble(adapter)
         adapter.save(tmp_path / f"{method}-{architecture}")
         expected[f"{method}-{architecture}"] = logits(model)

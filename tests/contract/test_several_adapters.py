@@ -9,6 +9,7 @@ import pickle
 import pytest
 import tiny
 import torch
+from cells import example
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,7 +38,7 @@ def test_no_sequence_of_actions_touches_another_adapter(actions, methods):
     expected: dict[int, torch.Tensor] = {}
     for action, number in actions:
         if action == "attach" and number not in live:
-            live[number] = ah.attach(model, methods[number], name=str(number))
+            live[number] = ah.attach(model, example(methods[number]), name=str(number))
             tiny.scramble(live[number], seed=number)
             expected[number] = logits(model)
         elif action == "activate" and number in live:
@@ -147,7 +148,7 @@ def test_a_compiled_model_is_refused():
 def test_a_copy_of_the_model_is_independent(method):
     """Deep copies and pickles carry their own adapter."""
     model = tiny.model("bart")
-    adapter = ah.attach(model, method)
+    adapter = ah.attach(model, example(method))
     tiny.scramble(adapter)
     expected = logits(model)
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -161,7 +162,7 @@ def test_a_copy_of_the_model_is_independent(method):
 def test_the_wrapper_does_not_hide_the_model(method):
     model = tiny.model("qwen2")
     kind, signature = type(model), inspect.signature(model.forward)
-    adapter = ah.attach(model, method)
+    adapter = ah.attach(model, example(method))
     assert type(model) is kind
     assert inspect.signature(model.forward) == signature
     if adapter.placed:
@@ -173,7 +174,7 @@ TRAIN_BACKBONE = {name for name, method in METHODS.items() if method.trains_back
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_a_method_says_whether_it_trains_the_backbone(method):
-    adapter = ah.attach(tiny.model("bert"), method)
+    adapter = ah.attach(tiny.model("bert"), example(method))
     assert bool(adapter.changed) == (method in TRAIN_BACKBONE)
 
 
@@ -181,7 +182,7 @@ def test_a_method_says_whether_it_trains_the_backbone(method):
 def test_a_frozen_backbone_computes_the_same_in_training(method):
     """Its dropout is off in train_mode, and on only when asked for."""
     model = tiny.model("roberta", classifier_dropout=0.0)
-    adapter = ah.attach(model, method)
+    adapter = ah.attach(model, example(method))
     tiny.scramble(adapter)
     expected = logits(model)
     adapter.train_mode()
