@@ -31,6 +31,7 @@ from adapterhub.backbones.anatomy import Anatomy
 from adapterhub.backbones.families import anatomy_of
 from adapterhub.backbones.fingerprint import fingerprint_of
 from adapterhub.backbones.load import FRESH
+from adapterhub.backbones.weights import is_sharded
 from adapterhub.errors import AdapterhubError, AttachError, SiteError, did_you_mean
 from adapterhub.methods.base import METHODS, Method, Placement, Step, Unfrozen
 from adapterhub.methods.spec import Spec, parse
@@ -102,7 +103,7 @@ def place(
 ) -> Adapter:
     """`attach` for parsed methods. `prepare` may fill the adapter, or refuse it, before it touches
     the model."""
-    _refuse_compiled(model)
+    _refuse_wrapped(model)
     state = attachments(model) or _fresh_state(model)
     if name in state.adapters:
         raise AttachError(
@@ -143,7 +144,7 @@ def _commit(state: Attachments, adapter: Adapter) -> None:
     _activate(state, (adapter.name,))
 
 
-def _refuse_compiled(model: PreTrainedModel) -> None:
+def _refuse_wrapped(model: PreTrainedModel) -> None:
     compiled = isinstance(model, torch._dynamo.OptimizedModule) or any(
         m._compiled_call_impl is not None for m in model.modules()
     )
@@ -151,6 +152,11 @@ def _refuse_compiled(model: PreTrainedModel) -> None:
         raise AttachError(
             "the model is compiled: hooks added now would silently be ignored",
             hint="attach first, then torch.compile(model)",
+        )
+    if any(map(is_sharded, model.parameters())):
+        raise AttachError(
+            "the model is sharded: what is added now would differ between the processes",
+            hint="attach first, then fully_shard(model)",
         )
 
 

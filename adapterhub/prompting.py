@@ -85,7 +85,7 @@ def add_prompt(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     slot = root._modules[CHILD]
     if not isinstance(slot, PromptSlot) or not slot.active:
         return None
-    inputs = dict(zip(slot.names, args, strict=False)) | kwargs
+    inputs = dict(zip(slot.names[: len(args)], args, strict=True)) | kwargs
     prompt = slot()
     length = len(prompt)
     slot.added = 0 if _past_length(inputs.get("past_key_values")) else length

@@ -17,6 +17,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from adapterhub.backbones.weights import whole
+
 SAMPLES = 4096
 
 
@@ -28,6 +30,6 @@ def fingerprint_of(named: Iterable[tuple[str, Tensor]]) -> str:
 
 def digest(tensor: Tensor) -> str:
     """sha256 of a tensor's evenly spaced values in bfloat16."""
-    flat = tensor.detach().reshape(-1)
+    flat = whole(tensor.detach()).reshape(-1)
     sample = flat[:: max(1, flat.numel() // SAMPLES)].to(torch.bfloat16).cpu().view(torch.int16)
     return hashlib.sha256(sample.numpy().astype("<i2").tobytes()).hexdigest()
