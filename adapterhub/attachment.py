@@ -32,6 +32,7 @@ from adapterhub.backbones.families import anatomy_of
 from adapterhub.backbones.fingerprint import fingerprint_of
 from adapterhub.backbones.load import FRESH, origin_of, rows_of, table_of
 from adapterhub.backbones.tokenizer import bind, bound
+from adapterhub.backbones.weights import is_sharded
 from adapterhub.composing import check, clear, compose, is_stack
 from adapterhub.composition import Average, Node, names_in, node_of
 from adapterhub.errors import AdapterhubError, AttachError, SiteError, did_you_mean
@@ -160,7 +161,7 @@ def place(
     """`attach` for parsed methods. `admit` may refuse the model before anything is built; `prepare`
     may fill the adapter, or refuse it, before it touches the model. Without `tokens`, those that
     are new to the model's tokenizer."""
-    _refuse_compiled(model)
+    _refuse_wrapped(model)
     state = attachments(model) or _fresh_state(model)
     refuse_in_route(state)
     if wrong := name_problems(name):  # said now, and not when training is over and it is saved
@@ -210,7 +211,7 @@ def _commit(state: Attachments, adapter: Adapter) -> None:
     set_rows(state, (adapter.name,))
 
 
-def _refuse_compiled(model: PreTrainedModel) -> None:
+def _refuse_wrapped(model: PreTrainedModel) -> None:
     compiled = isinstance(model, torch._dynamo.OptimizedModule) or any(
         m._compiled_call_impl is not None for m in model.modules()
     )
@@ -218,6 +219,11 @@ def _refuse_compiled(model: PreTrainedModel) -> None:
         raise AttachError(
             "the model is compiled: hooks added now would silently be ignored",
             hint="attach first, then torch.compile(model)",
+        )
+    if any(map(is_sharded, model.parameters())):
+        raise AttachError(
+            "the model is sharded: what is added now would differ between the processes",
+            hint="attach first, then fully_shard(model)",
         )
 
 

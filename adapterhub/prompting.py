@@ -157,7 +157,7 @@ def add_prompt(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     slot.added, slot.turned = 0, None
     if not slot.active:
         return None
-    inputs = dict(zip(slot.names, args, strict=False)) | kwargs
+    inputs = dict(zip(slot.names[: len(args)], args, strict=True)) | kwargs
     ids = inputs.get("input_ids")
     source = inputs["inputs_embeds"] if ids is None else ids
     virtual = slot(len(source))

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from adapterhub.backbones.checkpoint import pick, stored_tensors
+from adapterhub.backbones.weights import whole
 from adapterhub.errors import BackboneError
 
 RUNS, RUN = 16, 256
@@ -55,7 +56,7 @@ def fingerprint_of(named: Iterable[tuple[str, Tensor]], origin: Path | None = No
     counted = [(w, t) for name, t in named if (w := _place(name, t.shape)) is not None]
     # Quantized values have other shapes and codes; what is left of them has to do.
     held = [(place, t) for place, t in counted if t.is_floating_point() and not t.is_meta]
-    lines = {f"{place} {digest(pick(t, runs(t.numel())))}" for place, t in held}
+    lines = {f"{place} {digest(pick(whole(t), runs(t.numel())))}" for place, t in held}
     exact = len(held) == len(counted) and all(t.dtype in EXACT for _, t in held)
     if not exact and origin is not None:
         stored = _stored_lines(origin)

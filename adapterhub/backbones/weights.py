@@ -1,7 +1,8 @@
 """How the weights of a projection are stored: the only place that knows.
 
 `nn.Linear` keeps W as (d_out, d_in), GPT-2's `Conv1D` as (d_in, d_out). A projection that is
-fused of several has one W for all of them, of which a site owns the rows `part`.
+fused of several has one W for all of them, of which a site owns the rows `part`. FSDP2
+(`torch.distributed.fsdp.fully_shard`) leaves each process a shard of every parameter.
 """
 
 from __future__ import annotations
@@ -33,6 +34,16 @@ def as_stored(module: nn.Module, matrix: Tensor) -> Tensor:
     """W: (d_out, d_in), or a change of it, in the layout in which the module keeps its own; and
     the way back, for it is the same."""
     return matrix.T if isinstance(module, Conv1D) else matrix
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether this process holds a part of the tensor alone (a DTensor)."""
+    return hasattr(tensor, "full_tensor")
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor; one that is sharded is gathered, for which all processes must call this."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def read_weight(module: nn.Module, part: Part | None = None) -> Tensor:

@@ -247,6 +247,8 @@ def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
 def _tensor_problems(name: str, tensor: torch.Tensor) -> list[str]:
     if tensor.dtype not in _DTYPE_NAMES:
         return [f"{name}: {tensor.dtype} is not one of {' '.join(DTYPE_BYTES)}"]
+    if hasattr(tensor, "full_tensor"):
+        return [f"{name}: a shard of {tuple(tensor.shape)}; gather it on all processes"]
     if tensor.layout != torch.strided or tensor.is_meta:
         return [f"{name}: a tensor without dense storage ({tensor.layout}, {tensor.device})"]
     if tensor.numel() == 0:
