@@ -7,6 +7,7 @@ import tiny
 
 from adapterhub.errors import AttachError, ConfigError, SiteError
 from adapterhub.methods import METHODS, Method
+from adapterhub.methods.spec import parse
 
 # Their attention is not on transformers' attention interface, so prefixes cannot enter it.
 OFF_INTERFACE = (
@@ -38,5 +39,9 @@ matrix = pytest.mark.parametrize(("method", "architecture"), CELLS)
 
 
 def example(method: str) -> Method:
-    """A method with options that fit any backbone: its defaults, but for what needs more."""
-    return METHODS[method].example()
+    """A method with options that fit any backbone (its defaults, but for what needs more), or that
+    of a spec."""
+    if method in METHODS:
+        return METHODS[method].example()
+    (chosen,) = parse(method)
+    return chosen

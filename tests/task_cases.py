@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from conftest import sentences, write_json_lines, write_tsv
+from material import sentences, write_json_lines, write_tsv
 
 
 @dataclass

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import secrets
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +33,7 @@ from adapterhub.files.folder import (
     explained,
     put_in_place,
     read_file,
+    staging,
     write_files,
 )
 from adapterhub.files.schema import canonical_json, shorten, show
@@ -360,9 +359,7 @@ def write_peft(folder: Path, files: PeftFiles, *, card: str = "", overwrite: boo
     }
     with explained(folder):
         check_place(folder, overwrite, payload.keys())
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        staged = folder.parent / f".adapterhub-{secrets.token_hex(8)}"
-        try:
+        with staging(folder) as staged:
             write_files(staged, payload)
             read = read_peft(staged)
             if read.tensors.keys() != files.tensors.keys() or not all(
@@ -370,5 +367,3 @@ def write_peft(folder: Path, files: PeftFiles, *, card: str = "", overwrite: boo
             ):
                 raise OutputError("the files that were written are not the adapter in memory")
             put_in_place(staged, folder, overwrite)
-        finally:
-            shutil.rmtree(staged, ignore_errors=True)

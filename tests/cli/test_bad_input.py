@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 import tiny
-from conftest import sentences, write_tsv
+from material import sentences, write_tsv
 
 
 def refused(result, *expected):

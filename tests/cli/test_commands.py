@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from conftest import json_lines, sentences, write_tsv
+from material import json_lines, sentences, write_tsv
 
 from adapterhub.backbones import fingerprint
 from adapterhub.files.native import read_manifest

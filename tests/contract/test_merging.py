@@ -9,7 +9,7 @@ import pytest
 import tiny
 import torch
 from cells import CELLS, matrix
-from conftest import word_tokenizer
+from material import word_tokenizer
 from torch import nn
 
 import adapterhub as ah

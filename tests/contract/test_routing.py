@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tiny
 import torch
-from cells import CELLS
+from cells import CELLS, example
 
 import adapterhub as ah
 from adapterhub.errors import AttachError
@@ -42,12 +42,12 @@ def logits(model, **inputs):
 
 def two(model, method):
     """Two trained adapters of one method, different in size where the method has one."""
-    first = ah.attach(model, method, name="a")
+    first = ah.attach(model, example(method), name="a")
     tiny.scramble(first, seed=1)
     try:
-        second = ah.attach(model, SMALLER.get(method, method), name="b")
+        second = ah.attach(model, SMALLER.get(method) or example(method), name="b")
     except ah.AdapterhubError:
-        second = ah.attach(model, method, name="b")
+        second = ah.attach(model, example(method), name="b")
     tiny.scramble(second, seed=2)
     return first, second
 

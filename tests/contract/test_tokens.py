@@ -9,7 +9,7 @@ import pytest
 import tiny
 import torch
 import transformers
-from conftest import WORDS, word_tokenizer
+from material import WORDS, word_tokenizer
 from tokenizers import AddedToken
 
 import adapterhub as ah

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from conftest import sentences, write_json_lines
+from material import sentences, write_json_lines
 
 from adapterhub.errors import AdapterhubError
 from adapterhub.training.data import DataOptions

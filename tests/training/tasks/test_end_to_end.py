@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from conftest import json_lines
+from material import json_lines
 from task_cases import CASES, classes
 
 from adapterhub.training.tasks import TASKS, task_of

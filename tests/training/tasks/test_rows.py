@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from conftest import SENTINELS, sentences, word_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
+from material import SENTINELS, sentences, word_tokenizer
 from transformers import AutoTokenizer, BertTokenizerFast
 
 import adapterhub as ah
