@@ -10,6 +10,7 @@ import click
 from rich.table import Table
 
 from adapterhub.cli.format import bytes_text, count_text, print_table
+from adapterhub.files.manifest import LOWER_IS_BETTER
 
 if TYPE_CHECKING:
     from adapterhub.registry.store import Entry
@@ -43,22 +44,24 @@ def command(
         for entry in found:
             click.echo(json.dumps(asdict(entry), sort_keys=True))
     elif found:
-        print_table(entries_table(found))
+        print_table(entries_table(found, fields["sort"]))
     else:
         where = "the Hub has" if hub else f"{registry or 'the registry'} has"
         click.echo(f"{where} no such adapter; adapterhub publish RUN puts one there", err=True)
 
 
-def entries_table(found: list[Entry]) -> Table:
-    """What a person looks for first."""
+def entries_table(found: list[Entry], metric: str | None = None) -> Table:
+    """What a person looks for first; `metric` is the one to show, where an adapter has it."""
     table = Table("adapter", "backbone", "task", "method", "score", "parameters", "size", "tags")
+    for column in table.columns[:2]:
+        column.no_wrap = True
     for entry in found:
         table.add_row(
             entry.reference,
-            entry.backbone,
+            entry.backbone.rpartition("/")[2],
             entry.task or "",
             " + ".join(entry.methods),
-            score_text(entry),
+            score_text(entry, metric),
             count_text(entry.parameters),
             bytes_text(entry.size),
             " ".join(entry.tags) + (" yanked" if entry.yanked is not None else ""),
@@ -66,6 +69,8 @@ def entries_table(found: list[Entry]) -> Table:
     return table
 
 
-def score_text(entry: Entry) -> str:
-    """The first two metrics, by name."""
-    return ", ".join(f"{name} {value:.3f}" for name, value in sorted(entry.metrics.items())[:2])
+def score_text(entry: Entry, metric: str | None = None) -> str:
+    """A metric: the one that is asked for, or the first by name that is no loss."""
+    scores = [name for name in sorted(entry.metrics) if name not in LOWER_IS_BETTER]
+    name = metric if metric in entry.metrics else next(iter(scores), None)
+    return "" if name is None else f"{name} {entry.metrics[name]:.3f}"
