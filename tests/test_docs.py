@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
+
+import glue
+import pytest
+
+import recipes
 
 ROOT = Path(__file__).parents[1]
 
 
-def test_the_results_table_is_made_from_the_records():
-    spec = importlib.util.spec_from_file_location("glue", ROOT / "benchmarks" / "glue.py")
-    glue = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(glue)
+@pytest.mark.parametrize(
+    ("marker", "script", "rows"),
+    [
+        ("results", glue, len(glue.TASKS) * len(glue.METHODS)),
+        ("recipes", recipes, len(recipes.RUNS)),
+    ],
+)
+def test_the_tables_are_made_from_the_records(marker, script, rows):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    quoted = re.search(r"<!-- results: .*? -->\n(.*?)\n<!-- /results -->", readme, re.DOTALL)[1]
-    assert quoted == glue.table()
-    assert len(quoted.splitlines()) == 2 + len(glue.TASKS) * len(glue.METHODS)
+    quoted = re.search(rf"<!-- {marker}: .*? -->\n(.*?)\n<!-- /{marker} -->", readme, re.DOTALL)[1]
+    assert quoted == script.table()
+    assert len(quoted.splitlines()) == 2 + rows
 
 
 def test_the_files_that_readme_names_are_there():

@@ -134,15 +134,11 @@ def write_adapter(
 def find_adapter(folder: Path) -> Path | None:
     """The folder with the adapter's files: the one given, or `adapter` in a run's folder."""
     inner = folder / "adapter"
-    candidates = (folder,) if inner.is_symlink() else (folder, inner)
-    return next((c for c in candidates if _is_file(c / MANIFEST_FILE)), None)
-
-
-def _is_file(path: Path) -> bool:
     try:
-        return path.is_file()
+        candidates = (folder,) if inner.is_symlink() else (folder, inner)
+        return next((c for c in candidates if (c / MANIFEST_FILE).is_file()), None)
     except OSError:  # no name that a file could have
-        return False
+        return None
 
 
 def adapter_folder(folder: Path) -> Path:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from adapterhub.backbones.anatomy import Anatomy
+from adapterhub.backbones.load import table_of
 from adapterhub.config import option
 from adapterhub.errors import SiteError, did_you_mean
 from adapterhub.methods.base import Method, Unfrozen, register
@@ -56,7 +57,12 @@ class Chosen(Method):
     def _paths(self, anatomy: Anatomy) -> list[str]:
         named = anatomy.parameters()
         keys = {anatomy.key(path): path for path in named}
-        embedding = anatomy.model.get_input_embeddings().weight
+        embedding = table_of(anatomy.model)
+        if embedding is None:
+            raise SiteError(
+                f"a {anatomy.model.config.model_type} backbone has no token embeddings",
+                hint="chosen(names=[...])",
+            )
         table = next((path for path, p in named.items() if p is embedding), None)
         found = {
             name: [table] if name == EMBEDDINGS and table else fnmatch.filter(keys, name)

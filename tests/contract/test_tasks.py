@@ -8,11 +8,12 @@ import os
 
 import pytest
 import torch
-from cells import REFUSED
+from cells import REFUSED, example
 from task_cases import CASES
 
 from adapterhub.errors import AttachError, SiteError
 from adapterhub.methods import METHODS
+from adapterhub.methods.spec import dump
 from adapterhub.training import run as running
 from adapterhub.training.recipe import read
 from adapterhub.training.report import Silent
@@ -54,7 +55,8 @@ def recipe(backbones, tmp_path):
         file = str(case.data(tmp_path))
         flags = {
             "backbone": str(backbones(case.backbone)), "output": str(tmp_path / "run"),
-            "method": method, "task": case.task, "data": {"train": file, "eval": file},
+            "method": dump([example(method)]), "task": case.task,
+            "data": {"train": file, "eval": file},
         }  # fmt: skip
         options = (
             f"max_steps={STEPS}", f"eval_every={STEPS}", "batch_size=256", "learning_rate=1e-2",
