@@ -103,7 +103,6 @@ _false, _true = _Field(schema.boolean, False), _Field(schema.boolean, True)
 _TRAINING = _Field(_any, None)
 _DROPOUT = _Field(schema.number, 0.0)
 _LEAVE_OUT = _Field(_layers, [])
-_GATING = _only(False)
 _BOTTLENECK = {
     "mh_adapter": _Field(schema.boolean, None),
     "output_adapter": _Field(schema.boolean, None),
@@ -116,7 +115,7 @@ _BOTTLENECK = {
     "ln_after": _only(False),
     "is_parallel": _false,
     "scaling": _Field(_either(schema.number, schema.text("learned|channel", "a scale")), 1.0),
-    "use_gating": _GATING,
+    "use_gating": _false,
     "residual_before_ln": _Field(_any, True),
     "adapter_residual_before_ln": _TRAINING,  # it orders a sum, without ln_after
     "inv_adapter": _only(None),
@@ -140,8 +139,8 @@ _PREFIX = {
     "cross_prefix": _true,
     "leave_out": _LEAVE_OUT,
     "dropout": _DROPOUT,
-    "use_gating": _GATING,
-    "shared_gating": _TRAINING,
+    "use_gating": _false,
+    "shared_gating": _true,
 }
 _LORA = {
     "selfattn_lora": _true,
@@ -153,7 +152,7 @@ _LORA = {
     "dropout": _DROPOUT,
     "attn_matrices": _Field(schema.sequence(schema.text("[qkv]", "q, k or v"), 0, 3), ["q", "v"]),
     "composition_mode": _Field(schema.text("add|scale", "add or scale"), "add"),
-    "use_gating": _GATING,
+    "use_gating": _false,
     "use_dora": _only(False),  # its magnitude scales the bias too, and its norm leaves alpha out
     "vera_d": _only(None),
     "vera_b": _only(None),

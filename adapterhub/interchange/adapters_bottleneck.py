@@ -3,7 +3,8 @@
     y' = y + s up(f(down(source)))
 
 Its sequential adapters read the output of a sublayer or, with `original_ln_before`, the block; its
-parallel ones read the residual stream. A learned scale s is folded into up.
+parallel ones read the residual stream. A learned scale s is folded into up, and so is that of a
+gated adapter.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers.activations import ACT2FN
 
 from adapterhub.backbones.anatomy import Anatomy, Site
 from adapterhub.files.adapters import Part
+from adapterhub.interchange.adapters_gated import add_gated
 from adapterhub.interchange.adapters_places import (
     Held,
     check_places,
@@ -30,6 +33,7 @@ from adapterhub.interchange.specs import sites_option
 from adapterhub.methods.bottleneck import Houlsby, Parallel, Pfeiffer, ScaledParallel
 from adapterhub.methods.compacter import Compacter
 
+_ONE = torch.ones(1)
 _ROLES = {"mh_adapter": "attn", "cross_adapter": "cross", "output_adapter": "ffn"}
 _ACTIVATIONS = {"leakyrelu": "leaky_relu"}
 _NAMES = {"adapter_down.0.": "down.", "adapter_up.": "up."}
@@ -66,7 +70,8 @@ def import_bottleneck(part: Part, held: Held, draft: Draft) -> None:
         "source": source,
         "sites": sites_option(draft.anatomy, wanted),
     }
-    translate = _compacter if options["phm_layer"] else _bottleneck
+    gated, low_rank = options["use_gating"], options["phm_layer"]
+    translate = _gated if gated else _compacter if low_rank else _bottleneck
     translate(options, spec, sizes, networks, held, draft)
 
 
@@ -104,11 +109,6 @@ def _source(options: Mapping[str, Any], draft: Draft) -> str:
     return "block" if options["original_ln_before"] else "output"
 
 
-def _scale(options: Mapping[str, Any], tensors: dict[str, Tensor]) -> Tensor | None:
-    """The learned scale of one network, (1,) or (d,), where there is one."""
-    return tensors.pop("scaling", None) if isinstance(options["scaling"], str) else None
-
-
 def _bottleneck(
     options: Mapping[str, Any],
     spec: dict[str, Any],
@@ -127,14 +127,47 @@ def _bottleneck(
     if learned:
         draft.notes.append("learned scales are folded into up")
     for site_id, (_, tensors) in networks.items():
-        scale = _scale(options, tensors)
-        for name, tensor in tensors.items():
-            own = _renamed(name, {"weight": "weight", "bias": "bias"})
-            if own is None:
-                draft.problems.append(f"{site_id}: {name} has no place here")
-            elif scale is not None and own.startswith("up."):
-                tensor = tensor * (scale[:, None] if tensor.dim() == 2 else scale)
-            draft.tensors[f"{site_id}.{method}.{own}"] = tensor
+        scale = tensors.pop("scaling", _ONE) if learned else _ONE
+        _take(tensors, scale, f"{site_id}.{method}", draft)
+
+
+def _gated(
+    options: Mapping[str, Any],
+    spec: dict[str, Any],
+    sizes: Mapping[str, int],
+    networks: Mapping[str, tuple[Site, dict[str, Tensor]]],
+    held: Held,
+    draft: Draft,
+) -> None:
+    if options["is_parallel"] or options["phm_layer"]:
+        draft.problems.append("use_gating: of bottlenecks, only sequential ones are expressible")
+    if len(set(sizes.values())) > 1:
+        draft.problems.append("reduction_factor: with use_gating all sites have one size")
+    if draft.problems:
+        return
+    own = {"size": next(iter(sizes.values()))} | {n: spec[n] for n in ("source", "activation")}
+    add_gated(own, (site for site, _ in networks.values()), draft)
+    scaling = options["scaling"]
+    if scaling != 1:
+        draft.notes.append("scales of gated adapters are folded into up")
+    for site_id, (_, tensors) in networks.items():
+        place = f"{site_id}.{Pfeiffer.name}"
+        for name in [name for name in tensors if name in ("gate.weight", "gate.bias")]:
+            draft.tensors[f"{place}.{name}"] = tensors.pop(name)
+        learned = isinstance(scaling, str)
+        scale = tensors.pop("scaling", _ONE) if learned else torch.tensor([float(scaling)])
+        _take(tensors, scale, f"{place}.update", draft)
+
+
+def _take(tensors: Mapping[str, Tensor], scale: Tensor, place: str, draft: Draft) -> None:
+    """The tensors of one network, to this place; its scale, (1,) or (d,), is folded into up."""
+    for name, tensor in tensors.items():
+        own = _renamed(name, {"weight": "weight", "bias": "bias"})
+        if own is None:
+            draft.problems.append(f"{place}: {name} has no place here")
+        elif own.startswith("up."):
+            tensor = tensor * (scale[:, None] if tensor.dim() == 2 else scale)
+        draft.tensors[f"{place}.{own}"] = tensor
 
 
 def _compacter(

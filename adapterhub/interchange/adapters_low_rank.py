@@ -12,9 +12,11 @@ from typing import Any
 
 from adapterhub.backbones.anatomy import Site
 from adapterhub.files.adapters import Part
+from adapterhub.interchange.adapters_gated import add_gated
 from adapterhub.interchange.adapters_places import (
     Held,
     check_places,
+    note_dropout,
     projections_at,
     wanted_sites,
 )
@@ -24,17 +26,21 @@ from adapterhub.methods.ia3 import IA3
 from adapterhub.methods.lora import LoRA
 
 _FEED_FORWARD = ("intermediate_lora", "output_lora")
+_LOW_RANK = {"lora_A": "A", "lora_B": "B"}
+_SCALE = {"lora_B": "scale"}
+_GATED = {"lora_A": "update.A", "lora_B": "update.B"} | {
+    name: name for name in ("gate.weight", "gate.bias")
+}
 
 
 def import_low_rank(part: Part, held: Held, draft: Draft) -> None:
     """Translate the LoRA or (IA)^3 of a checkpoint."""
-    options = part.options
-    names = (
-        {"lora_A": "A", "lora_B": "B"}
-        if options["composition_mode"] == "add"
-        else {"lora_B": "scale"}
-    )
-    method = LoRA.name if options["composition_mode"] == "add" else IA3.name
+    options, gated = part.options, part.options["use_gating"]
+    adds = options["composition_mode"] == "add"
+    names = _SCALE if not adds else _GATED if gated else _LOW_RANK
+    method = LoRA.name if adds else IA3.name
+    if gated and not adds:
+        draft.problems.append("use_gating: with composition_mode scale it is not expressible")
     found: dict[str, Site] = {}
     for path, parameter, tensor in held.take("loras"):
         sites = _adapted(projections_at(draft.anatomy, path), options["attn_matrices"])
@@ -46,7 +52,10 @@ def import_low_rank(part: Part, held: Held, draft: Draft) -> None:
             own = piece.flatten() if names[parameter] == "scale" else piece
             draft.tensors[f"{site.id}.{method}.{names[parameter]}"] = own.clone()
     check_places(found.values(), _wanted(options, found.values(), draft), draft)
-    if found and not draft.problems:
+    if found and gated:  # a gate stands in the place of alpha / r
+        note_dropout(options, draft)
+        add_gated({"rank": options["r"]}, found.values(), draft)
+    elif found and not draft.problems:
         draft.methods.append({method: _spec(options, found, draft)})
 
 

@@ -87,6 +87,16 @@ def sublayer_at(anatomy: Anatomy, path: str) -> Site | None:
     return None
 
 
+def attention_at(anatomy: Anatomy, path: str) -> Site | None:
+    """Where the keys and values of an attention enter."""
+    if (place := local_path(anatomy, path)) is None:
+        return None
+    stack, number, rest = place
+    host = f"{anatomy.layers[stack][number]}.{rest}"
+    sites = anatomy.sites.values()
+    return next((s for s in sites if s.kind == "keyvalue" and s.host == host), None)
+
+
 def projections_at(anatomy: Anatomy, path: str) -> list[Site]:
     """The projections that a module is: one, or the parts of a fused one."""
     if (place := local_path(anatomy, path)) is None:

@@ -2,6 +2,7 @@
 
 flat:     control_trans, (length, layers, keys and values, d_kv) in one row
 network:  control_trans.2(f(control_trans.0(wte))), of which the values are kept
+gate:     prefix_gates at each attention, (1, d) and (1,)
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from transformers.activations import ACT2FN
 
 from adapterhub.backbones.anatomy import Anatomy, Site
 from adapterhub.files.adapters import Part
-from adapterhub.interchange.adapters_places import Held, note_dropout, same, wanted_sites
+from adapterhub.interchange.adapters_gated import add_gated
+from adapterhub.interchange.adapters_places import (
+    Held,
+    attention_at,
+    note_dropout,
+    same,
+    wanted_sites,
+)
 from adapterhub.interchange.draft import Draft
 from adapterhub.interchange.specs import sites_option
 from adapterhub.methods.prefix import Prefix
@@ -26,6 +34,7 @@ _NETWORK = {"wte.weight", *(f"control_trans.{n}.{p}" for n in (0, 2) for p in ("
 def import_prefix(part: Part, held: Held, draft: Draft) -> None:
     """Translate the prefixes of a checkpoint."""
     options, length = part.options, part.options["prefix_length"]
+    inner = "prefix." if options["use_gating"] else ""
     note_dropout(options, draft)
     groups = _groups(held, draft)
     chosen: list[Site] = []
@@ -40,18 +49,33 @@ def import_prefix(part: Part, held: Held, draft: Draft) -> None:
             draft.problems.append(f"{kind}: {values.numel()} numbers, for {len(sites)} layers")
             continue
         for site, pair in zip(sites, values.view(length, len(sites), 2, d).unbind(1), strict=True):
-            name = f"{site.id}.{Prefix.name}.prefix"
+            name = f"{site.id}.{Prefix.name}.{inner}prefix"
             draft.tensors[name] = pair.transpose(0, 1).contiguous()
         chosen += sites
     draft.problems += [f"{kind}: has no place here" for kind in sorted(groups)]
     if any(site.role == "attn.kv" for site in chosen) and _has_bias(draft.anatomy):
         draft.problems.append(
-            "prefix_tuning: adapters shifts the relative positions of all keys by the prefix, "
-            "which is not expressible"
+            "prefix_tuning: adapters counts the prefix as positions of keys but not of queries, so "
+            "that all relative positions are shifted, and none remain in layers behind one without "
+            "a prefix, which is not expressible"
         )
-    if chosen:
+    if chosen and options["use_gating"]:
+        _import_gates(options, held, draft)
+        add_gated({"length": length}, chosen, draft)
+    elif chosen:
         sites_named = sites_option(draft.anatomy, chosen)
         draft.methods.append({Prefix.name: {"length": length, "sites": sites_named}})
+
+
+def _import_gates(options: Mapping[str, object], held: Held, draft: Draft) -> None:
+    if not options["shared_gating"]:
+        draft.problems.append("shared_gating: false, keys and values cannot have a gate each")
+    for path, name, tensor in held.take("prefix_gates"):
+        site = attention_at(draft.anatomy, path.removesuffix(".prefix_tuning"))
+        if site is None:
+            draft.problems.append(f"{path}: has no place here")
+        else:
+            draft.tensors[f"{site.id}.{Prefix.name}.gate.{name}"] = tensor
 
 
 def _has_bias(anatomy: Anatomy) -> bool:

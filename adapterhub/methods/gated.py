@@ -4,8 +4,9 @@
     at a projection or sublayer:    y'_i = y_i + g_i (m(x, y)_i - y_i)
     at an attention, with q_i:      attention(q_i, [g_i P_k; K], [g_i P_v; V])
 
-    z: (batch, tokens, d), what the module m itself reads: x, or y of a sequential bottleneck;
-    at an attention its x    w: (1, d), N(0, 0.02²)    b: (1,), zero    g: (batch, tokens, 1)
+    z: (batch, tokens, d), what the module m itself reads: x, or y or norm(r + y) of a sequential
+    bottleneck; at an attention its x
+    w: (1, d), N(0, 0.02²)    b: (1,), zero    g: (batch, tokens, 1)
 
 Mao et al. 2022, "UniPELT: A Unified Framework for Parameter-Efficient Language Model Tuning",
 section 3.2, https://arxiv.org/abs/2110.07577, give one gate to a whole sequence, the mean of its
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -54,16 +55,15 @@ class Gate(nn.Module):
 class GatedUpdate(nn.Module):
     """The map (x, y) -> y + g (update(x, y) - y)."""
 
-    def __init__(self, update: nn.Module, gate: Gate, gated_by: Literal["x", "y"]) -> None:
+    def __init__(self, update: nn.Module, gate: Gate) -> None:
         super().__init__()
         self.update = update
         self.gate = gate
-        self.gated_by = gated_by
         self.reads = getattr(update, "reads", "input")
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """x: (batch, tokens, d_in), y: (batch, tokens, d_out) -> y' like y."""
-        gate = self.gate(y if self.gated_by == "y" else x).to(y.dtype)
+        gate = self.gate(y if self.reads == "output" else x).to(y.dtype)
         return torch.addcmul(y, gate, self.update(x, y) - y)
 
 
@@ -86,8 +86,6 @@ class GatedPrefix(nn.Module):
 class Gated(Method):
     """What a method becomes that inherits from this and from it: the same, with a gate a site."""
 
-    gated_by: ClassVar[Literal["x", "y"]] = "x"
-
     gate: Over = option("token", "what has a gate of its own: each token, or a sequence")
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
@@ -104,7 +102,7 @@ class Gated(Method):
             if step.site.kind == "keyvalue":
                 module = GatedPrefix(step.module, gate)
             else:
-                module = GatedUpdate(step.module, gate, self.gated_by)
+                module = GatedUpdate(step.module, gate)
             yield Placement(step.site, module)
 
     def count(self, anatomy: Anatomy) -> int:
@@ -113,7 +111,7 @@ class Gated(Method):
         return super().count(anatomy) + gates
 
     def _width(self, site: Site) -> int:
-        return site.d_out if self.gated_by == "y" else site.d_in
+        return site.d_in if getattr(self, "source", "input") == "input" else site.d_out
 
     def _refuse_the_future(self, sites: list[Site]) -> None:
         decoding = [site.id for site in sites if site.stack == "decoder"]

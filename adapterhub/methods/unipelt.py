@@ -7,8 +7,11 @@
 g is a sigmoid of one linear output, each site's own (methods/gated.py has its equations). It stands
 in the place of LoRA's scale alpha / rank. Sizes of the paper: rank 8, prefix length 10, bottleneck
 48. Here each token has its own gate unless `gate: sequence` asks for the paper's mean, and the
-adapter reads the feed-forward output before its residual connection, as ours do, where the paper's
-reads it behind the normalization.
+adapter reads the feed-forward output before its residual connection, as ours do, unless
+`source: block` asks for the paper's, behind the normalization.
+
+Among `sites` a projection gets a low-rank update, an attention a prefix, a sublayer an adapter; a
+kind that is not named is left out: `sites: [attn.kv, ffn]` is the paper's UniPELT (AP).
 
 Mao et al. 2022, "UniPELT: A Unified Framework for Parameter-Efficient Language Model Tuning",
 section 3.2, https://arxiv.org/abs/2110.07577.
@@ -18,9 +21,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from adapterhub.backbones.anatomy import SUBLAYERS
 from adapterhub.config import option
+from adapterhub.errors import ConfigError
 from adapterhub.methods.base import Layers, Method, register
-from adapterhub.methods.bottleneck import Pfeiffer
+from adapterhub.methods.bottleneck import Pfeiffer, Sequential
 from adapterhub.methods.gated import Gated, Over
 from adapterhub.methods.lora import LoRA
 from adapterhub.methods.prefix import Prefix
@@ -40,8 +45,6 @@ class GatedPrefix(Gated, Prefix):
 class GatedPfeiffer(Gated, Pfeiffer):
     """Sequential adapters after feed-forward, with gates."""
 
-    gated_by = "y"
-
 
 @register
 @dataclass(frozen=True)
@@ -57,11 +60,45 @@ class UniPELT(Method):
     length: int = option(10, "prefix length in tokens")
     size: int = option(48, "width of the bottleneck")
     gate: Over = option("token", "what has a gate of its own: each token, or a sequence")
+    source: Sequential = option("output", "what the adapter reads: y (output), norm(r + y) (block)")
+    activation: str = option("relu", "the adapter's activation, by its transformers name")
+    sites: tuple[str, ...] = option(
+        (*LoRA.sites, *Prefix.sites, *Pfeiffer.sites), "projections, attentions, sublayers to adapt"
+    )
     layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
 
+    def __post_init__(self) -> None:
+        wrong = [site for site in self.sites if set("*?[") & set(_kind(site))]
+        if wrong or not self.sites:
+            raise ConfigError(
+                "the sites of unipelt must tell what belongs there",
+                offenders=[repr(site) for site in wrong],
+                expected="names that end in a projection (attn.q), kv, or a sublayer (ffn)",
+                hint="unipelt(sites=['attn.q', 'attn.v', 'attn.kv', 'ffn'])",
+            )
+
     def parts(self) -> tuple[Method, ...]:
-        """The three methods."""
-        lora = GatedLoRA(rank=self.rank, alpha=self.rank, layers=self.layers, gate=self.gate)
-        prefix = GatedPrefix(length=self.length, layers=self.layers, gate=self.gate)
-        adapter = GatedPfeiffer(size=self.size, layers=self.layers, gate=self.gate)
-        return lora, prefix, adapter
+        """Those of the three methods that have sites."""
+        lora = tuple(s for s in self.sites if _kind(s) not in ("kv", *SUBLAYERS))
+        kv = tuple(s for s in self.sites if _kind(s) == "kv")
+        sublayers = tuple(s for s in self.sites if _kind(s) in SUBLAYERS)
+        methods: tuple[LoRA | Prefix | Pfeiffer, ...] = (
+            GatedLoRA(
+                rank=self.rank, alpha=self.rank, sites=lora, layers=self.layers, gate=self.gate
+            ),
+            GatedPrefix(length=self.length, sites=kv, layers=self.layers, gate=self.gate),
+            GatedPfeiffer(
+                size=self.size,
+                source=self.source,
+                activation=self.activation,
+                sites=sublayers,
+                layers=self.layers,
+                gate=self.gate,
+            ),
+        )
+        return tuple(method for method in methods if method.sites)
+
+
+def _kind(site: str) -> str:
+    """The end of a site's name, which tells its kind."""
+    return site.rpartition(".")[2]

@@ -131,6 +131,61 @@ def test_an_update_is_scaled_by_its_gate(method):
         torch.testing.assert_close(update(x, y), y + x @ update.A.T @ update.B.T)
 
 
+@pytest.mark.parametrize("gate", ["token", "sequence"])
+def test_an_adapter_that_reads_the_block_is_gated_by_the_block(gate):
+    """Against the layer's own modules; the imports of adapters' checkpoints show it at large."""
+    model = tiny.model("bert", "features")
+    adapter = ah.attach(
+        model, f"unipelt(sites=['ffn'], layers=0, source=block, activation=tanh, gate={gate})"
+    )
+    tiny.scramble(adapter, std=0.5)
+    layer, seen = model.encoder.layer[0], {}
+    layer.output.dense.register_forward_pre_hook(lambda m, args: seen.update(middle=args[0]))
+    layer.output.LayerNorm.register_forward_hook(lambda m, a, y: seen.update(sum=a[0], out=y))
+    layer.intermediate.register_forward_pre_hook(lambda m, args: seen.update(residual=args[0]))
+    with torch.no_grad():
+        model(**tiny.batch())
+        host, own = layer.output.dense, adapter.tensors()
+        y = torch.nn.functional.linear(seen["middle"], host.weight, host.bias)
+        norm = layer.output.LayerNorm
+        block = torch.nn.functional.layer_norm(
+            seen["residual"] + y, norm.normalized_shape, norm.weight, norm.bias, norm.eps
+        )
+        path = "encoder.0.ffn.pfeiffer"
+        down, up = (
+            lambda z, part=part: torch.nn.functional.linear(
+                z, own[f"{path}.update.{part}.weight"], own[f"{path}.update.{part}.bias"]
+            )
+            for part in ("down", "up")
+        )
+        g = torch.sigmoid(block @ own[f"{path}.gate.weight"][0] + own[f"{path}.gate.bias"])
+        g = g if gate == "token" else g.mean(1, keepdim=True)
+        expected = seen["residual"] + y + g[..., None] * up(torch.tanh(down(block)))
+    torch.testing.assert_close(seen["sum"], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sites", "parts"),
+    [
+        (["attn.kv", "ffn"], {"attn.kv": "prefix", "ffn": "pfeiffer"}),
+        (["encoder.0.attn.q", "encoder.1.attn"], {"attn.q": "lora", "attn": "pfeiffer"}),
+        (["ffn.down", "encoder.attn.kv"], {"ffn.down": "lora", "attn.kv": "prefix"}),
+    ],
+)
+def test_a_site_tells_what_sits_there(sites, parts):
+    model = tiny.model("bert", "features")
+    adapter = ah.attach(model, {"unipelt": {"sites": sites, "source": "block"}})
+    assert {p.site.role: p.method.name for p in adapter.placed} == parts
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert sum(m.count(adapter.home.anatomy) for m in adapter.methods) == trained
+
+
+@pytest.mark.parametrize("sites", [[], ["attn.*", "ffn"]])
+def test_a_site_that_does_not_tell_is_refused(sites):
+    with pytest.raises(ConfigError, match="what belongs there"):
+        ah.attach(tiny.model("bert"), {"unipelt": {"sites": sites}})
+
+
 def test_a_gate_of_a_sequence_is_refused_where_tokens_are_still_to_come():
     for architecture in ("llama", "bart"):
         model = tiny.language_model(architecture)

@@ -56,14 +56,17 @@ def imported(model, architecture, case, **options):
 def test_the_golden_files_cover_the_methods_and_backbones():
     assert {"bert", "roberta", "gpt2", "t5", "bart"} <= EXPECTED.keys()
     cases = {case for architecture, case in CASES if architecture == "bert"}
-    assert {"houlsby", "pfeiffer", "parallel", "mam", "prefix", "lora", "ia3", "compacter"} <= cases
+    expected = {"houlsby", "pfeiffer", "parallel", "mam", "prefix", "lora", "ia3", "compacter"}
+    assert cases >= expected | {"unipelt", "unipelt-parts", "gated-lora"}
     for architecture, case in CASES:
         assert f"{case}.hidden" in EXPECTED[architecture]
 
 
 # Its T5 counts the positions of keys, but not those of queries, behind the prefix.
-SHIFTED = {("t5", "prefix"), ("t5", "prefix-flat"), ("t5", "mam")}
-EXPRESSIBLE = [cell for cell in CASES if cell not in SHIFTED]
+SHIFTED = {("t5", "prefix"), ("t5", "prefix-flat"), ("t5", "mam"), ("t5", "unipelt")}
+# A gate of a whole sequence in a decoder.
+DECODING = {(architecture, "unipelt") for architecture in ("gpt2", "t5", "bart")}
+EXPRESSIBLE = [cell for cell in CASES if cell not in SHIFTED | DECODING]
 # RoBERTa and BART repeat what BERT and T5 show; ADAPTERHUB_MATRIX=full compares them whole.
 REPEATED = ("everywhere", "learned-scale", "compacter", "compacter++", "lora-all", "prefix")
 FULL = os.environ.get("ADAPTERHUB_MATRIX") == "full"
@@ -164,6 +167,18 @@ def test_a_prefix_on_t5_is_refused(architecture, case):
         imported(backbone(architecture), architecture, case, head=False)
 
 
+@pytest.mark.parametrize(("architecture", "case"), sorted(DECODING))
+def test_a_gate_of_a_sequence_in_a_decoder_is_refused(architecture, case):
+    model = backbone(architecture)
+    keys = list(model.state_dict())
+    with pytest.raises(MismatchError, match="tokens still to come") as error:
+        imported(model, architecture, case, head=False)
+    gates = [line for line in error.value.offenders if line.startswith("use_gating")]
+    assert gates
+    assert all("decoder.0." in line for line in gates)
+    assert list(model.state_dict()) == keys
+
+
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
 def test_a_prefix_is_applied_by_every_attention(architecture):
     """In adapters 1.3 with transformers 4.57 a prefix on GPT-2 and Llama changes nothing under
@@ -185,6 +200,11 @@ def test_the_methods_are_ours():
     assert method.sites == ("ffn",)
     names = [m.name for m in imported(backbone("bert"), "bert", "mam", head=False).methods]
     assert names == ["prefix", "scaled-parallel"]
+    (method,) = imported(backbone("roberta"), "roberta", "unipelt", head=False).methods
+    assert (method.name, method.gate, method.source) == ("unipelt", "sequence", "block")
+    assert (method.rank, method.length, method.size) == (2, 3, 4)
+    (method,) = imported(backbone("bert"), "bert", "gated-lora", head=False).methods
+    assert method.sites == ("encoder.0.attn.k", "encoder.0.ffn.down")
     adapter = imported(backbone("t5"), "t5", "everywhere", head=False)
     sizes = {p.site.id: len(p.module.down.weight) for p in adapter.placed}
     assert sizes.pop("encoder.1.attn") == sizes.pop("encoder.1.ffn") == 2
@@ -243,11 +263,11 @@ def altered(tmp_path):
 
 def test_every_option_that_is_not_expressible_is_named(altered):
     tree, _, load = altered
-    tree["config"] |= {"ln_after": True, "inv_adapter": "nice", "use_gating": True, "new": 3}
+    tree["config"] |= {"ln_after": True, "inv_adapter": "nice", "new": 3}
     with pytest.raises(FileError) as error:
         load()
     named = {line.partition(":")[0].rpartition(".")[2] for line in error.value.offenders}
-    assert named == {"ln_after", "inv_adapter", "use_gating", "new"}
+    assert named == {"ln_after", "inv_adapter", "new"}
 
 
 @pytest.mark.parametrize(
@@ -260,6 +280,9 @@ def test_every_option_that_is_not_expressible_is_named(altered):
         ({"output_adapter": False}, "no sublayer"),
         ({"reduction_factor": 8}, "shape"),
         ({"architecture": "reft"}, "reft"),
+        ({"use_gating": True}, "missing: encoder.0.ffn.pfeiffer.gate.bias"),
+        ({"use_gating": True, "is_parallel": True}, "only sequential"),
+        ({"use_gating": True, "reduction_factor": {"0": 8, "default": 4}}, "one size"),
     ],
 )
 def test_options_and_tensors_must_agree(altered, options, named):
@@ -268,6 +291,27 @@ def test_options_and_tensors_must_agree(altered, options, named):
     with pytest.raises((FileError, MismatchError)) as error:
         load()
     assert named in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("case", "options", "named"),
+    [
+        ("unipelt", {"shared_gating": False}, "shared_gating"),
+        ("gated-lora", {"composition_mode": "scale"}, "composition_mode scale"),
+        ("gated-lora", {"use_gating": False}, "gate.weight: has no place"),
+        ("unipelt", {"use_gating": False}, "prefix_gates.own.weight: has no place"),
+    ],
+)
+def test_gates_and_their_options_must_agree(case, options, named, tmp_path):
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(GOLDEN / "bert" / case, folder)
+    tree = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    part = tree["config"]["configs"][0] if case == "unipelt" else tree["config"]
+    assert options.keys() <= part.keys()
+    part.update(options)
+    (folder / "adapter_config.json").write_text(json.dumps(tree), encoding="utf-8")
+    with pytest.raises(MismatchError, match=named):
+        ah.load(backbone("bert"), folder, any_backbone=True, allow_pickle=True, head=False)
 
 
 def test_every_tensor_without_a_place_is_named(altered):

@@ -36,6 +36,7 @@ from adapters import (
     ParBnConfig,
     PrefixTuningConfig,
     SeqBnConfig,
+    UniPELTConfig,
 )
 from adapters.heads import ClassificationHead
 from safetensors.torch import save_file
@@ -128,6 +129,32 @@ CASES = {
         ),
         "qa",
         OTHERS,
+    ),
+    "unipelt": Case(
+        lambda: UniPELTConfig(FLAT, SeqBnConfig(**SMALL), LoRAConfig(r=2, alpha=5)),
+        "tagging", pickled=True,
+    ),
+    "unipelt-parts": Case(
+        lambda: ConfigUnion(
+            PrefixTuningConfig(flat=True, prefix_length=2, leave_out=[0], use_gating=True),
+            DoubleSeqBnConfig(scaling=2.0, use_gating=True, **SMALL),
+            LoRAConfig(r=1, attn_matrices=["v"]),
+        ),
+        "qa", ("bert",), pickled=True,
+    ),
+    "gated-lora": Case(
+        lambda: LoRAConfig(
+            r=2, attn_matrices=["k"], output_lora=True, leave_out=[1], use_gating=True
+        ),
+        "qa", ("bert",),
+    ),
+    "unipelt-encoder": Case(
+        lambda: UniPELTConfig(
+            FLAT.replace(leave_out=[2, 3]),
+            SeqBnConfig(leave_out=[2, 3], original_ln_before=False, **SMALL),
+            LoRAConfig(r=2, leave_out=[2, 3]),
+        ),
+        "classification", ("bart",), pickled=True,
     ),
     "static": Case(lambda: SeqBnConfig(**SMALL), "static", ("bert", "roberta")),
     "pickle": Case(lambda: SeqBnConfig(**SMALL), "tagging", ("bert",), pickled=True),
