@@ -58,11 +58,6 @@ class Chosen(Method):
         named = anatomy.parameters()
         keys = {anatomy.key(path): path for path in named}
         embedding = table_of(anatomy.model)
-        if embedding is None:
-            raise SiteError(
-                f"a {anatomy.model.config.model_type} backbone has no token embeddings",
-                hint="chosen(names=[...])",
-            )
         table = next((path for path, p in named.items() if p is embedding), None)
         found = {
             name: [table] if name == EMBEDDINGS and table else fnmatch.filter(keys, name)
