@@ -119,10 +119,8 @@ RUNS = {
     **{f"cola-{m}": Run("cola", m, COLA, ("matthews", "accuracy")) for m in ("lora", "pfeiffer")},
     **{f"rte-{m}": Run("rte", m, RTE, ("accuracy",)) for m in ("lora", "pfeiffer")},
     "wnut17-lora": Run("wnut17", "lora", WNUT17, ("f1", "precision", "recall")),
-    "squad-pfeiffer": Run("squad", "pfeiffer", SQUAD, ("exact_match", "f1"), stand_in=squad),
-    "squad-full": Run(
-        "squad", "full", SQUAD, ("exact_match", "f1", "has_answer_f1"),
-        ("train.epochs=6", "train.learning_rate=0.0001", "train.max_length=256"), squad,
+    "squad-pfeiffer": Run(
+        "squad", "pfeiffer", SQUAD, ("exact_match", "f1", "has_answer_f1"), stand_in=squad
     ),
     "multi30k-full": Run(
         "multi30k", "full", MULTI30K, ("bleu", "chrf"),
