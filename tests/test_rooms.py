@@ -15,7 +15,7 @@ ROOMS = (
     ("backbones",),
     ("methods",),
     ("files",),
-    ("slots",),
+    ("slots", "precision"),
     ("attention", "prompting", "mixing", "vocabulary", "affine"),
     ("adapter",),
     ("attachment",),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from adapterhub.backbones.anatomy import Part
+from adapterhub.backbones.quantized import dequantized
 from adapterhub.errors import SiteError
 
 PLAIN = (torch.float32, torch.bfloat16, torch.float16)
@@ -36,22 +37,29 @@ def as_stored(module: nn.Module, matrix: Tensor) -> Tensor:
 
 
 def read_weight(module: nn.Module, part: Part | None = None) -> Tensor:
-    """The weight W of y = W x + b, (d_out, d_in), in fp32: a view where it is stored like that.
+    """The weight W of y = W x + b, (d_out, d_in), in fp32: a view where it is stored like that, the
+    one that a quantized layer computes with.
 
     Raises:
         SiteError: a kind of module whose weight cannot be read.
     """
     weight = getattr(module, "weight", None)
+    rows = dequantized(module) if storage_problem(weight) else None
+    if rows is None:
+        rows = _stored(module, weight)
+    return (rows if part is None else part.read(rows.T).T).to(torch.float32)
+
+
+def _stored(module: nn.Module, weight: object) -> Tensor:
     plain = isinstance(weight, Tensor) and weight.ndim == 2 and weight.is_floating_point()
     if not plain or not isinstance(module, (nn.Linear, Conv1D)):
         raise SiteError(
             f"the weight of a {type(module).__name__} cannot be read",
-            expected="a Linear or Conv1D of floating point numbers",
+            expected="a Linear or Conv1D, of floating point numbers or of a known quantization",
             hint="a method that does not read weights, such as lora",
         )
     assert isinstance(weight, Tensor)
-    rows = weight.T if isinstance(module, Conv1D) else weight
-    return (rows if part is None else part.read(rows.T).T).to(torch.float32)
+    return weight.T if isinstance(module, Conv1D) else weight
 
 
 def read_bias(module: nn.Module, part: Part | None = None) -> Tensor | None:
