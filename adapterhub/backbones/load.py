@@ -135,8 +135,7 @@ def load_backbone(
         options["attn_implementation"] = attention
     auto = getattr(transformers, TASK_MODELS[task].auto)
     with quiet_loading():
-        if quantize:
-            options |= quantized.loading_options(auto, folder, options, quantize, DTYPES[dtype])
+        options = quantized.loading_options(auto, folder, options, quantize)
         if device_map is not None:
             options["device_map"] = device_map
         model, info = _load(auto, folder, options, backbone)

@@ -28,6 +28,7 @@ from transformers import PreTrainedModel
 from adapterhub.errors import ConfigError, did_you_mean
 
 _PIP = 'pip install "adapterhub[quantized]"'
+LABELS = ("id2label", "label2id", "num_labels", "problem_type")
 _PACKED = "support_avx512bf16_for_cpu"
 
 
@@ -82,23 +83,37 @@ def stored_quantization(folder: Path) -> str | None:
 
 
 def loading_options(
-    auto: Any, folder: Path, options: dict[str, Any], quantize: str, dtype: torch.dtype
+    auto: Any, folder: Path, options: dict[str, Any], quantize: str | None
 ) -> dict[str, Any]:
-    """What `from_pretrained` takes to quantize while it loads.
+    """What `from_pretrained` takes to load a quantized backbone: `options`, and what to quantize.
 
     The model is made on the meta device first, which reads no weights, to see what the checkpoint
     lacks.
     """
-    made, info = auto.from_pretrained(
-        folder, **options, device_map="meta", output_loading_info=True
-    )
+    stored = stored_quantization(folder)
+    if quantize is None and stored != "bitsandbytes":
+        return options
     logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
-    return {
-        "quantization_config": transformers.BitsAndBytesConfig(
-            **QUANTIZATIONS[quantize](dtype),
-            llm_int8_skip_modules=sorted(_kept(made, info["missing_keys"])),
-        )
-    }
+    dtype, labels = options["dtype"], {k: v for k, v in options.items() if k in LABELS}
+    config = transformers.AutoConfig.from_pretrained(folder, **labels)
+    kinds = config.__dict__.pop("quantization_config", None)
+    made, info = auto.from_pretrained(
+        folder,
+        config=config,
+        dtype=dtype,
+        device_map="meta",
+        ignore_mismatched_sizes=True,  # codes have other shapes than the values
+        output_loading_info=True,
+    )
+    kept = _kept(made, info["missing_keys"])
+    if quantize is None:
+        kinds["llm_int8_skip_modules"] = sorted(kept | {*(kinds["llm_int8_skip_modules"] or ())})
+        config = transformers.AutoConfig.from_pretrained(folder, **labels)
+        config.quantization_config = kinds
+        return {k: v for k, v in options.items() if k not in labels} | {"config": config}
+    facts = QUANTIZATIONS[quantize](dtype)
+    chosen = transformers.BitsAndBytesConfig(**facts, llm_int8_skip_modules=sorted(kept))
+    return options | {"quantization_config": chosen}
 
 
 def _kept(model: PreTrainedModel, missing: set[str]) -> set[str]:

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
+from adapterhub.adapter import Adapter
+from adapterhub.backbones.quantized import bytes_of, size_of
+from adapterhub.training.optimizers import OPTIMIZERS
 from adapterhub.training.run import Prepared
 
 
@@ -27,26 +30,38 @@ def plan_of(ready: Prepared) -> Plan:
     """The plan of a prepared run."""
     adapter, options = ready.adapter, ready.recipe.train
     trainable = sum(p.numel() for p in adapter.parameters())
+    parameters = adapter.anatomy.parameters().values()
     batches = -(-len(ready.train.rows) // options.batch_size)
     steps = options.max_steps or -(-batches // options.gradient_accumulation) * options.epochs
     longest = max(ready.train.lengths)
-    weights = sum(p.numel() * p.element_size() for p in adapter.anatomy.parameters().values())
     return Plan(
         sites=_sites(ready),
-        backbone=sum(p.numel() for p in adapter.anatomy.parameters().values()),
+        backbone=sum(map(size_of, parameters)),
         trainable=trainable,
         head=trainable - adapter.count(),
         steps=steps,
         tokens=sum(ready.train.lengths),
         longest=longest,
         memory={
-            "backbone weights": weights,
-            "adapter weights": 4 * trainable,
+            "backbone weights": weight_bytes(adapter),
+            "adapter weights": sum(map(bytes_of, adapter.tensors().values())),
             "gradients": 4 * trainable,
-            "optimizer": 8 * trainable,
+            "optimizer": sum(map(OPTIMIZERS[options.optimizer].bytes, adapter.parameters())),
             "activations": activation_bytes(adapter.model, options.batch_size, longest),
         },
     )
+
+
+def weight_bytes(adapter: Adapter) -> int:
+    """What the frozen backbone takes, with its own head and with parameters that the adapter has
+    a copy of; tied ones once."""
+    own = {id(t) for t in adapter.tensors().values()}
+    model = [p for p in adapter.model.parameters() if id(p) not in own]
+    aside = [changed.original for changed in adapter.changed]
+    heads = adapter.head.original.values() if adapter.head else ()
+    aside += [p for module in heads for p in module.parameters()]
+    buffers = sum(b.numel() * b.element_size() for b in adapter.model.buffers() if id(b) not in own)
+    return sum(map(bytes_of, {id(p): p for p in (*model, *aside)}.values())) + buffers
 
 
 def _sites(ready: Prepared) -> tuple[tuple[str, str, int], ...]:
