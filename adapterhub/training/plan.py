@@ -11,6 +11,8 @@ from adapterhub.backbones.quantized import bytes_of, size_of
 from adapterhub.training.optimizers import OPTIMIZERS
 from adapterhub.training.run import Prepared
 
+LOGIT_BYTES = 12.5  # measured: transformers keeps them in fp32, twice, and their gradient
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -47,7 +49,9 @@ def plan_of(ready: Prepared) -> Plan:
             "adapter weights": sum(map(bytes_of, adapter.tensors().values())),
             "gradients": 4 * trainable,
             "optimizer": sum(map(OPTIMIZERS[options.optimizer].bytes, adapter.parameters())),
-            "activations": activation_bytes(adapter.model, options.batch_size, longest),
+            "activations": activation_bytes(
+                adapter.model, options.batch_size, longest, options.gradient_checkpointing
+            ),
         },
     )
 
@@ -83,16 +87,21 @@ def _sites(ready: Prepared) -> tuple[tuple[str, str, int], ...]:
     )
 
 
-def activation_bytes(model: PreTrainedModel, batch: int, tokens: int) -> int:
+def activation_bytes(
+    model: PreTrainedModel, batch: int, tokens: int, recomputed: bool = False
+) -> int:
     """What the backward pass keeps of one batch, in bytes: an estimate.
 
-    batch tokens hidden (34 + 5 heads tokens / hidden) a layer in 16-bit, twice that in 32-bit.
-    Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
-    equation 2, https://arxiv.org/abs/2205.05198.
+    batch tokens hidden (34 + 5 heads tokens / hidden) a layer in 16-bit, twice that in 32-bit;
+    `recomputed` layers keep their input alone, but for one at a time. Korthikanti et al. 2022,
+    "Reducing Activation Recomputation in Large Transformer Models", equation 2,
+    https://arxiv.org/abs/2205.05198. The logits of a language model, with their loss in fp32, are
+    LOGIT_BYTES each.
     """
-    config = model.config
-    hidden, layers = config.hidden_size, config.num_hidden_layers
-    width = 2 if model.dtype.itemsize == 4 else 1
-    return int(
-        width * layers * batch * tokens * (34 * hidden + 5 * config.num_attention_heads * tokens)
-    )
+    config = model.config.get_text_config()
+    hidden, layers, size = config.hidden_size, config.num_hidden_layers, model.dtype.itemsize
+    width = 2 if size == 4 else 1
+    layer = width * batch * tokens * (34 * hidden + 5 * config.num_attention_heads * tokens)
+    kept = layer + layers * batch * tokens * hidden * size if recomputed else layers * layer
+    scores = model.get_output_embeddings() is not None
+    return int(kept + scores * LOGIT_BYTES * batch * tokens * config.vocab_size)
