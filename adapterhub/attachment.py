@@ -33,7 +33,7 @@ from adapterhub.backbones.fingerprint import fingerprint_of
 from adapterhub.backbones.load import FRESH, origin_of, rows_of, table_of
 from adapterhub.backbones.quantized import free_layout, hold_layout
 from adapterhub.backbones.tokenizer import bind, bound
-from adapterhub.backbones.weights import storage_problem
+from adapterhub.backbones.weights import storage_problems
 from adapterhub.errors import AdapterhubError, AttachError, SiteError, did_you_mean
 from adapterhub.files.manifest import NewToken
 from adapterhub.methods.base import METHODS, Method, Placement, Step, Unfrozen
@@ -290,14 +290,11 @@ def _fits(cls: type[Method], anatomy: Anatomy) -> bool:
 
 def _refuse_untrainable(part: Method, steps: Iterable[Step], anatomy: Anatomy) -> None:
     """Refuse to train parameters that small steps cannot move: codes of quantized weights."""
-    parameters = anatomy.parameters()
     paths = [step.path for step in steps if isinstance(step, Unfrozen)]
-    wrong = [path for path in paths if (storage_problem(parameters[path]))]
-    if wrong:
-        more = [f"and {len(wrong) - 3} more"] if len(wrong) > 3 else []
+    if wrong := storage_problems(anatomy.parameters(), paths):
         raise SiteError(
             f"{part.name} trains weights that are quantized here",
-            offenders=[f"{p}: {storage_problem(parameters[p])}" for p in wrong[:3]] + more,
+            offenders=wrong,
             expected="weights in fp32, bf16 or fp16",
         )
 

@@ -6,6 +6,8 @@ fused of several has one W for all of them, of which a site owns the rows `part`
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
@@ -28,6 +30,17 @@ def storage_problem(parameter: object) -> str:
     if parameter.dtype not in PLAIN:
         return f"it is kept as {str(parameter.dtype).removeprefix('torch.')}"
     return ""
+
+
+def storage_problems(
+    parameters: Mapping[str, nn.Parameter], paths: Iterable[str], shown: int = 3
+) -> list[str]:
+    """One line for each of these parameters that has a problem, in full for the first `shown`."""
+    found = [
+        f"{path}: {problem}" for path in paths if (problem := storage_problem(parameters[path]))
+    ]
+    more = len(found) - shown
+    return found[:shown] + ([f"and {more} more"] if more > 0 else [])
 
 
 def as_stored(module: nn.Module, matrix: Tensor) -> Tensor:

@@ -27,7 +27,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,17 +161,12 @@ def theirs(model: LlamaForCausalLM, setting: Setting, kbit: bool = False) -> Ite
     wrapped = peft.get_peft_model(model, config)
     layers = {n: m for n, m in model.named_modules() if isinstance(m, peft.tuners.lora.LoraLayer)}
     assert {type(m).__name__ for m in layers.values()} == {"Linear4bit"}, "peft took another layer"
-    factors = {
-        n: (m.lora_A["default"].weight, m.lora_B["default"].weight) for n, m in layers.items()
-    }
+    pairs = {n: (m.lora_A["default"], m.lora_B["default"]) for n, m in layers.items()}
+    factors = {n: (a.weight, b.weight) for n, (a, b) in pairs.items()}
     parameters = [p for p in wrapped.parameters() if p.requires_grad]
+    autocast = partial(torch.autocast, setting.device, dtype=torch.bfloat16)
     try:
-        yield Live(
-            wrapped,
-            factors,
-            lambda: torch.autocast(setting.device, dtype=torch.bfloat16),
-            parameters,
-        )
+        yield Live(wrapped, factors, autocast, parameters)
     finally:
         wrapped.unload()
         for name, parameter in model.named_parameters():
@@ -211,12 +207,11 @@ def check(model: LlamaForCausalLM, batch: dict[str, torch.Tensor], setting: Sett
                 for i, p in enumerate(pair)
             }
         _free()
-    own = gradients["adapterhub"]
+    own, start = gradients["adapterhub"], losses["adapterhub"]
     far = {
         name: max(((g[k] - own[k]).norm() / own[k].norm()).item() for k in own)
         for name, g in gradients.items()
     }
-    start = losses["adapterhub"]
     assert all(abs(loss / start - 1) < LOSS for loss in losses.values()), losses
     assert max(far.values()) < GRADIENT, far
     return {"loss": losses, "gradient": far}
@@ -251,8 +246,7 @@ def time_steps(
             fused.zero_grad(set_to_none=True)
             timed.seconds.append(_now(setting) - start)
         _note_peak(timed, setting)
-    timed.seconds = timed.seconds[setting.warm_up :]
-    return timed
+    return replace(timed, seconds=timed.seconds[setting.warm_up :])
 
 
 class Clock(TrainerCallback):
@@ -383,9 +377,8 @@ def table(record: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measure, write the record, print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    raw = argparse.RawTextHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path, metavar="RECORD")
     parser.add_argument("--small", action="store_true")
