@@ -280,9 +280,8 @@ def _plan(method: Method, part: Method, anatomy: Anatomy) -> list[Step]:
 def _fits(cls: type[Method], anatomy: Anatomy) -> bool:
     try:
         cls().count(anatomy)
-        for part in cls().parts():
-            if part.trains_backbone:
-                _refuse_untrainable(part, part.plan(anatomy), anatomy)
+        for part in (p for p in cls().parts() if p.trains_backbone):
+            _refuse_untrainable(part, part.plan(anatomy), anatomy)
     except AdapterhubError:
         return False
     return True
@@ -290,7 +289,7 @@ def _fits(cls: type[Method], anatomy: Anatomy) -> bool:
 
 def _refuse_untrainable(part: Method, steps: Iterable[Step], anatomy: Anatomy) -> None:
     """Refuse to train parameters that small steps cannot move: codes of quantized weights."""
-    paths = [step.path for step in steps if isinstance(step, Unfrozen)]
+    paths = (step.path for step in steps if isinstance(step, Unfrozen))
     if wrong := storage_problems(anatomy.parameters(), paths):
         raise SiteError(
             f"{part.name} trains weights that are quantized here",

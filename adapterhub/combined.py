@@ -288,4 +288,5 @@ def _notes(adapters: Sequence[Adapter], rule: Rule, result: Result) -> Notes:
         "lost": max(result.lost, default=0.0),
     }
     first = adapters[0].notes
-    return Notes(first.task, first.tokenizer, {**first.training, "combined": facts})
+    training = {**first.training, "combined": facts}
+    return Notes(first.task, first.tokenizer, first.chat_template, training)
