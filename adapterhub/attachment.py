@@ -291,11 +291,8 @@ def _refuse_untrainable(part: Method, steps: Iterable[Step], anatomy: Anatomy) -
     """Refuse to train parameters that small steps cannot move: codes of quantized weights."""
     paths = (step.path for step in steps if isinstance(step, Unfrozen))
     if wrong := storage_problems(anatomy.parameters(), paths):
-        raise SiteError(
-            f"{part.name} trains weights that are quantized here",
-            offenders=wrong,
-            expected="weights in fp32, bf16 or fp16",
-        )
+        problem = f"{part.name} trains weights that are quantized here"
+        raise SiteError(problem, offenders=wrong, expected="weights in fp32, bf16 or fp16")
 
 
 def _moved(state: Attachments, placement: Placement) -> nn.Module:
