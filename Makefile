@@ -37,7 +37,7 @@ types: venv
 venv: .venv/.installed
 
 PINS := constraints.txt
-.venv/.installed: EXTRAS := minilm,test,dev,tensorboard
+.venv/.installed: EXTRAS := minilm,quantized,test,dev,tensorboard
 .venv-trl/.installed: EXTRAS := test,trl
 .venv-oldest/.installed: EXTRAS := test
 .venv-oldest/.installed: PINS := constraints-oldest.txt

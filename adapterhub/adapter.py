@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub._version import __version__
@@ -29,6 +32,7 @@ from adapterhub.interchange.targets import modules_of
 from adapterhub.methods.base import Method
 from adapterhub.methods.spec import dump
 from adapterhub.mixing import mix_slot
+from adapterhub.precision import hold, raise_input, release
 from adapterhub.prompting import forget_prompt, prompt_slot
 from adapterhub.slots import Slot, drop_slot, output_slot
 from adapterhub.vocabulary import Vocabulary
@@ -77,24 +81,47 @@ class Changed:
     def swap(self, on: bool) -> None:
         """Put the adapter's parameter into the backbone, or the backbone's own back."""
         self.kept, self.active = self.own, on
+        lowered = self.kept.dtype != self.original.dtype
         for module, attribute in self.holders:
             module._parameters[attribute] = self.kept if on else self.original
+            if on and lowered:
+                hold(module, attribute, self.original.dtype)
+            else:
+                release(module, attribute)
 
 
 @dataclass
 class Head:
-    """The task head of an adapter, the model's own that it stands in for, and the labels."""
+    """The task head of an adapter, in fp32, the model's own that it stands in for, and the
+    labels."""
 
     own: dict[str, nn.Module]
     original: dict[str, nn.Module]
     labels: dict[str, Any]
     original_labels: dict[str, Any]
+    handles: list[RemovableHandle] = field(default_factory=list)
 
     def swap(self, model: PreTrainedModel, on: bool) -> None:
         """Put the adapter's head and labels into the model, or the model's own back."""
         for name, module in (self.own if on else self.original).items():
             model._modules[name] = module
+        for handle in self.handles:
+            handle.remove()
+        short = [
+            own for name, own in self.own.items() if _dtype(own) != _dtype(self.original[name])
+        ]
+        self.handles = [
+            own.register_forward_pre_hook(raise_input, with_kwargs=True) for own in short if on
+        ]
         set_labels(model, self.labels if on else self.original_labels)
+
+    def lowered(self) -> Head:
+        """The same head in the dtype of the model's own, to stay on the model."""
+        own = {name: copy.deepcopy(module) for name, module in self.own.items()}
+        for name, module in own.items():
+            module._forward_pre_hooks.clear()
+            module.to(_dtype(self.original[name]))
+        return replace(self, own=own, handles=[])
 
 
 def set_labels(model: PreTrainedModel, labels: Mapping[str, Any]) -> None:
@@ -105,6 +132,10 @@ def set_labels(model: PreTrainedModel, labels: Mapping[str, Any]) -> None:
         setattr(model, "num_labels", model.config.num_labels)  # noqa: B010
 
 
+def _dtype(module: nn.Module) -> torch.dtype:
+    return next(p.dtype for p in module.parameters())
+
+
 class Home(Protocol):
     """What an adapter needs of the model's bookkeeping: who the backbone is, and the way off it."""
 
@@ -113,6 +144,9 @@ class Home(Protocol):
 
     def fingerprint(self) -> str:
         """The identity of the backbone as it was before any adapter."""
+
+    def originals(self) -> dict[int, nn.Parameter]:
+        """The backbone's own parameters, by the id of that which an adapter has for it."""
 
 
 class Group(NamedTuple):
@@ -327,7 +361,7 @@ class Adapter:
         """What the adapter's files say of it; `write_adapter` adds what it knows of the files."""
         config = self.model.config
         name, revision = name_of(self.model)
-        dtype, quantization = storage_of(self.model)
+        dtype, quantization = storage_of(self.model, self.home.originals())
         kind, known = kind_of(self.model), bound(self.model)
         return Manifest(
             name=self.name,

@@ -31,8 +31,9 @@ from adapterhub.backbones.anatomy import Anatomy
 from adapterhub.backbones.families import anatomy_of
 from adapterhub.backbones.fingerprint import fingerprint_of
 from adapterhub.backbones.load import FRESH, origin_of, rows_of, table_of
+from adapterhub.backbones.quantized import free_layout, hold_layout
 from adapterhub.backbones.tokenizer import bind, bound
-from adapterhub.backbones.weights import is_sharded
+from adapterhub.backbones.weights import is_sharded, storage_problems
 from adapterhub.composing import check, clear, compose, is_stack
 from adapterhub.composition import Average, Node, names_in, node_of
 from adapterhub.errors import AdapterhubError, AttachError, SiteError, did_you_mean
@@ -56,6 +57,7 @@ class Attachments:
     serial: Any = field(default_factory=itertools.count)
     rows: tuple[Node, ...] = ((),)
     routes: int = 0
+    held: list[nn.Module] = field(default_factory=list)
 
     def detach(self, name: str) -> None:
         """Take one adapter off; with the last one the model is as it was."""
@@ -73,15 +75,20 @@ class Attachments:
         if not self.adapters:
             for parameter, flag in self.trainable:
                 parameter.requires_grad_(flag)
+            free_layout(self.held)
             delattr(self.model, _STATE)
 
     def sync_attention(self) -> None:
         """Let attention know prefixes while one sits on the model, and only then."""
         route_attention(self.model, on=has_prefix(self.model))
 
+    def originals(self) -> dict[int, nn.Parameter]:
+        """The backbone's own parameters, by the id of that which an adapter has for it."""
+        return {id(c.own): c.original for a in self.adapters.values() for c in a.changed}
+
     def fingerprint(self) -> str:
         """The identity of the backbone as it was before any adapter."""
-        own = {id(c.own): c.original for a in self.adapters.values() for c in a.changed}
+        own = self.originals()
         fresh: frozenset[str] = getattr(self.model, FRESH, frozenset())
         table, rows = table_of(self.model), rows_of(self.model)
         named = (
@@ -203,6 +210,7 @@ def _check(adapter: Adapter) -> None:
 
 def _commit(state: Attachments, adapter: Adapter) -> None:
     setattr(state.model, _STATE, state)
+    state.held += hold_layout(state.model)
     for parameter, _ in state.trainable:
         parameter.requires_grad_(False)
     state.adapters[adapter.name] = adapter
@@ -283,7 +291,9 @@ def _vocabulary(state: Attachments, tokens: tuple[NewToken, ...], key: str) -> V
 
 def _plan(method: Method, part: Method, anatomy: Anatomy) -> list[Step]:
     try:
-        return list(part.plan(anatomy))
+        steps = list(part.plan(anatomy))
+        _refuse_untrainable(part, steps, anatomy)
+        return steps
     except SiteError as error:
         if _fits(type(method), anatomy):  # its defaults do: it is the user's options
             raise
@@ -299,10 +309,21 @@ def _plan(method: Method, part: Method, anatomy: Anatomy) -> list[Step]:
 
 def _fits(cls: type[Method], anatomy: Anatomy) -> bool:
     try:
-        cls.example().count(anatomy)
+        example = cls.example()
+        example.count(anatomy)
+        for part in (p for p in example.parts() if p.trains_backbone):
+            _refuse_untrainable(part, part.plan(anatomy), anatomy)
     except AdapterhubError:
         return False
     return True
+
+
+def _refuse_untrainable(part: Method, steps: Iterable[Step], anatomy: Anatomy) -> None:
+    """Refuse to train parameters that small steps cannot move: codes of quantized weights."""
+    paths = (step.path for step in steps if isinstance(step, Unfrozen))
+    if wrong := storage_problems(anatomy.parameters(), paths):
+        problem = f"{part.name} trains weights that are quantized here"
+        raise SiteError(problem, offenders=wrong, expected="weights in fp32, bf16 or fp16")
 
 
 def _moved(state: Attachments, placement: Placement) -> nn.Module:
@@ -326,7 +347,7 @@ def _own_copies(
         original = parameters[step.path]
         site, _, parameter_name = state.anatomy.key(step.path).rpartition(".")
         file_name = f"{site}.{method.name if method else 'fresh'}.{parameter_name}"
-        own = nn.Parameter(original.detach().clone())
+        own = nn.Parameter(original.detach().to(torch.float32, copy=True))
         everywhere = tuple(holders[id(original)])
         yield Changed(method, file_name, own, original, everywhere, step.stage, step.rate)
 
@@ -337,7 +358,7 @@ def _own_head(state: Attachments) -> Head | None:
         return None
     own = {name: copy.deepcopy(module) for name, module in original.items()}
     for module in own.values():
-        module.requires_grad_(True)
+        module.float().requires_grad_(True)
     config = state.model.config
     labels = {name: copy.deepcopy(getattr(config, name)) for name in LABEL_FIELDS}
     return Head(own, original, labels, dict(labels))

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from adapterhub.adapter import Adapter
+from adapterhub.adapter import Adapter, Head
 from adapterhub.affine import alone
 from adapterhub.attachment import (
     Attachments,
@@ -98,6 +98,7 @@ class Merge:
     expected: dict[str, Tensor] = field(repr=False)
     swaps: tuple[Swap, ...] = field(repr=False)
     identity: tuple[Named, ...] = field(repr=False)
+    head: Head | None = field(repr=False)
     differences: dict[str, float] = field(default_factory=dict)
     tolerances: dict[str, float] = field(default_factory=dict)
 
@@ -112,9 +113,8 @@ class Merge:
             swap.put(on)
         for attribute in self.identity:
             attribute.put(on)
-        heads = [adapter.head for adapter in self.adapters if adapter.head]
-        if heads:
-            heads[-1].swap(self.adapters[0].model, on)
+        if self.head:
+            self.head.swap(self.adapters[0].model, on)
 
 
 def merge(model: PreTrainedModel, *names: str, tolerance: float | None = None) -> Merge:
@@ -133,8 +133,10 @@ def merge(model: PreTrainedModel, *names: str, tolerance: float | None = None) -
     refuse_unmergeable(adapters)
     before = state.rows
     activate(model, *(adapter.name for adapter in adapters))
+    heads = [adapter.head.lowered() for adapter in adapters if adapter.head]
     try:
-        made = Merge(adapters, probe(model), _swaps(adapters), _identity(model, adapters))
+        swaps, identity = _swaps(adapters), _identity(model, adapters)
+        made = Merge(adapters, probe(model), swaps, identity, heads[-1] if heads else None)
     except BaseException:
         set_rows(state, before)
         raise
@@ -264,7 +266,8 @@ def _swaps(adapters: Sequence[Adapter]) -> tuple[Swap, ...]:
     model = adapters[0].model
     swaps: dict[int, Swap] = {}
     for changed in (c for adapter in adapters for c in adapter.changed):
-        swaps[id(changed.own)] = Swap(changed.own.detach(), changed.original, changed.holders)
+        new = changed.own.detach().to(changed.original.dtype)
+        swaps[id(changed.own)] = Swap(new, changed.original, changed.holders)
     for path in dict.fromkeys(p.site.host for adapter in adapters for p in adapter.placed):
         host = model.get_submodule(path)
         slot = host._modules[CHILD]
@@ -274,8 +277,8 @@ def _swaps(adapters: Sequence[Adapter]) -> tuple[Swap, ...]:
         for name, tensor in found.items():
             live = host.get_parameter(name)
             own = swaps.get(id(live))
-            new = tensor.to(live.dtype).contiguous()
-            swaps[id(live)] = Swap(new, own.old if own else live, ((host, name),))
+            old = own.old if own else live
+            swaps[id(live)] = Swap(tensor.to(old.dtype).contiguous(), old, ((host, name),))
     return tuple(swaps.values())
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import sys
 from pathlib import Path
 
 import glue
 import pytest
-
-import recipes
+import quantized
+import real
 
 ROOT = Path(__file__).parents[1]
 
@@ -17,7 +19,7 @@ ROOT = Path(__file__).parents[1]
     ("marker", "script", "rows"),
     [
         ("results", glue, len(glue.TASKS) * len(glue.METHODS)),
-        ("recipes", recipes, len(recipes.RUNS)),
+        ("recipes", real, len(real.RUNS)),
     ],
 )
 def test_the_tables_are_made_from_the_records(marker, script, rows):
@@ -41,3 +43,28 @@ def test_the_page_of_the_format_is_that_of_the_code():
     assert native.__doc__.strip() in page
     listed = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
     assert listed == [*manifest.Manifest.__dataclass_fields__, "sha256"]
+
+
+def test_the_table_on_quantized_backbones_is_made_from_the_records():
+    page = (ROOT / "docs" / "quantization.md").read_text(encoding="utf-8")
+    quoted = re.search(r"<!-- results: .*? -->\n(.*?)\n<!-- /results -->", page, re.DOTALL)[1]
+    assert quoted == quantized.table()
+    assert len(quoted.splitlines()) > 2 + len(quantized.PRECISIONS)
+
+
+def test_the_tests_run_with_every_extra():
+    """Tests of quantized backbones are skipped without bitsandbytes: not in make's environment."""
+    extras = re.search(r"optional-dependencies\]\n(.*?)\n\n", text("pyproject.toml"), re.DOTALL)[1]
+    names = set(re.findall(r"^(\w+) =", extras, re.MULTILINE))
+    installed = re.search(r"^\.venv/\.installed: EXTRAS := (.*)$", text("Makefile"), re.MULTILINE)[
+        1
+    ]
+    assert "quantized" in names
+    assert names - {"trl"} == set(installed.split(","))
+    assert re.search(r"^bitsandbytes==", text("constraints.txt"), re.MULTILINE)
+    if Path(sys.prefix) == ROOT / ".venv":
+        assert importlib.util.find_spec("bitsandbytes")
+
+
+def text(name):
+    return (ROOT / name).read_text(encoding="utf-8")

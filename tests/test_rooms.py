@@ -16,7 +16,7 @@ ROOMS = (
     ("methods",),
     ("files",),
     ("composition", "interchange"),
-    ("slots",),
+    ("slots", "precision"),
     ("attention", "prompting", "mixing", "vocabulary", "variants", "affine"),
     ("adapter",),
     ("composing", "sources"),

@@ -13,7 +13,7 @@ import json
 import logging
 import pickle
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from tokenizers import AddedToken
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from adapterhub.backbones import quantized
 from adapterhub.backbones.fingerprint import fingerprint_of_files
 from adapterhub.backbones.tokenizer import bind
 from adapterhub.errors import BackboneError, ConfigError, did_you_mean
@@ -110,29 +111,39 @@ def load_backbone(
     task: str = "features",
     labels: Sequence[str] = (),
     revision: str | None = None,
-    dtype: str = "fp32",
+    dtype: str | None = None,
+    quantize: str | None = None,
+    device_map: str | dict[str, Any] | None = None,
     attention: str | None = None,
     new_tokens: Sequence[str] = (),
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A pre-trained model with the head of a task, and its tokenizer.
 
     `backbone` is a folder or a Hub id; `revision` a branch, tag or commit of the latter. `labels`
-    are the names of the classes, in the order of the logits. `dtype` is fp32, bf16 or fp16.
+    are the names of the classes, in the order of the logits. `dtype` is fp32, bf16 or fp16; by
+    default fp32, and bf16 where the backbone is quantized. `quantize` is nf4, fp4 or int8; a
+    checkpoint that is quantized already is loaded as it is. `device_map` is that of transformers.
     `new_tokens` are added to the tokenizer; their rows belong to the adapters that are attached.
 
     Raises:
         BackboneError: nothing is found there, or it cannot be loaded.
-        ConfigError: an unknown task or dtype.
+        ConfigError: an unknown task, dtype or quantization, or bitsandbytes is not installed.
     """
     _check_choice("task", task, TASK_MODELS)
-    _check_choice("dtype", dtype, DTYPES)
     folder, commit = find(backbone, revision)
+    quantized.require(quantize, folder)
+    dtype = dtype or ("bf16" if quantize or quantized.stored_quantization(folder) else "fp32")
+    _check_choice("dtype", dtype, DTYPES)
     options: dict[str, Any] = {"dtype": DTYPES[dtype]} | _label_options(task, labels)
     if attention:
         options["attn_implementation"] = attention
     auto = getattr(transformers, TASK_MODELS[task].auto)
     with quiet_loading():
+        options = quantized.loading_options(auto, folder, options, quantize)
+        if device_map is not None:
+            options["device_map"] = device_map
         model, info = _load(auto, folder, options, backbone)
+        quantized.hold_layout(model)
         tokenizer = _load(transformers.AutoTokenizer, folder, {}, backbone)
     model.config._name_or_path = model.name_or_path = backbone
     model.config._commit_hash = commit
@@ -225,10 +236,14 @@ def fingerprint(backbone: str | Path, *, revision: str | None = None) -> str:
     return fingerprint_of_files(folder)
 
 
-def storage_of(model: PreTrainedModel) -> tuple[str | None, str | None]:
+def storage_of(
+    model: PreTrainedModel, originals: Mapping[int, nn.Parameter]
+) -> tuple[str | None, str | None]:
     """How a model's weights are held: the dtype, a key of DTYPES, and the kind of quantization,
-    if any."""
-    dtype = next((name for name, dtype in DTYPES.items() if dtype == model.dtype), None)
+    if any. `originals` are its own parameters by the id of that which stands in for one now."""
+    first = next(p for p in model.parameters() if p.is_floating_point())
+    held = originals.get(id(first), first).dtype
+    dtype = next((name for name, dtype in DTYPES.items() if dtype == held), None)
     config = getattr(model.config, "quantization_config", None)
     if config is None:
         return dtype, None

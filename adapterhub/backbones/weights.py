@@ -7,11 +7,14 @@ fused of several has one W for all of them, of which a site owns the rows `part`
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from adapterhub.backbones.anatomy import Part
+from adapterhub.backbones.quantized import dequantized
 from adapterhub.errors import SiteError
 
 PLAIN = (torch.float32, torch.bfloat16, torch.float16)
@@ -28,6 +31,17 @@ def storage_problem(parameter: object) -> str:
     if parameter.dtype not in PLAIN:
         return f"it is kept as {str(parameter.dtype).removeprefix('torch.')}"
     return ""
+
+
+def storage_problems(
+    parameters: Mapping[str, nn.Parameter], paths: Iterable[str], shown: int = 3
+) -> list[str]:
+    """One line for each of these parameters that has a problem, in full for the first `shown`."""
+    found = [
+        f"{path}: {problem}" for path in paths if (problem := storage_problem(parameters[path]))
+    ]
+    more = len(found) - shown
+    return found[:shown] + ([f"and {more} more"] if more > 0 else [])
 
 
 def as_stored(module: nn.Module, matrix: Tensor) -> Tensor:
@@ -47,22 +61,29 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def read_weight(module: nn.Module, part: Part | None = None) -> Tensor:
-    """The weight W of y = W x + b, (d_out, d_in), in fp32: a view where it is stored like that.
+    """The weight W of y = W x + b, (d_out, d_in), in fp32: a view where it is stored like that, the
+    one that a quantized layer computes with.
 
     Raises:
         SiteError: a kind of module whose weight cannot be read.
     """
     weight = getattr(module, "weight", None)
+    rows = dequantized(module) if storage_problem(weight) else None
+    if rows is None:
+        rows = _stored(module, weight)
+    return (rows if part is None else part.read(rows.T).T).to(torch.float32)
+
+
+def _stored(module: nn.Module, weight: object) -> Tensor:
     plain = isinstance(weight, Tensor) and weight.ndim == 2 and weight.is_floating_point()
     if not plain or not isinstance(module, (nn.Linear, Conv1D)):
         raise SiteError(
             f"the weight of a {type(module).__name__} cannot be read",
-            expected="a Linear or Conv1D of floating point numbers",
+            expected="a Linear or Conv1D, of floating point numbers or of a known quantization",
             hint="a method that does not read weights, such as lora",
         )
     assert isinstance(weight, Tensor)
-    rows = weight.T if isinstance(module, Conv1D) else weight
-    return (rows if part is None else part.read(rows.T).T).to(torch.float32)
+    return weight.T if isinstance(module, Conv1D) else weight
 
 
 def read_bias(module: nn.Module, part: Part | None = None) -> Tensor | None:

@@ -19,6 +19,7 @@ from adapterhub.training.recipe import SPECS, Recipe, read
 FLAGS = {
     "backbone": "backbone",
     "method": "method",
+    "quantize": "quantize",
     "task": "task",
     "train": "data.train",
     "eval": "data.eval",

@@ -15,6 +15,7 @@ from accelerate.utils import DistributedDataParallelKwargs
 
 from adapterhub.errors import ConfigError, TrainingError
 from adapterhub.training.batching import Batch, BatchList, share
+from adapterhub.training.optimizers import OPTIMIZERS
 from adapterhub.training.options import TrainOptions
 from adapterhub.training.schedules import DEFAULT, schedule
 
@@ -65,7 +66,7 @@ class Engine:
     """
 
     scheduler: torch.optim.lr_scheduler.LambdaLR
-    optimizer: torch.optim.AdamW
+    optimizer: torch.optim.Optimizer
 
     def __init__(self, trainee: Trainee, options: TrainOptions) -> None:
         _check_fp32(trainee)
@@ -85,12 +86,7 @@ class Engine:
     def begin(self, total: int) -> None:
         """Makes the optimizer and a schedule of `total` steps."""
         options = self.options
-        self.optimizer = torch.optim.AdamW(
-            self.groups,
-            betas=(options.beta1, options.beta2),
-            eps=options.eps,
-            fused=self.device.type in ("cuda", "cpu"),
-        )
+        self.optimizer = OPTIMIZERS[options.optimizer].make(self.groups, options)
         multiplier = schedule(options.schedule or DEFAULT, total, options.warmup)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, multiplier)
         self.prepared = self.accelerator.prepare_optimizer(self.optimizer, device_placement=False)

@@ -21,6 +21,9 @@ class TrainOptions:
     batch_size: int = option(16, "examples in one forward pass")
     eval_batch_size: int = option(64, "examples in one forward pass of an evaluation")
     gradient_accumulation: int = option(1, "forward passes in one optimizer step")
+    optimizer: Literal["adamw", "adamw-8bit", "paged-adamw-8bit"] = option(
+        "adamw", "adamw, or one with its state in 8 bits (needs bitsandbytes)"
+    )
     learning_rate: float | None = option(None, "peak learning rate (none: the method's own)")
     head_learning_rate: float | None = option(
         None, "peak learning rate of the task head (none: 5e-3)"

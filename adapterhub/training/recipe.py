@@ -22,7 +22,11 @@ class Recipe:
 
     backbone: str = option("", "a Hub id or a folder")
     revision: str | None = option(None, "branch, tag or commit of a Hub backbone")
-    dtype: str = option("fp32", "precision of the frozen backbone: fp32, bf16, fp16")
+    dtype: str | None = option(
+        None,
+        "precision of the frozen backbone: fp32, bf16, fp16 (none: fp32, bf16 where quantized)",
+    )
+    quantize: str | None = option(None, "quantize the frozen backbone: nf4, fp4, int8")
     new_tokens: tuple[str, ...] = option((), "tokens that the backbone's tokenizer lacks")
     method: object = option(
         "lora", "a method spec: lora, lora(rank=16), {lora: {rank: 16}}, or a list"

@@ -71,21 +71,24 @@ def open_adapter(reference: str | Path, backbone: str | None = None) -> Opened:
 
 
 def open_bare(
-    files: Path, backbone: str | None = None, dtype: str = "fp32"
+    files: Path, backbone: str | None = None, dtype: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The backbone that an adapter's files name, for its task, without the adapter; and the
-    tokenizer.
+    tokenizer. With a `dtype` it is whole; by default as it was when the adapter was trained by a
+    recipe, quantized or not.
 
     Raises:
         BackboneError: it cannot be loaded.
     """
     manifest = read_manifest(files)
+    trained = {} if dtype else manifest.training.get("recipe", {})
     return load_backbone(
         backbone or backbone_of_run(files) or manifest.backbone.id,
         task=_recorded(manifest).task.head,
         labels=manifest.labels,
         revision=None if backbone else manifest.backbone.revision,
-        dtype=dtype,
+        dtype=dtype or trained.get("dtype"),
+        quantize=trained.get("quantize"),
     )
 
 

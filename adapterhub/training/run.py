@@ -159,6 +159,7 @@ def prepare(recipe: Recipe) -> Prepared:
         labels=data.labels,
         revision=recipe.revision,
         dtype=recipe.dtype,
+        quantize=recipe.quantize,
         new_tokens=recipe.new_tokens,
     )
     make_ready(model)
@@ -190,7 +191,8 @@ def _check_packing(task: Task, adapter: Adapter) -> None:
 def make_ready(model: PreTrainedModel) -> None:
     """Put a model on the device, without a cache in its forward pass: training and evaluation have
     no use for one, and with one transformers does not see that texts are packed."""
-    if torch.cuda.is_available():
+    placed = getattr(model, "hf_device_map", None)  # quantized weights are where they were made
+    if torch.cuda.is_available() and not placed:
         model.to("cuda")  # type: ignore[arg-type]
     model.config.use_cache = False
 

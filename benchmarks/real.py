@@ -1,7 +1,7 @@
 """Each recipe on its real data, by the command line, and the table of what came of it.
 
-    python benchmarks/recipes.py DATA [--out runs/recipes] [--only cola-lora,rte-lora]
-    python benchmarks/recipes.py --table
+    python benchmarks/real.py DATA [--out runs/recipes] [--only cola-lora,rte-lora]
+    python benchmarks/real.py --table
 
 DATA holds the data sets as published: glue/cola, glue/rte, wnut17, squad, multi30k, gsm8k. Records
 go to benchmarks/results/. Two recipes name pre-trained language models; where `stand_in` is set, a

@@ -1,0 +1,201 @@
+"""Quantized backbones: how they are asked for, and how one of their weights is read.
+
+    nf4, fp4    4 bits a value in blocks of 64, the scales of the blocks quantized once more
+    int8        8 bits a value, one scale a row; activations are rounded to 8 bits too
+
+Linear layers are quantized. The head, the output layer, and what the checkpoint lacks stay as they
+are: these train, or decide alone what comes out.
+
+Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs", section 3,
+https://arxiv.org/abs/2305.14314; Dettmers et al. 2022, "LLM.int8(): 8-bit Matrix Multiplication for
+Transformers at Scale", https://arxiv.org/abs/2208.07339.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from adapterhub.errors import ConfigError, did_you_mean
+
+_PIP = 'pip install "adapterhub[quantized]"'
+LABELS = ("id2label", "label2id", "num_labels", "problem_type")
+_PACKED = "support_avx512bf16_for_cpu"
+
+
+def _four_bits(kind: str, dtype: torch.dtype) -> dict[str, Any]:
+    return {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": kind,
+        "bnb_4bit_use_double_quant": True,
+        "bnb_4bit_compute_dtype": dtype,
+    }
+
+
+QUANTIZATIONS: dict[str, Callable[[torch.dtype], dict[str, Any]]] = {
+    "nf4": lambda dtype: _four_bits("nf4", dtype),
+    "fp4": lambda dtype: _four_bits("fp4", dtype),
+    "int8": lambda dtype: {"load_in_8bit": True},
+}
+
+
+def require(quantize: str | None, folder: Path) -> None:
+    """Refuse a quantization that cannot be, before anything is loaded.
+
+    Raises:
+        ConfigError: an unknown one, one of a checkpoint that is quantized already, or no
+            bitsandbytes here.
+    """
+    if quantize is not None and quantize not in QUANTIZATIONS:
+        raise ConfigError(
+            f"no quantization is called {quantize!r}{did_you_mean(quantize, QUANTIZATIONS)}",
+            expected=f"one of {', '.join(QUANTIZATIONS)}",
+        )
+    stored = stored_quantization(folder)
+    if quantize is not None and stored is not None:
+        raise ConfigError(
+            f"the checkpoint {folder.name} is quantized already, by {stored}",
+            expected="a checkpoint in fp32, bf16 or fp16",
+            hint="load it as it is, without quantize",
+        )
+    if (quantize or stored == "bitsandbytes") and not importlib.util.find_spec("bitsandbytes"):
+        raise ConfigError(
+            "a quantized backbone needs bitsandbytes, which is not installed", hint=_PIP
+        )
+
+
+def stored_quantization(folder: Path) -> str | None:
+    """By which library the checkpoint in a folder is quantized, if it is."""
+    if not (folder / "config.json").is_file():
+        return None
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    found = config.get("quantization_config")
+    return str(found.get("quant_method", "unknown")) if isinstance(found, dict) else None
+
+
+def loading_options(
+    auto: Any, folder: Path, options: dict[str, Any], quantize: str | None
+) -> dict[str, Any]:
+    """What `from_pretrained` takes to load a quantized backbone: `options`, and what to quantize.
+
+    The model is made on the meta device first, which reads no weights, to see what the checkpoint
+    lacks.
+    """
+    stored = stored_quantization(folder)
+    if quantize is None and stored != "bitsandbytes":
+        return options
+    logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
+    dtype, labels = options["dtype"], {k: v for k, v in options.items() if k in LABELS}
+    config = transformers.AutoConfig.from_pretrained(folder, **labels)
+    kinds = config.__dict__.pop("quantization_config", None)
+    made, info = auto.from_pretrained(
+        folder,
+        config=config,
+        dtype=dtype,
+        device_map="meta",
+        ignore_mismatched_sizes=True,  # codes have other shapes than the values
+        output_loading_info=True,
+    )
+    kept = _kept(made, info["missing_keys"])
+    if quantize is None:
+        kinds["llm_int8_skip_modules"] = sorted(kept | {*(kinds["llm_int8_skip_modules"] or ())})
+        config = transformers.AutoConfig.from_pretrained(folder, **labels)
+        config.quantization_config = kinds
+        return {k: v for k, v in options.items() if k not in labels} | {"config": config}
+    facts = QUANTIZATIONS[quantize](dtype)
+    chosen = transformers.BitsAndBytesConfig(**facts, llm_int8_skip_modules=sorted(kept))
+    return options | {"quantization_config": chosen}
+
+
+def _kept(model: PreTrainedModel, missing: set[str]) -> set[str]:
+    """The paths of the modules that stay as they are."""
+    output = model.get_output_embeddings()
+    kept = {key.rpartition(".")[0] for key in missing}
+    kept |= {path for path, module in model.named_modules() if module is output}
+    if output is None and model.base_model is not model:
+        kept |= {name for name, child in model.named_children() if child is not model.base_model}
+    return kept - {""} or {"lm_head"}  # of an empty list transformers makes one of its own
+
+
+def dequantized(module: nn.Module) -> Tensor | None:
+    """The weight of a quantized layer, (d_out, d_in), as the layer computes with it; None of a kind
+    that is not known."""
+    weight: Any = getattr(module, "weight", None)
+    found: Tensor
+    if (state := getattr(weight, "quant_state", None)) is not None:
+        from bitsandbytes.functional import dequantize_4bit
+
+        found = dequantize_4bit(weight.data, state)
+    elif (scales := _scales(module)) is not None:
+        found = weight.data.float() * (scales.float() / 127).unsqueeze(1)
+    elif hasattr(weight, "dequantize") and not _plain(weight):
+        found = weight.dequantize()
+    else:
+        return None
+    whole = [getattr(module, "out_features", None), getattr(module, "in_features", None)]
+    return found if list(found.shape) == whole else None
+
+
+def _plain(weight: Tensor) -> bool:
+    return type(weight) in (Tensor, nn.Parameter) and type(weight.data) is Tensor
+
+
+def _scales(module: nn.Module) -> Tensor | None:
+    """The scales of the rows of an int8 weight, (d_out,): the layer takes them over from its weight
+    when it is first called."""
+    for owner in (getattr(module, "weight", None), getattr(module, "state", None)):
+        if isinstance(scales := getattr(owner, "SCB", None), Tensor):
+            return scales
+    return None
+
+
+def size_of(parameter: Tensor) -> int:
+    """The number of values of a parameter, which 4-bit codes keep two in a byte."""
+    state = getattr(parameter, "quant_state", None)
+    return parameter.numel() if state is None else int(torch.Size(state.shape).numel())
+
+
+def bytes_of(parameter: Tensor) -> int:
+    """What a parameter takes: its values or codes, and the scales of these."""
+    own = parameter.numel() * parameter.element_size()
+    state = getattr(parameter, "quant_state", None)
+    if state is not None:
+        return own + _state_bytes(state) + (_state_bytes(state.state2) if state.nested else 0)
+    # The layer of an int8 weight takes its scales over: there is one of 4 bytes a row.
+    return own + 4 * parameter.shape[0] * (type(parameter).__name__ == "Int8Params")
+
+
+def _state_bytes(state: Any) -> int:
+    tensors = (state.absmax, state.code, getattr(state, "offset", None))
+    return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor))
+
+
+def hold_layout(model: nn.Module) -> list[nn.Module]:
+    """Keep 4-bit weights as they are stored, and return the layers that this changes, for
+    `free_layout`.
+
+    On some CPUs bitsandbytes packs them anew for inference at the first call without gradients, in
+    a form that gives none in a later call: training would go on with gradients that are wrong.
+    """
+    layers = [module for module in model.modules() if getattr(module, _PACKED, False)]
+    for layer in layers:
+        layer.__dict__[_PACKED] = False
+        weight: Any = layer.weight
+        if getattr(weight.quant_state, "packing_format_for_cpu", False):
+            layer.state_dict()  # which unpacks them
+    return layers
+
+
+def free_layout(layers: list[nn.Module]) -> None:
+    """The layers may pack their weights again."""
+    for layer in layers:
+        layer.__dict__[_PACKED] = True

@@ -1,0 +1,81 @@
+"""`quantize=` on the command line: train, evaluate, merge, plan."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tiny
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+import adapterhub as ah
+from adapterhub.backbones import quantized
+from adapterhub.training.plan import plan_of, weight_bytes
+from adapterhub.training.recipe import read
+from adapterhub.training.restore import open_adapter
+from adapterhub.training.run import prepare
+
+pytest.importorskip("bitsandbytes", reason='pip install "adapterhub[quantized]"')
+
+
+def test_train_evaluate_and_merge(train, adapterhub, backbone, data, tmp_path):
+    code, out, err = train("quantize=nf4", "--method", "lora", "train.epochs=2")
+    assert code == 0, err
+    accuracy = float(out.split("accuracy")[1].split()[0])
+    found = json.loads((tmp_path / "run/adapter/adapter.json").read_text(encoding="utf-8"))
+    assert (found["backbone"]["dtype"], found["backbone"]["quantization"]) == ("bf16", "nf4")
+    assert found["backbone"]["fingerprint"] == ah.fingerprint(backbone)
+    model = open_adapter(tmp_path / "run").model
+    assert type(model.bert.encoder.layer[0].output.dense).__name__ == "Linear4bit"
+    code, out, err = adapterhub("eval", tmp_path / "run", "--data", data[1])
+    assert code == 0, err
+    assert float(out.split("accuracy")[1].split()[0]) == pytest.approx(accuracy, abs=1e-4)
+    merged = ("merge", tmp_path / "run", "--output", tmp_path / "merged", "--base-dtype", "bf16")
+    code, out, err = adapterhub(*merged)
+    assert code == 0, err
+    assert "max |difference|" in out
+    plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "merged")
+    assert {p.dtype for p in plain.parameters()} == {torch.bfloat16}
+
+
+def test_the_flag_and_a_wrong_value(train, tmp_path):
+    code, _, err = train("--quantize", "nf3")
+    assert code == 2
+    assert "did you mean 'nf4'" in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_method_that_trains_whole_weights_says_what_fits(train, tmp_path):
+    code, _, err = train("--method", "full", "--quantize", "int8")
+    assert code == 2
+    assert "quantized" in err
+    assert "lora" in err.split("one of the methods that fit")[1]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("precision", ["dtype=fp32", "dtype=bf16", *quantized.QUANTIZATIONS])
+def test_the_planned_memory_of_weights_is_the_real_one(precision, data, backbone, tmp_path):
+    tiny.model("bert", "features", hidden_size=128, intermediate_size=256).save_pretrained(
+        tmp_path / "wide"
+    )
+    AutoTokenizer.from_pretrained(backbone).save_pretrained(tmp_path / "wide")
+    word = precision if "=" in precision else f"quantize={precision}"
+    where = [f"backbone={tmp_path / 'wide'}", f"data.train={data[0]}", f"data.eval={data[1]}"]
+    ready = prepare(read(None, [*where, f"output={tmp_path / 'run'}", word]))
+    predicted = plan_of(ready)
+    plain, _ = ah.load_backbone(str(tmp_path / "wide"), task="classification", labels=["n", "y"])
+    assert predicted.backbone == sum(
+        p.numel() for n, p in plain.named_parameters() if not n.startswith("classifier")
+    )
+    ready.adapter.detach()
+    real = stored_bytes(ready.model)
+    assert predicted.memory["backbone weights"] == pytest.approx(real, rel=0.02)
+    assert predicted.memory["backbone weights"] == weight_bytes(ready.adapter)
+
+
+def stored_bytes(model):
+    """What the tensors of a state dict take: of a quantized layer all parts of its state."""
+    held = {t.data_ptr(): t.numel() * t.element_size() for t in model.state_dict().values()}
+    missing = [b for n, b in model.named_buffers() if n not in model.state_dict()]
+    return sum(held.values()) + sum(b.numel() * b.element_size() for b in missing)

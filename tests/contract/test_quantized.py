@@ -1,0 +1,326 @@
+"""Every method on a quantized backbone: the same calls, the same promises."""
+
+from __future__ import annotations
+
+import copy
+import os
+
+import pytest
+import tiny
+import torch
+from cells import REFUSED
+from torch import nn
+from transformers import AutoModelForSequenceClassification, BitsAndBytesConfig
+
+import adapterhub as ah
+from adapterhub.backbones import quantized
+from adapterhub.backbones.weights import read_weight
+from adapterhub.errors import BackboneError, ConfigError, MergeError, SiteError
+from adapterhub.methods import METHODS
+from adapterhub.methods.spec import parse
+from adapterhub.training.options import TrainOptions
+from adapterhub.training.recompute import recompute
+from adapterhub.training.run import AdapterTrainee
+
+pytest.importorskip("bitsandbytes", reason='pip install "adapterhub[quantized]"')
+
+ARCHITECTURES = ("bert", "llama", "t5")
+PRECISIONS = {
+    "bf16": {"dtype": "bf16"},
+    "int8": {"quantize": "int8"},
+    "nf4": {"quantize": "nf4"},
+}
+LABELS = ["a", "b", "c"]
+ALL = [
+    (m, a, p)
+    for m in sorted(METHODS)
+    for a in ARCHITECTURES
+    for p in PRECISIONS
+    if (m, a) not in REFUSED
+]
+# They train whole weights, of which a quantized backbone has codes.
+WHOLE = {"full", "freeze", "staged", "unfreeze"}
+WORKING = [cell for cell in ALL if cell[0] not in WHOLE or cell[2] == "bf16"]
+NOT_WORKING = [cell for cell in ALL if cell not in WORKING]
+FULL = os.environ.get("ADAPTERHUB_MATRIX") == "full"
+# Each method once; one of each kind of host on all.
+EVERYWHERE = ("lora", "bitfit")
+CORE = [c for c in WORKING if FULL or c[0] in EVERYWHERE or c[1:] == ("bert", "nf4")]
+cells = pytest.mark.parametrize(("method", "architecture", "precision"), CORE)
+
+
+def test_the_matrix_covers_every_method_and_precision():
+    assert {c[0] for c in CORE} == METHODS.keys() - WHOLE
+    assert {c[1:] for c in CORE} >= {(a, p) for a in ARCHITECTURES for p in PRECISIONS}
+    assert {c[0] for c in NOT_WORKING} == WHOLE
+    assert set(quantized.QUANTIZATIONS) >= PRECISIONS.keys() - {"bf16"}
+
+
+def loaded(folder, precision, **options):
+    return ah.load_backbone(
+        str(folder), task="classification", labels=LABELS, **PRECISIONS[precision], **options
+    )[0]
+
+
+@pytest.fixture(scope="module")
+def model_of(backbones):
+    """A tiny classifier of an architecture in a precision; each is loaded once, and every test
+    leaves it bare."""
+    made: dict[tuple[str, str], nn.Module] = {}
+
+    def get(architecture, precision):
+        key = (architecture, precision)
+        if key not in made:
+            torch.manual_seed(0)  # the head is drawn
+            made[key] = loaded(backbones(architecture), precision)
+        assert not any("adapterhub" in name for name, _ in made[key].named_modules())
+        return made[key]
+
+    return get
+
+
+def attached(model, method):
+    torch.manual_seed(0)
+    return ah.attach(model, method)
+
+
+def train(adapter, steps):
+    options = TrainOptions(head_learning_rate=1e-3)
+    optimizer = torch.optim.AdamW(AdapterTrainee(adapter).param_groups(options))
+    losses = []
+    for _ in range(steps):
+        loss = adapter.model(**tiny.labelled_batch(adapter.model)).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(**tiny.batch()).logits.float()
+
+
+@cells
+def test_it_trains_and_loads_again(method, architecture, precision, model_of, tmp_path):
+    model = model_of(architecture, precision)
+    base, bare = copy.deepcopy(model.state_dict()), logits(model)
+    adapter = attached(model, method)
+    try:
+        losses = train(adapter, steps=20)
+        assert losses[-1] < losses[0]
+        assert {p.dtype for p in adapter.parameters()} == {torch.float32}
+        assert {id(p) for p in model.parameters() if p.requires_grad} == {
+            id(p) for p in adapter.parameters()
+        }
+        live = logits(model)
+        assert not torch.equal(live, bare)
+        adapter.save(tmp_path / "a")
+    finally:
+        ah.detach(model)
+    after = model.state_dict()
+    assert list(after) == list(base)
+    for name, tensor in base.items():
+        assert after[name].dtype == tensor.dtype, name
+        assert torch.equal(after[name], tensor), name
+    assert torch.equal(logits(model), bare)
+    manifest = ah.load(model, tmp_path / "a").manifest()
+    try:
+        assert torch.equal(logits(model), live)
+    finally:
+        ah.detach(model)
+    assert manifest.backbone.dtype == "bf16"
+    assert manifest.backbone.quantization == PRECISIONS[precision].get("quantize")
+    assert manifest.backbone.fingerprint == ah.fingerprint(model.config._name_or_path)
+
+
+@cells
+def test_gradient_checkpointing_gives_equal_gradients(method, architecture, precision, model_of):
+    model, gradients = model_of(architecture, precision), []
+    for on in (False, True):
+        adapter = attached(model, method)
+        try:
+            tiny.scramble(adapter)
+            adapter.train_mode()
+            with recompute(model, on) as layers:
+                if layers:
+                    layers.apply()
+                model(**tiny.labelled_batch(model)).loss.backward()
+            gradients.append({n: t.grad for n, t in adapter.tensors().items() if t.requires_grad})
+        finally:
+            ah.detach(model)
+            model.eval()
+    plain, checkpointed = gradients
+    assert plain
+    for name, gradient in plain.items():
+        assert torch.equal(checkpointed[name], gradient), name
+
+
+REFUSING = [cell for cell in NOT_WORKING if FULL or cell[1:] == ("bert", "nf4")]
+
+
+@pytest.mark.parametrize(("method", "architecture", "precision"), REFUSING)
+def test_what_trains_whole_weights_names_the_methods_that_fit(
+    method, architecture, precision, model_of
+):
+    model = model_of(architecture, precision)
+    flags = [p.requires_grad for p in model.parameters()]
+    with pytest.raises(SiteError, match="quantized") as error:
+        ah.attach(model, method)
+    named = error.value.hint.partition(": ")[2].split(", ")
+    assert set(named) == {m for m, a, p in WORKING if (a, p) == (architecture, precision)}
+    assert [p.requires_grad for p in model.parameters()] == flags
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_an_adapter_moves_between_precisions(architecture, model_of, tmp_path):
+    source = model_of(architecture, "nf4")
+    adapter = attached(source, ["lora", "norms"])
+    try:
+        tiny.scramble(adapter)
+        own = {name: t.detach().clone() for name, t in adapter.tensors().items()}
+        adapter.save(tmp_path / "a")
+    finally:
+        ah.detach(source)
+    for precision in ("bf16", "int8"):
+        model = model_of(architecture, precision)
+        bare = logits(model)
+        there = ah.load(model, tmp_path / "a")
+        try:
+            assert all(torch.equal(t, own[name]) for name, t in there.tensors().items())
+            assert not torch.allclose(logits(model), bare, atol=1e-2)
+        finally:
+            ah.detach(model)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory, backbone):
+    """A backbone whose rows fill the blocks of 64 values that have a scale of their own."""
+    from transformers import AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("backbones") / "wide"
+    tiny.model("bert", "features", hidden_size=64, intermediate_size=128).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(backbone).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", sorted(quantized.QUANTIZATIONS))
+def test_the_weight_that_is_read_is_the_one_that_computes(kind, wide):
+    model, _ = ah.load_backbone(str(wide), quantize=kind)
+    full, _ = ah.load_backbone(str(wide))
+    host, plain = (m.encoder.layer[0].attention.output.dense for m in (model, full))
+    for _ in range(2):  # an int8 layer moves its scales when it is called
+        weight = read_weight(host)
+        assert weight.shape == plain.weight.shape
+        assert weight.dtype == torch.float32
+        with torch.no_grad():
+            eye = torch.eye(weight.shape[1], dtype=torch.bfloat16)
+            rows = (host(eye) - host(torch.zeros_like(eye))).float()
+        torch.testing.assert_close(rows.T, weight, atol=2e-2, rtol=2e-2)
+    distance = (weight - plain.weight).norm() / plain.weight.norm()
+    assert 0 < distance < {"int8": 0.01, "nf4": 0.1, "fp4": 0.13}[kind]
+
+
+def test_the_head_and_what_is_new_stay_in_full_precision(tmp_path, backbone):
+    """Also a pooler, which a checkpoint of a language model lacks."""
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    AutoModelForMaskedLM.from_config(tiny.model("bert").config).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(backbone).save_pretrained(tmp_path)
+    model = loaded(tmp_path, "nf4")
+    plain = {name for name, m in model.named_modules() if type(m) is nn.Linear}
+    assert plain == {"bert.pooler.dense", "classifier"}
+    adapter = ah.attach(model, "lora")
+    trained = {name.split(".")[0] for name in adapter.tensors()}
+    assert trained == {"encoder", "backbone", "head"}
+    losses = train(adapter, 3)
+    assert losses[-1] < losses[0]
+    causal, _ = ah.load_backbone(str(tmp_path), task="masked-lm", quantize="nf4")
+    assert type(causal.get_output_embeddings()) is nn.Linear
+
+
+@pytest.fixture
+def stored(tmp_path, backbone):
+    """A checkpoint that comes quantized."""
+    model, tokenizer = ah.load_backbone(str(backbone), quantize="nf4")
+    model.save_pretrained(tmp_path / "quantized")
+    tokenizer.save_pretrained(tmp_path / "quantized")
+    return tmp_path / "quantized"
+
+
+def test_a_checkpoint_that_comes_quantized(stored, tmp_path):
+    model, _ = ah.load_backbone(str(stored), task="classification", labels=LABELS)
+    assert type(model.bert.encoder.layer[0].attention.self.query).__name__ == "Linear4bit"
+    adapter = ah.attach(model, "lora")
+    losses = train(adapter, 5)
+    assert losses[-1] < losses[0]
+    adapter.save(tmp_path / "a")
+    live = logits(model)
+    ah.detach(model)
+    ah.load(model, tmp_path / "a")
+    assert torch.equal(logits(model), live)
+    with pytest.raises(ConfigError, match="quantized already"):
+        ah.load_backbone(str(stored), quantize="int8")
+
+
+def test_without_bitsandbytes(monkeypatch, backbone, stored):
+    monkeypatch.setattr(quantized.importlib.util, "find_spec", lambda name: None)
+    for call in ({"quantize": "nf4", "backbone": str(backbone)}, {"backbone": str(stored)}):
+        with pytest.raises(ConfigError) as error:
+            ah.load_backbone(**call)
+        assert error.value.hint == 'pip install "adapterhub[quantized]"'
+    ah.load_backbone(str(backbone))
+
+
+def test_an_unknown_quantization(backbone):
+    with pytest.raises(ConfigError, match=r"nf5.*did you mean 'nf4'"):
+        ah.load_backbone(str(backbone), quantize="nf5")
+
+
+def test_evaluation_leaves_gradients_as_they_were(backbone):
+    """bitsandbytes packs 4-bit weights anew at a first call without gradients, on some CPUs."""
+    four = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
+                              bnb_4bit_compute_dtype=torch.bfloat16,
+                              llm_int8_skip_modules=["classifier"])  # fmt: skip
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_pretrained(
+        backbone, quantization_config=four, dtype=torch.bfloat16, num_labels=3
+    )
+    gradients = []
+    adapter = attached(model, "lora(sites=['attn.q'])")
+    tiny.scramble(adapter)
+    for _ in range(2):
+        model.zero_grad()
+        model(**tiny.labelled_batch(model)).loss.backward()
+        gradients.append({n: t.grad.clone() for n, t in adapter.tensors().items()})
+        logits(model.eval())
+    first, second = gradients
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_merging_is_refused_with_the_way_out(model_of):
+    model = model_of("bert", "nf4")
+    tiny.scramble(attached(model, "lora"))
+    try:
+        before = logits(model)
+        with pytest.raises(MergeError, match="Params4bit") as error:
+            ah.merge(model)
+        assert "adapterhub merge ADAPTER --base-dtype bf16" in error.value.hint
+        assert torch.equal(logits(model), before)
+    finally:
+        ah.detach(model)
+
+
+def test_a_changed_quantized_model_has_no_identity(backbone):
+    model, _ = ah.load_backbone(str(backbone), quantize="nf4")
+    with torch.no_grad():
+        model.encoder.layer[0].output.LayerNorm.weight += 1
+    adapter = ah.attach(model, "lora")
+    with pytest.raises(BackboneError, match="quantized"):
+        adapter.manifest()
+
+
+def test_methods_that_train_whole_weights_are_those_of_the_registry():
+    parts = {m for m in METHODS for part in parse(m)[0].parts() if part.trains_backbone}
+    assert parts >= WHOLE
