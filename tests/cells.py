@@ -7,6 +7,7 @@ import tiny
 
 from adapterhub.errors import AttachError, ConfigError, SiteError
 from adapterhub.methods import METHODS, Method
+from adapterhub.methods.spec import parse
 
 # Their attention is not on transformers' attention interface, so prefixes cannot enter it.
 OFF_INTERFACE = (
@@ -37,6 +38,10 @@ CELLS = [cell for cell in ALL if cell[1] in tiny.MATRIX and cell not in REFUSED]
 matrix = pytest.mark.parametrize(("method", "architecture"), CELLS)
 
 
-def example(method: str) -> Method:
-    """A method with options that fit any backbone: its defaults, but for what needs more."""
-    return METHODS[method].example()
+def example(spec: str) -> Method:
+    """A method with options that fit any backbone: its defaults, but for what needs more; or the
+    options of a spec, where it has some."""
+    if spec in METHODS:
+        return METHODS[spec].example()
+    (method,) = parse(spec)
+    return method
