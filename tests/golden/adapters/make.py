@@ -132,7 +132,7 @@ CASES = {
     ),
     "unipelt": Case(
         lambda: UniPELTConfig(FLAT, SeqBnConfig(**SMALL), LoRAConfig(r=2, alpha=5)),
-        "tagging", pickled=True,
+        "tagging", ("bert", "roberta", "gpt2"), pickled=True,
     ),
     "unipelt-parts": Case(
         lambda: ConfigUnion(
@@ -146,7 +146,7 @@ CASES = {
         lambda: LoRAConfig(
             r=2, attn_matrices=["k"], output_lora=True, leave_out=[1], use_gating=True
         ),
-        "qa", ("bert",),
+        "qa", ("bert", "t5", "bart"),
     ),
     "unipelt-encoder": Case(
         lambda: UniPELTConfig(
