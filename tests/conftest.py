@@ -8,12 +8,17 @@ from pathlib import Path
 
 import pytest
 import tiny
+from hypothesis import HealthCheck, settings
 from support import pytest_runtest_logreport, pytest_runtest_makereport, pytest_sessionfinish
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertTokenizerFast, PreTrainedTokenizerFast
 
 # The hooks that write docs/support.md.
 __all__ = ["pytest_runtest_logreport", "pytest_runtest_makereport", "pytest_sessionfinish"]
+
+# A busy machine is no defect.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 WORDS = [
     "the",
