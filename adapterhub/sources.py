@@ -48,7 +48,7 @@ def build(
         start |= tensors
 
     def fill(adapter: Adapter) -> None:
-        fingerprint = adapter.home.fingerprint()
+        fingerprint = adapter.home.fingerprint() if read else ""
         for manifest, _ in read.values():
             check_backbone(manifest, adapter.model, fingerprint)
         own = adapter.tensors()

@@ -7,12 +7,17 @@ from pathlib import Path
 
 import pytest
 import tiny
+from hypothesis import HealthCheck, settings
 from material import WORDS, sentences, word_tokenizer, write_tsv
 from support import pytest_runtest_logreport, pytest_runtest_makereport, pytest_sessionfinish
 from transformers import BertTokenizerFast
 
 # The hooks that write docs/support.md.
 __all__ = ["pytest_runtest_logreport", "pytest_runtest_makereport", "pytest_sessionfinish"]
+
+# A busy machine is no defect.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 @pytest.fixture(scope="session")

@@ -58,6 +58,7 @@ def command(words: tuple[str, ...], resume: bool, dry_run: bool, quiet: bool, **
     Any option of the recipe can be given as KEY=VALUE, such as train.learning_rate=1e-3.
     """
     recipe = read(*_recipe_words(words), _nested(flags))
+    from adapterhub.training.processes import is_main
     from adapterhub.training.report import reporter_for
     from adapterhub.training.run import check_output, prepare, run
 
@@ -66,7 +67,9 @@ def command(words: tuple[str, ...], resume: bool, dry_run: bool, quiet: bool, **
         _print_plan(prepare(recipe))
         return
     reporter = reporter_for(Path(recipe.output), recipe.train, quiet=quiet)
-    _print_outcome(run(recipe, reporter, resume=resume))
+    outcome = run(recipe, reporter, resume=resume)
+    if is_main():
+        _print_outcome(outcome)
 
 
 def _recipe_words(words: tuple[str, ...]) -> tuple[str | None, list[str]]:

@@ -172,7 +172,7 @@ class Prefix(Method):
         shared = sum(self.length * d + self.middle * (d + 1) for d in widths)
         return shared + sum(2 * site.d_out * (self.middle + 1) for site in sites)
 
-    def rate_factor(self, parameter: str) -> float:
+    def rate(self, name: str) -> float:
         """A network learns at a tenth of the rate of a plain prefix."""
         return 0.1 if self.reparametrize else 1.0
 

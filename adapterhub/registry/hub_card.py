@@ -9,7 +9,6 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from adapterhub.registry.store import Entry
 
-_KEPT = ("name", "backbone", "reference")
 _FIELDS = (
     "version", "digest", "fingerprint", "methods", "task", "metrics", "tags", "size", "parameters",
 )  # fmt: skip

@@ -21,7 +21,6 @@ from adapterhub.registry.reference import parse
 from adapterhub.registry.store import Entry
 from adapterhub.registry.verbs import pull, store_of
 
-LOCK_FILE = "adapterhub.lock"
 _MAX_BYTES = 4 << 20
 _PIN = schema.record(
     {

@@ -11,7 +11,11 @@ from typing import Any, Protocol
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
-from accelerate.utils import DistributedDataParallelKwargs
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    GradientAccumulationPlugin,
+    broadcast_object_list,
+)
 
 from adapterhub.errors import ConfigError, TrainingError
 from adapterhub.training.batching import Batch, BatchList, share
@@ -153,6 +157,11 @@ class Engine:
             f"{', train.mixed_precision=no' * mixed}, or look for broken examples in the data",
         )
 
+    def agreed(self, metrics: dict[str, float]) -> dict[str, float]:
+        """The metrics of the first process, in each: rounding differs between devices, and what is
+        best must not."""
+        return metrics if self.world == 1 else broadcast_object_list([metrics])[0]
+
     def rates(self) -> dict[str, float]:
         """The learning rate of each group in the step that was the last."""
         multiplier = self.scheduler.lr_lambdas[0](max(0, self.scheduler.last_epoch - 1))
@@ -232,6 +241,8 @@ def _accelerator(options: TrainOptions, device: torch.device, staged: bool) -> A
             mixed_precision=options.mixed_precision,
             cpu=device.type == "cpu",
             kwargs_handlers=[parallel],
+            # `accelerate launch` may name a number of steps, by which each loss would be divided.
+            gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
         )
     except ValueError as error:
         raise ConfigError(

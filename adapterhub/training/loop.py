@@ -81,8 +81,10 @@ def train(
     already in `output`, or the disk is full), `TrainingError` (loss not finite, tensors without a
     gradient, out of memory, or Ctrl-C and SIGTERM, after the state is saved).
     """
+    engine = Engine(trainee, options)
     described = {**run, "train": dataclasses.asdict(options), "seed": seed}
-    session = _Session(Engine(trainee, options), evaluate, options, output, main_metric, described)
+    described["processes"] = engine.world
+    session = _Session(engine, evaluate, options, output, main_metric, described)
     set_seed(seed, device_specific=True)
     saved = session.saved_state(resume)
     session.reporter = reporter if session.engine.accelerator.is_main_process else Silent()
@@ -252,7 +254,7 @@ class _Session:
         """Evaluates; returns whether this is the best so far."""
         self._read()
         self._trained_until_now()
-        metrics = self._metrics()
+        metrics = self.engine.agreed(self._metrics())
         progress = self.progress
         progress.other_seconds += self._lap()
         progress.history.append({"step": progress.step, "epoch": epoch, **metrics})

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from adapterhub.training.options import TrainOptions
+from adapterhub.training.processes import is_main
 
 
 @dataclass(frozen=True)
@@ -271,7 +272,10 @@ class TensorBoard(Silent):
 
 def reporter_for(output: Path, options: TrainOptions, *, quiet: bool = False) -> Reporter:
     """What a run in `output` reports to: the terminal (a bar, or lines when stderr is not one),
-    the JSON lines, and TensorBoard if wanted. `quiet` leaves only the files."""
+    the JSON lines, and TensorBoard if wanted. `quiet` leaves only the files. Of several processes
+    the first alone reports."""
+    if not is_main():
+        return Silent()
     console = _console(quiet)
     reporters: list[Reporter] = [console, JsonLines(output)]
     if options.tensorboard:

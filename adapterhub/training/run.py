@@ -26,6 +26,7 @@ from adapterhub.training.batching import LazyBatches, batch_order
 from adapterhub.training.data import data_hash, sample
 from adapterhub.training.docstrings import load_docstrings
 from adapterhub.training.options import TrainOptions
+from adapterhub.training.processes import check_launcher, is_main, own_device, wait
 from adapterhub.training.recipe import Recipe
 from adapterhub.training.report import Reporter
 from adapterhub.training.schedules import DEFAULT
@@ -191,9 +192,8 @@ def _check_packing(task: Task, adapter: Adapter) -> None:
 def make_ready(model: PreTrainedModel) -> None:
     """Put a model on the device, without a cache in its forward pass: training and evaluation have
     no use for one, and with one transformers does not see that texts are packed."""
-    placed = getattr(model, "hf_device_map", None)  # quantized weights are where they were made
-    if torch.cuda.is_available() and not placed:
-        model.to("cuda")  # type: ignore[arg-type]
+    if not getattr(model, "hf_device_map", None):  # quantized weights are where they were made
+        model.to(own_device())  # type: ignore[arg-type]
     model.config.use_cache = False
 
 
@@ -206,15 +206,18 @@ def run(recipe: Recipe, reporter: Reporter, *, resume: bool = False) -> Outcome:
     """Train, evaluate, save.
 
     The run's folder holds `adapter/` (the files to publish), `recipe.yaml`, `metrics.jsonl`,
-    `timings.jsonl` and `checkpoints/`.
+    `timings.jsonl` and `checkpoints/`. Of several processes the first writes them.
 
     Raises:
         AdapterhubError: of any kind; the folder is not made unless training could start.
     """
     output = Path(recipe.output)
-    check_output(output, resume)
+    check_launcher()
+    if is_main():
+        check_output(output, resume)
     ready = prepare(recipe)
-    _make(output, recipe)
+    if is_main():
+        _make(output, recipe)
     try:
         result = _train(ready, output, reporter, resume)
     finally:
@@ -317,7 +320,9 @@ def _save(ready: Prepared, output: Path, result: loop.Result) -> Outcome:
     }
     adapter.notes.card = card(ready, metrics)
     folder = output / "adapter"
-    adapter.save(folder, overwrite=True)
+    if is_main():
+        adapter.save(folder, overwrite=True)
+    wait()
     total = sum(p.numel() for p in adapter.parameters())
     size = sum(file.stat().st_size for file in folder.iterdir())
     return Outcome(folder, metrics, result, adapter.count(), total - adapter.count(), size)

@@ -87,10 +87,10 @@ RECORDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("attack", RECORDS)
 def test_a_record_that_no_run_writes_is_refused(copy, attack) -> None:
     recorded(copy, **RECORDS[attack])
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(FileError) as error:
         trained(copy)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert harmless_text(str(error.value))
     assert len(str(error.value)) < 20_000
 

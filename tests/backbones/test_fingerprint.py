@@ -180,9 +180,9 @@ def test_only_the_sampled_bytes_are_read(tmp_path, monkeypatch):
     with open(tmp_path / "model.safetensors", "wb") as handle:
         handle.write(len(data).to_bytes(8, "little") + data)
         handle.truncate(8 + len(data) + end)
-    start = time.perf_counter()
+    start = time.process_time()
     assert ah.fingerprint(tmp_path).startswith("bf16-")
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 @pytest.mark.parametrize(

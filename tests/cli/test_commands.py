@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 from material import json_lines, sentences, write_tsv
@@ -187,6 +186,12 @@ def test_inspect_shows_the_anatomy(adapterhub, backbone):
     assert facts["methods"].keys() == METHODS.keys()
 
 
+def seconds_of_children():
+    """CPU time, which a busy machine hardly changes."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
 @pytest.mark.parametrize(
     "code",
     [
@@ -199,11 +204,11 @@ def test_import_and_help_are_quick_and_need_no_torch(code):
     child = f"import sys, atexit; {report}; {code}"
     best = 9.0
     for _ in range(3):
-        start = time.perf_counter()
+        start = seconds_of_children()
         done = subprocess.run(
             [sys.executable, "-c", child], capture_output=True, text=True, check=True
         )
-        best = min(best, time.perf_counter() - start)
+        best = min(best, seconds_of_children() - start)
     assert done.stderr.strip() == "False"
     assert best < 0.5
 

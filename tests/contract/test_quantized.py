@@ -8,7 +8,7 @@ import os
 import pytest
 import tiny
 import torch
-from cells import REFUSED
+from cells import REFUSED, example
 from torch import nn
 from transformers import AutoModelForSequenceClassification, BitsAndBytesConfig
 
@@ -81,7 +81,7 @@ def model_of(backbones):
 
 def attached(model, method):
     torch.manual_seed(0)
-    return ah.attach(model, method)
+    return ah.attach(model, example(method) if method in METHODS else method)
 
 
 def train(adapter, steps):

@@ -81,3 +81,14 @@ def test_b_learns_faster():
         assert rates[id(placed.module.A)] == 1e-3
         assert rates[id(placed.module.B)] == 8e-3
     assert len({group["name"] for group in groups}) == len(groups) == 3
+
+
+def test_a_reparametrized_prefix_learns_slower():
+    def rate(spec):
+        adapter = ah.attach(tiny.model("bert"), spec)
+        (group,) = (
+            g for g in AdapterTrainee(adapter).param_groups(TrainOptions()) if g["name"] != "head"
+        )
+        return group["lr"]
+
+    assert rate("prefix(reparametrize=true, middle=4)") == pytest.approx(0.1 * rate("prefix"))

@@ -197,6 +197,6 @@ def test_a_search_in_many_is_fast(registry, tmp_path):
     for number in range(300):
         shutil.copytree(folder, home / f"n{number}" / "v1")
     assert len(names(registry, limit=1000)) == 300
-    start = time.perf_counter()
+    start = time.process_time()
     assert len(names(registry, sort="accuracy", text="polite", limit=5)) == 5
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1

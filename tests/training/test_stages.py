@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -358,24 +355,3 @@ def test_a_run_too_short_for_all_stages_is_told_so() -> None:
     (sentence,) = stages.unreached(adapter, epochs=6)
     assert sentence.startswith("unfreeze has 4 stages, and the last begins after epoch 6 of 6")
     assert list(stages.unreached(attached("unfreeze(every=plateau)"), epochs=1)) == []
-
-
-def test_two_processes_give_what_one_gives_with_their_batches_summed(tmp_path: Path) -> None:
-    fit(tmp_path / "one", attached(), gradient_accumulation=2)
-    launch = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", __file__]
-    paths = os.pathsep.join(sys.path)
-    subprocess.run(
-        [sys.executable, "-m", *launch, str(tmp_path / "two")],
-        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        capture_output=True, check=True,
-    )  # fmt: skip
-    one, two = (
-        checkpoint.load(tmp_path / name / "checkpoints" / "last").tensors for name in ("one", "two")
-    )
-    assert one.keys() == two.keys()
-    for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, atol=1e-6, rtol=1e-5)
-
-
-if __name__ == "__main__":
-    fit(Path(sys.argv[1]), attached())

@@ -1,0 +1,104 @@
+"""`adapterhub train` in several processes, started by `accelerate launch` as a user does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import tiny
+import torch
+from conftest import sentences, write_tsv
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
+
+from adapterhub.training import checkpoint
+from adapterhub.training.processes import own_device
+
+# One launch for all in the core: site modules, prefixes, and a trained part that grows.
+TOGETHER = "[lora(rank=2), prefix(length=2), unfreeze]"
+METHODS = ("lora", "prefix", "full") if tiny.MATRIX == tiny.ARCHITECTURES else ()
+LAUNCH = [
+    "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1",
+    "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0", "-m", "adapterhub",
+]  # fmt: skip
+
+
+@pytest.fixture
+def steady(backbone, tmp_path):
+    """The tiny backbone without dropout, which is random in another way in each process."""
+    folder = tmp_path / "steady-bert"
+    tiny.model("bert", "features", **tiny.NO_DROPOUT).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(backbone).save_pretrained(folder)
+    return folder
+
+
+def launch(*words):
+    paths = os.pathsep.join([os.getcwd(), *sys.path])
+    return subprocess.run(
+        [sys.executable, "-m", *LAUNCH, *map(str, words)],
+        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("method", [TOGETHER, *METHODS])
+def test_two_processes_train_what_one_does_with_their_batches_summed(
+    method, steady, adapterhub, tmp_path
+):
+    # Five batches an epoch: the last step of each has one for both processes.
+    file = write_tsv(tmp_path / "rows.tsv", sentences(20))
+    words = (
+        "train", "--backbone", steady, "--method", method, "--train", file, "--eval", file,
+        "train.epochs=3", "train.batch_size=4", "train.log_every=1", "train.tensorboard=false",
+    )  # fmt: skip
+    code, out, err = adapterhub(
+        *words, "--output", tmp_path / "one", "train.gradient_accumulation=2"
+    )
+    assert code == 0, err
+    done = launch(*words, "--output", tmp_path / "two")
+    assert done.returncode == 0, done.stderr[-3000:]
+    one, two = (
+        checkpoint.load(checkpoint.folder_of(tmp_path / name, "last")).tensors
+        for name in ("one", "two")
+    )
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, atol=1e-6, rtol=1e-5, msg=name)
+    best, own = (load_file(tmp_path / n / "adapter/adapter.safetensors") for n in ("two", "one"))
+    assert best.keys() == own.keys()
+    assert all(torch.allclose(best[name], own[name], atol=1e-6) for name in own)
+    assert done.stdout.count("accuracy") == out.count("accuracy") == 1
+    lines = [line for line in done.stderr.splitlines() if line.startswith("eval at step")]
+    assert len(lines) == 3, done.stderr
+    metrics = [
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("one", "two")
+    ]
+    assert [(r["event"], r["step"]) for r in metrics[0]] == [
+        (r["event"], r["step"]) for r in metrics[1]
+    ]
+    code, _, err = adapterhub(*words, "--output", tmp_path / "two", "--resume")
+    assert code == 2
+    assert "processes: 2 in the checkpoint, 1 now" in err
+
+
+@pytest.mark.parametrize("flag", ["ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"])
+def test_a_launcher_that_shards_is_refused(flag, train, tmp_path, monkeypatch):
+    monkeypatch.setenv(flag, "true")
+    code, _, err = train()
+    assert code == 2
+    assert flag.removeprefix("ACCELERATE_USE_").lower() in err.lower()
+    assert "accelerate launch --multi_gpu" in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_each_process_has_a_gpu_of_its_own(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert own_device() == torch.device("cuda", 0)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert own_device() == torch.device("cuda", 1)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    assert own_device() == torch.device("cpu")
