@@ -284,7 +284,7 @@ def _swaps(adapters: Sequence[Adapter]) -> tuple[Swap, ...]:
 
 def _identity(model: PreTrainedModel, adapters: Sequence[Adapter]) -> tuple[Named, ...]:
     """The merged model is another backbone, by its name; none of its parameters is new to it."""
-    name = "+".join([model.config._name_or_path, *(adapter.name for adapter in adapters)])
+    name = "-with-".join([model.config._name_or_path, *(adapter.name for adapter in adapters)])
     known: list[tuple[Any, str, Any]] = [
         (model.config, "_name_or_path", name),
         (model.config, "_commit_hash", None),

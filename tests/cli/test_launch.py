@@ -10,7 +10,7 @@ import sys
 import pytest
 import tiny
 import torch
-from conftest import sentences, write_tsv
+from material import sentences, write_tsv
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 

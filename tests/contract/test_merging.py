@@ -8,7 +8,7 @@ import copy
 import pytest
 import tiny
 import torch
-from cells import CELLS, matrix
+from cells import CELLS, example, matrix
 from material import word_tokenizer
 from torch import nn
 
@@ -32,14 +32,19 @@ def close(found, expected, dtype=torch.float32):
     assert (found - expected).abs().max() <= TOLERANCE[dtype] * expected.abs().max()
 
 
+def of(method):
+    """A method by its name, a spec, or a list of these."""
+    return example(method) if method in tuple(METHODS) else method
+
+
 def with_adapter(model, method, std=0.1, name="default"):
-    adapter = ah.attach(model, method, name=name)
+    adapter = ah.attach(model, of(method), name=name)
     tiny.scramble(adapter, std=std)
     return adapter
 
 
 def mergeable(method):
-    return not blockers(ah.attach(tiny.usual_model("bert"), method))
+    return not blockers(ah.attach(tiny.usual_model("bert"), of(method)))
 
 
 CAN = [name for name in sorted(METHODS) if mergeable(name)]
@@ -90,7 +95,7 @@ def test_merge_and_unmerge(method, architecture):
             with pytest.raises(MergeError, match="cannot be merged") as error:
                 ah.merge(model)
             parts_named = {line.split(" at ")[0] for line in error.value.offenders}
-            own = {part.name for part in METHODS[method]().parts()}
+            own = {part.name for part in example(method).parts()}
             assert parts_named
             assert parts_named <= own
         assert adapter.active
@@ -108,7 +113,7 @@ def test_merge_and_unmerge(method, architecture):
 @pytest.mark.parametrize("method", CANNOT)
 def test_what_is_refused_at_a_projection_is_not_linear(method):
     """A method that forgot to say that it is affine would be refused without a reason."""
-    adapter = ah.attach(tiny.usual_model("bert"), method)
+    adapter = ah.attach(tiny.usual_model("bert"), of(method))
     tiny.scramble(adapter)
     for placed in (p for p in adapter.placed if p.site.kind == "linear"):
         assert not getattr(placed.module, "affine", False)
@@ -130,7 +135,7 @@ def test_auto_model_loads_the_checkpoint(method, architecture, tmp_path):
     live = logits(model)
     made = ah.merge(model)
     identity = ah.attach(model, "lora").manifest().backbone
-    assert identity.id == "acme/tiny+default"
+    assert identity.id == "acme/tiny-with-default"
     ah.detach(model)
     differences = write_checkpoint(model, word_tokenizer(), tmp_path / "out", made.expected)
     assert differences == made.differences

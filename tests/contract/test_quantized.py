@@ -81,7 +81,7 @@ def model_of(backbones):
 
 def attached(model, method):
     torch.manual_seed(0)
-    return ah.attach(model, example(method) if method in METHODS else method)
+    return ah.attach(model, example(method) if isinstance(method, str) else method)
 
 
 def train(adapter, steps):
