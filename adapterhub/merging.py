@@ -37,7 +37,7 @@ from adapterhub.attachment import (
     set_rows,
 )
 from adapterhub.backbones.anatomy import CHILD
-from adapterhub.backbones.load import FRESH
+from adapterhub.backbones.load import FRESH, name_of
 from adapterhub.backbones.probe import probe
 from adapterhub.backbones.weights import as_stored, storage_problem
 from adapterhub.errors import AttachError, MergeError
@@ -284,7 +284,7 @@ def _swaps(adapters: Sequence[Adapter]) -> tuple[Swap, ...]:
 
 def _identity(model: PreTrainedModel, adapters: Sequence[Adapter]) -> tuple[Named, ...]:
     """The merged model is another backbone, by its name; none of its parameters is new to it."""
-    name = "-with-".join([model.config._name_or_path, *(adapter.name for adapter in adapters)])
+    name = "-with-".join([name_of(model)[0], *(adapter.name for adapter in adapters)])
     known: list[tuple[Any, str, Any]] = [
         (model.config, "_name_or_path", name),
         (model.config, "_commit_hash", None),
