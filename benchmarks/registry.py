@@ -13,6 +13,7 @@ import dataclasses
 import os
 import platform
 import random
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -63,7 +64,7 @@ def make(root: Path, number: int) -> None:
             metrics={"accuracy": draw.random()},
         )
         (folder / "adapter.json").write_bytes(to_json(manifest))
-        os.link(seed / "adapter.safetensors", folder / "adapter.safetensors")
+        shutil.copyfile(seed / "adapter.safetensors", folder / "adapter.safetensors")
         (folder / "README.md").write_text(f"An adapter for {' '.join(words)}.", encoding="utf-8")
 
 
