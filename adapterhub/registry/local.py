@@ -9,6 +9,7 @@ sight, and say it all.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 from platformdirs import user_cache_path, user_data_path
 
 from adapterhub.errors import ConfigError, FileError, RegistryError, did_you_mean
-from adapterhub.files.folder import explained, replace_file
+from adapterhub.files.folder import explained
 from adapterhub.files.native import CARD_FILE, read_adapter
 from adapterhub.registry.index import Index, opened
 from adapterhub.registry.name_folder import NameFolder, copy_adapter, digest_of
@@ -179,11 +180,10 @@ class LocalRegistry:
 
     def _ignore_locks(self) -> None:
         """Where the root is in git, what writers need for themselves is not."""
-        path = self.root / ".gitignore"
-        if not path.exists():
-            with explained(self.root):
-                self.root.mkdir(parents=True, exist_ok=True)
-                replace_file(path, _IGNORED.encode())
+        with explained(self.root), contextlib.suppress(FileExistsError):
+            self.root.mkdir(parents=True, exist_ok=True)
+            with open(self.root / ".gitignore", "x", encoding="utf-8") as file:
+                file.write(_IGNORED)
 
     def _changed(self, home: NameFolder) -> None:
         os.utime(home.path.parent)
