@@ -41,6 +41,7 @@ from adapterhub.registry.store import (
     Publication,
     Query,
     chosen,
+    free_version,
     is_fingerprint,
     number_of,
     ranked,
@@ -67,11 +68,8 @@ class HubStore:
     ) -> Entry:
         """The version that is meant."""
         with self._explained(name):
-            known = None if _is_revision(version) else self._known(name)
-            if known is None:
-                entry = self._entry(name, version or "main")
-            else:
-                entry = chosen(known, name, version)
+            known = [] if _is_revision(version) else self._known(name)
+            entry = chosen(known, name, version) if known else self._entry(name, version or "main")
         _refuse_other(entry, backbone)
         return entry
 
@@ -106,10 +104,10 @@ class HubStore:
             private = publication.visibility == "private"
             self.api.create_repo(name, private=private, exist_ok=True)
             head = str(self.api.model_info(name).sha)
-            known = self._versions(name) if self._numbers(name) else []
+            known = self._versions(name)
             digest = digest_of(folder)
             same = next((e.version for e in known if e.digest == digest), None)
-            version = same or _free(publication.version, known)
+            version = same or free_version(name, publication.version, known)
             if same is None:
                 entry = entry_of(
                     files[MANIFEST_FILE],
@@ -156,29 +154,29 @@ class HubStore:
             self._write(name, {YANKED_FILE: schema.canonical_json(marks)},
                         f"Yank {entry.version}", head)  # fmt: skip
 
-    def _known(self, name: str) -> list[Entry] | None:
-        """The numbered versions; None where there are none, or where the hub cannot be reached and
+    def _known(self, name: str) -> list[Entry]:
+        """The numbered versions; none where there are none, or where the hub cannot be reached and
         the cache has to do."""
         try:
-            return self._versions(name) if self._numbers(name) else None
+            return self._versions(name)
         except HfHubHTTPError:
             raise
         except (HTTPError, ConnectionError):
-            return None
+            return []
 
     def _versions(self, name: str) -> list[Entry]:
-        refs, yanked = self._refs(name), self._yanked(name)
+        refs = self._refs(name)
+        numbered = sorted(filter(number_of, refs), key=lambda tag: number_of(tag) or 0)
+        if not numbered:
+            return []
+        yanked = self._yanked(name)
         self._file(name, "main", MANIFEST_FILE)  # what the cache gives when the hub is away
         entries = []
-        for version in self._numbers(name):
+        for version in numbered:
             tags = sorted(t for t, at in refs.items() if at == refs[version] and not number_of(t))
             entry = self._entry(name, version)
             entries.append(replace(entry, tags=tuple(tags), yanked=yanked.get(version)))
         return entries
-
-    def _numbers(self, name: str) -> list[str]:
-        numbered = [tag for tag in self._refs(name) if number_of(tag)]
-        return sorted(numbered, key=lambda tag: number_of(tag) or 0)
 
     def _refs(self, name: str) -> dict[str, str]:
         return {tag.name: tag.target_commit for tag in self.api.list_repo_refs(name).tags}
@@ -240,7 +238,7 @@ class HubStore:
         entry = entry_in(info.card_data, info.id, self.prefix)
         if entry is not None and not all_versions and YANKED_FILE not in _files(info):
             return [entry]
-        standing = [e for e in self._known(info.id) or [] if e.yanked is None]
+        standing = [e for e in self._known(info.id) if e.yanked is None]
         return standing if all_versions else standing[-1:]
 
     @contextmanager
@@ -289,20 +287,6 @@ def _is_revision(version: str | None) -> bool:
 
 def _files(info: Any) -> set[str]:
     return {sibling.rfilename for sibling in info.siblings or ()}
-
-
-def _free(version: str | None, known: Sequence[Entry]) -> str:
-    taken = {number_of(entry.version) or 0 for entry in known}
-    if version is None:
-        return f"v{max(taken, default=0) + 1}"
-    if (number := number_of(version)) is None:
-        raise ConfigError(f"{version!r} is no version", expected="v1, v2, ...")
-    if number in taken:
-        raise RegistryError(
-            f"{known[0].name}@v{number} is published already, with other bytes",
-            hint=f"push it as v{max(taken) + 1}, or without a version",
-        )
-    return f"v{number}"
 
 
 def _refuse_other(entry: Entry, backbone: str | None) -> None:

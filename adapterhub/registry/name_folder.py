@@ -22,7 +22,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from adapterhub.errors import ConfigError, FileError, RegistryError
+from adapterhub.errors import ConfigError, FileError
 from adapterhub.files.folder import (
     UnreadableError,
     check_place,
@@ -40,7 +40,7 @@ from adapterhub.files.native import (
     read_adapter,
 )
 from adapterhub.files.schema import canonical_json
-from adapterhub.registry.store import Entry, number_of
+from adapterhub.registry.store import Entry, free_version, number_of
 
 PUBLISHED = tuple(sorted(FILES))
 _NAMES = "names.json"
@@ -90,7 +90,7 @@ class NameFolder:
             known = self.versions()
             digest = digest_of(folder)
             same = next((entry.version for entry in known if entry.digest == digest), None)
-            chosen = same or self._free(version, known)
+            chosen = same or free_version(self.name, version, known)
             if same is None:
                 copy_adapter(folder, self.path / chosen)
             self.change(tags=dict.fromkeys(tags, chosen))
@@ -152,21 +152,6 @@ class NameFolder:
             tags=tuple(sorted(tag for tag, v in names.tags.items() if v == folder.name)),
             yanked=names.yanked.get(folder.name),
         )
-
-    def _free(self, version: str | None, known: list[Entry]) -> str:
-        numbers = [number_of(entry.version) or 0 for entry in known]
-        if version is None:
-            return f"v{max(numbers, default=0) + 1}"
-        number = number_of(version)
-        if number is None:
-            raise ConfigError(f"{version!r} is no version", expected="v1, v2, ...")
-        if number in numbers:
-            raise RegistryError(
-                f"{self.name}@v{number} is published already, with other bytes",
-                expected="a version is never changed",
-                hint=f"publish it as v{max(numbers) + 1}, or without a version",
-            )
-        return f"v{number}"
 
 
 def entry_of(

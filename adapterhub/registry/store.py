@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from adapterhub.errors import RegistryError
+from adapterhub.errors import ConfigError, RegistryError
 from adapterhub.files.manifest import LOWER_IS_BETTER
 
 
@@ -135,6 +135,27 @@ def chosen(found: Sequence[Entry], name: str, version: str | None) -> Entry:
             (*(e.version for e in found), *sorted({t for e in found for t in e.tags}))
         ),
     )
+
+
+def free_version(name: str, version: str | None, known: Sequence[Entry]) -> str:
+    """The version that new bytes are published as: the one that is asked for, or the next.
+
+    Raises:
+        ConfigError: it is no version. RegistryError: other bytes have it.
+    """
+    taken = {number_of(entry.version) or 0 for entry in known}
+    if version is None:
+        return f"v{max(taken, default=0) + 1}"
+    number = number_of(version)
+    if number is None:
+        raise ConfigError(f"{version!r} is no version", expected="v1, v2, ...")
+    if number in taken:
+        raise RegistryError(
+            f"{name}@v{number} is published already, with other bytes",
+            expected="a version is never changed",
+            hint=f"publish it as v{max(taken) + 1}, or without a version",
+        )
+    return f"v{number}"
 
 
 def number_of(version: str) -> int | None:
