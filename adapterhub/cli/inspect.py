@@ -6,10 +6,9 @@ import json
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
-from adapterhub.cli.format import count_text, plain_table
+from adapterhub.cli.format import count_text, print_table
 
 
 @click.command("inspect")
@@ -80,5 +79,4 @@ def _method_rows(methods: dict[str, Any], total: int) -> list[tuple[str, ...]]:
 def _print(table: Table, rows: list[tuple[str, ...]]) -> None:
     for row in rows:
         table.add_row(*row)
-    console = Console(width=None if Console().is_terminal else 140)
-    console.print(table if console.is_terminal else plain_table(table))
+    print_table(table)
