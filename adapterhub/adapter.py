@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import copy
-import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub._version import __version__
-from adapterhub.attention import KeyValueSlot, keyvalue_slot
-from adapterhub.backbones.anatomy import CHILD, Anatomy, Site
+from adapterhub.backbones.anatomy import CHILD, Anatomy
 from adapterhub.backbones.load import kind_of, name_of, storage_of
 from adapterhub.backbones.tokenizer import bound
 from adapterhub.backbones.weights import is_sharded, whole
@@ -31,109 +26,12 @@ from adapterhub.interchange.peft_out import Part, Source, check_format, to_peft
 from adapterhub.interchange.targets import modules_of
 from adapterhub.methods.base import Method
 from adapterhub.methods.spec import dump
-from adapterhub.mixing import mix_slot
-from adapterhub.precision import hold, raise_input, release
-from adapterhub.prompting import forget_prompt, prompt_slot
-from adapterhub.slots import Slot, drop_slot, output_slot
+from adapterhub.parts import HEAD, Changed, Head, Placed, make_slot, slot_at
+from adapterhub.prompting import forget_prompt
+from adapterhub.slots import Slot, drop_slot
 from adapterhub.vocabulary import Vocabulary
 
-HEAD = "head"
-LABEL_FIELDS = ("id2label", "label2id", "problem_type")
 LISTING = ("description", "license", "language", "tags")  # the manifest's fields for registries
-
-
-@dataclass
-class Placed:
-    """A site module on its host: it sits in the host's slot under `key`."""
-
-    method: Method
-    site: Site
-    module: nn.Module
-    key: str
-
-
-@dataclass
-class Changed:
-    """A backbone parameter that the adapter owns a copy of, and every module that holds it (ties).
-
-    `name` is its name in adapter files, `stage` and `rate` are those of the method's plan. `kept`
-    is the adapter's copy while it is not in the backbone.
-    """
-
-    method: Method | None
-    name: str
-    kept: nn.Parameter
-    original: nn.Parameter
-    holders: tuple[tuple[nn.Module, str], ...]
-    stage: int = 0
-    rate: float = 1.0
-    active: bool = field(default=False, init=False)
-
-    @property
-    def own(self) -> nn.Parameter:
-        """The adapter's parameter. In the backbone it is what stands there, since FSDP2 puts a
-        sharded one in its place."""
-        module, attribute = self.holders[0]
-        live = module._parameters[attribute] if self.active else self.kept
-        assert live is not None
-        return live
-
-    def swap(self, on: bool) -> None:
-        """Put the adapter's parameter into the backbone, or the backbone's own back."""
-        self.kept, self.active = self.own, on
-        lowered = self.kept.dtype != self.original.dtype
-        for module, attribute in self.holders:
-            module._parameters[attribute] = self.kept if on else self.original
-            if on and lowered:
-                hold(module, attribute, self.original.dtype)
-            else:
-                release(module, attribute)
-
-
-@dataclass
-class Head:
-    """The task head of an adapter, in fp32, the model's own that it stands in for, and the
-    labels."""
-
-    own: dict[str, nn.Module]
-    original: dict[str, nn.Module]
-    labels: dict[str, Any]
-    original_labels: dict[str, Any]
-    handles: list[RemovableHandle] = field(default_factory=list)
-
-    def swap(self, model: PreTrainedModel, on: bool) -> None:
-        """Put the adapter's head and labels into the model, or the model's own back."""
-        for name, module in (self.own if on else self.original).items():
-            model._modules[name] = module
-        for handle in self.handles:
-            handle.remove()
-        short = [
-            own for name, own in self.own.items() if _dtype(own) != _dtype(self.original[name])
-        ]
-        self.handles = [
-            own.register_forward_pre_hook(raise_input, with_kwargs=True) for own in short if on
-        ]
-        set_labels(model, self.labels if on else self.original_labels)
-
-    def lowered(self) -> Head:
-        """The same head in the dtype of the model's own, to stay on the model."""
-        own = {name: copy.deepcopy(module) for name, module in self.own.items()}
-        for name, module in own.items():
-            module._forward_pre_hooks.clear()
-            module.to(_dtype(self.original[name]))
-        return replace(self, own=own, handles=[])
-
-
-def set_labels(model: PreTrainedModel, labels: Mapping[str, Any]) -> None:
-    """Give a model the labels of a head: the fields of its config."""
-    for name, value in labels.items():
-        setattr(model.config, name, value)
-    if hasattr(model, "num_labels"):
-        setattr(model, "num_labels", model.config.num_labels)  # noqa: B010
-
-
-def _dtype(module: nn.Module) -> torch.dtype:
-    return next(p.dtype for p in module.parameters())
 
 
 class Home(Protocol):
@@ -200,16 +98,17 @@ class Adapter:
     def tensors(self) -> dict[str, Tensor]:
         """All that the adapter owns, live, by the names of adapter files: site, method,
         parameter."""
-        return {name: tensor for _, _, name, tensor in self._owned()}
+        return {name: tensor for _, _, name, tensor in self.owned()}
 
     def saved_tensors(self) -> dict[str, Tensor]:
         """What adapter files hold: as `tensors`, with what serves training alone folded away."""
-        return {name: tensor for _, _, name, tensor in self._owned(fold=True)}
+        return {name: tensor for _, _, name, tensor in self.owned(fold=True)}
 
-    def _owned(self, fold: bool = False) -> Iterator[tuple[Method | None, float, str, Tensor]]:
-        """Each tensor with the method that owns it, and the factor on that one's learning rate."""
+    def owned(self, fold: bool = False) -> Iterator[tuple[Method | None, float, str, Tensor]]:
+        """Each tensor, live: the method that owns it, the factor on that one's learning rate, its
+        name and itself. `fold` leaves out what serves training alone."""
         for placed in self.placed:
-            method, module = _folded(placed) if fold else (placed.method, placed.module)
+            method, module = placed.folded() if fold else (placed.method, placed.module)
             for name, tensor in module.state_dict(keep_vars=True).items():
                 full = f"{placed.site.id}.{method.name}.{name}"
                 yield method, method.rate(full), full, tensor
@@ -229,7 +128,7 @@ class Adapter:
     def groups(self) -> list[Group]:
         """The trainable parameters by the method that owns them and their learning rate."""
         groups: dict[tuple[int, float], Group] = {}
-        for method, rate, name, tensor in self._owned():
+        for method, rate, name, tensor in self.owned():
             if isinstance(tensor, nn.Parameter):
                 group = groups.setdefault((id(method), rate), Group(method, rate, []))
                 group.named.append((name, tensor))
@@ -340,7 +239,7 @@ class Adapter:
         name, revision = name_of(self.model)
         return Source(
             self.anatomy,
-            [Part(method, p.site, module) for p in self.placed for method, module in [_folded(p)]],
+            [Part(method, p.site, module) for p in self.placed for method, module in [p.folded()]],
             [
                 (tuple(f"{paths[id(m)]}.{attribute}" for m, attribute in c.holders), c.own)
                 for c in self.changed
@@ -411,52 +310,3 @@ def _still(module: nn.Module, trained: set[int], parent: bool) -> None:
     module.training = mode
     for child in module.children():
         _still(child, trained, mode)
-
-
-def _folded(placed: Placed) -> tuple[Method, nn.Module]:
-    fold = getattr(placed.module, "folded", None)
-    return placed.method.folded(), fold() if fold else placed.module
-
-
-def slot_at(model: PreTrainedModel, site: Site) -> Slot:
-    """The slot at a site's host."""
-    slot = model.get_submodule(site.host)._modules[CHILD]
-    assert isinstance(slot, Slot)
-    return slot
-
-
-def make_slot(anatomy: Anatomy, placed: Placed) -> Slot:
-    """The slot at a site's host, of the kind that the site needs, made if there is none."""
-    site = placed.site
-    if site.kind == "keyvalue":
-        return keyvalue_slot(anatomy.model, site, placed.module)
-    if site.kind == "embed":
-        return prompt_slot(anatomy, site)
-    if site.kind == "mix":
-        return mix_slot(anatomy, site)
-    return output_slot(anatomy.model, site, placed.module, anatomy.family.batch_dim)
-
-
-def has_prefix(model: PreTrainedModel) -> bool:
-    """Whether any prefix sits on a model."""
-    return any(isinstance(m, KeyValueSlot) for m in model.modules())
-
-
-def slug(name: str) -> str:
-    """An adapter's name as a part of module names, which take no dots."""
-    return re.sub(r"[^A-Za-z0-9]", "_", name)
-
-
-def duplicate_tensors(adapter: Adapter) -> None:
-    """Refuse an adapter that would own two tensors of one name.
-
-    Raises:
-        AttachError: two methods of one kind at one site.
-    """
-    names = [name for _, _, name, _ in adapter._owned()]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise AttachError(
-            "two methods of one kind sit at the same sites",
-            offenders=twice[:5],
-            hint="give them different sites or layers, or attach them as two adapters",
-        )

@@ -6,7 +6,6 @@ its parameters are frozen while an adapter is on it; what trains is what the ada
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,32 +15,25 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from adapterhub.adapter import (
-    LABEL_FIELDS,
-    Adapter,
-    Changed,
-    Head,
-    Placed,
-    duplicate_tensors,
-    has_prefix,
-    slug,
-)
-from adapterhub.attention import check_attention, route_attention
+from adapterhub.adapter import Adapter
+from adapterhub.attention import route_attention
 from adapterhub.backbones.anatomy import Anatomy
 from adapterhub.backbones.families import anatomy_of
 from adapterhub.backbones.fingerprint import fingerprint_of
 from adapterhub.backbones.load import FRESH, origin_of, rows_of, table_of
 from adapterhub.backbones.quantized import free_layout, hold_layout
 from adapterhub.backbones.tokenizer import bind, bound
-from adapterhub.backbones.weights import is_sharded, storage_problems
+from adapterhub.backbones.weights import is_sharded
+from adapterhub.building import build_adapter, check_adapter
 from adapterhub.composing import check, clear, compose, is_stack
 from adapterhub.composition import Average, Node, names_in, node_of
-from adapterhub.errors import AdapterhubError, AttachError, SiteError, did_you_mean
+from adapterhub.errors import AttachError, did_you_mean
 from adapterhub.files.manifest import NewToken, name_problems
-from adapterhub.methods.base import METHODS, Method, Placement, Step, Unfrozen
+from adapterhub.methods.base import Method
 from adapterhub.methods.spec import Spec, parse
+from adapterhub.parts import has_prefix
 from adapterhub.sources import build
-from adapterhub.vocabulary import Vocabulary, tokens_of, vocabulary_of
+from adapterhub.vocabulary import tokens_of
 
 _STATE = "_adapterhub"
 
@@ -187,25 +179,14 @@ def place(
     try:
         admit(state)
         new = tokens_of(bound(model)) if tokens is None else tokens
-        adapter = _build(state, tuple(methods), name, new)
+        adapter = build_adapter(state, state.anatomy, tuple(methods), name, new, next(state.serial))
         prepare(adapter)
-        _check(adapter)
+        check_adapter(adapter)
     except BaseException:
         set_rows(state, before)
         raise
     _commit(state, adapter)
     return adapter
-
-
-def _check(adapter: Adapter) -> None:
-    """Refuse an adapter that could not do its work, before the model is touched."""
-    if not adapter.parameters():
-        raise AttachError(
-            f"nothing would train: {', '.join(m.name for m in adapter.methods)} without a head",
-            hint='load_backbone(..., task="classification", labels=[...])',
-        )
-    if any(p.site.kind == "keyvalue" for p in adapter.placed):
-        check_attention(adapter.model)
 
 
 def _commit(state: Attachments, adapter: Adapter) -> None:
@@ -237,131 +218,6 @@ def _refuse_wrapped(model: PreTrainedModel) -> None:
 
 def _fresh_state(model: PreTrainedModel) -> Attachments:
     return Attachments(model, anatomy_of(model), [(p, p.requires_grad) for p in model.parameters()])
-
-
-def _build(
-    state: Attachments, methods: tuple[Method, ...], name: str, tokens: tuple[NewToken, ...]
-) -> Adapter:
-    steps = [
-        (part, step)
-        for method in methods
-        for part in method.parts()
-        for step in _plan(method, part, state.anatomy)
-    ]
-    prefix = f"{slug(name)}-{next(state.serial)}"
-    placed = [
-        Placed(
-            part,
-            step.site,
-            _moved(state, step),
-            f"{prefix}-{step.site.role.replace('.', '_')}-{part.name}",
-        )
-        for part, step in steps
-        if isinstance(step, Placement)
-    ]
-    unfrozen: list[tuple[Method | None, Unfrozen]] = [
-        (m, s) for m, s in steps if isinstance(s, Unfrozen)
-    ]
-    taken = {step.path for _, step in unfrozen}
-    fresh = sorted(getattr(state.model, FRESH, frozenset()) & state.anatomy.parameters().keys())
-    unfrozen += [(None, Unfrozen(path)) for path in fresh if path not in taken]
-    changed = list(_own_copies(state, unfrozen))
-    head = _own_head(state)
-    adapter = Adapter(name, methods, state.model, state.anatomy, placed, changed, head, state)
-    adapter.vocabulary = _vocabulary(state, tokens, prefix)
-    duplicate_tensors(adapter)
-    return adapter
-
-
-def _vocabulary(state: Attachments, tokens: tuple[NewToken, ...], key: str) -> Vocabulary | None:
-    """The rows of new tokens; rows that were added to the model without a token are refused."""
-    table = table_of(state.model)
-    if table is None:
-        return None
-    known = rows_of(state.model) or len(table)
-    if tokens:
-        return vocabulary_of(state.model, tokens, known, f"{key}-tokens")
-    if len(table) > known:
-        raise AttachError(
-            f"the embedding has {len(table)} rows, its checkpoint {known}: which tokens are new?",
-            hint="attach(..., tokenizer=tokenizer), with the tokenizer that they were added to",
-        )
-    return None
-
-
-def _plan(method: Method, part: Method, anatomy: Anatomy) -> list[Step]:
-    try:
-        steps = list(part.plan(anatomy))
-        _refuse_untrainable(part, steps, anatomy)
-        return steps
-    except SiteError as error:
-        if _fits(type(method), anatomy):  # its defaults do: it is the user's options
-            raise
-        fitting = [name for name, cls in sorted(METHODS.items()) if _fits(cls, anatomy)]
-        raise SiteError(
-            f"{method.name} does not fit a {anatomy.model.config.model_type} backbone: "
-            f"{error.problem}",
-            offenders=error.offenders,
-            expected=error.expected,
-            hint=f"one of the methods that fit: {', '.join(fitting)}",
-        ) from error
-
-
-def _fits(cls: type[Method], anatomy: Anatomy) -> bool:
-    try:
-        example = cls.example()
-        example.count(anatomy)
-        for part in (p for p in example.parts() if p.trains_backbone):
-            _refuse_untrainable(part, part.plan(anatomy), anatomy)
-    except AdapterhubError:
-        return False
-    return True
-
-
-def _refuse_untrainable(part: Method, steps: Iterable[Step], anatomy: Anatomy) -> None:
-    """Refuse to train parameters that small steps cannot move: codes of quantized weights."""
-    paths = (step.path for step in steps if isinstance(step, Unfrozen))
-    if wrong := storage_problems(anatomy.parameters(), paths):
-        problem = f"{part.name} trains weights that are quantized here"
-        raise SiteError(problem, offenders=wrong, expected="weights in fp32, bf16 or fp16")
-
-
-def _moved(state: Attachments, placement: Placement) -> nn.Module:
-    """Adapter modules are fp32, on the device of their host, and train where the model does."""
-    host = state.model.get_submodule(placement.site.host)
-    device = next((p.device for p in host.parameters()), state.model.device)
-    placement.module.train(state.model.training)
-    return placement.module.to(device=device, dtype=torch.float32)
-
-
-def _own_copies(
-    state: Attachments, unfrozen: Iterable[tuple[Method | None, Unfrozen]]
-) -> Iterable[Changed]:
-    parameters = state.anatomy.parameters()
-    holders: dict[int, list[tuple[nn.Module, str]]] = {}
-    for module in state.model.modules():
-        for attribute, parameter in module._parameters.items():
-            if parameter is not None:
-                holders.setdefault(id(parameter), []).append((module, attribute))
-    for method, step in unfrozen:
-        original = parameters[step.path]
-        site, _, parameter_name = state.anatomy.key(step.path).rpartition(".")
-        file_name = f"{site}.{method.name if method else 'fresh'}.{parameter_name}"
-        own = nn.Parameter(original.detach().to(torch.float32, copy=True))
-        everywhere = tuple(holders[id(original)])
-        yield Changed(method, file_name, own, original, everywhere, step.stage, step.rate)
-
-
-def _own_head(state: Attachments) -> Head | None:
-    original = state.anatomy.head()
-    if not original:
-        return None
-    own = {name: copy.deepcopy(module) for name, module in original.items()}
-    for module in own.values():
-        module.float().requires_grad_(True)
-    config = state.model.config
-    labels = {name: copy.deepcopy(getattr(config, name)) for name in LABEL_FIELDS}
-    return Head(own, original, labels, dict(labels))
 
 
 def known_names(state: Attachments, names: Iterable[str]) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from adapterhub.adapter import LABEL_FIELDS, Adapter, set_labels, slot_at
+from adapterhub.adapter import Adapter
 from adapterhub.composition import Average, Node, Plan, averages_in, localized, names_in
 from adapterhub.errors import AttachError
 from adapterhub.methods.base import METHODS
+from adapterhub.parts import LABEL_FIELDS, set_labels, slot_at
 from adapterhub.slots import Slot
 from adapterhub.variants import clear_variants, set_variants, twin
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from adapterhub.adapter import HEAD, LISTING, Adapter, Head, Notes
+from adapterhub.adapter import LISTING, Adapter, Notes
 from adapterhub.attachment import Attachments, attachments, bind_new, place, set_rows
 from adapterhub.backbones.families import anatomy_of
 from adapterhub.backbones.tokenizer import Bound, bound
@@ -25,6 +25,7 @@ from adapterhub.files.native import read_manifest, read_tensors
 from adapterhub.interchange.formats import Format, detect
 from adapterhub.methods.base import Method
 from adapterhub.methods.spec import parse, restore
+from adapterhub.parts import HEAD, Head
 from adapterhub.sources import check_backbone
 from adapterhub.vocabulary import teach
 
@@ -63,6 +64,27 @@ def load(
         foreign = _read(form, folder, model, allow_pickle, head)
         return load_foreign(model, foreign, name=name, any_backbone=any_backbone)
     manifest = read_manifest(folder)
+    if tokenizer is not None:
+        bind_new(model, tokenizer, manifest.tokens)
+    known = bound(model)
+    if known and not any_tokenizer:
+        _check_tokenizer(manifest, known)
+    adapter = _place(model, folder, manifest, name, any_backbone=any_backbone, head=head)
+    if known and manifest.chat_template:
+        adapter.set_template(known.tokenizer, manifest.chat_template)
+    return adapter
+
+
+def _place(
+    model: PreTrainedModel,
+    folder: Path,
+    manifest: Manifest,
+    name: str | None,
+    *,
+    any_backbone: bool,
+    head: bool,
+) -> Adapter:
+    """Build the adapter of a manifest and fill it from its folder, before it touches the model."""
     methods = restore(manifest.methods, f"the adapter {manifest.name!r}")
     wanted = manifest if head else _headless(manifest)
 
@@ -80,18 +102,8 @@ def load(
         if known := bound(model):
             teach(known, manifest.tokens)
 
-    if tokenizer is not None:
-        bind_new(model, tokenizer, manifest.tokens)
-    known = bound(model)
-    if known and not any_tokenizer:
-        _check_tokenizer(manifest, known)
-    with torch.random.fork_rng(
-        devices=[]
-    ):  # the initial values are overwritten: leave the generator alone
-        adapter = place(model, methods, name or manifest.name, fill, manifest.tokens, admit=admit)
-    if known and manifest.chat_template:
-        adapter.set_template(known.tokenizer, manifest.chat_template)
-    return adapter
+    with torch.random.fork_rng(devices=[]):  # the initial values will be overwritten
+        return place(model, methods, name or manifest.name, fill, manifest.tokens, admit=admit)
 
 
 def _headless(manifest: Manifest) -> Manifest:

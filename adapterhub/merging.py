@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from adapterhub.adapter import Adapter, Head
+from adapterhub.adapter import Adapter
 from adapterhub.affine import alone
 from adapterhub.attachment import (
     Attachments,
@@ -41,6 +41,7 @@ from adapterhub.backbones.load import FRESH, name_of
 from adapterhub.backbones.probe import probe
 from adapterhub.backbones.weights import as_stored, storage_problem
 from adapterhub.errors import AttachError, MergeError
+from adapterhub.parts import Head
 from adapterhub.slots import OutputSlot
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-1}
