@@ -89,8 +89,8 @@ class Method(ABC):
     almost the same (`near-identity`), or what the paper's initialization gives (`paper`).
     `learning_rate` is AdamW's default for the method's own parameters, and `schedule` the default
     shape of it over a run, where the method's source names one. `trains_backbone` is set where the
-    plan unfreezes parameters of the backbone. A composed method names its `parts`, and has no plan
-    of its own.
+    plan unfreezes parameters of the backbone (`Unfreezing`). A composed method names its `parts`,
+    and has no plan of its own.
     """
 
     name: ClassVar[str]
@@ -153,6 +153,29 @@ class Method(ABC):
             f.name: getattr(self, f.name)
             for f in dataclasses.fields(self)  # type: ignore[arg-type]
         }
+
+
+class Unfreezing(Method):
+    """What methods share that train parameters of the backbone as they are."""
+
+    trains_backbone = True
+
+    def plan(self, anatomy: Anatomy) -> Iterator[Unfrozen]:
+        """The parameters of `paths`."""
+        return map(Unfrozen, self.paths(anatomy))
+
+    def paths(self, anatomy: Anatomy) -> Iterable[str]:
+        """The chosen parameters by their paths, where all train alike: from the start, at one rate.
+
+        Raises:
+            SiteError: the backbone has none of them.
+        """
+        raise NotImplementedError(f"{self.name} has neither paths nor a plan")
+
+    def count(self, anatomy: Anatomy) -> int:
+        """The sizes of the chosen parameters."""
+        parameters = anatomy.parameters()
+        return sum(parameters[step.path].numel() for step in self.plan(anatomy))
 
 
 def select(method: Any, anatomy: Anatomy, *kinds: Kind) -> tuple[Site, ...]:

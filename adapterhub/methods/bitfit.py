@@ -11,46 +11,36 @@ Language-models", https://arxiv.org/abs/2106.10199.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from adapterhub.backbones.anatomy import Anatomy, Site
 from adapterhub.config import option
 from adapterhub.errors import SiteError
-from adapterhub.methods.base import Layers, Method, Unfrozen, in_layers, register
+from adapterhub.methods.base import Layers, Unfreezing, in_layers, register
 
 
 @register
 @dataclass(frozen=True)
-class BitFit(Method):
+class BitFit(Unfreezing):
     """The bias terms of the backbone train."""
 
     name = "bitfit"
     paper = "Ben Zaken et al. 2022, https://arxiv.org/abs/2106.10199"
     summary = "the bias terms of the backbone train"
     learning_rate = 1e-3
-    trains_backbone = True
 
     sites: Literal["all"] | tuple[str, ...] = option(
         "all", "projections and norms whose bias trains: all of the backbone's, or these"
     )
     layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
 
-    def plan(self, anatomy: Anatomy) -> Iterator[Unfrozen]:
+    def paths(self, anatomy: Anatomy) -> list[str]:
         """The chosen biases.
 
         Raises:
             SiteError: the backbone has no biases there, or a site shares its bias with others.
         """
-        return (Unfrozen(path) for path in self._paths(anatomy))
-
-    def count(self, anatomy: Anatomy) -> int:
-        """The sizes of the chosen biases."""
-        parameters = anatomy.parameters()
-        return sum(parameters[path].numel() for path in self._paths(anatomy))
-
-    def _paths(self, anatomy: Anatomy) -> list[str]:
         named = anatomy.parameters().items()
         biases = [path for path, p in named if path.endswith("bias") and p.ndim == 1]
         kind = anatomy.model.config.model_type

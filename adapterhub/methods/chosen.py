@@ -13,48 +13,38 @@ Artetxe et al. 2020, "On the Cross-lingual Transferability of Monolingual Repres
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from adapterhub.backbones.anatomy import Anatomy
 from adapterhub.backbones.load import table_of
 from adapterhub.config import option
 from adapterhub.errors import SiteError, did_you_mean
-from adapterhub.methods.base import Method, Unfrozen, register
+from adapterhub.methods.base import Unfreezing, register
 
 EMBEDDINGS = "embeddings"
 
 
 @register
 @dataclass(frozen=True)
-class Chosen(Method):
+class Chosen(Unfreezing):
     """Parameters of the backbone that the user names train."""
 
     name = "chosen"
     paper = "Artetxe et al. 2020, https://arxiv.org/abs/1910.11856"
     summary = "chosen parameters of the backbone train, such as the embeddings"
     learning_rate = 5e-4
-    trains_backbone = True
 
     names: tuple[str, ...] = option(
         (EMBEDDINGS,),
         "names as in adapter files, * as a wildcard (decoder.*.attn.q.weight); or embeddings",
     )
 
-    def plan(self, anatomy: Anatomy) -> Iterator[Unfrozen]:
+    def paths(self, anatomy: Anatomy) -> list[str]:
         """The named parameters.
 
         Raises:
             SiteError: names that are no parameter of the backbone.
         """
-        return (Unfrozen(path) for path in self._paths(anatomy))
-
-    def count(self, anatomy: Anatomy) -> int:
-        """The sizes of the named parameters."""
-        parameters = anatomy.parameters()
-        return sum(parameters[path].numel() for path in self._paths(anatomy))
-
-    def _paths(self, anatomy: Anatomy) -> list[str]:
         named = anatomy.parameters()
         keys = {anatomy.key(path): path for path in named}
         embedding = table_of(anatomy.model)

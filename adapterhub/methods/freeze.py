@@ -17,19 +17,18 @@ from adapterhub.backbones.anatomy import Anatomy
 from adapterhub.backbones.depth import layer_count, layers_down
 from adapterhub.config import option
 from adapterhub.errors import ConfigError
-from adapterhub.methods.base import Method, Unfrozen, register, require_decay
+from adapterhub.methods.base import Unfreezing, Unfrozen, register, require_decay
 
 
 @register
 @dataclass(frozen=True)
-class Freeze(Method):
+class Freeze(Unfreezing):
     """The top layers train, the layers under them stay frozen."""
 
     name = "freeze"
     paper = "Lee et al. 2019, https://arxiv.org/abs/1911.03090"
     summary = "the top layers train, the first stay frozen"
     learning_rate = 1e-4
-    trains_backbone = True
 
     top: int = option(2, "number of layers that train, from the top")
     decay: float = option(1.0, "the learning rate of a layer: that of the layer above over this")
@@ -41,11 +40,6 @@ class Freeze(Method):
         """The parameters of the top layers and of what stands above."""
         for path, down in self._trained(anatomy).items():
             yield Unfrozen(path, rate=self.decay**-down)
-
-    def count(self, anatomy: Anatomy) -> int:
-        """The size of the top layers and of what stands above."""
-        parameters = anatomy.parameters()
-        return sum(parameters[path].numel() for path in self._trained(anatomy))
 
     def _trained(self, anatomy: Anatomy) -> dict[str, int]:
         depth = layer_count(anatomy)

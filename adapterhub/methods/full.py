@@ -13,19 +13,18 @@ from dataclasses import dataclass
 from adapterhub.backbones.anatomy import Anatomy
 from adapterhub.backbones.depth import layers_down
 from adapterhub.config import option
-from adapterhub.methods.base import Method, Unfrozen, register, require_decay
+from adapterhub.methods.base import Unfreezing, Unfrozen, register, require_decay
 
 
 @register
 @dataclass(frozen=True)
-class Full(Method):
+class Full(Unfreezing):
     """Every parameter of the backbone trains."""
 
     name = "full"
     paper = "Devlin et al. 2019, https://arxiv.org/abs/1810.04805"
     summary = "every parameter of the backbone trains"
     learning_rate = 5e-5
-    trains_backbone = True
 
     decay: float = option(1.0, "the learning rate of a layer: that of the layer above over this")
 
@@ -36,7 +35,3 @@ class Full(Method):
         """All backbone parameters."""
         for path, down in layers_down(anatomy).items():
             yield Unfrozen(path, rate=self.decay**-down)
-
-    def count(self, anatomy: Anatomy) -> int:
-        """The size of the backbone."""
-        return sum(p.numel() for p in anatomy.parameters().values())

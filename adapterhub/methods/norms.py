@@ -14,43 +14,33 @@ Attention", https://arxiv.org/abs/2312.11420.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from adapterhub.backbones.anatomy import Anatomy
 from adapterhub.config import option
 from adapterhub.errors import SiteError
-from adapterhub.methods.base import Layers, Method, Unfrozen, in_layers, register
+from adapterhub.methods.base import Layers, Unfreezing, in_layers, register
 
 
 @register
 @dataclass(frozen=True)
-class Norms(Method):
+class Norms(Unfreezing):
     """The normalization layers of the backbone train."""
 
     name = "norms"
     paper = "Qi et al. 2022, https://arxiv.org/abs/2211.08682"
     summary = "the normalization layers of the backbone train"
     learning_rate = 1e-3
-    trains_backbone = True
 
     layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
     outside: bool = option(True, "train the norms outside the layers too, such as the final one")
 
-    def plan(self, anatomy: Anatomy) -> Iterator[Unfrozen]:
+    def paths(self, anatomy: Anatomy) -> list[str]:
         """The parameters of the chosen norms.
 
         Raises:
             SiteError: the backbone has no norms with parameters there.
         """
-        return (Unfrozen(path) for path in self._paths(anatomy))
-
-    def count(self, anatomy: Anatomy) -> int:
-        """The sizes of the chosen norms."""
-        parameters = anatomy.parameters()
-        return sum(parameters[path].numel() for path in self._paths(anatomy))
-
-    def _paths(self, anatomy: Anatomy) -> list[str]:
         paths = norm_parameters(anatomy)
         chosen = in_layers(anatomy, paths, self.layers, outside=self.outside)
         if not chosen:

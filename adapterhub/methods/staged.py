@@ -25,8 +25,8 @@ from adapterhub.backbones.depth import layers_down
 from adapterhub.config import option
 from adapterhub.errors import ConfigError, did_you_mean
 from adapterhub.methods.base import (
-    Method,
     Pace,
+    Unfreezing,
     Unfrozen,
     register,
     require_decay,
@@ -39,7 +39,7 @@ MOST_WORDS = 200  # each is compared with every parameter
 
 
 @dataclass(frozen=True)
-class Paced(Method):
+class Paced(Unfreezing):
     """What methods with stages share: when the next one begins.
 
     Training with a recipe follows the stages. Another loop trains all groups from the start, unless
@@ -59,11 +59,6 @@ class Paced(Method):
         """A stage each `every` epochs, or at each plateau."""
         return Pace(None if self.every == "plateau" else self.every, self.patience)
 
-    def count(self, anatomy: Anatomy) -> int:
-        """The size of all groups."""
-        parameters = anatomy.parameters()
-        return sum(parameters[path].numel() for path in self.stages(anatomy))
-
     def stages(self, anatomy: Anatomy) -> dict[str, int]:
         """The stage from which each backbone parameter trains."""
         raise NotImplementedError
@@ -78,7 +73,6 @@ class Staged(Paced):
     paper = "Kumar et al. 2022, https://arxiv.org/abs/2202.10054"
     summary = "groups of the backbone train one after the other: top layers, norms, everything"
     learning_rate = 5e-5
-    trains_backbone = True
 
     groups: tuple[str, ...] = option(
         ("top 2", "norms", "everything"),

@@ -38,7 +38,6 @@ class Unfreeze(Paced):
     summary = "gradual unfreezing: layers join from the top down"
     learning_rate = 1e-4
     schedule = "slanted"
-    trains_backbone = True
 
     size: int = option(1, "layers in a group")
     decay: float = option(2.6, "the learning rate of a group: that of the group above over this")
