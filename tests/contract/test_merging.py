@@ -65,11 +65,19 @@ def test_both_kinds_of_methods_are_there():
 # fp16 and bf16 are tried on one architecture of each storage; on all with ADAPTERHUB_MATRIX=full.
 FULL = tiny.MATRIX == tiny.ARCHITECTURES
 HALVED = tiny.MATRIX if FULL else ("bert", "gpt2", "gpt_neox", "llama", "t5")
+# GPT's own code takes the dtype of its first parameter, the embeddings, for that of the model.
+EMBEDDINGS_GIVE_DTYPE = {(m, "openai-gpt") for m in ("full", "chosen", "staged", "unfreeze")}
+
+
+def dtypes(method, architecture):
+    short = method in CAN and architecture in HALVED
+    whole = not short or (method, architecture) in EMBEDDINGS_GIVE_DTYPE
+    return (torch.float32,) if whole else tuple(TOLERANCE)
 
 
 @matrix
 def test_merge_and_unmerge(method, architecture):
-    for dtype in TOLERANCE if method in CAN and architecture in HALVED else (torch.float32,):
+    for dtype in dtypes(method, architecture):
         model = tiny.usual_model(architecture).to(dtype)
         next(model.parameters()).requires_grad_(False)
         model.train()
@@ -134,7 +142,7 @@ def test_auto_model_loads_the_checkpoint(method, architecture, tmp_path):
     with_adapter(model, method)
     live = logits(model)
     made = ah.merge(model)
-    identity = ah.attach(model, "lora").manifest().backbone
+    identity = ah.attach(model, "parallel").manifest().backbone
     assert identity.id == "acme/tiny-with-default"
     ah.detach(model)
     differences = write_checkpoint(model, word_tokenizer(), tmp_path / "out", made.expected)
@@ -143,7 +151,7 @@ def test_auto_model_loads_the_checkpoint(method, architecture, tmp_path):
     assert torch.equal(logits(again), logits(model))
     close(logits(again), live)
     assert again.config.id2label == {0: "ham", 1: "eggs", 2: "spam"}
-    assert ah.attach(again, "lora").manifest().backbone.fingerprint == identity.fingerprint
+    assert ah.attach(again, "parallel").manifest().backbone.fingerprint == identity.fingerprint
 
 
 TIED = [("gpt2", {}), ("gemma3_text", {}), ("bart", {}), ("t5", {"tie_word_embeddings": True})]
