@@ -9,6 +9,7 @@ import pytest
 import tiny
 import torch
 import transformers
+from cells import example
 from transformers import AutoConfig
 
 import adapterhub as ah
@@ -16,7 +17,8 @@ from adapterhub.backbones import FAMILIES, Family, Stack
 from adapterhub.backbones.build import build
 from adapterhub.backbones.discovery import REQUIRED, discover
 from adapterhub.backbones.row_text import row_text
-from adapterhub.errors import BackboneError, SiteError
+from adapterhub.errors import AttachError, BackboneError, SiteError
+from adapterhub.methods import METHODS
 
 _PLAIN = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
@@ -166,19 +168,32 @@ def speech_model():
     return transformers.WhisperForConditionalGeneration(config).eval(), inputs
 
 
-@pytest.mark.parametrize("method", ["lora", "houlsby", "parallel", "prefix"])
+# A picture has no tokens, and a model that speaks no task head.
+NOT_THERE = {(method, picture_model) for method in ("prompt", "p-tuning", "chosen")}
+NOT_THERE |= {("head", speech_model)}
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
 @pytest.mark.parametrize("make", [picture_model, speech_model])
-def test_pictures_and_speech(make, method):
+def test_pictures_and_speech(make, method, tmp_path):
     model, inputs = make()
-    before = model(**inputs).logits
-    adapter = ah.attach(model, method)
+    with torch.no_grad():
+        before = model(**inputs).logits
+    if (method, make) in NOT_THERE:
+        with pytest.raises((SiteError, AttachError), match=r"does not fit|nothing would train"):
+            ah.attach(model, example(method))
+        return
+    adapter = ah.attach(model, example(method), name="seen")
     tiny.scramble(adapter)
     output = model(**inputs)
     assert not torch.allclose(output.logits, before, atol=1e-3)
     output.loss.backward()
     assert all(p.grad.abs().max() > 0 for p in adapter.parameters())
+    adapter.save(tmp_path / "seen")
     adapter.detach()
     assert torch.equal(model(**inputs).logits, before)
+    ah.load(model, tmp_path / "seen")
+    assert torch.equal(model(**inputs).logits, output.logits)
 
 
 def test_virtual_tokens_cannot_enter_where_there_are_no_tokens():
