@@ -11,7 +11,9 @@ import click
 from adapterhub.errors import ConfigError
 
 if TYPE_CHECKING:
+    from adapterhub.training.data import DataOptions
     from adapterhub.training.restore import Trained
+    from adapterhub.training.tasks import Task
 
 
 @click.command("eval")
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 @click.option("--label", help="The column with the label.")
 @click.option("--target", "eval_target", help="A file with the target texts, one a line.")
 @click.option("--task", help="Without DIR: what to evaluate the backbone on, as it is.")
+@click.option("--examples", help="Without DIR: labelled data to draw worked examples from.")
+@click.option("--shots", type=click.IntRange(1), help="Worked examples of each label.")
+@click.option("--seed", default=0, show_default=True, help="Which examples are drawn.")
 @click.option("--backbone", help="Where to load the backbone from, if not from its own id.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
@@ -29,26 +34,49 @@ def command(
     data: str,
     task: str | None,
     backbone: str | None,
+    examples: str | None,
+    shots: int | None,
+    seed: int,
     as_json: bool,
     **columns: Any,
 ) -> None:
     """Evaluate the adapter in DIR (a run's output, or an adapter's folder) on labelled data.
 
     Without DIR, --backbone and --task evaluate a backbone that no one trained for the task: the
-    baseline of language-model tasks, such as zero-shot classification by a prompt.
+    baseline of language-model tasks, such as zero-shot classification by a prompt. With --examples
+    and --shots each prompt begins with worked examples: few-shot.
     """
     from adapterhub.training.restore import open_adapter, open_backbone, trained
 
     known = trained(folder) if folder else _untrained(backbone, task)
     given = {name: value for name, value in columns.items() if value is not None}
-    examples = known.task.read(data, replace(known.data, **given), "eval")
+    options = replace(known.data, **given)
+    rows = known.task.read(data, options, "eval")
+    if examples or shots:
+        known = replace(known, task=_few_shot(known.task, folder, examples, shots, seed, options))
     opened = open_adapter(folder, backbone) if folder else open_backbone(str(backbone), known.task)
-    metrics = opened.evaluate(examples)
+    metrics = opened.evaluate(rows)
     if as_json:
-        click.echo(json.dumps({"examples": len(examples), **metrics}))
+        click.echo(json.dumps({"examples": len(rows), **metrics}))
         return
-    for name, value in {"examples": f"{len(examples):,}", **metrics}.items():
+    for name, value in {"examples": f"{len(rows):,}", **metrics}.items():
         click.echo(f"{name:12} {value if isinstance(value, str) else f'{value:.4f}'}")
+
+
+def _few_shot(
+    task: Task,
+    folder: str | None,
+    examples: str | None,
+    shots: int | None,
+    seed: int,
+    options: DataOptions,
+) -> Task:
+    if folder or not (examples and shots):
+        raise ConfigError(
+            "worked examples are for a backbone without an adapter",
+            expected="--backbone, --task, --examples FILE and --shots N",
+        )
+    return task.with_shots(task.read(examples, options, "train"), shots, seed)
 
 
 def _untrained(backbone: str | None, task: str | None) -> Trained:

@@ -160,6 +160,17 @@ class Task(ABC):
             DataError: it has labels that training lacks.
         """
 
+    def with_shots(self, examples: Sequence[Any], shots: int, seed: int) -> Task:
+        """The task with so many worked examples of each label in front of every input, drawn from
+        `examples`: a few-shot prompt.
+
+        Raises:
+            ConfigError: the task has no place for them. DataError: a label has too few.
+        """
+        raise ConfigError(
+            f"{self.name} takes no worked examples", expected="a task that asks by a prompt"
+        )
+
     @abstractmethod
     def encode(self, examples: Sequence[Any], setting: Setting, *, labelled: bool) -> Encoded:
         """The examples as rows; with `labelled` each has what the model's loss needs."""

@@ -4,21 +4,23 @@ Schick & Schütze 2021, section 3.1, https://arxiv.org/abs/2001.07676: a templat
 a cloze, a verbalizer gives each class a word, and q(class) is the softmax of the words' logits at
 the mask, over the classes. A causal model is asked for the next token instead (Brown et al. 2020,
 https://arxiv.org/abs/2005.14165). There is no new head, so a backbone can be evaluated as it is
-(zero-shot). Training uses the model's own loss at that position, over the whole vocabulary.
+(zero-shot), or with worked examples in front of each prompt (few-shot, Brown et al., section 2).
+Training uses the model's own loss at that position, over the whole vocabulary.
 """
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.config import option
-from adapterhub.errors import ConfigError
+from adapterhub.errors import ConfigError, DataError
 from adapterhub.training.data import Example, check_labels
 from adapterhub.training.metrics import classification_metrics
 from adapterhub.training.tasks.base import (
@@ -52,6 +54,9 @@ class Prompted(OfTexts):
     model: Literal["masked-lm", "causal-lm"] = option(
         "masked-lm", "the kind of model; a causal-lm's template ends with {mask}"
     )
+    examples: tuple[tuple[str, ...], ...] = option(
+        (), "worked examples in front of each prompt: [[text, label]], or [[text, pair, label]]"
+    )
 
     name = "prompted"
     summary = "classification by a prompt and label words, also without training"
@@ -70,6 +75,13 @@ class Prompted(OfTexts):
             )
         if len(self.words) < 2:
             raise ConfigError("words has less than two labels", expected="{label: word, ...}")
+        fields = 2 + ("pair" in found)
+        if wrong := [e for e in self.examples if len(e) != fields or e[-1] not in self.words]:
+            raise ConfigError(
+                "worked examples that do not fit the template and the words",
+                offenders=[repr(list(example)) for example in wrong],
+                expected=f"{fields} texts, of which the last is a label with a word",
+            )
 
     @property
     def head(self) -> str:
@@ -79,6 +91,20 @@ class Prompted(OfTexts):
     def check(self, labels: Sequence[str], examples: Sequence[Example]) -> None:
         """The labels that have words, and no others."""
         check_labels(tuple(self.words), (e.label for e in examples))
+
+    def with_shots(self, examples: Sequence[Example], shots: int, seed: int) -> Prompted:
+        """The labels take turns, each with `shots` examples that the seed draws.
+
+        Raises:
+            DataError: a label has too few.
+        """
+        self.check((), examples)
+        pools = {w: [e for e in examples if str(e.label) == w] for w in self.words}
+        if short := [f"{w}: {len(pool)}" for w, pool in pools.items() if len(pool) < shots]:
+            raise DataError("too few examples of a label", offenders=short, expected=f"{shots}")
+        draw = random.Random(seed)
+        turns = zip(*(draw.sample(pool, shots) for pool in pools.values()), strict=True)
+        return replace(self, examples=tuple(_worked(e) for turn in turns for e in turn))
 
     def encode(self, examples: Sequence[Example], setting: Setting, *, labelled: bool) -> Encoded:
         """The filled template; `position` is where the label word is read off."""
@@ -104,17 +130,30 @@ class Prompted(OfTexts):
         causal = self.head == "causal-lm"
         mask = "" if causal else str(tokenizer.mask_token)
         texts = [t for t in (example.text, example.pair) if t is not None]
+        front = "".join(f"{self._filled(self.words[e[-1]], *e[:-1])}\n" for e in self.examples)
         frame = self._filled(mask, *[""] * len(texts))
-        # One token less: the label word of a causal model.
-        room = limit_of(setting) - len(tokenizer(frame)["input_ids"]) - 1
+        room = self._room(front, frame, setting)
         cut = [cut_text(t, tokenizer, max(room // len(texts), 1)) for t in texts]
-        filled = self._filled(mask, *cut)
+        filled = front + self._filled(mask, *cut)
         ids: list[int] = tokenizer(filled.rstrip() if causal else filled)["input_ids"]
         if causal:
             ends = {tokenizer.eos_token_id, tokenizer.sep_token_id} - {None}
             ids = ids[:-1] if ids[-1] in ends and len(ids) > 1 else ids
             return ids, len(ids) - 1
         return ids, ids.index(tokenizer.mask_token_id)
+
+    def _room(self, front: str, frame: str, setting: Setting) -> int:
+        """The tokens that are left for the texts. Worked examples do not count as the input's."""
+        worked = len(setting.tokenizer(front, add_special_tokens=False)["input_ids"])
+        most = min(setting.positions, setting.tokenizer.model_max_length)
+        # One token less: the label word of a causal model.
+        taken = len(setting.tokenizer(front + frame)["input_ids"]) + 1
+        if worked and taken >= most:
+            raise ConfigError(
+                f"the worked examples have {worked} tokens, and leave no room for a text",
+                expected=f"fewer or shorter ones: the model reads {most} tokens",
+            )
+        return min(limit_of(setting) + worked, most) - taken
 
     def _filled(self, mask: str, text: str, pair: str = "") -> str:
         values = {"text": text, "pair": pair, "mask": mask}
@@ -168,3 +207,8 @@ class Prompted(OfTexts):
         """accuracy, macro_f1, matthews."""
         found = [p.label for p in predictions if isinstance(p, Scored)]
         return classification_metrics([str(e.label) for e in examples], found)
+
+
+def _worked(example: Example) -> tuple[str, ...]:
+    texts = (example.text, example.pair) if example.pair is not None else (example.text,)
+    return (*texts, str(example.label))

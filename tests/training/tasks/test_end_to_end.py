@@ -61,10 +61,20 @@ def test_a_backbone_is_a_baseline_without_training(adapterhub, backbones, tmp_pa
         )
         assert code == 0, err
         assert 0 <= json.loads(out)["accuracy"] <= 1
+        few = ("--examples", words[1], "--shots", 2)
+        code, out, err = adapterhub(
+            "eval", "--backbone", backbones(backbone), "--task", task % kind, *words, *few
+        )
+        assert code == 0, err
+        assert 0 <= json.loads(out)["accuracy"] <= 1
     for extra, expected in (
         (("--backbone", backbones("bert"), "--task", "classification"), "needs a trained head"),
         (("--backbone", backbones("bert")), "nothing to evaluate"),
         (("--backbone", backbones("llama"), "--task", task % "masked-lm"), "AutoModelForMaskedLM"),
+        (
+            ("--backbone", backbones("bert"), "--task", task % "masked-lm", "--shots", 2),
+            "--examples",
+        ),
     ):
         code, _, err = adapterhub("eval", *extra, *words)
         assert code == 2, extra

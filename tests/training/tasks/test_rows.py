@@ -12,7 +12,7 @@ from material import SENTINELS, sentences, word_tokenizer
 from transformers import AutoTokenizer, BertTokenizerFast
 
 import adapterhub as ah
-from adapterhub.errors import ConfigError
+from adapterhub.errors import ConfigError, DataError
 from adapterhub.training.data import Example
 from adapterhub.training.run import make_ready
 from adapterhub.training.tasks import TASKS, Setting, dump, task_of
@@ -344,3 +344,44 @@ def test_label_words_are_different_tokens(backbones, word):
     task = task_of({"prompted": {"words": {"pos": "good", "neg": word}}})
     with pytest.raises(ConfigError, match="one token"):
         task.encode([Example("a film", None, "pos")], Setting(tokenizer, 32), labelled=True)
+
+
+@pytest.mark.parametrize("kind", ["masked-lm", "causal-lm"])
+def test_worked_examples_stand_before_the_prompt(backbones, kind):
+    tokenizer = AutoTokenizer.from_pretrained(
+        backbones({"masked-lm": "bert", "causal-lm": "llama"}[kind])
+    )
+    train = [Example(f"movie {i}", None, label) for i in range(6) for label in ("neg", "pos")]
+    task = task_of(PROMPT % kind).with_shots(train, 2, seed=3)
+    assert [e[-1] for e in task.examples] == ["pos", "neg"] * 2, "the labels take turns"
+    assert len(set(task.examples)) == 4
+    assert task == task_of(PROMPT % kind).with_shots(train, 2, seed=3)
+    assert task != task_of(PROMPT % kind).with_shots(train, 2, seed=4)
+    assert task_of(dump(task)) == task, "they are a part of the task's options"
+    example = Example("the movie was very dull " * 9, None, "neg")
+    (row,) = task.encode([example], Setting(tokenizer, 12), labelled=False).rows
+    (bare,) = task_of(PROMPT % kind).encode([example], Setting(tokenizer, 12), labelled=False).rows
+    words, asked = words_of(tokenizer, row["input_ids"]), words_of(tokenizer, bare["input_ids"])
+    start = [w for w in asked if w in ("[CLS]", "<s>")]
+    tail = asked[len(start) :]
+    assert words[-len(tail) :] == tail, "they do not take the room of the text"
+    worked = words[len(start) : -len(tail)]
+    assert [w for w in worked if w in ("good", "bad")] == ["good", "bad"] * 2
+    assert row["position"] - bare["position"] == len(worked)
+
+
+def test_worked_examples_that_cannot_be(backbones):
+    tokenizer = AutoTokenizer.from_pretrained(backbones("bert"))
+    task = task_of(PROMPT % "masked-lm")
+    train = [Example("dull movie", None, "neg")] * 9 + [Example("movie", None, "pos")]
+    with pytest.raises(DataError, match="too few") as error:
+        task.with_shots(train, 2, seed=0)
+    assert error.value.offenders == ("pos: 1",)
+    long = task.with_shots(train[:9] + [Example("movie", None, "pos")] * 9, 9, seed=0)
+    setting = Setting(tokenizer, 12, positions=40)
+    with pytest.raises(ConfigError, match="leave no room"):
+        long.encode([Example("a film", None, "pos")], setting, labelled=False)
+    with pytest.raises(ConfigError, match="do not fit the template"):
+        task_of({"prompted": {"examples": [["a film", "2"]]}})
+    with pytest.raises(ConfigError, match="takes no worked examples"):
+        task_of("classification").with_shots(train, 1, seed=0)
