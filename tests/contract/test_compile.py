@@ -33,10 +33,15 @@ def bare_compiles(architecture):
     return True
 
 
+def compiled_model(model):
+    """The model as one graph. Torch 2.6 does not get the bare backbone into one."""
+    if OLD and not bare_compiles(model.config.model_type):
+        pytest.skip(f"torch {torch.__version__} cannot compile the bare backbone")
+    return torch.compile(model, backend="eager", fullgraph=True)
+
+
 @pytest.fixture(autouse=True)
 def fresh_compiler():
-    if OLD and not all(map(bare_compiles, COMPILED)):
-        pytest.skip(f"torch {torch.__version__} cannot compile the bare backbone")
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -50,7 +55,7 @@ def test_one_graph_with_equal_results(method, architecture):
     adapter = ah.attach(model, example(method))
     tiny.scramble(adapter)
     expected = logits(model)
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    compiled = compiled_model(model)
     output = compiled(**tiny.batch(), labels=torch.tensor([0, 1, 2]))
     output.loss.backward()
     torch.testing.assert_close(output.logits, expected, atol=1e-6, rtol=1e-5)
@@ -64,7 +69,7 @@ def test_a_compiled_model_follows_activation(method):
     adapter = ah.attach(model, example(method))
     tiny.scramble(adapter)
     adapted = logits(model)
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    compiled = compiled_model(model)
     for _ in range(2):
         torch.testing.assert_close(logits(compiled), adapted, atol=1e-6, rtol=1e-5)
         ah.activate(model)
@@ -77,7 +82,7 @@ def test_a_compiled_model_follows_routes_and_averages(method):
     model = tiny.model("llama")
     for seed, name in enumerate("ab"):
         tiny.scramble(ah.attach(model, method, name=name), seed=seed)
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    compiled = compiled_model(model)
     before = logits(compiled)
     with ah.route(model, ["b", "a", None]):
         torch.testing.assert_close(logits(compiled), logits(model), atol=1e-6, rtol=1e-5)
