@@ -7,7 +7,7 @@ import copy
 import pytest
 import tiny
 import torch
-from cells import REFUSED
+from cells import REFUSED, example
 from datasets import Dataset
 
 import adapterhub as ah
@@ -74,7 +74,7 @@ def train(trainer, model, adapter):
 @pytest.mark.parametrize("method", CAUSAL)
 def test_sft(method, loaded, tmp_path):
     model, tokenizer = loaded
-    adapter = ah.attach(model, method)
+    adapter = ah.attach(model, example(method))
     rows = Dataset.from_list([{"prompt": p, "completion": good} for p, good, _ in pairs()])
     arguments = trl.SFTConfig(tmp_path, **OPTIONS)
     trainer = trl.SFTTrainer(model, arguments, train_dataset=rows, processing_class=tokenizer)
@@ -103,7 +103,7 @@ def test_dpo_prefers_to_the_bare_backbone(method, loaded, tmp_path):
     any adapter, and training does not move it."""
     model, tokenizer = loaded
     bare = logits(model)
-    adapter = ah.attach(model, method)
+    adapter = ah.attach(model, example(method))
     trainer = preferences(tmp_path, model, tokenizer)
     reference = trainer.ref_model
     assert reference is not model
@@ -121,7 +121,7 @@ def test_dpo_prefers_to_the_bare_backbone(method, loaded, tmp_path):
 def test_dpo_prefers_to_a_trained_adapter_by_a_copy_of_the_model(method, loaded, tmp_path):
     """Where an adapter was trained before (SFT), the reference is a copy of the model with it."""
     model, tokenizer = loaded
-    adapter = ah.attach(model, method)
+    adapter = ah.attach(model, example(method))
     tiny.scramble(adapter)
     start, reference = logits(model), copy.deepcopy(model)
     trainer = preferences(tmp_path, model, tokenizer, ref_model=reference)
