@@ -29,18 +29,18 @@ from adapterhub.attachment import activate, attachments, known_names, place, set
 from adapterhub.backbones.anatomy import CHILD, Site
 from adapterhub.backbones.load import FRESH
 from adapterhub.backbones.weights import as_stored, read_bias, read_weight
-from adapterhub.combining import COMBINE, low_rank
 from adapterhub.errors import AttachError, ConfigError, did_you_mean
 from adapterhub.merging import refuse_unmergeable
 from adapterhub.methods.base import Method
 from adapterhub.methods.lora import LoRA
 from adapterhub.methods.staged import Staged
 from adapterhub.slots import OutputSlot
+from adapterhub.task_vectors import COMBINE, low_rank
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How task vectors are combined; see `adapterhub.combining`."""
+    """How task vectors are combined; see `adapterhub.task_vectors`."""
 
     how: str
     weights: tuple[float, ...]

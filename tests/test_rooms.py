@@ -23,7 +23,7 @@ ROOMS = (
     ("building", "composing", "sources"),
     ("attachment",),
     ("routing",),
-    ("loading", "checking", "merging", "combining"),
+    ("loading", "checking", "merging", "task_vectors"),
     ("combined",),
     ("registry",),
     ("training",),

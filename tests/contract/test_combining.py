@@ -8,8 +8,8 @@ import torch
 from peft.utils import merge_utils
 
 import adapterhub as ah
-from adapterhub.combining import COMBINE, dare, dare_ties, drop, linear, low_rank, ties, trim
 from adapterhub.errors import AttachError, ConfigError, MergeError
+from adapterhub.task_vectors import COMBINE, dare, dare_ties, drop, linear, low_rank, ties, trim
 
 SEED = 7
 
