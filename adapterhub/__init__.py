@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from adapterhub.backbones.families import anatomy_of as anatomy_of
     from adapterhub.backbones.load import fingerprint as fingerprint
     from adapterhub.backbones.load import load_backbone as load_backbone
-    from adapterhub.combined import combine as combine
+    from adapterhub.combining import combine as combine
     from adapterhub.composition import Average as Average
     from adapterhub.merging import merge as merge
     from adapterhub.merging import unmerge as unmerge
@@ -48,7 +48,7 @@ _LAZY = {
     "activate": "attachment",
     "anatomy_of": "backbones.families",
     "attach": "attachment",
-    "combine": "combined",
+    "combine": "combining",
     "detach": "attachment",
     "fingerprint": "backbones.load",
     "load": "registry.load",

@@ -24,7 +24,7 @@ ROOMS = (
     ("attachment",),
     ("routing",),
     ("loading", "checking", "merging", "task_vectors"),
-    ("combined",),
+    ("combining",),
     ("registry",),
     ("training",),
     ("cli",),

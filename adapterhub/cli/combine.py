@@ -41,7 +41,7 @@ def command(
 ) -> None:
     """Combine the adapters in DIR... (runs' outputs, or adapters' folders) of one backbone into a
     new adapter. Its head and labels are those of the first."""
-    from adapterhub.combined import combine
+    from adapterhub.combining import combine
     from adapterhub.files.folder import check_place
     from adapterhub.files.native import read_manifest
     from adapterhub.loading import load
