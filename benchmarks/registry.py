@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import os
 import platform
 import random
@@ -29,6 +30,7 @@ from adapterhub.registry.store import Query
 METHODS = ("lora", "pfeiffer", "houlsby", "prefix", "mam", "prompt")
 TASKS = ("classification", "regression", "tagging", "seq2seq", "causal-lm")
 WORDS = ("english", "german", "medical", "legal", "news", "reviews", "chat", "code", "tweets")
+TAGS = {"best": 0.3, "winner": 0.0005}
 QUERIES = {
     "all, by name": Query(),
     "one backbone": Query(backbone="acme/model-7"),
@@ -37,6 +39,12 @@ QUERIES = {
     "by a metric": Query(sort="accuracy"),
     "a backbone by a metric": Query(backbone="acme/model-7", sort="accuracy"),
     "by size": Query(task="seq2seq", sort="size"),
+    "all, 1,000 of them": Query(limit=1_000),
+    "all versions": Query(all_versions=True),
+    "a frequent tag": Query(tags=("best",)),
+    "a rare tag by a metric": Query(tags=("winner",), sort="accuracy"),
+    "a word of each card": Query(text="adapter"),
+    "the start of many words": Query(text="1", task="tagging", sort="size"),
     "text": Query(text="medical german"),
     "text by a metric": Query(text="legal", sort="accuracy"),
     "nothing found": Query(text="swahili"),
@@ -66,6 +74,9 @@ def make(root: Path, number: int) -> None:
         (folder / "adapter.json").write_bytes(to_json(manifest))
         shutil.copyfile(seed / "adapter.safetensors", folder / "adapter.safetensors")
         (folder / "README.md").write_text(f"An adapter for {' '.join(words)}.", encoding="utf-8")
+        if tags := [tag for tag, share in TAGS.items() if draw.random() < share]:
+            names = {"tags": dict.fromkeys(tags, "v1"), "yanked": {}}
+            (folder.parent / "names.json").write_text(json.dumps(names), encoding="utf-8")
 
 
 def timed(registry: LocalRegistry, query: Query) -> tuple[float, int]:

@@ -3,6 +3,12 @@
 It holds nothing that the folders do not say, so it may be deleted or rebuilt at any time. What a
 name's folder says is entered as a whole, under a stamp of that folder; another stamp later means
 that the folder changed behind the index.
+
+A version gets a number, and for each backbone, task, method, tag, metric and word of text there is
+the set of the versions that have it. A search intersects sets. Where few are left they are read and
+sorted; where many are left, versions are taken in the order that is asked for until the limit. So
+no query reads more than that, whatever it asks for. A version that is replaced leaves the sets of
+what can be found, and its number is never used again.
 """
 
 from __future__ import annotations
@@ -10,36 +16,33 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+import unicodedata
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from adapterhub.files.manifest import LOWER_IS_BETTER
-from adapterhub.registry.store import Entry, Query, is_fingerprint
+from adapterhub.registry.bitmaps import SCHEMA, Bitmaps, Key, members
+from adapterhub.registry.store import Entry, Query, in_order, is_fingerprint
 
-# Of another format, a file is another one: its name holds the number.
-_FORMAT = 1
-_SCHEMA = """
+FORMAT = 2
+_SCHEMA = f"""
     CREATE TABLE IF NOT EXISTS folders (path TEXT PRIMARY KEY, stamp TEXT) WITHOUT ROWID;
     CREATE TABLE IF NOT EXISTS versions (
-        id INTEGER PRIMARY KEY, path TEXT, name TEXT, backbone TEXT, fingerprint TEXT, task TEXT,
-        size INTEGER, newest INTEGER, yanked INTEGER, entry TEXT);
+        id INTEGER PRIMARY KEY AUTOINCREMENT, path TEXT, entry TEXT);
     CREATE INDEX IF NOT EXISTS by_path ON versions (path);
-    CREATE INDEX IF NOT EXISTS by_name ON versions (newest, name);
-    CREATE INDEX IF NOT EXISTS by_size ON versions (newest, size);
-    CREATE INDEX IF NOT EXISTS by_backbone ON versions (backbone, newest, name);
-    CREATE INDEX IF NOT EXISTS by_fingerprint ON versions (fingerprint, newest, name);
-    CREATE INDEX IF NOT EXISTS by_task ON versions (task, newest, name);
-    CREATE TABLE IF NOT EXISTS metrics (
-        metric TEXT, value REAL, id INTEGER, PRIMARY KEY (metric, value, id)) WITHOUT ROWID;
-    CREATE INDEX IF NOT EXISTS by_version ON metrics (id);
-    CREATE TABLE IF NOT EXISTS words (
-        kind TEXT, word TEXT, id INTEGER, PRIMARY KEY (kind, word, id)) WITHOUT ROWID;
-    CREATE INDEX IF NOT EXISTS words_by_version ON words (id);
-    CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5 (text, prefix='2 3 4');
+    CREATE TABLE IF NOT EXISTS orders (
+        field TEXT, value, id INTEGER, PRIMARY KEY (field, value, id)) WITHOUT ROWID;
+    CREATE INDEX IF NOT EXISTS orders_by_version ON orders (id);
+    {SCHEMA}
 """
+_NEWEST: Key = ("state", "newest")
+_STANDING: Key = ("state", "standing")
+# So many are read and sorted; of more, one in N / 500 is a hit in the order of a field.
+_FEW = 500
+_BATCH = 2_048
 
 
 Folder = tuple[str, str, Sequence[tuple[Entry, str]]]
@@ -51,6 +54,7 @@ class Index:
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self.db = db
+        self.sets = Bitmaps(db)
 
     def stamps(self) -> dict[str, str]:
         """The stamp of each folder as it was when it was entered."""
@@ -66,23 +70,77 @@ class Index:
         (count,) = self.db.execute("SELECT count(*) FROM folders WHERE path != ''").fetchone()
         return int(count)
 
+    def holds_more_than(self, number: int) -> bool:
+        """Whether more folders are in it; all are not counted."""
+        sql = "SELECT 1 FROM folders WHERE path != '' LIMIT 1 OFFSET ?"
+        return self.db.execute(sql, (number,)).fetchone() is not None
+
     def update(self, entered: Iterable[Folder], gone: Iterable[str], whole: str) -> None:
         """Replace what is known of some folders, and drop what is known of others."""
         with self.db as db:
             for path in gone:
-                _forget(db, path)
+                self._forget(path)
+            found: dict[Key, list[int]] = defaultdict(list)
             for path, stamp, versions in entered:
-                _forget(db, path)
+                self._forget(path)
                 db.execute("INSERT INTO folders VALUES (?, ?)", (path, stamp))
                 standing = [entry.version for entry, _ in versions if entry.yanked is None]
                 for entry, text in versions:
-                    _insert(db, path, entry, text, newest=entry.version in standing[-1:])
+                    number = self._insert(path, entry)
+                    for key in _keys(entry, text, newest=entry.version in standing[-1:]):
+                        found[key].append(number)
+                    if number % _BATCH == 0:
+                        self.sets.add(found)
+                        found.clear()
+            self.sets.add(found)
             db.execute("INSERT OR REPLACE INTO folders VALUES ('', ?)", (whole,))
 
     def search(self, query: Query) -> list[Entry]:
         """The versions that a query finds, in its order."""
-        sql, values = _select(query)
-        return [entry_from_json(text) for (text,) in self.db.execute(sql, values)]
+        found = self.sets.of(*(_STANDING if query.all_versions else _NEWEST))
+        for kind, word in _wanted(query):
+            found &= self.sets.of(kind, word)
+        for word in words_in(query.text):
+            found &= self.sets.starting("text", word)
+        if found.bit_count() <= _FEW:
+            return in_order(list(map(self._entry, members(found))), query)
+        return list(map(self._entry, self._first(found, query)))
+
+    def _first(self, found: int, query: Query) -> Iterator[int]:
+        """Those of a set that come first, in the order of a query."""
+        field, down = _field(query.sort)
+        bits = found.to_bytes(found.bit_length() // 8 + 1, "little")
+        sql = f"SELECT id FROM orders WHERE field = ? ORDER BY value{' DESC' * down}, id"
+        left = query.limit
+        for (number,) in self.db.execute(sql, (field,)):
+            if left <= 0:
+                return
+            if number >> 3 < len(bits) and bits[number >> 3] >> (number & 7) & 1:
+                left -= 1
+                yield number
+
+    def _entry(self, number: int) -> Entry:
+        sql = "SELECT entry FROM versions WHERE id = ?"
+        return entry_from_json(self.db.execute(sql, (number,)).fetchone()[0])
+
+    def _insert(self, path: str, entry: Entry) -> int:
+        sql = "INSERT INTO versions (path, entry) VALUES (?, ?)"
+        number = self.db.execute(sql, (path, json.dumps(asdict(entry)))).lastrowid or 0
+        fields = {"name": entry.name, "size": entry.size}
+        fields |= {_field(name)[0]: value for name, value in entry.metrics.items()}
+        rows = ((field, value, number) for field, value in fields.items())
+        self.db.executemany("INSERT INTO orders VALUES (?, ?, ?)", rows)
+        return number
+
+    def _forget(self, path: str) -> None:
+        sql = "SELECT id FROM versions WHERE path = ?"
+        numbers = [number for (number,) in self.db.execute(sql, (path,))]
+        for key in (_NEWEST, _STANDING):
+            self.sets.remove(key, numbers)
+        for number in numbers:
+            self.db.execute("DELETE FROM orders WHERE id = ?", (number,))
+        self.db.execute("DELETE FROM versions WHERE path = ?", (path,))
+        self.db.execute("DELETE FROM folders WHERE path = ?", (path,))
 
 
 @contextmanager
@@ -90,62 +148,50 @@ def opened(path: Path) -> Iterator[Index]:
     """The index in a file, made if it is not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with closing(sqlite3.connect(path, timeout=30)) as db:
-        if db.execute("PRAGMA user_version").fetchone() != (_FORMAT,):
-            db.executescript(f"BEGIN EXCLUSIVE; {_SCHEMA} PRAGMA user_version = {_FORMAT}; COMMIT;")
+        if db.execute("PRAGMA user_version").fetchone() != (FORMAT,):
+            db.executescript(f"BEGIN EXCLUSIVE; {_SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;")
         yield Index(db)
 
 
-def _forget(db: sqlite3.Connection, path: str) -> None:
-    ids = "(SELECT id FROM versions WHERE path = ?)"
-    db.execute(f"DELETE FROM texts WHERE rowid IN {ids}", (path,))
-    for table in ("metrics", "words", "versions"):
-        db.execute(f"DELETE FROM {table} WHERE id IN {ids}", (path,))
-    db.execute("DELETE FROM folders WHERE path = ?", (path,))
+def words_in(text: str) -> set[str]:
+    """The words of a text, without case and accents."""
+    if not text.isascii():
+        parts = unicodedata.normalize("NFKD", text)
+        text = "".join(c for c in parts if not unicodedata.combining(c))
+    return set(re.findall(r"[^\W_]+", text.casefold()))
 
 
-def _insert(db: sqlite3.Connection, path: str, entry: Entry, text: str, newest: bool) -> None:
-    columns = (
-        path, entry.name, entry.backbone, entry.fingerprint, entry.task, entry.size, newest,
-        entry.yanked is not None, json.dumps(asdict(entry)),
-    )  # fmt: skip
-    row = db.execute(f"INSERT INTO versions VALUES (NULL{', ?' * len(columns)})", columns).lastrowid
-    db.execute("INSERT INTO texts (rowid, text) VALUES (?, ?)", (row, text))
-    values = ((name, value, row) for name, value in entry.metrics.items())
-    db.executemany("INSERT OR IGNORE INTO metrics VALUES (?, ?, ?)", values)
-    words = {("tag", tag) for tag in entry.tags} | {("method", name) for name in entry.methods}
-    db.executemany("INSERT INTO words VALUES (?, ?, ?)", ((*pair, row) for pair in sorted(words)))
+def _field(sort: str) -> tuple[str, bool]:
+    """What `orders` calls that by which a query sorts, and whether the greatest comes first."""
+    if sort in ("name", "size"):
+        return sort, False
+    return f"metric {sort}", sort not in LOWER_IS_BETTER
 
 
-def _select(query: Query) -> tuple[str, list[Any]]:
-    joins, order, values = _order(query)
-    where = ["NOT v.yanked"] + ([] if query.all_versions else ["v.newest"])
+def _keys(entry: Entry, text: str, newest: bool) -> Iterator[Key]:
+    """The sets that a version is in."""
+    if newest:
+        yield _NEWEST
+    if entry.yanked is None:
+        yield _STANDING
+    yield from (("backbone", entry.backbone), ("fingerprint", entry.fingerprint))
+    yield ("task", entry.task or "")
+    for kind, words in (
+        ("method", entry.methods), ("tag", entry.tags), ("metric", entry.metrics),
+        ("text", words_in(text)),
+    ):  # fmt: skip
+        yield from ((kind, word) for word in dict.fromkeys(words))
+
+
+def _wanted(query: Query) -> Iterator[Key]:
+    """The sets that a version must be in."""
     if query.backbone is not None:
-        column = "fingerprint" if is_fingerprint(query.backbone) else "backbone"
-        where.append(f"v.{column} = ?")
-        values.append(query.backbone)
-    if query.task is not None:
-        where.append("v.task = ?")
-        values.append(query.task)
-    methods = [("method", query.method)] if query.method is not None else []
-    for pair in (*methods, *(("tag", tag) for tag in query.tags)):
-        where.append("EXISTS (SELECT 1 FROM words w WHERE (w.kind, w.word, w.id) = (?, ?, v.id))")
-        values += pair
-    if query.metric is not None and query.metric != query.sort:
-        where.append("EXISTS (SELECT 1 FROM metrics m WHERE m.metric = ? AND m.id = v.id)")
-        values.append(query.metric)
-    if words := re.findall(r"\w+", query.text):
-        where.append("v.id IN (SELECT rowid FROM texts WHERE texts MATCH ?)")
-        values.append(" ".join(f'"{word}"*' for word in words))
-    sql = f"SELECT v.entry FROM {joins} WHERE {' AND '.join(where)} ORDER BY {order} LIMIT ?"
-    return sql, [*values, query.limit]
-
-
-def _order(query: Query) -> tuple[str, str, list[Any]]:
-    if query.sort in ("name", "size"):
-        return "versions v", f"v.{query.sort}, v.name, v.id", []
-    down = "" if query.sort in LOWER_IS_BETTER else " DESC"
-    ranked = "metrics s CROSS JOIN versions v ON v.id = s.id AND s.metric = ?"
-    return ranked, f"s.value{down}, s.id", [query.sort]
+        yield "fingerprint" if is_fingerprint(query.backbone) else "backbone", query.backbone
+    metric = None if query.sort in ("name", "size") else query.sort
+    one = (("task", query.task), ("method", query.method), ("metric", query.metric))
+    for kind, word in (*one, ("metric", metric), *(("tag", tag) for tag in query.tags)):
+        if word is not None:
+            yield kind, word
 
 
 def entry_from_json(text: str) -> Entry:

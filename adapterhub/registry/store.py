@@ -171,12 +171,17 @@ def is_fingerprint(backbone: str) -> bool:
 
 def ranked(entries: Sequence[Entry], query: Query) -> list[Entry]:
     """Of some entries those that a query finds, in its order; for stores without an index."""
-    found = [entry for entry in entries if _fits(entry, query)]
+    return in_order([entry for entry in entries if _fits(entry, query)], query)
+
+
+def in_order(found: Sequence[Entry], query: Query) -> list[Entry]:
+    """What a query found, in its order: no more than it asks for, and by a metric only what has
+    it."""
     if query.sort in ("name", "size"):
-        return sorted(found, key=lambda e: (getattr(e, query.sort), e.name))[: query.limit]
-    found = [entry for entry in found if query.sort in entry.metrics]
+        return sorted(found, key=lambda entry: getattr(entry, query.sort))[: query.limit]
+    having = [entry for entry in found if query.sort in entry.metrics]
     sign = 1 if query.sort in LOWER_IS_BETTER else -1
-    return sorted(found, key=lambda e: sign * e.metrics[query.sort])[: query.limit]
+    return sorted(having, key=lambda entry: sign * entry.metrics[query.sort])[: query.limit]
 
 
 def _fits(entry: Entry, query: Query) -> bool:
