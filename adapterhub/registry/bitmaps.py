@@ -60,10 +60,10 @@ class Bitmaps:
 
 def members(bits: int) -> Iterator[int]:
     """The numbers in a set, rising."""
-    while bits:
-        lowest = bits & -bits
-        yield lowest.bit_length() - 1
-        bits ^= lowest
+    data = bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+    for place, byte in enumerate(data):
+        if byte:
+            yield from (8 * place + bit for bit in range(8) if byte >> bit & 1)
 
 
 def _chunks(numbers: Iterable[int]) -> dict[int, int]:

@@ -5,14 +5,15 @@ name's folder says is entered as a whole, under a stamp of that folder; another 
 that the folder changed behind the index.
 
 A version gets a number, and for each backbone, task, method, tag, metric and word of text there is
-the set of the versions that have it. A search intersects sets. Where few are left they are read and
-sorted; where many are left, versions are taken in the order that is asked for until the limit. So
-no query reads more than that, whatever it asks for. A version that is replaced leaves the sets of
-what can be found, and its number is never used again.
+the set of the versions that have it. A search intersects sets. Where few are left they are sorted;
+where many are left, versions are taken in the order that is asked for until the limit. Only what is
+shown is read, whatever a query asks for. A version that is replaced leaves the sets of what can be
+found, and its number is never used again.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sqlite3
@@ -25,7 +26,7 @@ from pathlib import Path
 
 from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.registry.bitmaps import SCHEMA, Bitmaps, Key, members
-from adapterhub.registry.store import Entry, Query, in_order, is_fingerprint
+from adapterhub.registry.store import Entry, Query, is_fingerprint
 
 FORMAT = 2
 _SCHEMA = f"""
@@ -36,12 +37,13 @@ _SCHEMA = f"""
     CREATE TABLE IF NOT EXISTS orders (
         field TEXT, value, id INTEGER, PRIMARY KEY (field, value, id)) WITHOUT ROWID;
     CREATE INDEX IF NOT EXISTS orders_by_version ON orders (id);
+    CREATE INDEX IF NOT EXISTS orders_by_field ON orders (field, id, value);
     {SCHEMA}
 """
 _NEWEST: Key = ("state", "newest")
 _STANDING: Key = ("state", "standing")
-# So many are read and sorted; of more, one in N / 500 is a hit in the order of a field.
-_FEW = 500
+# So many are sorted; of more, hits are frequent in the order of a field.
+_FEW = 1_000
 _BATCH = 2_048
 
 
@@ -102,22 +104,28 @@ class Index:
             found &= self.sets.of(kind, word)
         for word in words_in(query.text):
             found &= self.sets.starting("text", word)
-        if found.bit_count() <= _FEW:
-            return in_order(list(map(self._entry, members(found))), query)
-        return list(map(self._entry, self._first(found, query)))
+        first = self._sorted if found.bit_count() <= _FEW else self._walked
+        return list(map(self._entry, first(found, query)))
 
-    def _first(self, found: int, query: Query) -> Iterator[int]:
-        """Those of a set that come first, in the order of a query."""
-        field, down = _field(query.sort)
+    def _sorted(self, found: int, query: Query) -> Iterator[int]:
+        """The first of a set, in the order of a query: all of them are sorted."""
+        field, order = _field(query.sort)
+        sql = f"""SELECT o.id FROM json_each(?) m CROSS JOIN orders o
+            ON o.field = ? AND o.id = m.value ORDER BY o.value {order}, o.id LIMIT ?"""
+        numbers = json.dumps(list(members(found)))
+        yield from (number for (number,) in self.db.execute(sql, (numbers, field, query.limit)))
+
+    def _walked(self, found: int, query: Query) -> Iterator[int]:
+        """The first of a set, in the order of a query: all versions are gone through in it."""
+        field, order = _field(query.sort)
         bits = found.to_bytes(found.bit_length() // 8 + 1, "little")
-        sql = f"SELECT id FROM orders WHERE field = ? ORDER BY value{' DESC' * down}, id"
-        left = query.limit
-        for (number,) in self.db.execute(sql, (field,)):
-            if left <= 0:
-                return
-            if number >> 3 < len(bits) and bits[number >> 3] >> (number & 7) & 1:
-                left -= 1
-                yield number
+        sql = f"SELECT id FROM orders WHERE field = ? ORDER BY value {order}, id"
+        hits = (
+            number
+            for (number,) in self.db.execute(sql, (field,))
+            if number >> 3 < len(bits) and bits[number >> 3] >> (number & 7) & 1
+        )
+        yield from itertools.islice(hits, query.limit)
 
     def _entry(self, number: int) -> Entry:
         sql = "SELECT entry FROM versions WHERE id = ?"
@@ -161,11 +169,11 @@ def words_in(text: str) -> set[str]:
     return set(re.findall(r"[^\W_]+", text.casefold()))
 
 
-def _field(sort: str) -> tuple[str, bool]:
-    """What `orders` calls that by which a query sorts, and whether the greatest comes first."""
+def _field(sort: str) -> tuple[str, str]:
+    """What `orders` calls that by which a query sorts, and which way."""
     if sort in ("name", "size"):
-        return sort, False
-    return f"metric {sort}", sort not in LOWER_IS_BETTER
+        return sort, "ASC"
+    return f"metric {sort}", "ASC" if sort in LOWER_IS_BETTER else "DESC"
 
 
 def _keys(entry: Entry, text: str, newest: bool) -> Iterator[Key]:

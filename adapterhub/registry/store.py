@@ -171,12 +171,7 @@ def is_fingerprint(backbone: str) -> bool:
 
 def ranked(entries: Sequence[Entry], query: Query) -> list[Entry]:
     """Of some entries those that a query finds, in its order; for stores without an index."""
-    return in_order([entry for entry in entries if _fits(entry, query)], query)
-
-
-def in_order(found: Sequence[Entry], query: Query) -> list[Entry]:
-    """What a query found, in its order: no more than it asks for, and by a metric only what has
-    it."""
+    found = [entry for entry in entries if _fits(entry, query)]
     if query.sort in ("name", "size"):
         return sorted(found, key=lambda entry: getattr(entry, query.sort))[: query.limit]
     having = [entry for entry in found if query.sort in entry.metrics]
