@@ -22,7 +22,7 @@ ROOMS = (
     ("composing", "sources"),
     ("attachment",),
     ("routing",),
-    ("loading", "checking", "merging", "combining"),
+    ("loading", "checking", "merging", "combining", "exporting"),
     ("combined",),
     ("registry",),
     ("training",),
