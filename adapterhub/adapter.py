@@ -350,6 +350,7 @@ class Adapter:
             self.head.own if self.head else {},
             backbone=None if name.startswith("unnamed-") else name,
             revision=revision,
+            tokens=self.vocabulary is not None,
         )
 
     def manifest(self) -> Manifest:

@@ -25,7 +25,7 @@ from adapterhub.files.card import model_kind
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_manifest, read_tensors
 from adapterhub.files.peft import PeftFiles
-from adapterhub.interchange.peft_out import try_peft
+from adapterhub.interchange.peft_out import NEW_TOKENS, try_peft
 from adapterhub.loading import load
 
 
@@ -51,6 +51,8 @@ def in_peft(folder: Path, backbone: str | None = None) -> InPeftsFormat:
     place = backbone or manifest.backbone.id
     revision = None if backbone else manifest.backbone.revision
     kind = model_kind(manifest)
+    if manifest.tokens:
+        return InPeftsFormat(None, (NEW_TOKENS,), kind)
     try:
         kind = kind or _kind_of_checkpoint(place, revision)
         options: dict[str, Any] = {"task": kind, "labels": manifest.labels, "revision": revision}
@@ -113,6 +115,5 @@ def _on_skeleton(model: PreTrainedModel, folder: Path, manifest: Manifest) -> Ad
     numbers = read_tensors(folder, manifest)
     with torch.no_grad():
         for name, tensor in adapter.tensors().items():
-            if not tensor.is_meta:  # rows of new tokens stay where they are: peft has none
-                tensor.copy_(numbers[name])
+            tensor.copy_(numbers[name])
     return adapter

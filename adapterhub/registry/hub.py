@@ -78,9 +78,10 @@ class HubStore:
         kept = user_cache_path("adapterhub", appauthor=False) / "hub" / entry.digest
         with self._explained(entry.name):
             if not kept.exists():
-                files = (*PUBLISHED, *FOREIGN)
+                # A repository may have both: ours, and the same adapter in peft's format.
+                own = bool(entry.fingerprint)
+                files = PUBLISHED if own else FOREIGN
                 snapshot = self._snapshot(entry.name, entry.version, files)
-                own = (snapshot / MANIFEST_FILE).is_file()
                 (copy_adapter if own else copy_foreign)(snapshot, kept)
         if (kept / MANIFEST_FILE).is_file():
             read_adapter(kept)
@@ -98,6 +99,7 @@ class HubStore:
         read_adapter(folder)
         check_tags(publication.tags)
         files = {n: (folder / n).read_bytes() for n in PUBLISHED if (folder / n).is_file()}
+        files |= publication.beside
         refuse_leaks(files)
         name = publication.name
         with self._explained(name):

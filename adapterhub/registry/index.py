@@ -28,7 +28,7 @@ from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.registry.bitmaps import SCHEMA, Bitmaps, Key, members
 from adapterhub.registry.store import Entry, Query, is_fingerprint
 
-FORMAT = 2
+FORMAT = 2  # another one where the tables differ, or the fields of an entry
 _SCHEMA = f"""
     CREATE TABLE IF NOT EXISTS folders (path TEXT PRIMARY KEY, stamp TEXT) WITHOUT ROWID;
     CREATE TABLE IF NOT EXISTS versions (
@@ -185,7 +185,7 @@ def _keys(entry: Entry, text: str, newest: bool) -> Iterator[Key]:
     yield from (("backbone", entry.backbone), ("fingerprint", entry.fingerprint))
     yield ("task", entry.task or "")
     for kind, words in (
-        ("method", entry.methods), ("tag", entry.tags), ("metric", entry.metrics),
+        ("method", entry.methods), ("tag", (*entry.tags, *entry.topics)), ("metric", entry.metrics),
         ("text", words_in(text)),
     ):  # fmt: skip
         yield from ((kind, word) for word in dict.fromkeys(words))
@@ -205,6 +205,6 @@ def _wanted(query: Query) -> Iterator[Key]:
 def entry_from_json(text: str) -> Entry:
     """The entry that `json.dumps(asdict(entry))` wrote."""
     fields = json.loads(text)
-    for name in ("methods", "tags"):
+    for name in ("methods", "tags", "language", "topics"):
         fields[name] = tuple(fields[name])
     return Entry(**fields)

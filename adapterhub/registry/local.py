@@ -207,9 +207,8 @@ def _texts(home: NameFolder) -> list[tuple[Entry, str]]:
 def _text(home: NameFolder, entry: Entry) -> str:
     """What a search for text looks at: an entry's words, and its card."""
     card = home.path / entry.version / CARD_FILE
-    words = (entry.name, entry.backbone, entry.task or "", *entry.methods, *entry.tags)
     start = card.read_bytes()[:_CARD] if card.is_file() else b""
-    return " ".join((*words, start.decode("utf-8", "replace")))
+    return " ".join((*entry.words, start.decode("utf-8", "replace")))
 
 
 def _checked(name: str) -> str:
