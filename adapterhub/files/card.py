@@ -166,12 +166,17 @@ def _in_peft(manifest: Manifest, reference: str, peft: InPeft) -> str:
     auto = TASK_MODELS[peft.kind].auto if peft.kind else "AutoModel"
     outputs = len(manifest.labels) or 1
     heads = f", num_labels={outputs}" if manifest.head and auto.endswith("Classification") else ""
-    place = reference.removeprefix("hf:")
+    _, _, name = reference.rpartition("://")[2].partition("/")
+    own = "://" in reference  # a hub that peft does not look on by itself
+    fetch = f"folder = snapshot_download({name!r}, endpoint={reference.removesuffix('/' + name)!r})"
+    place = "folder" if own else repr(reference.removeprefix("hf:"))
     lines = (
+        *(["from huggingface_hub import snapshot_download"] if own else []),
         "from peft import PeftModel",
         f"from transformers import {auto}",
+        *([fetch] if own else []),
         f"backbone = {auto}.from_pretrained({manifest.backbone.id!r}{heads})",
-        f"model = PeftModel.from_pretrained(backbone, {place!r})",
+        f"model = PeftModel.from_pretrained(backbone, {place})",
     )
     return f"With peft:\n\n{_code('python', lines)}"
 

@@ -42,7 +42,6 @@ from adapterhub.registry.store import (
     Query,
     chosen,
     free_version,
-    is_fingerprint,
     number_of,
     ranked,
 )
@@ -129,9 +128,10 @@ class HubStore:
     def search(self, query: Query) -> list[Entry]:
         """The versions that a query finds: the hub filters by tags, the rest is done here."""
         filters = ["adapterhub"]
-        if query.backbone is not None and not is_fingerprint(query.backbone):
-            filters.append(f"base_model:adapter:{query.backbone}")
-        with self._explained("the hub"):
+        backbone = query.backbone or ""
+        if "/" in backbone:  # the Hub knows no fingerprints, nor names of one's own
+            filters.append(f"base_model:adapter:{backbone}")
+        with self._explained(""):
             # Its own search for text knows names alone.
             infos = self.api.list_models(
                 filter=filters, full=True, cardData=True, limit=_MOST_FOUND
@@ -249,11 +249,15 @@ class HubStore:
         try:
             yield
         except HTTPError as error:
-            raise _explanation(error, f"{self.prefix}{name}") from error
+            raise _explanation(error, self._place(name)) from error
         except HFValidationError as error:
             raise ConfigError(f"{name!r} cannot be a repository: {error}") from error
         except (LocalEntryNotFoundError, ConnectionError) as error:
-            raise _unreachable(f"{self.prefix}{name}", error) from error
+            raise _unreachable(self._place(name), error) from error
+
+    def _place(self, name: str) -> str:
+        """What an error is about: a repository, or the hub itself."""
+        return f"{self.prefix}{name}" if name else self.prefix.rstrip("/").replace("hf:", "the Hub")
 
 
 def _explanation(error: HTTPError, place: str) -> RegistryError:

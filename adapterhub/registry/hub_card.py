@@ -11,7 +11,7 @@ from adapterhub.registry.store import Entry
 
 _FIELDS = (
     "version", "digest", "fingerprint", "methods", "task", "metrics", "tags", "size", "parameters",
-    "description", "license", "language", "topics",
+    "backbone", "description", "license", "language", "topics",
 )  # fmt: skip
 
 _LISTS = ("methods", "tags", "language", "topics")
@@ -57,7 +57,7 @@ def entry_in(card: Any, name: str, prefix: str) -> Entry | None:
                 **known,
                 "reference": f"{prefix}{name}@{known['version']}",
                 "name": name,
-                "backbone": str(data.get("base_model", "")),
+                "backbone": str(known.get("backbone") or data.get("base_model", "")),
                 **{name: tuple(map(str, known.get(name, ()))) for name in _LISTS},
                 "metrics": {str(k): float(v) for k, v in known.get("metrics", {}).items()},
             }

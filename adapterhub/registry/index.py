@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 import sqlite3
-import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -26,7 +24,7 @@ from pathlib import Path
 
 from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.registry.bitmaps import SCHEMA, Bitmaps, Key, members
-from adapterhub.registry.store import Entry, Query, is_fingerprint
+from adapterhub.registry.store import Entry, Query, is_fingerprint, words_in
 
 FORMAT = 2  # another one where the tables differ, or the fields of an entry
 _SCHEMA = f"""
@@ -159,14 +157,6 @@ def opened(path: Path) -> Iterator[Index]:
         if db.execute("PRAGMA user_version").fetchone() != (FORMAT,):
             db.executescript(f"BEGIN EXCLUSIVE; {_SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;")
         yield Index(db)
-
-
-def words_in(text: str) -> set[str]:
-    """The words of a text, without case and accents."""
-    if not text.isascii():
-        parts = unicodedata.normalize("NFKD", text)
-        text = "".join(c for c in parts if not unicodedata.combining(c))
-    return set(re.findall(r"[^\W_]+", text.casefold()))
 
 
 def _field(sort: str) -> tuple[str, str]:

@@ -8,6 +8,7 @@ affair: the same conformance suite holds for all.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -193,8 +194,16 @@ def ranked(entries: Sequence[Entry], query: Query) -> list[Entry]:
     return sorted(having, key=lambda entry: sign * entry.metrics[query.sort])[: query.limit]
 
 
+def words_in(text: str) -> set[str]:
+    """The words of a text, without case and accents."""
+    if not text.isascii():
+        parts = unicodedata.normalize("NFKD", text)
+        text = "".join(c for c in parts if not unicodedata.combining(c))
+    return set(re.findall(r"[^\W_]+", text.casefold()))
+
+
 def _fits(entry: Entry, query: Query) -> bool:
-    text = " ".join(entry.words).lower()
+    have = words_in(" ".join(entry.words))
     return all(
         (
             entry.yanked is None,
@@ -203,6 +212,6 @@ def _fits(entry: Entry, query: Query) -> bool:
             query.method is None or query.method in entry.methods,
             set(query.tags) <= {*entry.tags, *entry.topics},
             query.metric is None or query.metric in entry.metrics,
-            all(word in text for word in query.text.lower().split()),
+            all(any(w.startswith(start) for w in have) for start in words_in(query.text)),
         )
     )

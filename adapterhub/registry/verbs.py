@@ -142,9 +142,22 @@ def pull(
     return store.get(entry, None if folder is None else Path(folder).expanduser())
 
 
-def search(text: str = "", *, registry: str | Path | None = None, **fields: Any) -> list[Entry]:
-    """The adapters of the local registry that a query finds; `fields` are those of `Query`."""
-    return LocalRegistry(registry).search(Query(text, **fields))
+def search(
+    text: str = "",
+    *,
+    registry: str | Path | None = None,
+    hub: bool | str = False,
+    **fields: Any,
+) -> list[Entry]:
+    """The adapters that a query finds in the local registry, or in the one in `registry`; on the
+    Hub with `hub=True`, or on a hub of one's own by its address. `fields` are those of `Query`.
+
+    Raises:
+        RegistryError: the hub cannot be reached. ConfigError: no address of a hub.
+    """
+    place = parse(f"{hub.rstrip('/')}/owner/name") if isinstance(hub, str) else Reference("hub", "")
+    store = store_of(place) if hub else LocalRegistry(registry)
+    return store.search(Query(text, **fields))
 
 
 def yank(reference: str, reason: str, *, registry: str | Path | None = None) -> Entry:

@@ -9,8 +9,8 @@ import pytest
 
 from adapterhub.registry import index as module
 from adapterhub.registry.bitmaps import Bitmaps, members
-from adapterhub.registry.index import opened, words_in
-from adapterhub.registry.store import Entry, Query, ranked
+from adapterhub.registry.index import opened
+from adapterhub.registry.store import Entry, Query, ranked, words_in
 
 WORDS = ("english", "german", "legal", "Größe")
 QUERIES = [
