@@ -1,7 +1,7 @@
 """The model card of an adapter (`README.md`), for people: made from the manifest.
 
     ---                          metadata, as the Hub reads them
-    # polite                     the writer's own text, which is kept
+    ...                          the writer's own text, which is kept
     <!-- adapterhub -->          what it is, its results, how to load it, how it was trained:
     <!-- /adapterhub -->         written anew when the adapter is published
 
@@ -23,6 +23,7 @@ from adapterhub.files.manifest import Manifest
 from adapterhub.yaml12 import dump_yaml, parse_mapping
 
 _START, _END = "<!-- adapterhub -->", "<!-- /adapterhub -->"
+UNPUBLISHED = "THIS FOLDER"
 _MOST_LABELS = 20
 _MOST_RECIPE = 20_000
 
@@ -37,17 +38,16 @@ class InPeft:
 
 
 def card(
-    manifest: Manifest, old: str = "", *, reference: str = "THIS FOLDER", peft: InPeft | None = None
+    manifest: Manifest, old: str = "", *, reference: str = UNPUBLISHED, peft: InPeft | None = None
 ) -> str:
     """The card of an adapter; of an `old` one the writer's own text stays. `reference` is what
     loads the adapter; `peft` is known when it is pushed."""
-    metadata, text = _split(old)
-    block = f"{_START}\n\n{_block(manifest, reference, peft)}\n\n{_END}"
+    metadata, text = split_card(old)
     start, end = text.find(_START), text.find(_END)
-    if 0 <= start < end:
-        text = text[:start] + block + text[end + len(_END) :]
-    else:
-        text = f"{text.strip() or f'# {manifest.name}'}\n\n{block}\n"
+    before, after = (text[:start], text[end + len(_END) :]) if 0 <= start < end else (text, "\n")
+    title = "" if before.strip() else f"# {_name(manifest, reference)}\n\n"
+    block = f"{_START}\n\n{title}{_block(manifest, reference, peft)}\n\n{_END}"
+    text = f"{before.strip()}\n\n{block}{after}"
     front = metadata | _metadata(manifest, metadata.get("tags"), peft)
     return f"---\n{dump_yaml(front)}---\n\n{text.lstrip()}"
 
@@ -72,7 +72,7 @@ def model_kind(manifest: Manifest) -> str | None:
     return None
 
 
-def _split(old: str) -> tuple[dict[str, Any], str]:
+def split_card(old: str) -> tuple[dict[str, Any], str]:
     """The metadata of a card, none where they cannot be read, and its text."""
     text = old.replace("\r\n", "\n")
     found = re.match(r"---\n(.*?\n)?---[ \t]*(?:\n|$)", text, re.DOTALL)
@@ -82,6 +82,11 @@ def _split(old: str) -> tuple[dict[str, Any], str]:
         return parse_mapping(found[1] or "", "the card"), text[found.end() :]
     except ConfigError:
         return {}, text[found.end() :]
+
+
+def _name(manifest: Manifest, reference: str) -> str:
+    """What it is called: where it is published, by that name."""
+    return manifest.name if reference == UNPUBLISHED else reference.rpartition("/")[2]
 
 
 def _metadata(manifest: Manifest, tags: object, peft: InPeft | None) -> dict[str, Any]:
@@ -188,7 +193,7 @@ def _training(manifest: Manifest) -> Iterator[str]:
     text = dump_yaml({"backbone": manifest.backbone.id, **recipe})
     data, tools = manifest.training.get("data"), manifest.versions.items()
     yield "## Training"
-    said = [f"seed {manifest.training.get('seed')}", f"{manifest.training.get('steps')} steps"]
+    said = [f"seed {manifest.training.get('seed')}", f"steps {manifest.training.get('steps')}"]
     if isinstance(data, dict):
         said += [f"{data.get('train')} examples to train and {data.get('eval')} to evaluate"]
         said += [f"data sha256 {str(data.get('sha256'))[:12]}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -115,7 +116,7 @@ def _for_peft(source: Path, backbone: str | None, note: Note) -> tuple[dict[str,
         more = f" (and {len(said.problems) - 1} more)" if len(said.problems) > 1 else ""
         note(f"plain peft will not load it: {said.problems[0]}{more}")
     else:
-        note("peft's two files are beside ours: plain peft loads it too")
+        note("plain peft loads it too: its two files go beside ours")
     return files, said
 
 
@@ -127,6 +128,7 @@ def pull(
     registry: str | Path | None = None,
 ) -> Path:
     """The verified files of an adapter, wherever it is: in `folder`, or where its store keeps them.
+    Of a version that was yanked a warning tells why.
 
     Raises:
         ConfigError: no reference. RegistryError: it is not there, or cannot be reached. FileError:
@@ -139,7 +141,14 @@ def pull(
         return path if other else adapter_folder(path)
     store = store_of(place, registry)
     entry = store.resolve(place.name, place.version, backbone=backbone)
+    warn_of_yanked(entry)
     return store.get(entry, None if folder is None else Path(folder).expanduser())
+
+
+def warn_of_yanked(entry: Entry) -> None:
+    """Tell who named a version that was yanked, why."""
+    if entry.yanked is not None:
+        warnings.warn(f"{entry.reference} was yanked: {entry.yanked}", stacklevel=3)
 
 
 def search(

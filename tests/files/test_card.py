@@ -30,9 +30,11 @@ def metadata(text):
 def test_it_tells_what_a_reader_looks_for():
     text = card(MANIFEST, reference="hf:me/polite", peft=InPeft("classification"))
     for words in (
-        "# polite", "[acme/bert](https://huggingface.co/acme/bert) at aaaa", "| method | lora |",
-        "32 numbers", "| accuracy | 0.7500 |", "not stated", "no, a\\|b c |", "ah.load(model, 'hf:m",
-        "PeftModel.from_pretrained(backbone, 'me/polite')", "num_labels=2", "epochs: 2", "9 steps",
+        "# polite", "steps 9", "[acme/bert](https://huggingface.co/acme/bert) at aaaa", 
+        "| method | lora |",
+        "32 numbers", "| accuracy | 0.7500 |", "not stated",
+        "no, a\\|b c |", "ah.load(model, 'hf:m",
+        "PeftModel.from_pretrained(backbone, 'me/polite')", "num_labels=2", "epochs: 2",
     ):  # fmt: skip
         assert words in text
     assert metadata(text) == {
