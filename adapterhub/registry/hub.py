@@ -121,8 +121,10 @@ class HubStore:
                 files[CARD_FILE] = hub_card(files[CARD_FILE], entry)
                 message = f"Publish {version}: {' + '.join(entry.methods)}"
                 head = self._write(name, files, message, head)
-            for tag in ((version,) if same is None else ()) + publication.tags:
-                self._tag(name, tag, head if same is None else version)
+                # It is never moved: of two writers that chose one number the second is refused.
+                self.api.create_tag(name, tag=version, revision=head)
+            for tag in publication.tags:
+                self._tag(name, tag, version)
             return chosen(self._versions(name), name, version)
 
     def search(self, query: Query) -> list[Entry]:

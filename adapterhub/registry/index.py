@@ -103,7 +103,7 @@ class Index:
         for word in words_in(query.text):
             found &= self.sets.starting("text", word)
         first = self._sorted if found.bit_count() <= _FEW else self._walked
-        return list(map(self._entry, first(found, query)))
+        return self._entries(list(first(found, query)))
 
     def _sorted(self, found: int, query: Query) -> Iterator[int]:
         """The first of a set, in the order of a query: all of them are sorted."""
@@ -125,9 +125,11 @@ class Index:
         )
         yield from itertools.islice(hits, query.limit)
 
-    def _entry(self, number: int) -> Entry:
-        sql = "SELECT entry FROM versions WHERE id = ?"
-        return entry_from_json(self.db.execute(sql, (number,)).fetchone()[0])
+    def _entries(self, numbers: list[int]) -> list[Entry]:
+        sql = """SELECT v.entry FROM json_each(?) m CROSS JOIN versions v
+            ON v.id = m.value ORDER BY m.key"""
+        texts = (text for (text,) in self.db.execute(sql, (json.dumps(numbers),)))
+        return entries_from_json(f"[{','.join(texts)}]")
 
     def _insert(self, path: str, entry: Entry) -> int:
         sql = "INSERT INTO versions (path, entry) VALUES (?, ?)"
@@ -192,9 +194,10 @@ def _wanted(query: Query) -> Iterator[Key]:
             yield kind, word
 
 
-def entry_from_json(text: str) -> Entry:
-    """The entry that `json.dumps(asdict(entry))` wrote."""
-    fields = json.loads(text)
-    for name in ("methods", "tags", "language", "topics"):
-        fields[name] = tuple(fields[name])
-    return Entry(**fields)
+def entries_from_json(text: str) -> list[Entry]:
+    """The entries in a list of what `json.dumps(asdict(entry))` wrote."""
+    found = json.loads(text)
+    for fields in found:
+        for name in ("methods", "tags", "language", "topics"):
+            fields[name] = tuple(fields[name])
+    return [Entry(**fields) for fields in found]
