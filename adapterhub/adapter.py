@@ -19,6 +19,7 @@ from adapterhub.backbones.load import kind_of, name_of, storage_of
 from adapterhub.backbones.tokenizer import bound
 from adapterhub.backbones.weights import is_sharded, whole
 from adapterhub.errors import AttachError
+from adapterhub.files.card import export_card
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead
 from adapterhub.files.native import write_adapter
 from adapterhub.files.peft import write_peft
@@ -231,7 +232,8 @@ class Adapter:
             OutputError: the folder exists (unless `overwrite`), or cannot be written.
         """
         check_format(format)
-        write_peft(Path(folder), to_peft(self.source()), card=self._card(), overwrite=overwrite)
+        card = export_card(self.name, [method.name for method in self.methods], self.labels)
+        write_peft(Path(folder), to_peft(self.source()), card=card, overwrite=overwrite)
 
     def source(self) -> Source:
         """What an export reads of the adapter."""
@@ -247,14 +249,8 @@ class Adapter:
             self.head.own if self.head else {},
             backbone=None if name.startswith("unnamed-") else name,
             revision=revision,
+            tokens=self.vocabulary is not None,
         )
-
-    def _card(self) -> str:
-        """The card of an export: peft's files do not keep the names of the labels."""
-        labels = "".join(f"{i}. {label}\n" for i, label in enumerate(self.labels))
-        methods = ", ".join(method.name for method in self.methods)
-        title = f"# {self.name}\n\nAn adapter ({methods}), exported by adapterhub {__version__}.\n"
-        return f"---\nlibrary_name: peft\n---\n\n{title}" + (labels and f"\nLabels:\n\n{labels}")
 
     def manifest(self) -> Manifest:
         """What the adapter's files say of it; `write_adapter` adds what it knows of the files."""

@@ -34,7 +34,7 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    return _parse_mapping(text, str(path))
+    return parse_mapping(text, str(path))
 
 
 def dump_yaml(data: Mapping[str, object]) -> str:
@@ -42,7 +42,11 @@ def dump_yaml(data: Mapping[str, object]) -> str:
     return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False)
 
 
-def _parse_mapping(text: str, name: str) -> dict[str, Any]:
+def parse_mapping(text: str, name: str) -> dict[str, Any]:
+    """The mapping in a text; `name` is what errors call it.
+
+    Raises ConfigError where it is not YAML (with line and column), or holds no mapping.
+    """
     try:
         data = yaml.load(text, Loader=Loader)
     except yaml.YAMLError as error:

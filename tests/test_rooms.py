@@ -23,7 +23,7 @@ ROOMS = (
     ("building", "composing", "sources"),
     ("attachment",),
     ("routing",),
-    ("loading", "checking", "merging", "task_vectors"),
+    ("loading", "checking", "exporting", "merging", "task_vectors"),
     ("combining",),
     ("registry",),
     ("training",),

@@ -26,7 +26,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from safetensors import SafetensorError
 from tokenizers import AddedToken
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.backbones import quantized
 from adapterhub.backbones.fingerprint import fingerprint_of_files
@@ -59,6 +59,11 @@ class TaskModel:
     def has_head(self) -> bool:
         """Whether there is a head that pre-training did not make."""
         return self.classes or bool(self.outputs)
+
+    def classes_for(self, config: PreTrainedConfig) -> tuple[type[PreTrainedModel], ...]:
+        """The model classes of this kind for a configuration."""
+        found = getattr(transformers, self.auto)._model_mapping.get(type(config), ())
+        return found if isinstance(found, tuple) else (found,)
 
 
 TASK_MODELS = {
@@ -187,9 +192,7 @@ def kind_of(model: PreTrainedModel) -> str | None:
     """The kind of a model, a key of TASK_MODELS, by its class; None if it is none of these."""
     one_number = model.config.problem_type == "regression"
     for name, row in TASK_MODELS.items():
-        found = getattr(transformers, row.auto)._model_mapping.get(type(model.config), ())
-        classes = found if isinstance(found, tuple) else (found,)
-        if type(model) in classes and not (row.classes and one_number):
+        if type(model) in row.classes_for(model.config) and not (row.classes and one_number):
             return name
     return None
 

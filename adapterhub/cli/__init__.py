@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import warnings
 from typing import NoReturn
 
 import click
@@ -80,12 +81,24 @@ def group() -> None:
 def main() -> None:
     """Run the command line. An error is one message, without a traceback; its exit code is 2."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    warnings.formatwarning = _note
     try:
         group(prog_name="adapterhub")
     except AdapterhubError as error:
         _fail(str(error))
     except OSError as error:  # a full disk, a lost mount: no defect of ours, no traceback
         _fail(printable(f"{error.filename or 'a file'}: {error.strerror or error}"))
+
+
+def _note(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    """A warning as a user reads it, without the line of code that gave it."""
+    return f"{'note' if category is UserWarning else category.__name__}: {message}\n"
 
 
 def _fail(message: str) -> NoReturn:

@@ -59,10 +59,10 @@ def _export(
     source: str, form: str, output: str, overwrite: bool, backbone: str | None, task: str | None
 ) -> None:
     from adapterhub.backbones.load import load_backbone
+    from adapterhub.files.beside import backbone_of_run
     from adapterhub.files.native import read_manifest
     from adapterhub.loading import load
     from adapterhub.registry.verbs import pull
-    from adapterhub.training.restore import backbone_of_run
 
     folder = pull(source)
     manifest = read_manifest(folder)
@@ -122,9 +122,9 @@ def _subject(
             )
         return method, backbone, _kind(task or "causal-lm"), ()
     if Path(source).is_dir():
+        from adapterhub.files.beside import backbone_of_run
         from adapterhub.files.native import read_manifest
         from adapterhub.registry.verbs import pull
-        from adapterhub.training.restore import backbone_of_run
 
         folder = pull(source)
         manifest = read_manifest(folder)

@@ -20,34 +20,39 @@ if TYPE_CHECKING:
 @click.argument("text", nargs=-1)
 @click.option("--registry", help="A registry's folder (none: the user's own).")
 @click.option("--hub", is_flag=True, help="Search the Hugging Face Hub instead.")
+@click.option("--endpoint", help="Search a hub of your own instead: https://hub.example.org.")
 @click.option("--backbone", help="Only adapters of this backbone: its id or fingerprint.")
 @click.option("--task", help="Only adapters for this task.")
 @click.option("--method", help="Only adapters of this method.")
-@click.option("--tag", "tags", multiple=True, help="Only versions with this tag.")
+@click.option("--tag", "tags", multiple=True, help="Only with this tag or topic.")
 @click.option("--metric", help="Only adapters that have this metric.")
 @click.option("--sort", default="name", help="name, size, or a metric: the best first.")
 @click.option("--all", "all_versions", is_flag=True, help="All versions, not the newest alone.")
 @click.option("--limit", default=50, show_default=True, help="At most so many.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 def command(
-    text: tuple[str, ...], registry: str | None, hub: bool, as_json: bool, **fields: Any
+    text: tuple[str, ...],
+    registry: str | None,
+    hub: bool,
+    endpoint: str | None,
+    as_json: bool,
+    **fields: Any,
 ) -> None:
-    """List published adapters; with TEXT those whose name, backbone, task, method, tags or card
-    have these words."""
-    from adapterhub.registry.reference import Reference
-    from adapterhub.registry.store import Query
-    from adapterhub.registry.verbs import store_of
+    """List published adapters; with TEXT those whose name, backbone, task, method, tags, topics or
+    card have words that start so."""
+    from adapterhub.registry.verbs import search
 
-    place = Reference("hub", "") if hub else Reference("local", "")
-    found = store_of(place, registry).search(Query(" ".join(text), **fields))
+    found = search(" ".join(text), registry=registry, hub=endpoint or hub, **fields)
     if as_json:
         for entry in found:
             click.echo(json.dumps(asdict(entry), sort_keys=True))
     elif found:
         print_table(entries_table(found, fields["sort"]))
     else:
-        where = "the Hub has" if hub else f"{registry or 'the registry'} has"
-        click.echo(f"{where} no such adapter; adapterhub publish RUN puts one there", err=True)
+        where = endpoint or ("the Hub" if hub else registry or "the registry")
+        click.echo(f"{where} has no such adapter", err=True)
+        if not (hub or endpoint):
+            click.echo("adapterhub publish RUN puts one there", err=True)
 
 
 def entries_table(found: list[Entry], metric: str | None = None) -> Table:
@@ -64,7 +69,8 @@ def entries_table(found: list[Entry], metric: str | None = None) -> Table:
             score_text(entry, metric),
             count_text(entry.parameters),
             bytes_text(entry.size),
-            " ".join(entry.tags) + (" yanked" if entry.yanked is not None else ""),
+            " ".join((*entry.tags, *entry.topics))
+            + (" yanked" if entry.yanked is not None else ""),
         )
     return table
 

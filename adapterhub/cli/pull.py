@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import click
 
+from adapterhub.cli.publishing import as_json_option, print_json
+
 
 @click.command("pull")
 @click.argument("reference")
 @click.option("--to", "folder", help="A new folder for the files (none: the store's own).")
 @click.option("--backbone", help="Only the adapter of this backbone: its id, or fingerprint.")
 @click.option("--registry", help="A registry's folder (none: the user's own).")
-def command(reference: str, folder: str | None, backbone: str | None, registry: str | None) -> None:
-    """Get the files of an adapter, verified: NAME[@VERSION], hf:OWNER/NAME[@REVISION], or
-    https://HOST/OWNER/NAME."""
+@as_json_option
+def command(
+    reference: str, folder: str | None, backbone: str | None, registry: str | None, as_json: bool
+) -> None:
+    """Get the files of an adapter, verified, and print where they are: NAME[@VERSION],
+    hf:OWNER/NAME[@REVISION], or https://HOST/OWNER/NAME."""
     from adapterhub.registry.verbs import pull
 
-    click.echo(pull(reference, folder, backbone=backbone, registry=registry))
+    place = pull(reference, folder, backbone=backbone, registry=registry)
+    if as_json:
+        print_json({"folder": str(place), "reference": reference})
+    else:
+        click.echo(place)

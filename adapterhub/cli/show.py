@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import click
 
@@ -17,6 +18,7 @@ from adapterhub.cli.format import print_table
 def command(reference: str, backbone: str | None, registry: str | None, as_json: bool) -> None:
     """Show an adapter: its versions, and the card and manifest of the one that is meant."""
     from adapterhub.cli.list import entries_table
+    from adapterhub.files.card import split_card
     from adapterhub.files.native import CARD_FILE, MANIFEST_FILE
     from adapterhub.registry.verbs import pull, read_reference, store_of
 
@@ -31,4 +33,5 @@ def command(reference: str, backbone: str | None, registry: str | None, as_json:
         print_table(entries_table(list(versions)))
     card = folder / CARD_FILE
     if card.is_file():
-        click.echo(card.read_text(encoding="utf-8", errors="replace"))
+        _, text = split_card(card.read_text(encoding="utf-8", errors="replace"))
+        click.echo(re.sub(r"<!--.*?-->\n*", "", text).strip())

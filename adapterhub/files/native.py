@@ -55,6 +55,7 @@ import safetensors.torch
 import torch
 
 from adapterhub.errors import FileError, OutputError, printable
+from adapterhub.files.card import card as card_of
 from adapterhub.files.folder import (
     UnreadableError,
     check_place,
@@ -112,16 +113,14 @@ def write_adapter(
     """
     folder = Path(folder)
     numbers = _checked(manifest, tensors)
-    payload = {
-        TENSORS_FILE: safetensors.torch.save(numbers),
-        CARD_FILE: _card_bytes(card or _default_card(manifest)),
-    }
+    payload = {TENSORS_FILE: safetensors.torch.save(numbers)}
     filled = replace(
         manifest,
         tensors={name: _info(tensor) for name, tensor in sorted(numbers.items())},
         files={TENSORS_FILE: hashlib.sha256(payload[TENSORS_FILE]).hexdigest()},
     )
     payload[MANIFEST_FILE] = to_json(filled)
+    payload[CARD_FILE] = card_bytes(card or card_of(filled))
     with explained(folder):
         check_place(folder, overwrite, FILES)
         with staging(folder) as staged:
@@ -274,15 +273,12 @@ def _info(tensor: torch.Tensor) -> TensorInfo:
     return TensorInfo(_DTYPE_NAMES[tensor.dtype], tuple(tensor.shape))
 
 
-def _default_card(manifest: Manifest) -> str:
-    methods = ", ".join(name for spec in manifest.methods for name in spec)
-    return (
-        "---\nlibrary_name: adapterhub\n---\n\n"
-        f"# {manifest.name}\n\nAn adapter ({methods}) for `{manifest.backbone.id}`.\n"
-    )
+def card_bytes(card: str) -> bytes:
+    """A card as it is written.
 
-
-def _card_bytes(card: str) -> bytes:
+    Raises:
+        OutputError: it is too large.
+    """
     text = card.replace("\r\n", "\n").rstrip("\n") + "\n"
     data = text.encode("utf-8", errors="replace")
     if len(data) <= MAX_CARD_BYTES:

@@ -37,6 +37,8 @@ from adapterhub.methods.prefix import Prefix, PrefixKeyValues, Skip
 from adapterhub.methods.prompt import VirtualTokens
 from adapterhub.methods.rslora import RsLoRA
 
+NEW_TOKENS = "new tokens: their rows, and the tokenizer that has them, are not exported to peft"
+
 
 @dataclass(frozen=True)
 class Part:
@@ -50,7 +52,8 @@ class Part:
 @dataclass(frozen=True)
 class Source:
     """What is exported: the modules at sites, backbone parameters that the adapter has its own
-    values of (by every path that they have), the task head, and the backbone's name."""
+    values of (by every path that they have), the task head, the backbone's name, and whether the
+    adapter has new tokens."""
 
     anatomy: Anatomy
     parts: Sequence[Part]
@@ -58,6 +61,7 @@ class Source:
     head: Mapping[str, nn.Module]
     backbone: str | None = None
     revision: str | None = None
+    tokens: bool = False
 
 
 @dataclass
@@ -148,7 +152,8 @@ def _kind_of_part(part: Part) -> Kind | None:
 
 def _strangers(source: Source) -> list[str]:
     names = sorted({p.method.name for p in source.parts if _kind_of_part(p) is None})
-    return [f"{name}: peft has no such method" for name in names]
+    found = [f"{name}: peft has no such method" for name in names]
+    return found + [NEW_TOKENS] * source.tokens
 
 
 def _kind_without_parts(export: _Export) -> Kind:

@@ -42,7 +42,6 @@ from adapterhub.registry.store import (
     Query,
     chosen,
     free_version,
-    is_fingerprint,
     number_of,
     ranked,
 )
@@ -78,9 +77,10 @@ class HubStore:
         kept = user_cache_path("adapterhub", appauthor=False) / "hub" / entry.digest
         with self._explained(entry.name):
             if not kept.exists():
-                files = (*PUBLISHED, *FOREIGN)
+                # A repository may have both: ours, and the same adapter in peft's format.
+                own = bool(entry.fingerprint)
+                files = PUBLISHED if own else FOREIGN
                 snapshot = self._snapshot(entry.name, entry.version, files)
-                own = (snapshot / MANIFEST_FILE).is_file()
                 (copy_adapter if own else copy_foreign)(snapshot, kept)
         if (kept / MANIFEST_FILE).is_file():
             read_adapter(kept)
@@ -98,6 +98,7 @@ class HubStore:
         read_adapter(folder)
         check_tags(publication.tags)
         files = {n: (folder / n).read_bytes() for n in PUBLISHED if (folder / n).is_file()}
+        files |= publication.beside
         refuse_leaks(files)
         name = publication.name
         with self._explained(name):
@@ -120,16 +121,19 @@ class HubStore:
                 files[CARD_FILE] = hub_card(files[CARD_FILE], entry)
                 message = f"Publish {version}: {' + '.join(entry.methods)}"
                 head = self._write(name, files, message, head)
-            for tag in ((version,) if same is None else ()) + publication.tags:
-                self._tag(name, tag, head if same is None else version)
+                # It is never moved: of two writers that chose one number the second is refused.
+                self.api.create_tag(name, tag=version, revision=head)
+            for tag in publication.tags:
+                self._tag(name, tag, version)
             return chosen(self._versions(name), name, version)
 
     def search(self, query: Query) -> list[Entry]:
         """The versions that a query finds: the hub filters by tags, the rest is done here."""
         filters = ["adapterhub"]
-        if query.backbone is not None and not is_fingerprint(query.backbone):
-            filters.append(f"base_model:adapter:{query.backbone}")
-        with self._explained("the hub"):
+        backbone = query.backbone or ""
+        if "/" in backbone:  # the Hub knows no fingerprints, nor names of one's own
+            filters.append(f"base_model:adapter:{backbone}")
+        with self._explained(""):
             # Its own search for text knows names alone.
             infos = self.api.list_models(
                 filter=filters, full=True, cardData=True, limit=_MOST_FOUND
@@ -247,11 +251,15 @@ class HubStore:
         try:
             yield
         except HTTPError as error:
-            raise _explanation(error, f"{self.prefix}{name}") from error
+            raise _explanation(error, self._place(name)) from error
         except HFValidationError as error:
             raise ConfigError(f"{name!r} cannot be a repository: {error}") from error
         except (LocalEntryNotFoundError, ConnectionError) as error:
-            raise _unreachable(f"{self.prefix}{name}", error) from error
+            raise _unreachable(self._place(name), error) from error
+
+    def _place(self, name: str) -> str:
+        """What an error is about: a repository, or the hub itself."""
+        return f"{self.prefix}{name}" if name else self.prefix.rstrip("/").replace("hf:", "the Hub")
 
 
 def _explanation(error: HTTPError, place: str) -> RegistryError:

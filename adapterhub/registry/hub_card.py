@@ -11,7 +11,10 @@ from adapterhub.registry.store import Entry
 
 _FIELDS = (
     "version", "digest", "fingerprint", "methods", "task", "metrics", "tags", "size", "parameters",
+    "backbone", "description", "license", "language", "topics",
 )  # fmt: skip
+
+_LISTS = ("methods", "tags", "language", "topics")
 
 
 def hub_card(card: bytes, entry: Entry) -> bytes:
@@ -19,7 +22,8 @@ def hub_card(card: bytes, entry: Entry) -> bytes:
     written = ModelCard(card.decode("utf-8", "replace"), ignore_metadata_errors=True)
     own: dict[str, Any] = written.data.to_dict()  # type: ignore[no-untyped-call]
     hub_id = {"base_model": entry.backbone, "base_model_relation": "adapter"}
-    fields = {name: _plain(getattr(entry, name)) for name in _FIELDS}
+    every = {name: _plain(getattr(entry, name)) for name in _FIELDS}
+    fields = {name: value for name, value in every.items() if value not in (None, [])}
     data = ModelCardData(
         **{
             **own,
@@ -28,7 +32,7 @@ def hub_card(card: bytes, entry: Entry) -> bytes:
             "model_name": entry.name.rpartition("/")[2],
             "tags": sorted({*own.get("tags", []), "adapterhub", *entry.methods}),
             "eval_results": _results(entry),
-            "adapterhub": {name: value for name, value in fields.items() if value is not None},
+            "adapterhub": fields,
         }
     )
     text = f"---\n{data.to_yaml()}\n---\n{written.text.lstrip()}"
@@ -53,9 +57,8 @@ def entry_in(card: Any, name: str, prefix: str) -> Entry | None:
                 **known,
                 "reference": f"{prefix}{name}@{known['version']}",
                 "name": name,
-                "backbone": str(data.get("base_model", "")),
-                "methods": tuple(map(str, known["methods"])),
-                "tags": tuple(map(str, known.get("tags", ()))),
+                "backbone": str(known.get("backbone") or data.get("base_model", "")),
+                **{name: tuple(map(str, known.get(name, ()))) for name in _LISTS},
                 "metrics": {str(k): float(v) for k, v in known.get("metrics", {}).items()},
             }
         )

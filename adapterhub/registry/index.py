@@ -3,43 +3,46 @@
 It holds nothing that the folders do not say, so it may be deleted or rebuilt at any time. What a
 name's folder says is entered as a whole, under a stamp of that folder; another stamp later means
 that the folder changed behind the index.
+
+A version gets a number, and for each backbone, task, method, tag, metric and word of text there is
+the set of the versions that have it. A search intersects sets. Where few are left they are sorted;
+where many are left, versions are taken in the order that is asked for until the limit. Only what is
+shown is read, whatever a query asks for. A version that is replaced leaves the sets of what can be
+found, and its number is never used again.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-import re
 import sqlite3
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from adapterhub.files.manifest import LOWER_IS_BETTER
-from adapterhub.registry.store import Entry, Query, is_fingerprint
+from adapterhub.registry.bitmaps import SCHEMA, Bitmaps, Key, members
+from adapterhub.registry.store import Entry, Query, is_fingerprint, words_in
 
-# Of another format, a file is another one: its name holds the number.
-_FORMAT = 1
-_SCHEMA = """
+FORMAT = 2  # another one where the tables differ, or the fields of an entry
+_SCHEMA = f"""
     CREATE TABLE IF NOT EXISTS folders (path TEXT PRIMARY KEY, stamp TEXT) WITHOUT ROWID;
     CREATE TABLE IF NOT EXISTS versions (
-        id INTEGER PRIMARY KEY, path TEXT, name TEXT, backbone TEXT, fingerprint TEXT, task TEXT,
-        size INTEGER, newest INTEGER, yanked INTEGER, entry TEXT);
+        id INTEGER PRIMARY KEY AUTOINCREMENT, path TEXT, entry TEXT);
     CREATE INDEX IF NOT EXISTS by_path ON versions (path);
-    CREATE INDEX IF NOT EXISTS by_name ON versions (newest, name);
-    CREATE INDEX IF NOT EXISTS by_size ON versions (newest, size);
-    CREATE INDEX IF NOT EXISTS by_backbone ON versions (backbone, newest, name);
-    CREATE INDEX IF NOT EXISTS by_fingerprint ON versions (fingerprint, newest, name);
-    CREATE INDEX IF NOT EXISTS by_task ON versions (task, newest, name);
-    CREATE TABLE IF NOT EXISTS metrics (
-        metric TEXT, value REAL, id INTEGER, PRIMARY KEY (metric, value, id)) WITHOUT ROWID;
-    CREATE INDEX IF NOT EXISTS by_version ON metrics (id);
-    CREATE TABLE IF NOT EXISTS words (
-        kind TEXT, word TEXT, id INTEGER, PRIMARY KEY (kind, word, id)) WITHOUT ROWID;
-    CREATE INDEX IF NOT EXISTS words_by_version ON words (id);
-    CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5 (text, prefix='2 3 4');
+    CREATE TABLE IF NOT EXISTS orders (
+        field TEXT, value, id INTEGER, PRIMARY KEY (field, value, id)) WITHOUT ROWID;
+    CREATE INDEX IF NOT EXISTS orders_by_version ON orders (id);
+    CREATE INDEX IF NOT EXISTS orders_by_field ON orders (field, id, value);
+    {SCHEMA}
 """
+_NEWEST: Key = ("state", "newest")
+_STANDING: Key = ("state", "standing")
+# So many are sorted; of more, hits are frequent in the order of a field.
+_FEW = 1_000
+_BATCH = 2_048
 
 
 Folder = tuple[str, str, Sequence[tuple[Entry, str]]]
@@ -51,6 +54,7 @@ class Index:
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self.db = db
+        self.sets = Bitmaps(db)
 
     def stamps(self) -> dict[str, str]:
         """The stamp of each folder as it was when it was entered."""
@@ -66,23 +70,85 @@ class Index:
         (count,) = self.db.execute("SELECT count(*) FROM folders WHERE path != ''").fetchone()
         return int(count)
 
+    def holds_more_than(self, number: int) -> bool:
+        """Whether more folders are in it; all are not counted."""
+        sql = "SELECT 1 FROM folders WHERE path != '' LIMIT 1 OFFSET ?"
+        return self.db.execute(sql, (number,)).fetchone() is not None
+
     def update(self, entered: Iterable[Folder], gone: Iterable[str], whole: str) -> None:
         """Replace what is known of some folders, and drop what is known of others."""
         with self.db as db:
             for path in gone:
-                _forget(db, path)
+                self._forget(path)
+            found: dict[Key, list[int]] = defaultdict(list)
             for path, stamp, versions in entered:
-                _forget(db, path)
+                self._forget(path)
                 db.execute("INSERT INTO folders VALUES (?, ?)", (path, stamp))
                 standing = [entry.version for entry, _ in versions if entry.yanked is None]
                 for entry, text in versions:
-                    _insert(db, path, entry, text, newest=entry.version in standing[-1:])
+                    number = self._insert(path, entry)
+                    for key in _keys(entry, text, newest=entry.version in standing[-1:]):
+                        found[key].append(number)
+                    if number % _BATCH == 0:
+                        self.sets.add(found)
+                        found.clear()
+            self.sets.add(found)
             db.execute("INSERT OR REPLACE INTO folders VALUES ('', ?)", (whole,))
 
     def search(self, query: Query) -> list[Entry]:
         """The versions that a query finds, in its order."""
-        sql, values = _select(query)
-        return [entry_from_json(text) for (text,) in self.db.execute(sql, values)]
+        found = self.sets.of(*(_STANDING if query.all_versions else _NEWEST))
+        for kind, word in _wanted(query):
+            found &= self.sets.of(kind, word)
+        for word in words_in(query.text):
+            found &= self.sets.starting("text", word)
+        first = self._sorted if found.bit_count() <= _FEW else self._walked
+        return self._entries(list(first(found, query)))
+
+    def _sorted(self, found: int, query: Query) -> Iterator[int]:
+        """The first of a set, in the order of a query: all of them are sorted."""
+        field, order = _field(query.sort)
+        sql = f"""SELECT o.id FROM json_each(?) m CROSS JOIN orders o
+            ON o.field = ? AND o.id = m.value ORDER BY o.value {order}, o.id LIMIT ?"""
+        numbers = json.dumps(list(members(found)))
+        yield from (number for (number,) in self.db.execute(sql, (numbers, field, query.limit)))
+
+    def _walked(self, found: int, query: Query) -> Iterator[int]:
+        """The first of a set, in the order of a query: all versions are gone through in it."""
+        field, order = _field(query.sort)
+        bits = found.to_bytes(found.bit_length() // 8 + 1, "little")
+        sql = f"SELECT id FROM orders WHERE field = ? ORDER BY value {order}, id"
+        hits = (
+            number
+            for (number,) in self.db.execute(sql, (field,))
+            if number >> 3 < len(bits) and bits[number >> 3] >> (number & 7) & 1
+        )
+        yield from itertools.islice(hits, query.limit)
+
+    def _entries(self, numbers: list[int]) -> list[Entry]:
+        sql = """SELECT v.entry FROM json_each(?) m CROSS JOIN versions v
+            ON v.id = m.value ORDER BY m.key"""
+        texts = (text for (text,) in self.db.execute(sql, (json.dumps(numbers),)))
+        return entries_from_json(f"[{','.join(texts)}]")
+
+    def _insert(self, path: str, entry: Entry) -> int:
+        sql = "INSERT INTO versions (path, entry) VALUES (?, ?)"
+        number = self.db.execute(sql, (path, json.dumps(asdict(entry)))).lastrowid or 0
+        fields = {"name": entry.name, "size": entry.size}
+        fields |= {_field(name)[0]: value for name, value in entry.metrics.items()}
+        rows = ((field, value, number) for field, value in fields.items())
+        self.db.executemany("INSERT INTO orders VALUES (?, ?, ?)", rows)
+        return number
+
+    def _forget(self, path: str) -> None:
+        sql = "SELECT id FROM versions WHERE path = ?"
+        numbers = [number for (number,) in self.db.execute(sql, (path,))]
+        for key in (_NEWEST, _STANDING):
+            self.sets.remove(key, numbers)
+        for number in numbers:
+            self.db.execute("DELETE FROM orders WHERE id = ?", (number,))
+        self.db.execute("DELETE FROM versions WHERE path = ?", (path,))
+        self.db.execute("DELETE FROM folders WHERE path = ?", (path,))
 
 
 @contextmanager
@@ -90,67 +156,48 @@ def opened(path: Path) -> Iterator[Index]:
     """The index in a file, made if it is not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with closing(sqlite3.connect(path, timeout=30)) as db:
-        if db.execute("PRAGMA user_version").fetchone() != (_FORMAT,):
-            db.executescript(f"BEGIN EXCLUSIVE; {_SCHEMA} PRAGMA user_version = {_FORMAT}; COMMIT;")
+        if db.execute("PRAGMA user_version").fetchone() != (FORMAT,):
+            db.executescript(f"BEGIN EXCLUSIVE; {_SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;")
         yield Index(db)
 
 
-def _forget(db: sqlite3.Connection, path: str) -> None:
-    ids = "(SELECT id FROM versions WHERE path = ?)"
-    db.execute(f"DELETE FROM texts WHERE rowid IN {ids}", (path,))
-    for table in ("metrics", "words", "versions"):
-        db.execute(f"DELETE FROM {table} WHERE id IN {ids}", (path,))
-    db.execute("DELETE FROM folders WHERE path = ?", (path,))
+def _field(sort: str) -> tuple[str, str]:
+    """What `orders` calls that by which a query sorts, and which way."""
+    if sort in ("name", "size"):
+        return sort, "ASC"
+    return f"metric {sort}", "ASC" if sort in LOWER_IS_BETTER else "DESC"
 
 
-def _insert(db: sqlite3.Connection, path: str, entry: Entry, text: str, newest: bool) -> None:
-    columns = (
-        path, entry.name, entry.backbone, entry.fingerprint, entry.task, entry.size, newest,
-        entry.yanked is not None, json.dumps(asdict(entry)),
-    )  # fmt: skip
-    row = db.execute(f"INSERT INTO versions VALUES (NULL{', ?' * len(columns)})", columns).lastrowid
-    db.execute("INSERT INTO texts (rowid, text) VALUES (?, ?)", (row, text))
-    values = ((name, value, row) for name, value in entry.metrics.items())
-    db.executemany("INSERT OR IGNORE INTO metrics VALUES (?, ?, ?)", values)
-    words = {("tag", tag) for tag in entry.tags} | {("method", name) for name in entry.methods}
-    db.executemany("INSERT INTO words VALUES (?, ?, ?)", ((*pair, row) for pair in sorted(words)))
+def _keys(entry: Entry, text: str, newest: bool) -> Iterator[Key]:
+    """The sets that a version is in."""
+    if newest:
+        yield _NEWEST
+    if entry.yanked is None:
+        yield _STANDING
+    yield from (("backbone", entry.backbone), ("fingerprint", entry.fingerprint))
+    yield ("task", entry.task or "")
+    for kind, words in (
+        ("method", entry.methods), ("tag", (*entry.tags, *entry.topics)), ("metric", entry.metrics),
+        ("text", words_in(text)),
+    ):  # fmt: skip
+        yield from ((kind, word) for word in dict.fromkeys(words))
 
 
-def _select(query: Query) -> tuple[str, list[Any]]:
-    joins, order, values = _order(query)
-    where = ["NOT v.yanked"] + ([] if query.all_versions else ["v.newest"])
+def _wanted(query: Query) -> Iterator[Key]:
+    """The sets that a version must be in."""
     if query.backbone is not None:
-        column = "fingerprint" if is_fingerprint(query.backbone) else "backbone"
-        where.append(f"v.{column} = ?")
-        values.append(query.backbone)
-    if query.task is not None:
-        where.append("v.task = ?")
-        values.append(query.task)
-    methods = [("method", query.method)] if query.method is not None else []
-    for pair in (*methods, *(("tag", tag) for tag in query.tags)):
-        where.append("EXISTS (SELECT 1 FROM words w WHERE (w.kind, w.word, w.id) = (?, ?, v.id))")
-        values += pair
-    if query.metric is not None and query.metric != query.sort:
-        where.append("EXISTS (SELECT 1 FROM metrics m WHERE m.metric = ? AND m.id = v.id)")
-        values.append(query.metric)
-    if words := re.findall(r"\w+", query.text):
-        where.append("v.id IN (SELECT rowid FROM texts WHERE texts MATCH ?)")
-        values.append(" ".join(f'"{word}"*' for word in words))
-    sql = f"SELECT v.entry FROM {joins} WHERE {' AND '.join(where)} ORDER BY {order} LIMIT ?"
-    return sql, [*values, query.limit]
+        yield "fingerprint" if is_fingerprint(query.backbone) else "backbone", query.backbone
+    metric = None if query.sort in ("name", "size") else query.sort
+    one = (("task", query.task), ("method", query.method), ("metric", query.metric))
+    for kind, word in (*one, ("metric", metric), *(("tag", tag) for tag in query.tags)):
+        if word is not None:
+            yield kind, word
 
 
-def _order(query: Query) -> tuple[str, str, list[Any]]:
-    if query.sort in ("name", "size"):
-        return "versions v", f"v.{query.sort}, v.name, v.id", []
-    down = "" if query.sort in LOWER_IS_BETTER else " DESC"
-    ranked = "metrics s CROSS JOIN versions v ON v.id = s.id AND s.metric = ?"
-    return ranked, f"s.value{down}, s.id", [query.sort]
-
-
-def entry_from_json(text: str) -> Entry:
-    """The entry that `json.dumps(asdict(entry))` wrote."""
-    fields = json.loads(text)
-    for name in ("methods", "tags"):
-        fields[name] = tuple(fields[name])
-    return Entry(**fields)
+def entries_from_json(text: str) -> list[Entry]:
+    """The entries in a list of what `json.dumps(asdict(entry))` wrote."""
+    found = json.loads(text)
+    for fields in found:
+        for name in ("methods", "tags", "language", "topics"):
+            fields[name] = tuple(fields[name])
+    return [Entry(**fields) for fields in found]

@@ -20,7 +20,7 @@ from platformdirs import user_cache_path, user_data_path
 from adapterhub.errors import ConfigError, FileError, RegistryError, did_you_mean
 from adapterhub.files.folder import explained
 from adapterhub.files.native import CARD_FILE, read_adapter
-from adapterhub.registry.index import Index, opened
+from adapterhub.registry.index import FORMAT, Index, opened
 from adapterhub.registry.name_folder import NameFolder, copy_adapter, digest_of
 from adapterhub.registry.reference import is_name
 from adapterhub.registry.store import Entry, Publication, Query, chosen, is_fingerprint
@@ -151,14 +151,16 @@ class LocalRegistry:
         return self.root / backbone.replace("/", "--")
 
     def _index(self) -> Path:
-        # Not in the root, which may be in git, or not writable.
+        # Not in the root, which may be in git, or not writable. Another format is another file.
         key = hashlib.sha256(os.fsencode(self.root.resolve())).hexdigest()[:24]
-        return user_cache_path("adapterhub", appauthor=False) / "registry" / f"{key}.1.sqlite"
+        return (
+            user_cache_path("adapterhub", appauthor=False) / "registry" / f"{key}.{FORMAT}.sqlite"
+        )
 
     def _refresh(self, index: Index) -> None:
         """Enter what changed since the last search."""
         whole = self._stamp()
-        if index.whole() == whole and index.count() > _FEW:
+        if index.whole() == whole and index.holds_more_than(_FEW):
             return
         known = index.stamps()
         homes = {home.path.relative_to(self.root).as_posix(): home for home in self._homes()}
@@ -205,9 +207,8 @@ def _texts(home: NameFolder) -> list[tuple[Entry, str]]:
 def _text(home: NameFolder, entry: Entry) -> str:
     """What a search for text looks at: an entry's words, and its card."""
     card = home.path / entry.version / CARD_FILE
-    words = (entry.name, entry.backbone, entry.task or "", *entry.methods, *entry.tags)
     start = card.read_bytes()[:_CARD] if card.is_file() else b""
-    return " ".join((*words, start.decode("utf-8", "replace")))
+    return " ".join((*entry.words, start.decode("utf-8", "replace")))
 
 
 def _checked(name: str) -> str:

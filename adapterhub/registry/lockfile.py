@@ -9,7 +9,8 @@ stores, gets the same bytes or an error.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from adapterhub.errors import ConfigError, FileError, MismatchError
@@ -17,9 +18,9 @@ from adapterhub.files import schema
 from adapterhub.files.folder import explained, replace_file
 from adapterhub.files.native import read_adapter
 from adapterhub.registry.name_folder import copy_adapter, digest_of
-from adapterhub.registry.reference import parse
+from adapterhub.registry.reference import Reference, is_name, parse
 from adapterhub.registry.store import Entry
-from adapterhub.registry.verbs import pull, store_of
+from adapterhub.registry.verbs import pull, store_of, warn_of_yanked
 
 _MAX_BYTES = 4 << 20
 _PIN = schema.record(
@@ -74,12 +75,18 @@ def write_lock(path: Path, pins: dict[str, Pin]) -> None:
         replace_file(path, schema.canonical_json(tree))
 
 
-def pin(reference: str, registry: str | Path | None = None) -> tuple[str, Pin]:
+def pin(
+    reference: str, registry: str | Path | None = None, *, name: str | None = None
+) -> tuple[str, Pin]:
     """The name and the pin of what a reference means now; its files are pulled and verified.
+    `name` is what the project calls it, if not by its own name.
 
     Raises:
-        ConfigError: the reference is a folder. RegistryError, FileError: as of `pull`.
+        ConfigError: the reference is a folder, or the name cannot be. RegistryError, FileError: as
+            of `pull`.
     """
+    if name is not None and not is_name(name):
+        raise ConfigError(f"{name!r} is not a name", expected="letters, digits and . _ - inside")
     place = parse(reference)
     if place.place == "folder":
         raise ConfigError(
@@ -93,8 +100,30 @@ def pin(reference: str, registry: str | Path | None = None) -> tuple[str, Pin]:
             f"{reference} is of another library, and names no backbone that could be checked",
             hint=f"adapterhub pull {reference}, import it, and publish what came of it",
         )
+    warn_of_yanked(entry)
     store.get(entry)
-    return entry.name.rpartition("/")[2], _pin_of(entry)
+    return name or entry.name.rpartition("/")[2], _pin_of(entry)
+
+
+def with_pins(pins: dict[str, Pin], new: Sequence[tuple[str, Pin]]) -> dict[str, Pin]:
+    """The pins with new ones, each in the place of an older one of the same adapter.
+
+    Raises:
+        ConfigError: two different adapters would have one name.
+    """
+    added, other = dict(pins), []
+    for name, pinned in new:
+        old = added.get(name, pinned)
+        if _adapter(old) != _adapter(pinned):
+            other.append(f"{name}: {old.reference} and {pinned.reference}")
+        added[name] = pinned
+    if other:
+        raise ConfigError(
+            "two adapters of a project would have one name",
+            offenders=other,
+            hint="adapterhub lock REFERENCE --name OTHER",
+        )
+    return added
 
 
 def sync(pins: dict[str, Pin], folder: Path, registry: str | Path | None = None) -> list[str]:
@@ -128,6 +157,10 @@ def sync(pins: dict[str, Pin], folder: Path, registry: str | Path | None = None)
 def _digest(folder: Path) -> str:
     read_adapter(folder)
     return digest_of(folder)
+
+
+def _adapter(pinned: Pin) -> Reference:
+    return replace(parse(pinned.reference), version=None)
 
 
 def _pin_of(entry: Entry) -> Pin:

@@ -34,15 +34,11 @@ from adapterhub.files.folder import (
     write_files,
 )
 from adapterhub.files.manifest import MAX_MANIFEST_BYTES, from_json
-from adapterhub.files.native import (
-    FILES,
-    MANIFEST_FILE,
-    read_adapter,
-)
+from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, TENSORS_FILE, read_adapter
 from adapterhub.files.schema import canonical_json
 from adapterhub.registry.store import Entry, free_version, number_of
 
-PUBLISHED = tuple(sorted(FILES))
+PUBLISHED = (CARD_FILE, MANIFEST_FILE, TENSORS_FILE)
 _NAMES = "names.json"
 _STAGED = ".adapterhub-"
 _TAG = re.compile(r"(?!v?[0-9]+$)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -184,6 +180,10 @@ def entry_of(
         size=len(data) + sum(info.nbytes for info in tensors),
         parameters=sum(math.prod(info.shape) for info in tensors),
         yanked=yanked,
+        description=manifest.description,
+        license=manifest.license,
+        language=manifest.language,
+        topics=manifest.tags,
     )
 
 

@@ -8,7 +8,8 @@ affair: the same conformance suite holds for all.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -22,7 +23,8 @@ class Entry:
     """One published version of an adapter, as a search shows it.
 
     `reference` is what a user types to get it, `digest` the sha256 of its manifest, and so of all
-    that the adapter computes with; `size` counts bytes, `parameters` trained numbers.
+    that the adapter computes with; `size` counts bytes, `parameters` trained numbers. `tags` name
+    this version, and may move to another; `topics` say what it is about, and never change.
     """
 
     reference: str
@@ -38,15 +40,26 @@ class Entry:
     size: int = 0
     parameters: int = 0
     yanked: str | None = None
+    description: str | None = None
+    license: str | None = None
+    language: tuple[str, ...] = ()
+    topics: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What a search for text looks at, beside the card."""
+        said = (self.name, self.backbone, self.task or "", self.description or "")
+        return (*said, *self.methods, *self.tags, *self.topics, *self.language)
 
 
 @dataclass(frozen=True)
 class Query:
     """Which versions to find: each given field must hold; what is None or empty matches all.
 
-    `backbone` is an id or a fingerprint, `text` words that occur in the name, task, backbone,
-    methods or card. Without `all_versions` only the newest of a name is found, and never one that
-    was yanked. `sort` is a metric (best first), `size` (smallest first) or `name`.
+    `backbone` is an id or a fingerprint, `text` starts of words in the name, task, backbone,
+    methods, tags, topics, description or card; `tags` are tags or topics. Without `all_versions`
+    only the newest of a name is found, and never one that was yanked. `sort` is a metric (best
+    first), `size` (smallest first) or `name`.
     """
 
     text: str = ""
@@ -62,12 +75,14 @@ class Query:
 
 @dataclass(frozen=True)
 class Publication:
-    """What a publisher adds to an adapter's files."""
+    """What a publisher adds to an adapter's files. `beside` are files for other libraries, by name,
+    that a hub keeps beside ours."""
 
     name: str
     version: str | None = None
     tags: tuple[str, ...] = ()
     visibility: Literal["public", "private"] = "public"
+    beside: Mapping[str, bytes] = field(default_factory=dict)
 
 
 class Store(Protocol):
@@ -173,23 +188,30 @@ def ranked(entries: Sequence[Entry], query: Query) -> list[Entry]:
     """Of some entries those that a query finds, in its order; for stores without an index."""
     found = [entry for entry in entries if _fits(entry, query)]
     if query.sort in ("name", "size"):
-        return sorted(found, key=lambda e: (getattr(e, query.sort), e.name))[: query.limit]
-    found = [entry for entry in found if query.sort in entry.metrics]
+        return sorted(found, key=lambda entry: getattr(entry, query.sort))[: query.limit]
+    having = [entry for entry in found if query.sort in entry.metrics]
     sign = 1 if query.sort in LOWER_IS_BETTER else -1
-    return sorted(found, key=lambda e: sign * e.metrics[query.sort])[: query.limit]
+    return sorted(having, key=lambda entry: sign * entry.metrics[query.sort])[: query.limit]
+
+
+def words_in(text: str) -> set[str]:
+    """The words of a text, without case and accents."""
+    if not text.isascii():
+        parts = unicodedata.normalize("NFKD", text)
+        text = "".join(c for c in parts if not unicodedata.combining(c))
+    return set(re.findall(r"[^\W_]+", text.casefold()))
 
 
 def _fits(entry: Entry, query: Query) -> bool:
-    words = (entry.name, entry.backbone, entry.task or "", *entry.methods, *entry.tags)
-    text = " ".join(words).lower()
+    have = words_in(" ".join(entry.words))
     return all(
         (
             entry.yanked is None,
             query.backbone in (None, entry.backbone, entry.fingerprint),
             query.task in (None, entry.task),
             query.method is None or query.method in entry.methods,
-            set(query.tags) <= set(entry.tags),
+            set(query.tags) <= {*entry.tags, *entry.topics},
             query.metric is None or query.metric in entry.metrics,
-            all(word in text for word in query.text.lower().split()),
+            all(any(w.startswith(start) for w in have) for start in words_in(query.text)),
         )
     )

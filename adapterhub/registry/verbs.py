@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from adapterhub.errors import ConfigError
+from adapterhub.files.beside import backbone_of_run
+from adapterhub.files.card import InPeft
 from adapterhub.files.native import MANIFEST_FILE, adapter_folder, read_manifest
 from adapterhub.registry.foreign import CONFIG_FILE
 from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.prepare import Listing, Note, peft_files, prepared, silent
 from adapterhub.registry.reference import Reference, parse
 from adapterhub.registry.store import Entry, Publication, Query, Store
+
+_UNASKED = "its publisher did not write the files of peft"
 
 
 def store_of(reference: Reference, registry: str | Path | None = None) -> Store:
@@ -46,18 +53,22 @@ def publish(
     version: str | None = None,
     tags: tuple[str, ...] = (),
     registry: str | Path | None = None,
+    listing: Listing | None = None,
 ) -> Entry:
     """Publish the adapter in a folder to the local registry, or to the one in `registry`.
 
-    Without a name it is published under its own. The same bytes are the same version.
+    Without a name it is published under its own. The same bytes are the same version. `tags` name
+    this version, and may move to another; what `listing` says (description, licence, languages,
+    topics) is written into the manifest, and so belongs to the version.
 
     Raises:
         FileError: the folder holds no sound adapter. ConfigError: a name or tag that cannot be.
-        RegistryError: the version is taken by other bytes.
+        OutputError: a listing that cannot be. RegistryError: the version is taken by other bytes.
     """
     source = adapter_folder(Path(folder).expanduser())
     chosen = name or read_manifest(source).name
-    return LocalRegistry(registry).put(source, Publication(chosen, version, tuple(tags)))
+    with prepared(source, listing or Listing(), chosen) as ready:
+        return LocalRegistry(registry).put(ready, Publication(chosen, version, tuple(tags)))
 
 
 def push(
@@ -66,9 +77,18 @@ def push(
     *,
     visibility: Literal["public", "private"] = "public",
     tags: tuple[str, ...] = (),
+    listing: Listing | None = None,
+    peft: bool = True,
+    backbone: str | None = None,
+    note: Note = silent,
 ) -> Entry:
     """Publish the adapter in a folder on the Hub (`hf:owner/name`) or a hub of one's own, as one
-    commit.
+    commit: our files, a card, and where peft can express the adapter its two files beside them
+    (not with `peft=False`), so that plain peft loads the repository.
+
+    For peft's files the configuration of the backbone is read, of `backbone` if it is not where the
+    adapter says. Where peft cannot have the adapter, `note` is told why, and the card says it.
+    `tags` are git tags for this version; `listing` is as of `publish`.
 
     Raises:
         ConfigError: another kind of reference. FileError: the folder holds no sound adapter, or
@@ -83,8 +103,21 @@ def push(
             hint=f"adapterhub publish {folder} for the local registry",
         )
     source = adapter_folder(Path(folder).expanduser())
-    publication = Publication(place.name, place.version, tuple(tags), visibility)
-    return store_of(place).put(source, publication)
+    beside, said = _for_peft(source, backbone, note) if peft else ({}, InPeft(None, (_UNASKED,)))
+    publication = Publication(place.name, place.version, tuple(tags), visibility, beside)
+    target = str(replace(place, version=None))
+    with prepared(source, listing or Listing(), target, said) as ready:
+        return store_of(place).put(ready, publication)
+
+
+def _for_peft(source: Path, backbone: str | None, note: Note) -> tuple[dict[str, bytes], InPeft]:
+    files, said = peft_files(source, backbone or backbone_of_run(source))
+    if said.problems:
+        more = f" (and {len(said.problems) - 1} more)" if len(said.problems) > 1 else ""
+        note(f"plain peft will not load it: {said.problems[0]}{more}")
+    else:
+        note("plain peft loads it too: its two files go beside ours")
+    return files, said
 
 
 def pull(
@@ -95,6 +128,7 @@ def pull(
     registry: str | Path | None = None,
 ) -> Path:
     """The verified files of an adapter, wherever it is: in `folder`, or where its store keeps them.
+    Of a version that was yanked a warning tells why.
 
     Raises:
         ConfigError: no reference. RegistryError: it is not there, or cannot be reached. FileError:
@@ -107,12 +141,32 @@ def pull(
         return path if other else adapter_folder(path)
     store = store_of(place, registry)
     entry = store.resolve(place.name, place.version, backbone=backbone)
+    warn_of_yanked(entry)
     return store.get(entry, None if folder is None else Path(folder).expanduser())
 
 
-def search(text: str = "", *, registry: str | Path | None = None, **fields: Any) -> list[Entry]:
-    """The adapters of the local registry that a query finds; `fields` are those of `Query`."""
-    return LocalRegistry(registry).search(Query(text, **fields))
+def warn_of_yanked(entry: Entry) -> None:
+    """Tell who named a version that was yanked, why."""
+    if entry.yanked is not None:
+        warnings.warn(f"{entry.reference} was yanked: {entry.yanked}", stacklevel=3)
+
+
+def search(
+    text: str = "",
+    *,
+    registry: str | Path | None = None,
+    hub: bool | str = False,
+    **fields: Any,
+) -> list[Entry]:
+    """The adapters that a query finds in the local registry, or in the one in `registry`; on the
+    Hub with `hub=True`, or on a hub of one's own by its address. `fields` are those of `Query`.
+
+    Raises:
+        RegistryError: the hub cannot be reached. ConfigError: no address of a hub.
+    """
+    place = parse(f"{hub.rstrip('/')}/owner/name") if isinstance(hub, str) else Reference("hub", "")
+    store = store_of(place) if hub else LocalRegistry(registry)
+    return store.search(Query(text, **fields))
 
 
 def yank(reference: str, reason: str, *, registry: str | Path | None = None) -> Entry:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from adapterhub.backbones.load import TASK_MODELS, load_backbone
 from adapterhub.config import from_dict
 from adapterhub.errors import ConfigError, FileError
+from adapterhub.files.beside import backbone_of_run
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_manifest
 from adapterhub.loading import load
@@ -19,7 +20,6 @@ from adapterhub.registry.verbs import pull
 from adapterhub.training.data import DataOptions
 from adapterhub.training.run import PLACES, make_ready, positions_of
 from adapterhub.training.tasks import TASKS, Prediction, Setting, Task, task_of
-from adapterhub.yaml12 import load_yaml
 
 
 @dataclass(frozen=True)
@@ -108,21 +108,6 @@ def open_backbone(backbone: str, task: Task, max_length: int = 128) -> Opened:
     make_ready(model)
     limit = min(max_length, positions_of(model))
     return Opened(model, task, Setting(tokenizer, limit, positions=positions_of(model)))
-
-
-def backbone_of_run(files: Path) -> str | None:
-    """The backbone of the recipe beside an adapter, if that is a folder on this machine.
-
-    A recipe is its user's own file. Were it a stranger's, it could choose among the folders of this
-    machine, to be read as data: checkpoints run no code, and the fingerprint decides. A network
-    path is not even looked at, since that alone tells a server who looks.
-    """
-    recipe = files.parent / "recipe.yaml"
-    if not recipe.is_file() or recipe.is_symlink():
-        return None
-    backbone = str(load_yaml(recipe).get("backbone", ""))
-    elsewhere = backbone.startswith(("\\\\", "//")) or "\0" in backbone
-    return backbone if not elsewhere and Path(backbone).is_dir() else None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -315,10 +315,10 @@ def _save(ready: Prepared, output: Path, result: loop.Result) -> Outcome:
             "train": len(ready.data.train),
             "eval": len(ready.data.evaluation),
         },
+        "kind": ready.data.task.head,
         "seed": recipe.seed,
         "steps": result.steps,
     }
-    adapter.notes.card = card(ready, metrics)
     folder = output / "adapter"
     if is_main():
         adapter.save(folder, overwrite=True)
@@ -326,34 +326,3 @@ def _save(ready: Prepared, output: Path, result: loop.Result) -> Outcome:
     total = sum(p.numel() for p in adapter.parameters())
     size = sum(file.stat().st_size for file in folder.iterdir())
     return Outcome(folder, metrics, result, adapter.count(), total - adapter.count(), size)
-
-
-def card(ready: Prepared, metrics: Mapping[str, float]) -> str:
-    """The model card: what the adapter is, and how to load it."""
-    recipe, names = ready.recipe, ", ".join(m.name for m in ready.adapter.methods)
-    rows = "\n".join(f"| {name} | {value:.4f} |" for name, value in metrics.items())
-    backbone, task = ready.adapter.manifest().backbone.id, ready.data.task
-    labels = f", labels={list(ready.data.labels)!r}" if ready.data.labels else ""
-    return f"""---
-base_model: {backbone}
-base_model_relation: adapter
-library_name: adapterhub
-tags: [adapterhub, {names}, {task.name}]
----
-
-# {recipe.name}
-
-A {names} adapter of {backbone} for {task.name}{_labels_text(ready.data.labels)}.
-
-| metric | evaluation data |
-|---|---|
-{rows}
-
-    import adapterhub as ah
-    model, tokenizer = ah.load_backbone({backbone!r}, task={task.head!r}{labels})
-    ah.load(model, "THIS FOLDER")
-"""
-
-
-def _labels_text(labels: Sequence[str]) -> str:
-    return f" into {', '.join(labels)}" if labels else ""

@@ -58,7 +58,7 @@ def test_an_adapters_way(typed, tmp_path):
     assert "yanked" in typed("yank polite@v2 --reason wrong")
     assert "polite@v1" in typed("list")
     assert "sound" in typed("registry verify")
-    assert "1 names" in typed("registry reindex")
+    assert "1 name in" in typed("registry reindex")
     assert "0 leftovers" in typed("registry gc")
 
 
@@ -96,6 +96,29 @@ def test_load_takes_the_adapter_of_the_models_own_backbone(typed, tmp_path):
         ah.load(tiny.model("bert", seed=2), tmp_path / "out-0")
 
 
+def test_each_command_speaks_to_programs(typed, tmp_path):
+    adapters.write(tmp_path / "run" / "adapter", 0, accuracy=0.75)
+    said = "--tag best --license mit --language en --topic manners --description Short."
+    lines = {
+        f"publish run {said}": ("license", "mit"),
+        "list --tag manners": ("topics", ["manners"]),
+        "search short": ("tags", ["best"]),
+        "show polite": ("description", "Short."),
+        "pull polite --to mine": ("folder", "mine"),
+        "lock polite --name ours": ("ours", None),
+        "sync": ("restored", ["ours"]),
+        "registry verify": ("problems", []),
+        "registry reindex": ("names", 1),
+        "registry gc": ("removed", []),
+        "yank polite@v1 --reason wrong": ("yanked", "wrong"),
+    }
+    for line, (key, value) in lines.items():
+        found = json.loads(typed(f"{line} --json"))
+        assert found[key] == value if value is not None else found[key]["digest"], line
+    push = cli.group.get_command(None, "push")
+    assert "--json" in {name for option in push.params for name in option.opts}
+
+
 @pytest.mark.parametrize(
     ("line", "remedy"),
     [
@@ -117,6 +140,6 @@ def test_listing_needs_no_transformers(typed, tmp_path):
     """`list` is the newcomer's first look: it must not take the time to import models."""
     import subprocess
 
-    code = "import sys; from adapterhub.registry.local import LocalRegistry; print(*sys.modules)"
+    code = "import sys; from adapterhub.registry.verbs import search; print(*sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "transformers" not in out.stdout.split()

@@ -286,7 +286,7 @@ def test_what_was_written_is_what_is_read(tmp_path: Path) -> None:
     assert list(tensors) == sorted(live)
     assert all(torch.equal(tensors[name], live[name]) for name in live)
     assert not any(tensor.requires_grad for tensor in tensors.values())
-    assert (tmp_path / "new" / "a" / "README.md").read_text().endswith("`acme/bert-tiny`.\n")
+    assert "of acme/bert-tiny" in (tmp_path / "new" / "a" / "README.md").read_text()
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["a"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,8 @@ class MemoryStore:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.entries: list[Entry] = []
+        self.read_only = False
+        self.lock = threading.Lock()
 
     def resolve(
         self, name: str, version: str | None = None, *, backbone: str | None = None
@@ -33,6 +36,12 @@ class MemoryStore:
         return kept if folder is None else copy_adapter(kept, folder)
 
     def put(self, folder: Path, publication: Publication) -> Entry:
+        with self.lock:
+            return self._put(folder, publication)
+
+    def _put(self, folder: Path, publication: Publication) -> Entry:
+        if self.read_only:
+            raise RegistryError("nobody may write here")
         read_adapter(folder)
         entry = entry_of(manifest_bytes(folder), reference="", name=publication.name, version="")
         known = [e for e in self.entries if (e.name, e.backbone) == (entry.name, entry.backbone)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import adapters
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from adapterhub.errors import ConfigError, FileError, MismatchError, RegistryError
 from adapterhub.files.native import read_adapter
 from adapterhub.registry.local import LocalRegistry
-from adapterhub.registry.lockfile import pin, read_lock, sync, write_lock
+from adapterhub.registry.lockfile import pin, read_lock, sync, with_pins, write_lock
 from adapterhub.registry.store import Publication
+from adapterhub.registry.verbs import pull
 
 
 @pytest.fixture
@@ -76,3 +78,25 @@ def test_a_lock_file_names_no_place_outside(tmp_path):
         (tmp_path / "adapterhub.lock").write_text(text)
         with pytest.raises(FileError):
             read_lock(tmp_path / "adapterhub.lock")
+
+
+def test_two_adapters_never_share_a_name(registry, tmp_path):
+    first = pin("polite@v1", registry.root)
+    pins = with_pins({}, [first])
+    assert with_pins(pins, [pin("polite@v2", registry.root)])["polite"].reference == "polite@v2"
+    theirs = ("polite", replace(first[1], reference="hf:someone/polite@v1"))
+    with pytest.raises(ConfigError, match="one name") as caught:
+        with_pins(pins, [theirs])
+    assert "hf:someone/polite@v1" in str(caught.value)
+    name, pinned = pin("polite@v1", registry.root, name="second")
+    assert with_pins(pins, [(name, pinned)]).keys() == {"polite", "second"}
+    for wrong in ("../x", "a/b", ""):
+        with pytest.raises(ConfigError):
+            pin("polite", registry.root, name=wrong)
+
+
+def test_who_names_a_yanked_version_is_told_why(registry, tmp_path):
+    registry.yank(registry.resolve("polite", "v1"), "trained on the dev set")
+    for act in (pin, lambda name, root: pull(name, registry=root)):
+        with pytest.warns(UserWarning, match=r"polite@v1 was yanked: trained on the dev set"):
+            act("polite@v1", registry.root)

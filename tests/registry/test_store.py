@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
@@ -12,8 +13,10 @@ from memory import MemoryStore
 
 from adapterhub.errors import AdapterhubError, FileError, OutputError, RegistryError
 from adapterhub.files.native import read_adapter
+from adapterhub.registry import name_folder
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.name_folder import digest_of
 from adapterhub.registry.store import Publication, Query
 
 
@@ -35,8 +38,10 @@ class OwnersHub(HubStore):
 
 @contextmanager
 def on_hub(folder):
-    with hub_server.serving() as (_, address):
-        yield OwnersHub(address, token=False)
+    with hub_server.serving() as (hub, address):
+        store = OwnersHub(address, token=False)
+        store.hub = hub
+        yield store
 
 
 STORES = {
@@ -210,3 +215,77 @@ def test_a_copy_replaces_nothing(store, publish, tmp_path):
     (tmp_path / "mine").mkdir()
     with pytest.raises(OutputError):
         store.get(entry, tmp_path / "mine")
+
+
+def refuse_writers(store):
+    """Let a store refuse its writers, each in its own way; what makes it take them again."""
+    if isinstance(store, HubStore):
+        store.hub.tokens = {"somebody else's": "write"}
+        return lambda: store.hub.tokens.clear()
+    if isinstance(store, MemoryStore):
+        store.read_only = True
+        return lambda: setattr(store, "read_only", False)
+    store.root.write_text("no folder")
+    return store.root.unlink
+
+
+def test_a_writer_who_is_refused_leaves_nothing(store, publish):
+    allow = refuse_writers(store)
+    with pytest.raises(AdapterhubError):
+        publish()
+    allow()
+    assert store.search(Query()) == []
+    assert publish().version == "v1"
+
+
+def break_next_get(store, monkeypatch):
+    """Let the next download break off in the middle."""
+    if isinstance(store, HubStore):
+        monkeypatch.setattr("time.sleep", lambda seconds: None)
+        store.hub.cut_after = 40
+        return
+    write, calls = name_folder.write_files, []
+
+    def broken(staged, payload):
+        calls.append(staged)
+        if len(calls) == 1:
+            write(staged, dict(list(payload.items())[:1]))
+            raise OSError(5, "Input/output error")
+        write(staged, payload)
+
+    monkeypatch.setattr(name_folder, "write_files", broken)
+
+
+def test_a_get_that_broke_off_left_nothing_and_the_next_is_whole(
+    store, publish, tmp_path, monkeypatch
+):
+    entry = publish()
+    break_next_get(store, monkeypatch)
+    target = tmp_path / "got" / "mine"
+    try:
+        store.get(entry, target)
+    except AdapterhubError:
+        assert not target.exists()
+        assert list(target.parent.iterdir()) == []
+        store.get(entry, target)
+    read_adapter(target)
+    assert sorted(p.name for p in target.parent.iterdir()) == ["mine"]
+
+
+def test_of_many_writers_at_once_none_is_lost(store, publish, tmp_path):
+    folders = [adapters.write(tmp_path / f"at-once-{seed}", seed) for seed in range(4)]
+
+    def put(folder):
+        for _ in range(50):  # a writer who was too late is told to try again
+            try:
+                return store.put(folder, Publication("polite"))
+            except RegistryError as error:
+                if "another writer" not in str(error):
+                    raise
+        raise AssertionError("fifty times too late")
+
+    with ThreadPoolExecutor(4) as pool:
+        entries = list(pool.map(put, folders))
+    assert sorted(entry.version for entry in entries) == ["v1", "v2", "v3", "v4"]
+    for entry, folder in zip(entries, folders, strict=True):
+        assert store.resolve("polite", entry.version).digest == digest_of(folder) == entry.digest

@@ -1,0 +1,98 @@
+"""Cards: made from the manifest, beside what their writer said."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from adapterhub.files.card import InPeft, card, model_kind
+from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo
+from adapterhub.yaml12 import parse_mapping
+
+MANIFEST = Manifest(
+    name="polite",
+    methods=({"lora": {"rank": 8}},),
+    backbone=BackboneRef("acme/bert", "a" * 40, f"bf16-{'0' * 64}", "bert"),
+    task="classification",
+    labels=("no", "a|b\nc"),
+    head=TaskHead("classification", "single_label_classification"),
+    tensors={"encoder.0.attn.q.lora.A": TensorInfo("F32", (8, 4))},
+    metrics={"accuracy": 0.75},
+    training={"recipe": {"seed": 3, "train": {"epochs": 2}}, "seed": 3, "steps": 9},
+)
+
+
+def metadata(text):
+    return parse_mapping(text.split("---\n")[1], "card")
+
+
+def test_it_tells_what_a_reader_looks_for():
+    text = card(MANIFEST, reference="hf:me/polite", peft=InPeft("classification"))
+    for words in (
+        "# polite", "steps 9", "[acme/bert](https://huggingface.co/acme/bert) at aaaa", 
+        "| method | lora |",
+        "32 numbers", "| accuracy | 0.7500 |", "not stated",
+        "no, a\\|b c |", "ah.load(model, 'hf:m",
+        "PeftModel.from_pretrained(backbone, 'me/polite')", "num_labels=2", "epochs: 2",
+    ):  # fmt: skip
+        assert words in text
+    assert metadata(text) == {
+        "base_model": "acme/bert",
+        "base_model_relation": "adapter",
+        "library_name": "adapterhub",
+        "tags": ["adapterhub", "peft", "lora", "classification"],
+    }
+
+
+@pytest.mark.parametrize("old", ["", "# Mine\n\nBy me.\n", "---\nlicense: mit\n---\n# Mine\r\n"])
+def test_made_again_it_is_the_same(old):
+    once = card(MANIFEST, old)
+    assert card(MANIFEST, once) == once
+    other = card(dataclasses.replace(MANIFEST, name="x"), once, reference="x")
+    assert "ah.load(model, 'x')" in other
+    assert "THIS FOLDER" not in other
+    assert card(MANIFEST, other) == once
+
+
+def test_what_the_writer_said_stays():
+    old = "---\nlicense: mit\nthumbnail: a.png\ntags: [mine]\n---\n\n# Mine\n\nBy me.\n"
+    text = card(MANIFEST, old)
+    assert "# Mine\n\nBy me.\n" in text
+    assert "# polite" not in text
+    assert metadata(text) | {"tags": 0} == metadata(card(MANIFEST)) | {
+        "license": "mit",
+        "thumbnail": "a.png",
+        "tags": 0,
+    }
+    assert metadata(text)["tags"][:2] == ["mine", "adapterhub"]
+    licensed = dataclasses.replace(MANIFEST, license="apache-2.0")
+    assert metadata(card(licensed, text))["license"] == "apache-2.0"
+    edited = text.replace("By me.", "By you.") + "\n## After\n"
+    again = card(MANIFEST, edited)
+    assert "By you." in again
+    assert "## After" in again
+    assert again.count("## How to load it") == 1
+
+
+@pytest.mark.parametrize("front", ["a: [", "&a b", "- list", "x: !!python/object:os.system 1"])
+def test_metadata_that_cannot_be_read_are_left_out(front):
+    text = card(MANIFEST, f"---\n{front}\n---\n# Mine\n")
+    assert "# Mine" in text
+    assert metadata(text)["library_name"] == "adapterhub"
+
+
+def test_a_backbone_without_an_owner_is_no_repository():
+    local = dataclasses.replace(MANIFEST, backbone=BackboneRef("mine", None, "x", "bert"))
+    text = card(local)
+    assert "base_model" not in metadata(text)
+    assert "huggingface.co" not in text
+
+
+def test_the_kind_of_model_is_the_heads_or_the_runs():
+    assert model_kind(MANIFEST) == "classification"
+    bare = dataclasses.replace(MANIFEST, head=None, task="instructions")
+    assert model_kind(bare) is None
+    assert model_kind(dataclasses.replace(bare, training={"kind": "causal-lm"})) == "causal-lm"
+    assert model_kind(dataclasses.replace(bare, training={"kind": ["x"]})) is None
+    assert "load_backbone('acme/bert')" not in card(bare, peft=InPeft("causal-lm"))
