@@ -3,11 +3,17 @@
 flat:     control_trans, (length, layers, keys and values, d_kv) in one row
 network:  control_trans.2(f(control_trans.0(wte))), of which the values are kept
 gate:     prefix_gates at each attention, (1, d) and (1,)
+
+Where positions are relative it counts a prefix as positions of keys, and not of queries, which is
+our `positions: keys`. It computes their bias in the first layer, and where another layer has a
+prefix of another length, or none, it goes on without any bias: that is not expressible.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -53,18 +59,12 @@ def import_prefix(part: Part, held: Held, draft: Draft) -> None:
             draft.tensors[name] = pair.transpose(0, 1).contiguous()
         chosen += sites
     draft.problems += [f"{kind}: has no place here" for kind in sorted(groups)]
-    if any(site.role == "attn.kv" for site in chosen) and _has_bias(draft.anatomy):
-        draft.problems.append(
-            "prefix_tuning: adapters counts the prefix as positions of keys but not of queries, so "
-            "that all relative positions are shifted, and none remain in layers behind one without "
-            "a prefix, which is not expressible"
-        )
+    spec = {"length": length} | _positions(chosen, draft)
     if chosen and options["use_gating"]:
         _import_gates(options, held, draft)
-        add_gated({"length": length}, chosen, draft)
+        add_gated(spec, chosen, draft)
     elif chosen:
-        sites_named = sites_option(draft.anatomy, chosen)
-        draft.methods.append({Prefix.name: {"length": length, "sites": sites_named}})
+        draft.methods.append({Prefix.name: spec | {"sites": sites_option(draft.anatomy, chosen)}})
 
 
 def _import_gates(options: Mapping[str, object], held: Held, draft: Draft) -> None:
@@ -78,8 +78,16 @@ def _import_gates(options: Mapping[str, object], held: Held, draft: Draft) -> No
             draft.tensors[f"{site.id}.{Prefix.name}.gate.{name}"] = tensor
 
 
-def _has_bias(anatomy: Anatomy) -> bool:
-    return any(hasattr(module, "relative_attention_bias") for module in anatomy.model.modules())
+def _positions(chosen: Iterable[Site], draft: Draft) -> dict[str, Any]:
+    """The option for what counts positions behind the prefixes at these sites."""
+    have = Counter(site.stack for site in chosen if site.bias)
+    draft.problems += [
+        f"leave_out: {count} of the {draft.anatomy.depth(stack)} layers of the {stack} have a "
+        "prefix, and adapters computes no bias of relative positions behind the first that differs"
+        for stack, count in have.items()
+        if count < draft.anatomy.depth(stack)
+    ]
+    return {"positions": "keys"} if have else {}
 
 
 def _groups(held: Held, draft: Draft) -> dict[str, dict[str, Tensor]]:

@@ -155,17 +155,20 @@ def test_prompts(tmp_path, architecture, kind):
     compare(tmp_path, architecture, config, task, atol=2e-5, strip=0 if task == "seq2seq" else 5)
 
 
+PREFIXES = dict.fromkeys(("gpt2", "llama", "qwen3", "phi3", "gpt_neox"), "causal-lm")
+PREFIXES |= dict.fromkeys(("t5", "mt5", "umt5"), "seq2seq")
+
+
 @pytest.mark.parametrize("projection", core([False, True], True))
-@pytest.mark.parametrize(
-    "architecture", core(["gpt2", "llama", "qwen3", "phi3", "gpt_neox"], "gpt2", "qwen3")
-)
+@pytest.mark.parametrize("architecture", core(PREFIXES, "gpt2", "qwen3", "t5", "umt5"))
 def test_prefix(tmp_path, architecture, projection):
+    task = PREFIXES[architecture]
     config = peft.PrefixTuningConfig(
-        task_type="CAUSAL_LM", num_virtual_tokens=5, prefix_projection=projection
+        task_type=KINDS[task], num_virtual_tokens=5, prefix_projection=projection
     )
     if projection:
         config.encoder_hidden_size = 7
-    compare(tmp_path, architecture, config, "causal-lm", atol=2e-5)
+    compare(tmp_path, architecture, config, task, atol=2e-5)
 
 
 @pytest.mark.parametrize("architecture", core(["bert", "llama"], "bert"))
@@ -174,12 +177,13 @@ def test_prefix_of_a_classifier(tmp_path, architecture):
     compare(tmp_path, architecture, config, atol=2e-5)
 
 
-@pytest.mark.parametrize("architecture", core(["gpt2", "llama", "qwen3"], "gpt2"))
+@pytest.mark.parametrize("architecture", core(["gpt2", "llama", "qwen3", "t5"], "gpt2", "t5"))
 def test_a_prefix_generates_the_same_tokens(tmp_path, architecture):
-    config = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5)
-    folder = trained(tmp_path / "theirs", architecture, config, "causal-lm", std=2.0)
-    theirs = peft.PeftModel.from_pretrained(tiny.model(architecture, "causal-lm"), folder)
-    ours = tiny.model(architecture, "causal-lm")
+    task = PREFIXES[architecture]
+    config = peft.PrefixTuningConfig(task_type=KINDS[task], num_virtual_tokens=5)
+    folder = trained(tmp_path / "theirs", architecture, config, task, std=2.0)
+    theirs = peft.PeftModel.from_pretrained(tiny.model(architecture, task), folder)
+    ours = tiny.model(architecture, task)
     inputs = tiny.batch()
     bare = ours.generate(**inputs, max_new_tokens=6, do_sample=False)
     ah.load(ours, folder)
