@@ -6,8 +6,8 @@ function registered beside the backbone's own that joins the prefix to the keys 
 the mask (and the bias of relative positions), and calls the backbone's own function. A prefix with
 a gate g_i of each query i, K' = [g_i P_k; K] and V' = [g_i P_v; V], needs no keys per query: the
 function gets heads of twice the width, [q_i, g_i q_i] against [0, P_k; K, 0], and of its output
-[o, o'] the sum o + g_i o' is taken. The mask maker is registered under the same name, since transformers builds no
-mask, and so attends to padding, for a name that it does not know.
+[o, o'] the sum o + g_i o' is taken. The mask maker is registered under the same name, since
+transformers builds no mask, and so attends to padding, for a name that it does not know.
 """
 
 from __future__ import annotations

@@ -102,9 +102,7 @@ def import_prefix(files: PeftFiles, places: Places, draft: Draft) -> dict[str, T
         return rest
     step = files.config["num_transformer_submodules"] or 1
     if step != len(draft.anatomy.stacks):
-        draft.problems.append(
-            f"num_transformer_submodules: {step}, this backbone has another number"
-        )
+        draft.problems.append(f"num_transformer_submodules: {step}, not as here")
         return rest
     pairs = table.view(length, len(sites), 2, -1).permute(1, 2, 0, 3)  # (layers, 2, length, d_kv)
     pairs = pairs[[step * number % len(sites) for number in range(len(sites))]]
