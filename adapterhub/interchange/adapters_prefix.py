@@ -17,7 +17,6 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
-from transformers.activations import ACT2FN
 
 from adapterhub.backbones.anatomy import Anatomy, Site
 from adapterhub.files.adapters import Part
@@ -31,6 +30,7 @@ from adapterhub.interchange.adapters_places import (
 )
 from adapterhub.interchange.draft import Draft
 from adapterhub.interchange.specs import sites_option
+from adapterhub.methods.base import activation
 from adapterhub.methods.prefix import Prefix
 
 _FLAT = {"control_trans"}
@@ -49,12 +49,13 @@ def import_prefix(part: Part, held: Held, draft: Draft) -> None:
         if tensors.keys() != (_FLAT if options["flat"] else _NETWORK):
             draft.problems.append(f"{kind}: has the tensors {', '.join(sorted(tensors)) or 'none'}")
             continue
-        values = _values(tensors, options["non_linearity"])
-        width = {site.d_out for site in sites}
-        if len(width) != 1 or values.numel() != length * len(sites) * 2 * (d := width.pop()):
-            draft.problems.append(f"{kind}: {values.numel()} numbers, for {len(sites)} layers")
+        width = sites[0].d_out
+        values = _values(tensors, length, 2 * width * len(sites), options["non_linearity"])
+        if values is None or any(site.d_out != width for site in sites):
+            draft.problems.append(f"{kind}: shapes that are not those of {len(sites)} layers here")
             continue
-        for site, pair in zip(sites, values.view(length, len(sites), 2, d).unbind(1), strict=True):
+        pairs = values.view(length, len(sites), 2, width).unbind(1)
+        for site, pair in zip(sites, pairs, strict=True):
             name = f"{site.id}.{Prefix.name}.{inner}prefix"
             draft.tensors[name] = pair.transpose(0, 1).contiguous()
         chosen += sites
@@ -115,10 +116,18 @@ def _kinds(anatomy: Anatomy, options: Mapping[str, object]) -> dict[str, list[Si
     return {kind: found for kind, found in kinds.items() if found and options.get(kind, True)}
 
 
-def _values(tensors: Mapping[str, Tensor], activation: str) -> Tensor:
+def _values(tensors: Mapping[str, Tensor], length: int, width: int, name: str) -> Tensor | None:
+    """The prefixes, length width numbers; None where the shapes do not fit, before they are
+    multiplied."""
     if tensors.keys() == _FLAT:
-        return tensors["control_trans"]
-    first, last = (
-        {p: tensors[f"control_trans.{n}.{p}"] for p in ("weight", "bias")} for n in (0, 2)
-    )
-    return F.linear(ACT2FN[activation.lower()](F.linear(tensors["wte.weight"], **first)), **last)
+        flat = tensors["control_trans"]
+        return flat if flat.numel() == length * width else None
+    table = tensors["wte.weight"]
+    weights = [tensors[f"control_trans.{n}.weight"] for n in (0, 2)]
+    biases = [tensors[f"control_trans.{n}.bias"] for n in (0, 2)]
+    inner = (table.shape[-1:], biases[0].shape)
+    shapes = [(length, *inner[0]), (*inner[1], *inner[0]), (width, *inner[1]), (width,)]
+    if [tuple(t.shape) for t in (table, *weights, biases[1])] != shapes or biases[0].dim() != 1:
+        return None
+    hidden = activation(name.lower())(F.linear(table, weights[0], biases[0]))
+    return F.linear(hidden, weights[1], biases[1])
