@@ -110,3 +110,33 @@ def test_a_reparametrized_prefix_keeps_its_positions(tmp_path):
 def test_keys_have_no_positions_of_their_own_elsewhere(architecture):
     with pytest.raises(SiteError, match="keys have no positions of their own"):
         ah.attach(tiny.model(architecture), "prefix(positions=keys)")
+
+
+def test_a_table_of_positions_is_told_what_to_skip():
+    """BART's stacks take no position_ids; tokens behind a prefix of 3 see the rows 3, 4, ..."""
+    model = tiny.model("bart", "seq2seq")
+    inputs = tiny.batch() | {"decoder_input_ids": tiny.batch()["input_ids"][:, :4]}
+    seen = {}
+    handles = [
+        stack.embed_positions.register_forward_hook(
+            lambda m, args, out, name=name: seen.update({name: out})
+        )
+        for name, stack in (("encoder", model.model.encoder), ("decoder", model.model.decoder))
+    ]
+    ah.attach(model, "prefix(length=3, positions=true)")
+    with torch.no_grad():
+        model(**inputs)
+        behind = dict(seen)
+        ah.activate(model)
+        model(**inputs)
+    for name, stack in (("encoder", model.model.encoder), ("decoder", model.model.decoder)):
+        table = stack.embed_positions
+        tokens = seen[name].shape[-2]
+        start = table.offset
+        rows = table.weight[start + 3 : start + 3 + tokens]
+        assert torch.equal(behind[name].reshape(-1, rows.shape[-1])[:tokens], rows)
+        assert torch.equal(seen[name].reshape(-1, rows.shape[-1])[0], table.weight[start])
+    for handle in handles:
+        handle.remove()
+    ah.detach(model)
+    assert not model.model.decoder.embed_positions._forward_pre_hooks

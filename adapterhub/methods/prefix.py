@@ -26,7 +26,6 @@ https://arxiv.org/abs/2101.00190.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -35,6 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from adapterhub.backbones.anatomy import Anatomy, Site
+from adapterhub.backbones.positions import taker_of_positions
 from adapterhub.config import option
 from adapterhub.errors import SiteError
 from adapterhub.methods.base import (
@@ -169,14 +169,10 @@ class Prefix(Method):
                 )
             embed = anatomy.sites.get(f"{stack}.embed")
             root = anatomy.model.get_submodule(embed.host) if embed else None
-            if (
-                not embed
-                or root is None
-                or "position_ids" not in inspect.signature(root.forward).parameters
-            ):
+            if embed is None or root is None or taker_of_positions(root) is None:
                 raise SiteError(
                     f"the positions of a {anatomy.model.config.model_type} {stack} cannot be given",
-                    expected="a stack whose forward takes position_ids",
+                    expected="a stack that takes position_ids, or whose table of positions does",
                     hint="prefix(positions=false)",
                 )
             yield Placement(embed, Skip(self.length, embed.d_out))

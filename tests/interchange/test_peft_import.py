@@ -156,11 +156,11 @@ def test_prompts(tmp_path, architecture, kind):
 
 
 PREFIXES = dict.fromkeys(("gpt2", "llama", "qwen3", "phi3", "gpt_neox"), "causal-lm")
-PREFIXES |= dict.fromkeys(("t5", "mt5", "umt5"), "seq2seq")
+PREFIXES |= dict.fromkeys(("t5", "mt5", "umt5", "bart", "mbart", "pegasus"), "seq2seq")
 
 
 @pytest.mark.parametrize("projection", core([False, True], True))
-@pytest.mark.parametrize("architecture", core(PREFIXES, "gpt2", "qwen3", "t5", "umt5"))
+@pytest.mark.parametrize("architecture", core(PREFIXES, "gpt2", "qwen3", "umt5", "bart"))
 def test_prefix(tmp_path, architecture, projection):
     task = PREFIXES[architecture]
     config = peft.PrefixTuningConfig(
@@ -177,7 +177,9 @@ def test_prefix_of_a_classifier(tmp_path, architecture):
     compare(tmp_path, architecture, config, atol=2e-5)
 
 
-@pytest.mark.parametrize("architecture", core(["gpt2", "llama", "qwen3", "t5"], "gpt2", "t5"))
+@pytest.mark.parametrize(
+    "architecture", core(["gpt2", "llama", "qwen3", "t5", "bart"], "t5", "bart")
+)
 def test_a_prefix_generates_the_same_tokens(tmp_path, architecture):
     task = PREFIXES[architecture]
     config = peft.PrefixTuningConfig(task_type=KINDS[task], num_virtual_tokens=5)

@@ -260,7 +260,7 @@ REFUSED = {
         "classification", "one position",
     ),
     "positions that cannot be given": (
-        "bart", peft.PrefixTuningConfig(task_type="SEQ_2_SEQ_LM", num_virtual_tokens=5),
+        "m2m_100", peft.PrefixTuningConfig(task_type="SEQ_2_SEQ_LM", num_virtual_tokens=5),
         "seq2seq", "positions",
     ),
     "a sliding window": (
