@@ -4,6 +4,7 @@ expressions take for ever, their files are not what they are called."""
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from forge import Tree, bomb, refused
+from forge import Tree, bomb, join_header, refused
 from mutation import VALUES
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, PreTrainedModel
@@ -175,3 +176,101 @@ def test_numbers_that_are_not_finite_and_names_without_a_place(checkpoint, sourc
         save_file(case, path)
         with refused(model):
             load(model, folder)
+
+
+def header(tree: Tree, numbers: bytes = b"", length: int | None = None) -> bytes:
+    return join_header(tree, numbers, length)
+
+
+def one(**fields: Any) -> Tree:
+    return {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} | fields}
+
+
+RAW: dict[str, bytes] = {
+    "empty": b"",
+    "short": b"\x08\0\0",
+    "no tensors": header({}),
+    "100 MB of header": header({}, b"", 100_000_000),
+    "2^63 bytes of header": header({}, b"", 2**63),
+    "out of range": header(one(data_offsets=[0, 10**12]), bytes(8)),
+    "backwards": header(one(data_offsets=[8, 0]), bytes(8)),
+    "overlapping": header({**one(), "b": one()["a"]}, bytes(8)),
+    "a terabyte": header(one(shape=[2**38]), bytes(8)),
+    "an overflow": header(one(shape=[2**63 + 2, 2**62]), bytes(8)),
+    "zero": header(one(shape=[0, 2**60], data_offsets=[0, 0])),
+    "a trailing program": header(one(), bytes(8) + b"\x80\x04cos\nsystem\n."),
+    "deep": (20_000).to_bytes(8, "little") + b"[" * 20_000,
+}
+FILES: dict[str, Callable[[Path], object]] = {
+    **{name: lambda path, data=data: path.write_bytes(data) for name, data in RAW.items()},
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a loop": lambda path: path.symlink_to(path),
+    "nothing": lambda path: path.symlink_to(path.with_name("gone")),
+    "a pipe": lambda path: os.mkfifo(path),
+    "a folder": lambda path: path.mkdir(),
+}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no pipes in folders")
+@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("source", ["peft-lora", "adapters-lora"])
+def test_a_forged_file_is_refused_and_never_waited_for(checkpoint, source, kind) -> None:
+    folder, model = checkpoint(source)
+    for name in (next(name for name in WEIGHTS if (folder / name).exists()), CONFIG):
+        kept = (folder / name).read_bytes()
+        (folder / name).unlink()
+        FILES[kind](folder / name)
+        with refused(model):
+            load(model, folder)
+        shutil.rmtree(folder / name) if kind == "a folder" else (folder / name).unlink()
+        (folder / name).write_bytes(kept)
+
+
+JSON = {
+    "a key twice": b'{"peft_type": "LORA", "peft_type": "IA3"}',
+    "20,000 deep": b'{"a": ' + b"[" * 20_000 + b"]" * 20_000 + b"}",
+    "two megabytes": b'{"a": "' + b"x" * (2 << 20) + b'"}',
+    "NaN": b'{"peft_type": "LORA", "r": NaN}',
+    "a number too large": b'{"peft_type": "LORA", "lora_alpha": 1e999}',
+    "a list": b"[]",
+    "UTF-16": '{"peft_type": "LORA"}'.encode("utf-16"),
+}
+
+
+@pytest.mark.parametrize("attack", JSON)
+@pytest.mark.parametrize("source", ["peft-lora", "adapters-lora"])
+def test_a_configuration_that_no_writer_writes_is_refused(checkpoint, source, attack) -> None:
+    folder, model = checkpoint(source)
+    (folder / CONFIG).write_bytes(JSON[attack])
+    with refused(model):
+        load(model, folder)
+
+
+CODE = {
+    "auto_mapping": {"base_model_class": "os.system", "parent_library": "os"},
+    "tokenizer_kwargs": {"trust_remote_code": True},
+    "tokenizer_name_or_path": "../evil",
+    "base_model_name_or_path": "../../etc/passwd",
+    "runtime_config": {"_target_": "os.system"},
+    "revision": "../../x",
+}
+
+
+def test_fields_that_name_code_or_places_have_no_effect(checkpoint, canary) -> None:
+    folder, model = checkpoint("peft-lora")
+    expected = {name: t.clone() for name, t in load(model, folder).tensors().items()}
+    ah.detach(model)
+    for name, value in CODE.items():
+        kept = (folder / CONFIG).read_bytes()
+        edit(folder, lambda tree, name=name, value=value: tree.update({name: value}))
+        try:
+            found = load(model, folder).tensors()
+            assert all(torch.equal(found[name], t) for name, t in expected.items())
+            ah.detach(model)
+        except AdapterhubError as error:
+            str(error).encode()
+        (folder / CONFIG).write_bytes(kept)
+
+
+def test_the_tables_are_not_empty() -> None:
+    assert (len(FILES), len(PLACES), len(SOURCES), len(JSON)) >= (18, 9, 10, 7)
