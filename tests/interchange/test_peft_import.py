@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import tiny
 import torch
+from safetensors.torch import load_file
 
 import adapterhub as ah
 
@@ -169,6 +170,17 @@ def test_prefix(tmp_path, architecture, projection):
     if projection:
         config.encoder_hidden_size = 7
     compare(tmp_path, architecture, config, task, atol=2e-5)
+
+
+def test_a_prefix_behind_an_encoder_is_that_of_layer_2_i(tmp_path):
+    config = peft.PrefixTuningConfig(task_type="SEQ_2_SEQ_LM", num_virtual_tokens=2)
+    layers = {"num_layers": 3, "num_decoder_layers": 3}
+    adapter = compare(tmp_path, "t5", config, "seq2seq", atol=2e-5, **layers)
+    held = load_file(tmp_path / "theirs" / "adapter_model.safetensors")["prompt_embeddings"]
+    by_layer = held.view(2, 3, 2, -1)
+    for layer, source in ((0, 0), (1, 2), (2, 1)):
+        own = adapter.tensors()[f"decoder.{layer}.attn.kv.prefix.prefix"]
+        assert torch.equal(own.transpose(0, 1), by_layer[:, source])
 
 
 @pytest.mark.parametrize("architecture", core(["bert", "llama"], "bert"))
