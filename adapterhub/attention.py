@@ -3,18 +3,18 @@ cache.
 
 While a prefix sits on a backbone, its attention implementation is called `adapterhub_<name>`: a
 function registered beside the backbone's own that joins the prefix to the keys and values, widens
-the mask (and T5's position bias), and calls the backbone's own function. A prefix with a gate g_i
-of each query i, K' = [g_i P_k; K] and V' = [g_i P_v; V], needs no keys per query: the function gets
-heads of twice the width, [q_i, g_i q_i] against [0, P_k; K, 0], and of its output [o, o'] the sum
-o + g_i o' is taken. The mask maker is registered under the same name, since transformers builds no
-mask, and so attends to padding, for a name that it does not know.
+the mask (and the bias of relative positions), and calls the backbone's own function. A prefix with
+a gate g_i of each query i, K' = [g_i P_k; K] and V' = [g_i P_v; V], needs no keys per query: the
+function gets heads of twice the width, [q_i, g_i q_i] against [0, P_k; K, 0], and of its output
+[o, o'] the sum o + g_i o' is taken. The mask maker is registered under the same name, since
+transformers builds no mask, and so attends to padding, for a name that it does not know.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,22 +26,35 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from adapterhub.backbones.anatomy import CHILD, Site
 from adapterhub.composition import Plan
 from adapterhub.errors import SiteError
+from adapterhub.relative import RelativeBias, note_past
 from adapterhub.slots import Slot, tap_input
 
 SUPPORTED = ("eager", "sdpa")
 _PREFIX = "adapterhub_"
 
 
+class Joined(NamedTuple):
+    """Keys and values with prefixes in front, the gates (batch, tokens, 1) of those that have one,
+    and the length of each."""
+
+    key: Tensor
+    value: Tensor
+    gates: list[Tensor]
+    lengths: dict[str, int]
+
+
 class KeyValueSlot(Slot):
     """Sits at an attention module: each active module gives prefix keys and values, and may give a
     gate for them."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias: RelativeBias | None = None
+
     def forward(
         self, key: Tensor, value: Tensor, names: tuple[str, ...], x: Tensor | None
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """key, value: (batch, heads, tokens, head_dim), x: (batch, tokens, d) of the attention ->
-        keys and values with these prefixes in front, and the gates (batch, tokens, 1) of those that
-        have one.
+    ) -> Joined:
+        """key, value: (batch, heads, tokens, head_dim), x: (batch, tokens, d) of the attention.
 
         With n gates the keys and values are (1 + n) head_dim wide: those of gate i stand in block i
         alone, all others in block 0.
@@ -54,7 +67,8 @@ class KeyValueSlot(Slot):
             block += gate is not None
             own = _in_block(prefix, block if gate is not None else 0, len(gates))
             key, value = torch.cat([own[0], key], dim=2), torch.cat([own[1], value], dim=2)
-        return key, value, gates
+        lengths = {name: p.shape[3] for name, (p, _) in zip(names, read, strict=True)}
+        return Joined(key, value, gates, lengths)
 
 
 def _read(module: nn.Module, x: Tensor | None, key: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -77,8 +91,8 @@ def reads_input(module: nn.Module) -> bool:
 
 
 def keyvalue_slot(model: PreTrainedModel, site: Site, module: nn.Module) -> KeyValueSlot:
-    """The slot at an attention module, made if this is its first prefix, with the tap that the
-    module needs."""
+    """The slot at an attention module, made if this is its first prefix, with what the module
+    needs: the attention's x, or the positions of keys and queries."""
     host = model.get_submodule(site.host)
     slot = host._modules.get(CHILD)
     if not isinstance(slot, KeyValueSlot):
@@ -86,6 +100,9 @@ def keyvalue_slot(model: PreTrainedModel, site: Site, module: nn.Module) -> KeyV
         host.add_module(CHILD, slot)
     if reads_input(module):
         tap_input(model, slot, site.tap)
+    if getattr(module, "positions", False) and site.bias and slot.bias is None:
+        slot.bias = RelativeBias(model.get_submodule(site.bias))
+        slot.handles.append(host.register_forward_pre_hook(note_past, with_kwargs=True))
     return slot
 
 
@@ -165,10 +182,11 @@ def _attend(
         return own(module, query, key, value, mask, **kwargs)
     causal = kwargs.pop("is_causal", None)
     causal = getattr(module, "is_causal", True) if causal is None else causal
-    key, value, mask, gates = _prefixed(slot, names, x, query, key, value, mask, causal)
+    (key, value, gates, lengths), mask = _prefixed(slot, names, x, query, key, value, mask, causal)
     kwargs["is_causal"] = False  # the mask says it all
     if (bias := kwargs.get("position_bias")) is not None:
-        kwargs["position_bias"] = F.pad(bias, (key.shape[2] - bias.shape[3], 0))
+        padded = F.pad(bias, (sum(lengths.values()), 0))
+        kwargs["position_bias"] = slot.bias.widen(bias, lengths, slot) if slot.bias else padded
     if not gates:
         return own(module, query, key, value, mask, **kwargs)
     if kwargs.get("scaling") is None:
@@ -224,7 +242,7 @@ def _prefixed(
     value: Tensor,
     mask: Tensor | None,
     causal: bool,
-) -> tuple[Tensor, Tensor, Tensor | None, list[Tensor]]:
+) -> tuple[Joined, Tensor | None]:
     tokens, seen = query.shape[2], key.shape[2]
     if mask is None and causal and tokens > 1:
         # transformers leaves the mask out where torch's causal flag says the same. That flag aligns
@@ -232,11 +250,11 @@ def _prefixed(
         # empty here.
         key, value, seen = key[:, :, :tokens], value[:, :, :tokens], tokens
         mask = torch.ones(tokens, seen, dtype=torch.bool, device=query.device).tril()[None, None]
-    key, value, gates = slot(key, value, names, x)
+    joined: Joined = slot(key, value, names, x)
     if mask is not None:
         visible = True if mask.dtype == torch.bool else 0.0
-        mask = F.pad(mask, (key.shape[2] - seen, 0), value=visible)
-    return key, value, mask, gates
+        mask = F.pad(mask, (joined.key.shape[2] - seen, 0), value=visible)
+    return joined, mask
 
 
 for _name in SUPPORTED:

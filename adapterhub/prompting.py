@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from adapterhub.backbones.anatomy import CHILD, Anatomy, Site
+from adapterhub.backbones.positions import taker_of_positions
 from adapterhub.errors import SiteError
 from adapterhub.slots import Slot
 
@@ -131,8 +132,21 @@ def prompt_slot(anatomy: Anatomy, site: Site) -> PromptSlot:
         slot.handles.append(_watch_output(model, slot, strip_encoder_output))
     if body := anatomy.stacks[site.stack].body:
         slot.handles.append(_watch_output(root.get_submodule(body), slot, strip_body))
+    if (taker := taker_of_positions(root)) is not None and taker is not root:
+        slot.handles.append(_watch(taker, slot, skip_positions))
     root.add_module(CHILD, slot)
     return slot
+
+
+def skip_positions(table: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The pre-hook of a table of positions: those that nobody takes are skipped."""
+    (slot,) = getattr(table, _PROMPT)
+    skipped = slot.skipped()
+    if not skipped:
+        return args, kwargs
+    if kwargs.get("position_ids") is not None:
+        return args, kwargs | {"position_ids": kwargs["position_ids"] + skipped}
+    return args[:1], kwargs | {"past_key_values_length": skipped + sum(args[1:2])}
 
 
 def _watch(module: nn.Module, slot: PromptSlot, hook: Any) -> Any:
@@ -170,7 +184,7 @@ def add_prompt(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         )
     if inputs.get("attention_mask") is not None:
         inputs["attention_mask"] = virtual.widen(inputs["attention_mask"])
-    skipped = slot.skipped()
+    skipped = slot.skipped() if "position_ids" in slot.names else 0
     if skipped and inputs.get("position_ids") is None:
         inputs["position_ids"] = _counted(inputs, slot, before).expand(len(source), -1)
     _shift_positions(inputs, slot, virtual, before, skipped)

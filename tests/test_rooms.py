@@ -17,7 +17,7 @@ ROOMS = (
     ("files",),
     ("composition", "interchange"),
     ("slots", "precision"),
-    ("attention", "prompting", "mixing", "vocabulary", "variants", "affine"),
+    ("attention", "relative", "prompting", "mixing", "vocabulary", "variants", "affine"),
     ("parts",),
     ("adapter",),
     ("building", "composing", "sources"),

@@ -65,7 +65,9 @@ class Stack:
     path of its own: `a`, or `a>b` from the input of `a` to the output of `b`. `fused` tells how a
     fused projection's output holds its parts: in `blocks` (all of q, then all of k, ...), as when
     it is not named, or per `heads` (q, k and v of the first key-value head, then of the next).
-    `body` is the module inside the root whose output the root pools, if it does.
+    `body` is the module inside the root whose output the root pools, if it does. `bias` is the path
+    inside a layer of its table of relative positions, a child of the attention that computes their
+    bias; a layer that has none takes that of the last one before.
     """
 
     name: Literal["encoder", "decoder"]
@@ -75,6 +77,7 @@ class Stack:
     body: str | None = None
     fused: Mapping[str, Layout] = field(default_factory=dict)
     norms: str | None = None
+    bias: str | None = None
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,8 @@ class Site:
     `host` is the path of the module whose output the site changes; `tap` that of the module whose
     input is the site's x, where it is not the host. `part` names the output features of a fused
     host that the site owns. `stream` is how a sublayer meets the residual stream, where that is
-    known. `d_in`, `d_out` are the sizes of x and y in features.
+    known. `bias` is the path of the attention that computes the bias of relative positions here,
+    where there is one. `d_in`, `d_out` are the sizes of x and y in features.
     """
 
     id: str
@@ -158,6 +162,7 @@ class Site:
     tap: str | None = None
     part: Part | None = None
     stream: Stream | None = None
+    bias: str | None = None
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,7 @@ def _mix_sites(model: PreTrainedModel, stack: Stack, layers: tuple[str, ...]) ->
 
 
 def _stack_sites(model: PreTrainedModel, stack: Stack, layers: tuple[str, ...]) -> Iterator[Site]:
+    bias: str | None = None
     for number, prefix in enumerate(layers):
         layer = model.get_submodule(prefix)
         paths = {
@@ -117,7 +118,11 @@ def _stack_sites(model: PreTrainedModel, stack: Stack, layers: tuple[str, ...]) 
             for role, spec in stack.sites.items()
             if (path := _present(layer, spec))
         }
+        if stack.bias and _has(layer, stack.bias):
+            bias = join(prefix, stack.bias.rpartition(".")[0])
         for role, kind, fields in _layer_sites(model, paths, stack):
+            if role == "attn.kv":
+                fields["bias"] = bias
             site_id = f"{stack.name}.{number}.{role}"
             yield Site(site_id, stack.name, number, role, kind, **fields)
 

@@ -155,7 +155,17 @@ def _stack(model: PreTrainedModel, path: str, layers: nn.ModuleList) -> Stack:
         causal = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         name = "decoder" if causal and not masked else "encoder"
     fused: Any = {role: UNKNOWN for role in sites if role.endswith("qkv")}
-    return Stack(name, path, sites, root, body, fused)
+    return Stack(name, path, sites, root, body, fused, bias=_relative(layers[0], sites))
+
+
+def _relative(layer: nn.Module, sites: dict[str, str]) -> str | None:
+    """The table of relative positions of a self-attention that computes their bias."""
+    path = sites.get("attn.kv", "")
+    attention = layer.get_submodule(path)
+    if not hasattr(attention, "compute_bias"):
+        return None
+    tables = [n for n, m in attention.named_children() if isinstance(m, nn.Embedding)]
+    return join(path, tables[0]) if len(tables) == 1 else None
 
 
 def _merged(layers: list[dict[str, str]]) -> dict[str, str]:

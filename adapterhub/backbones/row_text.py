@@ -45,6 +45,8 @@ def _stack_lines(stack: Stack, required: tuple[str, ...]) -> list[str]:
         lines.append(f"    body={_text(stack.body)},")
     if stack.norms:
         lines.append(f"    norms={_text(stack.norms)},")
+    if stack.bias:
+        lines.append(f"    bias={_text(stack.bias)},")
     if stack.fused:
         layouts = ", ".join(f"{_text(role)}: {_text(v)}" for role, v in stack.fused.items())
         lines.append(f"    fused={{{layouts}}},")

@@ -166,6 +166,9 @@ def _take(tensors: Mapping[str, Tensor], scale: Tensor, place: str, draft: Draft
         if own is None:
             draft.problems.append(f"{place}: {name} has no place here")
         elif own.startswith("up."):
+            if scale.dim() != 1 or not tensor.dim() or len(scale) not in (1, len(tensor)):
+                draft.problems.append(f"{place}: a scale of shape {tuple(scale.shape)} at {name}")
+                continue
             tensor = tensor * (scale[:, None] if tensor.dim() == 2 else scale)
         draft.tensors[f"{place}.{own}"] = tensor
 

@@ -44,7 +44,7 @@ def import_low_rank(part: Part, held: Held, draft: Draft) -> None:
     found: dict[str, Site] = {}
     for path, parameter, tensor in held.take("loras"):
         sites = _adapted(projections_at(draft.anatomy, path), options["attn_matrices"])
-        if not sites or parameter not in names:
+        if not sites or parameter not in names or not tensor.dim():
             draft.problems.append(f"{path}.{parameter}: has no place here")
             continue
         for site, piece in zip(sites, tensor.chunk(len(sites)), strict=False):

@@ -3,15 +3,20 @@
 flat:     control_trans, (length, layers, keys and values, d_kv) in one row
 network:  control_trans.2(f(control_trans.0(wte))), of which the values are kept
 gate:     prefix_gates at each attention, (1, d) and (1,)
+
+Where positions are relative it counts a prefix as positions of keys, and not of queries, which is
+our `positions: keys`. It computes their bias in the first layer, and where another layer has a
+prefix of another length, or none, it goes on without any bias: that is not expressible.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
-from transformers.activations import ACT2FN
 
 from adapterhub.backbones.anatomy import Anatomy, Site
 from adapterhub.files.adapters import Part
@@ -25,6 +30,7 @@ from adapterhub.interchange.adapters_places import (
 )
 from adapterhub.interchange.draft import Draft
 from adapterhub.interchange.specs import sites_option
+from adapterhub.methods.base import activation
 from adapterhub.methods.prefix import Prefix
 
 _FLAT = {"control_trans"}
@@ -43,28 +49,23 @@ def import_prefix(part: Part, held: Held, draft: Draft) -> None:
         if tensors.keys() != (_FLAT if options["flat"] else _NETWORK):
             draft.problems.append(f"{kind}: has the tensors {', '.join(sorted(tensors)) or 'none'}")
             continue
-        values = _values(tensors, options["non_linearity"])
-        width = {site.d_out for site in sites}
-        if len(width) != 1 or values.numel() != length * len(sites) * 2 * (d := width.pop()):
-            draft.problems.append(f"{kind}: {values.numel()} numbers, for {len(sites)} layers")
+        width = sites[0].d_out
+        values = _values(tensors, length, 2 * width * len(sites), options["non_linearity"])
+        if values is None or any(site.d_out != width for site in sites):
+            draft.problems.append(f"{kind}: shapes that are not those of {len(sites)} layers here")
             continue
-        for site, pair in zip(sites, values.view(length, len(sites), 2, d).unbind(1), strict=True):
+        pairs = values.view(length, len(sites), 2, width).unbind(1)
+        for site, pair in zip(sites, pairs, strict=True):
             name = f"{site.id}.{Prefix.name}.{inner}prefix"
             draft.tensors[name] = pair.transpose(0, 1).contiguous()
         chosen += sites
     draft.problems += [f"{kind}: has no place here" for kind in sorted(groups)]
-    if any(site.role == "attn.kv" for site in chosen) and _has_bias(draft.anatomy):
-        draft.problems.append(
-            "prefix_tuning: adapters counts the prefix as positions of keys but not of queries, so "
-            "that all relative positions are shifted, and none remain in layers behind one without "
-            "a prefix, which is not expressible"
-        )
+    spec = {"length": length} | _positions(chosen, draft)
     if chosen and options["use_gating"]:
         _import_gates(options, held, draft)
-        add_gated({"length": length}, chosen, draft)
+        add_gated(spec, chosen, draft)
     elif chosen:
-        sites_named = sites_option(draft.anatomy, chosen)
-        draft.methods.append({Prefix.name: {"length": length, "sites": sites_named}})
+        draft.methods.append({Prefix.name: spec | {"sites": sites_option(draft.anatomy, chosen)}})
 
 
 def _import_gates(options: Mapping[str, object], held: Held, draft: Draft) -> None:
@@ -78,8 +79,16 @@ def _import_gates(options: Mapping[str, object], held: Held, draft: Draft) -> No
             draft.tensors[f"{site.id}.{Prefix.name}.gate.{name}"] = tensor
 
 
-def _has_bias(anatomy: Anatomy) -> bool:
-    return any(hasattr(module, "relative_attention_bias") for module in anatomy.model.modules())
+def _positions(chosen: Iterable[Site], draft: Draft) -> dict[str, Any]:
+    """The option for what counts positions behind the prefixes at these sites."""
+    have = Counter(site.stack for site in chosen if site.bias)
+    draft.problems += [
+        f"leave_out: {count} of the {draft.anatomy.depth(stack)} layers of the {stack} have a "
+        "prefix, and adapters computes no bias of relative positions behind the first that differs"
+        for stack, count in have.items()
+        if count < draft.anatomy.depth(stack)
+    ]
+    return {"positions": "keys"} if have else {}
 
 
 def _groups(held: Held, draft: Draft) -> dict[str, dict[str, Tensor]]:
@@ -107,10 +116,18 @@ def _kinds(anatomy: Anatomy, options: Mapping[str, object]) -> dict[str, list[Si
     return {kind: found for kind, found in kinds.items() if found and options.get(kind, True)}
 
 
-def _values(tensors: Mapping[str, Tensor], activation: str) -> Tensor:
+def _values(tensors: Mapping[str, Tensor], length: int, width: int, name: str) -> Tensor | None:
+    """The prefixes, length width numbers; None where the shapes do not fit, before they are
+    multiplied."""
     if tensors.keys() == _FLAT:
-        return tensors["control_trans"]
-    first, last = (
-        {p: tensors[f"control_trans.{n}.{p}"] for p in ("weight", "bias")} for n in (0, 2)
-    )
-    return F.linear(ACT2FN[activation.lower()](F.linear(tensors["wte.weight"], **first)), **last)
+        flat = tensors["control_trans"]
+        return flat if flat.numel() == length * width else None
+    table = tensors["wte.weight"]
+    weights = [tensors[f"control_trans.{n}.weight"] for n in (0, 2)]
+    biases = [tensors[f"control_trans.{n}.bias"] for n in (0, 2)]
+    inner = (table.shape[-1:], biases[0].shape)
+    shapes = [(length, *inner[0]), (*inner[1], *inner[0]), (width, *inner[1]), (width,)]
+    if [tuple(t.shape) for t in (table, *weights, biases[1])] != shapes or biases[0].dim() != 1:
+        return None
+    hidden = activation(name.lower())(F.linear(table, weights[0], biases[0]))
+    return F.linear(hidden, weights[1], biases[1])

@@ -18,7 +18,7 @@ from adapterhub.interchange.draft import Draft
 from adapterhub.interchange.peft_low_rank import import_low_rank
 from adapterhub.interchange.peft_prompts import import_prefix, import_prompt
 from adapterhub.interchange.specs import sites_option
-from adapterhub.interchange.targets import Places, ends_with, is_target
+from adapterhub.interchange.targets import Places, ends_with
 from adapterhub.methods.ia3 import IA3
 
 _WRAPPED = re.compile(r"\.(modules_to_save|base_layer|ln_tuning_layers)(?=\.)")
@@ -64,7 +64,7 @@ def _head_of(config: Mapping[str, Any], name: str) -> tuple[str, tuple[str, ...]
 
 def from_peft(files: PeftFiles, anatomy: Anatomy, name: str = "default") -> Foreign:
     """A checkpoint of peft in our terms."""
-    draft, places = Draft(anatomy), Places(anatomy)
+    draft, places = Draft(anatomy), Places(anatomy, files.config)
     rest = _IMPORTERS[files.kind](files, places, draft)
     _take_parameters(rest, places, draft)
     if "target_modules" in files.config:
@@ -112,11 +112,10 @@ def _equal(own: Tensor | None, value: Tensor) -> bool:
 def _check_targets(files: PeftFiles, places: Places, draft: Draft) -> None:
     """The modules with tensors must be those that the configuration names."""
     held = {match[1] for name in files.tensors if (match := _TUNED.fullmatch(name))}
-    model, config = draft.anatomy.model, files.config
     draft.problems += [
         f"{path}: has tensors, and target_modules does not name it"
         for path in sorted(held)
-        if not is_target(config, model, path)
+        if path not in places.targets
     ]
     if not places.renamed:
         draft.problems += [
@@ -124,7 +123,7 @@ def _check_targets(files: PeftFiles, places: Places, draft: Draft) -> None:
             for path, module in places.modules.items()
             if path not in held
             and getattr(module, "weight", None) is not None
-            and is_target(config, model, path)
+            and path in places.targets
         ]
 
 
@@ -140,7 +139,7 @@ def _import_scales(files: PeftFiles, places: Places, draft: Draft) -> dict[str, 
                 f"{there}: {'no such module' if path is None else 'no site'} here"
             )
             continue
-        at_input = _is_feedforward(files.config, there)
+        at_input = places.targets.is_feedforward(there)
         scale = files.tensors[name].to(torch.float32)
         if scale.numel() != (site.d_in if at_input else site.d_out):
             draft.problems.append(f"{there}: shape {tuple(scale.shape)} does not fit {site.id}")
@@ -156,14 +155,14 @@ def _import_scales(files: PeftFiles, places: Places, draft: Draft) -> dict[str, 
     return {n: t for n, t in files.tensors.items() if not n.endswith(_SCALE)}
 
 
-def _is_feedforward(config: Mapping[str, Any], path: str) -> bool:
-    names = config["feedforward_modules"] or ()
-    if isinstance(names, str):
-        return bool(re.fullmatch(names, path))
-    return any(path.endswith(name) for name in names)  # peft asks for no dot here
-
-
 def _whole(files: PeftFiles, places: Places, draft: Draft) -> dict[str, Tensor]:
+    """Modules that were trained as they are: each with all of its parameters."""
+    held = {_WRAPPED.sub("", name) for name in files.tensors}
+    for path in sorted({name.rpartition(".")[0] for name in held}):
+        module = places.modules.get(places.find(path) or "")
+        own = module.named_parameters(recurse=False) if module else ()
+        missing = [f"{path}.{name}" for name, _ in own if f"{path}.{name}" not in held]
+        draft.problems += [f"{name}: missing" for name in missing]
     return dict(files.tensors)
 
 

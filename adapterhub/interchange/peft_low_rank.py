@@ -27,7 +27,7 @@ from adapterhub.errors import SiteError
 from adapterhub.files.peft import PeftFiles
 from adapterhub.interchange.draft import Draft
 from adapterhub.interchange.specs import ranks_options, sites_option
-from adapterhub.interchange.targets import Places, value_at
+from adapterhub.interchange.targets import Places
 from adapterhub.methods.dora import DoRA
 from adapterhub.methods.lora import LoRA
 from adapterhub.methods.pissa import PiSSA, principal
@@ -79,8 +79,8 @@ def _update(
     config: Mapping[str, Any], there: str, tensors: dict[str, Tensor], places: Places, draft: Draft
 ) -> Update | None:
     wanted = {"A", "B"} | ({"magnitude_vector"} if config["use_dora"] else set())
-    rank = value_at(config["rank_pattern"], there, config["r"])
-    alpha = value_at(config["alpha_pattern"], there, config["lora_alpha"])
+    rank = places.targets.value_at(config["rank_pattern"], there, config["r"])
+    alpha = places.targets.value_at(config["alpha_pattern"], there, config["lora_alpha"])
     path = places.find(there)
     if path is None:
         draft.problems.append(f"{there}: this backbone has no such module")

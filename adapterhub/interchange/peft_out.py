@@ -273,7 +273,9 @@ def _export_prefix(export: _Export) -> None:
     wanted = [site.id for site in prefix_sites(anatomy)]
     if set(by_site) != set(wanted) or len(by_site) < len(parts):
         export.problems.append("prefix: in peft every self-attention has exactly one")
-    if not all(isinstance(p.method, Prefix) and p.method.positions for p in parts):
+    if len(anatomy.stacks) == 2:
+        export.problems.append("prefix: peft gives layer i behind an encoder that of layer 2 i")
+    if not all(isinstance(p.method, Prefix) and p.method.positions is True for p in parts):
         export.problems.append(
             "prefix: in peft tokens count their positions behind it, as with prefix(positions=true)"
         )

@@ -3,6 +3,10 @@
 peft keeps the one prompt that a network gave, or the prefixes of all layers side by side. Its
 prefix lies in the KV cache, so tokens count their positions behind it. A classifier of peft reads
 what stands at the first position, which in an encoder is a virtual token: ours never is.
+
+Where peft counts two submodules (an encoder and a decoder) it lays the prefixes out for two KV
+caches, and the self-attention of layer i gets the prefix of layer 2 i, counted round. So it trained
+them, and so they are imported; prefixes that differ in all layers cannot be exported to there.
 """
 
 from __future__ import annotations
@@ -96,7 +100,12 @@ def import_prefix(files: PeftFiles, places: Places, draft: Draft) -> dict[str, T
     if tuple(table.shape) != wanted:
         draft.problems.append(f"{TENSOR}: shape {tuple(table.shape)}, here it must be {wanted}")
         return rest
+    step = files.config["num_transformer_submodules"] or 1
+    if step != len(draft.anatomy.stacks):
+        draft.problems.append(f"num_transformer_submodules: {step}, not as here")
+        return rest
     pairs = table.view(length, len(sites), 2, -1).permute(1, 2, 0, 3)  # (layers, 2, length, d_kv)
+    pairs = pairs[[step * number % len(sites) for number in range(len(sites))]]
     options = {"length": length, "positions": True, "sites": sites_option(draft.anatomy, sites)}
     draft.methods.append({Prefix.name: options})
     for site, pair in zip(sites, pairs, strict=True):

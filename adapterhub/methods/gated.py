@@ -11,8 +11,9 @@
 Mao et al. 2022, "UniPELT: A Unified Framework for Parameter-Efficient Language Model Tuning",
 section 3.2, https://arxiv.org/abs/2110.07577, give one gate to a whole sequence, the mean of its
 g_i. That is `gate: sequence`; where all g_i are equal the two agree. It is not the default, for
-such a gate counts padding as tokens, and in a decoder reads the tokens that are still to come: it
-could not generate, and is refused there. A gate of each token does neither.
+such a gate counts padding as tokens, and in a decoder reads the tokens that are still to come. A
+classifier on a decoder has them all before it; a model that generates does not, and is refused. A
+gate of each token does neither.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class GatedPrefix(nn.Module):
         super().__init__()
         self.prefix = prefix
         self.gate = gate
+        self.positions = getattr(prefix, "positions", False)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x: (batch, tokens, d), of the attention -> (2, length, d_kv), (batch, tokens, 1)."""
@@ -92,11 +94,14 @@ class Gated(Method):
         """The other method's modules, each with a gate.
 
         Raises:
-            SiteError: a gate of a whole sequence in a decoder.
+            SiteError: a gate of a whole sequence in the decoder of a model that generates.
         """
         steps = [step for step in super().plan(anatomy) if isinstance(step, Placement)]
-        self._refuse_the_future([step.site for step in steps])
+        self._refuse_the_future(anatomy, [step.site for step in steps])
         for step in steps:
+            if step.site.kind == "embed":  # positions that tokens skip
+                yield step
+                continue
             gate = Gate(self._width(step.site), self.gate)
             module: nn.Module
             if step.site.kind == "keyvalue":
@@ -113,12 +118,13 @@ class Gated(Method):
     def _width(self, site: Site) -> int:
         return site.d_in if getattr(self, "source", "input") == "input" else site.d_out
 
-    def _refuse_the_future(self, sites: list[Site]) -> None:
+    def _refuse_the_future(self, anatomy: Anatomy, sites: list[Site]) -> None:
         decoding = [site.id for site in sites if site.stack == "decoder"]
-        if self.gate == "sequence" and decoding:
+        if self.gate == "sequence" and decoding and anatomy.model.can_generate():
             raise SiteError(
-                "a gate of a whole sequence reads the tokens that a decoder has yet to give",
+                "a gate of a whole sequence reads the tokens that a decoder has yet to give, and "
+                f"{type(anatomy.model).__name__} generates one by one",
                 offenders=[f"{decoding[0]} and {len(decoding) - 1} more"],
-                expected="encoder sites alone",
+                expected="encoder sites alone, or a model that does not generate: a classifier",
                 hint="gate=token",
             )

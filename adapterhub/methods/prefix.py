@@ -6,8 +6,9 @@
     d_kv: key-value heads times head size
 
 The prefix takes no position, is never masked, and is not kept in the KV cache. With `positions` the
-tokens count theirs behind it, as in implementations that do keep it there. Parameters: 2 length
-d_kv a site. With `reparametrize` a network gives the prefix while it trains:
+tokens count theirs behind it, as in implementations that do keep it there; where positions are
+relative, `positions: keys` lets keys alone count so, and queries as without it, as in others.
+Parameters: 2 length d_kv a site. With `reparametrize` a network gives the prefix while it trains:
 
     [P_k; P_v] = W_site tanh(W P' + b) + b_site                                  (section 4.3)
 
@@ -25,14 +26,15 @@ https://arxiv.org/abs/2101.00190.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from adapterhub.backbones.anatomy import Anatomy, Site
+from adapterhub.backbones.positions import taker_of_positions
 from adapterhub.config import option
 from adapterhub.errors import SiteError
 from adapterhub.methods.base import (
@@ -44,13 +46,16 @@ from adapterhub.methods.base import (
     select,
 )
 
+Positions = bool | Literal["keys"]
+
 
 class PrefixKeyValues(nn.Module):
-    """Gives P_k and P_v, stacked."""
+    """Gives P_k and P_v, stacked; `positions` tells what counts relative positions behind them."""
 
-    def __init__(self, start: Tensor) -> None:
+    def __init__(self, start: Tensor, positions: Positions = False) -> None:
         super().__init__()
         self.prefix = nn.Parameter(start)
+        self.positions = positions
 
     def forward(self) -> Tensor:
         """-> (2, length, d_kv): keys, values."""
@@ -73,8 +78,9 @@ class Trunk(nn.Module):
 class Reparametrized(nn.Module):
     """Gives P_k and P_v, stacked, from the network."""
 
-    def __init__(self, trunk: Trunk, width: int, owner: bool) -> None:
+    def __init__(self, trunk: Trunk, width: int, owner: bool, positions: Positions = False) -> None:
         super().__init__()
+        self.positions = positions
         # A child of its first site alone, so that each tensor has one name; in a list elsewhere.
         self.trunk = trunk if owner else None
         self.shared = [trunk]
@@ -88,7 +94,7 @@ class Reparametrized(nn.Module):
     def folded(self) -> PrefixKeyValues:
         """The prefix that the network gives now."""
         with torch.no_grad():
-            return PrefixKeyValues(self().contiguous())
+            return PrefixKeyValues(self().contiguous(), self.positions)
 
 
 class Skip(nn.Module):
@@ -120,7 +126,9 @@ class Prefix(Method):
     length: int = option(30, "prefix length in tokens")
     reparametrize: bool = option(False, "train the prefix as the output of a network")
     middle: int = option(512, "width of that network")
-    positions: bool = option(False, "tokens count their positions behind the prefix")
+    positions: Positions = option(
+        False, "tokens count positions behind the prefix; keys: as relative keys alone"
+    )
     sites: tuple[str, ...] = option(("attn.kv", "cross.kv"), "attentions to adapt")
     layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
 
@@ -138,27 +146,33 @@ class Prefix(Method):
         if self.positions:
             yield from self._skips(anatomy, sites)
         for site in sites:
+            relative = self.positions if site.bias else False
             if not self.reparametrize:
                 start = torch.randn(2, self.length, site.d_out) * 0.02
-                yield Placement(site, PrefixKeyValues(start))
+                yield Placement(site, PrefixKeyValues(start, relative))
                 continue
             owner = _kind(site) not in trunks
             if owner:
                 trunks[_kind(site)] = Trunk(self.length, site.d_out, self.middle)
-            yield Placement(site, Reparametrized(trunks[_kind(site)], site.d_out, owner))
+            trunk = trunks[_kind(site)]
+            yield Placement(site, Reparametrized(trunk, site.d_out, owner, relative))
 
     def _skips(self, anatomy: Anatomy, sites: tuple[Site, ...]) -> Iterator[Placement]:
-        for stack in sorted({site.stack for site in sites}):
+        relative = {site.stack for site in anatomy.sites.values() if site.bias}
+        for stack in sorted({site.stack for site in sites} - relative):
+            if self.positions == "keys":
+                raise SiteError(
+                    f"keys have no positions of their own in a {anatomy.model.config.model_type} "
+                    f"{stack}",
+                    expected="attention with a bias of relative positions, as T5 has",
+                    hint="prefix(positions=true)",
+                )
             embed = anatomy.sites.get(f"{stack}.embed")
             root = anatomy.model.get_submodule(embed.host) if embed else None
-            if (
-                not embed
-                or root is None
-                or "position_ids" not in inspect.signature(root.forward).parameters
-            ):
+            if embed is None or root is None or taker_of_positions(root) is None:
                 raise SiteError(
                     f"the positions of a {anatomy.model.config.model_type} {stack} cannot be given",
-                    expected="a stack whose forward takes position_ids",
+                    expected="a stack that takes position_ids, or whose table of positions does",
                     hint="prefix(positions=false)",
                 )
             yield Placement(embed, Skip(self.length, embed.d_out))

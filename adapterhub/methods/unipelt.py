@@ -28,7 +28,7 @@ from adapterhub.methods.base import Layers, Method, register
 from adapterhub.methods.bottleneck import Pfeiffer, Sequential
 from adapterhub.methods.gated import Gated, Over
 from adapterhub.methods.lora import LoRA
-from adapterhub.methods.prefix import Prefix
+from adapterhub.methods.prefix import Positions, Prefix
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class UniPELT(Method):
     rank: int = option(8, "rank of the low-rank updates")
     length: int = option(10, "prefix length in tokens")
     size: int = option(48, "width of the bottleneck")
+    positions: Positions = option(False, "what counts positions behind the prefix, as for prefix")
     gate: Over = option("token", "what has a gate of its own: each token, or a sequence")
     source: Sequential = option("output", "what the adapter reads: y (output), norm(r + y) (block)")
     activation: str = option("relu", "the adapter's activation, by its transformers name")
@@ -86,7 +87,13 @@ class UniPELT(Method):
             GatedLoRA(
                 rank=self.rank, alpha=self.rank, sites=lora, layers=self.layers, gate=self.gate
             ),
-            GatedPrefix(length=self.length, sites=kv, layers=self.layers, gate=self.gate),
+            GatedPrefix(
+                length=self.length,
+                positions=self.positions,
+                sites=kv,
+                layers=self.layers,
+                gate=self.gate,
+            ),
             GatedPfeiffer(
                 size=self.size,
                 source=self.source,

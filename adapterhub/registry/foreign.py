@@ -9,16 +9,14 @@ import hashlib
 from pathlib import Path
 
 from adapterhub.errors import FileError
-from adapterhub.files import schema
+from adapterhub.files import adapters, peft, schema
 from adapterhub.registry.name_folder import copy_files
 from adapterhub.registry.store import Entry
 
 # Never a pickle.
-FOREIGN = (
-    "adapter_config.json", "adapter_model.safetensors", "model.safetensors", "head_config.json",
-    "model_head.safetensors",
-)  # fmt: skip
-CONFIG_FILE = "adapter_config.json"
+TENSORS = (peft.TENSORS_FILE, adapters.WEIGHTS[0])
+FOREIGN = (peft.CONFIG_FILE, *TENSORS, adapters.HEAD_CONFIG_FILE, adapters.HEAD_WEIGHTS[0])
+CONFIG_FILE = peft.CONFIG_FILE  # that of adapters is called so too
 _MAX_CONFIG = 4 << 20
 
 
@@ -46,5 +44,19 @@ def entry_of_foreign(data: bytes, *, reference: str, name: str, version: str) ->
 
 
 def copy_foreign(source: Path, folder: Path) -> Path:
-    """Copy what is read of another library's adapter to a new folder."""
-    return copy_files(source, folder, FOREIGN)
+    """Copy what is read of another library's adapter to a new folder.
+
+    Raises:
+        FileError: there are no tensors.
+    """
+    return copy_files(source, folder, FOREIGN, _refuse_without_tensors)
+
+
+def _refuse_without_tensors(folder: Path) -> None:
+    if not any((folder / name).is_file() for name in TENSORS):
+        raise FileError(
+            "the repository holds no tensors but perhaps a pickle, which is not fetched",
+            expected=" or ".join(TENSORS),
+            hint="if you trust it: hf download OWNER/NAME --local-dir FOLDER, and load that with "
+            "allow_pickle",
+        )

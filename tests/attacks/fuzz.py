@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import copy
 import gzip
 import json
 import random
@@ -20,9 +19,8 @@ import resource
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -30,7 +28,6 @@ import torch
 from forge import (
     MANIFEST,
     TENSORS,
-    Tree,
     forge_file,
     join_header,
     new_model,
@@ -40,6 +37,8 @@ from forge import (
     split_header,
     state_of,
 )
+from fuzz_foreign import Foreign
+from mutation import mutate_bytes, mutate_tree
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError
@@ -52,79 +51,6 @@ from adapterhub.training.restore import trained
 from adapterhub.training.tasks import task_of
 
 Target = Callable[[random.Random], None]
-TOKENS = [
-    b"\0", b"\xff", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\x1b[31m", b"\xe2\x80\xae", b"\r", b"\n",
-    b"\t", b'"', b"'", b"\\", b"{", b"}", b"[", b"]", b"(", b")", b":", b",", b"#", b"- ", b"&a ",
-    b"*a", b"!!python/object/apply:os.system", b"<<: ", b"NaN", b"Infinity", b"1e999", b"-0",
-    b"true", b"null", b"9" * 400, b"18446744073709551616", b"\\ud800", b"\\U0011ffff", b"\\x",
-    b"../", b"/etc/passwd", b"__class__", b"[" * 200, b"{" * 200, b"\x80\x04K\x01.", b"PK\x03\x04",
-]  # fmt: skip
-VALUES: list[Any] = [
-    None, True, False, 0, 1, -1, 2, 3, 7, 64, 2**31, 2**53, 10**12, 2**63 - 1, 2**63, -(2**63),
-    0.0, -1.5, 1e-300, 1e308, "", "a", "*", "**", "..", "../x", "/etc/passwd", "~", "C:\\x", "\0",
-    "\x1b[31m", "\u202e", "\u2028", "é", "😀", "a" * 300, "0..9999999", "top 99", "__class__",
-    "lora", "F32", "F16", "BOOL", "U8", "os.system", [], {}, [[]], [0], [-1], ["*"], {"a": 1},
-    {"*": 10**9}, {"__class__": {}}, [10**12], [2**32, 2**32], [1] * 40, list(range(50)),
-]  # fmt: skip
-
-
-def mutate_bytes(rng: random.Random, data: bytes) -> bytes:
-    """One to four changes of bytes."""
-    for _ in range(rng.randint(1, 4)):
-        at, length = rng.randint(0, len(data)), rng.choice([1, 1, 2, 4, 8, 16, 64, 256])
-        cut = data[at : at + length]
-        data = rng.choice(
-            [
-                lambda at=at, d=data: d[:at] + bytes([rng.randrange(256)]) + d[at + 1 :],
-                lambda at=at, d=data: d[:at] + rng.choice(TOKENS) + d[at:],
-                lambda at=at, d=data: d[:at] + rng.choice(TOKENS) + d[at + 1 :],
-                lambda at=at, d=data, n=length: d[:at] + d[at + n :],
-                lambda at=at, d=data: d[:at],
-                lambda at=at, d=data, c=cut: d[:at] + c * rng.choice([2, 3, 50]) + d[at:],
-                lambda d=data, c=cut: (lambda to: d[:to] + c + d[to:])(rng.randint(0, len(d))),
-                lambda d=data: re.sub(
-                    rb"\d+", lambda m: str(rng.choice(NUMBERS)).encode(), d, count=1
-                ),
-            ]
-        )()
-    return data
-
-
-NUMBERS = [value for value in VALUES if type(value) is int]
-
-
-def nodes(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """Each place in a JSON tree, as (container, key)."""
-    pairs = list(tree.items() if isinstance(tree, dict) else enumerate(tree))
-    for key, value in pairs:
-        yield tree, key
-        if isinstance(value, (dict, list)):
-            yield from nodes(value)
-
-
-def mutate_tree(rng: random.Random, tree: Tree, under: str | None = None) -> Tree:
-    """One to four changes of values and keys."""
-    tree = copy.deepcopy(tree)
-    for _ in range(rng.randint(1, 4)):
-        root = tree.get(under) if under else tree
-        places = list(nodes(root)) if isinstance(root, (dict, list)) else []
-        if not places:
-            tree[under or "x"] = copy.deepcopy(rng.choice(VALUES))
-            continue
-        holder, key = rng.choice(places)
-        kind = rng.randrange(6)
-        if kind < 3:
-            holder[key] = copy.deepcopy(rng.choice(VALUES))
-        elif kind == 3:
-            other, name = rng.choice(places)
-            if isinstance(other, list) or name in other:
-                holder[key] = copy.deepcopy(other[name]) if not isinstance(other, list) else 0
-        elif kind == 4 and isinstance(holder, dict):
-            name = rng.choice([v for v in VALUES if isinstance(v, str)])
-            holder[name] = holder.pop(key)
-        else:
-            del holder[key]
-    return tree
 
 
 class Fuzzer:
@@ -146,6 +72,7 @@ class Fuzzer:
         self.place.mkdir()
         self.checkpoint = self._checkpoint()
         self.data = self._data()
+        self.foreign = Foreign(folder)
         names = [name for name in dir(self) if name.startswith("read_")]
         self.targets: dict[str, Target] = {n.removeprefix("read_"): getattr(self, n) for n in names}
 
@@ -281,6 +208,14 @@ class Fuzzer:
         for other, data in self.checkpoint.items():
             (folder / other).write_bytes(mutate_bytes(rng, data) if other == name else data)
         checkpoint.restore({"a": torch.ones(2)}, checkpoint.load(folder).tensors)
+
+    def read_foreign_options(self, rng: random.Random) -> None:
+        """A configuration of peft or adapters changed as JSON."""
+        self.foreign.read_options(rng)
+
+    def read_foreign_tensors(self, rng: random.Random) -> None:
+        """The tensors of a checkpoint of peft or adapters: others, lost or renamed."""
+        self.foreign.read_tensors(rng)
 
 
 def outcome_of(target: Target, rng: random.Random) -> str:

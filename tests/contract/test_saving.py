@@ -65,6 +65,38 @@ def test_a_new_process_computes_equal_logits(tmp_path):
     assert len(labels) == len(CELLS)
 
 
+def test_a_new_process_needs_the_base_and_the_adapter_alone(backbone, tmp_path):
+    """Train with a head, reload in a fresh process with nothing but base id + adapter: logits are
+    identical, and the labels are restored without the user passing them."""
+    labels = ["ham", "eggs", "spam"]
+    model, tokenizer = ah.load_backbone(str(backbone), task="classification", labels=labels)
+    adapter = ah.attach(model, "lora")
+    tiny.scramble(adapter)
+    adapter.save(tmp_path / "adapter")
+    inputs = tokenizer(["a good movie"], return_tensors="pt")
+    with torch.no_grad():
+        save_file({"logits": model.eval()(**inputs).logits}, tmp_path / "expected.safetensors")
+    code = """if True:
+        import json, sys, torch
+        from safetensors.torch import load_file
+        from adapterhub.training.restore import open_adapter
+        place, base = sys.argv[1:]
+        opened = open_adapter(f"{place}/adapter", base)
+        inputs = opened.setting.tokenizer(["a good movie"], return_tensors="pt")
+        with torch.no_grad():
+            found = opened.model.eval()(**inputs).logits
+        assert torch.equal(found, load_file(f"{place}/expected.safetensors")["logits"])
+        print(json.dumps(opened.model.config.id2label))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path), str(backbone)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert list(json.loads(done.stdout.splitlines()[-1]).values()) == labels
+
+
 @pytest.fixture
 def saved(tmp_path):
     model = tiny.model("bert", **LABELS)

@@ -193,6 +193,8 @@ def test_a_gate_of_a_sequence_is_refused_where_tokens_are_still_to_come():
             ah.attach(model, "unipelt(gate=sequence)")
         assert error.value.hint == "gate=token"
         assert not hasattr(model, "_adapterhub")
+    # A classifier has all tokens before it.
+    ah.attach(tiny.model("llama"), "unipelt(gate=sequence)")
     with pytest.raises(ConfigError, match="'sequence'"):
         ah.attach(model, "unipelt(gate=sequense)")
 

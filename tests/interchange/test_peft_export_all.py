@@ -90,6 +90,15 @@ def test_what_peft_cannot_express_says_why(tmp_path, case):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("architecture", ["t5", "bart"])
+def test_a_prefix_behind_an_encoder_stays_here(tmp_path, architecture):
+    """peft lays it out for two caches: no table there gives each layer its own."""
+    spec = "prefix(length=3, positions=true, sites=['decoder.attn.kv'])"
+    adapter = ah.attach(tiny.model(architecture, "seq2seq"), spec)
+    with pytest.raises(MismatchError, match="that of layer 2 i"):
+        adapter.export(tmp_path / "out")
+
+
 VLLM = {
     "rank": ("llama", "lora(rank=24)", ["--max-lora-rank 32"]),
     "too high": ("llama", "rslora(rank=1024)", ["at most 512"]),

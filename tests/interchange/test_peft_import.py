@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import tiny
 import torch
+from safetensors.torch import load_file
 
 import adapterhub as ah
 
@@ -155,17 +156,31 @@ def test_prompts(tmp_path, architecture, kind):
     compare(tmp_path, architecture, config, task, atol=2e-5, strip=0 if task == "seq2seq" else 5)
 
 
+PREFIXES = dict.fromkeys(("gpt2", "llama", "qwen3", "phi3", "gpt_neox"), "causal-lm")
+PREFIXES |= dict.fromkeys(("t5", "mt5", "umt5", "bart", "mbart", "pegasus"), "seq2seq")
+
+
 @pytest.mark.parametrize("projection", core([False, True], True))
-@pytest.mark.parametrize(
-    "architecture", core(["gpt2", "llama", "qwen3", "phi3", "gpt_neox"], "gpt2", "qwen3")
-)
+@pytest.mark.parametrize("architecture", core(PREFIXES, "gpt2", "qwen3", "umt5", "bart"))
 def test_prefix(tmp_path, architecture, projection):
+    task = PREFIXES[architecture]
     config = peft.PrefixTuningConfig(
-        task_type="CAUSAL_LM", num_virtual_tokens=5, prefix_projection=projection
+        task_type=KINDS[task], num_virtual_tokens=5, prefix_projection=projection
     )
     if projection:
         config.encoder_hidden_size = 7
-    compare(tmp_path, architecture, config, "causal-lm", atol=2e-5)
+    compare(tmp_path, architecture, config, task, atol=2e-5)
+
+
+def test_a_prefix_behind_an_encoder_is_that_of_layer_2_i(tmp_path):
+    config = peft.PrefixTuningConfig(task_type="SEQ_2_SEQ_LM", num_virtual_tokens=2)
+    layers = {"num_layers": 3, "num_decoder_layers": 3}
+    adapter = compare(tmp_path, "t5", config, "seq2seq", atol=2e-5, **layers)
+    held = load_file(tmp_path / "theirs" / "adapter_model.safetensors")["prompt_embeddings"]
+    by_layer = held.view(2, 3, 2, -1)
+    for layer, source in ((0, 0), (1, 2), (2, 1)):
+        own = adapter.tensors()[f"decoder.{layer}.attn.kv.prefix.prefix"]
+        assert torch.equal(own.transpose(0, 1), by_layer[:, source])
 
 
 @pytest.mark.parametrize("architecture", core(["bert", "llama"], "bert"))
@@ -174,12 +189,15 @@ def test_prefix_of_a_classifier(tmp_path, architecture):
     compare(tmp_path, architecture, config, atol=2e-5)
 
 
-@pytest.mark.parametrize("architecture", core(["gpt2", "llama", "qwen3"], "gpt2"))
+@pytest.mark.parametrize(
+    "architecture", core(["gpt2", "llama", "qwen3", "t5", "bart"], "t5", "bart")
+)
 def test_a_prefix_generates_the_same_tokens(tmp_path, architecture):
-    config = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5)
-    folder = trained(tmp_path / "theirs", architecture, config, "causal-lm", std=2.0)
-    theirs = peft.PeftModel.from_pretrained(tiny.model(architecture, "causal-lm"), folder)
-    ours = tiny.model(architecture, "causal-lm")
+    task = PREFIXES[architecture]
+    config = peft.PrefixTuningConfig(task_type=KINDS[task], num_virtual_tokens=5)
+    folder = trained(tmp_path / "theirs", architecture, config, task, std=2.0)
+    theirs = peft.PeftModel.from_pretrained(tiny.model(architecture, task), folder)
+    ours = tiny.model(architecture, task)
     inputs = tiny.batch()
     bare = ours.generate(**inputs, max_new_tokens=6, do_sample=False)
     ah.load(ours, folder)

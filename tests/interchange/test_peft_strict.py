@@ -259,8 +259,8 @@ REFUSED = {
         "bert", peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=5),
         "classification", "one position",
     ),
-    "relative positions": (
-        "t5", peft.PrefixTuningConfig(task_type="SEQ_2_SEQ_LM", num_virtual_tokens=5),
+    "positions that cannot be given": (
+        "m2m_100", peft.PrefixTuningConfig(task_type="SEQ_2_SEQ_LM", num_virtual_tokens=5),
         "seq2seq", "positions",
     ),
     "a sliding window": (

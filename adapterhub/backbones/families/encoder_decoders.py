@@ -12,6 +12,7 @@ _T5_ATTENTION = {
     "attn.kv": "layer.0.SelfAttention",
     "attn.norm": "layer.0.layer_norm",
 }
+_T5_BIAS = "layer.0.SelfAttention.relative_attention_bias"
 
 
 def _t5_ffn(layer: int) -> dict[str, str]:
@@ -28,7 +29,14 @@ def _t5_ffn(layer: int) -> dict[str, str]:
 T5 = Family(
     ("t5", "mt5", "umt5"),
     stacks=(
-        Stack("encoder", "encoder.block", _T5_ATTENTION | _t5_ffn(1), root="encoder", norms="pre"),
+        Stack(
+            "encoder",
+            "encoder.block",
+            _T5_ATTENTION | _t5_ffn(1),
+            root="encoder",
+            norms="pre",
+            bias=_T5_BIAS,
+        ),
         Stack(
             "decoder",
             "decoder.block",
@@ -44,6 +52,7 @@ T5 = Family(
             | _t5_ffn(2),
             root="decoder",
             norms="pre",
+            bias=_T5_BIAS,
         ),
     ),
     below=("shared", "encoder.embed_tokens", "decoder.embed_tokens"),

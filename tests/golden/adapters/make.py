@@ -132,7 +132,7 @@ CASES = {
     ),
     "unipelt": Case(
         lambda: UniPELTConfig(FLAT, SeqBnConfig(**SMALL), LoRAConfig(r=2, alpha=5)),
-        "tagging", ("bert", "roberta", "gpt2"), pickled=True,
+        "tagging", (*CORE, "mt5"), pickled=True,
     ),
     "unipelt-parts": Case(
         lambda: ConfigUnion(

@@ -1,0 +1,276 @@
+"""Checkpoints of other libraries that a stranger made: their configurations are junk, their regular
+expressions take for ever, their files are not what they are called."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from forge import Tree, bomb, join_header, refused
+from mutation import VALUES
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel, PreTrainedModel
+
+import adapterhub as ah
+from adapterhub.attachment import attachments
+from adapterhub.errors import AdapterhubError
+from adapterhub.interchange import targets
+
+# Code is found by torch's loader, which says that it looks odd.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+CONFIG = "adapter_config.json"
+GOLDEN = Path(__file__).parents[1] / "golden" / "adapters" / "bert"
+PEFT = {"lora": "lora(rank=2)", "dora": "dora(rank=2)", "ia3": "ia3", "norms": "norms"}
+ADAPTERS = ("pfeiffer", "lora", "ia3", "compacter", "prefix", "unipelt")
+SOURCES = [f"peft-{name}" for name in PEFT] + [f"adapters-{name}" for name in ADAPTERS]
+
+
+@pytest.fixture(scope="module")
+def backbones() -> dict[str, PreTrainedModel]:
+    return {"peft": tiny.model("bert"), "adapters": AutoModel.from_pretrained(GOLDEN / "backbone")}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory) -> Path:
+    """Checkpoints of peft, as we write them."""
+    folder: Path = tmp_path_factory.mktemp("exported")
+    for name, method in PEFT.items():
+        adapter = ah.attach(tiny.model("bert"), method)
+        tiny.scramble(adapter)
+        adapter.export(folder / name)
+    return folder
+
+
+@pytest.fixture
+def checkpoint(exported: Path, backbones, tmp_path: Path):
+    """A copy of a checkpoint, and the model that it is for."""
+
+    def copy(source: str) -> tuple[Path, PreTrainedModel]:
+        form, _, name = source.partition("-")
+        folder = (exported if form == "peft" else GOLDEN) / name
+        return Path(shutil.copytree(folder, tmp_path / "theirs")), backbones[form]
+
+    yield copy
+    for model in backbones.values():
+        if attachments(model):
+            ah.detach(model)
+
+
+def load(model: PreTrainedModel, folder: Path) -> Any:
+    return ah.load(model, folder, any_backbone=True, allow_pickle=True, head=False)
+
+
+def edit(folder: Path, change: Callable[[Tree], Any]) -> None:
+    tree = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    change(tree)
+    (folder / CONFIG).write_text(json.dumps(tree), encoding="utf-8")
+
+
+# (a+)+ and its kin take 2^n steps on a path of n letters that does not fit.
+EVIL = r"(?:(?:[a-z0-9_.]|[a-z0-9_.]{2})+)+[!&]"
+PLACES: dict[str, tuple[str, Tree]] = {
+    "target_modules": ("peft-lora", {"target_modules": EVIL}),
+    "exclude_modules": ("peft-lora", {"exclude_modules": EVIL}),
+    "modules_to_save": ("peft-lora", {"modules_to_save": [EVIL]}),
+    "layers_pattern": ("peft-lora", {"layers_pattern": EVIL, "layers_to_transform": [0]}),
+    "rank_pattern": ("peft-lora", {"rank_pattern": {EVIL: 3}}),
+    "alpha_pattern": ("peft-lora", {"alpha_pattern": {EVIL: 3}}),
+    "many": ("peft-lora", {"rank_pattern": {f"{EVIL}{n}": 3 for n in range(1000)}}),
+    "feedforward_modules": ("peft-ia3", {"feedforward_modules": EVIL}),
+    "norms": ("peft-norms", {"target_modules": EVIL}),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_expression_that_takes_for_ever_is_stopped(checkpoint, place, monkeypatch) -> None:
+    source, change = PLACES[place]
+    folder, model = checkpoint(source)
+    monkeypatch.setattr(targets, "SECONDS", 0.3)
+    edit(folder, lambda tree: tree.update(change))
+    with refused(model, "takes too long"):
+        load(model, folder)
+
+
+@pytest.mark.parametrize("text", ["(", "(" * 5000, "a{9999999999999}", "[", "(?P<x"])
+@pytest.mark.parametrize("place", [p for p in PLACES if p != "many"])
+def test_what_is_no_expression_is_refused(checkpoint, place, text) -> None:
+    source, change = PLACES[place]
+    folder, model = checkpoint(source)
+    edit(
+        folder,
+        lambda tree: tree.update(
+            json.loads(json.dumps(change).replace(json.dumps(EVIL), json.dumps(text)))
+        ),
+    )
+    with refused(model, "is not a regular expression"):
+        load(model, folder)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_junk_in_any_option_is_refused_or_fits(checkpoint, source) -> None:
+    folder, model = checkpoint(source)
+    sound = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    rng, keys = random.Random(0), list(model.state_dict())
+    places = [(sound, name) for name in sound]
+    config = sound.get("config") or {}
+    for options in [config, *(config.get("configs") or ())]:
+        places += [(options, name) for name in options]
+    tried = 0
+    for holder, name in places:
+        kept = holder[name]
+        for value in rng.sample(VALUES, 3):
+            holder[name] = value
+            (folder / CONFIG).write_text(json.dumps(sound), encoding="utf-8")
+            try:
+                load(model, folder).detach()
+            except AdapterhubError as error:
+                str(error).encode()
+            assert list(model.state_dict()) == keys
+            tried += 1
+        holder[name] = kept
+    assert tried >= 15
+    (folder / CONFIG).write_text(json.dumps(sound), encoding="utf-8")
+    load(model, folder)
+
+
+WEIGHTS = ("adapter_model.safetensors", "adapter.safetensors", "pytorch_adapter.bin")
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_pickle_under_another_name_never_runs(checkpoint, canary, source) -> None:
+    folder, model = checkpoint(source)
+    files = [name for name in WEIGHTS if (folder / name).exists()]
+    assert files
+    for name in (*files, CONFIG):
+        kept = (folder / name).read_bytes()
+        (folder / name).write_bytes(bomb(canary))
+        with refused(model):
+            load(model, folder)
+        (folder / name).write_bytes(kept)
+
+
+@pytest.mark.parametrize(
+    "source", [s for s in SOURCES if s not in ("adapters-prefix", "adapters-unipelt")]
+)
+def test_numbers_that_are_not_finite_and_names_without_a_place(checkpoint, source) -> None:
+    folder, model = checkpoint(source)
+    path = next(folder / name for name in WEIGHTS if (folder / name).exists())
+    tensors = load_file(path)
+    name = min(tensors)
+    wrong = {
+        "NaN": {**tensors, name: torch.full_like(tensors[name], float("nan"))},
+        name: {k: v for k, v in tensors.items() if k != name},
+        "no.such": {**tensors, "base_model.model.no.such.lora_A.weight": torch.ones(2, 2)},
+        "climbs": {**tensors, "../../climbs": torch.ones(2)},
+        "empty": {**tensors, name: tensors[name][:0]},
+    }
+    for case in wrong.values():
+        save_file(case, path)
+        with refused(model):
+            load(model, folder)
+
+
+def header(tree: Tree, numbers: bytes = b"", length: int | None = None) -> bytes:
+    return join_header(tree, numbers, length)
+
+
+def one(**fields: Any) -> Tree:
+    return {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} | fields}
+
+
+RAW: dict[str, bytes] = {
+    "empty": b"",
+    "short": b"\x08\0\0",
+    "no tensors": header({}),
+    "100 MB of header": header({}, b"", 100_000_000),
+    "2^63 bytes of header": header({}, b"", 2**63),
+    "out of range": header(one(data_offsets=[0, 10**12]), bytes(8)),
+    "backwards": header(one(data_offsets=[8, 0]), bytes(8)),
+    "overlapping": header({**one(), "b": one()["a"]}, bytes(8)),
+    "a terabyte": header(one(shape=[2**38]), bytes(8)),
+    "an overflow": header(one(shape=[2**63 + 2, 2**62]), bytes(8)),
+    "zero": header(one(shape=[0, 2**60], data_offsets=[0, 0])),
+    "a trailing program": header(one(), bytes(8) + b"\x80\x04cos\nsystem\n."),
+    "deep": (20_000).to_bytes(8, "little") + b"[" * 20_000,
+}
+FILES: dict[str, Callable[[Path], object]] = {
+    **{name: lambda path, data=data: path.write_bytes(data) for name, data in RAW.items()},
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a loop": lambda path: path.symlink_to(path),
+    "nothing": lambda path: path.symlink_to(path.with_name("gone")),
+    "a pipe": lambda path: os.mkfifo(path),
+    "a folder": lambda path: path.mkdir(),
+}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no pipes in folders")
+@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("source", ["peft-lora", "adapters-lora"])
+def test_a_forged_file_is_refused_and_never_waited_for(checkpoint, source, kind) -> None:
+    folder, model = checkpoint(source)
+    for name in (next(name for name in WEIGHTS if (folder / name).exists()), CONFIG):
+        kept = (folder / name).read_bytes()
+        (folder / name).unlink()
+        FILES[kind](folder / name)
+        with refused(model):
+            load(model, folder)
+        shutil.rmtree(folder / name) if kind == "a folder" else (folder / name).unlink()
+        (folder / name).write_bytes(kept)
+
+
+JSON = {
+    "a key twice": b'{"peft_type": "LORA", "peft_type": "IA3"}',
+    "20,000 deep": b'{"a": ' + b"[" * 20_000 + b"]" * 20_000 + b"}",
+    "two megabytes": b'{"a": "' + b"x" * (2 << 20) + b'"}',
+    "NaN": b'{"peft_type": "LORA", "r": NaN}',
+    "a number too large": b'{"peft_type": "LORA", "lora_alpha": 1e999}',
+    "a list": b"[]",
+    "UTF-16": '{"peft_type": "LORA"}'.encode("utf-16"),
+}
+
+
+@pytest.mark.parametrize("attack", JSON)
+@pytest.mark.parametrize("source", ["peft-lora", "adapters-lora"])
+def test_a_configuration_that_no_writer_writes_is_refused(checkpoint, source, attack) -> None:
+    folder, model = checkpoint(source)
+    (folder / CONFIG).write_bytes(JSON[attack])
+    with refused(model):
+        load(model, folder)
+
+
+CODE = {
+    "auto_mapping": {"base_model_class": "os.system", "parent_library": "os"},
+    "tokenizer_kwargs": {"trust_remote_code": True},
+    "tokenizer_name_or_path": "../evil",
+    "base_model_name_or_path": "../../etc/passwd",
+    "runtime_config": {"_target_": "os.system"},
+    "revision": "../../x",
+}
+
+
+def test_fields_that_name_code_or_places_have_no_effect(checkpoint, canary) -> None:
+    folder, model = checkpoint("peft-lora")
+    expected = {name: t.clone() for name, t in load(model, folder).tensors().items()}
+    ah.detach(model)
+    for name, value in CODE.items():
+        kept = (folder / CONFIG).read_bytes()
+        edit(folder, lambda tree, name=name, value=value: tree.update({name: value}))
+        try:
+            found = load(model, folder).tensors()
+            assert all(torch.equal(found[name], t) for name, t in expected.items())
+            ah.detach(model)
+        except AdapterhubError as error:
+            str(error).encode()
+        (folder / CONFIG).write_bytes(kept)
+
+
+def test_the_tables_are_not_empty() -> None:
+    assert (len(FILES), len(PLACES), len(SOURCES), len(JSON)) >= (18, 9, 10, 7)
