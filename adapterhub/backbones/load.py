@@ -36,7 +36,7 @@ from adapterhub.errors import BackboneError, ConfigError, did_you_mean
 BROKEN = (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError, EOFError,
           pickle.UnpicklingError, SafetensorError)  # fmt: skip
 FRESH = "_adapterhub_fresh"
-_ORIGIN = "_adapterhub_origin"
+ORIGIN = "_adapterhub_origin"
 _ROWS = "_adapterhub_rows"
 _CACHED = re.compile(r"/models--([^/]+)/snapshots/([0-9a-f]{40})/?$")
 _HUB_ID = re.compile(r"(?!\.)[\w.-]+(/[\w.-]+)?")
@@ -131,7 +131,7 @@ def load_backbone(
     """
     _check_choice("task", task, TASK_MODELS)
     folder, commit = find(backbone, revision)
-    quantized.require(quantize, folder)
+    quantize = quantized.require(quantize, folder)
     dtype = dtype or ("bf16" if quantize or quantized.stored_quantization(folder) else "fp32")
     _check_choice("dtype", dtype, DTYPES)
     options: dict[str, Any] = {"dtype": DTYPES[dtype]} | _label_options(task, labels)
@@ -148,7 +148,7 @@ def load_backbone(
     model.config._name_or_path = model.name_or_path = backbone
     model.config._commit_hash = commit
     setattr(model, FRESH, frozenset(info["missing_keys"]))
-    setattr(model, _ORIGIN, str(folder))
+    setattr(model, ORIGIN, str(folder))
     if (table := table_of(model)) is not None:
         setattr(model, _ROWS, table.shape[0])
     _set_padding(model, tokenizer)
@@ -197,7 +197,7 @@ def kind_of(model: PreTrainedModel) -> str | None:
 def origin_of(model: PreTrainedModel) -> Path | None:
     """The folder that a model was loaded from, if it is still there; the network is not asked."""
     name = str(model.config._name_or_path)
-    for folder in (getattr(model, _ORIGIN, ""), name):
+    for folder in (getattr(model, ORIGIN, ""), name):
         if folder and Path(folder).is_dir():
             return Path(folder)
     if not _HUB_ID.fullmatch(name):
@@ -248,9 +248,7 @@ def storage_of(
     if config is None:
         return dtype, None
     facts = config if isinstance(config, dict) else config.to_dict()
-    if facts.get("load_in_4bit"):
-        return dtype, str(facts.get("bnb_4bit_quant_type", "int4"))
-    return dtype, "int8" if facts.get("load_in_8bit") else str(facts.get("quant_method", "unknown"))
+    return dtype, quantized.kind_of(facts)
 
 
 def name_of(model: PreTrainedModel) -> tuple[str, str | None]:

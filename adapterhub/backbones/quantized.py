@@ -13,10 +13,11 @@ Transformers at Scale", https://arxiv.org/abs/2208.07339.
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,12 @@ QUANTIZATIONS: dict[str, Callable[[torch.dtype], dict[str, Any]]] = {
 }
 
 
-def require(quantize: str | None, folder: Path) -> None:
-    """Refuse a quantization that cannot be, before anything is loaded.
+def require(quantize: str | None, folder: Path) -> str | None:
+    """Refuse a quantization that cannot be, before anything is loaded. Returns what is left to do:
+    nothing where the checkpoint comes as it is wanted.
 
     Raises:
-        ConfigError: an unknown one, one of a checkpoint that is quantized already, or no
+        ConfigError: an unknown one, one of a checkpoint that is quantized otherwise, or no
             bitsandbytes here.
     """
     if quantize is not None and quantize not in QUANTIZATIONS:
@@ -60,6 +62,9 @@ def require(quantize: str | None, folder: Path) -> None:
             f"no quantization is called {quantize!r}{did_you_mean(quantize, QUANTIZATIONS)}",
             expected=f"one of {', '.join(QUANTIZATIONS)}",
         )
+    facts = _stored(folder)
+    if facts and quantize == kind_of(facts):
+        quantize = None
     stored = stored_quantization(folder)
     if quantize is not None and stored is not None:
         raise ConfigError(
@@ -71,15 +76,29 @@ def require(quantize: str | None, folder: Path) -> None:
         raise ConfigError(
             "a quantized backbone needs bitsandbytes, which is not installed", hint=_PIP
         )
+    return quantize
 
 
 def stored_quantization(folder: Path) -> str | None:
     """By which library the checkpoint in a folder is quantized, if it is."""
+    found = _stored(folder)
+    return str(found.get("quant_method", "unknown")) if found else None
+
+
+def _stored(folder: Path) -> dict[str, Any]:
     if not (folder / "config.json").is_file():
-        return None
+        return {}
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     found = config.get("quantization_config")
-    return str(found.get("quant_method", "unknown")) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def kind_of(facts: Mapping[str, Any]) -> str:
+    """The kind of a quantization, one of QUANTIZATIONS where it is known, by what a configuration
+    says of it."""
+    if facts.get("load_in_4bit"):
+        return str(facts.get("bnb_4bit_quant_type", "int4"))
+    return "int8" if facts.get("load_in_8bit") else str(facts.get("quant_method", "unknown"))
 
 
 def loading_options(
@@ -143,6 +162,29 @@ def dequantized(module: nn.Module) -> Tensor | None:
         return None
     whole = [getattr(module, "out_features", None), getattr(module, "in_features", None)]
     return found if list(found.shape) == whole else None
+
+
+def can_requantize(module: nn.Module) -> bool:
+    """Whether `requantized` knows the layer."""
+    weight = getattr(module, "weight", None)
+    return getattr(weight, "quant_state", None) is not None or _scales(module) is not None
+
+
+def requantized(module: nn.Module, matrix: Tensor) -> tuple[nn.Parameter, dict[str, Any]]:
+    """A weight (d_out, d_in) quantized as a layer keeps its own, and the attributes of the layer
+    that go with it."""
+    weight: Any = module.weight
+    kind, state = type(weight), getattr(weight, "quant_state", None)
+    if state is not None:
+        options = {"blocksize": state.blocksize, "compress_statistics": state.nested}
+        options |= {"quant_type": state.quant_type, "quant_storage": weight.quant_storage}
+        new = kind(matrix.to(state.dtype).contiguous(), **options).to(weight.device)
+        new.module = module
+        return new, {"quant_state": new.quant_state}
+    new = kind(matrix.cpu(), requires_grad=False).to(weight.device)
+    fresh = copy.copy(module.state)
+    fresh.CB = fresh.SCB = None  # the layer takes them over from the weight when it is called
+    return new, {"state": fresh}
 
 
 def _plain(weight: Tensor) -> bool:
