@@ -133,9 +133,9 @@ def merge(
     ones. The model is a plain one afterwards, to save, compile or serve as any other.
 
     The weights of the backbone are kept, for `unmerge`. `tolerance` is the largest difference that
-    you accept, as a part of the largest logit; by default that of the dtype. On a quantized backbone
-    `requantize` is needed: merged weights are rounded to its codes again, and whatever finite
-    difference this makes is accepted, if you give no `tolerance`.
+    you accept, as a part of the largest logit; by default that of the dtype. On a quantized
+    backbone `requantize` is needed: merged weights are rounded to its codes again, and whatever
+    finite difference this makes is accepted, if you give no `tolerance`.
 
     Raises:
         MergeError: no weights can express an adapter (all its parts that cannot are listed), its
@@ -243,8 +243,8 @@ def refuse_unmergeable(adapters: Sequence[Adapter], requantize: bool = False) ->
             offenders=stored,
             expected="weights of their own, in fp32, bf16 or fp16",
             hint="reload the backbone in bf16 or fp32 without quantization, load the adapter there "
-            "and merge there: adapterhub merge ADAPTER --base-dtype bf16 --output OUT; or have merged "
-            "weights quantized again, which may lose much of the adapter: --requantize",
+            "and merge there: adapterhub merge ADAPTER --base-dtype bf16 --output OUT; or quantize "
+            "merged weights again, which may lose much of the adapter: --requantize",
         )
 
 

@@ -182,7 +182,7 @@ def requantized(module: nn.Module, matrix: Tensor) -> tuple[nn.Parameter, dict[s
         new.module = module
         return new, {"quant_state": new.quant_state}
     new = kind(matrix.cpu(), requires_grad=False).to(weight.device)
-    fresh = copy.copy(module.state)
+    fresh: Any = copy.copy(module.state)
     fresh.CB = fresh.SCB = None  # the layer takes them over from the weight when it is called
     return new, {"state": fresh}
 

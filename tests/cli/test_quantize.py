@@ -37,6 +37,28 @@ def test_train_evaluate_and_merge(train, adapterhub, backbone, data, tmp_path):
     assert "max |difference|" in out
     plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "merged")
     assert {p.dtype for p in plain.parameters()} == {torch.bfloat16}
+    out_folder = tmp_path / "again"
+    again = ("merge", tmp_path / "run", "--output", out_folder, "--requantize")
+    code, _, err = adapterhub(*again, "--base-dtype", "bf16")
+    assert code == 2
+    assert "one of the two" in err
+    code, out, err = adapterhub(*again)
+    assert code == 0, err
+    first, merged, loaded, _ = out.splitlines()
+    assert first.endswith(", nf4")
+    assert "max |difference|" in merged
+    assert "of values up to" in merged
+    assert loaded.startswith("loaded again")
+    model = AutoModelForSequenceClassification.from_pretrained(out_folder)
+    assert type(model.bert.encoder.layer[0].output.dense).__name__ == "Linear4bit"
+
+
+def test_nothing_to_quantize_again(train, adapterhub, tmp_path):
+    assert train("--method", "lora", "train.max_steps=1")[0] == 0
+    code, _, err = adapterhub("merge", tmp_path / "run", "--output", tmp_path / "m", "--requantize")
+    assert code == 2
+    assert "not quantized" in err
+    assert not (tmp_path / "m").exists()
 
 
 def test_the_flag_and_a_wrong_value(train, tmp_path):
