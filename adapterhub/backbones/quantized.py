@@ -2,6 +2,7 @@
 
     nf4, fp4    4 bits a value in blocks of 64, the scales of the blocks quantized once more
     int8        8 bits a value, one scale a row; activations are rounded to 8 bits too
+    int8-weight the same of the weights alone, by torchao
 
 Linear layers are quantized. The head, the output layer, and what the checkpoint lacks stay as they
 are: these train, or decide alone what comes out.
@@ -18,6 +19,8 @@ import importlib.util
 import json
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,24 +31,45 @@ from transformers import PreTrainedModel
 
 from adapterhub.errors import ConfigError, did_you_mean
 
-_PIP = 'pip install "adapterhub[quantized]"'
 LABELS = ("id2label", "label2id", "num_labels", "problem_type")
 _PACKED = "support_avx512bf16_for_cpu"
 
 
-def _four_bits(kind: str, dtype: torch.dtype) -> dict[str, Any]:
-    return {
-        "load_in_4bit": True,
-        "bnb_4bit_quant_type": kind,
-        "bnb_4bit_use_double_quant": True,
-        "bnb_4bit_compute_dtype": dtype,
-    }
+@dataclass(frozen=True)
+class Scheme:
+    """A way to quantize: the library, the extra that installs it, and the configuration that
+    transformers takes, of the dtype of the computation and the paths that stay as they are."""
+
+    library: str
+    extra: str
+    config: Callable[[torch.dtype, list[str]], Any]
 
 
-QUANTIZATIONS: dict[str, Callable[[torch.dtype], dict[str, Any]]] = {
-    "nf4": lambda dtype: _four_bits("nf4", dtype),
-    "fp4": lambda dtype: _four_bits("fp4", dtype),
-    "int8": lambda dtype: {"load_in_8bit": True},
+def _four_bits(kind: str, dtype: torch.dtype, kept: list[str]) -> Any:
+    return transformers.BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=kind,
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+        llm_int8_skip_modules=kept,
+    )
+
+
+def _eight_bits(dtype: torch.dtype, kept: list[str]) -> Any:
+    return transformers.BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=kept)
+
+
+def _weights_alone(dtype: torch.dtype, kept: list[str]) -> Any:
+    from torchao.quantization import Int8WeightOnlyConfig
+
+    return transformers.TorchAoConfig(Int8WeightOnlyConfig(), modules_to_not_convert=kept)
+
+
+QUANTIZATIONS = {
+    "nf4": Scheme("bitsandbytes", "quantized", partial(_four_bits, "nf4")),
+    "fp4": Scheme("bitsandbytes", "quantized", partial(_four_bits, "fp4")),
+    "int8": Scheme("bitsandbytes", "quantized", _eight_bits),
+    "int8-weight": Scheme("torchao", "torchao", _weights_alone),
 }
 
 
@@ -54,8 +78,8 @@ def require(quantize: str | None, folder: Path) -> str | None:
     nothing where the checkpoint comes as it is wanted.
 
     Raises:
-        ConfigError: an unknown one, one of a checkpoint that is quantized otherwise, or no
-            bitsandbytes here.
+        ConfigError: an unknown one, one of a checkpoint that is quantized otherwise, or its library
+            is not installed.
     """
     if quantize is not None and quantize not in QUANTIZATIONS:
         raise ConfigError(
@@ -72,9 +96,12 @@ def require(quantize: str | None, folder: Path) -> str | None:
             expected="a checkpoint in fp32, bf16 or fp16",
             hint="load it as it is, without quantize",
         )
-    if (quantize or stored == "bitsandbytes") and not importlib.util.find_spec("bitsandbytes"):
+    library = QUANTIZATIONS[quantize].library if quantize else stored
+    extras = {scheme.library: scheme.extra for scheme in QUANTIZATIONS.values()}
+    if library in extras and not importlib.util.find_spec(library):
         raise ConfigError(
-            "a quantized backbone needs bitsandbytes, which is not installed", hint=_PIP
+            f"this quantized backbone needs {library}, which is not installed",
+            hint=f'pip install "adapterhub[{extras[library]}]"',
         )
     return quantize
 
@@ -98,6 +125,9 @@ def kind_of(facts: Mapping[str, Any]) -> str:
     says of it."""
     if facts.get("load_in_4bit"):
         return str(facts.get("bnb_4bit_quant_type", "int4"))
+    if facts.get("quant_method") == "torchao":
+        made = facts["quant_type"]["default"]["_type"]
+        return "int8-weight" if made == "Int8WeightOnlyConfig" else f"torchao-{made}"
     return "int8" if facts.get("load_in_8bit") else str(facts.get("quant_method", "unknown"))
 
 
@@ -130,9 +160,7 @@ def loading_options(
         config = transformers.AutoConfig.from_pretrained(folder, **labels)
         config.quantization_config = kinds
         return {k: v for k, v in options.items() if k not in labels} | {"config": config}
-    facts = QUANTIZATIONS[quantize](dtype)
-    chosen = transformers.BitsAndBytesConfig(**facts, llm_int8_skip_modules=sorted(kept))
-    return options | {"quantization_config": chosen}
+    return options | {"quantization_config": QUANTIZATIONS[quantize].config(dtype, sorted(kept))}
 
 
 def _kept(model: PreTrainedModel, missing: set[str]) -> set[str]:
@@ -167,7 +195,9 @@ def dequantized(module: nn.Module) -> Tensor | None:
 def can_requantize(module: nn.Module) -> bool:
     """Whether `requantized` knows the layer."""
     weight = getattr(module, "weight", None)
-    return getattr(weight, "quant_state", None) is not None or _scales(module) is not None
+    by_row = list(getattr(weight, "block_size", ())) == [1, getattr(module, "in_features", 0)]
+    known = getattr(weight, "quant_state", None) is not None or _scales(module) is not None
+    return known or (type(weight).__name__ == "Int8Tensor" and by_row)
 
 
 def requantized(module: nn.Module, matrix: Tensor) -> tuple[nn.Parameter, dict[str, Any]]:
@@ -181,6 +211,11 @@ def requantized(module: nn.Module, matrix: Tensor) -> tuple[nn.Parameter, dict[s
         new = kind(matrix.to(state.dtype).contiguous(), **options).to(weight.device)
         new.module = module
         return new, {"quant_state": new.quant_state}
+    if hasattr(kind, "from_hp"):
+        from torchao.quantization import PerRow
+
+        coded = kind.from_hp(matrix.to(weight.dtype).contiguous(), PerRow())
+        return nn.Parameter(coded, requires_grad=False), {}
     new = kind(matrix.cpu(), requires_grad=False).to(weight.device)
     fresh: Any = copy.copy(module.state)
     fresh.CB = fresh.SCB = None  # the layer takes them over from the weight when it is called
@@ -188,6 +223,7 @@ def requantized(module: nn.Module, matrix: Tensor) -> tuple[nn.Parameter, dict[s
 
 
 def _plain(weight: Tensor) -> bool:
+    """Whether a tensor is numbers, and not a kind of its own that holds codes."""
     return type(weight) in (Tensor, nn.Parameter) and type(weight.data) is Tensor
 
 
@@ -208,6 +244,9 @@ def size_of(parameter: Tensor) -> int:
 
 def bytes_of(parameter: Tensor) -> int:
     """What a parameter takes: its values or codes, and the scales of these."""
+    if not _plain(parameter) and hasattr(parameter, "__tensor_flatten__"):
+        held = [getattr(parameter, name) for name in parameter.__tensor_flatten__()[0]]
+        return sum(t.numel() * t.element_size() for t in held)
     own = parameter.numel() * parameter.element_size()
     state = getattr(parameter, "quant_state", None)
     if state is not None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from adapterhub.backbones.anatomy import Part
+from adapterhub.backbones.anatomy import Anatomy, Part
 from adapterhub.backbones.quantized import dequantized
 from adapterhub.errors import SiteError
 
@@ -48,6 +48,14 @@ def as_stored(module: nn.Module, matrix: Tensor) -> Tensor:
     """W: (d_out, d_in), or a change of it, in the layout in which the module keeps its own; and
     the way back, for it is the same."""
     return matrix.T if isinstance(module, Conv1D) else matrix
+
+
+def packed_hosts(anatomy: Anatomy) -> list[str]:
+    """The paths of projections that keep no weight as a tensor of their own, but packed codes, as
+    GPTQ and AWQ do: they can be called, and not read."""
+    hosts = dict.fromkeys(s.host for s in anatomy.sites.values() if s.kind == "linear")
+    found = ((host, anatomy.model.get_submodule(host)) for host in hosts)
+    return [host for host, m in found if not isinstance(getattr(m, "weight", None), Tensor)]
 
 
 def is_sharded(tensor: Tensor) -> bool:
