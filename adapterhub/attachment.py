@@ -33,7 +33,13 @@ from adapterhub.backbones.fingerprint import fingerprint_of
 from adapterhub.backbones.load import FRESH, origin_of, rows_of, table_of
 from adapterhub.backbones.quantized import free_layout, hold_layout
 from adapterhub.backbones.tokenizer import bind, bound
-from adapterhub.backbones.weights import is_sharded, packed_hosts, storage_problems
+from adapterhub.backbones.weights import (
+    device_of,
+    is_sharded,
+    offloaded,
+    packed_hosts,
+    storage_problems,
+)
 from adapterhub.composing import check, clear, compose, is_stack
 from adapterhub.composition import Average, Node, names_in, node_of
 from adapterhub.errors import AdapterhubError, AttachError, SiteError, did_you_mean
@@ -266,6 +272,7 @@ def _build(
     ]
     taken = {step.path for _, step in unfrozen}
     fresh = sorted(getattr(state.model, FRESH, frozenset()) & state.anatomy.parameters().keys())
+    _refuse_offloaded(state, fresh, tokens)
     unfrozen += [(None, Unfrozen(path)) for path in fresh if path not in taken]
     changed = list(_own_copies(state, unfrozen))
     head = _own_head(state)
@@ -322,16 +329,35 @@ def _fits(cls: type[Method], anatomy: Anatomy) -> bool:
 
 def _refuse_untrainable(part: Method, steps: Iterable[Step], anatomy: Anatomy) -> None:
     """Refuse to train parameters that small steps cannot move: codes of quantized weights."""
-    paths = (step.path for step in steps if isinstance(step, Unfrozen))
+    paths = [step.path for step in steps if isinstance(step, Unfrozen)]
+    if away := offloaded(anatomy.model, paths):
+        problem = f"{part.name} trains weights that are offloaded here"
+        raise SiteError(problem, offenders=away, expected="weights that stay on a device")
     if wrong := storage_problems(anatomy.parameters(), paths):
         problem = f"{part.name} trains weights that are quantized here"
         raise SiteError(problem, offenders=wrong, expected="weights in fp32, bf16 or fp16")
 
 
+def _refuse_offloaded(state: Attachments, fresh: list[str], tokens: tuple[NewToken, ...]) -> None:
+    """Refuse to train what accelerate would bring in again at each call, as it was."""
+    named = state.model.named_parameters()
+    heads = [f"{n}.{p}" for n, m in state.anatomy.head().items() for p, _ in m.named_parameters()]
+    table = table_of(state.model) if tokens else None
+    rows = [path for path, parameter in named if parameter is table]
+    if away := offloaded(state.model, [*fresh, *heads, *rows]):
+        raise AttachError(
+            "the head, what is new in the checkpoint and the table of new tokens train here, and "
+            "are offloaded",
+            offenders=away,
+            expected="modules that stay on a device",
+            hint=f"device_map={{..., {away[0].rpartition('.')[0]!r}: DEVICE}}",
+        )
+
+
 def _moved(state: Attachments, placement: Placement) -> nn.Module:
     """Adapter modules are fp32, on the device of their host, and train where the model does."""
     host = state.model.get_submodule(placement.site.host)
-    device = next((p.device for p in host.parameters()), state.model.device)
+    device = device_of(host) or device_of(state.model)
     placement.module.train(state.model.training)
     return placement.module.to(device=device, dtype=torch.float32)
 

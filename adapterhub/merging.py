@@ -46,7 +46,7 @@ from adapterhub.backbones.anatomy import CHILD
 from adapterhub.backbones.load import FRESH, ORIGIN, name_of
 from adapterhub.backbones.probe import probe
 from adapterhub.backbones.quantized import can_requantize, requantized
-from adapterhub.backbones.weights import as_stored, storage_problem
+from adapterhub.backbones.weights import as_stored, is_offloaded, storage_problem
 from adapterhub.errors import AttachError, MergeError
 from adapterhub.slots import OutputSlot
 
@@ -265,6 +265,9 @@ def _storage_problems(adapter: Adapter, requantize: bool) -> Iterator[str]:
     holders = _holders(adapter.model)
     for site in {placed.site.host: placed.site for placed in adapter.placed}.values():
         host = adapter.model.get_submodule(site.host)
+        if is_offloaded(host):
+            yield f"{site.host}: its weights are offloaded"
+            continue
         for name in ("weight", "bias"):
             parameter = getattr(host, name, None)
             if parameter is None and name == "bias":

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from adapterhub.backbones.load import kind_of
+from adapterhub.backbones.weights import device_of
 
 ROWS, TOKENS = 4, 16
 
@@ -28,7 +29,7 @@ def probe_batch(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
         ids[:, -1] = end  # where the classifiers of BART and T5 read
     if kind_of(model) == "multiple-choice":
         ids = ids[None]
-    ids = ids.to(model.device)
+    ids = ids.to(device_of(model))
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     known = inspect.signature(model.forward).parameters
     return batch | ({"decoder_input_ids": ids} if "decoder_input_ids" in known else {})
@@ -38,7 +39,7 @@ def probe(model: PreTrainedModel) -> dict[str, Tensor]:
     """What a model computes on the probe batch, in evaluation mode: its logits by name, or, where
     it has none, its other outputs; in fp32 on the CPU."""
     modes = {module: module.training for module in model.modules()}
-    device = model.device.type
+    device = str(device_of(model)).partition(":")[0]
     try:
         with torch.no_grad(), torch.autocast(device, enabled=False):
             outputs = model.eval()(**probe_batch(model), return_dict=True)

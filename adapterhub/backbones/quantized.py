@@ -128,7 +128,8 @@ def kind_of(facts: Mapping[str, Any]) -> str:
     if facts.get("quant_method") == "torchao":
         made = facts["quant_type"]["default"]["_type"]
         return "int8-weight" if made == "Int8WeightOnlyConfig" else f"torchao-{made}"
-    return "int8" if facts.get("load_in_8bit") else str(facts.get("quant_method", "unknown"))
+    method = facts.get("quant_method", "unknown")
+    return "int8" if facts.get("load_in_8bit") else str(getattr(method, "value", method))
 
 
 def loading_options(
