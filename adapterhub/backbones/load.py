@@ -144,7 +144,7 @@ def load_backbone(
         if device_map is not None:
             options["device_map"] = device_map
         model, info = _load(auto, folder, options, backbone)
-        quantized.hold_layout(model)
+        quantized.keep_layout(model)
         tokenizer = _load(transformers.AutoTokenizer, folder, {}, backbone)
     model.config._name_or_path = model.name_or_path = backbone
     model.config._commit_hash = commit

@@ -33,6 +33,7 @@ from adapterhub.errors import ConfigError, did_you_mean
 
 LABELS = ("id2label", "label2id", "num_labels", "problem_type")
 _PACKED = "support_avx512bf16_for_cpu"
+_FORGETS = "_adapterhub_forgets"
 
 
 @dataclass(frozen=True)
@@ -261,9 +262,8 @@ def _state_bytes(state: Any) -> int:
     return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor))
 
 
-def hold_layout(model: nn.Module) -> list[nn.Module]:
-    """Keep 4-bit weights as they are stored, and return the layers that this changes, for
-    `free_layout`.
+def keep_layout(model: nn.Module) -> list[nn.Module]:
+    """Keep 4-bit weights as they are stored, and return the layers that this changes.
 
     On some CPUs bitsandbytes packs them anew for inference at the first call without gradients, in
     a form that gives none in a later call: training would go on with gradients that are wrong.
@@ -277,7 +277,31 @@ def hold_layout(model: nn.Module) -> list[nn.Module]:
     return layers
 
 
+def hold_layout(model: nn.Module) -> list[nn.Module]:
+    """Make quantized layers fit for training through them, and return those that this changes, for
+    `free_layout`."""
+    eights = [m for m in model.modules() if _scales(m) is not None and _FORGETS not in m.__dict__]
+    for layer in eights:
+        layer.__dict__[_FORGETS] = layer.register_forward_hook(forget_input, prepend=True)
+    return keep_layout(model) + eights
+
+
 def free_layout(layers: list[nn.Module]) -> None:
-    """The layers may pack their weights again."""
+    """The layers are as they were: they may pack their weights again."""
     for layer in layers:
-        layer.__dict__[_PACKED] = True
+        if _FORGETS in layer.__dict__:
+            layer.__dict__.pop(_FORGETS).remove()
+        else:
+            layer.__dict__[_PACKED] = True
+
+
+def forget_input(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+    """The hook of an int8 layer: bitsandbytes keeps its input for a gradient of the codes, which
+    nobody takes, and where gradient checkpointing does not see it."""
+    node: Any = getattr(output, "grad_fn", None)
+    if node is None or torch.compiler.is_compiling():
+        return
+    if isinstance(kept := getattr(node, "tensors", None), tuple):
+        node.tensors = (None,) * len(kept)
+    if isinstance(getattr(node, "A", None), Tensor):
+        node.A = None

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapter import Adapter
 from adapterhub.backbones.load import TASK_MODELS, kind_of, quiet_loading
-from adapterhub.backbones.quantized import hold_layout
+from adapterhub.backbones.quantized import keep_layout
 from adapterhub.errors import MergeError, OutputError
 from adapterhub.files.folder import check_place, explained, put_in_place
 from adapterhub.files.native import read_manifest
@@ -98,5 +98,5 @@ def _reloaded(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         wrong.append(f"it loads as {type(loaded).__name__}, not as {type(model).__name__}")
     if wrong:
         raise MergeError("the merged checkpoint does not load as it was written", offenders=wrong)
-    hold_layout(loaded)
+    keep_layout(loaded)
     return loaded.eval()  # type: ignore[no-any-return]

@@ -77,10 +77,8 @@ def test_it_trains_and_serves_as_on_a_backbone_that_fits(method, device_map, bac
 def test_a_map_onto_one_device_is_no_offloading(backbones):
     model = loaded(backbones("llama"), {"": "cpu"})
     assert not any(p.is_meta for p in model.parameters())
-    _, gradients, _ = step(model, ["lora", "norms"][0])
-    assert gradients
-    ah.detach(model)
-    step(model, "norms")
+    _, gradients, _ = step(model, "norms")
+    assert all(gradient.any() for gradient in gradients.values())
 
 
 @pytest.mark.parametrize("method", sorted(BACKBONE - {"bitfit"}))
@@ -115,10 +113,8 @@ def test_a_head_that_is_offloaded_says_where_to_put_it(backbone):
 
 
 def test_new_tokens_need_their_table(backbones):
+    model = loaded(backbones("llama"), ALL, task="causal-lm", new_tokens=["<new>"])
     with pytest.raises(AttachError, match="table of new tokens") as error:
-        model, _ = ah.load_backbone(
-            str(backbones("llama")), task="causal-lm", device_map=ALL, new_tokens=["<new>"]
-        )
         ah.attach(model, "lora")
     assert "model.embed_tokens.weight" in error.value.offenders
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
 import os
+import weakref
 from importlib.util import find_spec
 
 import pytest
@@ -175,6 +177,33 @@ def test_gradient_checkpointing_gives_equal_gradients(method, architecture, prec
     assert plain
     for name, gradient in plain.items():
         assert torch.equal(checkpointed[name], gradient), name
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+@pytest.mark.parametrize("training", [False, True])
+def test_gradient_checkpointing_keeps_no_input_of_a_projection(precision, training, backbones):
+    """bitsandbytes keeps the input of an int8 layer out of its sight: it must not stay alive."""
+    model = ah.load_backbone(str(backbones("llama")), task="causal-lm", **PRECISIONS[precision])[0]
+    inputs, hosts = [], [m for n, m in model.named_modules() if n.endswith("_proj")]
+    adapter = ah.attach(model, "houlsby")
+    adapter.train_mode()
+    model.train(training)
+    handles = [
+        host.register_forward_hook(lambda _, args, y: inputs.append(weakref.ref(args[0])))
+        for host in hosts
+    ]
+    with recompute(model, True) as layers:
+        layers.apply()
+        loss = model(**tiny.batch(), labels=tiny.batch()["input_ids"]).loss
+        gc.collect()
+        alive = {id(found) for ref in inputs if (found := ref()) is not None}
+        assert len(inputs) == len(hosts)
+        assert not alive
+        loss.backward()
+    for handle in handles:
+        handle.remove()
+    ah.detach(model)
+    assert not [m for m in model.modules() if m._forward_hooks]
 
 
 REFUSING = [cell for cell in NOT_WORKING if FULL or cell[1:] == ("bert", "nf4")]
