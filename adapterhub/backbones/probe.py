@@ -14,7 +14,9 @@ from adapterhub.backbones.weights import device_of
 ROWS, TOKENS = 4, 16
 
 
-def probe_batch(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
+def probe_batch(
+    model: PreTrainedModel, seed: int = 0, rows: int = ROWS, tokens: int = TOKENS
+) -> dict[str, Tensor]:
     """Random token ids out of the vocabulary, without special ones but for an end in each row.
 
     An encoder-decoder reads them on both sides. Each: (rows, tokens), or (1, rows, tokens) where
@@ -24,7 +26,7 @@ def probe_batch(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
     special = {v for k, v in vars(model.config).items() if k.endswith("token_id")}
     usual = torch.tensor([i for i in range(size) if i not in special])
     generator = torch.Generator().manual_seed(seed)
-    ids = usual[torch.randint(len(usual), (ROWS, TOKENS), generator=generator)]
+    ids = usual[torch.randint(len(usual), (rows, tokens), generator=generator)]
     if isinstance(end := getattr(model.config, "eos_token_id", None), int):
         ids[:, -1] = end  # where the classifiers of BART and T5 read
     if kind_of(model) == "multiple-choice":

@@ -44,7 +44,8 @@ from torch import nn
 from transformers import LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 import adapterhub as ah
-from adapterhub.training.plan import activation_bytes, weight_bytes
+from adapterhub.training.activations import activation_bytes
+from adapterhub.training.plan import weight_bytes
 
 LOSS, GRADIENT = 1e-3, 2e-2  # relative; autocast rounds to bf16 at other places
 RANK, ALPHA, LEARNING_RATE = 16, 16, 1e-4
@@ -288,7 +289,7 @@ def predicted(model: LlamaForCausalLM, setting: Setting, checkpointing: bool) ->
     found = {
         "backbone weights": weight_bytes(adapter),
         "adapter, gradients, optimizer": 16 * trained,
-        "activations": activation_bytes(model, setting.rows, setting.length, checkpointing),
+        "activations": activation_bytes(adapter, setting.rows, setting.length, checkpointing),
     }
     ah.detach(model)
     return found
