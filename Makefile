@@ -5,7 +5,7 @@ PY := .venv/bin/python
 # One thread a process: small models lose time to more, and results do not depend on the machine.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: quickstart test matrix trl oldest check lint types venv clean
+.PHONY: quickstart test matrix trl torchao oldest check lint types venv clean
 
 quickstart: venv
 	.venv/bin/adapterhub quickstart
@@ -20,6 +20,10 @@ matrix: venv
 # trl's trainers on attached models.
 trl: .venv-trl/.installed
 	$(TEST_ENV) .venv-trl/bin/python -m pytest tests/test_trl.py $(ARGS)
+
+# Backbones that torchao quantizes, beside those of bitsandbytes.
+torchao: .venv-torchao/.installed
+	$(TEST_ENV) .venv-torchao/bin/python -m pytest tests/contract/test_quantized.py tests/cli/test_quantize.py $(ARGS)
 
 # The contract suite with the oldest release of each dependency that pyproject.toml admits.
 oldest: .venv-oldest/.installed
@@ -39,6 +43,7 @@ venv: .venv/.installed
 PINS := constraints.txt
 .venv/.installed: EXTRAS := minilm,quantized,test,dev,tensorboard
 .venv-trl/.installed: EXTRAS := test,trl
+.venv-torchao/.installed: EXTRAS := quantized,test,torchao
 .venv-oldest/.installed: EXTRAS := test
 .venv-oldest/.installed: PINS := constraints-oldest.txt
 .venv-oldest/.installed: constraints-oldest.txt
@@ -50,4 +55,4 @@ PINS := constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv .venv-trl .venv-oldest .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv .venv-trl .venv-torchao .venv-oldest .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

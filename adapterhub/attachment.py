@@ -23,7 +23,7 @@ from adapterhub.backbones.fingerprint import fingerprint_of
 from adapterhub.backbones.load import FRESH, origin_of, rows_of, table_of
 from adapterhub.backbones.quantized import free_layout, hold_layout
 from adapterhub.backbones.tokenizer import bind, bound
-from adapterhub.backbones.weights import is_sharded
+from adapterhub.backbones.weights import is_sharded, packed_hosts
 from adapterhub.building import build_adapter, check_adapter
 from adapterhub.composing import check, clear, compose, is_stack
 from adapterhub.composition import Average, Node, names_in, node_of
@@ -89,7 +89,9 @@ class Attachments:
             for path, p in self.anatomy.parameters().items()
             if path not in fresh
         )
-        return fingerprint_of(named, origin_of(self.model))
+        codes = torch.empty(1, 1, device="meta")
+        packed = ((f"{host}.weight", codes) for host in packed_hosts(self.anatomy))
+        return fingerprint_of(itertools.chain(named, packed), origin_of(self.model))
 
 
 def reattach(state: Attachments, adapters: Sequence[Adapter], rows: Sequence[Node]) -> None:

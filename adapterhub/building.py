@@ -14,7 +14,7 @@ from adapterhub.adapter import Adapter, Home
 from adapterhub.attention import check_attention
 from adapterhub.backbones.anatomy import Anatomy
 from adapterhub.backbones.load import FRESH, rows_of, table_of
-from adapterhub.backbones.weights import storage_problems
+from adapterhub.backbones.weights import device_of, offloaded, storage_problems
 from adapterhub.errors import AdapterhubError, AttachError, SiteError
 from adapterhub.files.manifest import NewToken
 from adapterhub.methods.base import METHODS, Method, Placement, Step, Unfrozen
@@ -43,6 +43,7 @@ def build_adapter(
         for part in method.parts()
         for step in _plan(method, part, anatomy)
     ]
+    _refuse_offloaded(anatomy, _fresh(anatomy), tokens)
     key = f"{_slug(name)}-{serial}"
     placed = [
         Placed(
@@ -71,8 +72,12 @@ def _unfrozen(
         (m, s) for m, s in steps if isinstance(s, Unfrozen)
     ]
     taken = {step.path for _, step in chosen}
-    fresh = sorted(getattr(anatomy.model, FRESH, frozenset()) & anatomy.parameters().keys())
+    fresh = _fresh(anatomy)
     return chosen + [(None, Unfrozen(path)) for path in fresh if path not in taken]
+
+
+def _fresh(anatomy: Anatomy) -> list[str]:
+    return sorted(getattr(anatomy.model, FRESH, frozenset()) & anatomy.parameters().keys())
 
 
 def _vocabulary(
@@ -124,17 +129,36 @@ def _fits(cls: type[Method], anatomy: Anatomy) -> bool:
 
 def _refuse_untrainable(part: Method, steps: Iterable[Step], anatomy: Anatomy) -> None:
     """Refuse to train parameters that small steps cannot move: codes of quantized weights."""
-    paths = (step.path for step in steps if isinstance(step, Unfrozen))
+    paths = [step.path for step in steps if isinstance(step, Unfrozen)]
+    if away := offloaded(anatomy.model, paths):
+        problem = f"{part.name} trains weights that are offloaded here"
+        raise SiteError(problem, offenders=away, expected="weights that stay on a device")
     if wrong := storage_problems(anatomy.parameters(), paths):
         problem = f"{part.name} trains weights that are quantized here"
         raise SiteError(problem, offenders=wrong, expected="weights in fp32, bf16 or fp16")
+
+
+def _refuse_offloaded(anatomy: Anatomy, fresh: list[str], tokens: tuple[NewToken, ...]) -> None:
+    """Refuse to train what accelerate would bring in again at each call, as it was."""
+    model = anatomy.model
+    heads = [f"{n}.{p}" for n, m in anatomy.head().items() for p, _ in m.named_parameters()]
+    table = table_of(model) if tokens else None
+    rows = [path for path, parameter in model.named_parameters() if parameter is table]
+    if away := offloaded(model, [*fresh, *heads, *rows]):
+        raise AttachError(
+            "the head, what is new in the checkpoint and the table of new tokens train here, and "
+            "are offloaded",
+            offenders=away,
+            expected="modules that stay on a device",
+            hint=f"device_map={{..., {away[0].rpartition('.')[0]!r}: DEVICE}}",
+        )
 
 
 def _moved(placement: Placement, anatomy: Anatomy) -> nn.Module:
     """Adapter modules are fp32, on the device of their host, and train where the model does."""
     model = anatomy.model
     host = model.get_submodule(placement.site.host)
-    device = next((p.device for p in host.parameters()), model.device)
+    device = device_of(host) or device_of(model)
     placement.module.train(model.training)
     return placement.module.to(device=device, dtype=torch.float32)
 

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from adapterhub.adapter import Adapter
+from adapterhub.backbones.weights import device_of
 from adapterhub.composition import Average, Node, Plan, averages_in, localized, names_in
 from adapterhub.errors import AttachError
 from adapterhub.methods.base import METHODS
@@ -106,7 +107,7 @@ def compose(model: PreTrainedModel, adapters: Adapters, rows: Sequence[Node]) ->
             keys = slots.setdefault(slot_at(model, placed.site), {})
             keys[adapter.name] = (*keys.get(adapter.name, ()), placed.key)
     for slot, keys in slots.items():
-        slot.plan = Plan([localized(node, keys) for node in rows], model.device)
+        slot.plan = Plan([localized(node, keys) for node in rows], device_of(model) or "cpu")
     for path, variants in _variants(chosen).items():
         set_variants(model, path, variants, _last(rows, variants, model))
     _set_common_labels(model, [_labels(adapters, node) for node in rows])
@@ -116,7 +117,7 @@ def _last(rows: Sequence[Node], variants: Mapping[str, nn.Module], model: PreTra
     """Of a stack, the head of the last adapter that has one."""
     keys = {name: (name,) for name in variants}
     nodes = [localized(node, keys) for node in rows]
-    return Plan([n[-1:] if isinstance(n, tuple) else n for n in nodes], model.device)
+    return Plan([n[-1:] if isinstance(n, tuple) else n for n in nodes], device_of(model) or "cpu")
 
 
 def clear(model: PreTrainedModel, adapters: Iterable[Adapter]) -> None:

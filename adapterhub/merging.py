@@ -5,6 +5,10 @@ in fp32 and rounded once, to the dtype of the weight. Adapters that hold backbon
 their own leave these in their place, in every module that shares them, and a task head becomes the
 model's own.
 
+A weight that is quantized is read as the numbers that it computes with, and takes a merge only when
+that is asked for: they are quantized once more, which rounds as coarsely as the first time, and may
+round a small update away.
+
 Every merge is verified: the outputs on a probe batch, before and after, may differ by
 
     max |logit difference| <= TOLERANCE[dtype] * max |logit|
@@ -13,11 +17,13 @@ A weight is rounded with a relative error of up to u = 2^-24 (fp32), 2^-11 (fp16
 and so is each product before and after; over the layers such errors add up like a random walk. The
 tolerances are some 25 u for the two short formats, and wide enough for any order of summation in
 fp32. An update that is smaller than the rounding of the weight under it is lost within them, which
-is why the difference is reported.
+is why the difference is reported. Where weights are quantized again it is reported alone: no bound
+follows from the dtype.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,9 +43,10 @@ from adapterhub.attachment import (
     set_rows,
 )
 from adapterhub.backbones.anatomy import CHILD
-from adapterhub.backbones.load import FRESH, name_of
+from adapterhub.backbones.load import FRESH, ORIGIN, name_of
 from adapterhub.backbones.probe import probe
-from adapterhub.backbones.weights import as_stored, storage_problem
+from adapterhub.backbones.quantized import can_requantize, requantized
+from adapterhub.backbones.weights import as_stored, is_offloaded, storage_problem
 from adapterhub.errors import AttachError, MergeError
 from adapterhub.parts import Head
 from adapterhub.slots import OutputSlot
@@ -57,24 +64,8 @@ _NO_WEIGHT = {
 
 
 @dataclass(eq=False)
-class Swap:
-    """The numbers of the merged model's parameter, the backbone's own one, and the modules that
-    hold it."""
-
-    new: Tensor
-    old: nn.Parameter
-    holders: tuple[tuple[nn.Module, str], ...]
-
-    def put(self, on: bool) -> None:
-        """Put the new one in place, or the old one back."""
-        parameter = nn.Parameter(self.new, requires_grad=self.old.requires_grad) if on else self.old
-        for module, attribute in self.holders:
-            module._parameters[attribute] = parameter
-
-
-@dataclass(eq=False)
 class Named:
-    """An attribute of the merged model, and the backbone's own."""
+    """An attribute of the merged model or of a layer, and the backbone's own."""
 
     owner: Any
     name: str
@@ -84,6 +75,24 @@ class Named:
     def put(self, on: bool) -> None:
         """Put the new one in place, or the old one back."""
         setattr(self.owner, self.name, self.new if on else self.old)
+
+
+@dataclass(eq=False)
+class Swap:
+    """The merged model's parameter, the backbone's own one, the modules that hold it, and what a
+    quantized layer keeps `beside` it."""
+
+    new: nn.Parameter
+    old: nn.Parameter
+    holders: tuple[tuple[nn.Module, str], ...]
+    beside: tuple[Named, ...] = ()
+
+    def put(self, on: bool) -> None:
+        """Put the new one in place, or the old one back."""
+        for module, attribute in self.holders:
+            module._parameters[attribute] = self.new if on else self.old
+        for named in self.beside:
+            named.put(on)
 
 
 @dataclass(eq=False)
@@ -118,20 +127,27 @@ class Merge:
             self.head.swap(self.adapters[0].model, on)
 
 
-def merge(model: PreTrainedModel, *names: str, tolerance: float | None = None) -> Merge:
+def merge(
+    model: PreTrainedModel, *names: str, tolerance: float | None = None, requantize: bool = False
+) -> Merge:
     """Put adapters into the weights of their backbone, in this order; without names, the active
     ones. The model is a plain one afterwards, to save, compile or serve as any other.
 
     The weights of the backbone are kept, for `unmerge`. `tolerance` is the largest difference that
-    you accept, as a part of the largest logit; by default that of the dtype.
+    you accept, as a part of the largest logit; by default that of the dtype. On a quantized
+    backbone `requantize` is needed: merged weights are rounded to its codes again, and whatever
+    finite difference this makes is accepted, if you give no `tolerance`.
 
     Raises:
-        MergeError: no weights can express an adapter (all its parts that cannot are listed), or the
-            merged model would compute something else; the model is as it was.
+        MergeError: no weights can express an adapter (all its parts that cannot are listed), its
+            weights are quantized and `requantize` was not asked for (or the other way about), or
+            the merged model would compute something else; the model is as it was.
         AttachError: no such adapter, or others are on the model: they were made for its weights.
     """
     state, adapters = _chosen(model, names)
-    refuse_unmergeable(adapters)
+    refuse_unmergeable(adapters, requantize)
+    if requantize and tolerance is None:
+        tolerance = math.inf
     before = state.rows
     activate(model, *(adapter.name for adapter in adapters))
     heads = [adapter.head.lowered() for adapter in adapters if adapter.head]
@@ -202,8 +218,14 @@ def _chosen(
     return state, tuple(state.adapters[name] for name in chosen)
 
 
-def refuse_unmergeable(adapters: Sequence[Adapter]) -> None:
+def refuse_unmergeable(adapters: Sequence[Adapter], requantize: bool = False) -> None:
     """Refuse adapters that weights cannot express, and weights that cannot be replaced."""
+    model = adapters[0].model
+    if requantize and getattr(model.config, "quantization_config", None) is None:
+        raise MergeError(
+            "requantize was asked for, and this backbone is not quantized",
+            hint="merge without it; or load the backbone quantized, and the adapter on it",
+        )
     parts = [line for adapter in adapters for line in blockers(adapter)]
     if parts:
         names = ", ".join(repr(adapter.name) for adapter in adapters)
@@ -213,14 +235,17 @@ def refuse_unmergeable(adapters: Sequence[Adapter]) -> None:
             expected="methods that are linear in the weights, such as lora, ia3, norms or full",
             hint="keep the adapter on the model: model.generate and Trainer work with it",
         )
-    stored = sorted({line for adapter in adapters for line in _storage_problems(adapter)})
+    stored = sorted(
+        {line for adapter in adapters for line in _storage_problems(adapter, requantize)}
+    )
     if stored:
         raise MergeError(
             "the weights of this backbone cannot take a merge",
             offenders=stored,
             expected="weights of their own, in fp32, bf16 or fp16",
             hint="reload the backbone in bf16 or fp32 without quantization, load the adapter there "
-            "and merge there: adapterhub merge ADAPTER --base-dtype bf16 --output OUT",
+            "and merge there: adapterhub merge ADAPTER --base-dtype bf16 --output OUT; or quantize "
+            "merged weights again, which may lose much of the adapter: --requantize",
         )
 
 
@@ -235,16 +260,21 @@ def blockers(adapter: Adapter) -> list[str]:
     return [f"{part}: {reason}" for part, reason in found.items()]
 
 
-def _storage_problems(adapter: Adapter) -> Iterator[str]:
-    """Weights that are quantized, or that modules share of which only one is adapted."""
+def _storage_problems(adapter: Adapter, requantize: bool) -> Iterator[str]:
+    """Weights that are quantized and may not be so again, or that modules share of which only one
+    is adapted."""
     holders = _holders(adapter.model)
     for site in {placed.site.host: placed.site for placed in adapter.placed}.values():
         host = adapter.model.get_submodule(site.host)
+        if is_offloaded(host):
+            yield f"{site.host}: its weights are offloaded"
+            continue
         for name in ("weight", "bias"):
             parameter = getattr(host, name, None)
             if parameter is None and name == "bias":
                 continue
-            if problem := storage_problem(parameter):
+            problem = storage_problem(parameter)
+            if problem and not (requantize and name == "weight" and can_requantize(host)):
                 yield f"{site.host}.{name}: {problem}"
             elif len(holders[id(parameter)]) > 1:
                 yield f"{site.host}.{name}: other modules share it"
@@ -268,7 +298,7 @@ def _swaps(adapters: Sequence[Adapter]) -> tuple[Swap, ...]:
     swaps: dict[int, Swap] = {}
     for changed in (c for adapter in adapters for c in adapter.changed):
         new = changed.own.detach().to(changed.original.dtype)
-        swaps[id(changed.own)] = Swap(new, changed.original, changed.holders)
+        swaps[id(changed.own)] = _swap(new, changed.original, changed.holders)
     for path in dict.fromkeys(p.site.host for adapter in adapters for p in adapter.placed):
         host = model.get_submodule(path)
         slot = host._modules[CHILD]
@@ -279,8 +309,23 @@ def _swaps(adapters: Sequence[Adapter]) -> tuple[Swap, ...]:
             live = host.get_parameter(name)
             own = swaps.get(id(live))
             old = own.old if own else live
-            swaps[id(live)] = Swap(tensor.to(old.dtype).contiguous(), old, ((host, name),))
+            made = _requantized if storage_problem(old) else _swap
+            swaps[id(live)] = made(tensor, old, ((host, name),))
     return tuple(swaps.values())
+
+
+def _swap(tensor: Tensor, old: nn.Parameter, holders: tuple[tuple[nn.Module, str], ...]) -> Swap:
+    new = nn.Parameter(tensor.to(old.dtype).contiguous(), requires_grad=old.requires_grad)
+    return Swap(new, old, holders)
+
+
+def _requantized(
+    tensor: Tensor, old: nn.Parameter, holders: tuple[tuple[nn.Module, str], ...]
+) -> Swap:
+    host, _ = holders[0]
+    new, beside = requantized(host, tensor)
+    named = tuple(Named(host, n, value, getattr(host, n)) for n, value in beside.items())
+    return Swap(new, old, holders, named)
 
 
 def _identity(model: PreTrainedModel, adapters: Sequence[Adapter]) -> tuple[Named, ...]:
@@ -290,6 +335,7 @@ def _identity(model: PreTrainedModel, adapters: Sequence[Adapter]) -> tuple[Name
         (model.config, "_name_or_path", name),
         (model.config, "_commit_hash", None),
         (model, FRESH, frozenset()),
+        (model, ORIGIN, None),
     ]
     return tuple(Named(o, n, new, getattr(o, n)) for o, n, new in known if hasattr(o, n))
 
@@ -307,7 +353,7 @@ def compare(
     found = probe(model)
     relative = tolerance or max(TOLERANCE.get(p.dtype, 0.0) for p in model.parameters())
     differences = {n: (found[n] - value).abs().max().item() for n, value in expected.items()}
-    tolerances = {n: relative * value.abs().max().item() for n, value in expected.items()}
+    tolerances = {n: relative * _largest(value) for n, value in expected.items()}
     wrong = [
         f"{name}: max |difference| {differences[name]:.3g}, tolerance {tolerances[name]:.3g}"
         for name in expected
@@ -322,3 +368,7 @@ def compare(
             "or keep the adapter on the model",
         )
     return differences, tolerances
+
+
+def _largest(value: Tensor) -> float:
+    return max(value.abs().max().item(), torch.finfo(torch.float32).tiny)

@@ -6,6 +6,8 @@ The layers of an encoder-decoder count through: the encoder's, then the decoder'
 from __future__ import annotations
 
 from adapterhub.backbones.anatomy import Anatomy
+from adapterhub.backbones.weights import packed_hosts
+from adapterhub.errors import SiteError
 
 
 def layer_count(anatomy: Anatomy) -> int:
@@ -18,7 +20,17 @@ def layers_down(anatomy: Anatomy) -> dict[str, int]:
 
     0 is the top layer, and what stands above it (a final norm, a pooler); the number of layers is
     what stands below all of them (embeddings).
+
+    Raises:
+        SiteError: projections keep packed codes, of which no layer can train.
     """
+    if packed := packed_hosts(anatomy):
+        more = [f"and {len(packed) - 3} more"] if len(packed) > 3 else []
+        raise SiteError(
+            "whole layers cannot train: the weights of this backbone are quantized, and packed",
+            offenders=[*packed[:3], *more],
+            expected="weights in fp32, bf16 or fp16",
+        )
     layers = [(stack, n) for stack in anatomy.stacks for n in range(anatomy.depth(stack))]
     down: dict[object, int] = {layer: n for n, layer in enumerate(reversed(layers))}
     down |= {"above": 0, "below": len(layers)}

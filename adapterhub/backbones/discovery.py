@@ -96,9 +96,9 @@ def _whole(role: str) -> str:
 
 def is_projection(module: nn.Module) -> bool:
     """Whether a module is a matrix with an input and an output size, as torch's `Linear` and its
-    quantized kinds, and GPT-2's `Conv1D`."""
+    quantized kinds, with a weight or with packed codes, and GPT-2's `Conv1D`."""
     sized = hasattr(module, "in_features") or hasattr(module, "nx")
-    return sized and getattr(module, "weight", None) is not None
+    return sized and getattr(module, "weight", module) is not None
 
 
 def _role(name: str) -> str | None:

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from adapterhub.backbones.checkpoint import pick, stored_tensors
-from adapterhub.backbones.weights import whole
+from adapterhub.backbones.weights import is_sharded, whole
 from adapterhub.errors import BackboneError
 
 RUNS, RUN = 16, 256
@@ -55,7 +55,7 @@ def fingerprint_of(named: Iterable[tuple[str, Tensor]], origin: Path | None = No
     """
     counted = [(w, t) for name, t in named if (w := _place(name, t.shape)) is not None]
     # Quantized values have other shapes and codes; what is left of them has to do.
-    held = [(place, t) for place, t in counted if t.is_floating_point() and not t.is_meta]
+    held = [(place, t) for place, t in counted if _has_values(t)]
     lines = {f"{place} {digest(pick(whole(t), runs(t.numel())))}" for place, t in held}
     exact = len(held) == len(counted) and all(t.dtype in EXACT for _, t in held)
     if not exact and origin is not None:
@@ -78,6 +78,11 @@ def fingerprint_of_files(folder: Path) -> str:
         BackboneError: there is no checkpoint, or it is broken.
     """
     return _identity({line for line, _ in _stored_lines(folder)})
+
+
+def _has_values(tensor: Tensor) -> bool:
+    codes = hasattr(tensor, "__tensor_flatten__") and not is_sharded(tensor)
+    return tensor.is_floating_point() and not tensor.is_meta and not codes
 
 
 def _identity(lines: set[str]) -> str:

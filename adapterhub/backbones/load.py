@@ -36,7 +36,7 @@ from adapterhub.errors import BackboneError, ConfigError, did_you_mean
 BROKEN = (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError, EOFError,
           pickle.UnpicklingError, SafetensorError)  # fmt: skip
 FRESH = "_adapterhub_fresh"
-_ORIGIN = "_adapterhub_origin"
+ORIGIN = "_adapterhub_origin"
 _ROWS = "_adapterhub_rows"
 _CACHED = re.compile(r"/models--([^/]+)/snapshots/([0-9a-f]{40})/?$")
 _HUB_ID = re.compile(r"(?!\.)[\w.-]+(/[\w.-]+)?")
@@ -126,17 +126,18 @@ def load_backbone(
 
     `backbone` is a folder or a Hub id; `revision` a branch, tag or commit of the latter. `labels`
     are the names of the classes, in the order of the logits. `dtype` is fp32, bf16 or fp16; by
-    default fp32, and bf16 where the backbone is quantized. `quantize` is nf4, fp4 or int8; a
-    checkpoint that is quantized already is loaded as it is. `device_map` is that of transformers.
+    default fp32, and bf16 where the backbone is quantized. `quantize` is nf4, fp4, int8
+    or int8-weight; a checkpoint that is quantized already is loaded as it is. `device_map` is that
+    of transformers.
     `new_tokens` are added to the tokenizer; their rows belong to the adapters that are attached.
 
     Raises:
         BackboneError: nothing is found there, or it cannot be loaded.
-        ConfigError: an unknown task, dtype or quantization, or bitsandbytes is not installed.
+        ConfigError: an unknown task, dtype or quantization, or its library is not installed.
     """
     _check_choice("task", task, TASK_MODELS)
     folder, commit = find(backbone, revision)
-    quantized.require(quantize, folder)
+    quantize = quantized.require(quantize, folder)
     dtype = dtype or ("bf16" if quantize or quantized.stored_quantization(folder) else "fp32")
     _check_choice("dtype", dtype, DTYPES)
     options: dict[str, Any] = {"dtype": DTYPES[dtype]} | _label_options(task, labels)
@@ -148,12 +149,12 @@ def load_backbone(
         if device_map is not None:
             options["device_map"] = device_map
         model, info = _load(auto, folder, options, backbone)
-        quantized.hold_layout(model)
+        quantized.keep_layout(model)
         tokenizer = _load(transformers.AutoTokenizer, folder, {}, backbone)
     model.config._name_or_path = model.name_or_path = backbone
     model.config._commit_hash = commit
     setattr(model, FRESH, frozenset(info["missing_keys"]))
-    setattr(model, _ORIGIN, str(folder))
+    setattr(model, ORIGIN, str(folder))
     if (table := table_of(model)) is not None:
         setattr(model, _ROWS, table.shape[0])
     _set_padding(model, tokenizer)
@@ -200,7 +201,7 @@ def kind_of(model: PreTrainedModel) -> str | None:
 def origin_of(model: PreTrainedModel) -> Path | None:
     """The folder that a model was loaded from, if it is still there; the network is not asked."""
     name = str(model.config._name_or_path)
-    for folder in (getattr(model, _ORIGIN, ""), name):
+    for folder in (getattr(model, ORIGIN, ""), name):
         if folder and Path(folder).is_dir():
             return Path(folder)
     if not _HUB_ID.fullmatch(name):
@@ -251,9 +252,7 @@ def storage_of(
     if config is None:
         return dtype, None
     facts = config if isinstance(config, dict) else config.to_dict()
-    if facts.get("load_in_4bit"):
-        return dtype, str(facts.get("bnb_4bit_quant_type", "int4"))
-    return dtype, "int8" if facts.get("load_in_8bit") else str(facts.get("quant_method", "unknown"))
+    return dtype, quantized.kind_of(facts)
 
 
 def name_of(model: PreTrainedModel) -> tuple[str, str | None]:

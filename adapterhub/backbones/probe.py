@@ -9,11 +9,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from adapterhub.backbones.load import kind_of
+from adapterhub.backbones.weights import device_of
 
 ROWS, TOKENS = 4, 16
 
 
-def probe_batch(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
+def probe_batch(
+    model: PreTrainedModel, seed: int = 0, rows: int = ROWS, tokens: int = TOKENS
+) -> dict[str, Tensor]:
     """Random token ids out of the vocabulary, without special ones but for an end in each row.
 
     An encoder-decoder reads them on both sides. Each: (rows, tokens), or (1, rows, tokens) where
@@ -23,12 +26,12 @@ def probe_batch(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
     special = {v for k, v in vars(model.config).items() if k.endswith("token_id")}
     usual = torch.tensor([i for i in range(size) if i not in special])
     generator = torch.Generator().manual_seed(seed)
-    ids = usual[torch.randint(len(usual), (ROWS, TOKENS), generator=generator)]
+    ids = usual[torch.randint(len(usual), (rows, tokens), generator=generator)]
     if isinstance(end := getattr(model.config, "eos_token_id", None), int):
         ids[:, -1] = end  # where the classifiers of BART and T5 read
     if kind_of(model) == "multiple-choice":
         ids = ids[None]
-    ids = ids.to(model.device)
+    ids = ids.to(device_of(model))
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     known = inspect.signature(model.forward).parameters
     return batch | ({"decoder_input_ids": ids} if "decoder_input_ids" in known else {})
@@ -38,7 +41,7 @@ def probe(model: PreTrainedModel) -> dict[str, Tensor]:
     """What a model computes on the probe batch, in evaluation mode: its logits by name, or, where
     it has none, its other outputs; in fp32 on the CPU."""
     modes = {module: module.training for module in model.modules()}
-    device = model.device.type
+    device = str(device_of(model)).partition(":")[0]
     try:
         with torch.no_grad(), torch.autocast(device, enabled=False):
             outputs = model.eval()(**probe_batch(model), return_dict=True)

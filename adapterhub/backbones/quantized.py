@@ -2,6 +2,7 @@
 
     nf4, fp4    4 bits a value in blocks of 64, the scales of the blocks quantized once more
     int8        8 bits a value, one scale a row; activations are rounded to 8 bits too
+    int8-weight the same of the weights alone, by torchao
 
 Linear layers are quantized. The head, the output layer, and what the checkpoint lacks stay as they
 are: these train, or decide alone what comes out.
@@ -13,10 +14,13 @@ Transformers at Scale", https://arxiv.org/abs/2208.07339.
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,39 +31,65 @@ from transformers import PreTrainedModel
 
 from adapterhub.errors import ConfigError, did_you_mean
 
-_PIP = 'pip install "adapterhub[quantized]"'
 LABELS = ("id2label", "label2id", "num_labels", "problem_type")
 _PACKED = "support_avx512bf16_for_cpu"
+_FORGETS = "_adapterhub_forgets"
 
 
-def _four_bits(kind: str, dtype: torch.dtype) -> dict[str, Any]:
-    return {
-        "load_in_4bit": True,
-        "bnb_4bit_quant_type": kind,
-        "bnb_4bit_use_double_quant": True,
-        "bnb_4bit_compute_dtype": dtype,
-    }
+@dataclass(frozen=True)
+class Scheme:
+    """A way to quantize: the library, the extra that installs it, and the configuration that
+    transformers takes, of the dtype of the computation and the paths that stay as they are."""
+
+    library: str
+    extra: str
+    config: Callable[[torch.dtype, list[str]], Any]
 
 
-QUANTIZATIONS: dict[str, Callable[[torch.dtype], dict[str, Any]]] = {
-    "nf4": lambda dtype: _four_bits("nf4", dtype),
-    "fp4": lambda dtype: _four_bits("fp4", dtype),
-    "int8": lambda dtype: {"load_in_8bit": True},
+def _four_bits(kind: str, dtype: torch.dtype, kept: list[str]) -> Any:
+    return transformers.BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=kind,
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+        llm_int8_skip_modules=kept,
+    )
+
+
+def _eight_bits(dtype: torch.dtype, kept: list[str]) -> Any:
+    return transformers.BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=kept)
+
+
+def _weights_alone(dtype: torch.dtype, kept: list[str]) -> Any:
+    from torchao.quantization import Int8WeightOnlyConfig
+
+    return transformers.TorchAoConfig(Int8WeightOnlyConfig(), modules_to_not_convert=kept)
+
+
+QUANTIZATIONS = {
+    "nf4": Scheme("bitsandbytes", "quantized", partial(_four_bits, "nf4")),
+    "fp4": Scheme("bitsandbytes", "quantized", partial(_four_bits, "fp4")),
+    "int8": Scheme("bitsandbytes", "quantized", _eight_bits),
+    "int8-weight": Scheme("torchao", "torchao", _weights_alone),
 }
 
 
-def require(quantize: str | None, folder: Path) -> None:
-    """Refuse a quantization that cannot be, before anything is loaded.
+def require(quantize: str | None, folder: Path) -> str | None:
+    """Refuse a quantization that cannot be, before anything is loaded. Returns what is left to do:
+    nothing where the checkpoint comes as it is wanted.
 
     Raises:
-        ConfigError: an unknown one, one of a checkpoint that is quantized already, or no
-            bitsandbytes here.
+        ConfigError: an unknown one, one of a checkpoint that is quantized otherwise, or its library
+            is not installed.
     """
     if quantize is not None and quantize not in QUANTIZATIONS:
         raise ConfigError(
             f"no quantization is called {quantize!r}{did_you_mean(quantize, QUANTIZATIONS)}",
             expected=f"one of {', '.join(QUANTIZATIONS)}",
         )
+    facts = _stored(folder)
+    if facts and quantize == kind_of(facts):
+        quantize = None
     stored = stored_quantization(folder)
     if quantize is not None and stored is not None:
         raise ConfigError(
@@ -67,19 +97,40 @@ def require(quantize: str | None, folder: Path) -> None:
             expected="a checkpoint in fp32, bf16 or fp16",
             hint="load it as it is, without quantize",
         )
-    if (quantize or stored == "bitsandbytes") and not importlib.util.find_spec("bitsandbytes"):
+    library = QUANTIZATIONS[quantize].library if quantize else stored
+    extras = {scheme.library: scheme.extra for scheme in QUANTIZATIONS.values()}
+    if library in extras and not importlib.util.find_spec(library):
         raise ConfigError(
-            "a quantized backbone needs bitsandbytes, which is not installed", hint=_PIP
+            f"this quantized backbone needs {library}, which is not installed",
+            hint=f'pip install "adapterhub[{extras[library]}]"',
         )
+    return quantize
 
 
 def stored_quantization(folder: Path) -> str | None:
     """By which library the checkpoint in a folder is quantized, if it is."""
+    found = _stored(folder)
+    return str(found.get("quant_method", "unknown")) if found else None
+
+
+def _stored(folder: Path) -> dict[str, Any]:
     if not (folder / "config.json").is_file():
-        return None
+        return {}
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     found = config.get("quantization_config")
-    return str(found.get("quant_method", "unknown")) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def kind_of(facts: Mapping[str, Any]) -> str:
+    """The kind of a quantization, one of QUANTIZATIONS where it is known, by what a configuration
+    says of it."""
+    if facts.get("load_in_4bit"):
+        return str(facts.get("bnb_4bit_quant_type", "int4"))
+    if facts.get("quant_method") == "torchao":
+        made = facts["quant_type"]["default"]["_type"]
+        return "int8-weight" if made == "Int8WeightOnlyConfig" else f"torchao-{made}"
+    method = facts.get("quant_method", "unknown")
+    return "int8" if facts.get("load_in_8bit") else str(getattr(method, "value", method))
 
 
 def loading_options(
@@ -111,9 +162,7 @@ def loading_options(
         config = transformers.AutoConfig.from_pretrained(folder, **labels)
         config.quantization_config = kinds
         return {k: v for k, v in options.items() if k not in labels} | {"config": config}
-    facts = QUANTIZATIONS[quantize](dtype)
-    chosen = transformers.BitsAndBytesConfig(**facts, llm_int8_skip_modules=sorted(kept))
-    return options | {"quantization_config": chosen}
+    return options | {"quantization_config": QUANTIZATIONS[quantize].config(dtype, sorted(kept))}
 
 
 def _kept(model: PreTrainedModel, missing: set[str]) -> set[str]:
@@ -145,7 +194,38 @@ def dequantized(module: nn.Module) -> Tensor | None:
     return found if list(found.shape) == whole else None
 
 
+def can_requantize(module: nn.Module) -> bool:
+    """Whether `requantized` knows the layer."""
+    weight = getattr(module, "weight", None)
+    by_row = list(getattr(weight, "block_size", ())) == [1, getattr(module, "in_features", 0)]
+    known = getattr(weight, "quant_state", None) is not None or _scales(module) is not None
+    return known or (type(weight).__name__ == "Int8Tensor" and by_row)
+
+
+def requantized(module: nn.Module, matrix: Tensor) -> tuple[nn.Parameter, dict[str, Any]]:
+    """A weight (d_out, d_in) quantized as a layer keeps its own, and the attributes of the layer
+    that go with it."""
+    weight: Any = module.weight
+    kind, state = type(weight), getattr(weight, "quant_state", None)
+    if state is not None:
+        options = {"blocksize": state.blocksize, "compress_statistics": state.nested}
+        options |= {"quant_type": state.quant_type, "quant_storage": weight.quant_storage}
+        new = kind(matrix.to(state.dtype).contiguous(), **options).to(weight.device)
+        new.module = module
+        return new, {"quant_state": new.quant_state}
+    if hasattr(kind, "from_hp"):
+        from torchao.quantization import PerRow
+
+        coded = kind.from_hp(matrix.to(weight.dtype).contiguous(), PerRow())
+        return nn.Parameter(coded, requires_grad=False), {}
+    new = kind(matrix.cpu(), requires_grad=False).to(weight.device)
+    fresh: Any = copy.copy(module.state)
+    fresh.CB = fresh.SCB = None  # the layer takes them over from the weight when it is called
+    return new, {"state": fresh}
+
+
 def _plain(weight: Tensor) -> bool:
+    """Whether a tensor is numbers, and not a kind of its own that holds codes."""
     return type(weight) in (Tensor, nn.Parameter) and type(weight.data) is Tensor
 
 
@@ -166,6 +246,9 @@ def size_of(parameter: Tensor) -> int:
 
 def bytes_of(parameter: Tensor) -> int:
     """What a parameter takes: its values or codes, and the scales of these."""
+    if not _plain(parameter) and hasattr(parameter, "__tensor_flatten__"):
+        held = [getattr(parameter, name) for name in parameter.__tensor_flatten__()[0]]
+        return sum(t.numel() * t.element_size() for t in held)
     own = parameter.numel() * parameter.element_size()
     state = getattr(parameter, "quant_state", None)
     if state is not None:
@@ -179,9 +262,8 @@ def _state_bytes(state: Any) -> int:
     return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor))
 
 
-def hold_layout(model: nn.Module) -> list[nn.Module]:
-    """Keep 4-bit weights as they are stored, and return the layers that this changes, for
-    `free_layout`.
+def keep_layout(model: nn.Module) -> list[nn.Module]:
+    """Keep 4-bit weights as they are stored, and return the layers that this changes.
 
     On some CPUs bitsandbytes packs them anew for inference at the first call without gradients, in
     a form that gives none in a later call: training would go on with gradients that are wrong.
@@ -195,7 +277,31 @@ def hold_layout(model: nn.Module) -> list[nn.Module]:
     return layers
 
 
+def hold_layout(model: nn.Module) -> list[nn.Module]:
+    """Make quantized layers fit for training through them, and return those that this changes, for
+    `free_layout`."""
+    eights = [m for m in model.modules() if _scales(m) is not None and _FORGETS not in m.__dict__]
+    for layer in eights:
+        layer.__dict__[_FORGETS] = layer.register_forward_hook(forget_input, prepend=True)
+    return keep_layout(model) + eights
+
+
 def free_layout(layers: list[nn.Module]) -> None:
-    """The layers may pack their weights again."""
+    """The layers are as they were: they may pack their weights again."""
     for layer in layers:
-        layer.__dict__[_PACKED] = True
+        if _FORGETS in layer.__dict__:
+            layer.__dict__.pop(_FORGETS).remove()
+        else:
+            layer.__dict__[_PACKED] = True
+
+
+def forget_input(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+    """The hook of an int8 layer: bitsandbytes keeps its input for a gradient of the codes, which
+    nobody takes, and where gradient checkpointing does not see it."""
+    node: Any = getattr(output, "grad_fn", None)
+    if node is None or torch.compiler.is_compiling():
+        return
+    if isinstance(kept := getattr(node, "tensors", None), tuple):
+        node.tensors = (None,) * len(kept)
+    if isinstance(getattr(node, "A", None), Tensor):
+        node.A = None

@@ -2,18 +2,21 @@
 
 `nn.Linear` keeps W as (d_out, d_in), GPT-2's `Conv1D` as (d_in, d_out). A projection that is
 fused of several has one W for all of them, of which a site owns the rows `part`. FSDP2
-(`torch.distributed.fsdp.fully_shard`) leaves each process a shard of every parameter.
+(`torch.distributed.fsdp.fully_shard`) leaves each process a shard of every parameter. accelerate
+keeps offloaded weights on the CPU or a disk, and brings them in for the time of a call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
+from accelerate.utils import align_module_device
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from adapterhub.backbones.anatomy import Part
+from adapterhub.backbones.anatomy import Anatomy, Part
 from adapterhub.backbones.quantized import dequantized
 from adapterhub.errors import SiteError
 
@@ -50,6 +53,38 @@ def as_stored(module: nn.Module, matrix: Tensor) -> Tensor:
     return matrix.T if isinstance(module, Conv1D) else matrix
 
 
+def packed_hosts(anatomy: Anatomy) -> list[str]:
+    """The paths of projections that keep no weight as a tensor of their own, but packed codes, as
+    GPTQ and AWQ do: they can be called, and not read."""
+    hosts = dict.fromkeys(s.host for s in anatomy.sites.values() if s.kind == "linear")
+    found = ((host, anatomy.model.get_submodule(host)) for host in hosts)
+    return [host for host, m in found if not isinstance(getattr(m, "weight", None), Tensor)]
+
+
+def is_offloaded(module: nn.Module) -> bool:
+    """Whether accelerate keeps the module's own weights elsewhere."""
+    return bool(getattr(getattr(module, "_hf_hook", None), "offload", False))
+
+
+def offloaded(model: nn.Module, paths: Iterable[str]) -> list[str]:
+    """Those of a model's parameters that accelerate keeps elsewhere."""
+    return [p for p in paths if is_offloaded(model.get_submodule(p.rpartition(".")[0]))]
+
+
+def device_of(module: nn.Module) -> torch.device | None:
+    """Where a module computes; None if it has no weights."""
+    for part in module.modules():
+        if is_offloaded(part):
+            return torch.device(part._hf_hook.execution_device)  # type: ignore[union-attr, arg-type]
+        for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
+            return tensor.device
+    return None
+
+
+def _brought(module: nn.Module) -> AbstractContextManager[None]:
+    return align_module_device(module) if is_offloaded(module) else nullcontext()
+
+
 def is_sharded(tensor: Tensor) -> bool:
     """Whether this process holds a part of the tensor alone (a DTensor)."""
     return hasattr(tensor, "full_tensor")
@@ -67,10 +102,11 @@ def read_weight(module: nn.Module, part: Part | None = None) -> Tensor:
     Raises:
         SiteError: a kind of module whose weight cannot be read.
     """
-    weight = getattr(module, "weight", None)
-    rows = dequantized(module) if storage_problem(weight) else None
-    if rows is None:
-        rows = _stored(module, weight)
+    with _brought(module):
+        weight = getattr(module, "weight", None)
+        rows = dequantized(module) if storage_problem(weight) else None
+        if rows is None:
+            rows = _stored(module, weight)
     return (rows if part is None else part.read(rows.T).T).to(torch.float32)
 
 
@@ -88,5 +124,6 @@ def _stored(module: nn.Module, weight: object) -> Tensor:
 
 def read_bias(module: nn.Module, part: Part | None = None) -> Tensor | None:
     """The bias b of y = W x + b, (d_out,), as it is stored; None without one."""
-    bias: Tensor | None = getattr(module, "bias", None)
+    with _brought(module):
+        bias: Tensor | None = getattr(module, "bias", None)
     return bias if bias is None or part is None else part.read(bias)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from adapterhub.backbones.anatomy import Anatomy, Site
+from adapterhub.backbones.weights import device_of
 from adapterhub.config import option
 from adapterhub.methods.base import Method, Placement, register, require_positive
 
@@ -73,5 +74,5 @@ class Prompt(Method):
         embedding: Any = anatomy.model.get_input_embeddings()
         rows = torch.randint(embedding.num_embeddings, (self.length,))
         with torch.no_grad():
-            start: Tensor = embedding(rows.to(next(embedding.parameters()).device))
+            start: Tensor = embedding(rows.to(device_of(embedding)))
         return start.detach().float().clone()

@@ -15,8 +15,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapter import Adapter
 from adapterhub.backbones.load import TASK_MODELS, kind_of, quiet_loading
+from adapterhub.backbones.quantized import keep_layout
 from adapterhub.errors import MergeError, OutputError
 from adapterhub.files.folder import check_place, explained, put_in_place
+from adapterhub.files.native import read_manifest
 from adapterhub.loading import load
 from adapterhub.merging import compare
 from adapterhub.registry.verbs import pull
@@ -26,17 +28,26 @@ from adapterhub.training.restore import open_bare
 def open_live(
     folder: str | Path,
     backbone: str | None = None,
-    dtype: str = "fp32",
+    dtype: str | None = "fp32",
     name: str | None = None,
 ) -> tuple[Adapter, PreTrainedTokenizerBase]:
-    """The adapter of a folder (a run's, or the `adapter` in it) on its backbone, which is loaded
-    whole in this dtype whatever it was trained on, and the tokenizer. `name` renames it.
+    """The adapter of a folder (a run's, or the `adapter` in it) on its backbone, and the tokenizer.
+    The backbone is loaded whole in this dtype whatever it was trained on; without a dtype it is
+    quantized as it was then. `name` renames the adapter.
 
     Raises:
+        MergeError: without a dtype, where the backbone was not quantized.
         FileError, BackboneError, MismatchError: as `open_adapter`.
     """
     files = pull(folder)
-    model, tokenizer = open_bare(files, backbone, dtype)
+    quantize = None if dtype else read_manifest(files).backbone.quantization
+    if dtype is None and quantize is None:
+        raise MergeError(
+            f"{folder} was trained on a backbone that is not quantized: there is nothing to "
+            "quantize again",
+            hint="adapterhub merge without --requantize",
+        )
+    model, tokenizer = open_bare(files, backbone, dtype, quantize)
     return load(model, files, name=name), tokenizer
 
 
@@ -80,12 +91,12 @@ def write_checkpoint(
 
 def _reloaded(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     loaded, info = auto_class(model).from_pretrained(
-        folder, dtype=model.dtype, output_loading_info=True
+        folder, dtype=model.dtype, device_map={"": model.device}, output_loading_info=True
     )
     wrong = [f"{kind}: {key}" for kind, keys in info.items() for key in keys if keys]
     if type(loaded) is not type(model):
         wrong.append(f"it loads as {type(loaded).__name__}, not as {type(model).__name__}")
     if wrong:
         raise MergeError("the merged checkpoint does not load as it was written", offenders=wrong)
-    loaded.eval()
-    return loaded.to(model.device)  # type: ignore[no-any-return]
+    keep_layout(loaded)
+    return loaded.eval()  # type: ignore[no-any-return]

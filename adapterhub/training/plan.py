@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from transformers import PreTrainedModel
-
 from adapterhub.adapter import Adapter
 from adapterhub.backbones.quantized import bytes_of, size_of
+from adapterhub.training.activations import activation_bytes
 from adapterhub.training.optimizers import OPTIMIZERS
 from adapterhub.training.run import Prepared
-
-LOGIT_BYTES = 12.5  # measured: transformers keeps them in fp32, twice, and their gradient
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ def plan_of(ready: Prepared) -> Plan:
             "gradients": 4 * trainable,
             "optimizer": sum(map(OPTIMIZERS[options.optimizer].bytes, adapter.parameters())),
             "activations": activation_bytes(
-                adapter.model, options.batch_size, longest, options.gradient_checkpointing
+                adapter, options.batch_size, longest, options.gradient_checkpointing
             ),
         },
     )
@@ -85,23 +82,3 @@ def _sites(ready: Prepared) -> tuple[tuple[str, str, int], ...]:
         *((site, method, count) for (site, method), count in groups.items()),
         *((f"head.{name}", "head", sum(p.numel() for p in m.parameters())) for name, m in heads),
     )
-
-
-def activation_bytes(
-    model: PreTrainedModel, batch: int, tokens: int, recomputed: bool = False
-) -> int:
-    """What the backward pass keeps of one batch, in bytes: an estimate.
-
-    batch tokens hidden (34 + 5 heads tokens / hidden) a layer in 16-bit, twice that in 32-bit;
-    `recomputed` layers keep their input alone, but for one at a time. Korthikanti et al. 2022,
-    "Reducing Activation Recomputation in Large Transformer Models", equation 2,
-    https://arxiv.org/abs/2205.05198. The logits of a language model, with their loss in fp32, are
-    LOGIT_BYTES each.
-    """
-    config = model.config.get_text_config()
-    hidden, layers, size = config.hidden_size, config.num_hidden_layers, model.dtype.itemsize
-    width = 2 if size == 4 else 1
-    layer = width * batch * tokens * (34 * hidden + 5 * config.num_attention_heads * tokens)
-    kept = layer + layers * batch * tokens * hidden * size if recomputed else layers * layer
-    scores = model.get_output_embeddings() is not None
-    return int(kept + scores * LOGIT_BYTES * batch * tokens * config.vocab_size)

@@ -26,7 +26,7 @@ class Recipe:
         None,
         "precision of the frozen backbone: fp32, bf16, fp16 (none: fp32, bf16 where quantized)",
     )
-    quantize: str | None = option(None, "quantize the frozen backbone: nf4, fp4, int8")
+    quantize: str | None = option(None, "quantize the frozen backbone: nf4, fp4, int8, int8-weight")
     new_tokens: tuple[str, ...] = option((), "tokens that the backbone's tokenizer lacks")
     method: object = option(
         "lora", "a method spec: lora, lora(rank=16), {lora: {rank: 16}}, or a list"

@@ -3,6 +3,9 @@
 transformers checkpoints a layer only while `layer.training` is true. A frozen backbone is in
 evaluation mode, so that its dropout is off, and there the option would silently do nothing. Here
 the layer is in training mode for that check alone, and back in its own mode while it computes.
+
+What a layer keeps beside autograd's saved tensors is not seen here: bitsandbytes' int8 layers do
+(`adapterhub.backbones.quantized.forget_input`).
 """
 
 from __future__ import annotations

@@ -71,11 +71,14 @@ def open_adapter(reference: str | Path, backbone: str | None = None) -> Opened:
 
 
 def open_bare(
-    files: Path, backbone: str | None = None, dtype: str | None = None
+    files: Path,
+    backbone: str | None = None,
+    dtype: str | None = None,
+    quantize: str | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The backbone that an adapter's files name, for its task, without the adapter; and the
     tokenizer. With a `dtype` it is whole; by default as it was when the adapter was trained by a
-    recipe, quantized or not.
+    recipe, quantized or not, unless `quantize` says how.
 
     Raises:
         BackboneError: it cannot be loaded.
@@ -88,7 +91,7 @@ def open_bare(
         labels=manifest.labels,
         revision=None if backbone else manifest.backbone.revision,
         dtype=dtype or trained.get("dtype"),
-        quantize=trained.get("quantize"),
+        quantize=quantize or trained.get("quantize"),
     )
 
 

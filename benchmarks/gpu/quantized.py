@@ -14,6 +14,9 @@ median. The variants:
     peft-kbit       with prepare_model_for_kbit_training, as its documentation says
     trainer         peft in transformers' Trainer (bf16=True), timed from step to step
     --methods       further methods of adapterhub on the same backbone, timed only
+    routed          row i of the batch through LoRA i, each of the same size, timed only
+
+The record is written after each run, so that what was measured is kept if a later one fails.
 """
 
 from __future__ import annotations
@@ -36,21 +39,14 @@ import bitsandbytes as bnb
 import peft
 import torch
 import transformers
+from backbone import EIGHT_B, SMALL, build
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers import LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 import adapterhub as ah
-from adapterhub.training.plan import activation_bytes, weight_bytes
+from adapterhub.training.activations import activation_bytes
+from adapterhub.training.plan import weight_bytes
 
-EIGHT_B = {
-    "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
-    "max_position_embeddings": 8192, "rope_theta": 500000.0,
-}  # fmt: skip
-SMALL = {
-    "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 256, "vocab_size": 512, "max_position_embeddings": 512,
-}  # fmt: skip
 LOSS, GRADIENT = 1e-3, 2e-2  # relative; autocast rounds to bf16 at other places
 RANK, ALPHA, LEARNING_RATE = 16, 16, 1e-4
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -75,40 +71,6 @@ class Timed:
     seconds: list[float] = field(default_factory=list)
     allocated: int = 0
     reserved: int = 0
-
-
-def build(shape: dict[str, Any], device: str) -> LlamaForCausalLM:
-    """Random weights, quantized layer by layer: the whole is never there in bf16."""
-    config = LlamaConfig(**shape, use_cache=False, pad_token_id=0)
-    with torch.device("meta"):
-        model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16)
-    torch.manual_seed(0)
-    for path, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear) and path != "lm_head":
-            four = bnb.nn.Linear4bit(
-                module.in_features, module.out_features, bias=False, quant_type="nf4",
-                compute_dtype=torch.bfloat16, compress_statistics=True, device="meta",
-            )  # fmt: skip
-            weight = torch.empty(module.weight.shape, dtype=torch.bfloat16).to(device)
-            weight.normal_(0, 0.02)
-            four.weight = bnb.nn.Params4bit(
-                weight, requires_grad=False, quant_type="nf4", compress_statistics=True, module=four
-            ).to(device)
-            parent, _, name = path.rpartition(".")
-            setattr(model.get_submodule(parent), name, four)
-    _fill(model, device)
-    model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)
-    model.is_loaded_in_4bit = True  # else peft takes the layers for plain ones
-    return model
-
-
-def _fill(model: nn.Module, device: str) -> None:
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None and parameter.is_meta:
-                value = torch.empty(parameter.shape, dtype=torch.bfloat16, device=device)
-                value = value.fill_(1) if value.ndim == 1 else value.normal_(0, 0.02)
-                module._parameters[name] = nn.Parameter(value)
 
 
 def batch_of(model: LlamaForCausalLM, setting: Setting) -> dict[str, torch.Tensor]:
@@ -145,6 +107,19 @@ def ours(model: LlamaForCausalLM, setting: Setting, spec: Any = None) -> Iterato
     factors = {p.site.host: (p.module.A, p.module.B) for p in placed}
     try:
         yield Live(model, factors, nullcontext, adapter.parameters())
+    finally:
+        ah.detach(model)
+
+
+@contextmanager
+def routed(model: LlamaForCausalLM, setting: Setting) -> Iterator[Live]:
+    """adapterhub, with a LoRA for each row of the batch."""
+    names = [f"row-{number}" for number in range(setting.rows)]
+    lora = {"lora": {"rank": RANK, "alpha": ALPHA, "sites": SITES}}
+    adapters = [ah.attach(model, lora, name=name) for name in names]
+    try:
+        with ah.route(model, names):  # gradients too are computed inside
+            yield Live(model, {}, nullcontext, [p for a in adapters for p in a.parameters()])
     finally:
         ah.detach(model)
 
@@ -314,35 +289,41 @@ def predicted(model: LlamaForCausalLM, setting: Setting, checkpointing: bool) ->
     found = {
         "backbone weights": weight_bytes(adapter),
         "adapter, gradients, optimizer": 16 * trained,
-        "activations": activation_bytes(model, setting.rows, setting.length, checkpointing),
+        "activations": activation_bytes(adapter, setting.rows, setting.length, checkpointing),
     }
     ah.detach(model)
     return found
 
 
-def measure(words: argparse.Namespace, setting: Setting) -> dict[str, Any]:
-    """The whole run."""
+def measure(
+    words: argparse.Namespace, setting: Setting, write: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """The whole run. `write` is called with what is known, again and again."""
     model = build(SMALL if words.small else EIGHT_B, setting.device)
     recompute(model, words.checkpointing)
     batch = batch_of(model, setting)
-    agreement = check(model, batch, setting)
     variants = compared()
-    more = words.methods.split(",") if words.methods else []
-    variants |= {m: lambda model, s, m=m: ours(model, s, m) for m in more}
-    order = [*variants, *reversed(variants)]
-    runs: dict[str, list[Timed]] = {name: [] for name in variants}
-    for name in order:
-        runs[name].append(time_steps(variants[name], model, batch, setting))
-    runs["trainer"] = [time_trainer(model, batch, setting)]
-    return {
+    record: dict[str, Any] = {
         "setting": asdict(setting) | {"checkpointing": words.checkpointing, "small": words.small},
         "device": _device(setting),
         "versions": {m.__name__: m.__version__ for m in (torch, transformers, peft, bnb)}
         | {"python": platform.python_version()},
-        "agreement": agreement,
+        "backbone": torch.cuda.memory_allocated() if setting.device == "cuda" else 0,
+        "agreement": check(model, batch, setting),
         "predicted": predicted(model, setting, words.checkpointing),
-        "variants": {name: _summary(timed, setting) for name, timed in runs.items()},
+        "variants": {},
     }
+    more = words.methods.split(",") if words.methods else []
+    variants |= {m: lambda model, s, m=m: ours(model, s, m) for m in more}
+    variants["routed"] = routed
+    runs: dict[str, list[Timed]] = {name: [] for name in variants}
+    for name in [*variants, *reversed(variants)]:
+        runs[name].append(time_steps(variants[name], model, batch, setting))
+        record["variants"][name] = _summary(runs[name], setting)
+        write(record)
+    record["variants"]["trainer"] = _summary([time_trainer(model, batch, setting)], setting)
+    write(record)
+    return record
 
 
 def _device(setting: Setting) -> str:
@@ -372,6 +353,12 @@ def table(record: dict[str, Any]) -> str:
         speed = facts["tokens_per_second"]
         memory = f"{facts['allocated'] / 1e9:.1f} GB" if gpu else "-"
         lines.append(f"| {name} | {speed:,.0f} | {speed / base:.2f} | {memory} |")
+    if gpu:
+        peak, whole = (
+            record["variants"]["adapterhub"]["allocated"],
+            sum(record["predicted"].values()),
+        )
+        lines += ["", f"Memory predicted {whole / 1e9:.1f} GB, measured {peak / 1e9:.1f} GB."]
     return "\n".join(lines)
 
 
@@ -389,9 +376,12 @@ def main() -> None:
         print(table(json.loads(words.table.read_text(encoding="utf-8"))))
         return
     setting = Setting("cpu", 2, 64, 4) if words.small else Setting("cuda", 4, 2048, 10)
-    record = measure(words, setting)
-    if words.out:
-        words.out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+    def write(record: dict[str, Any]) -> None:
+        if words.out:
+            words.out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+    record = measure(words, setting, write)
     print(json.dumps(record["agreement"], indent=2), table(record), sep="\n\n")
 
 
