@@ -15,7 +15,7 @@ import pytest
 import tiny
 import torch
 from forge import Tree, bomb, join_header, refused
-from mutation import VALUES
+from mutation import VALUES, mutate_bytes
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, PreTrainedModel
 
@@ -274,3 +274,20 @@ def test_fields_that_name_code_or_places_have_no_effect(checkpoint, canary) -> N
 
 def test_the_tables_are_not_empty() -> None:
     assert (len(FILES), len(PLACES), len(SOURCES), len(JSON)) >= (18, 9, 10, 7)
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_a_broken_pickle_is_one_error(checkpoint, new) -> None:
+    """torch's reader of tensors fails in many ways on bytes that were changed."""
+    folder, model = checkpoint("adapters-pickle")
+    path = folder / "pytorch_adapter.bin"
+    tensors = torch.load(path, weights_only=True)
+    torch.save(tensors, path, _use_new_zipfile_serialization=new)
+    data, refusals = path.read_bytes(), set()
+    for seed in range(150):
+        path.write_bytes(mutate_bytes(random.Random(seed), data))
+        try:
+            load(model, folder).detach()
+        except AdapterhubError as error:
+            refusals.add(str(error).partition("cannot be read: ")[2].partition(":")[0])
+    assert len(refusals) >= 3
