@@ -93,7 +93,7 @@ PLACES: dict[str, tuple[str, Tree]] = {
 def test_an_expression_that_takes_for_ever_is_stopped(checkpoint, place, monkeypatch) -> None:
     source, change = PLACES[place]
     folder, model = checkpoint(source)
-    monkeypatch.setattr(targets, "SECONDS", 0.3)
+    monkeypatch.setattr(targets, "SECONDS", 0.1)
     edit(folder, lambda tree: tree.update(change))
     with refused(model, "takes too long"):
         load(model, folder)
@@ -126,7 +126,7 @@ def test_junk_in_any_option_is_refused_or_fits(checkpoint, source) -> None:
     tried = 0
     for holder, name in places:
         kept = holder[name]
-        for value in rng.sample(VALUES, 3):
+        for value in rng.sample(VALUES, 2):
             holder[name] = value
             (folder / CONFIG).write_text(json.dumps(sound), encoding="utf-8")
             try:
@@ -136,7 +136,7 @@ def test_junk_in_any_option_is_refused_or_fits(checkpoint, source) -> None:
             assert list(model.state_dict()) == keys
             tried += 1
         holder[name] = kept
-    assert tried >= 15
+    assert tried >= 10
     (folder / CONFIG).write_text(json.dumps(sound), encoding="utf-8")
     load(model, folder)
 
@@ -284,7 +284,7 @@ def test_a_broken_pickle_is_one_error(checkpoint, new) -> None:
     tensors = torch.load(path, weights_only=True)
     torch.save(tensors, path, _use_new_zipfile_serialization=new)
     data, refusals = path.read_bytes(), set()
-    for seed in range(150):
+    for seed in range(60):
         path.write_bytes(mutate_bytes(random.Random(seed), data))
         try:
             load(model, folder).detach()
