@@ -13,8 +13,6 @@ Options as of peft 0.21, https://huggingface.co/docs/peft/package_reference/lora
 
 from __future__ import annotations
 
-import io
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,13 +35,13 @@ from adapterhub.files.folder import (
     write_files,
 )
 from adapterhub.files.schema import canonical_json, shorten, show
+from adapterhub.files.tensors import read_tensors, tensor_problems
 
 CONFIG_FILE = "adapter_config.json"
 TENSORS_FILE = "adapter_model.safetensors"
 PICKLE_FILE = "adapter_model.bin"
 CARD_FILE = "README.md"
 MAX_CONFIG_BYTES = 16 << 20  # rank_pattern may name every module of a large model
-MAX_TENSOR_BYTES = 64 << 30
 _PROMPT_KINDS = ("PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING")
 
 # The kinds of model that peft names, by our names.
@@ -205,17 +203,13 @@ def read_peft(folder: Path, *, allow_pickle: bool = False) -> PeftFiles:
             known here; all of them are listed.
     """
     config = read_config(folder)
-    tensors = _read_tensors(folder, allow_pickle)
+    tensors = read_tensors(folder, TENSORS_FILE, PICKLE_FILE, allow_pickle=allow_pickle)
     names = [name.removeprefix(_prefix(config["peft_type"])) for name in tensors]
-    problems = [line for name, t in tensors.items() for line in _tensor_problems(name, t)]
     if len(set(names)) < len(names):
-        problems.append("two tensors have one name, with and without base_model")
-    if problems or not tensors:
         raise FileError(
-            f"the tensors in {folder} cannot be used",
-            offenders=shorten(problems) or ["no tensors: the adapter is empty"],
-            expected="finite numbers",
-            hint="sharded training leaves empty files: gather the parameters and save again",
+            f"the tensors in {folder} cannot be used: two have one name, with and without "
+            "base_model",
+            expected="each tensor once",
         )
     return PeftFiles(config["peft_type"], config, dict(zip(names, tensors.values(), strict=True)))
 
@@ -274,39 +268,6 @@ def _prefix(kind: str) -> str:
     return "base_model." if kind in _PROMPT_KINDS else "base_model.model."
 
 
-def _read_tensors(folder: Path, allow_pickle: bool) -> dict[str, Tensor]:
-    try:
-        if (folder / TENSORS_FILE).exists() or not (folder / PICKLE_FILE).exists():
-            return safetensors.torch.load(
-                read_file(folder / TENSORS_FILE, 8, MAX_TENSOR_BYTES, None)
-            )
-        if not allow_pickle:
-            raise FileError(
-                f"{folder} holds {PICKLE_FILE}, a pickle",
-                expected=TENSORS_FILE,
-                hint="allow_pickle (--allow-pickle) opens it with torch's weights_only loader",
-            )
-        data = read_file(folder / PICKLE_FILE, 1, MAX_TENSOR_BYTES, None)
-        loaded = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except UnreadableError as error:
-        raise FileError(
-            f"{folder / TENSORS_FILE}: {error}", expected="the tensors beside the configuration"
-        ) from None
-    except (
-        safetensors.SafetensorError,
-        pickle.UnpicklingError,
-        RuntimeError,
-        EOFError,
-        KeyError,
-    ) as e:
-        raise FileError(f"the tensors in {folder} cannot be read: {e}") from None
-    if not isinstance(loaded, dict) or not all(
-        isinstance(k, str) and isinstance(v, Tensor) for k, v in loaded.items()
-    ):
-        raise FileError(f"{folder / PICKLE_FILE} is not a mapping of names to tensors")
-    return loaded
-
-
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """The shapes of the tensors by their full names, from the header alone; {} for a pickle.
 
@@ -323,15 +284,6 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
         raise FileError(f"{path} cannot be read: {error}") from None
 
 
-def _tensor_problems(name: str, tensor: Tensor) -> list[str]:
-    if not tensor.is_floating_point():
-        return [f"{name}: {tensor.dtype} is not a floating point dtype"]
-    if tensor.numel() == 0:
-        return [f"{name}: empty, shape {tuple(tensor.shape)}"]
-    bad = int(tensor.numel() - torch.isfinite(tensor).sum())
-    return [f"{name}: {bad} of {tensor.numel()} numbers are NaN or infinite"] if bad else []
-
-
 def write_peft(folder: Path, files: PeftFiles, *, card: str = "", overwrite: bool = False) -> None:
     """Write peft's two files and a card, in one step and in canonical bytes, and read them back.
 
@@ -344,7 +296,7 @@ def write_peft(folder: Path, files: PeftFiles, *, card: str = "", overwrite: boo
         prefix + n if "." in n else n: t.detach().cpu().contiguous().clone()
         for n, t in sorted(files.tensors.items())
     }
-    if problems := [line for n, t in numbers.items() for line in _tensor_problems(n, t)]:
+    if problems := [line for n, t in numbers.items() for line in tensor_problems(n, t)]:
         raise OutputError("the adapter cannot be exported", offenders=shorten(problems))
     # An older peft takes no field that it does not know, so what says nothing is left out.
     silent = neutral(files.kind)

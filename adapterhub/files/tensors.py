@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import pickle
 from pathlib import Path
 
 import safetensors
@@ -16,7 +15,6 @@ from adapterhub.files.folder import UnreadableError, read_file
 from adapterhub.files.schema import shorten
 
 MAX_TENSOR_BYTES = 64 << 30
-_BROKEN = (safetensors.SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, KeyError)
 
 
 def read_tensors(
@@ -40,22 +38,27 @@ def read_tensors(
     try:
         data = read_file(folder / name, 1, MAX_TENSOR_BYTES, None)
         loaded = _load_pickle(data) if is_pickle else safetensors.torch.load(data)
-    except (UnreadableError, *_BROKEN) as error:
+    except (UnreadableError, safetensors.SafetensorError) as error:
         raise FileError(
-            f"{folder / name}: {str(error)[:300]}", expected="the tensors beside the configuration"
+            f"{folder / name} cannot be read: {str(error)[:300]}",
+            expected="the tensors beside the configuration",
         ) from None
-    problems = [line for name, t in loaded.items() for line in _problems(name, t)]
+    problems = [line for name, t in loaded.items() for line in tensor_problems(name, t)]
     if problems or not loaded:
         raise FileError(
             f"the tensors in {folder / name} cannot be used",
             offenders=shorten(problems) or ["no tensors"],
             expected="finite numbers",
+            hint="sharded training leaves empty files: gather the parameters and save again",
         )
     return loaded
 
 
 def _load_pickle(data: bytes) -> dict[str, Tensor]:
-    loaded = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    try:
+        loaded = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:  # torch's reader raises any kind, and advises to read code too
+        raise UnreadableError(f"{type(error).__name__}: broken, or not tensors alone") from None
     if isinstance(loaded, dict) and all(
         isinstance(k, str) and isinstance(v, Tensor) for k, v in loaded.items()
     ):
@@ -63,7 +66,8 @@ def _load_pickle(data: bytes) -> dict[str, Tensor]:
     raise UnreadableError("not a mapping of names to tensors")
 
 
-def _problems(name: str, tensor: Tensor) -> list[str]:
+def tensor_problems(name: str, tensor: Tensor) -> list[str]:
+    """Why a tensor cannot be one of an adapter."""
     if not tensor.is_floating_point():
         return [f"{name!a}: {tensor.dtype} is not a floating point dtype"]
     if tensor.numel() == 0:
