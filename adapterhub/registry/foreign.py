@@ -13,12 +13,11 @@ from adapterhub.files import schema
 from adapterhub.registry.name_folder import copy_files
 from adapterhub.registry.store import Entry
 
-# Never a pickle.
-FOREIGN = (
-    "adapter_config.json", "adapter_model.safetensors", "model.safetensors", "head_config.json",
-    "model_head.safetensors",
-)  # fmt: skip
 CONFIG_FILE = "adapter_config.json"
+_NUMBERS = ("adapter_model.safetensors", "adapter.safetensors")  # of peft, of adapters
+FOREIGN = (CONFIG_FILE, *_NUMBERS, "head_config.json", "model_head.safetensors")
+# Only when asked for; they are opened by torch's weights_only loader.
+PICKLES = ("adapter_model.bin", "pytorch_adapter.bin", "pytorch_model_head.bin")
 _MAX_CONFIG = 4 << 20
 
 
@@ -45,6 +44,18 @@ def entry_of_foreign(data: bytes, *, reference: str, name: str, version: str) ->
     )
 
 
-def copy_foreign(source: Path, folder: Path) -> Path:
-    """Copy what is read of another library's adapter to a new folder."""
-    return copy_files(source, folder, FOREIGN)
+def copy_foreign(source: Path, folder: Path, *, allow_pickle: bool = False) -> Path:
+    """Copy what is read of another library's adapter to a new folder.
+
+    Raises:
+        FileError: its numbers are not there, or in a pickle that was not asked for.
+    """
+    if any((source / name).is_file() for name in _NUMBERS):
+        return copy_files(source, folder, FOREIGN)
+    if allow_pickle and any((source / name).is_file() for name in PICKLES):
+        return copy_files(source, folder, (*FOREIGN, *PICKLES))
+    raise FileError(
+        f"{source.name} has an adapter's configuration, and no safetensors with its numbers",
+        expected=" or ".join(_NUMBERS),
+        hint="--allow-pickle (allow_pickle=True) takes its pickle, and runs no code of it",
+    )

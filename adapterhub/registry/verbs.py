@@ -20,7 +20,9 @@ from adapterhub.registry.store import Entry, Publication, Query, Store
 _UNASKED = "its publisher did not write the files of peft"
 
 
-def store_of(reference: Reference, registry: str | Path | None = None) -> Store:
+def store_of(
+    reference: Reference, registry: str | Path | None = None, *, allow_pickle: bool = False
+) -> Store:
     """The store that a reference points into; `registry` is the folder of the local one.
 
     Raises:
@@ -32,7 +34,7 @@ def store_of(reference: Reference, registry: str | Path | None = None) -> Store:
         raise ConfigError(f"{reference} is a folder, not a published adapter")
     from adapterhub.registry.hub import HubStore  # the Hub's client is slow to import
 
-    return HubStore(endpoint=reference.host)
+    return HubStore(endpoint=reference.host, allow_pickle=allow_pickle)
 
 
 def read_reference(place: str | Path) -> Reference:
@@ -126,9 +128,11 @@ def pull(
     *,
     backbone: str | None = None,
     registry: str | Path | None = None,
+    allow_pickle: bool = False,
 ) -> Path:
     """The verified files of an adapter, wherever it is: in `folder`, or where its store keeps them.
-    Of a version that was yanked a warning tells why.
+    Of a version that was yanked a warning tells why. With `allow_pickle` another library's adapter
+    comes in a pickle where it has no safetensors.
 
     Raises:
         ConfigError: no reference. RegistryError: it is not there, or cannot be reached. FileError:
@@ -139,7 +143,7 @@ def pull(
         path = Path(place.name).expanduser()
         other = (path / CONFIG_FILE).is_file() and not (path / MANIFEST_FILE).is_file()
         return path if other else adapter_folder(path)
-    store = store_of(place, registry)
+    store = store_of(place, registry, allow_pickle=allow_pickle)
     entry = store.resolve(place.name, place.version, backbone=backbone)
     warn_of_yanked(entry)
     return store.get(entry, None if folder is None else Path(folder).expanduser())
