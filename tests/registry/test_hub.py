@@ -218,6 +218,11 @@ def test_a_repository_without_an_adapter_is_an_error(hub):
         store(hub).resolve("acme/text")
 
 
+def test_a_download_shows_its_progress(hub, published, capfd):
+    pull(published.reference)
+    assert "Fetching 3 files" in capfd.readouterr().err
+
+
 def test_push_and_pull_by_reference(hub, tmp_path):
     folder = adapters.write(tmp_path / "made")
     entry = push(folder, f"{hub.address}/acme/polite", tags=("best",))
