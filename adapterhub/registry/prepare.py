@@ -78,7 +78,7 @@ def peft_files(source: Path, backbone: str | None) -> tuple[dict[str, bytes], In
     what the card says of that. `backbone` is where its backbone is, if not where it says.
 
     Raises:
-        FileError: `source` holds no sound adapter.
+        FileError: `source` holds no sound adapter. BackboneError: `backbone` is none.
     """
     from adapterhub.exporting import in_peft  # it needs the models
 

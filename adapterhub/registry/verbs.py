@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from adapterhub.errors import ConfigError
-from adapterhub.files.beside import backbone_of_run
 from adapterhub.files.card import InPeft
 from adapterhub.files.native import MANIFEST_FILE, adapter_folder, read_manifest
 from adapterhub.registry.foreign import CONFIG_FILE
@@ -94,8 +93,8 @@ def push(
 
     Raises:
         ConfigError: another kind of reference. FileError: the folder holds no sound adapter, or
-            something that must not leave this machine. RegistryError: the hub refuses, or cannot be
-            reached.
+            something that must not leave this machine. BackboneError: `backbone` is none.
+            RegistryError: the hub refuses, or cannot be reached.
     """
     place = parse(reference)
     if place.place not in ("hub", "server"):
@@ -113,7 +112,7 @@ def push(
 
 
 def _for_peft(source: Path, backbone: str | None, note: Note) -> tuple[dict[str, bytes], InPeft]:
-    files, said = peft_files(source, backbone or backbone_of_run(source))
+    files, said = peft_files(source, backbone)
     if said.problems:
         more = f" (and {len(said.problems) - 1} more)" if len(said.problems) > 1 else ""
         note(f"plain peft will not load it: {said.problems[0]}{more}")
