@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from adapterhub.merging import unmerge as unmerge
     from adapterhub.methods.base import METHODS as METHODS
     from adapterhub.registry.load import load as load
+    from adapterhub.registry.prepare import Listing as Listing
     from adapterhub.registry.verbs import publish as publish
     from adapterhub.registry.verbs import pull as pull
     from adapterhub.registry.verbs import push as push
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "METHODS": "methods",
     "Average": "composition",
+    "Listing": "registry.prepare",
     "Adapter": "adapter",
     "activate": "attachment",
     "anatomy_of": "backbones.families",

@@ -20,7 +20,8 @@ from adapterhub.adapter import Adapter
 from adapterhub.attachment import activate
 from adapterhub.backbones.families import anatomy_of
 from adapterhub.backbones.load import FRESH, TASK_MODELS, load_backbone, skeleton
-from adapterhub.errors import AdapterhubError
+from adapterhub.errors import AdapterhubError, BackboneError
+from adapterhub.files.beside import backbone_of_run
 from adapterhub.files.card import model_kind
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_manifest, read_tensors
@@ -42,14 +43,15 @@ class InPeftsFormat:
 def in_peft(folder: Path, backbone: str | None = None) -> InPeftsFormat:
     """The adapter of a folder as peft would have it; that it cannot have it is no error.
 
-    `backbone` is where the adapter's backbone is, if not where its manifest says.
+    `backbone` is where the adapter's backbone is, if not where its run or its manifest says.
 
     Raises:
         FileError: the folder holds no sound adapter.
+        BackboneError: `backbone` is given, and is none.
     """
     manifest = read_manifest(folder)
-    place = backbone or manifest.backbone.id
-    revision = None if backbone else manifest.backbone.revision
+    place = backbone or backbone_of_run(folder) or manifest.backbone.id
+    revision = manifest.backbone.revision if place == manifest.backbone.id else None
     kind = model_kind(manifest)
     if manifest.tokens:
         return InPeftsFormat(None, (NEW_TOKENS,), kind)
@@ -61,7 +63,11 @@ def in_peft(folder: Path, backbone: str | None = None) -> InPeftsFormat:
             found = _tried(load(load_backbone(place, **options)[0], folder), manifest)
         files, problems = found
     except AdapterhubError as error:
-        return InPeftsFormat(None, (" ".join(error.problem.split()),), kind)
+        if isinstance(error, BackboneError) and backbone is not None:
+            raise
+        # What others will read names no folder of this machine.
+        problem = " ".join(error.problem.replace(place, manifest.backbone.id).split())
+        return InPeftsFormat(None, (problem,), kind)
     return InPeftsFormat(None if problems else files, tuple(problems), kind)
 
 

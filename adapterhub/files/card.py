@@ -20,7 +20,7 @@ from typing import Any
 from adapterhub._version import __version__
 from adapterhub.errors import ConfigError
 from adapterhub.files.manifest import Manifest
-from adapterhub.yaml12 import dump_yaml, parse_mapping
+from adapterhub.yaml12 import MAX_BYTES, dump_yaml, parse_mapping
 
 _START, _END = "<!-- adapterhub -->", "<!-- /adapterhub -->"
 UNPUBLISHED = "THIS FOLDER"
@@ -78,10 +78,11 @@ def split_card(old: str) -> tuple[dict[str, Any], str]:
     found = re.match(r"---\n(.*?\n)?---[ \t]*(?:\n|$)", text, re.DOTALL)
     if not found:
         return {}, text
+    metadata, rest = found[1] or "", text[found.end() :]
     try:
-        return parse_mapping(found[1] or "", "the card"), text[found.end() :]
+        return (parse_mapping(metadata, "the card") if len(metadata) <= MAX_BYTES else {}), rest
     except ConfigError:
-        return {}, text[found.end() :]
+        return {}, rest
 
 
 def _name(manifest: Manifest, reference: str) -> str:

@@ -13,10 +13,11 @@ from adapterhub.files import adapters, peft, schema
 from adapterhub.registry.name_folder import copy_files
 from adapterhub.registry.store import Entry
 
-# Never a pickle.
-TENSORS = (peft.TENSORS_FILE, adapters.WEIGHTS[0])
-FOREIGN = (peft.CONFIG_FILE, *TENSORS, adapters.HEAD_CONFIG_FILE, adapters.HEAD_WEIGHTS[0])
 CONFIG_FILE = peft.CONFIG_FILE  # that of adapters is called so too
+_NUMBERS = (peft.TENSORS_FILE, adapters.WEIGHTS[0])
+FOREIGN = (CONFIG_FILE, *_NUMBERS, adapters.HEAD_CONFIG_FILE, adapters.HEAD_WEIGHTS[0])
+# Only when asked for; they are opened by torch's weights_only loader.
+PICKLES = (peft.PICKLE_FILE, adapters.WEIGHTS[1], adapters.HEAD_WEIGHTS[1])
 _MAX_CONFIG = 4 << 20
 
 
@@ -43,20 +44,18 @@ def entry_of_foreign(data: bytes, *, reference: str, name: str, version: str) ->
     )
 
 
-def copy_foreign(source: Path, folder: Path) -> Path:
+def copy_foreign(source: Path, folder: Path, *, allow_pickle: bool = False) -> Path:
     """Copy what is read of another library's adapter to a new folder.
 
     Raises:
-        FileError: there are no tensors.
+        FileError: its numbers are not there, or in a pickle that was not asked for.
     """
-    return copy_files(source, folder, FOREIGN, _refuse_without_tensors)
-
-
-def _refuse_without_tensors(folder: Path) -> None:
-    if not any((folder / name).is_file() for name in TENSORS):
-        raise FileError(
-            "the repository holds no tensors but perhaps a pickle, which is not fetched",
-            expected=" or ".join(TENSORS),
-            hint="if you trust it: hf download OWNER/NAME --local-dir FOLDER, and load that with "
-            "allow_pickle",
-        )
+    if any((source / name).is_file() for name in _NUMBERS):
+        return copy_files(source, folder, FOREIGN)
+    if allow_pickle and any((source / name).is_file() for name in PICKLES):
+        return copy_files(source, folder, (*FOREIGN, *PICKLES))
+    raise FileError(
+        f"{source.name} has an adapter's configuration, and no safetensors with its numbers",
+        expected=" or ".join(_NUMBERS),
+        hint="--allow-pickle (allow_pickle=True) takes its pickle, and runs no code of it",
+    )

@@ -32,7 +32,13 @@ from platformdirs import user_cache_path
 from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.files import schema
 from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, read_adapter
-from adapterhub.registry.foreign import CONFIG_FILE, FOREIGN, copy_foreign, entry_of_foreign
+from adapterhub.registry.foreign import (
+    CONFIG_FILE,
+    FOREIGN,
+    PICKLES,
+    copy_foreign,
+    entry_of_foreign,
+)
 from adapterhub.registry.hub_card import entry_in, hub_card
 from adapterhub.registry.leaks import refuse_leaks
 from adapterhub.registry.name_folder import PUBLISHED, check_tags, copy_adapter, digest_of, entry_of
@@ -55,10 +61,18 @@ class HubStore:
     """A store on a hub. `Store` says what each of its methods does; names are `owner/name`.
 
     `endpoint` is the address of another hub than huggingface_hub's own; `token` stands in for the
-    one that huggingface_hub finds.
+    one that huggingface_hub finds. With `allow_pickle` other libraries' adapters come in a pickle
+    where there are no safetensors.
     """
 
-    def __init__(self, endpoint: str | None = None, token: str | bool | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        token: str | bool | None = None,
+        *,
+        allow_pickle: bool = False,
+    ) -> None:
+        self.allow_pickle = allow_pickle
         self.api = HfApi(endpoint=endpoint, token=token, library_name="adapterhub")
         self.prefix = f"{endpoint}/" if endpoint else "hf:"
 
@@ -78,10 +92,13 @@ class HubStore:
         with self._explained(entry.name):
             if not kept.exists():
                 # A repository may have both: ours, and the same adapter in peft's format.
-                own = bool(entry.fingerprint)
-                files = PUBLISHED if own else FOREIGN
+                own, pickles = bool(entry.fingerprint), PICKLES if self.allow_pickle else ()
+                files = PUBLISHED if own else (*FOREIGN, *pickles)
                 snapshot = self._snapshot(entry.name, entry.version, files)
-                (copy_adapter if own else copy_foreign)(snapshot, kept)
+                if own:
+                    copy_adapter(snapshot, kept)
+                else:
+                    copy_foreign(snapshot, kept, allow_pickle=self.allow_pickle)
         if (kept / MANIFEST_FILE).is_file():
             read_adapter(kept)
             if digest_of(kept) != entry.digest:
@@ -91,7 +108,8 @@ class HubStore:
                     hint="pull it again; the hub may have been changed meanwhile",
                 )
             return kept if folder is None else copy_adapter(kept, folder)
-        return kept if folder is None else copy_foreign(kept, folder)
+        allow = self.allow_pickle
+        return kept if folder is None else copy_foreign(kept, folder, allow_pickle=allow)
 
     def put(self, folder: Path, publication: Publication) -> Entry:
         """Publish an adapter's folder, as one commit."""

@@ -20,6 +20,7 @@ def load(
     name: str | None = None,
     any_backbone: bool = False,
     registry: str | Path | None = None,
+    allow_pickle: bool = False,
     **options: Any,
 ) -> Adapter:
     """Put a saved adapter on a model, with its head and labels, and make it the active one.
@@ -28,7 +29,9 @@ def load(
     `"hf:someone/polite"`. Of a name with adapters for several backbones, the one for this model is
     taken. `name` replaces the name that it was saved under. `any_backbone` skips the check of the
     fingerprint: the adapter was trained on other weights, and what it computes here is up to you.
-    `options` are those of `adapterhub.loading.load`: tokenizer, any_tokenizer, head, allow_pickle.
+    `allow_pickle` takes another library's adapter from a pickle, without running code, where it has
+    no safetensors. `options` are those of `adapterhub.loading.load`: tokenizer, any_tokenizer,
+    head.
 
     Raises:
         ConfigError: no reference. RegistryError: it is not there, or not for this backbone.
@@ -38,5 +41,6 @@ def load(
     place = read_reference(reference)
     local = place.place == "local" and not any_backbone
     own = backbone_fingerprint(model) if local else None
-    folder = pull(reference, backbone=own, registry=registry)
-    return loading.load(model, folder, name=name, any_backbone=any_backbone, **options)
+    folder = pull(reference, backbone=own, registry=registry, allow_pickle=allow_pickle)
+    options |= {"any_backbone": any_backbone, "allow_pickle": allow_pickle}
+    return loading.load(model, folder, name=name, **options)

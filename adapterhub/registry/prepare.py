@@ -15,6 +15,7 @@ from pathlib import Path
 
 from adapterhub.files import native
 from adapterhub.files.card import InPeft, card
+from adapterhub.files.folder import UnreadableError, read_file
 from adapterhub.files.manifest import Manifest, to_json
 from adapterhub.files.peft import CONFIG_FILE, write_peft
 from adapterhub.files.peft import TENSORS_FILE as PEFT_TENSORS
@@ -55,9 +56,7 @@ def prepared(
     if listed == manifest and peft is None:
         yield source
         return
-    path = source / native.CARD_FILE
-    old = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    text = card(listed, old, reference=reference, peft=peft)
+    text = card(listed, _old_card(source), reference=reference, peft=peft)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         (folder / native.MANIFEST_FILE).write_bytes(to_json(listed))
@@ -66,12 +65,20 @@ def prepared(
         yield folder
 
 
+def _old_card(source: Path) -> str:
+    try:
+        data = read_file(source / native.CARD_FILE, 1, native.MAX_CARD_BYTES, None)
+    except UnreadableError:  # it is for people, and need not be there
+        return ""
+    return data.decode("utf-8", "replace")
+
+
 def peft_files(source: Path, backbone: str | None) -> tuple[dict[str, bytes], InPeft]:
     """The files that peft loads the adapter of `source` from, none where it cannot have it, and
     what the card says of that. `backbone` is where its backbone is, if not where it says.
 
     Raises:
-        FileError: `source` holds no sound adapter.
+        FileError: `source` holds no sound adapter. BackboneError: `backbone` is none.
     """
     from adapterhub.exporting import in_peft  # it needs the models
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from adapterhub.errors import ConfigError
-from adapterhub.files.beside import backbone_of_run
 from adapterhub.files.card import InPeft
 from adapterhub.files.native import MANIFEST_FILE, adapter_folder, read_manifest
 from adapterhub.registry.foreign import CONFIG_FILE
@@ -20,7 +19,9 @@ from adapterhub.registry.store import Entry, Publication, Query, Store
 _UNASKED = "its publisher did not write the files of peft"
 
 
-def store_of(reference: Reference, registry: str | Path | None = None) -> Store:
+def store_of(
+    reference: Reference, registry: str | Path | None = None, *, allow_pickle: bool = False
+) -> Store:
     """The store that a reference points into; `registry` is the folder of the local one.
 
     Raises:
@@ -32,7 +33,7 @@ def store_of(reference: Reference, registry: str | Path | None = None) -> Store:
         raise ConfigError(f"{reference} is a folder, not a published adapter")
     from adapterhub.registry.hub import HubStore  # the Hub's client is slow to import
 
-    return HubStore(endpoint=reference.host)
+    return HubStore(endpoint=reference.host, allow_pickle=allow_pickle)
 
 
 def read_reference(place: str | Path) -> Reference:
@@ -92,8 +93,8 @@ def push(
 
     Raises:
         ConfigError: another kind of reference. FileError: the folder holds no sound adapter, or
-            something that must not leave this machine. RegistryError: the hub refuses, or cannot be
-            reached.
+            something that must not leave this machine. BackboneError: `backbone` is none.
+            RegistryError: the hub refuses, or cannot be reached.
     """
     place = parse(reference)
     if place.place not in ("hub", "server"):
@@ -111,7 +112,7 @@ def push(
 
 
 def _for_peft(source: Path, backbone: str | None, note: Note) -> tuple[dict[str, bytes], InPeft]:
-    files, said = peft_files(source, backbone or backbone_of_run(source))
+    files, said = peft_files(source, backbone)
     if said.problems:
         more = f" (and {len(said.problems) - 1} more)" if len(said.problems) > 1 else ""
         note(f"plain peft will not load it: {said.problems[0]}{more}")
@@ -126,9 +127,11 @@ def pull(
     *,
     backbone: str | None = None,
     registry: str | Path | None = None,
+    allow_pickle: bool = False,
 ) -> Path:
     """The verified files of an adapter, wherever it is: in `folder`, or where its store keeps them.
-    Of a version that was yanked a warning tells why.
+    Of a version that was yanked a warning tells why. With `allow_pickle` another library's adapter
+    comes in a pickle where it has no safetensors.
 
     Raises:
         ConfigError: no reference. RegistryError: it is not there, or cannot be reached. FileError:
@@ -139,7 +142,7 @@ def pull(
         path = Path(place.name).expanduser()
         other = (path / CONFIG_FILE).is_file() and not (path / MANIFEST_FILE).is_file()
         return path if other else adapter_folder(path)
-    store = store_of(place, registry)
+    store = store_of(place, registry, allow_pickle=allow_pickle)
     entry = store.resolve(place.name, place.version, backbone=backbone)
     warn_of_yanked(entry)
     return store.get(entry, None if folder is None else Path(folder).expanduser())

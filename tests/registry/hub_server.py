@@ -50,6 +50,7 @@ class Hub:
     lock: threading.Lock = field(default_factory=threading.Lock)
     requests: list[str] = field(default_factory=list)
     cut_after: int | None = None  # break the next download after so many bytes
+    resumed_at: list[int] = field(default_factory=list)
     before_commit: Any = None  # called between a writer's look at the head and its commit
 
 
@@ -183,6 +184,7 @@ class Handler(BaseHTTPRequestHandler):
         headers = {"X-Repo-Commit": oid, "ETag": f'"{hashlib.sha1(data).hexdigest()}"',
                    "Accept-Ranges": "bytes"}  # fmt: skip
         if start:
+            self.hub.resumed_at.append(start)
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
         self.send(206 if start else 200, data[start:], headers)
 

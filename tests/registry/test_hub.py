@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import adapters
 import hub_server
@@ -10,7 +11,9 @@ import pytest
 import safetensors.torch
 import torch
 from huggingface_hub import constants
+from transformers import AutoModel
 
+import adapterhub as ah
 from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.files.native import read_adapter
 from adapterhub.registry.hub import HubStore
@@ -93,6 +96,21 @@ def test_a_broken_download_goes_on(hub, published, tmp_path, monkeypatch):
     assert hub.cut_after is None
 
 
+def test_what_had_come_is_not_fetched_again(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    numbers = safetensors.torch.save({"a": torch.arange(3 << 20, dtype=torch.float32)})
+    repository = hub_server.Repository()
+    config = b'{"peft_type": "LORA"}'
+    repository.commit({"adapter_config.json": config, "adapter_model.safetensors": numbers})
+    hub.repositories["acme/large"] = repository
+    entry = store(hub).resolve("acme/large")
+    hub.cut_after = 11 << 20
+    folder = store(hub).get(entry, tmp_path / "mine")
+    assert (folder / "adapter_model.safetensors").read_bytes() == numbers
+    (start,) = hub.resumed_at
+    assert 0 < start <= 11 << 20
+
+
 def test_bytes_that_changed_on_the_way_are_refused(hub, published, tmp_path):
     files = hub.repositories["acme/polite"].commits[-1][1]
     data = bytearray(files["adapter.safetensors"])
@@ -161,11 +179,48 @@ def test_other_libraries_adapters_are_pulled_without_pickles(hub, tmp_path):
     assert store(hub).get(store(hub).resolve("acme/lora", entry.version)).is_dir()
 
 
+INPUTS = {"input_ids": torch.tensor([[2, 3, 4, 5]])}
+GOLDEN = Path(__file__).parents[1] / "golden" / "adapters" / "bert"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_an_adapter_of_adapters_is_pulled_and_loaded(hub, tmp_path):
+    folder = next(p.parent for p in sorted(GOLDEN.glob("*/adapter.safetensors")))
+    repository = hub_server.Repository()
+    repository.commit({p.name: p.read_bytes() for p in folder.iterdir()})
+    hub.repositories["acme/houlsby"] = repository
+    model = AutoModel.from_pretrained(GOLDEN / "backbone", attn_implementation="eager").eval()
+    bare = model(**INPUTS).last_hidden_state
+    adapter = ah.load(model, f"{hub.address}/acme/houlsby", any_backbone=True, head=False)
+    found = model(**INPUTS).last_hidden_state
+    adapter.detach()
+    ah.load(model, folder, any_backbone=True, head=False)
+    assert found.equal(model(**INPUTS).last_hidden_state)
+    assert not found.equal(bare)
+
+
+def test_pickles_come_when_they_are_asked_for(hub, tmp_path):
+    repository = hub_server.Repository()
+    files = {"adapter_config.json": b'{"peft_type": "LORA"}', "adapter_model.bin": b"x" * 9}
+    repository.commit(files | {"setup.py": b"", "training_args.bin": b"y"})
+    hub.repositories["acme/old"] = repository
+    with pytest.raises(FileError, match="--allow-pickle"):
+        pull(f"{hub.address}/acme/old", tmp_path / "mine")
+    assert not (tmp_path / "mine").exists()
+    folder = pull(f"{hub.address}/acme/old", tmp_path / "mine", allow_pickle=True)
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == files
+
+
 def test_a_repository_without_an_adapter_is_an_error(hub):
     hub.repositories["acme/text"] = hub_server.Repository()
     hub.repositories["acme/text"].commit({"README.md": b"x"})
     with pytest.raises(FileError, match="holds no adapter"):
         store(hub).resolve("acme/text")
+
+
+def test_a_download_shows_its_progress(hub, published, capfd):
+    pull(published.reference)
+    assert "Fetching 3 files" in capfd.readouterr().err
 
 
 def test_push_and_pull_by_reference(hub, tmp_path):

@@ -11,7 +11,8 @@ import torch
 from huggingface_hub import constants, snapshot_download
 
 import adapterhub as ah
-from adapterhub.errors import OutputError
+from adapterhub import exporting
+from adapterhub.errors import BackboneError, OutputError
 from adapterhub.files.native import read_adapter, read_manifest
 from adapterhub.registry.prepare import Listing
 
@@ -106,7 +107,6 @@ def test_the_card_is_for_people(hub, backbone, tmp_path):
     ("spec", "options", "why"),
     [
         ("mam", {}, "Not with peft: scaled-parallel: peft has no such method."),
-        ("lora", {"backbone": "nobody/nothing"}, "Not with peft: no backbone 'nobody/nothing'"),
         ("lora", {"peft": False}, "Not with peft: its publisher did not"),
     ],
 )
@@ -119,6 +119,29 @@ def test_where_peft_cannot_have_it_the_card_says_why(hub, backbone, tmp_path, sp
     assert "PeftModel" not in text
     assert "peft" not in hub_server.card_data(files_of(hub))["tags"]
     assert ("plain peft will not load it" in note) == (options != {"peft": False})
+
+
+def test_a_backbone_that_is_away_stops_no_push(hub, backbone, tmp_path, monkeypatch):
+    saved(backbone, tmp_path / "run" / "adapter", "lora")
+    (tmp_path / "run" / "recipe.yaml").write_text(f"backbone: {backbone}\n", encoding="utf-8")
+
+    def broken(place, **options):
+        raise BackboneError(f"the backbone {place!r} cannot be read")
+
+    monkeypatch.setattr(exporting, "skeleton", broken)
+    _, note = push(hub, tmp_path / "run")
+    assert "the backbone 'tiny-bert' cannot be read" in note
+    text = files_of(hub)["README.md"].decode()
+    assert "Not with peft: the backbone 'tiny-bert' cannot be read." in text
+    with pytest.raises(BackboneError):
+        push(hub, tmp_path / "run", backbone=str(backbone))
+
+
+def test_the_backbone_of_a_run_is_found(hub, backbone, tmp_path):
+    saved(backbone, tmp_path / "run" / "adapter", "lora")
+    (tmp_path / "run" / "recipe.yaml").write_text(f"backbone: {backbone}\n", encoding="utf-8")
+    _, note = push(hub, tmp_path / "run")
+    assert "plain peft loads it" in note
 
 
 def test_the_files_of_peft_name_no_folder_of_this_machine(hub, backbone, tmp_path):
