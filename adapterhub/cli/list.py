@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich.table import Table
 
 from adapterhub.cli.format import bytes_text, count_text, print_table
+from adapterhub.errors import ConfigError
 from adapterhub.files.manifest import LOWER_IS_BETTER
 
 if TYPE_CHECKING:
@@ -28,7 +30,9 @@ if TYPE_CHECKING:
 @click.option("--metric", help="Only adapters that have this metric.")
 @click.option("--sort", default="name", help="name, size, or a metric: the best first.")
 @click.option("--all", "all_versions", is_flag=True, help="All versions, not the newest alone.")
-@click.option("--limit", default=50, show_default=True, help="At most so many.")
+@click.option(
+    "--limit", type=click.IntRange(1), default=50, show_default=True, help="At most so many."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 def command(
     text: tuple[str, ...],
@@ -42,6 +46,8 @@ def command(
     card have words that start so."""
     from adapterhub.registry.verbs import search
 
+    if registry and not Path(registry).is_dir():
+        raise ConfigError(f"there is no folder {registry!r}", expected="a registry's folder")
     found = search(" ".join(text), registry=registry, hub=endpoint or hub, **fields)
     if as_json:
         for entry in found:

@@ -128,6 +128,7 @@ def test_each_command_speaks_to_programs(typed, tmp_path):
         ("push nothing polite", "hf:owner/name"),
         ("yank polite --reason x", "polite@v1"),
         ("sync", "adapterhub lock"),
+        ("list --registry nowhere", "no folder 'nowhere'"),
     ],
 )
 def test_errors_say_what_to_type(typed, line, remedy):
