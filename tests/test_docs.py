@@ -53,14 +53,15 @@ def test_the_table_on_quantized_backbones_is_made_from_the_records():
 
 
 def test_the_tests_run_with_every_extra():
-    """Tests of quantized backbones are skipped without bitsandbytes: not in make's environment."""
+    """Tests of quantized backbones are skipped without bitsandbytes: not in make's environment.
+    Those of trl and of torchao have one of their own."""
     extras = re.search(r"optional-dependencies\]\n(.*?)\n\n", text("pyproject.toml"), re.DOTALL)[1]
     names = set(re.findall(r"^(\w+) =", extras, re.MULTILINE))
     installed = re.search(r"^\.venv/\.installed: EXTRAS := (.*)$", text("Makefile"), re.MULTILINE)[
         1
     ]
     assert "quantized" in names
-    assert names - {"trl"} == set(installed.split(","))
+    assert names - {"trl", "torchao"} == set(installed.split(","))
     assert re.search(r"^bitsandbytes==", text("constraints.txt"), re.MULTILINE)
     if Path(sys.prefix) == ROOT / ".venv":
         assert importlib.util.find_spec("bitsandbytes")
