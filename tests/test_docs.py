@@ -53,7 +53,8 @@ def test_the_table_on_quantized_backbones_is_made_from_the_records():
 
 
 def test_the_tests_run_with_every_extra():
-    """Tests of quantized backbones are skipped without bitsandbytes: not in make's environment."""
+    """Tests of quantized backbones are skipped without bitsandbytes: not in make's environment.
+    Those of trl and of torchao have one of their own."""
     extras = re.search(r"optional-dependencies\]\n(.*?)\n\n", text("pyproject.toml"), re.DOTALL)[1]
     names = set(re.findall(r"^(\w+) =", extras, re.MULTILINE))
     made = re.findall(

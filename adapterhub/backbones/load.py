@@ -126,10 +126,9 @@ def load_backbone(
 
     `backbone` is a folder or a Hub id; `revision` a branch, tag or commit of the latter. `labels`
     are the names of the classes, in the order of the logits. `dtype` is fp32, bf16 or fp16; by
-    default fp32, and bf16 where the backbone is quantized. `quantize` is nf4, fp4, int8
-    or int8-weight; a checkpoint that is quantized already is loaded as it is. `device_map` is that
-    of transformers.
-    `new_tokens` are added to the tokenizer; their rows belong to the adapters that are attached.
+    default fp32, and bf16 where the backbone is quantized. `quantize` is nf4, fp4, int8 or
+    int8-weight; a checkpoint that comes quantized is loaded as it is. `device_map` is that of
+    transformers. `new_tokens` are added to the tokenizer; their rows belong to the adapters.
 
     Raises:
         BackboneError: nothing is found there, or it cannot be loaded.

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from adapterhub.adapter import Adapter
 from adapterhub.backbones.probe import probe_batch
+from adapterhub.backbones.weights import device_of
 from adapterhub.training.recompute import recompute
 
 LOGIT_BYTES = 12.5  # measured: transformers keeps them in fp32, twice, and their gradient
@@ -80,7 +81,13 @@ def saved_bytes(adapter: Adapter, rows: int, tokens: int, recomputed: bool = Fal
         return tensor
 
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    with torch.random.fork_rng(), torch.enable_grad(), recompute(model, recomputed) as layers:
+    device = device_of(model)
+    own = [device] if device is not None and device.type == "cuda" else []
+    with (
+        torch.random.fork_rng(devices=own),
+        torch.enable_grad(),
+        recompute(model, recomputed) as layers,
+    ):
         if layers:
             layers.apply()
         with hooks:
