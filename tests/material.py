@@ -1,4 +1,4 @@
-"""Words, sentences, small files and a tokenizer that several tests use."""
+"""Words, sentences, small files, a tokenizer and steps of training that several tests use."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import json
 from pathlib import Path
 
 import tiny
+import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
+
+from adapterhub.training.options import TrainOptions
+from adapterhub.training.run import AdapterTrainee
 
 WORDS = [
     "the",
@@ -85,3 +89,18 @@ def write_tsv(path: Path, rows: list[tuple[str, ...]], header: str = "text\tlabe
 def json_lines(text: str) -> list[dict]:
     """The objects of JSON lines."""
     return [json.loads(line) for line in text.splitlines()]
+
+
+def train(adapter, steps, learning_rate=None):
+    """Steps of AdamW at the method's own learning rate; returns the losses."""
+    options = TrainOptions(learning_rate=learning_rate, head_learning_rate=learning_rate or 1e-3)
+    groups = AdapterTrainee(adapter).param_groups(options)
+    optimizer = torch.optim.AdamW(groups)
+    losses = []
+    for _ in range(steps):
+        loss = adapter.model(**tiny.labelled_batch(adapter.model)).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses

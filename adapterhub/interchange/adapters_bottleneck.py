@@ -10,6 +10,7 @@ gated adapter.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -47,6 +48,16 @@ _KNOWN_RULE = {
 }
 
 
+@dataclass(frozen=True)
+class _Found:
+    """What a checkpoint has of bottlenecks; a network's width and tensors by its sublayer's id."""
+
+    options: Mapping[str, Any]
+    sizes: Mapping[str, int]
+    networks: Mapping[str, tuple[Site, dict[str, Tensor]]]
+    held: Held
+
+
 def import_bottleneck(part: Part, held: Held, draft: Draft) -> None:
     """Translate the bottleneck adapters of a checkpoint."""
     options = part.options
@@ -72,7 +83,7 @@ def import_bottleneck(part: Part, held: Held, draft: Draft) -> None:
     }
     gated, low_rank = options["use_gating"], options["phm_layer"]
     translate = _gated if gated else _compacter if low_rank else _bottleneck
-    translate(options, spec, sizes, networks, held, draft)
+    translate(_Found(options, sizes, networks, held), spec, draft)
 
 
 def _networks(
@@ -109,16 +120,10 @@ def _source(options: Mapping[str, Any], draft: Draft) -> str:
     return "block" if options["original_ln_before"] else "output"
 
 
-def _bottleneck(
-    options: Mapping[str, Any],
-    spec: dict[str, Any],
-    sizes: Mapping[str, int],
-    networks: Mapping[str, tuple[Site, dict[str, Tensor]]],
-    held: Held,
-    draft: Draft,
-) -> None:
+def _bottleneck(found: _Found, spec: dict[str, Any], draft: Draft) -> None:
+    options = found.options
     learned = isinstance(options["scaling"], str)
-    spec |= common("size", sizes) | {"scale": 1.0 if learned else float(options["scaling"])}
+    spec |= common("size", found.sizes) | {"scale": 1.0 if learned else float(options["scaling"])}
     if options["is_parallel"]:
         method = Parallel.name if spec["scale"] == 1 else ScaledParallel.name
     else:
@@ -126,31 +131,26 @@ def _bottleneck(
     draft.methods.append({method: spec})
     if learned:
         draft.notes.append("learned scales are folded into up")
-    for site_id, (_, tensors) in networks.items():
+    for site_id, (_, tensors) in found.networks.items():
         scale = tensors.pop("scaling", _ONE) if learned else _ONE
         _take(tensors, scale, f"{site_id}.{method}", draft)
 
 
-def _gated(
-    options: Mapping[str, Any],
-    spec: dict[str, Any],
-    sizes: Mapping[str, int],
-    networks: Mapping[str, tuple[Site, dict[str, Tensor]]],
-    held: Held,
-    draft: Draft,
-) -> None:
+def _gated(found: _Found, spec: dict[str, Any], draft: Draft) -> None:
+    options = found.options
     if options["is_parallel"] or options["phm_layer"]:
         draft.problems.append("use_gating: of bottlenecks, only sequential ones are expressible")
-    if len(set(sizes.values())) > 1:
+    if len(set(found.sizes.values())) > 1:
         draft.problems.append("reduction_factor: with use_gating all sites have one size")
     if draft.problems:
         return
-    own = {"size": next(iter(sizes.values()))} | {n: spec[n] for n in ("source", "activation")}
-    add_gated(own, (site for site, _ in networks.values()), draft)
+    shared = {name: spec[name] for name in ("source", "activation")}
+    own = {"size": next(iter(found.sizes.values()))} | shared
+    add_gated(own, (site for site, _ in found.networks.values()), draft)
     scaling = options["scaling"]
     if scaling != 1:
         draft.notes.append("scales of gated adapters are folded into up")
-    for site_id, (_, tensors) in networks.items():
+    for site_id, (_, tensors) in found.networks.items():
         place = f"{site_id}.{Pfeiffer.name}"
         for name in [name for name in tensors if name in ("gate.weight", "gate.bias")]:
             draft.tensors[f"{place}.{name}"] = tensors.pop(name)
@@ -173,14 +173,8 @@ def _take(tensors: Mapping[str, Tensor], scale: Tensor, place: str, draft: Draft
         draft.tensors[f"{place}.{own}"] = tensor
 
 
-def _compacter(
-    options: Mapping[str, Any],
-    spec: dict[str, Any],
-    sizes: Mapping[str, int],
-    networks: Mapping[str, tuple[Site, dict[str, Tensor]]],
-    held: Held,
-    draft: Draft,
-) -> None:
+def _compacter(found: _Found, spec: dict[str, Any], draft: Draft) -> None:
+    options = found.options
     problems = [
         f"{name}: {options[name]!r:.40}, only {known} is expressible"
         for name, known in _KNOWN_RULE.items()
@@ -188,16 +182,16 @@ def _compacter(
     ]
     if options["is_parallel"] or isinstance(options["scaling"], str):
         problems.append("phm_layer: only sequential adapters with a fixed scale are expressible")
-    if len(set(sizes.values())) > 1:
+    if len(set(found.sizes.values())) > 1:
         problems.append("reduction_factor: with phm_layer all sites have one size")
     if problems:
         draft.problems += problems
         return
     method, scale = Compacter.name, options["scaling"]
-    size = next(iter(sizes.values()))
+    size = next(iter(found.sizes.values()))
     spec |= {"size": size, "n": options["phm_dim"], "rank": options["phm_rank"]}
     draft.methods.append({method: spec})
-    for site_id, (_, tensors) in networks.items():
+    for site_id, (_, tensors) in found.networks.items():
         for name, tensor in tensors.items():
             own = _renamed(name, _KRONECKER)
             if own is None:
@@ -205,8 +199,8 @@ def _compacter(
             elif own in ("up.t", "up.bias"):
                 tensor = tensor * scale
             draft.tensors[f"{site_id}.{method}.{own}"] = tensor
-    first = next(i for i in draft.anatomy.sites if i in networks)
-    for _, name, tensor in held.take("shared_parameters"):
+    first = next(i for i in draft.anatomy.sites if i in found.networks)
+    for _, name, tensor in found.held.take("shared_parameters"):
         if name == "phm_rule":
             draft.tensors[f"{first}.{method}.shared.A"] = tensor
         else:

@@ -10,12 +10,11 @@ import pytest
 import tiny
 import torch
 from cells import ALL, CELLS, REFUSED, UPDATES, example, matrix
+from material import train
 
 import adapterhub as ah
 from adapterhub.errors import AttachError, SiteError
 from adapterhub.methods import METHODS
-from adapterhub.training.options import TrainOptions
-from adapterhub.training.run import AdapterTrainee
 
 
 def test_the_matrix_covers_every_method_and_architecture():
@@ -65,21 +64,6 @@ def logits(model, **inputs):
     inputs = inputs or tiny.batch()
     with torch.no_grad():
         return model(**inputs, **tiny.decoder_inputs(model, inputs)).logits
-
-
-def train(adapter, steps, learning_rate=None):
-    """Steps of AdamW at the method's own learning rate; returns the losses."""
-    options = TrainOptions(learning_rate=learning_rate, head_learning_rate=learning_rate or 1e-3)
-    groups = AdapterTrainee(adapter).param_groups(options)
-    optimizer = torch.optim.AdamW(groups)
-    losses = []
-    for _ in range(steps):
-        loss = adapter.model(**tiny.labelled_batch(adapter.model)).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
 
 
 @matrix

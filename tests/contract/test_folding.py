@@ -8,8 +8,8 @@ import pickle
 import pytest
 import tiny
 import torch
+from material import train
 from safetensors.torch import load_file
-from test_contract import train
 
 import adapterhub as ah
 

@@ -13,6 +13,7 @@ import pytest
 import tiny
 import torch
 from cells import REFUSED, example
+from material import train
 from torch import nn
 from transformers import AutoModelForSequenceClassification, BitsAndBytesConfig
 
@@ -25,9 +26,7 @@ from adapterhub.errors import BackboneError, ConfigError, MergeError, SiteError
 from adapterhub.methods import METHODS
 from adapterhub.methods.spec import parse
 from adapterhub.training.merged import write_checkpoint
-from adapterhub.training.options import TrainOptions
 from adapterhub.training.recompute import recompute
-from adapterhub.training.run import AdapterTrainee
 
 pytest.importorskip("bitsandbytes", reason='pip install "adapterhub[quantized]"')
 
@@ -105,19 +104,6 @@ def equal(one, other):
     return type(one) is type(other) and all(
         a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs
     )
-
-
-def train(adapter, steps):
-    options = TrainOptions(head_learning_rate=1e-3)
-    optimizer = torch.optim.AdamW(AdapterTrainee(adapter).param_groups(options))
-    losses = []
-    for _ in range(steps):
-        loss = adapter.model(**tiny.labelled_batch(adapter.model)).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
 
 
 def logits(model):

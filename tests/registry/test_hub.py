@@ -22,17 +22,6 @@ from adapterhub.registry.store import Publication, Query
 from adapterhub.registry.verbs import pull, push
 
 
-@pytest.fixture
-def hub(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    with hub_server.serving() as (hub, address):
-        hub.address = address
-        yield hub
-
-
 def store(hub, token=False):
     return HubStore(hub.address, token=token)
 

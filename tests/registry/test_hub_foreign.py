@@ -8,7 +8,6 @@ import hub_server
 import pytest
 import tiny
 import torch
-from huggingface_hub import constants
 from safetensors.torch import load_file
 from transformers import AutoModel
 
@@ -18,17 +17,6 @@ from adapterhub.files.native import read_manifest
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "adapters" / "bert"
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-
-
-@pytest.fixture
-def hub(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    with hub_server.serving() as (hub, address):
-        hub.address = address
-        yield hub
 
 
 def upload(hub, folder, name, **more):

@@ -8,7 +8,7 @@ import hub_server
 import pytest
 import tiny
 import torch
-from huggingface_hub import constants, snapshot_download
+from huggingface_hub import snapshot_download
 
 import adapterhub as ah
 from adapterhub import exporting
@@ -22,17 +22,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
 LABELS = ["no", "maybe", "yes"]
-
-
-@pytest.fixture
-def hub(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    with hub_server.serving() as (hub, address):
-        hub.address = address
-        yield hub
 
 
 def saved(backbone, folder, spec):
