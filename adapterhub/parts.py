@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from adapterhub.attention import KeyValueSlot, keyvalue_slot
@@ -87,20 +86,16 @@ class Head:
     original: dict[str, nn.Module]
     labels: dict[str, Any]
     original_labels: dict[str, Any]
-    handles: list[RemovableHandle] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for name, module in self.own.items():
+            if _dtype(module) != _dtype(self.original[name]):
+                module.register_forward_pre_hook(raise_input, with_kwargs=True)
 
     def swap(self, model: PreTrainedModel, on: bool) -> None:
         """Put the adapter's head and labels into the model, or the model's own back."""
         for name, module in (self.own if on else self.original).items():
             model._modules[name] = module
-        for handle in self.handles:
-            handle.remove()
-        short = [
-            own for name, own in self.own.items() if _dtype(own) != _dtype(self.original[name])
-        ]
-        self.handles = [
-            own.register_forward_pre_hook(raise_input, with_kwargs=True) for own in short if on
-        ]
         set_labels(model, self.labels if on else self.original_labels)
 
     def lowered(self) -> Head:
@@ -109,7 +104,7 @@ class Head:
         for name, module in own.items():
             module._forward_pre_hooks.clear()
             module.to(_dtype(self.original[name]))
-        return replace(self, own=own, handles=[])
+        return replace(self, own=own)
 
 
 def set_labels(model: PreTrainedModel, labels: Mapping[str, Any]) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from adapterhub.backbones.anatomy import CHILD
 from adapterhub.composition import Plan, through
+from adapterhub.precision import hold
 from adapterhub.slots import Slot, drop_slot
 
 
@@ -96,10 +97,14 @@ def clear_variants(model: nn.Module) -> None:
 
 
 def twin(module: nn.Module, parameters: Mapping[str, nn.Parameter]) -> nn.Module:
-    """A module that computes as another does, with some parameters of its own."""
+    """A module that computes as another does, in its dtype, with some parameters of its own."""
     other = copy.copy(module)
     other._parameters = {**module._parameters, **parameters}
     other._modules = dict(module._modules)
-    for hooks in ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks"):
+    for hooks in [name for name in vars(module) if name.startswith("_forward_")]:
         setattr(other, hooks, type(getattr(module, hooks))())
+    for name, parameter in parameters.items():
+        own = module._parameters[name]
+        if own is not None and own.dtype != parameter.dtype:
+            hold(other, name, own.dtype)
     return other

@@ -6,6 +6,8 @@ import pytest
 import tiny
 import torch
 from cells import CELLS, example
+from material import word_tokenizer
+from transformers import AutoModelForMaskedLM
 
 import adapterhub as ah
 from adapterhub.errors import AttachError
@@ -208,6 +210,31 @@ def test_heads_of_different_sizes_in_one_batch(architecture, tmp_path):
     for i, row in enumerate(routed.split(together)):
         torch.testing.assert_close(row, solo[i][i], atol=1e-5, rtol=1e-5)
     assert model.config.to_dict() == config
+
+
+@pytest.mark.parametrize("method", ["lora", "houlsby", "mam", "prompt", "scalar-mix"])
+@pytest.mark.parametrize("precision", [{"dtype": "bf16"}, {"dtype": "fp16"}, {"quantize": "nf4"}])
+def test_rows_on_a_backbone_of_a_shorter_dtype(method, precision, tmp_path):
+    """Heads, and the pooler that the checkpoint lacks, train in fp32: so they do row by row."""
+    if "quantize" in precision:
+        pytest.importorskip("bitsandbytes")
+    bare = tmp_path / "bare"
+    AutoModelForMaskedLM.from_config(tiny.model("bert").config).save_pretrained(bare)
+    options = {"task": "classification", "labels": ["x", "y", "z"], **precision}
+    word_tokenizer().save_pretrained(bare)
+    model, _ = ah.load_backbone(str(bare), **options)
+    adapters = two(model, method)
+    assert all(any(c.method is None for c in a.changed) for a in adapters), "a fresh pooler"
+    names = ["a", "b", None, "b"]
+    batch = tiny.batch(len(names), 9)
+    solo = [alone(model, name, lambda: logits(model, **batch))[i] for i, name in enumerate(names)]
+    with ah.route(model, names):
+        together = logits(model, **batch)
+    for row, expected in zip(together, solo, strict=True):
+        torch.testing.assert_close(row, expected.to(row.dtype), atol=2e-2, rtol=2e-2)
+    if method not in ("mam", "prompt"):  # virtual tokens have no average
+        ah.activate(model, ah.Average(["a", "b"]))
+        assert logits(model, **batch).isfinite().all()
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
