@@ -18,9 +18,11 @@ for their own time is not counted.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from adapterhub.adapter import Adapter
 from adapterhub.backbones.probe import probe_batch
@@ -72,19 +74,20 @@ def _through(points: dict[int, int], at: int) -> float:
 def saved_bytes(adapter: Adapter, rows: int, tokens: int, recomputed: bool = False) -> int:
     """What autograd saves of a batch of random tokens, in bytes."""
     model, kept = adapter.model, {}
-    known = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    own = (*model.parameters(), *model.buffers())
+    known = {storage.data_ptr() for tensor in own for storage in _storages(tensor)}
 
     def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
-            kept[storage.data_ptr()] = storage  # alive, so that no other takes its place
+        for storage in _storages(tensor):
+            if storage.data_ptr() not in known:
+                kept[storage.data_ptr()] = storage  # alive, so that no other takes its place
         return tensor
 
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
     device = device_of(model)
-    own = [device] if device is not None and device.type == "cuda" else []
+    gpus = [device] if device is not None and device.type == "cuda" else []
     with (
-        torch.random.fork_rng(devices=own),
+        torch.random.fork_rng(devices=gpus),
         torch.enable_grad(),
         recompute(model, recomputed) as layers,
     ):
@@ -94,3 +97,12 @@ def saved_bytes(adapter: Adapter, rows: int, tokens: int, recomputed: bool = Fal
             outputs = model(**probe_batch(model, rows=rows, tokens=tokens))
     del outputs
     return sum(storage.nbytes() for storage in kept.values())
+
+
+def _storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
+    """Where the numbers of a tensor lie: of torchao's, those of the tensors that it wraps."""
+    if is_traceable_wrapper_subclass(tensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from _storages(getattr(tensor, name))
+    else:
+        yield tensor.untyped_storage()
