@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+import torch
 from hypothesis import HealthCheck, settings
 from material import WORDS, sentences, word_tokenizer, write_tsv
 from support import pytest_runtest_logreport, pytest_runtest_makereport, pytest_sessionfinish
@@ -18,6 +19,12 @@ __all__ = ["pytest_runtest_logreport", "pytest_runtest_makereport", "pytest_sess
 # A busy machine is no defect.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
+
+
+@pytest.fixture(autouse=True)
+def same_numbers_in_any_order() -> None:
+    """A test draws the same values wherever it runs, alone or behind others."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ KINDS = {
 
 def trained(folder, architecture, config, task="classification", seed=0, std=0.3, **options):
     """Save what peft would after training: every tensor of the adapter away from its start."""
+    torch.manual_seed(seed)  # peft draws the start
     model = peft.get_peft_model(tiny.model(architecture, task, seed, **options), config)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
