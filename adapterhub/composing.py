@@ -42,7 +42,8 @@ def check(model: PreTrainedModel, adapters: Adapters, rows: Sequence[Node]) -> N
     if wrong:
         fitting = sorted(name for name, method in METHODS.items() if not method.trains_backbone)
         raise AttachError(
-            "adapters that change the backbone's own parameters change them for the whole batch",
+            "what changes the backbone's own parameters, its tokens or their positions does so for "
+            "the whole batch",
             offenders=wrong,
             expected=f"methods that add modules beside them: {', '.join(fitting)}",
             hint="activate such an adapter alone, one batch after the other",
