@@ -31,7 +31,7 @@ from adapterhub.backbones.load import FRESH
 from adapterhub.backbones.weights import as_stored, read_bias, read_weight
 from adapterhub.errors import AttachError, ConfigError, did_you_mean
 from adapterhub.merging import refuse_unmergeable
-from adapterhub.methods.base import Method
+from adapterhub.methods.base import Method, blank
 from adapterhub.methods.lora import LoRA
 from adapterhub.methods.staged import Staged
 from adapterhub.slots import OutputSlot
@@ -95,7 +95,7 @@ def combine(
         result = _combined(adapters, rule)
     finally:
         set_rows(state, before)
-    with torch.random.fork_rng(devices=[]):  # the initial values are overwritten
+    with blank():
         made = place(
             model,
             _methods(adapters, result),

@@ -23,7 +23,7 @@ from adapterhub.files.foreign import Foreign
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo
 from adapterhub.files.native import read_manifest, read_tensors
 from adapterhub.interchange.formats import Format, detect
-from adapterhub.methods.base import Method
+from adapterhub.methods.base import Method, blank
 from adapterhub.methods.spec import parse, restore
 from adapterhub.parts import HEAD, Head
 from adapterhub.sources import check_backbone
@@ -102,7 +102,7 @@ def _place(
         if known := bound(model):
             teach(known, manifest.tokens)
 
-    with torch.random.fork_rng(devices=[]):  # the initial values will be overwritten
+    with blank():
         return place(model, methods, name or manifest.name, fill, manifest.tokens, admit=admit)
 
 
@@ -134,7 +134,7 @@ def load_foreign(
         _copy(foreign.tensors, adapter)
         adapter.notes = Notes(foreign.task, training={"imported": foreign.format})
 
-    with torch.random.fork_rng(devices=[]):
+    with blank():
         return place(model, parse(manifest.methods), name or foreign.name, fill)
 
 

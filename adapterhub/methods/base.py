@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
@@ -311,6 +313,26 @@ def activation(name: str) -> nn.Module:
         )
     module: nn.Module = ACT2FN[name]
     return module
+
+
+_BLANK: ContextVar[bool] = ContextVar("blank", default=False)
+
+
+@contextmanager
+def blank() -> Iterator[None]:
+    """Modules that are made inside get their values afterwards: costly initial ones are left out,
+    and torch's generators stay as they are."""
+    token = _BLANK.set(True)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        _BLANK.reset(token)
+
+
+def is_blank() -> bool:
+    """Whether initial values will be overwritten."""
+    return _BLANK.get()
 
 
 def cast(parameter: Tensor, like: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ from adapterhub.errors import SiteError
 from adapterhub.methods.base import (
     Placement,
     cast,
+    is_blank,
     register,
     require_between,
     require_positive,
@@ -57,6 +58,11 @@ def principal(weight: Tensor, rank: int, iterations: int) -> tuple[Tensor, Tenso
         return u[:, :rank] * root, root[:, None] * vh[:rank]
 
 
+def empty_factors(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Factors of these shapes, to be filled from a file."""
+    return weight.new_zeros(weight.shape[0], rank), weight.new_zeros(rank, weight.shape[1])
+
+
 class Principal(LowRank):
     """The map (x, y) -> y + s (B A x - B0 A0 x)."""
 
@@ -67,8 +73,9 @@ class Principal(LowRank):
         self, weight: Tensor, rank: int, scale: float, dropout: float, iterations: int
     ) -> None:
         super().__init__(weight.shape[1], weight.shape[0], rank, scale, dropout)
+        factors = empty_factors(weight, rank) if is_blank() else principal(weight, rank, iterations)
         # In one memory layout, so that both products round alike and cancel exactly at the start.
-        left, right = ((f / scale**0.5).contiguous() for f in principal(weight, rank, iterations))
+        left, right = ((f / scale**0.5).contiguous() for f in factors)
         self.register_buffer("A0", right)
         self.register_buffer("B0", left)
         with torch.no_grad():

@@ -196,3 +196,21 @@ def test_the_revision_of_the_base_is_kept(tmp_path):
     ah.detach(same)
     same.config._commit_hash = "ef" * 20  # a commit that only edits the card
     ah.load(same, tmp_path / "a")
+
+
+def test_loading_does_not_decompose_weights_again(tmp_path, monkeypatch):
+    """PiSSA starts from a decomposition of each weight; its file has what that gave."""
+    model = tiny.model("bert")
+    adapter = ah.attach(model, "pissa")
+    tiny.scramble(adapter)
+    expected = adapter.saved_tensors()
+    adapter.save(tmp_path / "a")
+    adapter.detach()
+    monkeypatch.setattr(torch, "svd_lowrank", None)
+    before = torch.random.get_rng_state()
+    loaded = ah.load(model, tmp_path / "a").saved_tensors()
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert loaded.keys() == expected.keys()
+    assert all(torch.equal(loaded[name], value) for name, value in expected.items())
+    with pytest.raises(TypeError):
+        ah.attach(tiny.model("bert"), "pissa")
