@@ -111,7 +111,8 @@ def calls(text: str, what: str, examples: str) -> list[tuple[str, dict[str, Any]
         tree = ast.parse(f"({names},)", mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # as deep as it is long
         raise unreadable from error
-    assert isinstance(tree, ast.Tuple)
+    if not isinstance(tree, ast.Tuple):  # the text closed the bracket itself
+        raise unreadable
     return [_call(node, unreadable) for node in tree.elts]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import fuzz
 import pytest
 from forge import TENSORS, read_tree, sealed
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from mutation import nodes
 
@@ -59,6 +59,8 @@ def test_any_json_in_any_place_of_a_manifest(sound, data: st.DataObject, value: 
 
 @quick
 @given(text=st.text(max_size=60) | st.text("()[]{},='\"-+*#x1.: \n", max_size=60))
+@example(text="lora)#")
+@example(text="lora)+(x")
 def test_any_text_as_a_spec_or_a_recipe(tmp_path_factory, text: str) -> None:
     path = tmp_path_factory.getbasetemp() / "recipe.yaml"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
