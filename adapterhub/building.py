@@ -43,7 +43,8 @@ def build_adapter(
         for part in method.parts()
         for step in _plan(method, part, anatomy)
     ]
-    _refuse_offloaded(anatomy, _fresh(anatomy), tokens)
+    fresh = sorted(getattr(anatomy.model, FRESH, frozenset()) & anatomy.parameters().keys())
+    _refuse_offloaded(anatomy, fresh, tokens)
     key = f"{_slug(name)}-{serial}"
     placed = [
         Placed(
@@ -55,7 +56,7 @@ def build_adapter(
         for part, step in steps
         if isinstance(step, Placement)
     ]
-    changed = list(_own_copies(_unfrozen(steps, anatomy), anatomy))
+    changed = list(_own_copies(_unfrozen(steps, fresh), anatomy))
     adapter = Adapter(
         name, methods, anatomy.model, anatomy, placed, changed, _own_head(anatomy), home
     )
@@ -65,19 +66,14 @@ def build_adapter(
 
 
 def _unfrozen(
-    steps: Iterable[tuple[Method, Step]], anatomy: Anatomy
+    steps: Iterable[tuple[Method, Step]], fresh: Iterable[str]
 ) -> list[tuple[Method | None, Unfrozen]]:
     """What methods unfreeze, and what the checkpoint lacked: it was drawn anew, so it trains."""
     chosen: list[tuple[Method | None, Unfrozen]] = [
         (m, s) for m, s in steps if isinstance(s, Unfrozen)
     ]
     taken = {step.path for _, step in chosen}
-    fresh = _fresh(anatomy)
     return chosen + [(None, Unfrozen(path)) for path in fresh if path not in taken]
-
-
-def _fresh(anatomy: Anatomy) -> list[str]:
-    return sorted(getattr(anatomy.model, FRESH, frozenset()) & anatomy.parameters().keys())
 
 
 def _vocabulary(
