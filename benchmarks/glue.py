@@ -51,8 +51,7 @@ def table() -> str:
 
 def row(task: str, method: str, record: dict) -> tuple[str, ...]:
     """One line of the table."""
-    scores = ", ".join(f"{name} {record['metrics'][name]:.3f}" for name in SCORES[task])
-    return (task, method, scores, *records.cost(record))
+    return (task, method, records.scores(record, SCORES[task]), *records.cost(record))
 
 
 def main() -> None:

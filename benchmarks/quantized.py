@@ -55,15 +55,11 @@ def run(task: str, method: str, precision: str, data: str, out: Path) -> None:
 def table() -> str:
     """The Markdown table of all records."""
     rows = [
-        (task, method, precision, _score(task, record), *records.cost(record))
+        (task, method, precision, records.scores(record, SCORES[task]), *records.cost(record))
         for task, method, precision in itertools.product(SIZES, METHODS, PRECISIONS)
         if (record := records.read(name(task, method, precision)))
     ]
     return records.markdown(COLUMNS, rows)
-
-
-def _score(task: str, record: dict) -> str:
-    return ", ".join(f"{metric} {record['metrics'][metric]:.3f}" for metric in SCORES[task])
 
 
 def main() -> None:

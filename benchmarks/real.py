@@ -158,8 +158,8 @@ def table() -> str:
 
 def row(name: str, record: dict) -> tuple[str, ...]:
     """One line of the table."""
-    run, metrics = RUNS[name], record["metrics"]
-    scores = ", ".join(f"{score} {metrics[score]:.3f}" for score in run.scores)
+    run = RUNS[name]
+    scores = records.scores(record, run.scores)
     scratch = " (tiny, from scratch)" if "backbone" in "".join(run.options) else ""
     return (run.recipe + scratch, run.method, scores, *records.cost(record))
 

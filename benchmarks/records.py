@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,11 @@ def read(name: str) -> dict[str, Any] | None:
     """A record, or None."""
     path = RESULTS / f"{name}.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def scores(record: dict[str, Any], names: Iterable[str]) -> str:
+    """Some metrics of a record, for one cell of a table."""
+    return ", ".join(f"{name} {record['metrics'][name]:.3f}" for name in names)
 
 
 def parameters(manifest: dict[str, Any]) -> dict[str, int]:
