@@ -83,7 +83,7 @@ def test_another_kind_of_file_under_our_name(saved, model, canary, kind, name) -
 @pytest.mark.parametrize("kind", DISGUISED)
 def test_the_card_is_never_parsed(saved, model, canary, kind) -> None:
     forge_file(saved, CARD, DISGUISED[kind](canary))
-    ah.load(model, saved).detach()
+    assert ah.load(model, saved).active
 
 
 OTHERS = ("adapter.bin", "adapter.pt", "pytorch_model.bin", "adapter_model.bin", "model.pkl",
@@ -104,7 +104,7 @@ def test_other_files_are_never_opened(saved, model, canary, monkeypatch) -> None
 
     monkeypatch.setattr(os, "open", watched)
     monkeypatch.chdir(saved)  # a module there must not shadow a real one
-    ah.load(model, saved).detach()
+    assert ah.load(model, saved).active
     assert {TENSORS, MANIFEST} <= set(opened) <= {TENSORS, MANIFEST, CARD}
     assert len(OTHERS) >= 19
 
@@ -158,12 +158,12 @@ def test_a_hard_link_is_a_file_like_any_other(saved, tmp_path, model) -> None:
     """Caches share files by hard links; an archive's can name only what its reader could copy."""
     (saved / TENSORS).rename(tmp_path / "real")
     os.link(tmp_path / "real", saved / TENSORS)
-    ah.load(model, saved).detach()
+    assert ah.load(model, saved).active
 
 
 def test_the_folder_itself_may_be_a_link_that_the_user_names(saved, tmp_path, model) -> None:
     (tmp_path / "latest").symlink_to(saved)
-    ah.load(model, tmp_path / "latest").detach()
+    assert ah.load(model, tmp_path / "latest").active
 
 
 def first(header: Tree) -> Tree:
