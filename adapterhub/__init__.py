@@ -19,50 +19,50 @@ from adapterhub._version import __version__
 from adapterhub.errors import AdapterhubError
 
 if TYPE_CHECKING:
-    from adapterhub.adapter import Adapter as Adapter
-    from adapterhub.attachment import activate as activate
-    from adapterhub.attachment import attach as attach
-    from adapterhub.attachment import detach as detach
-    from adapterhub.backbones.families import anatomy_of as anatomy_of
+    from adapterhub.adapters.activate import activate as activate
+    from adapterhub.adapters.adapter import Adapter as Adapter
+    from adapterhub.adapters.attach import attach as attach
+    from adapterhub.adapters.attach import detach as detach
+    from adapterhub.adapters.route import route as route
+    from adapterhub.anatomy.families import anatomy_of as anatomy_of
     from adapterhub.backbones.load import fingerprint as fingerprint
     from adapterhub.backbones.load import load_backbone as load_backbone
-    from adapterhub.combining import combine as combine
-    from adapterhub.composition import Average as Average
-    from adapterhub.merging import merge as merge
-    from adapterhub.merging import unmerge as unmerge
-    from adapterhub.methods.base import METHODS as METHODS
+    from adapterhub.hooks.composition import Average as Average
+    from adapterhub.merging.combine import combine as combine
+    from adapterhub.merging.merge import merge as merge
+    from adapterhub.merging.merge import unmerge as unmerge
+    from adapterhub.methods._base import METHODS as METHODS
+    from adapterhub.registry.api import publish as publish
+    from adapterhub.registry.api import pull as pull
+    from adapterhub.registry.api import push as push
+    from adapterhub.registry.api import search as search
+    from adapterhub.registry.api import yank as yank
     from adapterhub.registry.load import load as load
-    from adapterhub.registry.prepare import Listing as Listing
-    from adapterhub.registry.verbs import publish as publish
-    from adapterhub.registry.verbs import pull as pull
-    from adapterhub.registry.verbs import push as push
-    from adapterhub.registry.verbs import search as search
-    from adapterhub.registry.verbs import yank as yank
-    from adapterhub.routing import route as route
+    from adapterhub.registry.publication import Listing as Listing
 
 # Each of these needs torch: it is imported when one is first asked for, so that `import adapterhub`
 # is quick.
 _LAZY = {
     "METHODS": "methods",
-    "Average": "composition",
-    "Listing": "registry.prepare",
-    "Adapter": "adapter",
-    "activate": "attachment",
-    "anatomy_of": "backbones.families",
-    "attach": "attachment",
-    "combine": "combining",
-    "detach": "attachment",
+    "Average": "hooks.composition",
+    "Listing": "registry.publication",
+    "Adapter": "adapters.adapter",
+    "activate": "adapters.activate",
+    "anatomy_of": "anatomy",
+    "attach": "adapters.attach",
+    "combine": "merging.combine",
+    "detach": "adapters.attach",
     "fingerprint": "backbones.load",
     "load": "registry.load",
     "load_backbone": "backbones.load",
-    "publish": "registry.verbs",
-    "pull": "registry.verbs",
-    "push": "registry.verbs",
-    "search": "registry.verbs",
-    "yank": "registry.verbs",
-    "merge": "merging",
-    "unmerge": "merging",
-    "route": "routing",
+    "publish": "registry.api",
+    "pull": "registry.api",
+    "push": "registry.api",
+    "search": "registry.api",
+    "yank": "registry.api",
+    "merge": "merging.merge",
+    "unmerge": "merging.merge",
+    "route": "adapters.route",
 }
 
 __all__ = ["AdapterhubError", "__version__", *_LAZY]

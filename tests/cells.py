@@ -7,7 +7,7 @@ import tiny
 
 from adapterhub.errors import AttachError, ConfigError, SiteError
 from adapterhub.methods import METHODS, Method
-from adapterhub.methods.spec import parse
+from adapterhub.methods._spec import parse
 
 # Their attention is not on transformers' attention interface, so prefixes cannot enter it.
 OFF_INTERFACE = (

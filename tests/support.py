@@ -15,7 +15,7 @@ import pytest
 import tiny
 
 from adapterhub.methods import METHODS
-from adapterhub.training.tasks import TASKS
+from adapterhub.tasks import TASKS
 
 FILE = Path(__file__).parents[1] / "docs" / "support.md"
 ROWS = {"architecture": sorted(tiny.ARCHITECTURES), "task": sorted(TASKS)}

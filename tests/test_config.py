@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapterhub.config import (
+from adapterhub.config.options import (
     from_dict,
     merge,
     option,
@@ -20,8 +20,8 @@ from adapterhub.config import (
     to_dict,
     type_text,
 )
+from adapterhub.config.yaml import dump_yaml, load_yaml
 from adapterhub.errors import ConfigError
-from adapterhub.yaml12 import dump_yaml, load_yaml
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,8 @@ from torch import nn
 
 import adapterhub as ah
 from adapterhub.errors import SiteError
-from adapterhub.relative import RelativeBias
-from adapterhub.slots import Slot
+from adapterhub.hooks.relative_bias import RelativeBias
+from adapterhub.hooks.slot import Slot
 
 ARCHITECTURES = ("t5", "umt5")
 

@@ -6,7 +6,7 @@ import tiny
 import torch
 
 import adapterhub as ah
-from adapterhub.slots import output_slot
+from adapterhub.hooks.projection import output_slot
 
 
 def down_projection(*methods):

@@ -11,7 +11,7 @@ from cells import REFUSED, example
 from datasets import Dataset
 
 import adapterhub as ah
-from adapterhub.attachment import attachments
+from adapterhub.adapters.state import attachments
 from adapterhub.methods import METHODS
 
 trl = pytest.importorskip("trl", reason="its own environment: make trl")

@@ -10,7 +10,7 @@ import torch
 import transformers
 from transformers import AutoConfig, PreTrainedModel
 
-from adapterhub.backbones import FAMILIES
+from adapterhub.anatomy import FAMILIES
 
 VOCAB = 64
 PAD, EOS = 1, 2

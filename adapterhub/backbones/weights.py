@@ -16,7 +16,7 @@ from accelerate.utils import align_module_device
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from adapterhub.backbones.anatomy import Anatomy, Part
+from adapterhub.anatomy.sites import Anatomy, Part
 from adapterhub.backbones.quantized import dequantized
 from adapterhub.errors import SiteError
 

@@ -41,12 +41,12 @@ def command(
 ) -> None:
     """Combine the adapters in DIR... (runs' outputs, or adapters' folders) of one backbone into a
     new adapter. Its head and labels are those of the first."""
-    from adapterhub.combining import combine
-    from adapterhub.files.folder import check_place
+    from adapterhub.adapters.load import load_folder
+    from adapterhub.files.atomic import check_place
     from adapterhub.files.native import read_manifest
-    from adapterhub.loading import load
-    from adapterhub.registry.verbs import pull
-    from adapterhub.training.merged import open_live
+    from adapterhub.inference.open import open_live
+    from adapterhub.merging.combine import combine
+    from adapterhub.registry.api import pull
 
     check_place(Path(output), overwrite=False, replaceable=())
     shares = None if weights is None else _numbers(weights)
@@ -54,7 +54,7 @@ def command(
     names = [f"{n}: {read_manifest(files).name}" for n, files in enumerate(sources, start=1)]
     first, _ = open_live(sources[0], backbone, name=names[0])
     for files, each in zip(sources[1:], names[1:], strict=True):
-        load(first.model, files, name=each)
+        load_folder(first.model, files, name=each)
     options = {"how": how, "weights": shares, "density": density, "rank": rank, "seed": seed}
     made = combine(first.model, names, **options, name=name)  # type: ignore[arg-type]
     made.save(output)

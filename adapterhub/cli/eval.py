@@ -11,9 +11,9 @@ import click
 from adapterhub.errors import ConfigError
 
 if TYPE_CHECKING:
-    from adapterhub.training.data import DataOptions
-    from adapterhub.training.restore import Trained
-    from adapterhub.training.tasks import Task
+    from adapterhub.data.options import DataOptions
+    from adapterhub.inference.open import Trained
+    from adapterhub.tasks import Task
 
 
 @click.command("eval")
@@ -46,7 +46,7 @@ def command(
     baseline of language-model tasks, such as zero-shot classification by a prompt. With --examples
     and --shots each prompt begins with worked examples: few-shot.
     """
-    from adapterhub.training.restore import open_adapter, open_backbone, trained
+    from adapterhub.inference.open import open_adapter, open_backbone, trained
 
     known = trained(folder) if folder else _untrained(backbone, task)
     given = {name: value for name, value in columns.items() if value is not None}
@@ -80,9 +80,9 @@ def _few_shot(
 
 
 def _untrained(backbone: str | None, task: str | None) -> Trained:
-    from adapterhub.training.data import DataOptions
-    from adapterhub.training.restore import Trained
-    from adapterhub.training.tasks import task_of
+    from adapterhub.data.options import DataOptions
+    from adapterhub.inference.open import Trained
+    from adapterhub.tasks import task_of
 
     if not backbone or not task:
         raise ConfigError(

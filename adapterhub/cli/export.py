@@ -11,7 +11,7 @@ import click
 from adapterhub.errors import ConfigError
 
 if TYPE_CHECKING:
-    from adapterhub.methods.spec import Spec
+    from adapterhub.methods._spec import Spec
 
 
 @click.command("export")
@@ -58,11 +58,11 @@ def command(
 def _export(
     source: str, form: str, output: str, overwrite: bool, backbone: str | None, task: str | None
 ) -> None:
+    from adapterhub.adapters.load import load_folder
     from adapterhub.backbones.load import load_backbone
-    from adapterhub.files.beside import backbone_of_run
     from adapterhub.files.native import read_manifest
-    from adapterhub.loading import load
-    from adapterhub.registry.verbs import pull
+    from adapterhub.files.run_folder import backbone_of_run
+    from adapterhub.registry.api import pull
 
     folder = pull(source)
     manifest = read_manifest(folder)
@@ -72,14 +72,14 @@ def _export(
         labels=manifest.labels,
         revision=None if backbone else manifest.backbone.revision,
     )
-    load(model, folder).export(output, format=form, overwrite=overwrite)
+    load_folder(model, folder).export(output, format=form, overwrite=overwrite)
     click.echo(f"{output}: {manifest.name} in the format of {form}")
 
 
 def _kind(task: object) -> str:
     """The kind of model of a task, or of a kind's own name."""
     from adapterhub.backbones.load import TASK_MODELS
-    from adapterhub.training.tasks import task_of
+    from adapterhub.tasks import task_of
 
     if task is None:
         raise ConfigError(
@@ -98,8 +98,8 @@ def _check(
     task: str | None,
     max_lora_rank: int,
 ) -> None:
+    from adapterhub.adapters.export import blocking
     from adapterhub.backbones.load import TASK_MODELS, skeleton
-    from adapterhub.checking import blocking
 
     spec, place, kind, labels = _subject(source, method, backbone, task)
     names = labels or (("0", "1") if TASK_MODELS[kind].classes else ())
@@ -122,9 +122,9 @@ def _subject(
             )
         return method, backbone, _kind(task or "causal-lm"), ()
     if Path(source).is_dir():
-        from adapterhub.files.beside import backbone_of_run
         from adapterhub.files.native import read_manifest
-        from adapterhub.registry.verbs import pull
+        from adapterhub.files.run_folder import backbone_of_run
+        from adapterhub.registry.api import pull
 
         folder = pull(source)
         manifest = read_manifest(folder)

@@ -11,7 +11,7 @@ import click
 from adapterhub.errors import ConfigError, FileError
 
 if TYPE_CHECKING:
-    from adapterhub.files.foreign import Outline
+    from adapterhub.interchange.imported import Outline
 
 
 @click.command("import")
@@ -49,13 +49,13 @@ def command(
     given = tuple(label.strip() for label in labels.split(",")) if labels else outline.labels
     kind, names = _head(task or outline.task, outline.outputs, given)
     at = revision or (outline.revision if backbone is None else None)
+    from adapterhub.adapters.load import load_folder
     from adapterhub.backbones.load import load_backbone
-    from adapterhub.loading import load
 
     model, _ = load_backbone(source, task=kind, labels=names, revision=at)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        adapter = load(
+        adapter = load_folder(
             model, folder, name=name, any_backbone=any_backbone, allow_pickle=allow_pickle
         )
     _check_labels(given, adapter.labels)

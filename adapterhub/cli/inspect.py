@@ -8,7 +8,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from adapterhub.cli.format import count_text, print_table
+from adapterhub.cli._format import count_text, print_table
 
 
 @click.command("inspect")
@@ -18,7 +18,8 @@ from adapterhub.cli.format import count_text, print_table
 def command(backbone: str, revision: str | None, as_json: bool) -> None:
     """Show the anatomy of BACKBONE (a Hub id or a folder): its sites and parameters, and which
     methods fit."""
-    from adapterhub.backbones import anatomy_of, fingerprint, load_backbone
+    from adapterhub.anatomy import anatomy_of
+    from adapterhub.backbones import fingerprint, load_backbone
 
     model, _ = load_backbone(backbone, revision=revision)
     identity = fingerprint(backbone, revision=revision)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.table import Table
 
-from adapterhub.cli.format import bytes_text, count_text, print_table
+from adapterhub.cli._format import bytes_text, count_text, print_table
 from adapterhub.errors import ConfigError
 from adapterhub.files.manifest import LOWER_IS_BETTER
 
@@ -44,7 +44,7 @@ def command(
 ) -> None:
     """List published adapters; with TEXT those whose name, backbone, task, method, tags, topics or
     card have words that start so."""
-    from adapterhub.registry.verbs import search
+    from adapterhub.registry.api import search
 
     if registry and not Path(registry).is_dir():
         raise ConfigError(f"there is no folder {registry!r}", expected="a registry's folder")

@@ -12,7 +12,7 @@ import click
 from adapterhub.errors import ConfigError
 
 if TYPE_CHECKING:
-    from adapterhub.merging import Merge
+    from adapterhub.merging.merge import Merge
 
 
 @click.command("merge")
@@ -56,9 +56,10 @@ def command(
     """
     from adapterhub.backbones.load import storage_of
     from adapterhub.backbones.probe import probe
-    from adapterhub.files.folder import check_place
-    from adapterhub.merging import merge
-    from adapterhub.training.merged import auto_class, open_live, write_checkpoint
+    from adapterhub.files.atomic import check_place
+    from adapterhub.inference.open import open_live
+    from adapterhub.merging.checkpoint import auto_class, write_checkpoint
+    from adapterhub.merging.merge import merge
 
     if requantize and base_dtype:
         raise ConfigError(

@@ -8,8 +8,8 @@ from dataclasses import asdict
 import click
 from rich.table import Table
 
-from adapterhub.cli.format import print_table
-from adapterhub.config import options_of
+from adapterhub.cli._format import print_table
+from adapterhub.config.options import options_of
 from adapterhub.methods import METHODS, method_class
 
 

@@ -12,7 +12,7 @@ import click
 from adapterhub.errors import DataError, printable
 
 if TYPE_CHECKING:
-    from adapterhub.training.restore import Trained
+    from adapterhub.inference.open import Trained
 
 
 @click.command("predict")
@@ -41,7 +41,7 @@ def command(
 
     On standard input the texts of one example are one line, with tabs between them.
     """
-    from adapterhub.training.restore import open_adapter, trained
+    from adapterhub.inference.open import open_adapter, trained
 
     known = trained(folder)
     if pair and known.task.fields(known.data) == 1:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from adapterhub.cli.publishing import as_json_option, listing_of, listing_options, print_entry
+from adapterhub.cli._publishing import as_json_option, listing_of, listing_options, print_entry
 
 
 @click.command("publish")
@@ -32,7 +32,7 @@ def command(
     A tag is a name for a version, and may move to another; description, licence, languages and
     topics belong to the version: another licence is another version.
     """
-    from adapterhub.registry.verbs import publish
+    from adapterhub.registry.api import publish
 
     entry = publish(
         folder, name, version=version, tags=tags, registry=registry, listing=listing_of(listing)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from adapterhub.cli.publishing import as_json_option, print_json
+from adapterhub.cli._publishing import as_json_option, print_json
 
 
 @click.command("pull")
@@ -24,7 +24,7 @@ def command(
 ) -> None:
     """Get the files of an adapter, verified, and print where they are: NAME[@VERSION],
     hf:OWNER/NAME[@REVISION], or https://HOST/OWNER/NAME."""
-    from adapterhub.registry.verbs import pull
+    from adapterhub.registry.api import pull
 
     options = {"backbone": backbone, "registry": registry}
     place = pull(reference, folder, **options, allow_pickle=allow_pickle)

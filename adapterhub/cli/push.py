@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from adapterhub.cli.publishing import as_json_option, listing_of, listing_options, print_entry
+from adapterhub.cli._publishing import as_json_option, listing_of, listing_options, print_entry
 
 
 @click.command("push")
@@ -36,7 +36,7 @@ def command(
 
     The token is the one that huggingface_hub finds: HF_TOKEN, or `hf auth login`.
     """
-    from adapterhub.registry.verbs import push
+    from adapterhub.registry.api import push
 
     entry = push(
         folder,

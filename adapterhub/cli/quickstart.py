@@ -12,7 +12,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from adapterhub.cli.format import bytes_text, count_text, seconds_text
+from adapterhub.cli._format import bytes_text, count_text, seconds_text
 
 TEXTS = (
     "Open a connection to the given host and send the request headers.",
@@ -87,8 +87,8 @@ def _compare(console: Console, outcomes: dict[str, Any]) -> None:
 
 
 def _predict_typed(folder: Path) -> None:
-    from adapterhub.training.data import Example
-    from adapterhub.training.restore import open_adapter
+    from adapterhub.data.examples import Example
+    from adapterhub.inference.open import open_adapter
 
     opened = open_adapter(folder)
     while text := click.prompt("text (empty to end)", default="", show_default=False):

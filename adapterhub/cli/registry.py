@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from adapterhub.cli.publishing import as_json_option, print_json
+from adapterhub.cli._publishing import as_json_option, print_json
 from adapterhub.errors import FileError
 
 _registry = click.option("--registry", help="A registry's folder (none: the user's own).")

@@ -7,7 +7,7 @@ import re
 
 import click
 
-from adapterhub.cli.format import print_table
+from adapterhub.cli._format import print_table
 
 
 @click.command("show")
@@ -20,7 +20,7 @@ def command(reference: str, backbone: str | None, registry: str | None, as_json:
     from adapterhub.cli.list import entries_table
     from adapterhub.files.card import split_card
     from adapterhub.files.native import CARD_FILE, MANIFEST_FILE
-    from adapterhub.registry.verbs import pull, read_reference, store_of
+    from adapterhub.registry.api import pull, read_reference, store_of
 
     folder = pull(reference, backbone=backbone, registry=registry)
     if as_json:

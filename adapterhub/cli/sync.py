@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from adapterhub.cli.publishing import as_json_option, print_json
+from adapterhub.cli._publishing import as_json_option, print_json
 from adapterhub.errors import FileError
 
 

@@ -9,8 +9,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from adapterhub.cli.format import plain_table
-from adapterhub.config import options_of
+from adapterhub.cli._format import plain_table
+from adapterhub.config.options import options_of
 
 
 @click.command("tasks")
@@ -18,7 +18,7 @@ from adapterhub.config import options_of
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(name: str | None, as_json: bool) -> None:
     """List the tasks, or the options of one task."""
-    from adapterhub.training.tasks import TASKS, task_class
+    from adapterhub.tasks import TASKS, task_class
 
     chosen = {name: task_class(name)} if name else dict(sorted(TASKS.items()))
     if as_json:

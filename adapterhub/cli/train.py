@@ -9,10 +9,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from adapterhub.cli.format import bytes_text, count_text, plain_table, seconds_text
-from adapterhub.config import merge, options_of, parse_overrides
+from adapterhub.cli._format import bytes_text, count_text, plain_table, seconds_text
+from adapterhub.config.options import merge, options_of, parse_overrides
+from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
-from adapterhub.training.data import DataOptions
 from adapterhub.training.recipe import SPECS, Recipe, read
 
 # The flags that stand for options of the recipe; every other option is given as key=value.

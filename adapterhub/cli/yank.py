@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 
 import click
 
-from adapterhub.cli.publishing import as_json_option, print_json
+from adapterhub.cli._publishing import as_json_option, print_json
 
 
 @click.command("yank")
@@ -19,7 +19,7 @@ def command(reference: str, reason: str, registry: str | None, as_json: bool) ->
 
     Its files stay: who pinned it gets it still.
     """
-    from adapterhub.registry.verbs import yank
+    from adapterhub.registry.api import yank
 
     entry = yank(reference, reason, registry=registry)
     if as_json:

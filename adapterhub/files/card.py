@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from adapterhub._version import __version__
+from adapterhub.config.yaml import MAX_BYTES, dump_yaml, parse_mapping
 from adapterhub.errors import ConfigError
 from adapterhub.files.manifest import Manifest
-from adapterhub.yaml12 import MAX_BYTES, dump_yaml, parse_mapping
 
 _START, _END = "<!-- adapterhub -->", "<!-- /adapterhub -->"
 UNPUBLISHED = "THIS FOLDER"

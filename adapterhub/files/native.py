@@ -55,8 +55,7 @@ import safetensors.torch
 import torch
 
 from adapterhub.errors import FileError, OutputError, printable
-from adapterhub.files.card import card as card_of
-from adapterhub.files.folder import (
+from adapterhub.files.atomic import (
     UnreadableError,
     check_place,
     explained,
@@ -66,6 +65,7 @@ from adapterhub.files.folder import (
     staging,
     write_files,
 )
+from adapterhub.files.card import card as card_of
 from adapterhub.files.manifest import (
     DTYPE_BYTES,
     MAX_MANIFEST_BYTES,

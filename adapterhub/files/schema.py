@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from adapterhub.config import says_nothing
+from adapterhub.config.options import says_nothing
 
 Check = Callable[[str, object], list[str]]
 MAX_DEPTH = 32

@@ -1,1 +1,4 @@
-"""Other libraries' adapters, translated to and from ours with the anatomy of a backbone."""
+"""Other libraries' adapter formats, a folder each, translated to and from ours.
+
+Translates for a backbone's anatomy; attaches nothing to a model.
+"""

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from adapterhub.backbones.anatomy import Anatomy
-from adapterhub.files.adapters import is_adapters
-from adapterhub.files.foreign import Foreign, Outline
+from adapterhub.anatomy.sites import Anatomy
 from adapterhub.files.native import MANIFEST_FILE
-from adapterhub.files.peft import is_peft
-from adapterhub.interchange.adapters_in import adapters_outline, import_adapters
-from adapterhub.interchange.peft_in import import_peft, peft_outline
+from adapterhub.interchange.adapters_library.files import is_adapters
+from adapterhub.interchange.adapters_library.importer import adapters_outline, import_adapters
+from adapterhub.interchange.imported import Foreign, Outline
+from adapterhub.interchange.peft.files import is_peft
+from adapterhub.interchange.peft.importer import import_peft, peft_outline
 
 
 class Reader(Protocol):

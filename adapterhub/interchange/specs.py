@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from adapterhub.backbones.anatomy import Anatomy, Site
+from adapterhub.anatomy.sites import Anatomy, Site
 
 
 def sites_option(anatomy: Anatomy, chosen: Iterable[Site]) -> list[str]:

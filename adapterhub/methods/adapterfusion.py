@@ -29,11 +29,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adapterhub.backbones.anatomy import STREAM, Anatomy, Site
-from adapterhub.config import option
+from adapterhub.anatomy.sites import STREAM, Anatomy, Site
+from adapterhub.config.options import option
 from adapterhub.errors import ConfigError, SiteError
-from adapterhub.methods.base import Method, Placement, Source, cast, register
-from adapterhub.methods.spec import dump, parse
+from adapterhub.methods._base import Method, Placement, Source, register
+from adapterhub.methods._ops import cast
+from adapterhub.methods._spec import dump, parse
 
 
 class Fusion(nn.Module):

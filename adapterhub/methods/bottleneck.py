@@ -35,20 +35,12 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adapterhub.backbones.anatomy import STREAM, Anatomy, Site
-from adapterhub.config import option
-from adapterhub.methods.base import (
-    Layers,
-    Method,
-    Placement,
-    add_product,
-    cast,
-    register,
-    require_stream,
-    select,
-    sized,
-)
-from adapterhub.methods.base import activation as activation_of
+from adapterhub.anatomy.sites import STREAM, Anatomy, Site
+from adapterhub.config.options import option
+from adapterhub.methods._base import Layers, Method, Placement, register
+from adapterhub.methods._ops import add_product, cast
+from adapterhub.methods._options import activation as activation_of
+from adapterhub.methods._sites import require_stream, select, sized
 
 Sequential = Literal["output", "block"]
 Beside = Literal["input", "residual"]

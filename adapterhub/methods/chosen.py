@@ -15,11 +15,11 @@ from __future__ import annotations
 import fnmatch
 from dataclasses import dataclass
 
-from adapterhub.backbones.anatomy import Anatomy
+from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.load import table_of
-from adapterhub.config import option
+from adapterhub.config.options import option
 from adapterhub.errors import SiteError, did_you_mean
-from adapterhub.methods.base import Unfreezing, register
+from adapterhub.methods._base import Unfreezing, register
 
 EMBEDDINGS = "embeddings"
 

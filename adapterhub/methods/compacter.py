@@ -25,20 +25,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adapterhub.backbones.anatomy import STREAM, Anatomy, Site
-from adapterhub.config import option
+from adapterhub.anatomy.sites import STREAM, Anatomy, Site
+from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
-from adapterhub.methods.base import (
-    Layers,
-    Method,
-    Placement,
-    cast,
-    register,
-    require_positive,
-    require_stream,
-    select,
-)
-from adapterhub.methods.base import activation as activation_of
+from adapterhub.methods._base import Layers, Method, Placement, register
+from adapterhub.methods._ops import cast
+from adapterhub.methods._options import activation as activation_of
+from adapterhub.methods._options import require_positive
+from adapterhub.methods._sites import require_stream, select
 from adapterhub.methods.bottleneck import Sequential
 
 

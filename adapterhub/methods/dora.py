@@ -23,9 +23,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adapterhub.backbones.anatomy import Anatomy
+from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.weights import read_weight
-from adapterhub.methods.base import Placement, cast, register
+from adapterhub.methods._base import Placement, register
+from adapterhub.methods._ops import cast
 from adapterhub.methods.lora import LoRA, LowRank
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from adapterhub.backbones.anatomy import Anatomy
-from adapterhub.backbones.depth import layers_down
-from adapterhub.config import option
-from adapterhub.methods.base import Unfreezing, Unfrozen, register, require_decay
+from adapterhub.anatomy.sites import Anatomy
+from adapterhub.backbones.layer_depth import layers_down
+from adapterhub.config.options import option
+from adapterhub.methods._base import Unfreezing, Unfrozen, register
+from adapterhub.methods._options import require_decay
 
 
 @register

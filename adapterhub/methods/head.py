@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from adapterhub.backbones.anatomy import Anatomy
-from adapterhub.methods.base import Method, Step, register
+from adapterhub.anatomy.sites import Anatomy
+from adapterhub.methods._base import Method, Step, register
 
 
 @register

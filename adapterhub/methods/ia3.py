@@ -19,9 +19,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from adapterhub.backbones.anatomy import Anatomy, Site, matches
-from adapterhub.config import option
-from adapterhub.methods.base import Layers, Method, Placement, register, select
+from adapterhub.anatomy.sites import Anatomy, Site, matches
+from adapterhub.config.options import option
+from adapterhub.methods._base import Layers, Method, Placement, register
+from adapterhub.methods._sites import select
 
 
 class OutputScale(nn.Module):

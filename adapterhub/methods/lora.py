@@ -21,19 +21,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adapterhub.backbones.anatomy import Anatomy, Kind, Site
-from adapterhub.config import option
-from adapterhub.methods.base import (
-    Layers,
-    Method,
-    Placement,
-    add_product,
-    cast,
-    register,
-    require_between,
-    select,
-    sized,
-)
+from adapterhub.anatomy.sites import Anatomy, Kind, Site
+from adapterhub.config.options import option
+from adapterhub.methods._base import Layers, Method, Placement, register
+from adapterhub.methods._ops import add_product, cast
+from adapterhub.methods._options import require_between
+from adapterhub.methods._sites import select, sized
 
 
 class LowRank(nn.Module):

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from adapterhub.config import option
-from adapterhub.methods.base import register
+from adapterhub.config.options import option
+from adapterhub.methods._base import register
 from adapterhub.methods.lora import LoRA
 
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from adapterhub.config import option
-from adapterhub.methods.base import Layers, Method, register
+from adapterhub.config.options import option
+from adapterhub.methods._base import Layers, Method, register
 from adapterhub.methods.bottleneck import ScaledParallel
 from adapterhub.methods.prefix import Prefix
 

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from adapterhub.backbones.anatomy import Anatomy
-from adapterhub.config import option
+from adapterhub.anatomy.sites import Anatomy
+from adapterhub.config.options import option
 from adapterhub.errors import SiteError
-from adapterhub.methods.base import Layers, Unfreezing, in_layers, register
+from adapterhub.methods._base import Layers, Unfreezing, register
+from adapterhub.methods._sites import in_layers
 
 
 @register

@@ -23,9 +23,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from adapterhub.backbones.anatomy import Anatomy
-from adapterhub.config import option
-from adapterhub.methods.base import Placement, register, require_positive
+from adapterhub.anatomy.sites import Anatomy
+from adapterhub.config.options import option
+from adapterhub.methods._base import Placement, register
+from adapterhub.methods._options import require_positive
 from adapterhub.methods.prompt import Prompt, VirtualTokens
 
 Encoder = Literal["mlp", "lstm"]

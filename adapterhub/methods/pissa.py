@@ -25,18 +25,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adapterhub.backbones.anatomy import Anatomy
+from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.weights import read_weight
-from adapterhub.config import option
+from adapterhub.config.options import option
 from adapterhub.errors import SiteError
-from adapterhub.methods.base import (
-    Placement,
-    cast,
-    is_blank,
-    register,
-    require_between,
-    require_positive,
-)
+from adapterhub.methods._base import Placement, register
+from adapterhub.methods._ops import cast, is_blank
+from adapterhub.methods._options import require_between, require_positive
 from adapterhub.methods.lora import LoRA, LowRank
 
 OVERSAMPLED = 10  # more directions than wanted, for the accuracy of the last ones

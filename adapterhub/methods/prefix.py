@@ -33,18 +33,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from adapterhub.backbones.anatomy import Anatomy, Site
-from adapterhub.backbones.positions import taker_of_positions
-from adapterhub.config import option
+from adapterhub.anatomy.positions import taker_of_positions
+from adapterhub.anatomy.sites import Anatomy, Site
+from adapterhub.config.options import option
 from adapterhub.errors import SiteError
-from adapterhub.methods.base import (
-    Layers,
-    Method,
-    Placement,
-    register,
-    require_positive,
-    select,
-)
+from adapterhub.methods._base import Layers, Method, Placement, register
+from adapterhub.methods._options import require_positive
+from adapterhub.methods._sites import select
 
 Positions = bool | Literal["keys"]
 

@@ -20,10 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adapterhub.backbones.anatomy import Anatomy, Site
+from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.backbones.weights import device_of
-from adapterhub.config import option
-from adapterhub.methods.base import Method, Placement, register, require_positive
+from adapterhub.config.options import option
+from adapterhub.methods._base import Method, Placement, register
+from adapterhub.methods._options import require_positive
 
 
 class VirtualTokens(nn.Module):

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from adapterhub.backbones.anatomy import Anatomy
-from adapterhub.config import option
-from adapterhub.methods.base import Method, Placement, register
+from adapterhub.anatomy.sites import Anatomy
+from adapterhub.config.options import option
+from adapterhub.methods._base import Method, Placement, register
 
 
 class Mix(nn.Module):

@@ -20,18 +20,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from adapterhub.backbones.anatomy import Anatomy
-from adapterhub.backbones.depth import layers_down
-from adapterhub.config import option
+from adapterhub.anatomy.sites import Anatomy
+from adapterhub.backbones.layer_depth import layers_down
+from adapterhub.config.options import option
 from adapterhub.errors import ConfigError, did_you_mean
-from adapterhub.methods.base import (
-    Pace,
-    Unfreezing,
-    Unfrozen,
-    register,
-    require_decay,
-    require_positive,
-)
+from adapterhub.methods._base import Pace, Unfreezing, Unfrozen, register
+from adapterhub.methods._options import require_decay, require_positive
 from adapterhub.methods.norms import norm_parameters
 
 WORDS = ("top 2", "norms", "embeddings", "everything", "head")

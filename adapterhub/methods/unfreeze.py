@@ -21,10 +21,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from adapterhub.backbones.anatomy import Anatomy
-from adapterhub.backbones.depth import layer_count, layers_down
-from adapterhub.config import option
-from adapterhub.methods.base import Unfrozen, register, require_decay, require_positive
+from adapterhub.anatomy.sites import Anatomy
+from adapterhub.backbones.layer_depth import layer_count, layers_down
+from adapterhub.config.options import option
+from adapterhub.methods._base import Unfrozen, register
+from adapterhub.methods._options import require_decay, require_positive
 from adapterhub.methods.staged import Paced
 
 

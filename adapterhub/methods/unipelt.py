@@ -21,12 +21,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from adapterhub.backbones.anatomy import SUBLAYERS
-from adapterhub.config import option
+from adapterhub.anatomy.sites import SUBLAYERS
+from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
-from adapterhub.methods.base import Layers, Method, register
+from adapterhub.methods._base import Layers, Method, register
+from adapterhub.methods._gated import Gated, Over
 from adapterhub.methods.bottleneck import Pfeiffer, Sequential
-from adapterhub.methods.gated import Gated, Over
 from adapterhub.methods.lora import LoRA
 from adapterhub.methods.prefix import Positions, Prefix
 

@@ -1,1 +1,2 @@
-"""The registry: published, immutable versions of adapters, per backbone, in any store."""
+"""Published, immutable versions of adapters in any store: a folder, the Hub. Handles files; only
+`load` touches a model."""

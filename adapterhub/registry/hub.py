@@ -32,16 +32,22 @@ from platformdirs import user_cache_path
 from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.files import schema
 from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, read_adapter
-from adapterhub.registry.foreign import (
+from adapterhub.registry.hub_card import entry_in, hub_card
+from adapterhub.registry.local_versions import (
+    PUBLISHED,
+    check_tags,
+    copy_adapter,
+    digest_of,
+    entry_of,
+)
+from adapterhub.registry.other_formats import (
     CONFIG_FILE,
     FOREIGN,
     PICKLES,
     copy_foreign,
     entry_of_foreign,
 )
-from adapterhub.registry.hub_card import entry_in, hub_card
-from adapterhub.registry.leaks import refuse_leaks
-from adapterhub.registry.name_folder import PUBLISHED, check_tags, copy_adapter, digest_of, entry_of
+from adapterhub.registry.secrets import refuse_leaks
 from adapterhub.registry.store import (
     Entry,
     Publication,

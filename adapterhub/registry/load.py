@@ -7,10 +7,10 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from adapterhub import loading
-from adapterhub.adapter import Adapter
-from adapterhub.attachment import backbone_fingerprint
-from adapterhub.registry.verbs import pull, read_reference
+from adapterhub.adapters.adapter import Adapter
+from adapterhub.adapters.load import load_folder
+from adapterhub.adapters.state import backbone_fingerprint
+from adapterhub.registry.api import pull, read_reference
 
 
 def load(
@@ -30,8 +30,8 @@ def load(
     taken. `name` replaces the name that it was saved under. `any_backbone` skips the check of the
     fingerprint: the adapter was trained on other weights, and what it computes here is up to you.
     `allow_pickle` takes another library's adapter from a pickle, without running code, where it has
-    no safetensors. `options` are those of `adapterhub.loading.load`: tokenizer, any_tokenizer,
-    head.
+    no safetensors. `options` are those of `adapterhub.adapters.load.load_folder`: tokenizer,
+    any_tokenizer, head.
 
     Raises:
         ConfigError: no reference. RegistryError: it is not there, or not for this backbone.
@@ -43,4 +43,4 @@ def load(
     own = backbone_fingerprint(model) if local else None
     folder = pull(reference, backbone=own, registry=registry, allow_pickle=allow_pickle)
     options |= {"any_backbone": any_backbone, "allow_pickle": allow_pickle}
-    return loading.load(model, folder, name=name, **options)
+    return load_folder(model, folder, name=name, **options)

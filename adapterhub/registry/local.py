@@ -18,10 +18,10 @@ from pathlib import Path
 from platformdirs import user_cache_path, user_data_path
 
 from adapterhub.errors import ConfigError, FileError, RegistryError, did_you_mean
-from adapterhub.files.folder import explained
+from adapterhub.files.atomic import explained
 from adapterhub.files.native import CARD_FILE, read_adapter
 from adapterhub.registry.index import FORMAT, Index, opened
-from adapterhub.registry.name_folder import NameFolder, copy_adapter, digest_of
+from adapterhub.registry.local_versions import NameFolder, copy_adapter, digest_of
 from adapterhub.registry.reference import is_name
 from adapterhub.registry.store import Entry, Publication, Query, chosen, is_fingerprint
 

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from adapterhub.errors import ConfigError, FileError, MismatchError
 from adapterhub.files import schema
-from adapterhub.files.folder import explained, replace_file
+from adapterhub.files.atomic import explained, replace_file
 from adapterhub.files.native import read_adapter
-from adapterhub.registry.name_folder import copy_adapter, digest_of
+from adapterhub.registry.api import pull, store_of, warn_of_yanked
+from adapterhub.registry.local_versions import copy_adapter, digest_of
 from adapterhub.registry.reference import Reference, is_name, parse
 from adapterhub.registry.store import Entry
-from adapterhub.registry.verbs import pull, store_of, warn_of_yanked
 
 _MAX_BYTES = 4 << 20
 _PIN = schema.record(

@@ -31,8 +31,8 @@ from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.training import checkpoint
 from adapterhub.training.batching import BatchList
 from adapterhub.training.engine import Engine, Trainee
+from adapterhub.training.gradient_checkpointing import Recompute, recompute
 from adapterhub.training.options import TrainOptions
-from adapterhub.training.recompute import Recompute, recompute
 from adapterhub.training.report import Evaluated, Reporter, Silent, Timing, Trained
 from adapterhub.training.stages import improvements
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from adapterhub.config import option
+from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
 
 

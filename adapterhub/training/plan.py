@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from adapterhub.adapter import Adapter
+from adapterhub.adapters.adapter import Adapter
 from adapterhub.backbones.quantized import bytes_of, size_of
-from adapterhub.training.activations import activation_bytes
+from adapterhub.training.activation_memory import activation_bytes
 from adapterhub.training.optimizers import OPTIMIZERS
 from adapterhub.training.run import Prepared
 

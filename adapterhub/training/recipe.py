@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from adapterhub.config import from_dict, merge, option, parse_overrides, to_dict
+from adapterhub.config.options import from_dict, merge, option, parse_overrides, to_dict
+from adapterhub.config.yaml import dump_yaml, load_yaml
+from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
-from adapterhub.training.data import DataOptions
 from adapterhub.training.options import TrainOptions
-from adapterhub.yaml12 import dump_yaml, load_yaml
 
 SPECS = ("method", "task")
 

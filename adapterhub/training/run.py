@@ -13,25 +13,25 @@ import torch
 from accelerate.utils import set_seed
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from adapterhub.adapter import Adapter, Group
-from adapterhub.attachment import attach
+from adapterhub.adapters.adapter import Adapter, Group
+from adapterhub.adapters.attach import attach
 from adapterhub.backbones.load import load_backbone
-from adapterhub.config import to_dict
+from adapterhub.config.options import to_dict
+from adapterhub.data.docstrings import load_docstrings
+from adapterhub.data.examples import data_hash, sample
 from adapterhub.errors import ConfigError, DataError, OutputError
-from adapterhub.files.folder import replace_file
-from adapterhub.methods.base import Method
-from adapterhub.methods.spec import dump, parse
+from adapterhub.files.atomic import replace_file
+from adapterhub.methods._base import Method
+from adapterhub.methods._spec import dump, parse
+from adapterhub.tasks import Encoded, Setting, Task, task_of
+from adapterhub.tasks import dump as dump_task
 from adapterhub.training import loop, stages
 from adapterhub.training.batching import LazyBatches, batch_order
-from adapterhub.training.data import data_hash, sample
-from adapterhub.training.docstrings import load_docstrings
 from adapterhub.training.options import TrainOptions
 from adapterhub.training.processes import check_launcher, is_main, own_device, wait
 from adapterhub.training.recipe import Recipe
 from adapterhub.training.report import Reporter
 from adapterhub.training.schedules import DEFAULT
-from adapterhub.training.tasks import Encoded, Setting, Task, task_of
-from adapterhub.training.tasks import dump as dump_task
 
 HEAD_LEARNING_RATE = 5e-3
 PLACES = ("train", "eval", "train_target", "eval_target")  # where data are, on one machine

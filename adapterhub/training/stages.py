@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from adapterhub.adapter import Adapter
-from adapterhub.methods.base import Pace
+from adapterhub.adapters.adapter import Adapter
+from adapterhub.methods._base import Pace
 
 
 def enter(adapter: Adapter, epoch: int, improved: Sequence[bool]) -> bool:

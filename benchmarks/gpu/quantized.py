@@ -44,7 +44,7 @@ from torch import nn
 from transformers import LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 import adapterhub as ah
-from adapterhub.training.activations import activation_bytes
+from adapterhub.training.activation_memory import activation_bytes
 from adapterhub.training.plan import weight_bytes
 
 LOSS, GRADIENT = 1e-3, 2e-2  # relative; autocast rounds to bf16 at other places

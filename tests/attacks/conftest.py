@@ -9,7 +9,7 @@ import pytest
 from forge import new_model, save_sound
 
 import adapterhub as ah
-from adapterhub.attachment import attachments
+from adapterhub.adapters.state import attachments
 
 
 @pytest.fixture(scope="session")

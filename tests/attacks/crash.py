@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from adapterhub.errors import AdapterhubError, OutputError
-from adapterhub.files import folder as folder_module
+from adapterhub.files import atomic as folder_module
 from adapterhub.files import native
 from adapterhub.files.manifest import BackboneRef, Manifest
 from adapterhub.training import checkpoint, report

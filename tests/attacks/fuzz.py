@@ -41,14 +41,15 @@ from fuzz_foreign import Foreign
 from mutation import mutate_bytes, mutate_tree
 
 import adapterhub as ah
+from adapterhub.data.examples import read_examples
+from adapterhub.data.options import DataOptions
 from adapterhub.errors import AdapterhubError
 from adapterhub.files.native import CARD_FILE, read_adapter
+from adapterhub.inference.open import trained
 from adapterhub.methods import METHODS
-from adapterhub.methods.spec import parse
+from adapterhub.methods._spec import parse
+from adapterhub.tasks import task_of
 from adapterhub.training import checkpoint, recipe
-from adapterhub.training.data import DataOptions, read_examples
-from adapterhub.training.restore import trained
-from adapterhub.training.tasks import task_of
 
 Target = Callable[[random.Random], None]
 

@@ -49,7 +49,7 @@ def test_a_kill_or_a_full_disk_at_any_point(tmp_path: Path) -> None:
 def test_leftovers_of_a_killed_save_are_no_adapters(tmp_path: Path) -> None:
     from crash import MANIFEST, OLD, save
 
-    from adapterhub.files.folder import _prefix
+    from adapterhub.files.atomic import _prefix
     from adapterhub.files.native import read_adapter, write_adapter
 
     place = tmp_path / "a"
@@ -68,7 +68,7 @@ def test_leftovers_of_a_killed_save_are_no_adapters(tmp_path: Path) -> None:
 def test_a_save_leaves_that_of_a_living_process_alone(tmp_path: Path) -> None:
     from crash import OLD, save
 
-    from adapterhub.files.folder import staging
+    from adapterhub.files.atomic import staging
 
     with staging(tmp_path / "a") as other:
         save(tmp_path / "a", OLD)

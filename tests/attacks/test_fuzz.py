@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from mutation import nodes
 
+from adapterhub.config.yaml import load_yaml
 from adapterhub.errors import AdapterhubError
 from adapterhub.files.manifest import from_json, to_json
 from adapterhub.files.native import read_adapter
-from adapterhub.methods.spec import parse
-from adapterhub.training.tasks import task_of
-from adapterhub.yaml12 import load_yaml
+from adapterhub.methods._spec import parse
+from adapterhub.tasks import task_of
 
 INPUTS = 1200
 METHODS = ("lora", "houlsby", "prompt", "bitfit")

@@ -20,9 +20,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, PreTrainedModel
 
 import adapterhub as ah
-from adapterhub.attachment import attachments
+from adapterhub.adapters.state import attachments
 from adapterhub.errors import AdapterhubError
-from adapterhub.interchange import targets
+from adapterhub.interchange.peft import targets
 
 # Code is found by torch's loader, which says that it looks odd.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -11,7 +11,7 @@ import tiny
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError
 from adapterhub.methods import METHODS
-from adapterhub.methods.spec import build
+from adapterhub.methods._spec import build
 
 NUMBERS = [-(2**62), -1, 0]
 WORDS = ["", "no/such", "*" * 50, "__class__", "0..999999999", "top 9999999999999999", "\x1b[31m"]

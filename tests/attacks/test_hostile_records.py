@@ -14,8 +14,8 @@ from forge import LABELS, bomb, forge, harmless_text
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, BackboneError, ConfigError, FileError
-from adapterhub.training.restore import open_adapter, trained
-from adapterhub.training.tasks import task_of
+from adapterhub.inference.open import open_adapter, trained
+from adapterhub.tasks import task_of
 
 STEERING = ["\x1b[2J\x1b]0;owned\x07", "\u202egnp\x9b31m", "a\tb\nc"]
 

@@ -17,8 +17,9 @@ import test_hostile_manifests as manifests
 from forge import MANIFEST, TENSORS, forge, forge_file, join_header, new_model, split_header
 
 import adapterhub as ah
+from adapterhub.data.examples import read_examples
+from adapterhub.data.options import DataOptions
 from adapterhub.errors import AdapterhubError, DataError
-from adapterhub.training.data import DataOptions, read_examples
 
 MOST = 300 << 20
 BIG = ("huge", "claimed", "overflow", "terabyte", "digits", "many", "beyond", "MB", "deep", "range",

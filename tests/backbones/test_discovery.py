@@ -13,10 +13,10 @@ from cells import example
 from transformers import AutoConfig
 
 import adapterhub as ah
-from adapterhub.backbones import FAMILIES, Family, Stack
-from adapterhub.backbones.build import build
-from adapterhub.backbones.discovery import REQUIRED, discover
-from adapterhub.backbones.row_text import row_text
+from adapterhub.anatomy import FAMILIES, Family, Stack
+from adapterhub.anatomy.build import build
+from adapterhub.anatomy.discovery import REQUIRED, discover
+from adapterhub.anatomy.family_source import row_text
 from adapterhub.errors import AttachError, BackboneError, SiteError
 from adapterhub.methods import METHODS
 

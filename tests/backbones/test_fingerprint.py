@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import adapterhub as ah
-from adapterhub.attachment import attachments
+from adapterhub.adapters.state import attachments
 from adapterhub.backbones.checkpoint import stored_tensors
 from adapterhub.backbones.fingerprint import RUN, RUNS, fingerprint_of, runs
 from adapterhub.errors import BackboneError

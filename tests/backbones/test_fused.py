@@ -13,7 +13,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import adapterhub as ah
-from adapterhub.backbones import FAMILIES
+from adapterhub.anatomy import FAMILIES
 
 HEADS, HEAD_DIM, HIDDEN, FFN = 4, 8, 32, 48
 FUSED = tuple(a for a, family in FAMILIES.items() if {"attn.qkv"} & family.stacks[0].sites.keys())

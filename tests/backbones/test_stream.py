@@ -7,7 +7,7 @@ import tiny
 import torch
 
 import adapterhub as ah
-from adapterhub.backbones import FAMILIES
+from adapterhub.anatomy import FAMILIES
 
 # A config option decides in BLOOM; in GPT-J one norm serves two sublayers.
 UNKNOWN = {("bloom", "attn"), ("bloom", "ffn"), ("gptj", "ffn"), ("xlnet", "attn")}

@@ -14,7 +14,7 @@ from material import json_lines, sentences, write_tsv
 from adapterhub.backbones import fingerprint
 from adapterhub.files.native import read_manifest
 from adapterhub.methods import METHODS
-from adapterhub.training.tasks import TASKS
+from adapterhub.tasks import TASKS
 
 LEARN = ("train.epochs=12", "train.learning_rate=5e-3")
 

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
 import adapterhub as ah
-from adapterhub.training.restore import open_adapter
+from adapterhub.inference.open import open_adapter
 
 TEXTS = ["the movie was good", "the plot was very bad"]
 
@@ -86,7 +86,7 @@ def test_nothing_is_left_where_it_fails(saved, adapterhub, backbone, tmp_path, m
         assert "No space left" in err
     with monkeypatch.context() as patch:
         patch.setattr(
-            "adapterhub.training.merged._reloaded",
+            "adapterhub.merging.checkpoint._reloaded",
             lambda model, folder: AutoModelForSequenceClassification.from_config(model.config),
         )
         code, text, err = adapterhub(*arguments)

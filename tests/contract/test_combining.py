@@ -9,7 +9,16 @@ from peft.utils import merge_utils
 
 import adapterhub as ah
 from adapterhub.errors import AttachError, ConfigError, MergeError
-from adapterhub.task_vectors import COMBINE, dare, dare_ties, drop, linear, low_rank, ties, trim
+from adapterhub.merging.task_vectors import (
+    COMBINE,
+    dare,
+    dare_ties,
+    drop,
+    linear,
+    low_rank,
+    ties,
+    trim,
+)
 
 SEED = 7
 

@@ -15,11 +15,11 @@ import tiny
 import torch
 
 import adapterhub as ah
-from adapterhub.config import options_of, says_nothing
+from adapterhub.config.options import options_of, says_nothing
 from adapterhub.errors import FileError
 from adapterhub.files.native import read_manifest
 from adapterhub.methods import METHODS
-from adapterhub.methods.spec import dump, parse, restore
+from adapterhub.methods._spec import dump, parse, restore
 
 OPTIONS_V1 = Path(__file__).parents[1] / "golden" / "options_v1.json"
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import adapterhub as ah
-from adapterhub.backbones import families
+from adapterhub.anatomy import families
 from adapterhub.errors import AttachError, MismatchError, OutputError
 from adapterhub.files.native import read_adapter, read_manifest, write_adapter
 

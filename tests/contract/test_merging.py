@@ -16,9 +16,9 @@ import adapterhub as ah
 from adapterhub.backbones.probe import probe
 from adapterhub.backbones.weights import read_weight
 from adapterhub.errors import AttachError, MergeError, MismatchError
-from adapterhub.merging import TOLERANCE, blockers
+from adapterhub.merging.checkpoint import auto_class, write_checkpoint
+from adapterhub.merging.merge import TOLERANCE, blockers
 from adapterhub.methods import METHODS
-from adapterhub.training.merged import auto_class, write_checkpoint
 
 
 def logits(model, **options):
@@ -242,7 +242,7 @@ def test_a_difference_above_the_tolerance_is_an_error_and_nothing_changes():
 def test_a_merge_that_lost_the_adapter_would_be_noticed(monkeypatch):
     model = tiny.model("bert")
     with_adapter(model, "lora")
-    monkeypatch.setattr("adapterhub.merging._swaps", lambda adapters: ())
+    monkeypatch.setattr("adapterhub.merging.merge._swaps", lambda adapters: ())
     with pytest.raises(MergeError, match="does not compute"):
         ah.merge(model)
 

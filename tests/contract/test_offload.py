@@ -13,7 +13,7 @@ from cells import example
 import adapterhub as ah
 from adapterhub.errors import AttachError, MergeError, SiteError
 from adapterhub.methods import METHODS
-from adapterhub.training.recompute import recompute
+from adapterhub.training.gradient_checkpointing import recompute
 
 HALF = {
     "model.embed_tokens": "cpu", "model.rotary_emb": "cpu", "model.norm": "cpu", "lm_head": "cpu",

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import adapterhub as ah
-from adapterhub.backbones.anatomy import CHILD
-from adapterhub.backbones.families import anatomy_of
+from adapterhub.anatomy.families import anatomy_of
+from adapterhub.anatomy.sites import CHILD
 from adapterhub.backbones.weights import packed_hosts
 from adapterhub.errors import BackboneError, MergeError, SiteError
 from adapterhub.methods import METHODS

@@ -18,15 +18,15 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, BitsAndBytesConfig
 
 import adapterhub as ah
-from adapterhub.affine import alone
 from adapterhub.backbones import quantized
 from adapterhub.backbones.probe import probe
 from adapterhub.backbones.weights import read_weight
 from adapterhub.errors import BackboneError, ConfigError, MergeError, SiteError
+from adapterhub.merging.affine import alone
+from adapterhub.merging.checkpoint import write_checkpoint
 from adapterhub.methods import METHODS
-from adapterhub.methods.spec import parse
-from adapterhub.training.merged import write_checkpoint
-from adapterhub.training.recompute import recompute
+from adapterhub.methods._spec import parse
+from adapterhub.training.gradient_checkpointing import recompute
 
 pytest.importorskip("bitsandbytes", reason='pip install "adapterhub[quantized]"')
 

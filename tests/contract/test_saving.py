@@ -79,7 +79,7 @@ def test_a_new_process_needs_the_base_and_the_adapter_alone(backbone, tmp_path):
     code = """if True:
         import json, sys, torch
         from safetensors.torch import load_file
-        from adapterhub.training.restore import open_adapter
+        from adapterhub.inference.open import open_adapter
         place, base = sys.argv[1:]
         opened = open_adapter(f"{place}/adapter", base)
         inputs = opened.setting.tokenizer(["a good movie"], return_tensors="pt")

@@ -12,13 +12,13 @@ from cells import REFUSED, example
 from task_cases import CASES
 
 from adapterhub.errors import AttachError, SiteError
+from adapterhub.inference.open import open_adapter
 from adapterhub.methods import METHODS
-from adapterhub.methods.spec import dump
+from adapterhub.methods._spec import dump
+from adapterhub.tasks import TASKS
 from adapterhub.training import run as running
 from adapterhub.training.recipe import read
 from adapterhub.training.report import Silent
-from adapterhub.training.restore import open_adapter
-from adapterhub.training.tasks import TASKS
 
 STEPS = 16
 FULL = os.environ.get("ADAPTERHUB_MATRIX") == "full"

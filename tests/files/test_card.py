@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
+from adapterhub.config.yaml import parse_mapping
 from adapterhub.files.card import InPeft, card, model_kind
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo
-from adapterhub.yaml12 import parse_mapping
 
 MANIFEST = Manifest(
     name="polite",

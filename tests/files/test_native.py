@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapterhub.errors import FileError, OutputError
-from adapterhub.files import folder as folder_module
+from adapterhub.files import atomic as folder_module
 from adapterhub.files import native
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo, to_json
 from adapterhub.files.native import read_adapter, read_manifest, write_adapter
@@ -471,7 +471,8 @@ CRASH = """
 import os, sys
 from pathlib import Path
 import torch
-from adapterhub.files import folder as folder_module, native
+from adapterhub.files import atomic as folder_module
+from adapterhub.files import native
 
 def die(*arguments, **more):
     os._exit(9)

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import adapterhub as ah
-from adapterhub.checking import blocking
+from adapterhub.adapters.export import blocking
 from adapterhub.errors import AdapterhubError, MismatchError
-from adapterhub.interchange.peft_in import from_peft
-from adapterhub.interchange.peft_out import to_peft
-from adapterhub.interchange.vllm import RANKS
+from adapterhub.interchange.peft.exporter import to_peft
+from adapterhub.interchange.peft.importer import from_peft
+from adapterhub.interchange.peft.vllm import RANKS
 from adapterhub.methods import METHODS
 
 peft = pytest.importorskip("peft")

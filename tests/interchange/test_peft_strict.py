@@ -83,7 +83,7 @@ def test_options_that_change_the_function_are_refused_all_at_once(folder):
 
 def test_every_option_of_every_kind_is_known():
     """A field of peft is read, ignored as training's own, or refused: never overlooked."""
-    from adapterhub.files import peft as format_
+    from adapterhub.interchange.peft import files as format_
 
     kinds = {
         "LORA": peft.LoraConfig,

@@ -10,7 +10,7 @@ import pytest
 
 import adapterhub
 from adapterhub.methods import METHODS
-from adapterhub.methods.base import Method
+from adapterhub.methods._base import Method
 
 SOURCES = "".join(p.read_text(encoding="utf-8") for p in Path(adapterhub.__path__[0]).rglob("*.py"))
 HOOKS = {name for name in dir(Method) if not name.startswith("_")}

@@ -7,7 +7,7 @@ import tiny
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError, SiteError
-from adapterhub.methods.spec import dump, parse
+from adapterhub.methods._spec import dump, parse
 from adapterhub.training.options import TrainOptions
 from adapterhub.training.run import AdapterTrainee
 

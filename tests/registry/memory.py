@@ -9,7 +9,7 @@ from pathlib import Path
 
 from adapterhub.errors import RegistryError
 from adapterhub.files.native import read_adapter
-from adapterhub.registry.name_folder import copy_adapter, entry_of, manifest_bytes
+from adapterhub.registry.local_versions import copy_adapter, entry_of, manifest_bytes
 from adapterhub.registry.store import Entry, Publication, Query, chosen, ranked
 
 

@@ -16,10 +16,10 @@ from transformers import AutoModel
 import adapterhub as ah
 from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.files.native import read_adapter
+from adapterhub.registry.api import pull, push
 from adapterhub.registry.hub import HubStore
-from adapterhub.registry.leaks import refuse_leaks
+from adapterhub.registry.secrets import refuse_leaks
 from adapterhub.registry.store import Publication, Query
-from adapterhub.registry.verbs import pull, push
 
 
 def store(hub, token=False):

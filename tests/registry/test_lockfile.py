@@ -10,10 +10,10 @@ import pytest
 
 from adapterhub.errors import ConfigError, FileError, MismatchError, RegistryError
 from adapterhub.files.native import read_adapter
+from adapterhub.registry.api import pull
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.lockfile import pin, read_lock, sync, with_pins, write_lock
 from adapterhub.registry.store import Publication
-from adapterhub.registry.verbs import pull
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import torch
 from huggingface_hub import snapshot_download
 
 import adapterhub as ah
-from adapterhub import exporting
+from adapterhub.adapters import export as exporting
 from adapterhub.errors import BackboneError, OutputError
 from adapterhub.files.native import read_adapter, read_manifest
-from adapterhub.registry.prepare import Listing
+from adapterhub.registry.publication import Listing
 
 peft = pytest.importorskip("peft")
 pytestmark = [

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from adapterhub.inference.open import open_adapter, trained
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.store import Query
-from adapterhub.training.restore import open_adapter, trained
 
 ROOT = Path(__file__).parents[2] / "registry"
 SCORES = json.loads((ROOT / "samples" / "scores.json").read_text(encoding="utf-8"))

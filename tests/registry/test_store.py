@@ -13,10 +13,10 @@ from memory import MemoryStore
 
 from adapterhub.errors import AdapterhubError, FileError, OutputError, RegistryError
 from adapterhub.files.native import read_adapter
-from adapterhub.registry import name_folder
+from adapterhub.registry import local_versions as name_folder
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.local import LocalRegistry
-from adapterhub.registry.name_folder import digest_of
+from adapterhub.registry.local_versions import digest_of
 from adapterhub.registry.store import Publication, Query
 
 

@@ -8,7 +8,12 @@ import torch
 from cells import example
 
 import adapterhub as ah
-from adapterhub.training.activations import LOGIT_BYTES, LONGEST, activation_bytes, saved_bytes
+from adapterhub.training.activation_memory import (
+    LOGIT_BYTES,
+    LONGEST,
+    activation_bytes,
+    saved_bytes,
+)
 
 CELLS = [
     ("bert", "lora"), ("bert", "mam"), ("bert", "norms"), ("llama", "houlsby"), ("llama", "prefix"),

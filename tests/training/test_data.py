@@ -16,9 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapterhub.errors import DataError
-from adapterhub.training.data import (
-    DataOptions,
+from adapterhub.data.examples import (
     Example,
     check_labels,
     data_hash,
@@ -27,6 +25,8 @@ from adapterhub.training.data import (
     read_texts,
     sample,
 )
+from adapterhub.data.options import DataOptions
+from adapterhub.errors import DataError
 
 PAIRS = DataOptions(text="text", pair="pair", label="label")
 
@@ -328,7 +328,7 @@ def test_the_hash_tells_order_and_parts_and_stays_over_versions() -> None:
 
 def test_samples_and_hashes_do_not_depend_on_the_hash_seed() -> None:
     code = (
-        "from adapterhub.training.data import *\n"
+        "from adapterhub.data.examples import *\n"
         "rows = [Example(str(i), None, str(i % 7)) for i in range(99)]\n"
         "print(data_hash(sample(rows, 9, 3)), labels_of(rows))"
     )

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from adapterhub.data import docstrings
+from adapterhub.data.docstrings import PARTS, load_docstrings
+from adapterhub.data.examples import Example, data_hash
 from adapterhub.errors import DataError
-from adapterhub.training import docstrings
-from adapterhub.training.data import Example, data_hash
-from adapterhub.training.docstrings import PARTS, load_docstrings
 
 STDLIB = Path(sysconfig.get_path("stdlib"))
 
@@ -150,8 +150,8 @@ def test_the_corpus_does_not_depend_on_the_hash_seed_and_imports_no_module_of_it
 ) -> None:
     code = (
         "import sys, sysconfig\n"
-        "from adapterhub.training.data import data_hash\n"
-        "from adapterhub.training.docstrings import load_docstrings\n"
+        "from adapterhub.data.examples import data_hash\n"
+        "from adapterhub.data.docstrings import load_docstrings\n"
         "sysconfig.get_path('stdlib')\n"
         "before = set(sys.modules)\n"
         "print(*map(data_hash, load_docstrings()), *set(sys.modules) - before)"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapterhub.errors import DataError
-from adapterhub.training.metrics import (
+from adapterhub.tasks._metrics import (
     answer_metrics,
     classification_metrics,
     entity_metrics,

@@ -13,7 +13,7 @@ import tiny
 import torch
 
 import adapterhub as ah
-from adapterhub.adapter import Adapter
+from adapterhub.adapters.adapter import Adapter
 from adapterhub.errors import ConfigError
 from adapterhub.methods import METHODS, Pace
 from adapterhub.training import checkpoint, stages

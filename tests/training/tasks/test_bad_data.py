@@ -7,10 +7,10 @@ import json
 import pytest
 from material import sentences, write_json_lines
 
+from adapterhub.data.options import DataOptions
 from adapterhub.errors import AdapterhubError
-from adapterhub.training.data import DataOptions
-from adapterhub.training.tasks import task_of
-from adapterhub.training.tasks.tagging import Sentence
+from adapterhub.tasks import task_of
+from adapterhub.tasks.tagging import Sentence
 
 
 def squad(**question: object) -> str:

@@ -8,7 +8,7 @@ import pytest
 from material import json_lines
 from task_cases import CASES, classes
 
-from adapterhub.training.tasks import TASKS, task_of
+from adapterhub.tasks import TASKS, task_of
 
 LEARN = ("--method", "full", "train.learning_rate=3e-3", "train.tensorboard=false")
 

@@ -8,12 +8,13 @@ import json
 import datasets
 import pytest
 
-from adapterhub.training.data import DataOptions, Example
-from adapterhub.training.tasks import task_of
-from adapterhub.training.tasks.causal_lm import Chat
-from adapterhub.training.tasks.multiple_choice import Choices
-from adapterhub.training.tasks.question_answering import Question
-from adapterhub.training.tasks.tagging import Sentence
+from adapterhub.data.examples import Example
+from adapterhub.data.options import DataOptions
+from adapterhub.tasks import task_of
+from adapterhub.tasks.causal_lm import Chat
+from adapterhub.tasks.multiple_choice import Choices
+from adapterhub.tasks.question_answering import Question
+from adapterhub.tasks.tagging import Sentence
 
 TAGGED = Sentence("New York is", ("New", "York", "is"), ("B-x", "I-x", "O"))
 

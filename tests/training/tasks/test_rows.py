@@ -12,16 +12,16 @@ from material import SENTINELS, sentences, word_tokenizer
 from transformers import AutoTokenizer, BertTokenizerFast
 
 import adapterhub as ah
+from adapterhub.data.examples import Example
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.training.data import Example
+from adapterhub.tasks import TASKS, Setting, dump, task_of
+from adapterhub.tasks._base import IGNORED, pad
+from adapterhub.tasks.causal_lm import Chat
+from adapterhub.tasks.multiple_choice import Choices
+from adapterhub.tasks.question_answering import Question
+from adapterhub.tasks.span_corruption import span_lengths
+from adapterhub.tasks.tagging import Sentence, entities
 from adapterhub.training.run import make_ready
-from adapterhub.training.tasks import TASKS, Setting, dump, task_of
-from adapterhub.training.tasks.base import IGNORED, pad
-from adapterhub.training.tasks.causal_lm import Chat
-from adapterhub.training.tasks.multiple_choice import Choices
-from adapterhub.training.tasks.question_answering import Question
-from adapterhub.training.tasks.span_corruption import span_lengths
-from adapterhub.training.tasks.tagging import Sentence, entities
 
 
 @pytest.fixture

@@ -1,0 +1,236 @@
+"""Decoders."""
+
+from __future__ import annotations
+
+from adapterhub.anatomy.sites import Family, Stack
+
+_GPT2_SITES = {
+    "attn.qkv": "attn.c_attn",
+    "attn.o": "attn.c_proj",
+    "attn.kv": "attn",
+    "attn.norm": "ln_1",
+    "ffn.up": "mlp.c_fc",
+    "ffn.down": "mlp.c_proj",
+    "ffn.norm": "ln_2",
+}
+_OPT_SITES = {
+    "attn.q": "self_attn.q_proj",
+    "attn.k": "self_attn.k_proj",
+    "attn.v": "self_attn.v_proj",
+    "attn.o": "self_attn.out_proj",
+    "attn.kv": "self_attn",
+    "attn.norm": "self_attn_layer_norm",
+    "ffn.up": "fc1",
+    "ffn.down": "fc2",
+    "ffn.norm": "final_layer_norm",
+}
+_NEOX_SITES = {
+    "attn.qkv": "attention.query_key_value",
+    "attn.o": "attention.dense",
+    "attn.kv": "attention",
+    "attn.norm": "input_layernorm",
+    "ffn.up": "mlp.dense_h_to_4h",
+    "ffn.down": "mlp.dense_4h_to_h",
+    "ffn.norm": "post_attention_layernorm",
+}
+_LLAMA_SITES = {
+    "attn.q": "self_attn.q_proj",
+    "attn.k": "self_attn.k_proj",
+    "attn.v": "self_attn.v_proj",
+    "attn.o": "self_attn.o_proj",
+    "attn.kv": "self_attn",
+    "attn.norm": "input_layernorm",
+    "ffn.gate": "mlp.gate_proj",
+    "ffn.up": "mlp.up_proj",
+    "ffn.down": "mlp.down_proj",
+    "ffn.norm": "post_attention_layernorm",
+}
+
+
+def _without(sites: dict[str, str], *roles: str) -> dict[str, str]:
+    return {role: path for role, path in sites.items() if role not in roles}
+
+
+# Where attn.kv is left out, attention is not on transformers' attention interface.
+OPENAI_GPT = Family(
+    ("openai-gpt",),
+    stacks=(Stack("decoder", "h", _without(_GPT2_SITES, "attn.kv"), norms="post"),),
+    below=("tokens_embed", "positions_embed"),
+)
+
+GPT2 = Family(
+    ("gpt2",),
+    stacks=(Stack("decoder", "h", _GPT2_SITES, norms="pre"),),
+    below=("wte", "wpe"),
+)
+
+GPT_NEO = Family(
+    ("gpt_neo",),
+    stacks=(
+        Stack(
+            "decoder",
+            "h",
+            {
+                "attn.q": "attn.attention.q_proj",
+                "attn.k": "attn.attention.k_proj",
+                "attn.v": "attn.attention.v_proj",
+                "attn.o": "attn.attention.out_proj",
+                "attn.norm": "ln_1",
+                "ffn.up": "mlp.c_fc",
+                "ffn.down": "mlp.c_proj",
+                "ffn.norm": "ln_2",
+            },
+            norms="pre",
+        ),
+    ),
+    below=("wte", "wpe"),
+)
+
+# One norm serves attention and the feed-forward network, which stand side by side.
+GPTJ = Family(
+    ("gptj",),
+    stacks=(
+        Stack(
+            "decoder",
+            "h",
+            {
+                "attn.q": "attn.q_proj",
+                "attn.k": "attn.k_proj",
+                "attn.v": "attn.v_proj",
+                "attn.o": "attn.out_proj",
+                "attn.norm": "ln_1",
+                "ffn.up": "mlp.fc_in",
+                "ffn.down": "mlp.fc_out",
+            },
+            norms="pre",
+        ),
+    ),
+    below=("wte",),
+)
+
+GPT_NEOX = Family(
+    ("gpt_neox",),
+    stacks=(Stack("decoder", "layers", _NEOX_SITES, fused={"attn.qkv": "heads"}, norms="pre"),),
+    below=("embed_in",),
+)
+
+# An option of its config decides whether the residual stream is normed, so its norms stay unnamed.
+BLOOM = Family(
+    ("bloom",),
+    stacks=(
+        Stack(
+            "decoder",
+            "h",
+            _without(_NEOX_SITES, "attn.kv")
+            | {
+                "attn.qkv": "self_attention.query_key_value",
+                "attn.o": "self_attention.dense",
+            },
+            fused={"attn.qkv": "heads"},
+        ),
+    ),
+    below=("word_embeddings", "word_embeddings_layernorm"),
+    positions_follow_mask=True,
+)
+
+OPT = Family(
+    ("opt",),
+    stacks=(
+        Stack(
+            "decoder", "decoder.layers", _OPT_SITES, root="decoder", norms="do_layer_norm_before"
+        ),
+    ),
+    below=("decoder.embed_tokens", "decoder.embed_positions", "decoder.project_in"),
+    positions_follow_mask=True,
+)
+
+XGLM = Family(
+    ("xglm",),
+    stacks=(Stack("decoder", "layers", _without(_OPT_SITES, "attn.kv"), norms="pre"),),
+    below=("embed_tokens",),
+)
+
+LLAMA = Family(
+    ("llama", "mistral", "qwen2", "qwen3", "olmo"),
+    stacks=(Stack("decoder", "layers", _LLAMA_SITES, norms="pre"),),
+    below=("embed_tokens",),
+)
+
+OLMO2 = Family(
+    ("olmo2",),
+    stacks=(
+        Stack(
+            "decoder",
+            "layers",
+            _without(_LLAMA_SITES, "attn.norm", "ffn.norm")
+            | {
+                "attn.postnorm": "post_attention_layernorm",
+                "ffn.postnorm": "post_feedforward_layernorm",
+            },
+            norms="pre",
+        ),
+    ),
+    below=("embed_tokens",),
+)
+
+GEMMA3 = Family(
+    ("gemma3_text",),
+    stacks=(
+        Stack(
+            "decoder",
+            "layers",
+            _LLAMA_SITES
+            | {
+                "attn.postnorm": "post_attention_layernorm",
+                "ffn.norm": "pre_feedforward_layernorm",
+                "ffn.postnorm": "post_feedforward_layernorm",
+            },
+            norms="pre",
+        ),
+    ),
+    below=("embed_tokens",),
+)
+
+PHI3 = Family(
+    ("phi3",),
+    stacks=(
+        Stack(
+            "decoder",
+            "layers",
+            _without(_LLAMA_SITES, "attn.q", "attn.k", "attn.v", "ffn.gate", "ffn.up")
+            | {"attn.qkv": "self_attn.qkv_proj", "ffn.gate_up": "mlp.gate_up_proj"},
+            norms="pre",
+        ),
+    ),
+    below=("embed_tokens",),
+)
+
+# The experts' weights are tensors of one module: the feed-forward network is a sublayer as a whole.
+MIXTRAL = Family(
+    ("mixtral",),
+    stacks=(
+        Stack(
+            "decoder",
+            "layers",
+            _without(_LLAMA_SITES, "ffn.gate", "ffn.up", "ffn.down") | {"ffn": "mlp"},
+            norms="pre",
+        ),
+    ),
+    below=("embed_tokens",),
+)
+
+ROWS = (
+    OPENAI_GPT,
+    GPT2,
+    GPT_NEO,
+    GPTJ,
+    GPT_NEOX,
+    BLOOM,
+    OPT,
+    XGLM,
+    LLAMA,
+    OLMO2,
+    GEMMA3,
+    PHI3,
+    MIXTRAL,
+)

@@ -1,0 +1,260 @@
+"""New tokens: rows of the embedding that belong to an adapter, on a backbone that keeps its size.
+
+    embedding(id)   = row[id] if id is new, else the backbone's
+    logits[..., id] = x . row[id] if id is new, else the backbone's
+
+    row: (d,), trained    x: (batch, tokens, d), the input of the output layer
+
+Hooks on the embedding and on the output layer put the rows in, so the backbone's tensors are not
+touched, not even resized. Where the output layer is tied to the embedding, so are the rows; else it
+has rows of its own. New rows start as the mean of the old ones, which leaves the probabilities of
+the old tokens almost as they were (Hewitt 2021, https://nlp.stanford.edu/~johnhew/vocab-expansion);
+of a model that was resized already they start as what is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tokenizers import AddedToken
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from adapterhub.anatomy.sites import CHILD, Site
+from adapterhub.backbones.tokenizer import Bound
+from adapterhub.errors import AttachError
+from adapterhub.files.manifest import NewToken
+from adapterhub.hooks.slot import Slot, drop_slot
+
+TOKENS = "tokens"
+MAX_NEW = 10_000
+_FLAGS = ("special", "normalized", "single_word", "lstrip", "rstrip")
+
+
+class TokenRows(nn.Module):
+    """The rows of new tokens: `ids` (n,), rising, and `rows` (n, d)."""
+
+    ids: Tensor
+
+    def __init__(self, ids: Tensor, rows: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("ids", ids, persistent=False)
+        self.rows = nn.Parameter(rows)
+
+    def look_up(self, ids: Tensor, y: Tensor, scale: Any) -> Tensor:
+        """ids: (batch, tokens), y: (batch, tokens, d) of the backbone -> y' like y."""
+        place = torch.searchsorted(self.ids, ids.contiguous()).clamp(max=len(self.ids) - 1)
+        new = self.ids[place] == ids
+        rows = F.embedding(place, self.rows).to(y.dtype) * scale
+        return torch.where(new.unsqueeze(-1), rows, y)
+
+    def score(self, x: Tensor, y: Tensor) -> Tensor:
+        """x: (batch, tokens, d), y: (batch, tokens, old logits) -> logits for the new ones too."""
+        missing = int(self.ids[-1]) + 1 - y.shape[-1]
+        if missing > 0:
+            y = F.pad(y, (0, missing), value=torch.finfo(y.dtype).min)
+        return y.index_copy(-1, self.ids, (x @ self.rows.to(x.dtype).T).to(y.dtype))
+
+
+class RowSlot(Slot):
+    """Sits at an embedding or an output layer: the rows of each adapter's new tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: Tensor | None = None
+
+    def rows(self) -> Iterator[TokenRows]:
+        """Those of the active adapters."""
+        for key in self.active:
+            module = self.placed(key)
+            assert isinstance(module, TokenRows)
+            yield module
+
+
+def keep_known(host: nn.Module, args: tuple[Any, ...]) -> Any:
+    """The pre-hook of an embedding: it is asked for rows that it has."""
+    slot = host._modules[CHILD]
+    if not isinstance(slot, RowSlot) or not slot.active:
+        return args
+    slot.ids = args[0]
+    size = host.get_parameter("weight").shape[0]
+    return (args[0].where(args[0] < size, torch.zeros_like(args[0])), *args[1:])
+
+
+def put_rows(host: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
+    """The hook of an embedding."""
+    slot = host._modules[CHILD]
+    if not isinstance(slot, RowSlot) or slot.ids is None:
+        return y
+    ids, slot.ids = slot.ids, None
+    for module in slot.rows():
+        y = module.look_up(ids, y, getattr(host, "embed_scale", 1.0))
+    return y
+
+
+def score_rows(host: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
+    """The hook of an output layer."""
+    slot = host._modules[CHILD]
+    assert isinstance(slot, RowSlot)
+    for module in slot.rows():
+        y = module.score(args[0], y)
+    return y
+
+
+@dataclass(eq=False)
+class Vocabulary:
+    """The new tokens of one adapter. `output` is None where the output layer is tied to the
+    embedding, or where there is none."""
+
+    model: PreTrainedModel
+    tokens: tuple[NewToken, ...]
+    key: str
+    input: TokenRows
+    output: TokenRows | None
+    originals: dict[str, Any] = field(default_factory=dict)
+
+    def tensors(self) -> dict[str, nn.Parameter]:
+        """The rows by their names in adapter files."""
+        rows = {"input": self.input, "output": self.output}
+        return {f"{TOKENS}.{name}": module.rows for name, module in rows.items() if module}
+
+    def _hosts(self) -> Iterator[tuple[str, TokenRows, bool]]:
+        """The path of each module that takes rows, which, and whether it gives logits."""
+        embedding, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
+        weight = embedding.get_parameter("weight")
+        for path, module in self.model.named_modules():
+            if module is head:
+                yield path, self.output or self.input, True
+            elif isinstance(module, nn.Embedding) and module.weight is weight:
+                yield path, self.input, False
+
+    def seat(self) -> None:
+        """Put the rows to their hosts, inactive."""
+        for path, rows, scores in self._hosts():
+            host = self.model.get_submodule(path)
+            slot = host._modules.get(CHILD)
+            if not isinstance(slot, RowSlot):
+                slot = RowSlot()
+                host.add_module(CHILD, slot)
+                if scores:
+                    slot.handles.append(host.register_forward_hook(score_rows))
+                else:
+                    slot.handles.append(host.register_forward_pre_hook(keep_known))
+                    slot.handles.append(host.register_forward_hook(put_rows))
+            size = rows.rows.shape[1]
+            slot.add(self.key, Site(path, TOKENS, None, TOKENS, "embed", path, size, size), rows)
+
+    def unseat(self) -> None:
+        """Take them away again."""
+        for path, _, _ in list(self._hosts()):
+            slot = self.model.get_submodule(path)._modules[CHILD]
+            assert isinstance(slot, RowSlot)
+            slot.remove(self.key)
+            if not slot.sites:
+                drop_slot(self.model, path)
+
+    def switch(self, on: bool) -> None:
+        """Let the model know the new tokens, or not."""
+        for path, _, _ in self._hosts():
+            slot = self.model.get_submodule(path)._modules[CHILD]
+            assert isinstance(slot, RowSlot)
+            slot.switch(self.key, on)
+        if on:
+            self._widen()
+        else:
+            self._narrow()
+
+    def _widen(self) -> None:
+        """The size that losses read, and the bias that some models add to their logits."""
+        size = self.model.get_input_embeddings().get_parameter("weight").shape[0]
+        missing = self.tokens[-1].id + 1 - size
+        if missing <= 0:
+            return
+        self.originals = {"config": self.model.config.get_text_config().vocab_size}
+        self.model.config.get_text_config().vocab_size = size + missing
+        for name, buffer in self.model.named_buffers(recurse=False):
+            if buffer.shape[-1:] == (size,):
+                self.originals[name] = buffer
+                self.model._buffers[name] = F.pad(buffer, (0, missing))
+
+    def _narrow(self) -> None:
+        if self.originals:
+            self.model.config.get_text_config().vocab_size = self.originals.pop("config")
+            self.model._buffers.update(self.originals)
+            self.originals = {}
+
+
+def vocabulary_of(
+    model: PreTrainedModel, tokens: tuple[NewToken, ...], known: int, key: str
+) -> Vocabulary:
+    """Rows for new tokens on a model, of which the checkpoint has `known`.
+
+    Raises:
+        AttachError: an embedding or output layer that is more than a table.
+    """
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    _check_table(embedding)
+    table = embedding.get_parameter("weight")
+    if wrong := [f"{t.content!r}: {t.id}" for t in tokens if t.id >= len(table) + MAX_NEW]:
+        raise AttachError(
+            f"new tokens have ids far above the {len(table)} rows of the embedding",
+            offenders=wrong[:20],
+            expected=f"ids below {len(table) + MAX_NEW}",
+        )
+    ids = torch.tensor([token.id for token in tokens], device=table.device)
+    rows = TokenRows(ids, _first_rows(table, ids, known))
+    output = None
+    if head is not None and (scores := head.get_parameter("weight")) is not table:
+        if not isinstance(head, nn.Linear):
+            raise AttachError(f"new tokens do not fit an output layer of {type(head).__name__}")
+        output = TokenRows(ids.to(scores.device), _first_rows(scores, ids, known))
+    return Vocabulary(model, tokens, key, rows, output)
+
+
+def _check_table(embedding: nn.Module) -> None:
+    if isinstance(embedding, nn.Embedding):
+        with torch.no_grad():
+            row = embedding(torch.zeros(1, dtype=torch.long, device=embedding.weight.device))
+            scale = getattr(embedding, "embed_scale", 1.0)
+            if torch.allclose(row[0], embedding.weight[0] * scale, atol=1e-6):
+                return
+    raise AttachError(
+        f"new tokens do not fit an embedding of {type(embedding).__name__}",
+        expected="a table of rows, be they scaled",
+    )
+
+
+def _first_rows(table: Tensor, ids: Tensor, known: int) -> Tensor:
+    with torch.no_grad():
+        mean = table[:known].mean(0, dtype=torch.float32)
+        rows = mean.repeat(len(ids), 1)
+        there = (ids < table.shape[0]) & (ids >= known)
+        rows[there] = table[ids[there].to(table.device)].float()
+        return rows
+
+
+def tokens_of(known: Bound | None) -> tuple[NewToken, ...]:
+    """The new tokens of a tokenizer, as a manifest has them."""
+    found = known.new_tokens() if known else []
+    return tuple(
+        NewToken(token.content, i, **{flag: getattr(token, flag) for flag in _FLAGS})
+        for i, token in found
+    )
+
+
+def teach(known: Bound, tokens: tuple[NewToken, ...]) -> None:
+    """Let a tokenizer have the new tokens of an adapter.
+
+    Raises:
+        MismatchError: it has others under their ids.
+    """
+    known.add(
+        [
+            (t.id, AddedToken(t.content, **{flag: getattr(t, flag) for flag in _FLAGS}))
+            for t in sorted(tokens, key=lambda t: t.id)
+        ]
+    )

@@ -1,0 +1,1 @@
+"""Checkpoints of `adapters` (AdapterHub): read and translated."""

@@ -1,0 +1,167 @@
+"""Which modules of a model a configuration of peft names.
+
+`target_modules` is a regular expression for the whole path, a list of paths or ends of paths, or
+`all-linear`. With a list, `layers_to_transform` keeps some layers, whose number follows
+`layers_pattern`, or is the first number in the path. `exclude_modules` and `modules_to_save` are
+never targets.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property, lru_cache
+from typing import Any
+
+import regex
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from adapterhub.anatomy.sites import CHILD, Anatomy
+from adapterhub.errors import FileError
+
+# What peft calls the head of a classifier, and so leaves out of "all-linear".
+_HEADS = ("score", "classifier")
+SECONDS = 2.0
+
+
+def modules_of(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """The modules of a model by path, without those of adapters."""
+    named = model.named_modules(remove_duplicate=False)
+    return {path: m for path, m in named if f".{CHILD}." not in f".{path}."}
+
+
+def ends_with(path: str, names: Iterable[str]) -> bool:
+    """Whether a path is, or ends with, one of these names."""
+    return any(path == name or path.endswith(f".{name}") for name in names)
+
+
+class Targets:
+    """What the names and regular expressions of one configuration mean.
+
+    They are a stranger's: some expressions take time that grows exponentially with the path. All of
+    them together have SECONDS.
+    """
+
+    def __init__(self, config: Mapping[str, Any], model: PreTrainedModel) -> None:
+        self.config, self.model, self.left = config, model, SECONDS
+
+    def __contains__(self, path: str) -> bool:
+        """Whether the configuration names the module at a path."""
+        targets = self.config["target_modules"]
+        if targets is None or self._excluded(path):
+            return False
+        if isinstance(targets, str):
+            if targets.lower() == "all-linear":
+                return path in self._all_linear
+            return self._match(targets, path, whole=True) is not None
+        return path in targets or (ends_with(path, targets) and self._in_layers(path))
+
+    def value_at(self, patterns: Mapping[str, Any] | None, path: str, default: Any) -> Any:
+        """The value of the first pattern that a path ends with, as rank_pattern and
+        alpha_pattern."""
+        for pattern, value in (patterns or {}).items():
+            if self._match(rf"(.*\.)?({pattern})$", path):
+                return value
+        return default
+
+    def is_feedforward(self, path: str) -> bool:
+        """Whether a scale at a path is one of the input."""
+        names = self.config["feedforward_modules"] or ()
+        if isinstance(names, str):
+            return self._match(names, path, whole=True) is not None
+        return any(path.endswith(name) for name in names)  # peft asks for no dot here
+
+    def _match(self, pattern: str, path: str, whole: bool = False) -> regex.Match[str] | None:
+        compiled, start = _compiled(pattern), time.monotonic()
+        try:
+            match = compiled.fullmatch if whole else compiled.match
+            return match(path, timeout=self.left)
+        except TimeoutError:
+            raise FileError(
+                f"{pattern!r:.200} takes too long on module paths",
+                expected=f"regular expressions that take less than {SECONDS} s together",
+            ) from None
+        finally:
+            self.left = max(self.left - (time.monotonic() - start), 1e-3)
+
+    def _excluded(self, path: str) -> bool:
+        exclude = self.config["exclude_modules"]
+        if isinstance(exclude, str) and exclude:
+            return self._match(exclude, path, whole=True) is not None
+        if exclude and ends_with(path, exclude):
+            return True
+        saved = self.config["modules_to_save"] or ()
+        return any(self._match(rf"(^|.*\.){name}($|\..*)", path) for name in saved)
+
+    def _in_layers(self, path: str) -> bool:
+        layers, patterns = self.config.get("layers_to_transform"), self.config.get("layers_pattern")
+        if layers is None or layers == []:
+            return True
+        patterns = [patterns] if isinstance(patterns, str) else patterns
+        found = self._layer_number(path, [p for p in patterns or () if p])
+        return found is not None and found in ([layers] if isinstance(layers, int) else layers)
+
+    def _layer_number(self, path: str, patterns: list[str]) -> int | None:
+        forms = [rf"(?:^|.*?\.){p}\.(\d+)\." for p in patterns] or [r".*?\.[^.]*\.(\d+)\."]
+        match = next((m for form in forms if (m := self._match(form, path))), None)
+        return int(match[1]) if match else None
+
+    @cached_property
+    def _all_linear(self) -> set[str]:
+        output = self.model.get_output_embeddings()
+        head = next((m for n in _HEADS if (m := getattr(self.model, n, None)) is not None), None)
+        left_out = (output,) if output is not None else (head,)
+        return {
+            path
+            for path, module in modules_of(self.model).items()
+            if isinstance(module, (nn.Linear, Conv1D)) and not any(module is m for m in left_out)
+        }
+
+
+@lru_cache(maxsize=1024)
+def _compiled(pattern: str) -> regex.Pattern[str]:
+    try:
+        re.compile(pattern)  # what it means in peft
+        return regex.compile(pattern)
+    except (re.error, regex.error, RecursionError, OverflowError, MemoryError) as error:
+        raise FileError(f"{pattern!r:.200} is not a regular expression: {error}") from None
+
+
+class Places:
+    """Finds the modules that a checkpoint names in a model.
+
+    A module may be called otherwise here: by another class around the base model, or in another
+    version of transformers. Then the base model's path is put before or taken off, or, where that
+    does not help, the one module is taken whose path ends alike from a layer's number on.
+    """
+
+    def __init__(self, anatomy: Anatomy, config: Mapping[str, Any]) -> None:
+        self.targets = Targets(config, anatomy.model)
+        self.modules = modules_of(anatomy.model)
+        self.base = anatomy.base_path
+        self.renamed: dict[str, str] = {}
+
+    def find(self, path: str) -> str | None:
+        """The path in the model; None if there is no such module, or more than one."""
+        found = next((p for p in self._candidates(path) if p in self.modules), None)
+        if found is not None and found != path:
+            self.renamed[path] = found
+        return found
+
+    def _candidates(self, path: str) -> Iterator[str]:
+        yield path
+        if self.base:
+            yield f"{self.base}.{path}"
+            yield path.removeprefix(f"{self.base}.")
+        parts = path.split(".")
+        yield path.partition(".")[2]  # a wrapper with another name for the base model
+        for start in range(len(parts)):
+            if any(part.isdecimal() for part in parts[start:]):
+                tail = ".".join(parts[start:])
+                alike = [p for p in self.modules if p.endswith(f".{tail}")]
+                if alike:
+                    yield from alike if len(alike) == 1 else ()
+                    return

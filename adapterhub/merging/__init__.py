@@ -1,0 +1,1 @@
+"""Adapters into the backbone's weights, and several adapters into one. Trains nothing."""

@@ -1,0 +1,201 @@
+"""What a method is: a frozen dataclass of options that plans what goes where on a backbone."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+
+from torch import Tensor, nn
+
+from adapterhub.anatomy.sites import Anatomy, Site
+from adapterhub.errors import ConfigError, did_you_mean
+
+Start = Literal["identity", "near-identity", "paper"]
+Layers = str | int | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A module to put at a site.
+
+    At a projection or sublayer the module maps (x, y) to y'. One whose class sets `reads_weight`
+    is called with the host's weight and bias besides (x, y, W, b), and so need not hold them; one
+    that sets `changes_input` maps x to the x' that the host gets in its place; one that sets
+    `reads` gets that in the place of x: `residual`, the residual stream r that the sublayer's
+    output is added to, or `block`, r + y as the layer goes on with it, normed where it norms it
+    (`require_stream` refuses sites where they are not known). At `attn.kv` it is
+    called with nothing and gives prefix keys and values (2, length, d_kv); one that sets
+    `reads_input` is called with the attention's x and gives their gate (batch, tokens, 1) besides.
+    At `embed` it gives virtual tokens (length, d); at `mix` it maps (the outputs of the layers
+    below, y) to y'.
+
+    One whose y' is affine in x and y together (y' = P x + Q y + r) sets `affine`: an adapter of
+    such modules can be merged into the weights of their hosts. For one that changes the input, x'
+    is linear in x.
+
+    One whose change of the weight has a low rank says so by a method `factors`: two tensors
+    (d_out, r) and (r, d_in), whose product it is.
+
+    A module that trains in another form than it is used in has a method `folded`: it gives the
+    module of the folded method (see `Method.folded`) that computes the same now.
+    """
+
+    site: Site
+    module: nn.Module
+
+
+@dataclass(frozen=True)
+class Unfrozen:
+    """A parameter of the backbone that the method trains, by its path from the model.
+
+    It trains from this stage of the method's pace on, at `rate` times the method's learning rate.
+    """
+
+    path: str
+    stage: int = 0
+    rate: float = 1.0
+
+
+@dataclass(frozen=True)
+class Pace:
+    """When the stages of a method follow each other: one each `epochs` epochs; where that is None,
+    one after each `patience` evaluations in a row that were not the best so far."""
+
+    epochs: int | None = 1
+    patience: int = 1
+
+
+Step = Placement | Unfrozen
+
+
+class Source(NamedTuple):
+    """A trained adapter that another one is built of: its methods, and its tensors by the names of
+    adapter files."""
+
+    name: str
+    methods: tuple[Method, ...]
+    tensors: Mapping[str, Tensor]
+
+
+class Method(ABC):
+    """The base of all methods. A subclass is a frozen dataclass, and registered by its name.
+
+    `start` says what the adapted backbone computes before training: the same function (`identity`),
+    almost the same (`near-identity`), or what the paper's initialization gives (`paper`).
+    `learning_rate` is AdamW's default for the method's own parameters, and `schedule` the default
+    shape of it over a run, where the method's source names one. `trains_backbone` is set where the
+    plan unfreezes parameters of the backbone (`Unfreezing`). A composed method names its `parts`,
+    and has no plan of its own.
+    """
+
+    name: ClassVar[str]
+    paper: ClassVar[str]
+    summary: ClassVar[str]
+    start: ClassVar[Start] = "identity"
+    learning_rate: ClassVar[float] = 1e-3
+    schedule: ClassVar[str | None] = None
+    trains_backbone: ClassVar[bool] = False
+
+    @classmethod
+    def example(cls) -> Method:
+        """The method with its defaults, or where it needs more, with options that fit any
+        backbone."""
+        return cls()
+
+    def sources(self) -> tuple[str, ...]:
+        """The trained adapters that it is built of, until `built_of` has put them in: names on the
+        model, or folders."""
+        return ()
+
+    def built_of(self, sources: Sequence[Source]) -> tuple[Method, dict[str, Tensor]]:
+        """The method with these adapters written into its options, and the tensors that it takes
+        over from them, by its own names."""
+        raise NotImplementedError(f"{self.name} is built of no other adapters")
+
+    def parts(self) -> tuple[Method, ...]:
+        """The methods that this one is composed of; itself unless it is a composition."""
+        return (self,)
+
+    def plan(self, anatomy: Anatomy) -> Iterator[Step]:
+        """What to put where, and which backbone parameters to train.
+
+        Raises:
+            SiteError: the backbone lacks the sites that the options name.
+        """
+        raise NotImplementedError(f"{self.name} has neither parts nor a plan")
+
+    def pace(self) -> Pace | None:
+        """When the next stage of the plan begins; None: the plan has one stage."""
+        return None
+
+    def rate(self, name: str) -> float:
+        """A factor on the learning rate of one parameter, by its name in adapter files."""
+        return 1.0
+
+    def count(self, anatomy: Anatomy) -> int:
+        """The number of trainable parameters on this backbone, by formula, without the
+        task head."""
+        return sum(part.count(anatomy) for part in self.parts())
+
+    def folded(self) -> Method:
+        """The method that an adapter is saved as; another one where training has more parameters
+        than use (a reparametrization)."""
+        return self
+
+    def options(self) -> dict[str, Any]:
+        """All options by name, for specs and manifests."""
+        return {
+            f.name: getattr(self, f.name)
+            for f in dataclasses.fields(self)  # type: ignore[arg-type]
+        }
+
+
+class Unfreezing(Method):
+    """What methods share that train parameters of the backbone as they are."""
+
+    trains_backbone = True
+
+    def plan(self, anatomy: Anatomy) -> Iterator[Unfrozen]:
+        """The parameters of `paths`."""
+        return map(Unfrozen, self.paths(anatomy))
+
+    def paths(self, anatomy: Anatomy) -> Iterable[str]:
+        """The chosen parameters by their paths, where all train alike: from the start, at one rate.
+
+        Raises:
+            SiteError: the backbone has none of them.
+        """
+        raise NotImplementedError(f"{self.name} has neither paths nor a plan")
+
+    def count(self, anatomy: Anatomy) -> int:
+        """The sizes of the chosen parameters."""
+        parameters = anatomy.parameters()
+        return sum(parameters[step.path].numel() for step in self.plan(anatomy))
+
+
+METHODS: dict[str, type[Method]] = {}
+M = TypeVar("M", bound=type[Method])
+
+
+def register(cls: M) -> M:
+    """Enter a method into the registry under its name."""
+    METHODS[cls.name] = cls
+    return cls
+
+
+def method_class(name: str) -> type[Method]:
+    """The registered method of a name.
+
+    Raises:
+        ConfigError: no such method; the error names the nearest and lists all.
+    """
+    if name not in METHODS:
+        raise ConfigError(
+            f"no method is called {name!r}{did_you_mean(name, METHODS)}",
+            expected=f"one of {', '.join(sorted(METHODS))}",
+            hint="adapterhub methods",
+        )
+    return METHODS[name]

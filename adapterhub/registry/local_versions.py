@@ -1,0 +1,244 @@
+"""The folder of one name in a local registry: its versions, and what may change about them.
+
+    v1/  v2/  ...      the files of an adapter, as they were saved; they never change
+    names.json         {"tags": {"best": "v1"}, "yanked": {"v2": "trained on the dev set"}}
+
+A version's folder appears whole, by one rename; `names.json` is replaced whole. Writers of one name
+wait for each other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from filelock import FileLock
+
+from adapterhub.errors import ConfigError, FileError
+from adapterhub.files.atomic import (
+    UnreadableError,
+    check_place,
+    explained,
+    put_in_place,
+    read_file,
+    replace_file,
+    staging,
+    write_files,
+)
+from adapterhub.files.manifest import MAX_MANIFEST_BYTES, from_json
+from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, TENSORS_FILE, read_adapter
+from adapterhub.files.schema import canonical_json
+from adapterhub.registry.store import Entry, free_version, number_of
+
+PUBLISHED = (CARD_FILE, MANIFEST_FILE, TENSORS_FILE)
+_NAMES = "names.json"
+_STAGED = ".adapterhub-"
+_TAG = re.compile(r"(?!v?[0-9]+$)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+@dataclass
+class Names:
+    """What may change about the versions of a name: tags, and which were yanked, why."""
+
+    tags: dict[str, str] = field(default_factory=dict)
+    yanked: dict[str, str] = field(default_factory=dict)
+
+
+class NameFolder:
+    """One name's folder, `<root>/<backbone>/<name>`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.name
+
+    def versions(self) -> list[Entry]:
+        """All versions, oldest first.
+
+        Raises:
+            FileError: a version whose manifest cannot be read.
+        """
+        names = self._names()
+        return [self._entry(folder, names) for folder in self.folders()]
+
+    def folders(self) -> list[Path]:
+        """The folders of all versions, oldest first."""
+        if not self.path.is_dir():
+            return []
+        found = [p for p in self.path.iterdir() if number_of(p.name) and p.name[0] == "v"]
+        return sorted(found, key=lambda p: number_of(p.name) or 0)
+
+    def add(self, folder: Path, version: str | None, tags: tuple[str, ...]) -> Entry:
+        """Keep an adapter as a new version, or find the version that it is already.
+
+        Raises:
+            RegistryError: `version` is taken by other bytes. ConfigError: it, or a tag, cannot be.
+        """
+        check_tags(tags)
+        with self.writing():
+            known = self.versions()
+            digest = digest_of(folder)
+            same = next((entry.version for entry in known if entry.digest == digest), None)
+            chosen = same or free_version(self.name, version, known)
+            if same is None:
+                copy_adapter(folder, self.path / chosen)
+            self.change(tags=dict.fromkeys(tags, chosen))
+            return next(entry for entry in self.versions() if entry.version == chosen)
+
+    def change(
+        self, *, tags: Mapping[str, str] | None = None, yanked: Mapping[str, str] | None = None
+    ) -> None:
+        """Set tags, or mark versions as yanked."""
+        check_tags(tuple(tags or ()))
+        names = self._names()
+        changed = Names({**names.tags, **(tags or {})}, {**names.yanked, **(yanked or {})})
+        if changed != names:
+            replace_file(self.path / _NAMES, canonical_json(asdict(changed)))
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Be the only writer of this name."""
+        with explained(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            with FileLock(self.path / ".lock"):
+                yield
+
+    def stamp(self) -> str:
+        """A text that differs after each change of this folder."""
+        times = (os.stat(p).st_mtime_ns for p in (self.path, self.path / _NAMES) if p.exists())
+        return " ".join(map(str, times))
+
+    def clean(self) -> list[Path]:
+        """Remove what interrupted writers left, and say what it was."""
+        if not list(self.path.glob(f"{_STAGED}*")):
+            return []
+        with self.writing():  # a writer at work would hold the lock
+            left = sorted(self.path.glob(f"{_STAGED}*"))
+            for path in left:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        return left
+
+    def _names(self) -> Names:
+        try:
+            tree = json.loads((self.path / _NAMES).read_bytes())
+            names = Names(dict(tree["tags"]), dict(tree["yanked"]))
+        except FileNotFoundError:
+            return Names()
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise FileError(
+                f"{self.path / _NAMES} cannot be read: {error}",
+                expected='{"tags": {TAG: VERSION}, "yanked": {VERSION: REASON}}',
+                hint="delete it: tags and yanks of this name are lost, its versions are not",
+            ) from error
+        return names
+
+    def _entry(self, folder: Path, names: Names) -> Entry:
+        return entry_of(
+            manifest_bytes(folder),
+            reference=f"{self.name}@{folder.name}",
+            name=self.name,
+            version=folder.name,
+            tags=tuple(sorted(tag for tag, v in names.tags.items() if v == folder.name)),
+            yanked=names.yanked.get(folder.name),
+        )
+
+
+def entry_of(
+    data: bytes,
+    *,
+    reference: str,
+    name: str,
+    version: str,
+    tags: tuple[str, ...] = (),
+    yanked: str | None = None,
+) -> Entry:
+    """What a search shows of an adapter, by the bytes of its manifest.
+
+    Raises:
+        FileError: they cannot be read.
+    """
+    manifest = from_json(data, f"{MANIFEST_FILE} of {reference}")
+    tensors = manifest.tensors.values()
+    return Entry(
+        reference=reference,
+        name=name,
+        version=version,
+        digest=hashlib.sha256(data).hexdigest(),
+        backbone=manifest.backbone.id,
+        fingerprint=manifest.backbone.fingerprint,
+        methods=tuple(method for spec in manifest.methods for method in spec),
+        task=manifest.task,
+        metrics=dict(manifest.metrics),
+        tags=tags,
+        size=len(data) + sum(info.nbytes for info in tensors),
+        parameters=sum(math.prod(info.shape) for info in tensors),
+        yanked=yanked,
+        description=manifest.description,
+        license=manifest.license,
+        language=manifest.language,
+        topics=manifest.tags,
+    )
+
+
+def digest_of(folder: Path) -> str:
+    """The sha256 of an adapter's manifest, which holds that of its tensors."""
+    return hashlib.sha256(manifest_bytes(folder)).hexdigest()
+
+
+def manifest_bytes(folder: Path) -> bytes:
+    """The bytes of an adapter's manifest.
+
+    Raises:
+        FileError: it is missing, or no regular file of a manifest's size.
+    """
+    try:
+        return read_file(folder / MANIFEST_FILE, 0, MAX_MANIFEST_BYTES, None)
+    except UnreadableError as error:
+        raise FileError(f"{folder / MANIFEST_FILE}: {error}") from None
+
+
+def copy_adapter(source: Path, folder: Path) -> Path:
+    """Copy the files of an adapter to a new folder, whole or not at all, and verify the copy.
+
+    Raises:
+        OutputError: `folder` is there, or cannot be written. FileError: `source` is not sound.
+    """
+    return copy_files(source, folder, PUBLISHED, read_adapter)
+
+
+def copy_files(
+    source: Path,
+    folder: Path,
+    names: Sequence[str],
+    verify: Callable[[Path], object] = lambda copy: None,
+) -> Path:
+    """Copy those files that are there to a new folder, in one step, if the copy is verified."""
+    payload = {name: (source / name).read_bytes() for name in names if (source / name).is_file()}
+    with explained(folder):
+        check_place(folder, False, ())
+        with staging(folder) as staged:
+            write_files(staged, payload)
+            verify(staged)
+            put_in_place(staged, folder, overwrite=False)
+    return folder
+
+
+def check_tags(tags: Sequence[str]) -> None:
+    """Refuse what cannot be a tag.
+
+    Raises:
+        ConfigError: it is no plain word, or the number of a version.
+    """
+    if wrong := [repr(tag) for tag in tags if not _TAG.fullmatch(tag)]:
+        raise ConfigError(
+            "these cannot be tags",
+            offenders=wrong,
+            expected="1 to 64 letters, digits, . _ - that are not the number of a version",
+        )

@@ -1,0 +1,135 @@
+"""Sequence to sequence: a text for a text, such as a translation or a summary.
+
+Training is by teacher forcing: the decoder sees the target's tokens before the one that it
+predicts (Sutskever et al. 2014, https://arxiv.org/abs/1409.3215). Evaluation generates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from adapterhub.config.options import option
+from adapterhub.data.examples import Example, read_rows, refuse, text_problem
+from adapterhub.data.options import DataOptions
+from adapterhub.data.tables import first_few, read_parallel
+from adapterhub.errors import ConfigError, DataError
+from adapterhub.tasks._base import (
+    Encoded,
+    Generated,
+    Prediction,
+    Row,
+    Setting,
+    Task,
+    limit_of,
+    one_row_each,
+    pad,
+    register,
+    rows_of,
+)
+from adapterhub.tasks._generation import Generation, generate, token_loss
+from adapterhub.tasks._metrics import generation_metrics
+
+_MAIN = {"bleu": "bleu", "rouge": "rougeL", "exact": "exact_match"}
+
+
+@register
+@dataclass(frozen=True)
+class Seq2Seq(Generation, Task):
+    """A text for a text."""
+
+    metric: Literal["bleu", "rouge", "exact"] = option("bleu", "how generated texts are scored")
+    template: str = option("{text}", "the input; {text} is replaced by the text")
+    max_target: int = option(128, "longest target, in tokens; longer ones are cut")
+
+    name = "seq2seq"
+    summary = "a text for a text: translation, summaries"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_template(self.template)
+
+    @property
+    def main_metric(self) -> str:
+        """That of the option `metric`."""
+        return _MAIN[self.metric]
+
+    def read(
+        self, source: str, options: DataOptions, split: str, *, labelled: bool = True
+    ) -> list[Example]:
+        """Two columns, text and label; or two plain-text files, one a target of the other."""
+        target = options.target(split)
+        if labelled and target is not None:
+            return _read_parallel(source, target)
+        return read_pairs(source, options, split, labelled)
+
+    def encode(self, examples: Sequence[Example], setting: Setting, *, labelled: bool) -> Encoded:
+        """Inputs and targets, each cut to its own limit."""
+        texts = [self.template.replace("{text}", e.text) for e in examples]
+        rows = rows_of(setting.tokenizer(texts, truncation=True, max_length=limit_of(setting)))
+        for row in rows:
+            row.pop("token_type_ids", None)
+        if labelled:
+            limit = min(self.max_target, setting.positions)
+            targets = [str(e.label) for e in examples]
+            encoded = setting.tokenizer(text_target=targets, truncation=True, max_length=limit)
+            for row, ids in zip(rows, encoded["input_ids"], strict=True):
+                row["labels"] = ids
+        return one_row_each(self, examples, setting, rows)
+
+    def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
+        """Padded behind: the decoder starts at the first position."""
+        return pad(rows, setting.tokenizer, "right")
+
+    def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
+        """A generated text each."""
+        return list(generate(model, data, batch_size, self))
+
+    def metrics(
+        self, examples: Sequence[Example], predictions: Sequence[Prediction]
+    ) -> dict[str, float]:
+        """Those of the option `metric`."""
+        found = [p.text for p in predictions if isinstance(p, Generated)]
+        return generation_metrics(self.metric, [str(e.label) for e in examples], found)
+
+    def evaluate(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> dict[str, float]:
+        """The metrics of generated texts, and loss and perplexity of the targets."""
+        metrics = super().evaluate(model, data, batch_size)
+        return metrics | token_loss(model, data, batch_size)
+
+
+def check_template(template: str) -> None:
+    """Raise ConfigError where a template has no place for the text."""
+    if "{text}" not in template:
+        raise ConfigError(
+            f"the template {template!r} has no place for the text", expected="{text} in it"
+        )
+
+
+def read_pairs(source: str, options: DataOptions, split: str, labelled: bool) -> list[Example]:
+    """Texts, and with `labelled` the target text of each, from two columns.
+
+    Raises DataError where the source cannot be read, or a text is missing or a target is empty.
+    """
+
+    def build(text: Any, target: Any = None) -> Example:
+        refuse(text_problem(text, options.text))
+        if labelled:
+            refuse(text_problem(target, options.label))
+            refuse("the target is empty" * (not target.strip()))
+        return Example(text, None, target)
+
+    columns = [options.text, options.label] if labelled else [options.text]
+    return read_rows(source, options, split, columns, build)
+
+
+def _read_parallel(source: str, target: str) -> list[Example]:
+    table = read_parallel(source, target)
+    texts, targets = (list(map(str, column)) for column in table.take(["text", "target"]))
+    if empty := [f"line {i}" for i, text in enumerate(targets, start=1) if not text.strip()]:
+        raise DataError(f"{target} has empty lines", offenders=first_few(empty))
+    return [Example(text, None, label) for text, label in zip(texts, targets, strict=True)]

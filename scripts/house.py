@@ -1,0 +1,190 @@
+"""Measure the structure of the package: rooms, imports, names, functions, docstrings.
+
+    python scripts/house.py [PACKAGE_FOLDER]
+
+A room is a folder or a module directly under the package. A floor is the length of the longest
+chain of imports between rooms that starts at a room; rooms that import each other (a circle) share
+one. tests/test_rooms.py holds the targets.
+"""
+
+from __future__ import annotations
+
+import ast
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+ENTRANCES = ("__init__", "__main__")
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file of a package."""
+
+    path: Path
+    room: str
+    name: str
+    tree: ast.Module
+
+
+def modules(package: Path) -> list[Module]:
+    """List the modules of a package, without its own `__init__` and `__main__`."""
+    found = []
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package).with_suffix("").parts
+        if len(parts) > 1 or parts[0] not in ENTRANCES:
+            name = ".".join(part for part in parts if part != "__init__")
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            found.append(Module(path, parts[0], name, tree))
+    return found
+
+
+def imported(module: Module, package: str) -> Iterator[str]:
+    """Yield the dotted names under `package` that a module imports, anywhere in the file."""
+    prefix = f"{package}."
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(prefix):
+            yield str(node.module).removeprefix(prefix)
+        elif isinstance(node, ast.ImportFrom) and node.module == package:
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.Import):
+            names = (alias.name for alias in node.names)
+            yield from (name.removeprefix(prefix) for name in names if name.startswith(prefix))
+
+
+def room_imports(found: list[Module], package: str) -> dict[str, set[str]]:
+    """Map each room to the other rooms that it imports from."""
+    rooms: dict[str, set[str]] = {module.room: set() for module in found}
+    for module in found:
+        targets = {name.split(".")[0] for name in imported(module, package)}
+        rooms[module.room] |= (targets & rooms.keys()) - {module.room}
+    return rooms
+
+
+def module_imports(found: list[Module], package: str) -> dict[str, set[str]]:
+    """Map each module to the modules that it imports."""
+    names = {module.name for module in found}
+    return {m.name: {i for i in imported(m, package) if i in names} - {m.name} for m in found}
+
+
+def circles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """Find the groups of nodes that reach each other (strongly connected components)."""
+    reach = {node: _reachable(graph, node) for node in graph}
+    groups = {
+        frozenset({node} | {other for other in reach[node] if node in reach[other]})
+        for node in graph
+    }
+    return [set(group) for group in groups if len(group) > 1]
+
+
+def _reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    seen: set[str] = set()
+    todo = list(graph[start])
+    while todo:
+        node = todo.pop()
+        if node not in seen:
+            seen.add(node)
+            todo += graph[node]
+    return seen
+
+
+def floors(graph: dict[str, set[str]]) -> dict[str, int]:
+    """Map each room to its floor: one above the highest room that it imports from."""
+    joined = {node: min(group) for group in circles(graph) for node in group}
+
+    def group_of(node: str) -> str:
+        return joined.get(node, node)
+
+    flat: dict[str, set[str]] = defaultdict(set)
+    for node, targets in graph.items():
+        flat[group_of(node)] |= {group_of(target) for target in targets} - {group_of(node)}
+
+    def floor(node: str) -> int:
+        return 1 + max((floor(target) for target in flat[node]), default=0)
+
+    return {node: floor(group_of(node)) for node in graph}
+
+
+def public_names(found: list[Module]) -> dict[str, list[str]]:
+    """Map each public top-level class or function to the modules that define it."""
+    names: dict[str, list[str]] = defaultdict(list)
+    for module in found:
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef | Function) and not node.name.startswith("_"):
+                names[node.name].append(module.name)
+    return dict(names)
+
+
+def functions(found: list[Module]) -> list[tuple[Module, Function]]:
+    """List every function and method, nested ones too, with its module."""
+    return [(m, n) for m in found for n in ast.walk(m.tree) if isinstance(n, Function)]
+
+
+def lines(node: ast.stmt) -> int:
+    """Count the lines of a definition, without its decorators."""
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def is_annotated(function: Function) -> bool:
+    """Tell whether the result and every parameter but self and cls have a type."""
+    given = function.args
+    parameters = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+    typed = (p.annotation for p in parameters if p and p.arg not in ("self", "cls"))
+    return function.returns is not None and all(typed)
+
+
+def public_definitions(found: list[Module]) -> list[tuple[Module, Function | ast.ClassDef]]:
+    """List public classes and functions, and the public methods of public classes."""
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    definitions: list[tuple[Module, Function | ast.ClassDef]] = []
+    for module in found:
+        for node in module.tree.body:
+            if not isinstance(node, kinds) or node.name.startswith("_"):
+                continue
+            definitions.append((module, node))
+            if isinstance(node, ast.ClassDef):
+                inner = (n for n in node.body if isinstance(n, Function))
+                definitions += [(module, n) for n in inner if not n.name.startswith("_")]
+    return definitions
+
+
+def report(package: Path) -> str:
+    """Describe a package in one line a measure."""
+    found = modules(package)
+    rooms = room_imports(found, package.name)
+    named = {name: where for name, where in public_names(found).items() if len(where) > 1}
+    sizes = sorted(lines(function) for _, function in functions(found))
+    annotated = [is_annotated(function) for _, function in functions(found)]
+    public = public_definitions(found)
+    documented = [ast.get_docstring(node) is not None for _, node in public]
+    total = sum(len(m.path.read_text(encoding="utf-8").splitlines()) for m in found)
+    rows = {
+        "modules": len(found),
+        "lines": total,
+        "rooms": len(rooms),
+        "floors": max(floors(rooms).values()),
+        "imports between rooms": sum(map(len, rooms.values())),
+        "circles of rooms": len(circles(rooms)),
+        "circles of modules": len(circles(module_imports(found, package.name))),
+        "public names with several meanings": len(named),
+        "functions": len(sizes),
+        "lines a function, median": statistics.median(sizes),
+        "lines a function, 95th percentile": sizes[int(0.95 * len(sizes))],
+        "lines a function, longest": sizes[-1],
+        "functions annotated": f"{sum(annotated) / len(annotated):.1%}",
+        "public definitions documented": f"{sum(documented) / len(documented):.1%}",
+    }
+    text = "\n".join(f"{name:<36}{value:>8}" for name, value in rows.items())
+    for name, where in sorted(named.items()):
+        text += f"\n  {name}: {', '.join(where)}"
+    return text
+
+
+if __name__ == "__main__":
+    here = Path(__file__).parents[1] / "adapterhub"
+    print(report(Path(sys.argv[1]) if len(sys.argv) > 1 else here))
