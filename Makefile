@@ -19,15 +19,15 @@ matrix: venv
 
 # trl's trainers on attached models.
 trl: .venv-trl/.installed
-	$(TEST_ENV) .venv-trl/bin/python -m pytest tests/test_trl.py $(ARGS)
+	$(TEST_ENV) .venv-trl/bin/python -m pytest tests/contract/peers/test_trl.py $(ARGS)
 
 # Backbones that torchao quantizes, beside those of bitsandbytes.
 torchao: .venv-torchao/.installed
-	$(TEST_ENV) .venv-torchao/bin/python -m pytest tests/contract/test_quantized.py tests/cli/test_quantize.py $(ARGS)
+	$(TEST_ENV) .venv-torchao/bin/python -m pytest tests/contract/invariants/test_quantized.py tests/cli/test_quantize.py $(ARGS)
 
 # The contract suite with the oldest release of each dependency that pyproject.toml admits.
 oldest: .venv-oldest/.installed
-	$(TEST_ENV) .venv-oldest/bin/python -m pytest -n 2 tests/contract tests/test_trainers.py $(ARGS)
+	$(TEST_ENV) .venv-oldest/bin/python -m pytest -n 2 tests/contract $(ARGS)
 
 check: lint types test
 

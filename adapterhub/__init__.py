@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from adapterhub.registry.api import search as search
     from adapterhub.registry.api import yank as yank
     from adapterhub.registry.load import load as load
-    from adapterhub.registry.publication import Listing as Listing
+    from adapterhub.registry.publication import PublicationInfo as PublicationInfo
 
 # Each of these needs torch: it is imported when one is first asked for, so that `import adapterhub`
 # is quick.

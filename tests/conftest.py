@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import tiny
+import tiny_models
 import torch
+from fixtures import WORDS, sentences, word_tokenizer, write_tsv
 from hypothesis import HealthCheck, settings
-from material import WORDS, sentences, word_tokenizer, write_tsv
-from support import pytest_runtest_logreport, pytest_runtest_makereport, pytest_sessionfinish
+from support_table import pytest_runtest_logreport, pytest_runtest_makereport, pytest_sessionfinish
 from transformers import BertTokenizerFast
 
 # The hooks that write docs/support.md.
@@ -31,7 +31,7 @@ def same_numbers_in_any_order() -> None:
 def backbone(tmp_path_factory) -> Path:
     """A folder with a tiny BERT and its tokenizer."""
     folder = tmp_path_factory.mktemp("backbones") / "tiny-bert"
-    tiny.model("bert", "features").save_pretrained(folder)
+    tiny_models.model("bert", "features").save_pretrained(folder)
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     vocab_file = folder / "vocab.txt"
     vocab_file.write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
@@ -50,7 +50,7 @@ def backbones(backbone, tmp_path_factory):
         if architecture not in made:
             task, *around = kinds[architecture]
             folder = tmp_path_factory.mktemp("backbones") / f"tiny-{architecture}"
-            tiny.model(architecture, task).save_pretrained(folder)
+            tiny_models.model(architecture, task).save_pretrained(folder)
             word_tokenizer(*around).save_pretrained(folder)
             made[architecture] = folder
         return made[architecture]

@@ -22,15 +22,23 @@ from adapterhub.adapters.state import (
 )
 from adapterhub.backbones.weights import device_of
 from adapterhub.errors import AttachError
-from adapterhub.hooks.composition import Average, Node, Plan, is_stack, localized, names_in, node_of
-from adapterhub.hooks.head import clear_variants, set_variants, twin
+from adapterhub.hooks.composition import (
+    Average,
+    BatchPlan,
+    Node,
+    is_stack,
+    localized,
+    names_in,
+    node_of,
+)
+from adapterhub.hooks.head import clear_variants, set_variants, with_parameters
 from adapterhub.hooks.slot import Slot
 from adapterhub.methods._base import METHODS
 
 Adapters = Mapping[str, Adapter]
 
 
-def check(model: PreTrainedModel, adapters: Adapters, rows: Sequence[Node]) -> None:
+def check_composition(model: PreTrainedModel, adapters: Adapters, rows: Sequence[Node]) -> None:
     """Refuse what cannot be averaged or routed.
 
     Raises:
@@ -108,20 +116,24 @@ def compose(model: PreTrainedModel, adapters: Adapters, rows: Sequence[Node]) ->
             keys = slots.setdefault(slot_at(model, placed.site), {})
             keys[adapter.name] = (*keys.get(adapter.name, ()), placed.key)
     for slot, keys in slots.items():
-        slot.plan = Plan([localized(node, keys) for node in rows], device_of(model) or "cpu")
+        slot.plan = BatchPlan([localized(node, keys) for node in rows], device_of(model) or "cpu")
     for path, variants in _variants(chosen).items():
         set_variants(model, path, variants, _last(rows, variants, model))
     _set_common_labels(model, [_labels(adapters, node) for node in rows])
 
 
-def _last(rows: Sequence[Node], variants: Mapping[str, nn.Module], model: PreTrainedModel) -> Plan:
+def _last(
+    rows: Sequence[Node], variants: Mapping[str, nn.Module], model: PreTrainedModel
+) -> BatchPlan:
     """Of a stack, the head of the last adapter that has one."""
     keys = {name: (name,) for name in variants}
     nodes = [localized(node, keys) for node in rows]
-    return Plan([n[-1:] if isinstance(n, tuple) else n for n in nodes], device_of(model) or "cpu")
+    return BatchPlan(
+        [n[-1:] if isinstance(n, tuple) else n for n in nodes], device_of(model) or "cpu"
+    )
 
 
-def clear(model: PreTrainedModel, adapters: Iterable[Adapter]) -> None:
+def clear_composition(model: PreTrainedModel, adapters: Iterable[Adapter]) -> None:
     """Undo `compose`; which modules are on stays as it is."""
     for adapter in adapters:
         for placed in adapter.placed:
@@ -144,7 +156,7 @@ def _variants(chosen: Iterable[Adapter]) -> dict[str, dict[str, nn.Module]]:
             host, _, attribute = path.rpartition(".")
             fresh.setdefault(host, {})[attribute] = parameter
         for host, parameters in fresh.items():
-            module = twin(adapter.model.get_submodule(host), parameters)
+            module = with_parameters(adapter.model.get_submodule(host), parameters)
             found.setdefault(host, {})[adapter.name] = module
     return found
 
@@ -182,7 +194,7 @@ def _set_common_labels(model: PreTrainedModel, rows: Sequence[dict[str, Any] | N
     set_labels(model, common)
 
 
-def set_rows(state: Attachments, rows: Sequence[Node]) -> None:
+def activate_per_row(state: Attachments, rows: Sequence[Node]) -> None:
     """Let each row of a batch go through its composition; a single one is that of all rows.
 
     Raises:
@@ -192,10 +204,10 @@ def set_rows(state: Attachments, rows: Sequence[Node]) -> None:
     known_names(state, [name for node in rows for name in names_in(node)])
     stack = [state.adapters[name] for name in names_in(rows[0])] if is_stack(rows) else None
     if stack is None:
-        check(state.model, state.adapters, rows)
+        check_composition(state.model, state.adapters, rows)
     else:
         _refuse_shared(stack)
-    clear(state.model, state.adapters.values())
+    clear_composition(state.model, state.adapters.values())
     for adapter in state.adapters.values():
         adapter.switch(on=False)
     if stack is None:
@@ -231,4 +243,4 @@ def activate(model: PreTrainedModel, *parts: str | Average) -> None:
     """
     state = state_of(model)
     refuse_in_route(state)
-    set_rows(state, (node_of(parts),))
+    activate_per_row(state, (node_of(parts),))

@@ -14,23 +14,30 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub._version import __version__
-from adapterhub.adapters.parts import HEAD, Changed, Head, Placed, make_slot, slot_at
+from adapterhub.adapters.parts import (
+    HEAD,
+    AdapterHead,
+    OwnedParameter,
+    PlacedModule,
+    make_slot,
+    slot_at,
+)
 from adapterhub.anatomy.sites import CHILD, Anatomy
-from adapterhub.backbones.load import kind_of, name_of, storage_of
-from adapterhub.backbones.tokenizer import bound
+from adapterhub.backbones.load import name_of, storage_of, task_kind
+from adapterhub.backbones.tokenizer import tokenizer_snapshot
 from adapterhub.backbones.weights import is_sharded, whole
 from adapterhub.errors import AttachError
 from adapterhub.files.card import export_card
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead
 from adapterhub.files.native import write_adapter
-from adapterhub.hooks.new_tokens import Vocabulary
+from adapterhub.hooks.new_tokens import NewTokenRows
 from adapterhub.hooks.prompt import forget_prompt
 from adapterhub.hooks.slot import Slot, drop_slot
-from adapterhub.interchange.peft.exporter import Part, Source, check_format, to_peft
+from adapterhub.interchange.peft.exporter import ExportedModule, ExportSource, check_format, to_peft
 from adapterhub.interchange.peft.files import write_peft
 from adapterhub.interchange.peft.targets import modules_of
 from adapterhub.methods._base import Method
-from adapterhub.methods._spec import dump
+from adapterhub.methods._spec import dump_methods
 
 LISTING = ("description", "license", "language", "tags")  # the manifest's fields for registries
 
@@ -58,7 +65,7 @@ class Group(NamedTuple):
 
 
 @dataclass
-class Notes:
+class AdapterMetadata:
     """What travels with an adapter beyond its tensors."""
 
     task: str | None = None
@@ -78,12 +85,12 @@ class Adapter:
     methods: tuple[Method, ...]
     model: PreTrainedModel = field(repr=False)
     anatomy: Anatomy = field(repr=False)
-    placed: list[Placed] = field(repr=False)
-    changed: list[Changed] = field(repr=False)
-    head: Head | None = field(repr=False)
+    placed: list[PlacedModule] = field(repr=False)
+    changed: list[OwnedParameter] = field(repr=False)
+    head: AdapterHead | None = field(repr=False)
     home: Home = field(repr=False)
-    vocabulary: Vocabulary | None = field(default=None, repr=False)
-    notes: Notes = field(default_factory=Notes, repr=False)
+    vocabulary: NewTokenRows | None = field(default=None, repr=False)
+    notes: AdapterMetadata = field(default_factory=AdapterMetadata, repr=False)
     active: bool = field(default=False, init=False)
     undo: Callable[[], None] | None = field(default=None, init=False, repr=False)
 
@@ -109,7 +116,7 @@ class Adapter:
         """Each tensor, live: the method that owns it, the factor on that one's learning rate, its
         name and itself. `fold` leaves out what serves training alone."""
         for placed in self.placed:
-            method, module = placed.folded() if fold else (placed.method, placed.module)
+            method, module = placed.inference_form() if fold else (placed.method, placed.module)
             for name, tensor in module.state_dict(keep_vars=True).items():
                 full = f"{placed.site.id}.{method.name}.{name}"
                 yield method, method.rate(full), full, tensor
@@ -167,14 +174,14 @@ class Adapter:
             slot_at(self.model, placed.site).switch(placed.key, on)
         self.active = on
 
-    def seat(self) -> None:
+    def inject(self) -> None:
         """Put the site modules into their hosts' slots, inactive."""
         for placed in self.placed:
             make_slot(self.anatomy, placed).add(placed.key, placed.site, placed.module)
         if self.vocabulary:
-            self.vocabulary.seat()
+            self.vocabulary.inject()
 
-    def unseat(self) -> None:
+    def eject(self) -> None:
         """Take the site modules away, and the slots that are empty then."""
         self.switch(on=False)
         for placed in self.placed:
@@ -185,7 +192,7 @@ class Adapter:
                 if placed.site.kind == "embed":
                     forget_prompt(self.model)
         if self.vocabulary:
-            self.vocabulary.unseat()
+            self.vocabulary.eject()
         if self.undo:
             self.undo()
 
@@ -235,13 +242,17 @@ class Adapter:
         card = export_card(self.name, [method.name for method in self.methods], self.labels)
         write_peft(Path(folder), to_peft(self.source()), card=card, overwrite=overwrite)
 
-    def source(self) -> Source:
+    def source(self) -> ExportSource:
         """What an export reads of the adapter."""
         paths = {id(m): n for n, m in modules_of(self.model).items()}
         name, revision = name_of(self.model)
-        return Source(
+        return ExportSource(
             self.anatomy,
-            [Part(method, p.site, module) for p in self.placed for method, module in [p.folded()]],
+            [
+                ExportedModule(method, p.site, module)
+                for p in self.placed
+                for method, module in [p.inference_form()]
+            ],
             [
                 (tuple(f"{paths[id(m)]}.{attribute}" for m, attribute in c.holders), c.own)
                 for c in self.changed
@@ -257,10 +268,10 @@ class Adapter:
         config = self.model.config
         name, revision = name_of(self.model)
         dtype, quantization = storage_of(self.model, self.home.originals())
-        kind, known = kind_of(self.model), bound(self.model)
+        kind, known = task_kind(self.model), tokenizer_snapshot(self.model)
         return Manifest(
             name=self.name,
-            methods=dump([method.folded() for method in self.methods]),
+            methods=dump_methods([method.inference_form() for method in self.methods]),
             backbone=BackboneRef(
                 id=name,
                 revision=revision,

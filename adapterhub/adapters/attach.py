@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from adapterhub.adapters.activate import set_rows
+from adapterhub.adapters.activate import activate_per_row
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.build import build_adapter, check_adapter
-from adapterhub.adapters.fusion_sources import build
+from adapterhub.adapters.fusion_sources import resolve_sources
 from adapterhub.adapters.state import (
     _STATE,
     Attachments,
@@ -23,16 +23,16 @@ from adapterhub.adapters.state import (
     refuse_in_route,
     state_of,
 )
-from adapterhub.backbones.load import rows_of, table_of
+from adapterhub.backbones.load import checkpoint_vocabulary_size, token_embedding
 from adapterhub.backbones.quantized import hold_layout
-from adapterhub.backbones.tokenizer import bind, bound
+from adapterhub.backbones.tokenizer import remember_tokenizer, tokenizer_snapshot
 from adapterhub.backbones.weights import is_sharded
 from adapterhub.errors import AttachError
 from adapterhub.files.manifest import NewToken, name_problems
 from adapterhub.hooks.composition import Node
 from adapterhub.hooks.new_tokens import tokens_of
 from adapterhub.methods._base import Method
-from adapterhub.methods._spec import Spec, parse
+from adapterhub.methods._spec import Spec, parse_methods
 
 
 def attach(
@@ -60,7 +60,7 @@ def attach(
     if tokenizer is not None:
         bind_new(model, tokenizer)
     state = attachments(model)
-    methods, fill = build(parse(method), state.adapters if state else {})
+    methods, fill = resolve_sources(parse_methods(method), state.adapters if state else {})
     return place(model, methods, name, prepare=fill)
 
 
@@ -69,9 +69,11 @@ def bind_new(
 ) -> None:
     """Remember a tokenizer that `load_backbone` did not make: what the checkpoint has no rows for,
     and `tokens`, is new."""
-    known, table = rows_of(model), table_of(model)
+    known, table = checkpoint_vocabulary_size(model), token_embedding(model)
     limits = [known] if known is not None else [len(table)] if table is not None else []
-    bind(model, tokenizer, min([len(tokenizer), *limits, *(token.id for token in tokens)]))
+    remember_tokenizer(
+        model, tokenizer, min([len(tokenizer), *limits, *(token.id for token in tokens)])
+    )
 
 
 def place(
@@ -100,15 +102,15 @@ def place(
             hint=f"attach(..., name=...), or detach(model, {name!r}) first",
         )
     before = state.rows
-    set_rows(state, ((),))
+    activate_per_row(state, ((),))
     try:
         admit(state)
-        new = tokens_of(bound(model)) if tokens is None else tokens
+        new = tokens_of(tokenizer_snapshot(model)) if tokens is None else tokens
         adapter = build_adapter(state, state.anatomy, tuple(methods), name, new, next(state.serial))
         prepare(adapter)
         check_adapter(adapter)
     except BaseException:
-        set_rows(state, before)
+        activate_per_row(state, before)
         raise
     _commit(state, adapter)
     return adapter
@@ -139,7 +141,7 @@ def detach(model: PreTrainedModel, name: str | None = None) -> None:
     state = state_of(model)
     if name is None:
         refuse_in_route(state)
-        set_rows(state, ((),))
+        activate_per_row(state, ((),))
     for each in [name] if name is not None else list(state.adapters):
         state.detach(each)
 
@@ -149,7 +151,7 @@ def reattach(state: Attachments, adapters: Sequence[Adapter], rows: Sequence[Nod
     state.trainable = [(p, p.requires_grad) for p in state.model.parameters()]
     for adapter in adapters:
         _commit(state, adapter)
-    set_rows(state, rows)
+    activate_per_row(state, rows)
 
 
 def _commit(state: Attachments, adapter: Adapter) -> None:
@@ -158,6 +160,6 @@ def _commit(state: Attachments, adapter: Adapter) -> None:
     for parameter, _ in state.trainable:
         parameter.requires_grad_(False)
     state.adapters[adapter.name] = adapter
-    adapter.seat()
+    adapter.inject()
     state.sync_attention()
-    set_rows(state, (adapter.name,))
+    activate_per_row(state, (adapter.name,))

@@ -11,14 +11,14 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter, Home
-from adapterhub.adapters.parts import LABEL_FIELDS, Changed, Head, Placed
+from adapterhub.adapters.parts import LABEL_FIELDS, AdapterHead, OwnedParameter, PlacedModule
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.backbones.load import FRESH, rows_of, table_of
+from adapterhub.backbones.load import NEWLY_INITIALIZED, checkpoint_vocabulary_size, token_embedding
 from adapterhub.backbones.weights import device_of, offloaded, storage_problems
 from adapterhub.errors import AdapterhubError, AttachError, SiteError
 from adapterhub.files.manifest import NewToken
 from adapterhub.hooks.attention import check_attention
-from adapterhub.hooks.new_tokens import Vocabulary, vocabulary_of
+from adapterhub.hooks.new_tokens import NewTokenRows, new_token_rows
 from adapterhub.methods._base import METHODS, Method, Placement, Step, Unfrozen
 
 
@@ -43,11 +43,13 @@ def build_adapter(
         for part in method.parts()
         for step in _plan(method, part, anatomy)
     ]
-    fresh = sorted(getattr(anatomy.model, FRESH, frozenset()) & anatomy.parameters().keys())
+    fresh = sorted(
+        getattr(anatomy.model, NEWLY_INITIALIZED, frozenset()) & anatomy.parameters().keys()
+    )
     _refuse_offloaded(anatomy, fresh, tokens)
     key = f"{_slug(name)}-{serial}"
     placed = [
-        Placed(
+        PlacedModule(
             part,
             step.site,
             _moved(step, anatomy),
@@ -78,14 +80,14 @@ def _unfrozen(
 
 def _vocabulary(
     model: PreTrainedModel, tokens: tuple[NewToken, ...], key: str
-) -> Vocabulary | None:
+) -> NewTokenRows | None:
     """The rows of new tokens; rows that were added to the model without a token are refused."""
-    table = table_of(model)
+    table = token_embedding(model)
     if table is None:
         return None
-    known = rows_of(model) or len(table)
+    known = checkpoint_vocabulary_size(model) or len(table)
     if tokens:
-        return vocabulary_of(model, tokens, known, f"{key}-tokens")
+        return new_token_rows(model, tokens, known, f"{key}-tokens")
     if len(table) > known:
         raise AttachError(
             f"the embedding has {len(table)} rows, its checkpoint {known}: which tokens are new?",
@@ -138,7 +140,7 @@ def _refuse_offloaded(anatomy: Anatomy, fresh: list[str], tokens: tuple[NewToken
     """Refuse to train what accelerate would bring in again at each call, as it was."""
     model = anatomy.model
     heads = [f"{n}.{p}" for n, m in anatomy.head().items() for p, _ in m.named_parameters()]
-    table = table_of(model) if tokens else None
+    table = token_embedding(model) if tokens else None
     rows = [path for path, parameter in model.named_parameters() if parameter is table]
     if away := offloaded(model, [*fresh, *heads, *rows]):
         raise AttachError(
@@ -161,7 +163,7 @@ def _moved(placement: Placement, anatomy: Anatomy) -> nn.Module:
 
 def _own_copies(
     unfrozen: Iterable[tuple[Method | None, Unfrozen]], anatomy: Anatomy
-) -> Iterable[Changed]:
+) -> Iterable[OwnedParameter]:
     parameters = anatomy.parameters()
     holders: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in anatomy.model.modules():
@@ -174,10 +176,10 @@ def _own_copies(
         file_name = f"{site}.{method.name if method else 'fresh'}.{parameter_name}"
         own = nn.Parameter(original.detach().to(torch.float32, copy=True))
         everywhere = tuple(holders[id(original)])
-        yield Changed(method, file_name, own, original, everywhere, step.stage, step.rate)
+        yield OwnedParameter(method, file_name, own, original, everywhere, step.stage, step.rate)
 
 
-def _own_head(anatomy: Anatomy) -> Head | None:
+def _own_head(anatomy: Anatomy) -> AdapterHead | None:
     original = anatomy.head()
     if not original:
         return None
@@ -186,7 +188,7 @@ def _own_head(anatomy: Anatomy) -> Head | None:
         module.float().requires_grad_(True)
     config = anatomy.model.config
     labels = {name: copy.deepcopy(getattr(config, name)) for name in LABEL_FIELDS}
-    return Head(own, original, labels, dict(labels))
+    return AdapterHead(own, original, labels, dict(labels))
 
 
 def check_adapter(adapter: Adapter) -> None:

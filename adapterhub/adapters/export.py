@@ -21,7 +21,7 @@ from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attach import place
 from adapterhub.adapters.load import load_folder
 from adapterhub.anatomy.families import anatomy_of
-from adapterhub.backbones.load import FRESH, TASK_MODELS, load_backbone, skeleton
+from adapterhub.backbones.load import NEWLY_INITIALIZED, TASK_MODELS, load_backbone, meta_model
 from adapterhub.errors import AdapterhubError, BackboneError, ConfigError, did_you_mean
 from adapterhub.files.card import model_kind
 from adapterhub.files.manifest import Manifest
@@ -30,7 +30,7 @@ from adapterhub.files.run_folder import backbone_of_run
 from adapterhub.interchange.peft.exporter import NEW_TOKENS, try_peft
 from adapterhub.interchange.peft.files import PeftFiles
 from adapterhub.interchange.peft.vllm import DEFAULT_RANK, vllm_problems
-from adapterhub.methods._spec import Spec, parse
+from adapterhub.methods._spec import Spec, parse_methods
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def in_peft(folder: Path, backbone: str | None = None) -> InPeftsFormat:
     try:
         kind = kind or _kind_of_checkpoint(place, revision)
         options: dict[str, Any] = {"task": kind, "labels": manifest.labels, "revision": revision}
-        found = _without_weights(skeleton(place, **options), folder, manifest)
+        found = _without_weights(meta_model(place, **options), folder, manifest)
         if found is None:
             found = _tried(load_folder(load_backbone(place, **options)[0], folder), manifest)
         files, problems = found
@@ -95,7 +95,7 @@ def _tried(adapter: Adapter, manifest: Manifest) -> tuple[PeftFiles, Sequence[st
 
 def _kind_of_checkpoint(place: str, revision: str | None) -> str:
     """The kind of model that a checkpoint was made as; "features" where that is none of ours."""
-    config = skeleton(place, revision=revision).config
+    config = meta_model(place, revision=revision).config
     made = set(config.architectures or ())
     for kind, row in TASK_MODELS.items():
         found = row.classes_for(config)
@@ -111,7 +111,7 @@ def _on_skeleton(model: PreTrainedModel, folder: Path, manifest: Manifest) -> Ad
     fresh = (
         path for path, (site, _, n) in places.items() if f"{site}.fresh.{n}" in manifest.tensors
     )
-    setattr(model, FRESH, frozenset(fresh))
+    setattr(model, NEWLY_INITIALIZED, frozenset(fresh))
     with torch.device("meta"):
         adapter = load_folder(model, folder, any_backbone=True, any_tokenizer=True)
     activate(model)
@@ -136,7 +136,7 @@ def blocking(
 ) -> list[str]:
     """Every feature of a method on a model that keeps `target` (peft or vllm) from taking it.
 
-    The model may be without weights (`skeleton`). It is left as it was.
+    The model may be without weights (`meta_model`). It is left as it was.
 
     Raises:
         ConfigError: an unknown target, method or option.
@@ -146,7 +146,7 @@ def blocking(
             f"nothing is known of {target!r}{did_you_mean(target, TARGETS)}",
             expected=f"one of {', '.join(TARGETS)}",
         )
-    methods = parse(method)
+    methods = parse_methods(method)
     try:
         with torch.random.fork_rng(devices=[]), torch.device(model.device):
             adapter = place(model, methods, f"check for {target}")

@@ -13,13 +13,13 @@ from adapterhub.adapters.adapter import Adapter
 from adapterhub.errors import AttachError, MismatchError, did_you_mean
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import adapter_folder, find_adapter, read_adapter
-from adapterhub.methods._base import Method, Source
-from adapterhub.methods._spec import restore
+from adapterhub.methods._base import Method, TrainedSource
+from adapterhub.methods._spec import restore_methods
 
 Fill = Callable[[Adapter], None]
 
 
-def build(
+def resolve_sources(
     methods: Sequence[Method], on_model: Mapping[str, Adapter]
 ) -> tuple[tuple[Method, ...], Fill]:
     """The methods with the adapters that they name in them, and what gives a new adapter of them
@@ -63,13 +63,15 @@ def _source(
     name: str,
     on_model: Mapping[str, Adapter],
     read: Mapping[str, tuple[Manifest, Mapping[str, Tensor]]],
-) -> Source:
+) -> TrainedSource:
     if name in on_model:
         adapter = on_model[name]
-        return Source(name, tuple(m.folded() for m in adapter.methods), adapter.saved_tensors())
+        return TrainedSource(
+            name, tuple(m.inference_form() for m in adapter.methods), adapter.saved_tensors()
+        )
     manifest, tensors = read[name]
-    return Source(
-        manifest.name, restore(manifest.methods, f"the adapter {manifest.name!r}"), tensors
+    return TrainedSource(
+        manifest.name, restore_methods(manifest.methods, f"the adapter {manifest.name!r}"), tensors
     )
 
 

@@ -14,23 +14,23 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from adapterhub.adapters.activate import set_rows
-from adapterhub.adapters.adapter import LISTING, Adapter, Notes
+from adapterhub.adapters.activate import activate_per_row
+from adapterhub.adapters.adapter import LISTING, Adapter, AdapterMetadata
 from adapterhub.adapters.attach import bind_new, place
 from adapterhub.adapters.fusion_sources import check_backbone
-from adapterhub.adapters.parts import HEAD, Head
+from adapterhub.adapters.parts import HEAD, AdapterHead
 from adapterhub.adapters.state import Attachments, attachments
 from adapterhub.anatomy.families import anatomy_of
-from adapterhub.backbones.tokenizer import Bound, bound
+from adapterhub.backbones.tokenizer import TokenizerSnapshot, tokenizer_snapshot
 from adapterhub.errors import MismatchError
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo
 from adapterhub.files.native import read_manifest, read_tensors
-from adapterhub.hooks.new_tokens import teach
+from adapterhub.hooks.new_tokens import add_new_tokens
 from adapterhub.interchange.formats import Format, detect
-from adapterhub.interchange.imported import Foreign
+from adapterhub.interchange.imported import ImportedAdapter
 from adapterhub.methods._base import Method
-from adapterhub.methods._ops import blank
-from adapterhub.methods._spec import parse, restore
+from adapterhub.methods._ops import skip_init
+from adapterhub.methods._spec import parse_methods, restore_methods
 
 SMALL = 1 << 22  # numbers; 16 MiB of fp32
 
@@ -65,20 +65,20 @@ def load_folder(
     folder = Path(folder)
     if form := detect(folder):
         foreign = _read(form, folder, model, allow_pickle, head)
-        return load_foreign(model, foreign, name=name, any_backbone=any_backbone)
+        return load_imported(model, foreign, name=name, any_backbone=any_backbone)
     manifest = read_manifest(folder)
     if tokenizer is not None:
         bind_new(model, tokenizer, manifest.tokens)
-    known = bound(model)
+    known = tokenizer_snapshot(model)
     if known and not any_tokenizer:
         _check_tokenizer(manifest, known)
-    adapter = _place(model, folder, manifest, name, any_backbone=any_backbone, head=head)
+    adapter = _build_and_load(model, folder, manifest, name, any_backbone=any_backbone, head=head)
     if known and manifest.chat_template:
         adapter.set_template(known.tokenizer, manifest.chat_template)
     return adapter
 
 
-def _place(
+def _build_and_load(
     model: PreTrainedModel,
     folder: Path,
     manifest: Manifest,
@@ -88,7 +88,7 @@ def _place(
     head: bool,
 ) -> Adapter:
     """Build the adapter of a manifest and fill it from its folder, before it touches the model."""
-    methods = restore(manifest.methods, f"the adapter {manifest.name!r}")
+    methods = restore_methods(manifest.methods, f"the adapter {manifest.name!r}")
     wanted = manifest if head else _headless(manifest)
 
     def admit(state: Attachments) -> None:
@@ -102,10 +102,10 @@ def _place(
         tensors = read_tensors(folder, manifest)
         _copy({name: tensors[name] for name in wanted.tensors}, adapter)
         adapter.notes = _notes(manifest)
-        if known := bound(model):
-            teach(known, manifest.tokens)
+        if known := tokenizer_snapshot(model):
+            add_new_tokens(known, manifest.tokens)
 
-    with blank():
+    with skip_init():
         return place(model, methods, name or manifest.name, fill, manifest.tokens, admit=admit)
 
 
@@ -114,9 +114,9 @@ def _headless(manifest: Manifest) -> Manifest:
     return replace(manifest, head=None, labels=(), tensors=rest)
 
 
-def load_foreign(
+def load_imported(
     model: PreTrainedModel,
-    foreign: Foreign,
+    foreign: ImportedAdapter,
     *,
     name: str | None = None,
     any_backbone: bool = False,
@@ -135,13 +135,13 @@ def load_foreign(
         _fit_head(manifest, adapter)
         _check_fit(manifest, adapter)
         _copy(foreign.tensors, adapter)
-        adapter.notes = Notes(foreign.task, training={"imported": foreign.format})
+        adapter.notes = AdapterMetadata(foreign.task, training={"imported": foreign.format})
 
-    with blank():
-        return place(model, parse(manifest.methods), name or foreign.name, fill)
+    with skip_init():
+        return place(model, parse_methods(manifest.methods), name or foreign.name, fill)
 
 
-def _manifest_of(foreign: Foreign, model_type: str) -> Manifest:
+def _manifest_of(foreign: ImportedAdapter, model_type: str) -> Manifest:
     kind = "single_label_classification" if foreign.labels else "regression"
     return Manifest(
         name=foreign.name,
@@ -156,20 +156,20 @@ def _manifest_of(foreign: Foreign, model_type: str) -> Manifest:
 
 def _read(
     form: Format, folder: Path, model: PreTrainedModel, allow_pickle: bool, head: bool
-) -> Foreign:
+) -> ImportedAdapter:
     """Translate for the bare backbone: other adapters may hold parameters of theirs in it."""
     state = attachments(model)
     if state is None:
         return form.read(folder, anatomy_of(model), allow_pickle=allow_pickle, head=head)
     before = state.rows
-    set_rows(state, ((),))
+    activate_per_row(state, ((),))
     try:
         return form.read(folder, state.anatomy, allow_pickle=allow_pickle, head=head)
     finally:
-        set_rows(state, before)
+        activate_per_row(state, before)
 
 
-def _check_name(foreign: Foreign, model: PreTrainedModel) -> list[str]:
+def _check_name(foreign: ImportedAdapter, model: PreTrainedModel) -> list[str]:
     """Compare the backbone's name and commit, all that another library keeps; what could not be
     compared is noted."""
     wanted, found = foreign.backbone, model.config._name_or_path
@@ -194,8 +194,8 @@ def _check_name(foreign: Foreign, model: PreTrainedModel) -> list[str]:
     )
 
 
-def _notes(manifest: Manifest) -> Notes:
-    return Notes(
+def _notes(manifest: Manifest) -> AdapterMetadata:
+    return AdapterMetadata(
         manifest.task,
         manifest.tokenizer,
         manifest.chat_template,
@@ -205,7 +205,7 @@ def _notes(manifest: Manifest) -> Notes:
     )
 
 
-def _check_tokenizer(manifest: Manifest, known: Bound) -> None:
+def _check_tokenizer(manifest: Manifest, known: TokenizerSnapshot) -> None:
     found = known.identity()
     if manifest.tokenizer not in (None, found):
         raise MismatchError(
@@ -273,7 +273,7 @@ def _resize(
     return resized
 
 
-def _set_labels(head: Head, manifest: Manifest, problem_type: str | None) -> None:
+def _set_labels(head: AdapterHead, manifest: Manifest, problem_type: str | None) -> None:
     labels = manifest.labels or ("LABEL_0",)
     head.labels = {
         "id2label": dict(enumerate(labels)),

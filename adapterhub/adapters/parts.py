@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from adapterhub.anatomy.sites import CHILD, Anatomy, Site
 from adapterhub.hooks.attention import KeyValueSlot, keyvalue_slot
 from adapterhub.hooks.layer_mix import mix_slot
-from adapterhub.hooks.precision import hold, raise_input, release
+from adapterhub.hooks.precision import hold_in_fp32, raise_input, release_from_fp32
 from adapterhub.hooks.projection import output_slot
 from adapterhub.hooks.prompt import prompt_slot
 from adapterhub.hooks.slot import Slot
@@ -26,7 +26,7 @@ LABEL_FIELDS = ("id2label", "label2id", "problem_type")
 
 
 @dataclass
-class Placed:
+class PlacedModule:
     """A site module on its host: it sits in the host's slot under `key`."""
 
     method: Method
@@ -34,14 +34,14 @@ class Placed:
     module: nn.Module
     key: str
 
-    def folded(self) -> tuple[Method, nn.Module]:
+    def inference_form(self) -> tuple[Method, nn.Module]:
         """The method and the module that files hold: what serves training alone is folded away."""
-        fold = getattr(self.module, "folded", None)
-        return self.method.folded(), fold() if fold else self.module
+        fold = getattr(self.module, "inference_form", None)
+        return self.method.inference_form(), fold() if fold else self.module
 
 
 @dataclass
-class Changed:
+class OwnedParameter:
     """A backbone parameter that the adapter owns a copy of, and every module that holds it (ties).
 
     `name` is its name in adapter files, `stage` and `rate` are those of the method's plan. `kept`
@@ -73,13 +73,13 @@ class Changed:
         for module, attribute in self.holders:
             module._parameters[attribute] = self.kept if on else self.original
             if on and lowered:
-                hold(module, attribute, self.original.dtype)
+                hold_in_fp32(module, attribute, self.original.dtype)
             else:
-                release(module, attribute)
+                release_from_fp32(module, attribute)
 
 
 @dataclass
-class Head:
+class AdapterHead:
     """The task head of an adapter, in fp32, the model's own that it stands in for, and the
     labels."""
 
@@ -99,7 +99,7 @@ class Head:
             model._modules[name] = module
         set_labels(model, self.labels if on else self.original_labels)
 
-    def lowered(self) -> Head:
+    def lowered(self) -> AdapterHead:
         """The same head in the dtype of the model's own, to stay on the model."""
         own = {name: copy.deepcopy(module) for name, module in self.own.items()}
         for name, module in own.items():
@@ -127,7 +127,7 @@ def slot_at(model: PreTrainedModel, site: Site) -> Slot:
     return slot
 
 
-def make_slot(anatomy: Anatomy, placed: Placed) -> Slot:
+def make_slot(anatomy: Anatomy, placed: PlacedModule) -> Slot:
     """The slot at a site's host, of the kind that the site needs, made if there is none."""
     site = placed.site
     if site.kind == "keyvalue":

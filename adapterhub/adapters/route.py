@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from adapterhub.adapters.activate import head_of, set_rows
+from adapterhub.adapters.activate import activate_per_row, head_of
 from adapterhub.adapters.state import Attachments, state_of
 from adapterhub.errors import AttachError
 from adapterhub.hooks.composition import Average, Node, node_of
@@ -65,13 +65,13 @@ def route(model: PreTrainedModel, rows: Sequence[Row]) -> Iterator[Routed]:
         )
     nodes = tuple(map(node_of, rows))
     before = state.rows
-    set_rows(state, nodes)
+    activate_per_row(state, nodes)
     state.routes += 1
     try:
         yield _routed(state, nodes)
     finally:
         state.routes -= 1
-        set_rows(state, before)
+        activate_per_row(state, before)
 
 
 def _routed(state: Attachments, nodes: tuple[Node, ...]) -> Routed:

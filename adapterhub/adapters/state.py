@@ -16,7 +16,12 @@ from adapterhub.adapters.parts import has_prefix
 from adapterhub.anatomy.families import anatomy_of
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.fingerprint import fingerprint_of
-from adapterhub.backbones.load import FRESH, origin_of, rows_of, table_of
+from adapterhub.backbones.load import (
+    NEWLY_INITIALIZED,
+    checkpoint_vocabulary_size,
+    origin_of,
+    token_embedding,
+)
 from adapterhub.backbones.quantized import free_layout
 from adapterhub.backbones.weights import packed_hosts
 from adapterhub.errors import AttachError, did_you_mean
@@ -50,7 +55,7 @@ class Attachments:
             )
         adapter = self.adapters.pop(name)
         self.rows = (tuple(n for n in names_in(self.rows[0]) if n != name),)
-        adapter.unseat()
+        adapter.eject()
         self.sync_attention()
         if not self.adapters:
             for parameter, flag in self.trainable:
@@ -69,8 +74,8 @@ class Attachments:
     def fingerprint(self) -> str:
         """The identity of the backbone as it was before any adapter."""
         own = self.originals()
-        fresh: frozenset[str] = getattr(self.model, FRESH, frozenset())
-        table, rows = table_of(self.model), rows_of(self.model)
+        fresh: frozenset[str] = getattr(self.model, NEWLY_INITIALIZED, frozenset())
+        table, rows = token_embedding(self.model), checkpoint_vocabulary_size(self.model)
         named = (
             # Only the rows of the checkpoint: some may have been added since.
             (path, own.get(id(p), p)[: rows if p is table else None])

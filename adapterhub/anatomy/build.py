@@ -14,9 +14,9 @@ from adapterhub.anatomy.sites import (
     SUBLAYERS,
     Anatomy,
     Family,
+    FeatureSlice,
     Kind,
     Layout,
-    Part,
     Site,
     Stack,
     Stream,
@@ -39,7 +39,7 @@ def out_features(module: nn.Module) -> int:
     return int(size) if size else module.get_parameter("weight").shape[-1]
 
 
-def build(model: PreTrainedModel, family: Family) -> Anatomy:
+def build_anatomy(model: PreTrainedModel, family: Family) -> Anatomy:
     """Lay a family's row over a model.
 
     Raises:
@@ -162,7 +162,7 @@ def _layer_sites(
 
 def fused_parts(
     model: PreTrainedModel, role: str, module: nn.Module, layout: Layout
-) -> Iterator[tuple[str, Part]]:
+) -> Iterator[tuple[str, FeatureSlice]]:
     """The parts of a fused projection: of `attn.qkv` attn.q, attn.k and attn.v, of `ffn.gate_up`
     ffn.gate and ffn.up."""
     sublayer, _, name = role.rpartition(".")
@@ -177,7 +177,7 @@ def fused_parts(
     start = 0
     for part, size in zip(FUSED[name], sizes, strict=True):
         stop = start + size // groups
-        yield f"{sublayer}.{part}", Part(start, stop, sum(sizes) // groups)
+        yield f"{sublayer}.{part}", FeatureSlice(start, stop, sum(sizes) // groups)
         start = stop
 
 

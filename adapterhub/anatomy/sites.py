@@ -100,7 +100,7 @@ class Family:
     positions_follow_mask: bool = False
 
 
-class Part(NamedTuple):
+class FeatureSlice(NamedTuple):
     """The features of a fused projection's output that one site owns: `start` to `stop` of every
     run of `period` features.
 
@@ -160,7 +160,7 @@ class Site:
     d_in: int
     d_out: int
     tap: str | None = None
-    part: Part | None = None
+    part: FeatureSlice | None = None
     stream: Stream | None = None
     bias: str | None = None
 

@@ -56,7 +56,7 @@ def fingerprint_of(named: Iterable[tuple[str, Tensor]], origin: Path | None = No
     counted = [(w, t) for name, t in named if (w := _place(name, t.shape)) is not None]
     # Quantized values have other shapes and codes; what is left of them has to do.
     held = [(place, t) for place, t in counted if _has_values(t)]
-    lines = {f"{place} {digest(pick(whole(t), runs(t.numel())))}" for place, t in held}
+    lines = {f"{place} {tensor_digest(pick(whole(t), runs(t.numel())))}" for place, t in held}
     exact = len(held) == len(counted) and all(t.dtype in EXACT for _, t in held)
     if not exact and origin is not None:
         stored = _stored_lines(origin)
@@ -98,7 +98,7 @@ def _stored_lines(folder: Path) -> list[tuple[str, str]]:
         if (place := _place(name, shape)) is not None:
             values = read(runs(math.prod(shape)))
             half = values.half() if values.is_floating_point() else values
-            pairs.append((f"{place} {digest(values)}", f"{place} {digest(half)}"))
+            pairs.append((f"{place} {tensor_digest(values)}", f"{place} {tensor_digest(half)}"))
     return pairs
 
 
@@ -120,7 +120,7 @@ def runs(numel: int) -> list[tuple[int, int]]:
     return [((i * (numel - RUN)) // (RUNS - 1), RUN) for i in range(RUNS)]
 
 
-def digest(values: Tensor) -> str:
+def tensor_digest(values: Tensor) -> str:
     """sha256 of values in bfloat16; of the bytes as they are where they are codes."""
     if values.is_floating_point():
         values = values.float().to(torch.bfloat16).view(torch.int16)

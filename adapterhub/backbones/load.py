@@ -30,12 +30,12 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from adapterhub.backbones import quantized
 from adapterhub.backbones.fingerprint import fingerprint_of_files
-from adapterhub.backbones.tokenizer import bind
+from adapterhub.backbones.tokenizer import remember_tokenizer
 from adapterhub.errors import BackboneError, ConfigError, did_you_mean
 
 BROKEN = (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError, EOFError,
           pickle.UnpicklingError, SafetensorError)  # fmt: skip
-FRESH = "_adapterhub_fresh"
+NEWLY_INITIALIZED = "_adapterhub_fresh"
 ORIGIN = "_adapterhub_origin"
 _ROWS = "_adapterhub_rows"
 _CACHED = re.compile(r"/models--([^/]+)/snapshots/([0-9a-f]{40})/?$")
@@ -152,17 +152,17 @@ def load_backbone(
         tokenizer = _load(transformers.AutoTokenizer, folder, {}, backbone)
     model.config._name_or_path = model.name_or_path = backbone
     model.config._commit_hash = commit
-    setattr(model, FRESH, frozenset(info["missing_keys"]))
+    setattr(model, NEWLY_INITIALIZED, frozenset(info["missing_keys"]))
     setattr(model, ORIGIN, str(folder))
-    if (table := table_of(model)) is not None:
+    if (table := token_embedding(model)) is not None:
         setattr(model, _ROWS, table.shape[0])
     _set_padding(model, tokenizer)
-    bind(model, tokenizer, max(tokenizer.get_vocab().values(), default=-1) + 1)
+    remember_tokenizer(model, tokenizer, max(tokenizer.get_vocab().values(), default=-1) + 1)
     tokenizer.add_tokens([AddedToken(t, normalized=False) for t in new_tokens])
     return model.eval(), tokenizer
 
 
-def skeleton(
+def meta_model(
     backbone: str,
     *,
     task: str = "features",
@@ -188,7 +188,7 @@ def skeleton(
     return model.eval()  # type: ignore[no-any-return]
 
 
-def kind_of(model: PreTrainedModel) -> str | None:
+def task_kind(model: PreTrainedModel) -> str | None:
     """The kind of a model, a key of TASK_MODELS, by its class; None if it is none of these."""
     one_number = model.config.problem_type == "regression"
     for name, row in TASK_MODELS.items():
@@ -210,7 +210,7 @@ def origin_of(model: PreTrainedModel) -> Path | None:
     return Path(cached).parent if isinstance(cached, str) else None
 
 
-def table_of(model: PreTrainedModel) -> nn.Parameter | None:
+def token_embedding(model: PreTrainedModel) -> nn.Parameter | None:
     """The weight of the token embedding, (rows, d), if the model has one."""
     try:
         weight = model.get_input_embeddings().weight
@@ -219,7 +219,7 @@ def table_of(model: PreTrainedModel) -> nn.Parameter | None:
     return weight if isinstance(weight, nn.Parameter) and weight.ndim == 2 else None
 
 
-def rows_of(model: PreTrainedModel) -> int | None:
+def checkpoint_vocabulary_size(model: PreTrainedModel) -> int | None:
     """The rows of the checkpoint's token embedding, if that is known: the model may have more."""
     rows: int | None = getattr(model, _ROWS, None)
     origin = origin_of(model)
@@ -251,7 +251,7 @@ def storage_of(
     if config is None:
         return dtype, None
     facts = config if isinstance(config, dict) else config.to_dict()
-    return dtype, quantized.kind_of(facts)
+    return dtype, quantized.quantization_kind(facts)
 
 
 def name_of(model: PreTrainedModel) -> tuple[str, str | None]:

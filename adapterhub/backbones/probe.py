@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from adapterhub.backbones.load import kind_of
+from adapterhub.backbones.load import task_kind
 from adapterhub.backbones.weights import device_of
 
 ROWS, TOKENS = 4, 16
@@ -29,7 +29,7 @@ def probe_batch(
     ids = usual[torch.randint(len(usual), (rows, tokens), generator=generator)]
     if isinstance(end := getattr(model.config, "eos_token_id", None), int):
         ids[:, -1] = end  # where the classifiers of BART and T5 read
-    if kind_of(model) == "multiple-choice":
+    if task_kind(model) == "multiple-choice":
         ids = ids[None]
     ids = ids.to(device_of(model))
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

@@ -88,7 +88,7 @@ def require(quantize: str | None, folder: Path) -> str | None:
             expected=f"one of {', '.join(QUANTIZATIONS)}",
         )
     facts = _stored(folder)
-    if facts and quantize == kind_of(facts):
+    if facts and quantize == quantization_kind(facts):
         quantize = None
     stored = stored_quantization(folder)
     if quantize is not None and stored is not None:
@@ -121,7 +121,7 @@ def _stored(folder: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def kind_of(facts: Mapping[str, Any]) -> str:
+def quantization_kind(facts: Mapping[str, Any]) -> str:
     """The kind of a quantization, one of QUANTIZATIONS where it is known, by what a configuration
     says of it."""
     if facts.get("load_in_4bit"):

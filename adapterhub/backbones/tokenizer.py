@@ -29,7 +29,7 @@ _PROBE = (
 )
 
 
-class Bound:
+class TokenizerSnapshot:
     """The tokenizer that is used with a model, as it was when they came together.
 
     Tokens with ids from `size` on were added later, or are those that the checkpoint lacks.
@@ -42,7 +42,7 @@ class Bound:
         self.probe = [tokenizer.encode(text, add_special_tokens=False) for text in _PROBE]
         self._known: tuple[object, str] | None = None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Bound:
+    def __deepcopy__(self, memo: dict[int, Any]) -> TokenizerSnapshot:
         # A copied model is used with the same tokenizer.
         return self
 
@@ -107,19 +107,21 @@ def _merges(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     return [pair if isinstance(pair, str) else " ".join(pair) for pair in merges]
 
 
-def bind(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, size: int) -> Bound:
+def remember_tokenizer(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, size: int
+) -> TokenizerSnapshot:
     """Remember the tokenizer that is used with a model; `size` tokens of it are the backbone's."""
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise AttachError(
             f"{type(tokenizer).__name__} is not a tokenizer", expected="one of transformers"
         )
-    known = bound(model)
+    known = tokenizer_snapshot(model)
     if known is None or known.tokenizer is not tokenizer:
-        known = Bound(tokenizer, size)
+        known = TokenizerSnapshot(tokenizer, size)
         setattr(model, _TOKENIZER, known)
     return known
 
 
-def bound(model: PreTrainedModel) -> Bound | None:
+def tokenizer_snapshot(model: PreTrainedModel) -> TokenizerSnapshot | None:
     """The tokenizer that is used with a model, if that is known."""
     return getattr(model, _TOKENIZER, None)

@@ -16,7 +16,7 @@ from accelerate.utils import align_module_device
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from adapterhub.anatomy.sites import Anatomy, Part
+from adapterhub.anatomy.sites import Anatomy, FeatureSlice
 from adapterhub.backbones.quantized import dequantized
 from adapterhub.errors import SiteError
 
@@ -95,7 +95,7 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
-def read_weight(module: nn.Module, part: Part | None = None) -> Tensor:
+def read_weight(module: nn.Module, part: FeatureSlice | None = None) -> Tensor:
     """The weight W of y = W x + b, (d_out, d_in), in fp32: a view where it is stored like that, the
     one that a quantized layer computes with.
 
@@ -122,7 +122,7 @@ def _stored(module: nn.Module, weight: object) -> Tensor:
     return weight.T if isinstance(module, Conv1D) else weight
 
 
-def read_bias(module: nn.Module, part: Part | None = None) -> Tensor | None:
+def read_bias(module: nn.Module, part: FeatureSlice | None = None) -> Tensor | None:
     """The bias b of y = W x + b, (d_out,), as it is stored; None without one."""
     with _brought(module):
         bias: Tensor | None = getattr(module, "bias", None)

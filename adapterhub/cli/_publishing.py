@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from adapterhub.registry.publication import Listing
+    from adapterhub.registry.publication import PublicationInfo
     from adapterhub.registry.store import Entry
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -30,11 +30,11 @@ def listing_options(function: Function) -> Function:
     return function
 
 
-def listing_of(options: dict[str, Any]) -> Listing:
+def listing_of(options: dict[str, Any]) -> PublicationInfo:
     """What the options of `listing_options` say."""
-    from adapterhub.registry.publication import Listing
+    from adapterhub.registry.publication import PublicationInfo
 
-    return Listing(**options)
+    return PublicationInfo(**options)
 
 
 def print_entry(entry: Entry, as_json: bool, done: str) -> None:

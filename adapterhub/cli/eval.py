@@ -12,7 +12,7 @@ from adapterhub.errors import ConfigError
 
 if TYPE_CHECKING:
     from adapterhub.data.options import DataOptions
-    from adapterhub.inference.open import Trained
+    from adapterhub.inference.open import TrainingRecord
     from adapterhub.tasks import Task
 
 
@@ -79,10 +79,10 @@ def _few_shot(
     return task.with_shots(task.read(examples, options, "train"), shots, seed)
 
 
-def _untrained(backbone: str | None, task: str | None) -> Trained:
+def _untrained(backbone: str | None, task: str | None) -> TrainingRecord:
     from adapterhub.data.options import DataOptions
-    from adapterhub.inference.open import Trained
-    from adapterhub.tasks import task_of
+    from adapterhub.inference.open import TrainingRecord
+    from adapterhub.tasks import parse_task
 
     if not backbone or not task:
         raise ConfigError(
@@ -90,4 +90,4 @@ def _untrained(backbone: str | None, task: str | None) -> Trained:
             expected="the folder of an adapter, or --backbone and --task",
             hint="adapterhub eval DIR --data FILE",
         )
-    return Trained(task_of(task), DataOptions())
+    return TrainingRecord(parse_task(task), DataOptions())

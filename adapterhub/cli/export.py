@@ -79,7 +79,7 @@ def _export(
 def _kind(task: object) -> str:
     """The kind of model of a task, or of a kind's own name."""
     from adapterhub.backbones.load import TASK_MODELS
-    from adapterhub.tasks import task_of
+    from adapterhub.tasks import parse_task
 
     if task is None:
         raise ConfigError(
@@ -87,7 +87,7 @@ def _kind(task: object) -> str:
             expected=f"--task, one of {', '.join(TASK_MODELS)}",
             hint="--task causal-lm",
         )
-    return str(task) if task in TASK_MODELS else task_of(task).head
+    return str(task) if task in TASK_MODELS else parse_task(task).head
 
 
 def _check(
@@ -99,11 +99,13 @@ def _check(
     max_lora_rank: int,
 ) -> None:
     from adapterhub.adapters.export import blocking
-    from adapterhub.backbones.load import TASK_MODELS, skeleton
+    from adapterhub.backbones.load import TASK_MODELS, meta_model
 
     spec, place, kind, labels = _subject(source, method, backbone, task)
     names = labels or (("0", "1") if TASK_MODELS[kind].classes else ())
-    found = blocking(skeleton(place, task=kind, labels=names), spec, target, max_rank=max_lora_rank)
+    found = blocking(
+        meta_model(place, task=kind, labels=names), spec, target, max_rank=max_lora_rank
+    )
     for line in found:
         click.echo(f"- {line}")
     click.echo(f"{target}: {f'{len(found)} in the way' if found else 'nothing in the way'}")

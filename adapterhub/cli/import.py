@@ -11,7 +11,7 @@ import click
 from adapterhub.errors import ConfigError, FileError
 
 if TYPE_CHECKING:
-    from adapterhub.interchange.imported import Outline
+    from adapterhub.interchange.imported import CheckpointInfo
 
 
 @click.command("import")
@@ -42,13 +42,15 @@ def command(
     \b
     adapterhub import their-lora --backbone Qwen/Qwen3-0.6B --output my-lora
     """
-    form, outline = _recognized(Path(folder))
-    source = backbone or outline.backbone
+    form, checkpoint_info = _recognized(Path(folder))
+    source = backbone or checkpoint_info.backbone
     if not source:
         raise ConfigError("the files do not name their backbone", hint="--backbone ID")
-    given = tuple(label.strip() for label in labels.split(",")) if labels else outline.labels
-    kind, names = _head(task or outline.task, outline.outputs, given)
-    at = revision or (outline.revision if backbone is None else None)
+    given = (
+        tuple(label.strip() for label in labels.split(",")) if labels else checkpoint_info.labels
+    )
+    kind, names = _head(task or checkpoint_info.task, checkpoint_info.outputs, given)
+    at = revision or (checkpoint_info.revision if backbone is None else None)
     from adapterhub.adapters.load import load_folder
     from adapterhub.backbones.load import load_backbone
 
@@ -68,7 +70,7 @@ def command(
         click.echo(f"labels: {', '.join(adapter.labels)}")
 
 
-def _recognized(folder: Path) -> tuple[str, Outline]:
+def _recognized(folder: Path) -> tuple[str, CheckpointInfo]:
     """The name of a folder's format, and what its files say of their backbone."""
     from adapterhub.interchange.formats import FORMATS, detect
 
@@ -78,7 +80,7 @@ def _recognized(folder: Path) -> tuple[str, Outline]:
             f"{folder} holds no adapter of a known format",
             expected=f"a folder of {', '.join(f.name for f in FORMATS)}",
         )
-    return form.name, form.outline(folder)
+    return form.name, form.checkpoint_info(folder)
 
 
 def _check_labels(given: tuple[str, ...], found: tuple[str, ...]) -> None:

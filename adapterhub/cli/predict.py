@@ -12,7 +12,7 @@ import click
 from adapterhub.errors import DataError, printable
 
 if TYPE_CHECKING:
-    from adapterhub.inference.open import Trained
+    from adapterhub.inference.open import TrainingRecord
 
 
 @click.command("predict")
@@ -69,7 +69,7 @@ def _one_line(text: str) -> str:
     return text.replace("\n", "\\n").replace("\t", "\\t")
 
 
-def _read_lines(known: Trained) -> list[Any]:
+def _read_lines(known: TrainingRecord) -> list[Any]:
     if sys.stdin.isatty():
         click.echo("one text a line, then Ctrl-D:", err=True)
     lines = [line.rstrip("\r\n") for line in sys.stdin]

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from adapterhub.cli._format import bytes_text, count_text, plain_table, seconds_text
-from adapterhub.config.options import merge, options_of, parse_overrides
+from adapterhub.config.options import merge_options, options_of, parse_overrides
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.training.recipe import SPECS, Recipe, read
@@ -89,7 +89,7 @@ def _nested(flags: dict[str, Any]) -> dict[str, Any]:
             *above, name = FLAGS[flag].split(".")
             # A spec may be YAML's [...] or {...}; a column may be called 1.
             leaf = parse_overrides([f"{name}={value}"]) if flag in SPECS else {name: value}
-            data = merge(data, {above[0]: leaf} if above else leaf)
+            data = merge_options(data, {above[0]: leaf} if above else leaf)
     return data
 
 

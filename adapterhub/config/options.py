@@ -94,7 +94,7 @@ def to_dict(obj: object) -> dict[str, Any]:
     return typing.cast("dict[str, Any]", _plain(obj, ""))
 
 
-def says_nothing(value: object) -> bool:
+def is_neutral(value: object) -> bool:
     """Whether an unknown field or option may be ignored: it is null, false, "", [] or {}.
 
     So is every new one at the value where it changes nothing (see `adapterhub.files.native`).
@@ -102,13 +102,13 @@ def says_nothing(value: object) -> bool:
     return value is None or value is False or value in ("", [], {}, ())
 
 
-def merge(base: Mapping[str, object], override: Mapping[str, object]) -> dict[str, Any]:
+def merge_options(base: Mapping[str, object], override: Mapping[str, object]) -> dict[str, Any]:
     """A new dict: `base` with `override` laid over it, mapping by mapping; neither is changed."""
     merged: dict[str, Any] = {}
     for key in (*base, *(key for key in override if key not in base)):
         below, value = base.get(key), override.get(key, base.get(key))
         if isinstance(value, Mapping):
-            value = merge(below if isinstance(below, Mapping) else {}, value)
+            value = merge_options(below if isinstance(below, Mapping) else {}, value)
         merged[key] = value
     return merged
 
@@ -132,7 +132,7 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
             wrong.append(f"{word!r} has an empty name before the '='")
         else:
             try:
-                nested = merge(nested, _nest(names, _override_value(text)))
+                nested = merge_options(nested, _nest(names, _override_value(text)))
             except yaml.constructor.ConstructorError as error:
                 wrong.append(f"{word!r}: {error.problem}")
     if wrong:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from adapterhub.config.options import says_nothing
+from adapterhub.config.options import is_neutral
 
 Check = Callable[[str, object], list[str]]
 MAX_DEPTH = 32
@@ -171,7 +171,7 @@ def record(fields: Mapping[str, Check]) -> Check:
         for name, entry in value.items():
             if name in fields:
                 found += fields[name](at(path, name), entry)
-            elif not says_nothing(entry):
+            elif not is_neutral(entry):
                 found.append(f"{at(path, name)}: unknown, it needs a newer adapterhub")
         return found
 

@@ -25,15 +25,15 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from adapterhub.anatomy.sites import CHILD, Site
 from adapterhub.errors import SiteError
-from adapterhub.hooks.composition import Plan
+from adapterhub.hooks.composition import BatchPlan
 from adapterhub.hooks.relative_bias import RelativeBias, note_past
-from adapterhub.hooks.slot import Slot, tap_input
+from adapterhub.hooks.slot import Slot, tap_sublayer_input
 
 SUPPORTED = ("eager", "sdpa")
 _PREFIX = "adapterhub_"
 
 
-class Joined(NamedTuple):
+class PrefixedKeyValues(NamedTuple):
     """Keys and values with prefixes in front, the gates (batch, tokens, 1) of those that have one,
     and the length of each."""
 
@@ -53,7 +53,7 @@ class KeyValueSlot(Slot):
 
     def forward(
         self, key: Tensor, value: Tensor, names: tuple[str, ...], x: Tensor | None
-    ) -> Joined:
+    ) -> PrefixedKeyValues:
         """key, value: (batch, heads, tokens, head_dim), x: (batch, tokens, d) of the attention.
 
         With n gates the keys and values are (1 + n) head_dim wide: those of gate i stand in block i
@@ -68,7 +68,7 @@ class KeyValueSlot(Slot):
             own = _in_block(prefix, block if gate is not None else 0, len(gates))
             key, value = torch.cat([own[0], key], dim=2), torch.cat([own[1], value], dim=2)
         lengths = {name: p.shape[3] for name, (p, _) in zip(names, read, strict=True)}
-        return Joined(key, value, gates, lengths)
+        return PrefixedKeyValues(key, value, gates, lengths)
 
 
 def _read(module: nn.Module, x: Tensor | None, key: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -99,7 +99,7 @@ def keyvalue_slot(model: PreTrainedModel, site: Site, module: nn.Module) -> KeyV
         slot = KeyValueSlot()
         host.add_module(CHILD, slot)
     if reads_input(module):
-        tap_input(model, slot, site.tap)
+        tap_sublayer_input(model, slot, site.tap)
     if getattr(module, "positions", False) and site.bias and slot.bias is None:
         slot.bias = RelativeBias(model.get_submodule(site.bias))
         slot.handles.append(host.register_forward_pre_hook(note_past, with_kwargs=True))
@@ -156,7 +156,7 @@ def _attention_with_prefix(name: str) -> Callable[..., Any]:
         slot = module._modules.get(CHILD)
         if not isinstance(slot, KeyValueSlot) or not slot.active:
             return own(module, query, key, value, mask, **kwargs)
-        x = slot.take_tapped()
+        x = slot.take_sublayer_input()
         if slot.plan is None or len(slot.plan.nodes) == 1:
             names = slot.plan.nodes[0] if slot.plan else slot.active
             return _attend(own, slot, names, module, x, query, key, value, mask, **kwargs)
@@ -209,7 +209,7 @@ def _gated(output: Tensor, gates: list[Tensor]) -> Tensor:
 def _attend_by_rows(
     own: Callable[..., Any],
     slot: KeyValueSlot,
-    plan: Plan,
+    plan: BatchPlan,
     module: nn.Module,
     x: Tensor | None,
     query: Tensor,
@@ -242,7 +242,7 @@ def _prefixed(
     value: Tensor,
     mask: Tensor | None,
     causal: bool,
-) -> tuple[Joined, Tensor | None]:
+) -> tuple[PrefixedKeyValues, Tensor | None]:
     tokens, seen = query.shape[2], key.shape[2]
     if mask is None and causal and tokens > 1:
         # transformers leaves the mask out where torch's causal flag says the same. That flag aligns
@@ -250,7 +250,7 @@ def _prefixed(
         # empty here.
         key, value, seen = key[:, :, :tokens], value[:, :, :tokens], tokens
         mask = torch.ones(tokens, seen, dtype=torch.bool, device=query.device).tril()[None, None]
-    joined: Joined = slot(key, value, names, x)
+    joined: PrefixedKeyValues = slot(key, value, names, x)
     if mask is not None:
         visible = True if mask.dtype == torch.bool else 0.0
         mask = F.pad(mask, (joined.key.shape[2] - seen, 0), value=visible)

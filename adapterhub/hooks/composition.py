@@ -112,7 +112,7 @@ def through(node: Node, y: Tensor, step: Callable[[str, Tensor], Tensor]) -> Ten
     return y
 
 
-class Plan:
+class BatchPlan:
     """What happens at one place: one composition for all rows, or one for each.
 
     Rows with equal compositions are computed together, as a batch of their own; the cost is that of

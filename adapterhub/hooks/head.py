@@ -16,15 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import CHILD
-from adapterhub.hooks.composition import Plan, through
-from adapterhub.hooks.precision import hold
+from adapterhub.hooks.composition import BatchPlan, through
+from adapterhub.hooks.precision import hold_in_fp32
 from adapterhub.hooks.slot import Slot, drop_slot
 
 
 class VariantSlot(Slot):
     """Sits at a module: the modules that are called in its place, each on its own rows."""
 
-    def __init__(self, path: str, variants: Mapping[str, nn.Module], plan: Plan) -> None:
+    def __init__(self, path: str, variants: Mapping[str, nn.Module], plan: BatchPlan) -> None:
         super().__init__()
         self.path = path
         self.active = tuple(f"{number}-variant" for number in range(len(variants)))
@@ -76,7 +76,7 @@ def call_variants(
 
 
 def set_variants(
-    model: nn.Module, path: str, variants: Mapping[str, nn.Module], plan: Plan
+    model: nn.Module, path: str, variants: Mapping[str, nn.Module], plan: BatchPlan
 ) -> None:
     """Let these modules, by their adapters' names, be called in the place of one of the model."""
     host = model.get_submodule(path)
@@ -96,7 +96,7 @@ def clear_variants(model: nn.Module) -> None:
         drop_slot(model, path)
 
 
-def twin(module: nn.Module, parameters: Mapping[str, nn.Parameter]) -> nn.Module:
+def with_parameters(module: nn.Module, parameters: Mapping[str, nn.Parameter]) -> nn.Module:
     """A module that computes as another does, in its dtype, with some parameters of its own."""
     other = copy.copy(module)
     other._parameters = {**module._parameters, **parameters}
@@ -106,5 +106,5 @@ def twin(module: nn.Module, parameters: Mapping[str, nn.Parameter]) -> nn.Module
     for name, parameter in parameters.items():
         own = module._parameters[name]
         if own is not None and own.dtype != parameter.dtype:
-            hold(other, name, own.dtype)
+            hold_in_fp32(other, name, own.dtype)
     return other

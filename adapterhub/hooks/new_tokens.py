@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from adapterhub.anatomy.sites import CHILD, Site
-from adapterhub.backbones.tokenizer import Bound
+from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.errors import AttachError
 from adapterhub.files.manifest import NewToken
 from adapterhub.hooks.slot import Slot, drop_slot
@@ -106,7 +106,7 @@ def score_rows(host: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
 
 
 @dataclass(eq=False)
-class Vocabulary:
+class NewTokenRows:
     """The new tokens of one adapter. `output` is None where the output layer is tied to the
     embedding, or where there is none."""
 
@@ -132,7 +132,7 @@ class Vocabulary:
             elif isinstance(module, nn.Embedding) and module.weight is weight:
                 yield path, self.input, False
 
-    def seat(self) -> None:
+    def inject(self) -> None:
         """Put the rows to their hosts, inactive."""
         for path, rows, scores in self._hosts():
             host = self.model.get_submodule(path)
@@ -148,7 +148,7 @@ class Vocabulary:
             size = rows.rows.shape[1]
             slot.add(self.key, Site(path, TOKENS, None, TOKENS, "embed", path, size, size), rows)
 
-    def unseat(self) -> None:
+    def eject(self) -> None:
         """Take them away again."""
         for path, _, _ in list(self._hosts()):
             slot = self.model.get_submodule(path)._modules[CHILD]
@@ -188,9 +188,9 @@ class Vocabulary:
             self.originals = {}
 
 
-def vocabulary_of(
+def new_token_rows(
     model: PreTrainedModel, tokens: tuple[NewToken, ...], known: int, key: str
-) -> Vocabulary:
+) -> NewTokenRows:
     """Rows for new tokens on a model, of which the checkpoint has `known`.
 
     Raises:
@@ -212,7 +212,7 @@ def vocabulary_of(
         if not isinstance(head, nn.Linear):
             raise AttachError(f"new tokens do not fit an output layer of {type(head).__name__}")
         output = TokenRows(ids.to(scores.device), _first_rows(scores, ids, known))
-    return Vocabulary(model, tokens, key, rows, output)
+    return NewTokenRows(model, tokens, key, rows, output)
 
 
 def _check_table(embedding: nn.Module) -> None:
@@ -237,7 +237,7 @@ def _first_rows(table: Tensor, ids: Tensor, known: int) -> Tensor:
         return rows
 
 
-def tokens_of(known: Bound | None) -> tuple[NewToken, ...]:
+def tokens_of(known: TokenizerSnapshot | None) -> tuple[NewToken, ...]:
     """The new tokens of a tokenizer, as a manifest has them."""
     found = known.new_tokens() if known else []
     return tuple(
@@ -246,7 +246,7 @@ def tokens_of(known: Bound | None) -> tuple[NewToken, ...]:
     )
 
 
-def teach(known: Bound, tokens: tuple[NewToken, ...]) -> None:
+def add_new_tokens(known: TokenizerSnapshot, tokens: tuple[NewToken, ...]) -> None:
     """Let a tokenizer have the new tokens of an adapter.
 
     Raises:

@@ -30,7 +30,7 @@ class Masters:
     handles: list[RemovableHandle] = field(default_factory=list)
 
 
-def hold(module: nn.Module, name: str, dtype: torch.dtype) -> None:
+def hold_in_fp32(module: nn.Module, name: str, dtype: torch.dtype) -> None:
     """Let a module compute with a parameter in another dtype than that in which it is kept."""
     masters = module.__dict__.get(_MASTERS)
     if masters is None:
@@ -42,7 +42,7 @@ def hold(module: nn.Module, name: str, dtype: torch.dtype) -> None:
     masters.named[name] = (module.get_parameter(name), dtype)
 
 
-def release(module: nn.Module, name: str) -> None:
+def release_from_fp32(module: nn.Module, name: str) -> None:
     """With the last one that is held the module is as it was; one that is not held is no matter."""
     masters = module.__dict__.get(_MASTERS)
     if masters is None or masters.named.pop(name, None) is None or masters.named:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import CHILD, STREAM, Site, Stream
 from adapterhub.backbones.weights import read_bias, read_weight
-from adapterhub.hooks.slot import Mark, Slot, tap_input
+from adapterhub.hooks.slot import Mark, Slot, tap_sublayer_input
 
 _STREAM = "_adapterhub_stream"
 
@@ -35,7 +35,7 @@ class OutputSlot(Slot):
 
     def forward(self, host: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """x: (batch, tokens, d_in), y: (batch, tokens, d_out) of the host -> y' like y."""
-        sublayer_x = self.take_tapped()
+        sublayer_x = self.take_sublayer_input()
         residual, self.residual = self.residual, None
 
         def apply(
@@ -83,7 +83,7 @@ def call_slot_before(host: nn.Module, args: tuple[Any, ...]) -> Any:
     return (slot.enter(args[0]), *args[1:]) if isinstance(slot, OutputSlot) else args
 
 
-def fill_stream(module: nn.Module, args: tuple[Any, ...]) -> None:
+def capture_residual(module: nn.Module, args: tuple[Any, ...]) -> None:
     """The pre-hook of the module that the residual stream enters: keeps it for an output slot."""
     for slot in getattr(module, _STREAM):
         if slot.active:
@@ -97,7 +97,7 @@ def _join_stream(model: nn.Module, slot: OutputSlot, stream: Stream) -> None:
     if stream.tap is not None:
         module = model.get_submodule(stream.tap)
         slot.handles.append(Mark(module, _STREAM, slot))
-        slot.handles.append(module.register_forward_pre_hook(fill_stream, prepend=True))
+        slot.handles.append(module.register_forward_pre_hook(capture_residual, prepend=True))
 
 
 def output_slot(model: nn.Module, site: Site, module: nn.Module, batch_dim: int = 0) -> OutputSlot:
@@ -112,7 +112,7 @@ def output_slot(model: nn.Module, site: Site, module: nn.Module, batch_dim: int 
     if _changes_input(module) and not slot.takes_input:
         slot.takes_input = True
         slot.handles.append(host.register_forward_pre_hook(call_slot_before))
-    tap_input(model, slot, site.tap)
+    tap_sublayer_input(model, slot, site.tap)
     if site.stream and _reads(module) in STREAM and not slot.around:
         _join_stream(model, slot, site.stream)
     return slot

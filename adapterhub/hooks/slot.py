@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from adapterhub.anatomy.sites import CHILD, Site
-from adapterhub.hooks.composition import Plan, Step, through
+from adapterhub.hooks.composition import BatchPlan, Step, through
 
 _TAP = "_adapterhub_tap"
 
@@ -42,11 +42,11 @@ class Slot(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.active: tuple[str, ...] = ()
-        self.plan: Plan | None = None
+        self.plan: BatchPlan | None = None
         self.sites: dict[str, Site] = {}
         self.handles: list[RemovableHandle | Mark] = []
         self.tap: str | None = None
-        self.tapped: Tensor | None = None
+        self.sublayer_input: Tensor | None = None
 
     def add(self, key: str, site: Site, module: nn.Module) -> None:
         """Let a module sit here, inactive."""
@@ -73,10 +73,10 @@ class Slot(nn.Module):
         """The site, for messages."""
         return next(iter(self.sites.values())).id
 
-    def take_tapped(self) -> Tensor | None:
+    def take_sublayer_input(self) -> Tensor | None:
         """What the tap gave in this forward pass, once."""
-        tapped, self.tapped = self.tapped, None
-        return tapped
+        sublayer_input, self.sublayer_input = self.sublayer_input, None
+        return sublayer_input
 
     def placed(self, key: str) -> nn.Module:
         """The module that sits here under a key."""
@@ -85,15 +85,15 @@ class Slot(nn.Module):
         return module
 
 
-def fill_tap(module: nn.Module, args: tuple[Any, ...]) -> None:
+def capture_input(module: nn.Module, args: tuple[Any, ...]) -> None:
     """The pre-hook of a sublayer's first projection: keeps the sublayer's x for the slots that read
     it."""
     for slot in getattr(module, _TAP):
         if slot.active:
-            slot.tapped = args[0]
+            slot.sublayer_input = args[0]
 
 
-def tap_input(model: nn.Module, slot: Slot, path: str | None) -> None:
+def tap_sublayer_input(model: nn.Module, slot: Slot, path: str | None) -> None:
     """Let a slot have the input of the module at `path`, which runs before it."""
     if path is None or slot.tap is not None:
         return
@@ -101,7 +101,7 @@ def tap_input(model: nn.Module, slot: Slot, path: str | None) -> None:
     module = model.get_submodule(path)
     slot.handles.append(Mark(module, _TAP, slot))
     # First in line: the sublayer's x is what comes in, not what a module there makes of it.
-    slot.handles.append(module.register_forward_pre_hook(fill_tap, prepend=True))
+    slot.handles.append(module.register_forward_pre_hook(capture_input, prepend=True))
 
 
 def drop_slot(model: nn.Module, host_path: str) -> None:

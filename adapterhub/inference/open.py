@@ -19,7 +19,7 @@ from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_manifest
 from adapterhub.files.run_folder import backbone_of_run
 from adapterhub.registry.api import pull
-from adapterhub.tasks import TASKS, Prediction, Setting, Task, task_of
+from adapterhub.tasks import TASKS, Prediction, Setting, Task, parse_task
 from adapterhub.training.run import PLACES, make_ready, positions_of
 
 
@@ -115,7 +115,7 @@ def open_backbone(backbone: str, task: Task, max_length: int = 128) -> Opened:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingRecord:
     """What an adapter was trained on: the task, and options that are defaults for new data."""
 
     task: Task
@@ -138,7 +138,7 @@ class _Record:
             )
 
 
-def trained(reference: str | Path) -> Trained:
+def trained(reference: str | Path) -> TrainingRecord:
     """What an adapter was trained on; no model is loaded.
 
     Raises:
@@ -148,7 +148,7 @@ def trained(reference: str | Path) -> Trained:
     return _recorded(read_manifest(pull(reference)))
 
 
-def _recorded(manifest: Manifest) -> Trained:
+def _recorded(manifest: Manifest) -> TrainingRecord:
     """What is used again of the recipe in a manifest. It may be a stranger's: columns and formats
     are taken from it, but no place where data are."""
     try:
@@ -162,14 +162,14 @@ def _recorded(manifest: Manifest) -> Trained:
                 "seed": manifest.training.get("seed", 0),
             },
         )
-        task = task_of(recipe.get("task") or manifest.task or "classification")
+        task = parse_task(recipe.get("task") or manifest.task or "classification")
     except ConfigError as error:
         raise FileError(
             f"what {manifest.name!r} records of its training cannot be used",
             offenders=[error.problem, *error.offenders],
             expected="the record of a run of this version of adapterhub, or of an older one",
         ) from error
-    return Trained(task, record.data, record.max_length, record.seed)
+    return TrainingRecord(task, record.data, record.max_length, record.seed)
 
 
 def _mapping(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -10,10 +10,13 @@ from typing import Protocol
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.files.native import MANIFEST_FILE
 from adapterhub.interchange.adapters_library.files import is_adapters
-from adapterhub.interchange.adapters_library.importer import adapters_outline, import_adapters
-from adapterhub.interchange.imported import Foreign, Outline
+from adapterhub.interchange.adapters_library.importer import (
+    adapters_checkpoint_info,
+    import_adapters,
+)
+from adapterhub.interchange.imported import CheckpointInfo, ImportedAdapter
 from adapterhub.interchange.peft.files import is_peft
-from adapterhub.interchange.peft.importer import import_peft, peft_outline
+from adapterhub.interchange.peft.importer import import_peft, peft_checkpoint_info
 
 
 class Reader(Protocol):
@@ -21,7 +24,7 @@ class Reader(Protocol):
 
     def __call__(
         self, folder: Path, anatomy: Anatomy, *, allow_pickle: bool = False, head: bool = True
-    ) -> Foreign:
+    ) -> ImportedAdapter:
         """The checkpoint in our terms."""
 
 
@@ -32,13 +35,13 @@ class Format:
     name: str
     detect: Callable[[Path], bool]
     read: Reader
-    outline: Callable[[Path], Outline]
+    checkpoint_info: Callable[[Path], CheckpointInfo]
 
 
 # Both have an adapter_config.json: the one that is known by more comes first.
 FORMATS = (
-    Format("adapters", is_adapters, import_adapters, adapters_outline),
-    Format("peft", is_peft, import_peft, peft_outline),
+    Format("adapters", is_adapters, import_adapters, adapters_checkpoint_info),
+    Format("peft", is_peft, import_peft, peft_checkpoint_info),
 )
 
 

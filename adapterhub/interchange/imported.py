@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class Foreign:
+class ImportedAdapter:
     """A foreign checkpoint, translated for one backbone.
 
     `methods` is a method spec, one `{name: {option: value}}` each; `tensors` go by the names of
@@ -33,7 +33,7 @@ class Foreign:
 
 
 @dataclass(frozen=True)
-class Outline:
+class CheckpointInfo:
     """What a foreign checkpoint says before a backbone is loaded for it.
 
     `backbone` and `revision` are those it names, `task` the kind of model that it was trained on,

@@ -17,7 +17,7 @@ from adapterhub.files.schema import shorten
 MAX_TENSOR_BYTES = 64 << 30
 
 
-def read_tensors(
+def read_foreign_tensors(
     folder: Path, safe: str, pickled: str, *, allow_pickle: bool = False
 ) -> dict[str, Tensor]:
     """The tensors in the file `safe` of a folder; where there is none, `allow_pickle` opens the

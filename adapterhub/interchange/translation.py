@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.backbones.load import FRESH
+from adapterhub.backbones.load import NEWLY_INITIALIZED
 from adapterhub.errors import AdapterhubError, MismatchError
 from adapterhub.files.schema import shorten
 from adapterhub.methods._base import Method, Unfrozen
-from adapterhub.methods._spec import dump
+from adapterhub.methods._spec import dump_methods
 from adapterhub.methods.bitfit import BitFit
 from adapterhub.methods.chosen import Chosen
 from adapterhub.methods.head import Head
@@ -24,7 +24,7 @@ HEAD = "head"
 
 
 @dataclass
-class Draft:
+class Translation:
     """Methods, tensors, and new `values` of the model's own parameters by their paths; `problems`
     are what cannot be expressed, `notes` what the user should know."""
 
@@ -52,28 +52,28 @@ class Draft:
                 hint="load the backbone that it was trained on, with the same task",
             )
 
-    def settle(self) -> None:
+    def finalize(self) -> None:
         """Turn the new values of parameters into a task head and into methods that hold
         parameters."""
         heads = tuple(f"{name}." for name in self.anatomy.head())
         inside = {p: v for p, v in self.values.items() if heads and p.startswith(heads)}
         rest = {p: v for p, v in self.values.items() if p not in inside}
-        self._settle_head(inside)
+        self._finalize_head(inside)
         known = self.anatomy.parameters()
         rest = self._without_ties(rest)
         self.problems += [
             f"{path}: this model has no such parameter"
             for path in sorted(rest.keys() - known.keys())
         ]
-        self._settle_parameters({p: v for p, v in rest.items() if p in known})
+        self._finalize_parameters({p: v for p, v in rest.items() if p in known})
         if not self.methods and not self.problems:
-            self.methods += dump([Head()])
+            self.methods += dump_methods([Head()])
 
-    def _settle_head(self, saved: Mapping[str, Tensor]) -> None:
+    def _finalize_head(self, saved: Mapping[str, Tensor]) -> None:
         if not saved:
             return
         self.head = True
-        fresh: frozenset[str] = getattr(self.anatomy.model, FRESH, frozenset())
+        fresh: frozenset[str] = getattr(self.anatomy.model, NEWLY_INITIALIZED, frozenset())
         own = {
             f"{child}.{name}": p
             for child, module in self.anatomy.head().items()
@@ -116,7 +116,7 @@ class Draft:
             kept[next((n for n in ties if n in known), path)] = value
         return kept
 
-    def _settle_parameters(self, values: Mapping[str, Tensor]) -> None:
+    def _finalize_parameters(self, values: Mapping[str, Tensor]) -> None:
         if not values:
             return
         anatomy = self.anatomy
@@ -127,7 +127,7 @@ class Draft:
             if v.shape != parameters[path].shape
         ]
         method = _holder(anatomy, values)
-        self.methods += dump([method])
+        self.methods += dump_methods([method])
         for path, value in values.items():
             site, _, name = anatomy.key(path).rpartition(".")
             self.tensors[f"{site}.{method.name}.{name}"] = value

@@ -22,7 +22,7 @@ from adapterhub.hooks.projection import OutputSlot
 CHUNK = 2048  # unit vectors at a time
 
 
-def alone(host: nn.Module, slot: OutputSlot) -> tuple[Tensor, Tensor | None]:
+def merged_weight_and_bias(host: nn.Module, slot: OutputSlot) -> tuple[Tensor, Tensor | None]:
     """W': (d_out, d_in) and b': (d_out,) of a projection that computes alone what it computes now
     with its slot, in fp32; b' is None if the bias stays as it is.
 

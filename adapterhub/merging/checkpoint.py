@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from adapterhub.backbones.load import TASK_MODELS, kind_of, quiet_loading
+from adapterhub.backbones.load import TASK_MODELS, quiet_loading, task_kind
 from adapterhub.backbones.quantized import keep_layout
 from adapterhub.errors import MergeError, OutputError
 from adapterhub.files.atomic import check_place, explained, put_in_place
@@ -22,7 +22,7 @@ from adapterhub.merging.merge import compare
 
 def auto_class(model: PreTrainedModel) -> Any:
     """The auto class that loads a checkpoint of this model, or its own class if none does."""
-    kind = kind_of(model)
+    kind = task_kind(model)
     return getattr(transformers, TASK_MODELS[kind].auto) if kind else type(model)
 
 

@@ -23,20 +23,20 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from adapterhub.adapters.activate import activate, set_rows
-from adapterhub.adapters.adapter import Adapter, Notes
+from adapterhub.adapters.activate import activate, activate_per_row
+from adapterhub.adapters.adapter import Adapter, AdapterMetadata
 from adapterhub.adapters.attach import place
 from adapterhub.adapters.state import attachments, known_names, state_of
 from adapterhub.anatomy.sites import CHILD, Site
-from adapterhub.backbones.load import FRESH
+from adapterhub.backbones.load import NEWLY_INITIALIZED
 from adapterhub.backbones.weights import as_stored, read_bias, read_weight
 from adapterhub.errors import AttachError, ConfigError, did_you_mean
 from adapterhub.hooks.projection import OutputSlot
-from adapterhub.merging.affine import alone
+from adapterhub.merging.affine import merged_weight_and_bias
 from adapterhub.merging.merge import refuse_unmergeable
 from adapterhub.merging.task_vectors import COMBINE, low_rank
 from adapterhub.methods._base import Method
-from adapterhub.methods._ops import blank
+from adapterhub.methods._ops import skip_init
 from adapterhub.methods.lora import LoRA
 from adapterhub.methods.staged import Staged
 
@@ -57,7 +57,7 @@ class Rule:
 
 
 @dataclass
-class Result:
+class CombinedUpdates:
     """What the new adapter holds: low-rank updates by site, changes of whole parameters by path,
     and the share of each update that its rank could not hold."""
 
@@ -97,8 +97,8 @@ def combine(
     try:
         result = _combined(adapters, rule)
     finally:
-        set_rows(state, before)
-    with blank():
+        activate_per_row(state, before)
+    with skip_init():
         made = place(
             model,
             _methods(adapters, result),
@@ -135,9 +135,9 @@ def _rule(
     return rule
 
 
-def _combined(adapters: Sequence[Adapter], rule: Rule) -> Result:
+def _combined(adapters: Sequence[Adapter], rule: Rule) -> CombinedUpdates:
     """All task vectors combined, one projection or parameter at a time."""
-    result, generator = Result(), torch.Generator().manual_seed(rule.seed)
+    result, generator = CombinedUpdates(), torch.Generator().manual_seed(rule.seed)
     hosts: dict[str, dict[str, Site]] = {}
     for placed in (p for adapter in adapters for p in adapter.placed):
         hosts.setdefault(placed.site.host, {})[placed.site.id] = placed.site
@@ -172,7 +172,7 @@ def _projection(adapters: Sequence[Adapter], path: str) -> dict[str, list[Tensor
     weights, biases = [], []
     for names in ((), *((adapter.name,) for adapter in adapters)):
         activate(model, *names)
-        weight, bias = alone(host, slot)
+        weight, bias = merged_weight_and_bias(host, slot)
         weights.append(weight)
         biases.append(read_bias(host) if bias is None else bias)
     found = {"weight": weights, "bias": [b.float() for b in biases if b is not None]}
@@ -183,7 +183,7 @@ def _others(adapters: Sequence[Adapter], known: set[str]) -> Iterator[tuple[str,
     """The other parameters that any of the adapters changes, by path, as the backbone has them."""
     model, anatomy = adapters[0].model, adapters[0].anatomy
     changed = {id(c.original) for adapter in adapters for c in adapter.changed}
-    fresh: frozenset[str] = getattr(model, FRESH, frozenset())
+    fresh: frozenset[str] = getattr(model, NEWLY_INITIALIZED, frozenset())
     activate(model)
     for path, parameter in anatomy.parameters().items():
         if id(parameter) in changed and path not in known | fresh:
@@ -224,7 +224,7 @@ def _rows(site: Site, matrix: Tensor) -> Tensor:
 
 
 def _keep(
-    result: Result, model: PreTrainedModel, rows: Mapping[Site, Tensor], rank: int | None
+    result: CombinedUpdates, model: PreTrainedModel, rows: Mapping[Site, Tensor], rank: int | None
 ) -> None:
     """Keep the change of one projection, given by the rows of W of each site: as a low-rank update
     of each, or as the whole weight."""
@@ -243,7 +243,7 @@ def _keep(
     result.deltas[f"{host}.weight"] = as_stored(module, delta)
 
 
-def _methods(adapters: Sequence[Adapter], result: Result) -> tuple[Method, ...]:
+def _methods(adapters: Sequence[Adapter], result: CombinedUpdates) -> tuple[Method, ...]:
     """The methods that hold the result."""
     first, anatomy = adapters[0], adapters[0].anatomy
     alike = all(a.methods == first.methods and not a.placed for a in adapters)
@@ -260,7 +260,7 @@ def _methods(adapters: Sequence[Adapter], result: Result) -> tuple[Method, ...]:
     return tuple(found)
 
 
-def _fill(adapter: Adapter, first: Adapter, result: Result) -> None:
+def _fill(adapter: Adapter, first: Adapter, result: CombinedUpdates) -> None:
     """Give the new adapter its numbers, and the head and labels of the first one."""
     paths = {id(p): path for path, p in adapter.anatomy.parameters().items()}
     own = {id(c.original): c.own for c in first.changed}
@@ -280,7 +280,7 @@ def _fill(adapter: Adapter, first: Adapter, result: Result) -> None:
         adapter.head.labels = copy.deepcopy(first.head.labels)
 
 
-def _notes(adapters: Sequence[Adapter], rule: Rule, result: Result) -> Notes:
+def _notes(adapters: Sequence[Adapter], rule: Rule, result: CombinedUpdates) -> AdapterMetadata:
     """What the first adapter's notes say, and what was combined how."""
     facts = {
         "how": rule.how,
@@ -293,4 +293,4 @@ def _notes(adapters: Sequence[Adapter], rule: Rule, result: Result) -> Notes:
     }
     first = adapters[0].notes
     training = {**first.training, "combined": facts}
-    return Notes(first.task, first.tokenizer, first.chat_template, training)
+    return AdapterMetadata(first.task, first.tokenizer, first.chat_template, training)

@@ -32,19 +32,19 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from adapterhub.adapters.activate import activate, set_rows
+from adapterhub.adapters.activate import activate, activate_per_row
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attach import reattach
-from adapterhub.adapters.parts import Head
+from adapterhub.adapters.parts import AdapterHead
 from adapterhub.adapters.state import Attachments, attachments, known_names
 from adapterhub.anatomy.sites import CHILD
-from adapterhub.backbones.load import FRESH, ORIGIN, name_of
+from adapterhub.backbones.load import NEWLY_INITIALIZED, ORIGIN, name_of
 from adapterhub.backbones.probe import probe
 from adapterhub.backbones.quantized import can_requantize, requantized
 from adapterhub.backbones.weights import as_stored, is_offloaded, storage_problem
 from adapterhub.errors import AttachError, MergeError
 from adapterhub.hooks.projection import OutputSlot
-from adapterhub.merging.affine import alone
+from adapterhub.merging.affine import merged_weight_and_bias
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-1}
 _RECORD = "_adapterhub_merges"
@@ -103,7 +103,7 @@ class Merge:
     expected: dict[str, Tensor] = field(repr=False)
     swaps: tuple[Swap, ...] = field(repr=False)
     identity: tuple[Named, ...] = field(repr=False)
-    head: Head | None = field(repr=False)
+    head: AdapterHead | None = field(repr=False)
     differences: dict[str, float] = field(default_factory=dict)
     tolerances: dict[str, float] = field(default_factory=dict)
 
@@ -150,7 +150,7 @@ def merge(
         swaps, identity = _swaps(adapters), _identity(model, adapters)
         made = Merge(adapters, probe(model), swaps, identity, heads[-1] if heads else None)
     except BaseException:
-        set_rows(state, before)
+        activate_per_row(state, before)
         raise
     for adapter in adapters:
         adapter.detach()
@@ -298,7 +298,7 @@ def _swaps(adapters: Sequence[Adapter]) -> tuple[Swap, ...]:
         host = model.get_submodule(path)
         slot = host._modules[CHILD]
         assert isinstance(slot, OutputSlot)
-        weight, bias = alone(host, slot)
+        weight, bias = merged_weight_and_bias(host, slot)
         found = {"weight": as_stored(host, weight)} | ({} if bias is None else {"bias": bias})
         for name, tensor in found.items():
             live = host.get_parameter(name)
@@ -329,7 +329,7 @@ def _identity(model: PreTrainedModel, adapters: Sequence[Adapter]) -> tuple[Name
     known: list[tuple[Any, str, Any]] = [
         (model.config, "_name_or_path", name),
         (model.config, "_commit_hash", None),
-        (model, FRESH, frozenset()),
+        (model, NEWLY_INITIALIZED, frozenset()),
         (model, ORIGIN, None),
     ]
     return tuple(Named(o, n, new, getattr(o, n)) for o, n, new in known if hasattr(o, n))

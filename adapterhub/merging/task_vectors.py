@@ -58,7 +58,7 @@ def elect_and_merge(taus: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     return total / torch.stack(agree).sum(0).clamp(min=1)
 
 
-def linear(
+def linear_combination(
     taus: Sequence[Tensor], weights: Sequence[float], density: float, generator: torch.Generator
 ) -> Tensor:
     """Task arithmetic; the density plays no part."""
@@ -87,7 +87,7 @@ def dare_ties(
 
 
 COMBINE: Mapping[str, Combine] = {
-    "linear": linear,
+    "linear": linear_combination,
     "ties": ties,
     "dare": dare,
     "dare-ties": dare_ties,

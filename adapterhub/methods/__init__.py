@@ -4,9 +4,16 @@ a new one needs."""
 import importlib
 import pkgutil
 
-from adapterhub.methods._base import METHODS, Method, Pace, Placement, Unfrozen, method_class
+from adapterhub.methods._base import (
+    METHODS,
+    Method,
+    Placement,
+    StageSchedule,
+    Unfrozen,
+    method_class,
+)
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["METHODS", "Method", "Pace", "Placement", "Unfrozen", "method_class"]
+__all__ = ["METHODS", "Method", "Placement", "StageSchedule", "Unfrozen", "method_class"]

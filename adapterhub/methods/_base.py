@@ -39,8 +39,8 @@ class Placement:
     One whose change of the weight has a low rank says so by a method `factors`: two tensors
     (d_out, r) and (r, d_in), whose product it is.
 
-    A module that trains in another form than it is used in has a method `folded`: it gives the
-    module of the folded method (see `Method.folded`) that computes the same now.
+    A module that trains in another form than it is used in has a method `inference_form`: it gives
+    the module of the method's own `inference_form` that computes the same now.
     """
 
     site: Site
@@ -60,7 +60,7 @@ class Unfrozen:
 
 
 @dataclass(frozen=True)
-class Pace:
+class StageSchedule:
     """When the stages of a method follow each other: one each `epochs` epochs; where that is None,
     one after each `patience` evaluations in a row that were not the best so far."""
 
@@ -71,7 +71,7 @@ class Pace:
 Step = Placement | Unfrozen
 
 
-class Source(NamedTuple):
+class TrainedSource(NamedTuple):
     """A trained adapter that another one is built of: its methods, and its tensors by the names of
     adapter files."""
 
@@ -110,7 +110,7 @@ class Method(ABC):
         model, or folders."""
         return ()
 
-    def built_of(self, sources: Sequence[Source]) -> tuple[Method, dict[str, Tensor]]:
+    def built_of(self, sources: Sequence[TrainedSource]) -> tuple[Method, dict[str, Tensor]]:
         """The method with these adapters written into its options, and the tensors that it takes
         over from them, by its own names."""
         raise NotImplementedError(f"{self.name} is built of no other adapters")
@@ -127,7 +127,7 @@ class Method(ABC):
         """
         raise NotImplementedError(f"{self.name} has neither parts nor a plan")
 
-    def pace(self) -> Pace | None:
+    def pace(self) -> StageSchedule | None:
         """When the next stage of the plan begins; None: the plan has one stage."""
         return None
 
@@ -140,7 +140,7 @@ class Method(ABC):
         task head."""
         return sum(part.count(anatomy) for part in self.parts())
 
-    def folded(self) -> Method:
+    def inference_form(self) -> Method:
         """The method that an adapter is saved as; another one where training has more parameters
         than use (a reparametrization)."""
         return self
@@ -180,7 +180,7 @@ METHODS: dict[str, type[Method]] = {}
 M = TypeVar("M", bound=type[Method])
 
 
-def register(cls: M) -> M:
+def register_method(cls: M) -> M:
     """Enter a method into the registry under its name."""
     METHODS[cls.name] = cls
     return cls

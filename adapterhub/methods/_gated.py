@@ -31,7 +31,7 @@ from adapterhub.config.options import option
 from adapterhub.errors import SiteError
 from adapterhub.methods._base import Method, Placement
 from adapterhub.methods._ops import cast
-from adapterhub.methods._sites import select
+from adapterhub.methods._sites import select_sites
 
 Over = Literal["token", "sequence"]
 
@@ -70,7 +70,7 @@ class GatedUpdate(nn.Module):
         return torch.addcmul(y, gate, self.update(x, y) - y)
 
 
-class GatedPrefix(nn.Module):
+class GatedKeyValues(nn.Module):
     """Gives prefix keys and values, and their gate."""
 
     reads_input = True
@@ -107,14 +107,14 @@ class Gated(Method):
             gate = Gate(self._width(step.site), self.gate)
             module: nn.Module
             if step.site.kind == "keyvalue":
-                module = GatedPrefix(step.module, gate)
+                module = GatedKeyValues(step.module, gate)
             else:
                 module = GatedUpdate(step.module, gate)
             yield Placement(step.site, module)
 
     def count(self, anatomy: Anatomy) -> int:
         """The other method's, and d + 1 a site."""
-        gates = sum(self._width(site) + 1 for site in select(self, anatomy))
+        gates = sum(self._width(site) + 1 for site in select_sites(self, anatomy))
         return super().count(anatomy) + gates
 
     def _width(self, site: Site) -> int:

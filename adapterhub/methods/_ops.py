@@ -13,7 +13,7 @@ _BLANK: ContextVar[bool] = ContextVar("blank", default=False)
 
 
 @contextmanager
-def blank() -> Iterator[None]:
+def skip_init() -> Iterator[None]:
     """Modules that are made inside get their values afterwards: costly initial ones are left out,
     and torch's generators stay as they are."""
     token = _BLANK.set(True)
@@ -24,7 +24,7 @@ def blank() -> Iterator[None]:
         _BLANK.reset(token)
 
 
-def is_blank() -> bool:
+def skips_init() -> bool:
     """Whether initial values will be overwritten."""
     return _BLANK.get()
 

@@ -11,7 +11,7 @@ from adapterhub.errors import ConfigError, SiteError
 from adapterhub.methods._base import Layers, Method
 
 
-def select(method: Any, anatomy: Anatomy, *kinds: Kind) -> tuple[Site, ...]:
+def select_sites(method: Any, anatomy: Anatomy, *kinds: Kind) -> tuple[Site, ...]:
     """The sites that a method's `sites` and `layers` options name.
 
     A site that the user typed must be there; of the defaults, those that the backbone has.
@@ -46,7 +46,7 @@ def require_stream(method: Method, reads: str, sites: Iterable[Site]) -> None:
         )
 
 
-def sized(
+def sizes_by_site(
     option: str, sites: Sequence[Site], size: int, sizes: Mapping[str, int]
 ) -> list[tuple[Site, int]]:
     """The rank or size of each site: that of the closest pattern in `sizes`, else `size`.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from adapterhub.config.options import from_dict, options_of, says_nothing, to_dict
+from adapterhub.config.options import from_dict, is_neutral, options_of, to_dict
 from adapterhub.config.spec import _unreadable, calls
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.methods._base import METHODS, Method, method_class
@@ -20,7 +20,7 @@ EXAMPLES = "lora, lora(rank=16), {lora: {rank: 16}}, or a list of these"
 Spec = str | Method | Mapping[str, Any] | Sequence[Any]
 
 
-def parse(spec: Spec) -> tuple[Method, ...]:
+def parse_methods(spec: Spec) -> tuple[Method, ...]:
     """The methods that a spec names, with their options.
 
     Raises:
@@ -32,15 +32,15 @@ def parse(spec: Spec) -> tuple[Method, ...]:
     if isinstance(spec, str):
         return _parse_text(spec)
     if isinstance(spec, Mapping):
-        return tuple(build(name, options or {}) for name, options in spec.items())
+        return tuple(build_method(name, options or {}) for name, options in spec.items())
     if isinstance(spec, Sequence):
-        methods = tuple(method for item in spec for method in parse(item))
+        methods = tuple(method for item in spec for method in parse_methods(item))
         if methods:
             return methods
     raise _unreadable(spec, "method", EXAMPLES)
 
 
-def build(name: str, options: Mapping[str, Any]) -> Method:
+def build_method(name: str, options: Mapping[str, Any]) -> Method:
     """One method from its name and options, strictly."""
     cls = method_class(name)
     if not isinstance(options, Mapping):
@@ -50,12 +50,14 @@ def build(name: str, options: Mapping[str, Any]) -> Method:
     return from_dict(cls, options, where=name)
 
 
-def dump(methods: Sequence[Method]) -> tuple[dict[str, Any], ...]:
+def dump_methods(methods: Sequence[Method]) -> tuple[dict[str, Any], ...]:
     """The normal form of methods: one {name: all options} each."""
     return tuple({method.name: to_dict(method)} for method in methods)
 
 
-def restore(saved: Sequence[Mapping[str, Mapping[str, Any]]], source: str) -> tuple[Method, ...]:
+def restore_methods(
+    saved: Sequence[Mapping[str, Mapping[str, Any]]], source: str
+) -> tuple[Method, ...]:
     """The methods of a saved adapter, of whatever version of adapterhub.
 
     An option that this version does not know is left out where it is null, false or empty.
@@ -76,7 +78,7 @@ def restore(saved: Sequence[Mapping[str, Mapping[str, Any]]], source: str) -> tu
         for spec in saved
         for name, options in spec.items()
         for option, value in options.items()
-        if name in known and option not in known[name] and not says_nothing(value)
+        if name in known and option not in known[name] and not is_neutral(value)
     ]
     if unknown:
         raise FileError(
@@ -86,11 +88,11 @@ def restore(saved: Sequence[Mapping[str, Mapping[str, Any]]], source: str) -> tu
             hint="pip install --upgrade adapterhub",
         )
     return tuple(
-        build(name, {option: options[option] for option in options.keys() & known[name]})
+        build_method(name, {option: options[option] for option in options.keys() & known[name]})
         for spec in saved
         for name, options in spec.items()
     )
 
 
 def _parse_text(text: str) -> tuple[Method, ...]:
-    return tuple(build(name, options) for name, options in calls(text, "method", EXAMPLES))
+    return tuple(build_method(name, options) for name, options in calls(text, "method", EXAMPLES))

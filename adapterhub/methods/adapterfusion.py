@@ -32,9 +32,9 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import STREAM, Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError, SiteError
-from adapterhub.methods._base import Method, Placement, Source, register
+from adapterhub.methods._base import Method, Placement, TrainedSource, register_method
 from adapterhub.methods._ops import cast
-from adapterhub.methods._spec import dump, parse
+from adapterhub.methods._spec import dump_methods, parse_methods
 
 
 class Fusion(nn.Module):
@@ -77,7 +77,7 @@ def freeze(module: nn.Module) -> nn.Module:
     return module
 
 
-@register
+@register_method
 @dataclass(frozen=True)
 class AdapterFusion(Method):
     """A learned mix of trained adapters."""
@@ -102,9 +102,9 @@ class AdapterFusion(Method):
         """The adapters, until they have become members."""
         return () if self.members else self.adapters
 
-    def built_of(self, sources: Sequence[Source]) -> tuple[AdapterFusion, dict[str, Tensor]]:
+    def built_of(self, sources: Sequence[TrainedSource]) -> tuple[AdapterFusion, dict[str, Tensor]]:
         """The fusion with their methods as members, and what the tensors of these are."""
-        members = tuple(list(dump(source.methods)) for source in sources)
+        members = tuple(list(dump_methods(source.methods)) for source in sources)
         names = tuple(source.name for source in sources)
         start: dict[str, Tensor] = {}
         for number, source in enumerate(sources):
@@ -158,7 +158,7 @@ def _placed(member: Any, called: str, anatomy: Anatomy) -> dict[str, nn.Module]:
     """
     modules: dict[str, nn.Module] = {}
     wrong = set()
-    for part in (part for method in parse(member) for part in method.parts()):
+    for part in (part for method in parse_methods(member) for part in method.parts()):
         for step in part.plan(anatomy):
             if isinstance(step, Placement) and _fits(step) and step.site.id not in modules:
                 modules[step.site.id] = step.module

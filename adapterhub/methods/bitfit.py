@@ -17,11 +17,11 @@ from typing import Literal
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.errors import SiteError
-from adapterhub.methods._base import Layers, Unfreezing, register
+from adapterhub.methods._base import Layers, Unfreezing, register_method
 from adapterhub.methods._sites import in_layers
 
 
-@register
+@register_method
 @dataclass(frozen=True)
 class BitFit(Unfreezing):
     """The bias terms of the backbone train."""

@@ -37,10 +37,10 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import STREAM, Anatomy, Site
 from adapterhub.config.options import option
-from adapterhub.methods._base import Layers, Method, Placement, register
+from adapterhub.methods._base import Layers, Method, Placement, register_method
 from adapterhub.methods._ops import add_product, cast
 from adapterhub.methods._options import activation as activation_of
-from adapterhub.methods._sites import require_stream, select, sized
+from adapterhub.methods._sites import require_stream, select_sites, sizes_by_site
 
 Sequential = Literal["output", "block"]
 Beside = Literal["input", "residual"]
@@ -120,10 +120,10 @@ class BottleneckMethod(Method):
         )
 
     def _sized(self, anatomy: Anatomy) -> list[tuple[Site, int]]:
-        sites = select(self, anatomy)
+        sites = select_sites(self, anatomy)
         if self.source in STREAM:
             require_stream(self, self.source, sites)
-        return sized("size", sites, self.size, self.sizes)
+        return sizes_by_site("size", sites, self.size, self.sizes)
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class ParallelMethod(BottleneckMethod):
     source: Beside = option("input", "what the network reads: x (input), r (residual)")
 
 
-@register
+@register_method
 @dataclass(frozen=True)
 class Houlsby(SequentialMethod):
     """Sequential adapters after every sublayer."""
@@ -154,7 +154,7 @@ class Houlsby(SequentialMethod):
     sites: tuple[str, ...] = option(("attn", "cross", "ffn"), "sublayers to adapt")
 
 
-@register
+@register_method
 @dataclass(frozen=True)
 class Pfeiffer(SequentialMethod):
     """Sequential adapters after the feed-forward sublayer."""
@@ -165,7 +165,7 @@ class Pfeiffer(SequentialMethod):
     start = "near-identity"
 
 
-@register
+@register_method
 @dataclass(frozen=True)
 class Parallel(ParallelMethod):
     """Adapters beside the feed-forward sublayer."""
@@ -175,7 +175,7 @@ class Parallel(ParallelMethod):
     summary = "bottleneck adapters beside feed-forward"
 
 
-@register
+@register_method
 @dataclass(frozen=True)
 class ScaledParallel(ParallelMethod):
     """Scaled adapters beside the feed-forward sublayer."""

@@ -16,15 +16,15 @@ import fnmatch
 from dataclasses import dataclass
 
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.backbones.load import table_of
+from adapterhub.backbones.load import token_embedding
 from adapterhub.config.options import option
 from adapterhub.errors import SiteError, did_you_mean
-from adapterhub.methods._base import Unfreezing, register
+from adapterhub.methods._base import Unfreezing, register_method
 
 EMBEDDINGS = "embeddings"
 
 
-@register
+@register_method
 @dataclass(frozen=True)
 class Chosen(Unfreezing):
     """Parameters of the backbone that the user names train."""
@@ -47,7 +47,7 @@ class Chosen(Unfreezing):
         """
         named = anatomy.parameters()
         keys = {anatomy.key(path): path for path in named}
-        embedding = table_of(anatomy.model)
+        embedding = token_embedding(anatomy.model)
         table = next((path for path, p in named.items() if p is embedding), None)
         found = {
             name: [table] if name == EMBEDDINGS and table else fnmatch.filter(keys, name)

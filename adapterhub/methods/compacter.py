@@ -28,11 +28,11 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import STREAM, Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
-from adapterhub.methods._base import Layers, Method, Placement, register
+from adapterhub.methods._base import Layers, Method, Placement, register_method
 from adapterhub.methods._ops import cast
 from adapterhub.methods._options import activation as activation_of
 from adapterhub.methods._options import require_positive
-from adapterhub.methods._sites import require_stream, select
+from adapterhub.methods._sites import require_stream, select_sites
 from adapterhub.methods.bottleneck import Sequential
 
 
@@ -98,7 +98,7 @@ class KroneckerBottleneck(nn.Module):
         return y + update.to(y.dtype)
 
 
-@register
+@register_method
 @dataclass(frozen=True)
 class Compacter(Method):
     """Bottleneck adapters out of Kronecker products with shared factors."""
@@ -151,7 +151,7 @@ class Compacter(Method):
         return int(self.n**3 + (2 * self.rank + 1) * sum(each))
 
     def _sites(self, anatomy: Anatomy) -> tuple[Site, ...]:
-        sites = select(self, anatomy)
+        sites = select_sites(self, anatomy)
         if self.source in STREAM:
             require_stream(self, self.source, sites)
         return sites

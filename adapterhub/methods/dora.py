@@ -25,12 +25,12 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.weights import read_weight
-from adapterhub.methods._base import Placement, register
+from adapterhub.methods._base import Placement, register_method
 from adapterhub.methods._ops import cast
-from adapterhub.methods.lora import LoRA, LowRank
+from adapterhub.methods.lora import LoRA, LoRALayer
 
 
-class Decomposed(LowRank):
+class Decomposed(LoRALayer):
     """The map (x, y, W, b) -> m / ||V||_c (y - b + s B A x) + b."""
 
     reads_weight = True
@@ -61,7 +61,7 @@ class Decomposed(LowRank):
             return total.clamp_min(torch.finfo(total.dtype).tiny).sqrt()
 
 
-@register
+@register_method
 @dataclass(frozen=True)
 class DoRA(LoRA):
     """Low-rank updates of directions, with trained magnitudes."""

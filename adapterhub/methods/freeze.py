@@ -17,11 +17,11 @@ from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.layer_depth import layer_count, layers_down
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
-from adapterhub.methods._base import Unfreezing, Unfrozen, register
+from adapterhub.methods._base import Unfreezing, Unfrozen, register_method
 from adapterhub.methods._options import require_decay
 
 
-@register
+@register_method
 @dataclass(frozen=True)
 class Freeze(Unfreezing):
     """The top layers train, the layers under them stay frozen."""

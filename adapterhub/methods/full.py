@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.layer_depth import layers_down
 from adapterhub.config.options import option
-from adapterhub.methods._base import Unfreezing, Unfrozen, register
+from adapterhub.methods._base import Unfreezing, Unfrozen, register_method
 from adapterhub.methods._options import require_decay
 
 
-@register
+@register_method
 @dataclass(frozen=True)
 class Full(Unfreezing):
     """Every parameter of the backbone trains."""

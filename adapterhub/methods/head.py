@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.methods._base import Method, Step, register
+from adapterhub.methods._base import Method, Step, register_method
 
 
-@register
+@register_method
 @dataclass(frozen=True)
 class Head(Method):
     """Only the task head trains."""

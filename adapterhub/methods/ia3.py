@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy, Site, matches
 from adapterhub.config.options import option
-from adapterhub.methods._base import Layers, Method, Placement, register
-from adapterhub.methods._sites import select
+from adapterhub.methods._base import Layers, Method, Placement, register_method
+from adapterhub.methods._sites import select_sites
 
 
 class OutputScale(nn.Module):
@@ -49,7 +49,7 @@ class InputScale(OutputScale):
         return x * self.scale.to(x.dtype)
 
 
-@register
+@register_method
 @dataclass(frozen=True)
 class IA3(Method):
     """Learned vectors that rescale activations."""
@@ -72,13 +72,13 @@ class IA3(Method):
         Raises:
             SiteError: a site that is no projection.
         """
-        for site in select(self, anatomy, "linear"):
+        for site in select_sites(self, anatomy, "linear"):
             scale = InputScale if self._at_input(site) else OutputScale
             yield Placement(site, scale(self._size(site)))
 
     def count(self, anatomy: Anatomy) -> int:
         """d_out, or d_in of those at whose input they are, summed over the sites."""
-        return sum(map(self._size, select(self, anatomy, "linear")))
+        return sum(map(self._size, select_sites(self, anatomy, "linear")))
 
     def _at_input(self, site: Site) -> bool:
         return any(matches(pattern, site) for pattern in self.inputs)

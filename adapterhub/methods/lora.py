@@ -23,13 +23,13 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy, Kind, Site
 from adapterhub.config.options import option
-from adapterhub.methods._base import Layers, Method, Placement, register
+from adapterhub.methods._base import Layers, Method, Placement, register_method
 from adapterhub.methods._ops import add_product, cast
 from adapterhub.methods._options import require_between
-from adapterhub.methods._sites import select, sized
+from adapterhub.methods._sites import select_sites, sizes_by_site
 
 
-class LowRank(nn.Module):
+class LoRALayer(nn.Module):
     """The map (x, y) -> y + s B A x."""
 
     affine = True
@@ -57,7 +57,7 @@ class LowRank(nn.Module):
         return f"rank={self.A.shape[0]}, scale={self.scale:g}"
 
 
-@register
+@register_method
 @dataclass(frozen=True)
 class LoRA(Method):
     """Low-rank updates of chosen projections."""
@@ -87,7 +87,7 @@ class LoRA(Method):
         """One update a chosen projection."""
         for site, rank in self.ranked(anatomy):
             scale = self.scale(rank)
-            yield Placement(site, LowRank(site.d_in, site.d_out, rank, scale, self.dropout))
+            yield Placement(site, LoRALayer(site.d_in, site.d_out, rank, scale, self.dropout))
 
     def count(self, anatomy: Anatomy) -> int:
         """rank (d_in + d_out), summed over the sites."""
@@ -95,4 +95,4 @@ class LoRA(Method):
 
     def ranked(self, anatomy: Anatomy, *kinds: Kind) -> list[tuple[Site, int]]:
         """The chosen sites, each with its rank."""
-        return sized("rank", select(self, anatomy, *kinds), self.rank, self.ranks)
+        return sizes_by_site("rank", select_sites(self, anatomy, *kinds), self.rank, self.ranks)

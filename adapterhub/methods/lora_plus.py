@@ -14,11 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from adapterhub.config.options import option
-from adapterhub.methods._base import register
+from adapterhub.methods._base import register_method
 from adapterhub.methods.lora import LoRA
 
 
-@register
+@register_method
 @dataclass(frozen=True)
 class LoRAPlus(LoRA):
     """Low-rank updates whose second factor has a higher learning rate."""

@@ -15,12 +15,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from adapterhub.config.options import option
-from adapterhub.methods._base import Layers, Method, register
+from adapterhub.methods._base import Layers, Method, register_method
 from adapterhub.methods.bottleneck import ScaledParallel
 from adapterhub.methods.prefix import Prefix
 
 
-@register
+@register_method
 @dataclass(frozen=True)
 class Mam(Method):
     """Prefix tuning composed with scaled parallel adapters."""

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.config.options import option
 from adapterhub.errors import SiteError
-from adapterhub.methods._base import Layers, Unfreezing, register
+from adapterhub.methods._base import Layers, Unfreezing, register_method
 from adapterhub.methods._sites import in_layers
 
 
-@register
+@register_method
 @dataclass(frozen=True)
 class Norms(Unfreezing):
     """The normalization layers of the backbone train."""

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.config.options import option
-from adapterhub.methods._base import Placement, register
+from adapterhub.methods._base import Placement, register_method
 from adapterhub.methods._options import require_positive
 from adapterhub.methods.prompt import Prompt, VirtualTokens
 
@@ -59,13 +59,13 @@ class PromptEncoder(nn.Module):
         prompt: Tensor = self.head(states)
         return prompt
 
-    def folded(self) -> VirtualTokens:
+    def inference_form(self) -> VirtualTokens:
         """The prompt that the network gives now."""
         with torch.no_grad():
             return VirtualTokens(self())
 
 
-@register
+@register_method
 @dataclass(frozen=True)
 class PTuning(Prompt):
     """Virtual tokens that a network gives."""
@@ -98,6 +98,6 @@ class PTuning(Prompt):
         lstm = 2 * 4 * h * (d + h + 2) + 2 * 4 * h * (3 * h + 2)
         return self.length * d + lstm + 2 * h * (2 * h + 1) + d * (2 * h + 1)
 
-    def folded(self) -> Prompt:
+    def inference_form(self) -> Prompt:
         """A plain prompt."""
         return Prompt(self.length, self.sites)

@@ -29,10 +29,10 @@ from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.weights import read_weight
 from adapterhub.config.options import option
 from adapterhub.errors import SiteError
-from adapterhub.methods._base import Placement, register
-from adapterhub.methods._ops import cast, is_blank
+from adapterhub.methods._base import Placement, register_method
+from adapterhub.methods._ops import cast, skips_init
 from adapterhub.methods._options import require_between, require_positive
-from adapterhub.methods.lora import LoRA, LowRank
+from adapterhub.methods.lora import LoRA, LoRALayer
 
 OVERSAMPLED = 10  # more directions than wanted, for the accuracy of the last ones
 
@@ -58,7 +58,7 @@ def empty_factors(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return weight.new_zeros(weight.shape[0], rank), weight.new_zeros(rank, weight.shape[1])
 
 
-class Principal(LowRank):
+class Principal(LoRALayer):
     """The map (x, y) -> y + s (B A x - B0 A0 x)."""
 
     A0: Tensor
@@ -68,7 +68,9 @@ class Principal(LowRank):
         self, weight: Tensor, rank: int, scale: float, dropout: float, iterations: int
     ) -> None:
         super().__init__(weight.shape[1], weight.shape[0], rank, scale, dropout)
-        factors = empty_factors(weight, rank) if is_blank() else principal(weight, rank, iterations)
+        factors = (
+            empty_factors(weight, rank) if skips_init() else principal(weight, rank, iterations)
+        )
         # In one memory layout, so that both products round alike and cancel exactly at the start.
         left, right = ((f / scale**0.5).contiguous() for f in factors)
         self.register_buffer("A0", right)
@@ -91,7 +93,7 @@ class Principal(LowRank):
         return left, torch.cat([self.A, self.A0])
 
 
-@register
+@register_method
 @dataclass(frozen=True)
 class PiSSA(LoRA):
     """Low-rank updates that start as the principal components of the weight."""

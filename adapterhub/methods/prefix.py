@@ -37,9 +37,9 @@ from adapterhub.anatomy.positions import taker_of_positions
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.errors import SiteError
-from adapterhub.methods._base import Layers, Method, Placement, register
+from adapterhub.methods._base import Layers, Method, Placement, register_method
 from adapterhub.methods._options import require_positive
-from adapterhub.methods._sites import select
+from adapterhub.methods._sites import select_sites
 
 Positions = bool | Literal["keys"]
 
@@ -86,7 +86,7 @@ class Reparametrized(nn.Module):
         both: Tensor = self.outer(self.shared[0]())
         return both.view(len(both), 2, -1).transpose(0, 1)
 
-    def folded(self) -> PrefixKeyValues:
+    def inference_form(self) -> PrefixKeyValues:
         """The prefix that the network gives now."""
         with torch.no_grad():
             return PrefixKeyValues(self().contiguous(), self.positions)
@@ -107,7 +107,7 @@ class Skip(nn.Module):
         return self.empty
 
 
-@register
+@register_method
 @dataclass(frozen=True)
 class Prefix(Method):
     """Learned keys and values in front of every attention."""
@@ -137,7 +137,7 @@ class Prefix(Method):
             SiteError: with `positions`, a stack whose positions cannot be given.
         """
         trunks: dict[tuple[str, str], Trunk] = {}
-        sites = select(self, anatomy, "keyvalue")
+        sites = select_sites(self, anatomy, "keyvalue")
         if self.positions:
             yield from self._skips(anatomy, sites)
         for site in sites:
@@ -174,7 +174,7 @@ class Prefix(Method):
 
     def count(self, anatomy: Anatomy) -> int:
         """2 length d_kv, summed over the sites; with a network, its size."""
-        sites = select(self, anatomy, "keyvalue")
+        sites = select_sites(self, anatomy, "keyvalue")
         if not self.reparametrize:
             return sum(2 * self.length * site.d_out for site in sites)
         widths = {_kind(site): site.d_out for site in reversed(sites)}.values()
@@ -185,7 +185,7 @@ class Prefix(Method):
         """A network learns at a tenth of the rate of a plain prefix."""
         return 0.1 if self.reparametrize else 1.0
 
-    def folded(self) -> Prefix:
+    def inference_form(self) -> Prefix:
         """A plain prefix."""
         return dataclasses.replace(self, reparametrize=False)
 

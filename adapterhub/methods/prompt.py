@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.backbones.weights import device_of
 from adapterhub.config.options import option
-from adapterhub.methods._base import Method, Placement, register
+from adapterhub.methods._base import Method, Placement, register_method
 from adapterhub.methods._options import require_positive
 
 
@@ -39,7 +39,7 @@ class VirtualTokens(nn.Module):
         return self.prompt
 
 
-@register
+@register_method
 @dataclass(frozen=True)
 class Prompt(Method):
     """Learned virtual tokens in front of the input."""

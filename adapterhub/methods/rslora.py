@@ -15,11 +15,11 @@ import math
 from dataclasses import dataclass
 
 from adapterhub.config.options import option
-from adapterhub.methods._base import register
+from adapterhub.methods._base import register_method
 from adapterhub.methods.lora import LoRA
 
 
-@register
+@register_method
 @dataclass(frozen=True)
 class RsLoRA(LoRA):
     """Low-rank updates scaled by alpha / sqrt(rank)."""

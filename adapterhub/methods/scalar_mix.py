@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.config.options import option
-from adapterhub.methods._base import Method, Placement, register
+from adapterhub.methods._base import Method, Placement, register_method
 
 
 class Mix(nn.Module):
@@ -42,7 +42,7 @@ class Mix(nn.Module):
         return mixed
 
 
-@register
+@register_method
 @dataclass(frozen=True)
 class ScalarMix(Method):
     """A learned mean of the outputs of all layers."""

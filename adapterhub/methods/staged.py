@@ -24,7 +24,7 @@ from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.layer_depth import layers_down
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError, did_you_mean
-from adapterhub.methods._base import Pace, Unfreezing, Unfrozen, register
+from adapterhub.methods._base import StageSchedule, Unfreezing, Unfrozen, register_method
 from adapterhub.methods._options import require_decay, require_positive
 from adapterhub.methods.norms import norm_parameters
 
@@ -49,16 +49,16 @@ class Paced(Unfreezing):
         numbers = ("every",) if self.every != "plateau" else ()
         require_positive(self, *numbers, "patience")
 
-    def pace(self) -> Pace:
+    def pace(self) -> StageSchedule:
         """A stage each `every` epochs, or at each plateau."""
-        return Pace(None if self.every == "plateau" else self.every, self.patience)
+        return StageSchedule(None if self.every == "plateau" else self.every, self.patience)
 
     def stages(self, anatomy: Anatomy) -> dict[str, int]:
         """The stage from which each backbone parameter trains."""
         raise NotImplementedError
 
 
-@register
+@register_method
 @dataclass(frozen=True)
 class Staged(Paced):
     """Chosen groups of backbone parameters join one after the other."""

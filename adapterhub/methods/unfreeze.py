@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.layer_depth import layer_count, layers_down
 from adapterhub.config.options import option
-from adapterhub.methods._base import Unfrozen, register
+from adapterhub.methods._base import Unfrozen, register_method
 from adapterhub.methods._options import require_decay, require_positive
 from adapterhub.methods.staged import Paced
 
 
-@register
+@register_method
 @dataclass(frozen=True)
 class Unfreeze(Paced):
     """Layers join the training from the top down."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from adapterhub.anatomy.sites import SUBLAYERS
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
-from adapterhub.methods._base import Layers, Method, register
+from adapterhub.methods._base import Layers, Method, register_method
 from adapterhub.methods._gated import Gated, Over
 from adapterhub.methods.bottleneck import Pfeiffer, Sequential
 from adapterhub.methods.lora import LoRA
@@ -46,7 +46,7 @@ class GatedPfeiffer(Gated, Pfeiffer):
     """Sequential adapters after feed-forward, with gates."""
 
 
-@register
+@register_method
 @dataclass(frozen=True)
 class UniPELT(Method):
     """Gated LoRA, prefix tuning and sequential adapters."""

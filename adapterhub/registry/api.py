@@ -12,8 +12,8 @@ from adapterhub.files.card import InPeft
 from adapterhub.files.native import MANIFEST_FILE, adapter_folder, read_manifest
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.other_formats import CONFIG_FILE
-from adapterhub.registry.publication import Listing, Note, peft_files, prepared, silent
-from adapterhub.registry.reference import Reference, parse
+from adapterhub.registry.publication import Note, PublicationInfo, peft_files, prepared, silent
+from adapterhub.registry.reference import Reference, parse_reference
 from adapterhub.registry.store import Entry, Publication, Query, Store
 
 _UNASKED = "its publisher did not write the files of peft"
@@ -44,7 +44,7 @@ def read_reference(place: str | Path) -> Reference:
     """
     if isinstance(place, Path) or ("/" in place and Path(place).is_dir()):
         return Reference("folder", str(place))
-    return parse(place)
+    return parse_reference(place)
 
 
 def publish(
@@ -54,7 +54,7 @@ def publish(
     version: str | None = None,
     tags: tuple[str, ...] = (),
     registry: str | Path | None = None,
-    listing: Listing | None = None,
+    listing: PublicationInfo | None = None,
 ) -> Entry:
     """Publish the adapter in a folder to the local registry, or to the one in `registry`.
 
@@ -68,7 +68,7 @@ def publish(
     """
     source = adapter_folder(Path(folder).expanduser())
     chosen = name or read_manifest(source).name
-    with prepared(source, listing or Listing(), chosen) as ready:
+    with prepared(source, listing or PublicationInfo(), chosen) as ready:
         return LocalRegistry(registry).put(ready, Publication(chosen, version, tuple(tags)))
 
 
@@ -78,7 +78,7 @@ def push(
     *,
     visibility: Literal["public", "private"] = "public",
     tags: tuple[str, ...] = (),
-    listing: Listing | None = None,
+    listing: PublicationInfo | None = None,
     peft: bool = True,
     backbone: str | None = None,
     note: Note = silent,
@@ -96,7 +96,7 @@ def push(
             something that must not leave this machine. BackboneError: `backbone` is none.
             RegistryError: the hub refuses, or cannot be reached.
     """
-    place = parse(reference)
+    place = parse_reference(reference)
     if place.place not in ("hub", "server"):
         raise ConfigError(
             f"{reference!r} is not on a hub",
@@ -107,7 +107,7 @@ def push(
     beside, said = _for_peft(source, backbone, note) if peft else ({}, InPeft(None, (_UNASKED,)))
     publication = Publication(place.name, place.version, tuple(tags), visibility, beside)
     target = str(replace(place, version=None))
-    with prepared(source, listing or Listing(), target, said) as ready:
+    with prepared(source, listing or PublicationInfo(), target, said) as ready:
         return store_of(place).put(ready, publication)
 
 
@@ -167,7 +167,11 @@ def search(
     Raises:
         RegistryError: the hub cannot be reached. ConfigError: no address of a hub.
     """
-    place = parse(f"{hub.rstrip('/')}/owner/name") if isinstance(hub, str) else Reference("hub", "")
+    place = (
+        parse_reference(f"{hub.rstrip('/')}/owner/name")
+        if isinstance(hub, str)
+        else Reference("hub", "")
+    )
     store = store_of(place) if hub else LocalRegistry(registry)
     return store.search(Query(text, **fields))
 
@@ -178,7 +182,7 @@ def yank(reference: str, reason: str, *, registry: str | Path | None = None) -> 
     Raises:
         ConfigError: the reference names no version. RegistryError: it is not there.
     """
-    place = parse(reference)
+    place = parse_reference(reference)
     if place.version is None:
         raise ConfigError(f"{reference!r} names no version", hint=f"{reference}@v1")
     store = store_of(place, registry)

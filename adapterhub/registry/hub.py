@@ -54,8 +54,8 @@ from adapterhub.registry.store import (
     Query,
     chosen,
     free_version,
-    number_of,
     ranked,
+    version_number,
 )
 
 YANKED_FILE = "yanked.json"
@@ -194,14 +194,16 @@ class HubStore:
 
     def _versions(self, name: str) -> list[Entry]:
         refs = self._refs(name)
-        numbered = sorted(filter(number_of, refs), key=lambda tag: number_of(tag) or 0)
+        numbered = sorted(filter(version_number, refs), key=lambda tag: version_number(tag) or 0)
         if not numbered:
             return []
         yanked = self._yanked(name)
         self._file(name, "main", MANIFEST_FILE)  # what the cache gives when the hub is away
         entries = []
         for version in numbered:
-            tags = sorted(t for t, at in refs.items() if at == refs[version] and not number_of(t))
+            tags = sorted(
+                t for t, at in refs.items() if at == refs[version] and not version_number(t)
+            )
             entry = self._entry(name, version)
             entries.append(replace(entry, tags=tuple(tags), yanked=yanked.get(version)))
         return entries
@@ -218,7 +220,7 @@ class HubStore:
                 away = error
                 continue
             if path is not None:
-                version = revision if number_of(revision) else path.parent.name
+                version = revision if version_number(revision) else path.parent.name
                 reference = f"{self.prefix}{name}@{version}"
                 return make(path.read_bytes(), reference=reference, name=name, version=version)
         raise away or FileError(

@@ -36,7 +36,7 @@ from adapterhub.files.atomic import (
 from adapterhub.files.manifest import MAX_MANIFEST_BYTES, from_json
 from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, TENSORS_FILE, read_adapter
 from adapterhub.files.schema import canonical_json
-from adapterhub.registry.store import Entry, free_version, number_of
+from adapterhub.registry.store import Entry, free_version, version_number
 
 PUBLISHED = (CARD_FILE, MANIFEST_FILE, TENSORS_FILE)
 _NAMES = "names.json"
@@ -72,8 +72,8 @@ class NameFolder:
         """The folders of all versions, oldest first."""
         if not self.path.is_dir():
             return []
-        found = [p for p in self.path.iterdir() if number_of(p.name) and p.name[0] == "v"]
-        return sorted(found, key=lambda p: number_of(p.name) or 0)
+        found = [p for p in self.path.iterdir() if version_number(p.name) and p.name[0] == "v"]
+        return sorted(found, key=lambda p: version_number(p.name) or 0)
 
     def add(self, folder: Path, version: str | None, tags: tuple[str, ...]) -> Entry:
         """Keep an adapter as a new version, or find the version that it is already.

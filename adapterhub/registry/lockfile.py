@@ -19,7 +19,7 @@ from adapterhub.files.atomic import explained, replace_file
 from adapterhub.files.native import read_adapter
 from adapterhub.registry.api import pull, store_of, warn_of_yanked
 from adapterhub.registry.local_versions import copy_adapter, digest_of
-from adapterhub.registry.reference import Reference, is_name, parse
+from adapterhub.registry.reference import Reference, is_name, parse_reference
 from adapterhub.registry.store import Entry
 
 _MAX_BYTES = 4 << 20
@@ -87,7 +87,7 @@ def pin(
     """
     if name is not None and not is_name(name):
         raise ConfigError(f"{name!r} is not a name", expected="letters, digits and . _ - inside")
-    place = parse(reference)
+    place = parse_reference(reference)
     if place.place == "folder":
         raise ConfigError(
             f"{reference} is a folder, which may change",
@@ -160,7 +160,7 @@ def _digest(folder: Path) -> str:
 
 
 def _adapter(pinned: Pin) -> Reference:
-    return replace(parse(pinned.reference), version=None)
+    return replace(parse_reference(pinned.reference), version=None)
 
 
 def _pin_of(entry: Entry) -> Pin:

@@ -22,7 +22,7 @@ from adapterhub.interchange.peft.files import TENSORS_FILE as PEFT_TENSORS
 
 
 @dataclass(frozen=True)
-class Listing:
+class PublicationInfo:
     """What a publisher says of an adapter; what is None or empty stays as its manifest has it.
 
     `license` is an identifier such as apache-2.0, `language` codes such as en, `topics` words by
@@ -44,7 +44,7 @@ class Listing:
 
 @contextmanager
 def prepared(
-    source: Path, listing: Listing, reference: str, peft: InPeft | None = None
+    source: Path, listing: PublicationInfo, reference: str, peft: InPeft | None = None
 ) -> Iterator[Path]:
     """A folder with the adapter of `source` as it is to be published, for as long as the context.
 

@@ -29,7 +29,7 @@ FORMS = "./folder, name[@version], hf:owner/name[@revision], https://host/owner/
 
 @dataclass(frozen=True)
 class Reference:
-    """Where an adapter is: `parse(str(reference)) == reference`.
+    """Where an adapter is: `parse_reference(str(reference)) == reference`.
 
     `name` is a path for a folder, `owner/name` on a hub; `host` is a server's scheme and host.
     """
@@ -44,7 +44,7 @@ class Reference:
         return f"{start}{self.name}" + (f"@{self.version}" if self.version else "")
 
 
-def parse(text: str) -> Reference:
+def parse_reference(text: str) -> Reference:
     """The reference that a text is.
 
     Raises:

@@ -139,9 +139,11 @@ def chosen(found: Sequence[Entry], name: str, version: str | None) -> Entry:
     standing = [entry for entry in found if entry.yanked is None]
     if version is None and standing:
         return standing[-1]
-    number = number_of(version or "")
+    number = version_number(version or "")
     for entry in found:
-        if version in entry.tags or (number is not None and number == number_of(entry.version)):
+        if version in entry.tags or (
+            number is not None and number == version_number(entry.version)
+        ):
             return entry
     raise RegistryError(
         f"{name!r} has no version {version}" if version else f"all versions of {name!r} are yanked",
@@ -158,10 +160,10 @@ def free_version(name: str, version: str | None, known: Sequence[Entry]) -> str:
     Raises:
         ConfigError: it is no version. RegistryError: other bytes have it.
     """
-    taken = {number_of(entry.version) or 0 for entry in known}
+    taken = {version_number(entry.version) or 0 for entry in known}
     if version is None:
         return f"v{max(taken, default=0) + 1}"
-    number = number_of(version)
+    number = version_number(version)
     if number is None:
         raise ConfigError(f"{version!r} is no version", expected="v1, v2, ...")
     if number in taken:
@@ -173,7 +175,7 @@ def free_version(name: str, version: str | None, known: Sequence[Entry]) -> str:
     return f"v{number}"
 
 
-def number_of(version: str) -> int | None:
+def version_number(version: str) -> int | None:
     """The number of a version: 3 for `v3` or `3`, None for a tag."""
     match = re.fullmatch(r"v?([1-9][0-9]{0,8})", version)
     return int(match[1]) if match else None

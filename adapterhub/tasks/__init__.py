@@ -9,9 +9,9 @@ from adapterhub.tasks._base import (
     Prediction,
     Setting,
     Task,
-    dump,
+    dump_task,
+    parse_task,
     task_class,
-    task_of,
 )
 
 for _module in pkgutil.iter_modules(__path__):
@@ -23,7 +23,7 @@ __all__ = [
     "Prediction",
     "Setting",
     "Task",
-    "dump",
+    "dump_task",
+    "parse_task",
     "task_class",
-    "task_of",
 ]

@@ -204,7 +204,7 @@ def one_row_each(task: Task, examples: Sequence[Any], setting: Setting, rows: li
     return Encoded(task, setting, tuple(examples), rows, tuple(range(len(rows))))
 
 
-def rows_of(encoded: Mapping[str, Any]) -> list[Row]:
+def rows_from_columns(encoded: Mapping[str, Any]) -> list[Row]:
     """A tokenizer's columns as rows."""
     return [dict(zip(encoded, row, strict=True)) for row in zip(*encoded.values(), strict=True)]
 
@@ -277,7 +277,7 @@ TASKS: dict[str, type[Task]] = {}
 T = TypeVar("T", bound=type[Task])
 
 
-def register(cls: T) -> T:
+def register_task(cls: T) -> T:
     """Enter a task into the registry under its name."""
     TASKS[cls.name] = cls
     return cls
@@ -298,7 +298,7 @@ def task_class(name: str) -> type[Task]:
     return TASKS[name]
 
 
-def task_of(spec: object) -> Task:
+def parse_task(spec: object) -> Task:
     """The task of a spec: a name, a name with options, or a mapping of one name to its options.
 
     Raises:
@@ -320,7 +320,7 @@ def _is_named_options(pair: object) -> bool:
     return pair[1] is None or isinstance(pair[1], Mapping)
 
 
-def dump(task: Task) -> str | dict[str, Any]:
+def dump_task(task: Task) -> str | dict[str, Any]:
     """The normal form of a task: its name, or {name: all options} where it has options."""
     assert dataclasses.is_dataclass(task)
     return {task.name: to_dict(task)} if dataclasses.fields(task) else task.name

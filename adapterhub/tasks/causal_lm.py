@@ -30,7 +30,7 @@ from adapterhub.tasks._base import (
     Task,
     limit_of,
     pad,
-    register,
+    register_task,
 )
 from adapterhub.tasks._generation import Generation, generate, token_loss
 from adapterhub.tasks._metrics import generation_metrics
@@ -47,7 +47,7 @@ class Chat:
     messages: tuple[tuple[str, str], ...]
 
 
-@register
+@register_task
 @dataclass(frozen=True)
 class CausalLM(Generation, Task):
     """The next token, of responses or of raw text."""

@@ -19,8 +19,8 @@ from adapterhub.tasks._base import (
     forward,
     limit_of,
     one_row_each,
-    register,
-    rows_of,
+    register_task,
+    rows_from_columns,
 )
 from adapterhub.tasks._metrics import classification_metrics, regression_metrics
 
@@ -93,14 +93,14 @@ class OfTexts(Task):
         pairs = [e.pair for e in examples] if examples and examples[0].pair is not None else None
         texts = [e.text for e in examples]
         encoded = setting.tokenizer(texts, pairs, truncation=True, max_length=limit_of(setting))
-        rows = rows_of(encoded)
+        rows = rows_from_columns(encoded)
         if labelled:
             for row, example in zip(rows, examples, strict=True):
                 row["labels"] = self.target(example, setting.labels)
         return one_row_each(self, examples, setting, rows)
 
 
-@register
+@register_task
 @dataclass(frozen=True)
 class Classification(OfTexts):
     """One class for a text or a pair of texts."""
@@ -138,7 +138,7 @@ class Classification(OfTexts):
         return classification_metrics([str(e.label) for e in examples], found)
 
 
-@register
+@register_task
 @dataclass(frozen=True)
 class Regression(OfTexts):
     """One number for a text or a pair of texts."""

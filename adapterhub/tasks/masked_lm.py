@@ -28,7 +28,7 @@ from adapterhub.tasks._base import (
     forward,
     limit_of,
     random_of,
-    register,
+    register_task,
 )
 from adapterhub.tasks._generation import token_loss
 
@@ -70,7 +70,7 @@ class RawText(Task):
         return token_loss(model, data, batch_size)
 
 
-@register
+@register_task
 @dataclass(frozen=True)
 class MaskedLM(RawText):
     """Hidden tokens of raw text."""

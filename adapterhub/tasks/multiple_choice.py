@@ -27,8 +27,8 @@ from adapterhub.tasks._base import (
     limit_of,
     one_row_each,
     pad,
-    register,
-    rows_of,
+    register_task,
+    rows_from_columns,
 )
 from adapterhub.tasks._metrics import classification_metrics
 
@@ -60,7 +60,7 @@ class Choice(Prediction):
         return f"{self.text} {self.scores[self.index]:.3f}"
 
 
-@register
+@register_task
 @dataclass(frozen=True)
 class MultipleChoice(Task):
     """Which of several texts goes with a text."""
@@ -110,7 +110,7 @@ class MultipleChoice(Task):
             encoded = setting.tokenizer(
                 texts, list(example.choices), truncation=True, max_length=limit_of(setting)
             )
-            parts = rows_of(encoded)
+            parts = rows_from_columns(encoded)
             row: Row = {
                 "choices": parts,
                 "input_ids": max((p["input_ids"] for p in parts), key=len),

@@ -33,7 +33,7 @@ from adapterhub.tasks._base import (
     limit_of,
     one_row_each,
     pad,
-    register,
+    register_task,
 )
 from adapterhub.tasks._metrics import classification_metrics
 from adapterhub.tasks.classification import OfTexts, Scored
@@ -41,7 +41,7 @@ from adapterhub.tasks.classification import OfTexts, Scored
 _FIELDS = re.compile(r"\{(text|pair|mask)\}")
 
 
-@register
+@register_task
 @dataclass(frozen=True)
 class Prompted(OfTexts):
     """One class for a text or a pair, by a word that the language model finds fitting."""

@@ -33,7 +33,7 @@ from adapterhub.tasks._base import (
     cut_text,
     forward,
     limit_of,
-    register,
+    register_task,
 )
 from adapterhub.tasks._metrics import answer_metrics
 
@@ -67,7 +67,7 @@ class Answer(Prediction):
         return self.text.replace("\n", " ") or "-"
 
 
-@register
+@register_task
 @dataclass(frozen=True)
 class QuestionAnswering(Task):
     """The span of a context that answers a question."""

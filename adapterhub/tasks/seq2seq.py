@@ -28,8 +28,8 @@ from adapterhub.tasks._base import (
     limit_of,
     one_row_each,
     pad,
-    register,
-    rows_of,
+    register_task,
+    rows_from_columns,
 )
 from adapterhub.tasks._generation import Generation, generate, token_loss
 from adapterhub.tasks._metrics import generation_metrics
@@ -37,7 +37,7 @@ from adapterhub.tasks._metrics import generation_metrics
 _MAIN = {"bleu": "bleu", "rouge": "rougeL", "exact": "exact_match"}
 
 
-@register
+@register_task
 @dataclass(frozen=True)
 class Seq2Seq(Generation, Task):
     """A text for a text."""
@@ -70,7 +70,9 @@ class Seq2Seq(Generation, Task):
     def encode(self, examples: Sequence[Example], setting: Setting, *, labelled: bool) -> Encoded:
         """Inputs and targets, each cut to its own limit."""
         texts = [self.template.replace("{text}", e.text) for e in examples]
-        rows = rows_of(setting.tokenizer(texts, truncation=True, max_length=limit_of(setting)))
+        rows = rows_from_columns(
+            setting.tokenizer(texts, truncation=True, max_length=limit_of(setting))
+        )
         for row in rows:
             row.pop("token_type_ids", None)
         if labelled:

@@ -31,13 +31,13 @@ from adapterhub.tasks._base import (
     limit_of,
     pad,
     random_of,
-    register,
+    register_task,
 )
 from adapterhub.tasks._generation import Generation, generate
 from adapterhub.tasks.masked_lm import RawText
 
 
-@register
+@register_task
 @dataclass(frozen=True)
 class SpanCorruption(Generation, RawText):
     """Dropped spans of raw text."""

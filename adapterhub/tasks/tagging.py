@@ -28,7 +28,7 @@ from adapterhub.tasks._base import (
     forward,
     limit_of,
     one_row_each,
-    register,
+    register_task,
 )
 from adapterhub.tasks._metrics import entity_metrics
 
@@ -70,7 +70,7 @@ class Tags(Prediction):
         return "; ".join(f"{e.kind}: {e.text}" for e in self.entities) or "-"
 
 
-@register
+@register_task
 @dataclass(frozen=True)
 class Tagging(Task):
     """Entities in a sentence."""

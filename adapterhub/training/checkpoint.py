@@ -6,7 +6,7 @@
 A checkpoint is a folder: `tensors.safetensors`, `progress.json` and, in `last`, `training.pt`
 (optimizer, schedule, random states; read with `weights_only=True`). It is written as a hidden
 sibling, flushed to disk, and swapped in by two renames; a kill between them is healed by the next
-`load` or `save`.
+`load_checkpoint` or `save`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def folder_of(output: Path, name: str) -> Path:
     return output / "checkpoints" / name
 
 
-def clear(output: Path) -> None:
+def delete_checkpoints(output: Path) -> None:
     """Deletes all checkpoints of the run in `output`."""
     shutil.rmtree(output / "checkpoints", ignore_errors=True)
 
@@ -84,7 +84,7 @@ def save(folder: Path, state: State) -> None:
         ) from error
 
 
-def load(folder: Path) -> State:
+def load_checkpoint(folder: Path) -> State:
     """Reads a checkpoint. Raises `FileError` when it is missing or broken."""
     if not exists(folder):
         raise FileError(f"there is no checkpoint in {folder}", hint="train without --resume")
@@ -101,7 +101,7 @@ def load(folder: Path) -> State:
         ) from error
 
 
-def restore(live: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:
+def copy_tensors(live: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:
     """Copies `saved` into the `live` tensors, in place, on their own device.
 
     Raises `FileError` that lists every missing, unexpected or wrong-shape tensor.
@@ -118,14 +118,14 @@ def restore(live: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor])
             tensor.copy_(saved[name])
 
 
-def digest(run: Mapping[str, Any]) -> str:
+def run_digest(run: Mapping[str, Any]) -> str:
     """The identity of a run: sha256 of its description (recipe, data hash) as canonical JSON."""
     return hashlib.sha256(_json(run).encode()).hexdigest()
 
 
 def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raises `ConfigError` that lists every setting in which the two run descriptions differ."""
-    if digest(saved) == digest(now):
+    if run_digest(saved) == run_digest(now):
         return
     before, after = dict(_leaves(saved)), dict(_leaves(now))
     keys = sorted(k for k in before.keys() | after.keys() if before.get(k) != after.get(k))
@@ -170,7 +170,7 @@ def _write(new: Path, state: State) -> None:
         torch.save(state.training, new / TRAINING)
     record = {
         "format": FORMAT,
-        "digest": digest(state.run),
+        "digest": run_digest(state.run),
         "run": json.loads(_json(state.run)),
         "progress": state.progress,
     }

@@ -33,14 +33,14 @@ from adapterhub.training.batching import BatchList
 from adapterhub.training.engine import Engine, Trainee
 from adapterhub.training.gradient_checkpointing import Recompute, recompute
 from adapterhub.training.options import TrainOptions
-from adapterhub.training.report import Evaluated, Reporter, Silent, Timing, Trained
+from adapterhub.training.report import Evaluated, Reporter, Silent, Timing, TrainingLine
 from adapterhub.training.stages import improvements
 
-__all__ = ["Result", "Trainee", "train"]
+__all__ = ["Trainee", "TrainingResult", "train"]
 
 
 @dataclass(frozen=True)
-class Result:
+class TrainingResult:
     """How a run ended. `history` has the metrics of each evaluation with "step" and "epoch".
 
     `seconds` is all work over all sessions of the run; `examples_per_second` is of training alone;
@@ -71,7 +71,7 @@ def train(
     resume: bool,
     run: Mapping[str, Any],
     reporter: Reporter,
-) -> Result:
+) -> TrainingResult:
     """Trains on the device where the trained tensors are, and ends with the best tensors live.
 
     `evaluate` is called in evaluation mode, without gradients. `run` describes the run (recipe,
@@ -169,9 +169,9 @@ class _Session:
                 expected="a new output folder, or a run to go on with",
                 hint="add --resume, or choose another output folder",
             )
-        saved = checkpoint.load(self.last)
+        saved = checkpoint.load_checkpoint(self.last)
         checkpoint.check_same_run(saved.run, self.run)
-        checkpoint.restore(self.trainee.tensors(), saved.tensors)
+        checkpoint.copy_tensors(self.trainee.tensors(), saved.tensors)
         self.progress = _Progress(**saved.progress)
         self.reported = (self.progress.examples, self.progress.train_seconds)
         return saved
@@ -240,7 +240,7 @@ class _Session:
     def _report(self, epoch: float) -> None:
         self._read()
         progress, losses = self.progress, self.progress.losses
-        line = Trained(
+        line = TrainingLine(
             step=progress.step,
             epoch=epoch,
             loss=math.fsum(losses) / len(losses),
@@ -333,15 +333,17 @@ class _Session:
         total = progress.train_seconds + progress.other_seconds
         return Timing(total, speed, progress.peak_memory)
 
-    def finish(self) -> Result:
+    def finish(self) -> TrainingResult:
         """Makes the best tensors live and puts the model in evaluation mode."""
         progress = self.progress
         if progress.best_step is not None:
-            checkpoint.restore(self.trainee.tensors(), checkpoint.load(self.best).tensors)
+            checkpoint.copy_tensors(
+                self.trainee.tensors(), checkpoint.load_checkpoint(self.best).tensors
+            )
         accelerator = self.engine.accelerator
         accelerator.unwrap_model(self.engine.model, keep_fp32_wrapper=False).eval()
         best = progress.best_step and _metrics_of(progress.record(progress.best_step))
-        return Result(
+        return TrainingResult(
             best=best or {},
             best_step=progress.best_step,
             last=_metrics_of(progress.history[-1]),

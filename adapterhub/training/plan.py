@@ -12,7 +12,7 @@ from adapterhub.training.run import Prepared
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """`sites` lists (site or parameter group, method, parameters); `memory` is in bytes."""
 
     sites: tuple[tuple[str, str, int], ...]
@@ -25,7 +25,7 @@ class Plan:
     memory: dict[str, int]
 
 
-def plan_of(ready: Prepared) -> Plan:
+def plan_of(ready: Prepared) -> TrainingPlan:
     """The plan of a prepared run."""
     adapter, options = ready.adapter, ready.recipe.train
     trainable = sum(p.numel() for p in adapter.parameters())
@@ -33,7 +33,7 @@ def plan_of(ready: Prepared) -> Plan:
     batches = -(-len(ready.train.rows) // options.batch_size)
     steps = options.max_steps or -(-batches // options.gradient_accumulation) * options.epochs
     longest = max(ready.train.lengths)
-    return Plan(
+    return TrainingPlan(
         sites=_sites(ready),
         backbone=sum(map(size_of, parameters)),
         trainable=trainable,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from adapterhub.config.options import from_dict, merge, option, parse_overrides, to_dict
+from adapterhub.config.options import from_dict, merge_options, option, parse_overrides, to_dict
 from adapterhub.config.yaml import dump_yaml, load_yaml
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
@@ -60,7 +60,9 @@ def read(
     data: dict[str, Any] = load_yaml(path) if path else {}
     for layer in (flags or {}, parse_overrides(overrides)):
         # A spec replaces the other, options and all: two mappings would merge into two methods.
-        data = merge({k: v for k, v in data.items() if k not in SPECS or k not in layer}, layer)
+        data = merge_options(
+            {k: v for k, v in data.items() if k not in SPECS or k not in layer}, layer
+        )
     recipe = from_dict(Recipe, data)
     needed = {"backbone": recipe.backbone, "data.train": recipe.data.train, "output": recipe.output}
     if missing := [name for name, value in needed.items() if not value]:

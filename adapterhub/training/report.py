@@ -33,7 +33,7 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingLine:
     """Mean loss of the steps since the previous such line, and the learning rate of each group."""
 
     step: int
@@ -61,7 +61,7 @@ class Reporter(Protocol):
     def advance(self, step: int) -> None:
         """This many steps are done."""
 
-    def trained(self, line: Trained, timing: Timing) -> None:
+    def trained(self, line: TrainingLine, timing: Timing) -> None:
         """Each `log_every` steps."""
 
     def evaluated(self, line: Evaluated, timing: Timing) -> None:
@@ -86,7 +86,7 @@ class Silent:
     def advance(self, step: int) -> None:
         pass
 
-    def trained(self, line: Trained, timing: Timing) -> None:
+    def trained(self, line: TrainingLine, timing: Timing) -> None:
         pass
 
     def evaluated(self, line: Evaluated, timing: Timing) -> None:
@@ -116,7 +116,7 @@ class Several:
         for reporter in self.reporters:
             reporter.advance(step)
 
-    def trained(self, line: Trained, timing: Timing) -> None:
+    def trained(self, line: TrainingLine, timing: Timing) -> None:
         for reporter in self.reporters:
             reporter.trained(line, timing)
 
@@ -149,7 +149,7 @@ class PlainLines(Silent):
         if done:
             self.note(f"resumed after step {done} of {total}")
 
-    def trained(self, line: Trained, timing: Timing) -> None:
+    def trained(self, line: TrainingLine, timing: Timing) -> None:
         rate = f"{timing.examples_per_second:,.0f} examples/s"
         self.note(
             f"step {line.step}/{self.total}  epoch {line.epoch:.2f}  {_train_text(line)}  {rate}"
@@ -183,7 +183,7 @@ class Bar(Silent):
     def advance(self, step: int) -> None:
         self.progress.update(self.task, completed=step)
 
-    def trained(self, line: Trained, timing: Timing) -> None:
+    def trained(self, line: TrainingLine, timing: Timing) -> None:
         text = f"{_train_text(line)}  {timing.examples_per_second:,.0f} examples/s"
         self.progress.update(self.task, description=text)
 
@@ -210,7 +210,7 @@ class JsonLines(Silent):
             _cut_after(path, done)
         self.files = tuple(path.open("a", encoding="utf-8", newline="\n") for path in self.paths)
 
-    def trained(self, line: Trained, timing: Timing) -> None:
+    def trained(self, line: TrainingLine, timing: Timing) -> None:
         self._write("train", line.step, dataclasses.asdict(line), timing)
 
     def evaluated(self, line: Evaluated, timing: Timing) -> None:
@@ -248,7 +248,7 @@ class TensorBoard(Silent):
             return
         self.writer = SummaryWriter(str(self.folder), purge_step=done + 1)
 
-    def trained(self, line: Trained, timing: Timing) -> None:
+    def trained(self, line: TrainingLine, timing: Timing) -> None:
         rates = {f"learning_rate/{name}": rate for name, rate in line.learning_rate.items()}
         speed = {"train/examples_per_second": timing.examples_per_second}
         self._add({"train/loss": line.loss, **rates, **speed}, line.step)
@@ -289,7 +289,7 @@ def _console(quiet: bool) -> Reporter:
     return Bar() if sys.stderr.isatty() else PlainLines()
 
 
-def _train_text(line: Trained) -> str:
+def _train_text(line: TrainingLine) -> str:
     return f"loss {line.loss:.4f}  lr {max(line.learning_rate.values(), default=0.0):.2e}"
 
 

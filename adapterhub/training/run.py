@@ -22,9 +22,8 @@ from adapterhub.data.examples import data_hash, sample
 from adapterhub.errors import ConfigError, DataError, OutputError
 from adapterhub.files.atomic import replace_file
 from adapterhub.methods._base import Method
-from adapterhub.methods._spec import dump, parse
-from adapterhub.tasks import Encoded, Setting, Task, task_of
-from adapterhub.tasks import dump as dump_task
+from adapterhub.methods._spec import dump_methods, parse_methods
+from adapterhub.tasks import Encoded, Setting, Task, dump_task, parse_task
 from adapterhub.training import loop, stages
 from adapterhub.training.batching import LazyBatches, batch_order
 from adapterhub.training.options import TrainOptions
@@ -119,7 +118,7 @@ class Outcome:
 
     folder: Path
     metrics: dict[str, float]
-    result: loop.Result
+    result: loop.TrainingResult
     parameters: int
     head_parameters: int
     adapter_bytes: int
@@ -131,7 +130,7 @@ def read_data(recipe: Recipe) -> Data:
     Raises:
         DataError: they cannot be used, by data.py's rules.
     """
-    task = task_of(recipe.task)
+    task = parse_task(recipe.task)
     train = sample(_read(recipe, recipe.data.train, task, "train"), recipe.data.rows, recipe.seed)
     evaluation = _read(recipe, recipe.data.eval, task, "eval")
     labels = task.labels(train)
@@ -151,7 +150,7 @@ def _read(recipe: Recipe, source: str | None, task: Task, split: str) -> list[An
 
 def prepare(recipe: Recipe) -> Prepared:
     """Everything up to the first step: reads, checks, loads and attaches, and writes nothing."""
-    methods = parse(recipe.method)  # type: ignore[arg-type]
+    methods = parse_methods(recipe.method)  # type: ignore[arg-type]
     data = read_data(recipe)
     set_seed(recipe.seed)
     model, tokenizer = load_backbone(
@@ -221,11 +220,11 @@ def run(recipe: Recipe, reporter: Reporter, *, resume: bool = False) -> Outcome:
     try:
         result = _train(ready, output, reporter, resume)
     finally:
-        stages.release(ready.adapter)
+        stages.unfreeze_all(ready.adapter)
     return _save(ready, output, result)
 
 
-def _train(ready: Prepared, output: Path, reporter: Reporter, resume: bool) -> loop.Result:
+def _train(ready: Prepared, output: Path, reporter: Reporter, resume: bool) -> loop.TrainingResult:
     recipe = ready.recipe
     if recipe.train.max_steps is None:
         for sentence in stages.unreached(ready.adapter, recipe.train.epochs):
@@ -253,8 +252,8 @@ def _train(ready: Prepared, output: Path, reporter: Reporter, resume: bool) -> l
 def _identity(recipe: Recipe) -> dict[str, Any]:
     """What of the recipe decides the bytes of the adapter: not where it is written."""
     fields = to_dict(recipe) | {
-        "method": list(dump(parse(recipe.method))),  # type: ignore[arg-type]
-        "task": dump_task(task_of(recipe.task)),
+        "method": list(dump_methods(parse_methods(recipe.method))),  # type: ignore[arg-type]
+        "task": dump_task(parse_task(recipe.task)),
     }
     fields["data"] = {k: v for k, v in fields["data"].items() if k not in PLACES}
     return {k: v for k, v in fields.items() if k not in ("output", "train", "backbone")}
@@ -302,12 +301,12 @@ def _epoch(ready: Prepared, epoch: int) -> LazyBatches:
     return LazyBatches(order, lambda indices: encoded.batch(indices, epoch))
 
 
-def _save(ready: Prepared, output: Path, result: loop.Result) -> Outcome:
+def _save(ready: Prepared, output: Path, result: loop.TrainingResult) -> Outcome:
     adapter, recipe = ready.adapter, ready.recipe
     metrics = result.best or result.last
     adapter.notes.metrics = dict(metrics)
     # A method that was built of adapters names these, not the folders where they lay.
-    method = {"method": list(dump(adapter.methods)), "train": to_dict(recipe.train)}
+    method = {"method": list(dump_methods(adapter.methods)), "train": to_dict(recipe.train)}
     adapter.notes.training = {
         "recipe": _identity(recipe) | method,
         "data": {

@@ -19,7 +19,7 @@ CUT_FRACTION = 0.1
 RATIO = 32.0
 
 
-def linear(step: int, total: int, warmup: int) -> float:
+def linear_schedule(step: int, total: int, warmup: int) -> float:
     """Warm-up, then a straight line to 0: (T - t) / (T - W)."""
     return _rise(step, warmup) if step < warmup else 1.0 - _progress(step, total, warmup)
 
@@ -54,7 +54,7 @@ def slanted(step: int, total: int, cut: int, ratio: float = RATIO) -> float:
 
 
 SHAPES: dict[str, Callable[[int, int, int], float]] = {
-    "linear": linear,
+    "linear": linear_schedule,
     "cosine": cosine,
     "slanted": slanted,
     "constant": constant,

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from adapterhub.adapters.adapter import Adapter
-from adapterhub.methods._base import Pace
+from adapterhub.methods._base import StageSchedule
 
 
 def enter(adapter: Adapter, epoch: int, improved: Sequence[bool]) -> bool:
@@ -39,13 +39,13 @@ def unreached(adapter: Adapter, epochs: int) -> Iterator[str]:
             )
 
 
-def release(adapter: Adapter) -> None:
+def unfreeze_all(adapter: Adapter) -> None:
     """Lets all of an adapter's parameters require a gradient again, as after `attach`."""
     for changed in adapter.changed:
         changed.own.requires_grad_(True)
 
 
-def stage(pace: Pace | None, epoch: int, improved: Sequence[bool]) -> int:
+def stage(pace: StageSchedule | None, epoch: int, improved: Sequence[bool]) -> int:
     """The stage in `epoch`, after evaluations of which `improved` says whether they were the best
     until then. Stages count from 0."""
     if pace is None:

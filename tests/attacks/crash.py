@@ -32,7 +32,7 @@ from adapterhub.files import atomic as folder_module
 from adapterhub.files import native
 from adapterhub.files.manifest import BackboneRef, Manifest
 from adapterhub.training import checkpoint, report
-from adapterhub.training.report import JsonLines, Timing, Trained
+from adapterhub.training.report import JsonLines, Timing, TrainingLine
 
 REF = BackboneRef("acme/bert-tiny", None, "ab" * 32, "bert")
 MANIFEST = Manifest(name="a", methods=({"lora": {"rank": 2}},), backbone=REF)
@@ -194,7 +194,7 @@ def checkpoints(place: Path, first: bool, most: int) -> dict[str, Any]:
     def check() -> str:
         if not checkpoint.exists(place):
             return "none"
-        state = checkpoint.load(place)
+        state = checkpoint.load_checkpoint(place)
         assert state.training is not None
         found = which(dict(state.tensors))
         assert state.progress["step"] == (found == "new")
@@ -219,7 +219,7 @@ def metrics(place: Path, most: int) -> dict[str, Any]:
         lines = JsonLines(place)
         lines.start(6, 0)
         for step in range(1, 7):
-            record = Trained(step=step, epoch=0.0, loss=1 / step, learning_rate={"lora": 1e-3})
+            record = TrainingLine(step=step, epoch=0.0, loss=1 / step, learning_rate={"lora": 1e-3})
             lines.trained(record, Timing(1.0, 1.0, 1))
             if step % 2 == 0:
                 lines.flush()
@@ -338,7 +338,7 @@ def file_size_limit(place: Path, most: int) -> dict[str, Any]:
             code = in_a_child(limited)
             assert code in (0, 3), (name, limit, code)
             read = native.read_adapter(place)[1] if target is place else None
-            found = which(read or dict(checkpoint.load(checkpoint_place).tensors))
+            found = which(read or dict(checkpoint.load_checkpoint(checkpoint_place).tensors))
             assert found == ("old" if code else "new"), (name, limit, code, found)
             names = sorted(p.name for p in target.parent.iterdir())
             assert names in ([place.name, "checkpoints"], [place.name], ["last"]), names

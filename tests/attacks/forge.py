@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
+import tiny_models
 from transformers import PreTrainedModel
 
 import adapterhub as ah
@@ -30,13 +30,13 @@ SECONDS = 10.0  # far more than any refusal takes, far less than an attack on ti
 
 def new_model() -> PreTrainedModel:
     """The backbone of the sound adapter."""
-    return tiny.model("bert", **LABELS)
+    return tiny_models.model("bert", **LABELS)
 
 
 def save_sound(folder: Path, method: Any = "lora(rank=2)") -> Path:
     """A sound adapter of `new_model`."""
     adapter = ah.attach(new_model(), method)
-    tiny.scramble(adapter)
+    tiny_models.scramble(adapter)
     adapter.save(folder)
     return folder
 

@@ -1,6 +1,6 @@
 """A fuzzer of everything that reads strangers' files: anything but an AdapterhubError is a finding.
 
-    PYTHONPATH=.:tests:tests/attacks python tests/attacks/fuzz.py --seconds 300 [--seed 0]
+    PYTHONPATH=.:tests/helpers:tests/attacks python tests/attacks/fuzz.py --seconds 300 [--seed 0]
 
 Sound files are made at run time, by the writers; each input is one of them after one to four
 mutations. A manifest is sealed again after most mutations, so that the checks behind the digest are
@@ -47,8 +47,8 @@ from adapterhub.errors import AdapterhubError
 from adapterhub.files.native import CARD_FILE, read_adapter
 from adapterhub.inference.open import trained
 from adapterhub.methods import METHODS
-from adapterhub.methods._spec import parse
-from adapterhub.tasks import task_of
+from adapterhub.methods._spec import parse_methods
+from adapterhub.tasks import parse_task
 from adapterhub.training import checkpoint, recipe
 
 Target = Callable[[random.Random], None]
@@ -163,7 +163,7 @@ class Fuzzer:
         text = recipe.Recipe(backbone="a/b", output="out", data=options).to_yaml().encode()
         path = self.folder / "recipe.yaml"
         path.write_bytes(mutate_bytes(rng, text))
-        parse(recipe.read(path).method)
+        parse_methods(recipe.read(path).method)
 
     def read_specs(self, rng: random.Random) -> None:
         """Method and task specs changed as text."""
@@ -171,7 +171,7 @@ class Fuzzer:
                  "seq2seq(metric=rouge)", "causal-lm(answer='#### (.*)', beams=2)",
                  "prompted(template='{text} {mask}', words={'0': 'a', '1': 'b'})"]  # fmt: skip
         text = mutate_bytes(rng, rng.choice(texts).encode()).decode("utf-8", "surrogateescape")
-        rng.choice([parse, task_of])(text)
+        rng.choice([parse_methods, parse_task])(text)
 
     def _data(self) -> dict[str, bytes]:
         rows = [{"text": f"a text, number {i}", "label": "01"[i % 2]} for i in range(8)]
@@ -208,7 +208,7 @@ class Fuzzer:
         name = rng.choice(sorted(self.checkpoint))
         for other, data in self.checkpoint.items():
             (folder / other).write_bytes(mutate_bytes(rng, data) if other == name else data)
-        checkpoint.restore({"a": torch.ones(2)}, checkpoint.load(folder).tensors)
+        checkpoint.copy_tensors({"a": torch.ones(2)}, checkpoint.load_checkpoint(folder).tensors)
 
     def read_foreign_options(self, rng: random.Random) -> None:
         """A configuration of peft or adapters changed as JSON."""

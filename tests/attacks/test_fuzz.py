@@ -16,8 +16,8 @@ from adapterhub.config.yaml import load_yaml
 from adapterhub.errors import AdapterhubError
 from adapterhub.files.manifest import from_json, to_json
 from adapterhub.files.native import read_adapter
-from adapterhub.methods._spec import parse
-from adapterhub.tasks import task_of
+from adapterhub.methods._spec import parse_methods
+from adapterhub.tasks import parse_task
 
 INPUTS = 1200
 METHODS = ("lora", "houlsby", "prompt", "bitfit")
@@ -52,7 +52,7 @@ def test_any_json_in_any_place_of_a_manifest(sound, data: st.DataObject, value: 
     try:
         manifest = from_json(sealed(tree))
         assert from_json(to_json(manifest)) == manifest
-        parse(manifest.methods)
+        parse_methods(manifest.methods)
     except AdapterhubError as error:
         str(error).encode()
 
@@ -64,7 +64,7 @@ def test_any_json_in_any_place_of_a_manifest(sound, data: st.DataObject, value: 
 def test_any_text_as_a_spec_or_a_recipe(tmp_path_factory, text: str) -> None:
     path = tmp_path_factory.getbasetemp() / "recipe.yaml"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
-    for read, argument in ((parse, text), (task_of, text), (load_yaml, path)):
+    for read, argument in ((parse_methods, text), (parse_task, text), (load_yaml, path)):
         try:
             read(argument)
         except AdapterhubError as error:

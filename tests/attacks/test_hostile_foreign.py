@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
+import tiny_models
 import torch
 from forge import Tree, bomb, join_header, refused
 from mutation import VALUES, mutate_bytes
@@ -35,7 +35,10 @@ SOURCES = [f"peft-{name}" for name in PEFT] + [f"adapters-{name}" for name in AD
 
 @pytest.fixture(scope="module")
 def backbones() -> dict[str, PreTrainedModel]:
-    return {"peft": tiny.model("bert"), "adapters": AutoModel.from_pretrained(GOLDEN / "backbone")}
+    return {
+        "peft": tiny_models.model("bert"),
+        "adapters": AutoModel.from_pretrained(GOLDEN / "backbone"),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +46,8 @@ def exported(tmp_path_factory) -> Path:
     """Checkpoints of peft, as we write them."""
     folder: Path = tmp_path_factory.mktemp("exported")
     for name, method in PEFT.items():
-        adapter = ah.attach(tiny.model("bert"), method)
-        tiny.scramble(adapter)
+        adapter = ah.attach(tiny_models.model("bert"), method)
+        tiny_models.scramble(adapter)
         adapter.export(folder / name)
     return folder
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
+import tiny_models
 import torch
 from forge import (
     MANIFEST,
@@ -244,7 +244,7 @@ def test_it_has_no_effect(saved: Path, model, attack: str) -> None:
 
 def logits(model, adapter):
     with torch.no_grad():
-        found = model(**tiny.batch()).logits
+        found = model(**tiny_models.batch()).logits
     adapter.detach()
     return found
 

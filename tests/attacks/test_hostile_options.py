@@ -6,12 +6,12 @@ import dataclasses
 from typing import Any
 
 import pytest
-import tiny
+import tiny_models
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError
 from adapterhub.methods import METHODS
-from adapterhub.methods._spec import build
+from adapterhub.methods._spec import build_method
 
 NUMBERS = [-(2**62), -1, 0]
 WORDS = ["", "no/such", "*" * 50, "__class__", "0..999999999", "top 9999999999999999", "\x1b[31m"]
@@ -33,7 +33,7 @@ CELLS = [
 
 @pytest.fixture(scope="module", params=["bert", "t5"])
 def backbone(request):
-    return tiny.model(request.param)
+    return tiny_models.model(request.param)
 
 
 @pytest.mark.parametrize(("method", "option"), CELLS)
@@ -43,7 +43,7 @@ def test_an_option_is_refused_or_fits(backbone, method: str, option: str) -> Non
     names = [name for name, _ in backbone.named_modules()]
     for value in JUNK[type(default)]:
         try:
-            ah.attach(backbone, build(method, {option: value})).detach()
+            ah.attach(backbone, build_method(method, {option: value})).detach()
         except AdapterhubError as error:
             str(error).encode()
         assert [name for name, _ in backbone.named_modules()] == names

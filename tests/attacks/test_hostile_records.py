@@ -15,7 +15,7 @@ from forge import LABELS, bomb, forge, harmless_text
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, BackboneError, ConfigError, FileError
 from adapterhub.inference.open import open_adapter, trained
-from adapterhub.tasks import task_of
+from adapterhub.tasks import parse_task
 
 STEERING = ["\x1b[2J\x1b]0;owned\x07", "\u202egnp\x9b31m", "a\tb\nc"]
 
@@ -104,7 +104,7 @@ def test_no_record_names_a_place(copy) -> None:
 
 
 def test_a_pattern_that_takes_for_ever_is_stopped() -> None:
-    task: Any = task_of({"causal-lm": {"answer": "((?:a|aa)+)$"}})
+    task: Any = parse_task({"causal-lm": {"answer": "((?:a|aa)+)$"}})
     start = time.process_time()
     with pytest.raises(ConfigError, match="too long"):
         task._answer("a" * 40 + "b")

@@ -6,7 +6,7 @@ import json
 import time
 
 import pytest
-import tiny
+import tiny_models
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -26,17 +26,17 @@ def of_model(model):
 
 
 def saved(architecture, folder, task="classification", **config):
-    tiny.model(architecture, task, **config).save_pretrained(folder)
+    tiny_models.model(architecture, task, **config).save_pretrained(folder)
     return folder
 
 
-@pytest.mark.parametrize("architecture", tiny.MATRIX)
+@pytest.mark.parametrize("architecture", tiny_models.MATRIX)
 def test_the_files_and_each_load_of_them_agree(architecture, tmp_path):
     """The same for any transformers class and dtype: no other base passes, and this one does."""
-    tiny.usual_model(architecture).save_pretrained(tmp_path)
+    tiny_models.usual_model(architecture).save_pretrained(tmp_path)
     expected = ah.fingerprint(tmp_path)
     auto = transformers.AutoModel
-    assert of_model(tiny.usual_model(architecture)) == expected, "never on a disk"
+    assert of_model(tiny_models.usual_model(architecture)) == expected, "never on a disk"
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         model = auto.from_pretrained(tmp_path, dtype=dtype)
         assert of_model(model) == expected, dtype
@@ -44,13 +44,13 @@ def test_the_files_and_each_load_of_them_agree(architecture, tmp_path):
 
 
 def saved_again(architecture, folder):
-    tiny.usual_model(architecture, seed=1).save_pretrained(folder)
+    tiny_models.usual_model(architecture, seed=1).save_pretrained(folder)
     return folder
 
 
 @pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float64])
 def test_checkpoints_in_other_dtypes(stored, tmp_path):
-    model = tiny.model("llama", "causal-lm").to(stored)
+    model = tiny_models.model("llama", "causal-lm").to(stored)
     model.save_pretrained(tmp_path)
     expected = ah.fingerprint(tmp_path)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -67,7 +67,7 @@ def test_each_class_of_a_checkpoint_has_its_fingerprint(task, backbone):
 
 def test_shards_and_torch_files_are_the_same_checkpoint(tmp_path):
     """A wide one, so that tensors are sampled."""
-    model = tiny.model("bert", "features", hidden_size=128, intermediate_size=512)
+    model = tiny_models.model("bert", "features", hidden_size=128, intermediate_size=512)
     model.save_pretrained(tmp_path / "one")
     model.save_pretrained(tmp_path / "many", max_shard_size="200KB")
     assert len(list((tmp_path / "many").glob("*.safetensors"))) > 2
@@ -101,14 +101,14 @@ def swap_layers(name):
 
 def test_renamed_modules_change_nothing():
     """An adapter saved under one transformers version loads under another that renamed modules."""
-    named = list(tiny.model("llama", "features").named_parameters())
+    named = list(tiny_models.model("llama", "features").named_parameters())
     renamed = [(n.replace("self_attn", "attention").replace("mlp", "ffn"), t) for n, t in named]
     assert renamed != named
     assert fingerprint_of(renamed) == fingerprint_of([(f"model.{n}", t) for n, t in named])
 
 
 def test_heads_poolers_and_buffers_do_not_count():
-    named = dict(tiny.model("bert", "features").named_parameters())
+    named = dict(tiny_models.model("bert", "features").named_parameters())
     more = {
         "classifier.0.weight": torch.ones(3, 4),
         "encoder.layer.0.attention.rotary_emb.inv_freq": torch.ones(4),
@@ -204,7 +204,7 @@ def test_a_truncated_file_and_an_empty_folder_are_refused(tmp_path):
 
 
 def test_what_is_on_the_model_is_not_of_the_backbone():
-    model = tiny.model("bert")
+    model = tiny_models.model("bert")
     before = of_model(model)
     ah.attach(model, "mam", name="more")
     assert attachments(model).fingerprint() == before

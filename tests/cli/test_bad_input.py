@@ -7,8 +7,8 @@ import os
 import shutil
 
 import pytest
-import tiny
-from material import sentences, write_tsv
+import tiny_models
+from fixtures import sentences, write_tsv
 
 
 def refused(result, *expected):
@@ -139,7 +139,7 @@ def test_a_resume_of_another_run(train, trained):
 def test_the_wrong_backbone_for_an_adapter(adapterhub, trained, backbone, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(backbone, other)
-    tiny.model("bert", "features", seed=1).save_pretrained(other)
+    tiny_models.model("bert", "features", seed=1).save_pretrained(other)
     refused(
         adapterhub("predict", trained, "good", "--backbone", other), "trained on another backbone"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-import tiny
+import tiny_models
 
 import adapterhub as ah
 from adapterhub.files.native import read_manifest
@@ -18,7 +18,7 @@ def folders(backbone, tmp_path):
     for seed, method in enumerate(["lora(rank=4)", "rslora(rank=2)"]):
         model, _ = ah.load_backbone(str(backbone), task="classification", labels=["bad", "good"])
         adapter = ah.attach(model, method, name="same")
-        tiny.scramble(adapter, seed=seed + 1)
+        tiny_models.scramble(adapter, seed=seed + 1)
         adapter.save(tmp_path / f"adapter-{seed}")
         made.append(tmp_path / f"adapter-{seed}")
     return made

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from material import json_lines, sentences, write_tsv
+from fixtures import json_lines, sentences, write_tsv
 
 from adapterhub.backbones import fingerprint
 from adapterhub.files.native import read_manifest

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-import tiny
+import tiny_models
 import torch
 
 import adapterhub as ah
 
 peft = pytest.importorskip("peft")
-from theirs import outputs  # noqa: E402
+from peft_reference import outputs  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -105,7 +105,7 @@ def test_a_run_goes_to_peft(train, adapterhub, tmp_path):
 @pytest.fixture
 def config_only(tmp_path):
     """A folder with a configuration, and no weights."""
-    tiny.model("llama", "causal-lm").config.save_pretrained(tmp_path / "llama")
+    tiny_models.model("llama", "causal-lm").config.save_pretrained(tmp_path / "llama")
     return tmp_path / "llama"
 
 

@@ -8,9 +8,9 @@ import subprocess
 import sys
 
 import pytest
-import tiny
+import tiny_models
 import torch
-from material import sentences, write_tsv
+from fixtures import sentences, write_tsv
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
@@ -19,7 +19,7 @@ from adapterhub.training.processes import own_device
 
 # One launch for all in the core: site modules, prefixes, and a trained part that grows.
 TOGETHER = "[lora(rank=2), prefix(length=2), unfreeze]"
-METHODS = ("lora", "prefix", "full") if tiny.MATRIX == tiny.ARCHITECTURES else ()
+METHODS = ("lora", "prefix", "full") if tiny_models.MATRIX == tiny_models.ARCHITECTURES else ()
 LAUNCH = [
     "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1",
     "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0", "-m", "adapterhub",
@@ -30,7 +30,7 @@ LAUNCH = [
 def steady(backbone, tmp_path):
     """The tiny backbone without dropout, which is random in another way in each process."""
     folder = tmp_path / "steady-bert"
-    tiny.model("bert", "features", **tiny.NO_DROPOUT).save_pretrained(folder)
+    tiny_models.model("bert", "features", **tiny_models.NO_DROPOUT).save_pretrained(folder)
     AutoTokenizer.from_pretrained(backbone).save_pretrained(folder)
     return folder
 
@@ -61,7 +61,7 @@ def test_two_processes_train_what_one_does_with_their_batches_summed(
     done = launch(*words, "--output", tmp_path / "two")
     assert done.returncode == 0, done.stderr[-3000:]
     one, two = (
-        checkpoint.load(checkpoint.folder_of(tmp_path / name, "last")).tensors
+        checkpoint.load_checkpoint(checkpoint.folder_of(tmp_path / name, "last")).tensors
         for name in ("one", "two")
     )
     assert one.keys() == two.keys()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-import tiny
+import tiny_models
 import torch
 import yaml
 from safetensors import SafetensorError
@@ -24,7 +24,7 @@ def saved(backbone, tmp_path):
     def make(method="[lora, norms]"):
         model, _ = ah.load_backbone(str(backbone), task="classification", labels=["neg", "pos"])
         adapter = ah.attach(model, yaml.safe_load(method))
-        tiny.scramble(adapter)
+        tiny_models.scramble(adapter)
         adapter.save(tmp_path / "adapter")
         return tmp_path / "adapter"
 
@@ -115,7 +115,7 @@ def test_language_models(architecture, task, adapterhub, backbones, tmp_path):
     folder = str(backbones(architecture))
     model, _ = ah.load_backbone(folder, task=task)
     adapter = ah.attach(model, "lora")
-    tiny.scramble(adapter, std=0.1)
+    tiny_models.scramble(adapter, std=0.1)
     adapter.notes.task = task
     adapter.save(tmp_path / "adapter")
     where = ("--output", tmp_path / "out", "--backbone", folder)

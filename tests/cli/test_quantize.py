@@ -6,7 +6,7 @@ import json
 from importlib.util import find_spec
 
 import pytest
-import tiny
+import tiny_models
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -80,7 +80,7 @@ def test_a_method_that_trains_whole_weights_says_what_fits(train, tmp_path):
 
 @pytest.mark.parametrize("precision", ["dtype=fp32", "dtype=bf16", *KINDS])
 def test_the_planned_memory_of_weights_is_the_real_one(precision, data, backbone, tmp_path):
-    tiny.model("bert", "features", hidden_size=128, intermediate_size=256).save_pretrained(
+    tiny_models.model("bert", "features", hidden_size=128, intermediate_size=256).save_pretrained(
         tmp_path / "wide"
     )
     AutoTokenizer.from_pretrained(backbone).save_pretrained(tmp_path / "wide")

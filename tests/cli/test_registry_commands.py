@@ -6,9 +6,9 @@ import json
 import sys
 from pathlib import Path
 
-import adapters
 import pytest
-import tiny
+import sample_adapters
+import tiny_models
 from click.testing import CliRunner
 
 import adapterhub as ah
@@ -34,8 +34,8 @@ def typed(tmp_path, monkeypatch):
 
 
 def test_an_adapters_way(typed, tmp_path):
-    adapters.write(tmp_path / "run" / "adapter", 0, accuracy=0.75, card="# Polite\n")
-    adapters.write(tmp_path / "other", 1, accuracy=0.5)
+    sample_adapters.write(tmp_path / "run" / "adapter", 0, accuracy=0.75, card="# Polite\n")
+    sample_adapters.write(tmp_path / "other", 1, accuracy=0.5)
     assert "polite@v1 for acme/bert-small" in typed("publish run --name polite --tag best")
     assert "polite@v2" in typed("publish ./other --name polite")
     assert "polite@v1" in typed("publish run --name polite")
@@ -63,17 +63,17 @@ def test_an_adapters_way(typed, tmp_path):
 
 
 def test_the_python_verbs_take_any_reference(typed, tmp_path):
-    model = tiny.model("bert")
+    model = tiny_models.model("bert")
     adapter = ah.attach(model, "lora", name="polite")
     for parameter in adapter.parameters():
         parameter.data.normal_()
-    logits = model(**tiny.batch()).logits
+    logits = model(**tiny_models.batch()).logits
     adapter.save(tmp_path / "out")
     entry = ah.publish(tmp_path / "out", tags=("best",))
     adapter.detach()
     for reference in (str(tmp_path / "out"), tmp_path / "out", "polite", "polite@best", "polite@1"):
         loaded = ah.load(model, reference)
-        assert model(**tiny.batch()).logits.equal(logits)
+        assert model(**tiny_models.batch()).logits.equal(logits)
         loaded.detach()
     assert [found.reference for found in ah.search(method="lora")] == [entry.reference]
     assert ah.pull("polite").is_dir()
@@ -84,20 +84,20 @@ def test_the_python_verbs_take_any_reference(typed, tmp_path):
 
 def test_load_takes_the_adapter_of_the_models_own_backbone(typed, tmp_path):
     for number, seed in enumerate((0, 1)):
-        model = tiny.model("bert", seed=seed)
+        model = tiny_models.model("bert", seed=seed)
         adapter = ah.attach(model, "lora", name="polite")
         adapter.save(tmp_path / f"out-{number}")
         ah.publish(tmp_path / f"out-{number}")
     adapter.detach()
     assert ah.load(model, "polite").manifest().backbone.fingerprint
     with pytest.raises(RegistryError, match="has no adapter 'polite' for"):
-        ah.load(tiny.model("bert", seed=2), "polite")
+        ah.load(tiny_models.model("bert", seed=2), "polite")
     with pytest.raises(MismatchError):
-        ah.load(tiny.model("bert", seed=2), tmp_path / "out-0")
+        ah.load(tiny_models.model("bert", seed=2), tmp_path / "out-0")
 
 
 def test_each_command_speaks_to_programs(typed, tmp_path):
-    adapters.write(tmp_path / "run" / "adapter", 0, accuracy=0.75)
+    sample_adapters.write(tmp_path / "run" / "adapter", 0, accuracy=0.75)
     said = "--tag best --license mit --language en --topic manners --description Short."
     lines = {
         f"publish run {said}": ("license", "mit"),

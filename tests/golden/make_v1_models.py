@@ -16,13 +16,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import tiny
+import tiny_models
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 import adapterhub as ah
-from adapterhub.backbones.tokenizer import bind, bound
+from adapterhub.backbones.tokenizer import remember_tokenizer, tokenizer_snapshot
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '</s>\n' }}{% endfor %}"
 LABELS = {"id2label": {0: "no", 1: "yes", 2: "vielleicht später"}}
@@ -59,20 +59,20 @@ def backbone_of(case: Case) -> PreTrainedModel:
     """A tiny model whose weights a formula gives, by their layer and shape: never by a name that
     transformers may change."""
     labels = LABELS if case.task == "classification" else {}
-    model = tiny.model(case.architecture, case.task, **labels)
+    model = tiny_models.model(case.architecture, case.task, **labels)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             layer = int((re.findall(r"\.(\d+)\.", name) or ["7"])[0])
             parameter.copy_(numbers(parameter.shape, 11 * layer + parameter.ndim, 61, 128))
     if case.tokens:
         tokenizer = a_tokenizer()
-        bind(model, tokenizer, len(tokenizer))
+        remember_tokenizer(model, tokenizer, len(tokenizer))
     return model
 
 
 def a_tokenizer() -> PreTrainedTokenizerFast:
     """A tokenizer of 64 words."""
-    words = ["<unk>", "<pad>", "</s>", "<s>", *(f"w{i}" for i in range(tiny.VOCAB - 4))]
+    words = ["<unk>", "<pad>", "</s>", "<s>", *(f"w{i}" for i in range(tiny_models.VOCAB - 4))]
     inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
     special = {"unk_token": "<unk>", "pad_token": "<pad>", "eos_token": "</s>", "bos_token": "<s>"}
@@ -81,9 +81,9 @@ def a_tokenizer() -> PreTrainedTokenizerFast:
 
 def logits(model: PreTrainedModel, case: Case) -> list[Any]:
     """What the model computes for one batch, with the new tokens in it."""
-    inputs = tiny.batch(rows=2, length=6)
+    inputs = tiny_models.batch(rows=2, length=6)
     for place in range(len(case.tokens)):
-        inputs["input_ids"][:, place + 1] = tiny.VOCAB + place
+        inputs["input_ids"][:, place + 1] = tiny_models.VOCAB + place
     with torch.no_grad():
         found = model(**inputs).logits
     return (found if found.ndim == 2 else found[:, -1]).tolist()
@@ -94,7 +94,7 @@ def make(folder: Path) -> None:
     for name, case in CASES.items():
         model = backbone_of(case)
         if case.tokens:
-            known = bound(model)
+            known = tokenizer_snapshot(model)
             assert known is not None
             known.tokenizer.add_tokens(list(case.tokens))
             known.tokenizer.chat_template = TEMPLATE

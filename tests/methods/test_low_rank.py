@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
-import tiny
+import tiny_models
 import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
@@ -22,7 +22,7 @@ HOSTS = {"bert": "encoder.1.attn.q", "gpt2": "decoder.1.attn.v", "llama": "decod
 
 def site_of(architecture, method, **options):
     """A model with the method at one site, the site module, and the host's W and b."""
-    model = tiny.model(architecture)
+    model = tiny_models.model(architecture)
     spec = {method: {"rank": 3, "sites": [HOSTS[architecture]], **options}}
     adapter = ah.attach(model, spec)
     (placed,) = adapter.placed
@@ -43,7 +43,7 @@ def test_there_are_siblings():
 
 def test_weights_are_read_as_they_compute():
     for architecture in HOSTS:
-        model = tiny.model(architecture)
+        model = tiny_models.model(architecture)
         for site in ah.anatomy_of(model).sites.values():
             if site.kind == "linear":
                 host = model.get_submodule(site.host)
@@ -63,7 +63,7 @@ def test_a_weight_that_cannot_be_read_is_refused():
 @pytest.mark.parametrize("architecture", HOSTS)
 def test_dora_is_its_equation_with_a_constant_norm(architecture):
     adapter, placed, weight, bias = site_of(architecture, "dora", alpha=6)
-    tiny.scramble(adapter)
+    tiny_models.scramble(adapter)
     own, x = placed.module, torch.randn(4, placed.site.d_in)
     target = torch.randn(4, placed.site.d_out)
     (outputs(adapter, placed, x) * target).sum().backward()
@@ -95,7 +95,7 @@ def test_pissa_trains_the_principal_components(architecture, iterations):
     u, s, vh = torch.linalg.svd(weight, full_matrices=False)
     best = u[:, :3] * s[:3] @ vh[:3]
     torch.testing.assert_close(2.0 * own.B @ own.A, best, atol=1e-3, rtol=1e-3)
-    tiny.scramble(adapter)
+    tiny_models.scramble(adapter)
     x = torch.randn(4, placed.site.d_in)
     residual = weight - 2.0 * own.B0 @ own.A0
     expected = F.linear(x, residual + 2.0 * own.B @ own.A, bias)
@@ -103,11 +103,11 @@ def test_pissa_trains_the_principal_components(architecture, iterations):
 
 
 def test_a_saved_pissa_does_not_depend_on_the_decomposition(tmp_path, monkeypatch):
-    model = tiny.model("bert")
+    model = tiny_models.model("bert")
     adapter = ah.attach(model, "pissa")
     for parameter in adapter.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
-    expected = model(**tiny.batch()).logits
+    expected = model(**tiny_models.batch()).logits
     adapter.save(tmp_path / "adapter")
     saved = load_file(tmp_path / "adapter" / "adapter.safetensors")
     start = [name for name in saved if name.endswith(("pissa.A0", "pissa.B0"))]
@@ -115,28 +115,28 @@ def test_a_saved_pissa_does_not_depend_on_the_decomposition(tmp_path, monkeypatc
     real = pissa.principal
     flipped = lambda *a: tuple(f.flip(0, 1) for f in real(*a))  # noqa: E731
     monkeypatch.setattr(pissa, "principal", flipped)
-    again = tiny.model("bert")
+    again = tiny_models.model("bert")
     ah.load(again, tmp_path / "adapter")
-    assert torch.equal(again(**tiny.batch()).logits, expected)
+    assert torch.equal(again(**tiny_models.batch()).logits, expected)
 
 
 def test_pissa_cannot_take_more_components_than_there_are():
     with pytest.raises(SiteError, match="33 components"):
-        ah.attach(tiny.model("bert"), "pissa(rank=33)")
+        ah.attach(tiny_models.model("bert"), "pissa(rank=33)")
 
 
 @pytest.mark.parametrize("method", ["dora", "pissa"])
 def test_a_sublayer_has_no_weight_to_read(method):
     with pytest.raises(SiteError, match="cannot sit at") as error:
-        ah.attach(tiny.model("bert"), {method: {"sites": ["ffn", "attn.q"]}})
+        ah.attach(tiny_models.model("bert"), {method: {"sites": ["ffn", "attn.q"]}})
     assert error.value.offenders == ("ffn",)
 
 
 @pytest.mark.parametrize("method", SIBLINGS)
 def test_a_bfloat16_backbone(method):
-    model = tiny.model("llama").bfloat16()
+    model = tiny_models.model("llama").bfloat16()
     adapter = ah.attach(model, method)
-    model(**tiny.batch()).logits.float().sum().backward()
+    model(**tiny_models.batch()).logits.float().sum().backward()
     for placed in adapter.placed:
         assert {p.dtype for p in placed.module.parameters()} == {torch.float32}
         assert placed.module.A.grad.isfinite().all()

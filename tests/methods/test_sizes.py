@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import pytest
-import tiny
+import tiny_models
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError, SiteError
-from adapterhub.methods._spec import dump, parse
+from adapterhub.methods._spec import dump_methods, parse_methods
 from adapterhub.training.options import TrainOptions
 from adapterhub.training.run import AdapterTrainee
 
 
 def ranks(architecture, spec):
-    adapter = ah.attach(tiny.model(architecture), spec)
+    adapter = ah.attach(tiny_models.model(architecture), spec)
     assert adapter.count() == sum(m.count(adapter.anatomy) for m in adapter.methods)
     return {p.site.id: p.module.A.shape[0] for p in adapter.placed}
 
@@ -35,25 +35,25 @@ def test_ranks_of_parts_of_a_fused_projection():
 
 
 def test_widths_of_bottlenecks():
-    adapter = ah.attach(tiny.model("bert"), {"houlsby": {"size": 8, "sizes": {"attn": 3}}})
+    adapter = ah.attach(tiny_models.model("bert"), {"houlsby": {"size": 8, "sizes": {"attn": 3}}})
     sizes = {p.site.id: p.module.down.out_features for p in adapter.placed}
     assert sizes == {f"encoder.{n}.{s}": w for n in (0, 1) for s, w in (("attn", 3), ("ffn", 8))}
     assert adapter.count() == adapter.methods[0].count(adapter.anatomy)
 
 
 def test_the_text_form_and_the_normal_form_agree():
-    (method,) = parse("lora(rank=2, ranks={'attn.q': 4})")
+    (method,) = parse_methods("lora(rank=2, ranks={'attn.q': 4})")
     assert method.ranks == {"attn.q": 4}
-    assert parse(dump([method])) == (method,)
-    assert parse("lora")[0].ranks == {}
-    assert parse("lora")[0].ranks is not parse("lora")[0].ranks
+    assert parse_methods(dump_methods([method])) == (method,)
+    assert parse_methods("lora")[0].ranks == {}
+    assert parse_methods("lora")[0].ranks is not parse_methods("lora")[0].ranks
 
 
 def test_ranks_are_saved(tmp_path):
     spec = {"lora": {"ranks": {"*": 2, "attn.q": 4, "encoder.0.attn.v": 3}}}
-    adapter = ah.attach(tiny.model("bert"), spec)
+    adapter = ah.attach(tiny_models.model("bert"), spec)
     adapter.save(tmp_path / "adapter")
-    loaded = ah.load(tiny.model("bert"), tmp_path / "adapter")
+    loaded = ah.load(tiny_models.model("bert"), tmp_path / "adapter")
     assert loaded.methods == adapter.methods
     assert {n: t.shape for n, t in loaded.tensors().items()} == {
         n: t.shape for n, t in adapter.tensors().items()
@@ -62,18 +62,18 @@ def test_ranks_are_saved(tmp_path):
 
 def test_a_pattern_that_names_nothing_is_refused():
     with pytest.raises(SiteError, match="ranks names sites") as error:
-        ah.attach(tiny.model("bert"), {"lora": {"ranks": {"attn.k": 4, "attn.q": 2}}})
+        ah.attach(tiny_models.model("bert"), {"lora": {"ranks": {"attn.k": 4, "attn.q": 2}}})
     assert error.value.offenders == ("'attn.k'",)
 
 
 @pytest.mark.parametrize("options", [{"rank": 0}, {"ranks": {"attn.q": -1}}])
 def test_a_rank_below_one_is_refused(options):
     with pytest.raises(ConfigError, match="rank cannot be less than 1"):
-        ah.attach(tiny.model("bert"), {"lora": options})
+        ah.attach(tiny_models.model("bert"), {"lora": options})
 
 
 def test_b_learns_faster():
-    adapter = ah.attach(tiny.model("bert"), "lora-plus(ratio=8)")
+    adapter = ah.attach(tiny_models.model("bert"), "lora-plus(ratio=8)")
     groups = AdapterTrainee(adapter).param_groups(TrainOptions(learning_rate=1e-3))
     rates = {id(p): group["lr"] for group in groups for p in group["params"]}
     assert len(rates) == len(adapter.parameters())
@@ -85,7 +85,7 @@ def test_b_learns_faster():
 
 def test_a_reparametrized_prefix_learns_slower():
     def rate(spec):
-        adapter = ah.attach(tiny.model("bert"), spec)
+        adapter = ah.attach(tiny_models.model("bert"), spec)
         (group,) = (
             g for g in AdapterTrainee(adapter).param_groups(TrainOptions()) if g["name"] != "head"
         )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-import tiny
+import tiny_models
 
 import adapterhub as ah
 from adapterhub.errors import SiteError
 
 
 def changed(architecture, spec):
-    return {c.name for c in ah.attach(tiny.model(architecture), spec).changed}
+    return {c.name for c in ah.attach(tiny_models.model(architecture), spec).changed}
 
 
 def test_bitfit_on_the_papers_smaller_set():

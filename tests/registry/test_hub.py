@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import adapters
 import hub_server
 import pytest
 import safetensors.torch
+import sample_adapters
 import torch
 from huggingface_hub import constants
 from transformers import AutoModel
@@ -28,7 +28,7 @@ def store(hub, token=False):
 
 @pytest.fixture
 def published(hub, tmp_path):
-    folder = adapters.write(tmp_path / "made", accuracy=0.9, card="# Polite\n\nMine.\n")
+    folder = sample_adapters.write(tmp_path / "made", accuracy=0.9, card="# Polite\n\nMine.\n")
     return store(hub).put(folder, Publication("acme/polite"))
 
 
@@ -45,7 +45,7 @@ def test_the_card_is_the_writers_with_what_the_hub_reads(hub, published):
     text = hub.repositories["acme/polite"].commits[-1][1]["README.md"].decode()
     data = hub_server.card_data({"README.md": text.encode()})
     assert "# Polite\n\nMine." in text
-    assert data["base_model"] == adapters.BACKBONE
+    assert data["base_model"] == sample_adapters.BACKBONE
     assert data["base_model_relation"] == "adapter"
     assert data["library_name"] == "adapterhub"
     assert {"adapterhub", "lora"} <= set(data["tags"])
@@ -56,7 +56,7 @@ def test_the_card_is_the_writers_with_what_the_hub_reads(hub, published):
 
 def test_one_search_is_one_request(hub, published):
     hub.requests.clear()
-    (found,) = store(hub).search(Query(backbone=adapters.BACKBONE, metric="accuracy"))
+    (found,) = store(hub).search(Query(backbone=sample_adapters.BACKBONE, metric="accuracy"))
     assert found == published
     assert hub.requests == ["GET /api/models"]
     assert store(hub).search(Query(backbone="other/gpt")) == []
@@ -64,7 +64,7 @@ def test_one_search_is_one_request(hub, published):
 
 def test_who_may_what(hub, tmp_path):
     hub.tokens = {"reader": "read", "writer": "write"}
-    folder = adapters.write(tmp_path / "made")
+    folder = sample_adapters.write(tmp_path / "made")
     for token, words in ((False, "log"), ("reader", "may not"), ("wrong", "log")):
         with pytest.raises(RegistryError) as caught:
             store(hub, token).put(folder, Publication("acme/polite"))
@@ -111,7 +111,7 @@ def test_bytes_that_changed_on_the_way_are_refused(hub, published, tmp_path):
 
 
 def test_a_tag_that_was_moved_is_seen(hub, published, tmp_path):
-    adapters.write(tmp_path / "other", seed=5)
+    sample_adapters.write(tmp_path / "other", seed=5)
     other = {p.name: p.read_bytes() for p in (tmp_path / "other").iterdir()}
     repository = hub.repositories["acme/polite"]
     repository.tags["v1"] = repository.commit(other)
@@ -120,8 +120,8 @@ def test_a_tag_that_was_moved_is_seen(hub, published, tmp_path):
 
 
 def test_of_two_writers_one_wins(hub, published, tmp_path):
-    mine = adapters.write(tmp_path / "mine", seed=1)
-    theirs = adapters.write(tmp_path / "theirs", seed=2)
+    mine = sample_adapters.write(tmp_path / "mine", seed=1)
+    theirs = sample_adapters.write(tmp_path / "theirs", seed=2)
     hub.before_commit = lambda: store(hub).put(theirs, Publication("acme/polite"))
     with pytest.raises(RegistryError, match="try again"):
         store(hub).put(mine, Publication("acme/polite"))
@@ -213,7 +213,7 @@ def test_a_download_shows_its_progress(hub, published, capfd):
 
 
 def test_push_and_pull_by_reference(hub, tmp_path):
-    folder = adapters.write(tmp_path / "made")
+    folder = sample_adapters.write(tmp_path / "made")
     entry = push(folder, f"{hub.address}/acme/polite", tags=("best",))
     assert entry.tags == ("best",)
     assert pull(f"{hub.address}/acme/polite@best", tmp_path / "mine") == tmp_path / "mine"
@@ -233,7 +233,7 @@ def test_push_and_pull_by_reference(hub, tmp_path):
     ],
 )
 def test_what_must_not_leave_is_caught_before_upload(hub, tmp_path, text, what):
-    folder = adapters.write(tmp_path / "made", card=f"# Polite\n\n{text}\n")
+    folder = sample_adapters.write(tmp_path / "made", card=f"# Polite\n\n{text}\n")
     with pytest.raises(FileError) as caught:
         store(hub).put(folder, Publication("acme/polite"))
     assert what in str(caught.value)

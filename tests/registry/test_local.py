@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-import adapters
 import pytest
+import sample_adapters
 
 from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.registry import local
@@ -28,7 +28,7 @@ def registry(tmp_path, monkeypatch):
 def put(registry, tmp_path, name="polite", seed=0, **options):
     folder = tmp_path / f"made-{name}-{seed}"
     if not folder.exists():
-        adapters.write(folder, seed, **options)
+        sample_adapters.write(folder, seed, **options)
     return registry.put(folder, Publication(name))
 
 
@@ -70,7 +70,7 @@ def test_what_others_did_to_the_folders_is_seen(registry, tmp_path):
     home = registry.root / "acme--bert-small"
     shutil.copytree(home / "a", home / "b")
     assert names(registry) == ["a", "b"]
-    adapters.write(home / "b" / "v2", 7, accuracy=0.5)
+    sample_adapters.write(home / "b" / "v2", 7, accuracy=0.5)
     assert names(registry, metric="accuracy") == ["b"]
     shutil.rmtree(home / "a")
     assert names(registry) == ["b"]
@@ -91,13 +91,13 @@ def test_of_many_names_only_publications_are_looked_at(registry, tmp_path, monke
 WRITER = """
 import sys
 from pathlib import Path
-import adapters
+import sample_adapters
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.store import Publication
 root, number = Path(sys.argv[1]), int(sys.argv[2])
 registry = LocalRegistry(root / "registry")
 for seed in (number, number, 100):
-    folder = adapters.write(root / f"{number}-{seed}", seed) if not (
+    folder = sample_adapters.write(root / f"{number}-{seed}", seed) if not (
         root / f"{number}-{seed}").exists() else root / f"{number}-{seed}"
     registry.put(folder, Publication("polite", tags=(f"by-{number}",)))
 """
@@ -135,7 +135,7 @@ def test_a_version_with_other_bytes_than_published_is_refused(registry, tmp_path
     entry = put(registry, tmp_path)
     kept = registry.get(entry)
     shutil.rmtree(kept)
-    adapters.write(kept, seed=9)
+    sample_adapters.write(kept, seed=9)
     with pytest.raises(FileError, match="not what was published"):
         registry.get(entry)
 
@@ -151,7 +151,7 @@ def test_gc_removes_what_an_interrupted_writer_left(registry, tmp_path):
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".x", "a..b", "x" * 97, "-x", "a@b"])
 def test_names_that_cannot_be(registry, tmp_path, name):
-    folder = adapters.write(tmp_path / "made")
+    folder = sample_adapters.write(tmp_path / "made")
     with pytest.raises(ConfigError):
         registry.put(folder, Publication(name))
     assert not registry.root.exists()
@@ -159,7 +159,7 @@ def test_names_that_cannot_be(registry, tmp_path, name):
 
 @pytest.mark.parametrize("tag", ["", "v2", "2", "a b", "../x"])
 def test_tags_that_cannot_be(registry, tmp_path, tag):
-    folder = adapters.write(tmp_path / "made")
+    folder = sample_adapters.write(tmp_path / "made")
     with pytest.raises(ConfigError):
         registry.put(folder, Publication("polite", tags=(tag,)))
     with pytest.raises(RegistryError):
@@ -192,7 +192,7 @@ def test_a_broken_file_of_tags_is_named(registry, tmp_path):
 
 def test_a_search_in_many_is_fast(registry, tmp_path):
     """The full measurement is benchmarks/registry.py."""
-    folder = adapters.write(tmp_path / "made", accuracy=0.5)
+    folder = sample_adapters.write(tmp_path / "made", accuracy=0.5)
     home = registry.root / "acme--bert-small"
     for number in range(300):
         shutil.copytree(folder, home / f"n{number}" / "v1")

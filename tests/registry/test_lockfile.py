@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 
-import adapters
 import pytest
+import sample_adapters
 
 from adapterhub.errors import ConfigError, FileError, MismatchError, RegistryError
 from adapterhub.files.native import read_adapter
@@ -20,7 +20,7 @@ from adapterhub.registry.store import Publication
 def registry(tmp_path):
     store = LocalRegistry(tmp_path / "registry")
     for seed in (0, 1):
-        store.put(adapters.write(tmp_path / f"made-{seed}", seed), Publication("polite"))
+        store.put(sample_adapters.write(tmp_path / f"made-{seed}", seed), Publication("polite"))
     store.tag(store.resolve("polite", "v1"), "best")
     return store
 
@@ -42,12 +42,12 @@ def test_other_bytes_are_refused_and_replace_nothing(registry, tmp_path):
     pins = dict([pin("polite@v1", registry.root)])
     kept = registry.root / "acme--bert-small" / "polite" / "v1"
     shutil.rmtree(kept)
-    adapters.write(kept, seed=9)
+    sample_adapters.write(kept, seed=9)
     with pytest.raises(MismatchError, match="lock file") as caught:
         sync(pins, tmp_path / "adapters", registry.root)
     assert "polite@v1" in str(caught.value)
     assert not (tmp_path / "adapters").exists()
-    adapters.write(tmp_path / "adapters" / "polite", seed=9)
+    sample_adapters.write(tmp_path / "adapters" / "polite", seed=9)
     with pytest.raises(MismatchError):
         sync(pins, tmp_path / "adapters", registry.root)
 

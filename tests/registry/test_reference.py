@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapterhub.errors import ConfigError
-from adapterhub.registry.reference import Reference, parse
+from adapterhub.registry.reference import Reference, parse_reference
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,20}", fullmatch=True).filter(
     lambda name: ".." not in name
@@ -35,7 +35,7 @@ VERSIONS = st.none() | NAMES
     ],
 )
 def test_each_form(text, reference):
-    assert parse(text) == reference
+    assert parse_reference(text) == reference
     assert str(reference) == text
 
 
@@ -60,13 +60,13 @@ def test_each_form(text, reference):
 )
 def test_what_is_no_reference_says_what_to_type(text, remedy):
     with pytest.raises(ConfigError) as caught:
-        parse(text)
+        parse_reference(text)
     assert remedy in str(caught.value)
 
 
 def test_an_error_shows_no_password():
     with pytest.raises(ConfigError) as caught:
-        parse("https://me:secret@h.org/a/b")
+        parse_reference("https://me:secret@h.org/a/b")
     assert "secret" not in str(caught.value)
 
 
@@ -75,10 +75,10 @@ def test_round_trip(owner, name, version, place):
     full = name if place == "local" else f"{owner}/{name}"
     host = "https://h.org:8443" if place == "server" else None
     reference = Reference(place, full, version, host)
-    assert parse(str(reference)) == reference
+    assert parse_reference(str(reference)) == reference
 
 
 @given(st.text(max_size=40))
 def test_any_text_is_a_reference_or_an_error(text):
     with contextlib.suppress(ConfigError):
-        assert str(parse(text)) == text
+        assert str(parse_reference(text)) == text

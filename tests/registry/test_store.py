@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
-import adapters
 import hub_server
 import pytest
-from memory import MemoryStore
+import sample_adapters
+from memory_store import MemoryStore
 
 from adapterhub.errors import AdapterhubError, FileError, OutputError, RegistryError
 from adapterhub.files.native import read_adapter
@@ -72,7 +72,7 @@ def publish(store, tmp_path):
     def publish(name="polite", seed=0, version=None, tags=(), **options):
         folder = tmp_path / f"made-{name}-{seed}-{len(options)}-{options.get('backbone', 'x')[:4]}"
         if not folder.exists():
-            adapters.write(folder, seed, **options)
+            sample_adapters.write(folder, seed, **options)
         return store.put(folder, Publication(name, version, tags))
 
     return publish
@@ -83,7 +83,7 @@ def test_what_is_published_can_be_had(store, publish, tmp_path):
     assert entry.reference.endswith("polite@v1")
     assert (plain(entry), entry.version, entry.yanked) == ("polite", "v1", None)
     assert (entry.backbone, entry.methods, entry.task) == (
-        adapters.BACKBONE, ("lora",), "classification",
+        sample_adapters.BACKBONE, ("lora",), "classification",
     )  # fmt: skip
     assert entry.metrics == {"accuracy": 0.9}
     assert entry.parameters == 8
@@ -165,7 +165,7 @@ def test_search_finds_by_each_field(store, publish):
         return [plain(entry) for entry in store.search(Query(**query))]
 
     assert found() == ["a", "b", "c", "d"]
-    assert found(backbone=adapters.BACKBONE) == ["a", "b", "c"]
+    assert found(backbone=sample_adapters.BACKBONE) == ["a", "b", "c"]
     assert found(backbone=f"bf16-{'1' * 64}") == ["d"]
     assert found(task="tagging") == ["c"]
     assert found(method="pfeiffer") == ["b"]
@@ -200,7 +200,7 @@ def test_what_is_no_adapter_is_not_published(store, publish, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileError):
         store.put(tmp_path / "empty", Publication("polite"))
-    broken = adapters.write(tmp_path / "broken")
+    broken = sample_adapters.write(tmp_path / "broken")
     with open(broken / "adapter.safetensors", "r+b") as file:
         file.seek(-1, 2)
         file.write(b"\x7f")
@@ -273,7 +273,7 @@ def test_a_get_that_broke_off_left_nothing_and_the_next_is_whole(
 
 
 def test_of_many_writers_at_once_none_is_lost(store, publish, tmp_path):
-    folders = [adapters.write(tmp_path / f"at-once-{seed}", seed) for seed in range(4)]
+    folders = [sample_adapters.write(tmp_path / f"at-once-{seed}", seed) for seed in range(4)]
 
     def put(folder):
         for _ in range(50):  # a writer who was too late is told to try again

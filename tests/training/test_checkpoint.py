@@ -26,7 +26,7 @@ def a_state(value: float, run: dict[str, Any] | None = None) -> State:
 
 
 def value_of(folder: Path) -> float:
-    state = checkpoint.load(folder)
+    state = checkpoint.load_checkpoint(folder)
     assert state.training is not None
     values: set[float] = {
         float(state.progress["step"]),
@@ -40,7 +40,7 @@ def value_of(folder: Path) -> float:
 def test_round_trip(tmp_path: Path) -> None:
     folder, state = tmp_path / "checkpoints" / "last", a_state(5.0)
     checkpoint.save(folder, state)
-    loaded = checkpoint.load(folder)
+    loaded = checkpoint.load_checkpoint(folder)
     assert loaded.progress == state.progress
     assert loaded.run == RUN
     assert loaded.training == state.training
@@ -61,7 +61,7 @@ def test_tied_and_strided_tensors_are_saved(tmp_path: Path) -> None:
     weight = torch.arange(6.0).reshape(2, 3)
     tensors = {"a": weight, "b": weight, "c": weight.T}
     checkpoint.save(tmp_path / "last", State(tensors, {}, RUN))
-    loaded = checkpoint.load(tmp_path / "last")
+    loaded = checkpoint.load_checkpoint(tmp_path / "last")
     assert loaded.training is None
     assert all(torch.equal(loaded.tensors[k], tensors[k]) for k in tensors)
 
@@ -150,18 +150,18 @@ def test_a_truncated_file_is_refused(tmp_path: Path, name: str) -> None:
     checkpoint.save(folder, a_state(1.0))
     os.truncate(folder / name, (folder / name).stat().st_size // 2)
     with pytest.raises(FileError, match="is broken"):
-        checkpoint.load(folder)
+        checkpoint.load_checkpoint(folder)
 
 
 def test_missing_and_newer_checkpoints_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "last"
     with pytest.raises(FileError, match="no checkpoint"):
-        checkpoint.load(folder)
+        checkpoint.load_checkpoint(folder)
     checkpoint.save(folder, a_state(1.0))
     record = json.loads((folder / "progress.json").read_text())
     (folder / "progress.json").write_text(json.dumps({**record, "format": 99}))
     with pytest.raises(FileError, match="format 99"):
-        checkpoint.load(folder)
+        checkpoint.load_checkpoint(folder)
 
 
 def test_optimizer_state_cannot_hold_code(tmp_path: Path) -> None:
@@ -173,14 +173,14 @@ def test_optimizer_state_cannot_hold_code(tmp_path: Path) -> None:
     checkpoint.save(folder, a_state(1.0))
     torch.save({"x": Evil()}, folder / "training.pt")
     with pytest.raises(FileError, match="is broken"):
-        checkpoint.load(folder)
+        checkpoint.load_checkpoint(folder)
     assert not (tmp_path / "hacked").exists()
 
 
 def test_restore_copies_in_place() -> None:
     live = {"a": torch.nn.Parameter(torch.zeros(2))}
     pointer = live["a"].data_ptr()
-    checkpoint.restore(live, {"a": torch.ones(2)})
+    checkpoint.copy_tensors(live, {"a": torch.ones(2)})
     assert live["a"].tolist() == [1, 1]
     assert live["a"].data_ptr() == pointer
 
@@ -188,14 +188,16 @@ def test_restore_copies_in_place() -> None:
 def test_restore_lists_every_mismatch_and_changes_nothing() -> None:
     live = {"a": torch.zeros(2), "b": torch.zeros(2), "d": torch.zeros(1)}
     with pytest.raises(FileError) as error:
-        checkpoint.restore(live, {"a": torch.ones(3), "c": torch.ones(1), "d": torch.ones(1)})
+        checkpoint.copy_tensors(live, {"a": torch.ones(3), "c": torch.ones(1), "d": torch.ones(1)})
     assert [line.split(":")[0] for line in error.value.offenders] == ["a", "b", "c"]
     assert live["d"].tolist() == [0]
 
 
 def test_digest_does_not_depend_on_key_order() -> None:
-    assert checkpoint.digest({"a": 1, "b": [1, 2]}) == checkpoint.digest({"b": (1, 2), "a": 1})
-    assert checkpoint.digest({"a": 1}) != checkpoint.digest({"a": 2})
+    assert checkpoint.run_digest({"a": 1, "b": [1, 2]}) == checkpoint.run_digest(
+        {"b": (1, 2), "a": 1}
+    )
+    assert checkpoint.run_digest({"a": 1}) != checkpoint.run_digest({"a": 2})
 
 
 def test_another_run_is_refused_with_each_difference() -> None:
@@ -217,7 +219,7 @@ def test_random_states_survive_a_checkpoint(tmp_path: Path) -> None:
     np.random.randn()
     checkpoint.save(tmp_path / "last", State({}, {}, RUN, checkpoint.random_state()))
     expected = [draw() for _ in range(3)]
-    state = checkpoint.load(tmp_path / "last").training
+    state = checkpoint.load_checkpoint(tmp_path / "last").training
     assert state is not None
     checkpoint.set_random_state(state)
     assert [draw() for _ in range(3)] == expected

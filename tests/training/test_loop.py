@@ -21,7 +21,7 @@ from torch import nn
 from adapterhub.errors import ConfigError, OutputError, TrainingError
 from adapterhub.training import checkpoint, engine, loop
 from adapterhub.training.batching import LazyBatches, batch_order
-from adapterhub.training.loop import Result, train
+from adapterhub.training.loop import TrainingResult, train
 from adapterhub.training.options import TrainOptions
 from adapterhub.training.report import Bar, PlainLines, Reporter, Silent, reporter_for
 
@@ -112,7 +112,7 @@ def fit(
     resume: bool = False,
     metric: str = "loss",
     reporter: Reporter | None = None,
-) -> Result:
+) -> TrainingResult:
     trainee, data = trainee or Learner(), data or Data()
     return train(
         trainee,
@@ -210,7 +210,7 @@ def reference(options: TrainOptions, data: Data) -> tuple[dict[str, bytes], list
 def test_equals_a_plain_loop_to_the_bit_with_a_last_partial_window(tmp_path: Path) -> None:
     trainee = Learner()
     fit(tmp_path, trainee=trainee)
-    saved = checkpoint.load(tmp_path / "checkpoints" / "last").tensors
+    saved = checkpoint.load_checkpoint(tmp_path / "checkpoints" / "last").tensors
     tensors, losses = reference(OPTIONS, Data())
     assert bits(saved) == tensors
     logged = [e["loss"] for e in lines(tmp_path / "metrics.jsonl") if e["event"] == "train"]
@@ -418,7 +418,7 @@ def test_a_finished_run_is_not_overwritten_and_resumes_to_its_result(tmp_path: P
     assert final_bytes(tmp_path) == before
     assert (again.history, again.best) == (result.history, result.best)
     assert data.collated == 0
-    best = checkpoint.load(tmp_path / "checkpoints" / "best").tensors
+    best = checkpoint.load_checkpoint(tmp_path / "checkpoints" / "best").tensors
     assert bits(trainee.tensors()) == bits(best)
 
 
@@ -457,7 +457,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(
     with pytest.raises(TrainingError, match=r"step 5 has loss") as error:
         fit(tmp_path, trainee=broken)
     assert "learning_rate" in str(error.value)
-    saved = checkpoint.load(tmp_path / "checkpoints" / "last")
+    saved = checkpoint.load_checkpoint(tmp_path / "checkpoints" / "last")
     assert saved.progress["step"] == 3
     assert all(bool(t.isfinite().all()) for t in saved.tensors.values())
 
@@ -482,7 +482,7 @@ def test_a_tensor_that_is_not_finite_is_not_saved(tmp_path: Path) -> None:
 
     with pytest.raises(TrainingError, match=r"not finite any more: body\.3\.bias"):
         fit(tmp_path, trainee=trainee, evaluate=evaluate, metric="accuracy")
-    assert checkpoint.load(tmp_path / "checkpoints" / "last").progress["step"] == 3
+    assert checkpoint.load_checkpoint(tmp_path / "checkpoints" / "last").progress["step"] == 3
 
 
 class Unused(Net):
@@ -581,7 +581,7 @@ def test_fp16_keeps_fp32_tensors_and_resumes_exactly(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="stopped by a signal"):
         fit(tmp_path / "cut", options, data=Data(Ticks(9, signal.SIGINT)))
     fit(tmp_path / "cut", options, resume=True)
-    saved = checkpoint.load(tmp_path / "cut" / "checkpoints" / "last")
+    saved = checkpoint.load_checkpoint(tmp_path / "cut" / "checkpoints" / "last")
     assert {t.dtype for t in saved.tensors.values()} == {torch.float32}
     assert final_bytes(tmp_path / "cut") == final_bytes(tmp_path / "whole")
 
@@ -640,7 +640,7 @@ def fit_bert(output: Path, **options: Any) -> tuple[BertLearner, int, dict[str, 
         output=output, seed=0, main_metric="loss", resume=False, run={}, reporter=Silent(),
     )  # fmt: skip
     handle.remove()
-    last = checkpoint.load(output / "checkpoints" / "last").tensors
+    last = checkpoint.load_checkpoint(output / "checkpoints" / "last").tensors
     return trainee, calls, bits(last)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import tiny
+import tiny_models
 import torch
 
 import adapterhub as ah
@@ -21,7 +21,7 @@ SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
 def started(optimizer):
     """An engine that trains all of a tiny backbone, small tensors and large ones."""
     torch.manual_seed(0)
-    adapter = ah.attach(tiny.model("bert", **SIZES, **tiny.NO_DROPOUT), "full")
+    adapter = ah.attach(tiny_models.model("bert", **SIZES, **tiny_models.NO_DROPOUT), "full")
     made = Engine(AdapterTrainee(adapter), TrainOptions(optimizer=optimizer))
     made.begin(8)
     return made
@@ -29,7 +29,7 @@ def started(optimizer):
 
 def steps(engine, numbers):
     for seed in numbers:
-        rows = tiny.batch(seed=seed) | {"labels": torch.tensor([0, 1, 2])}
+        rows = tiny_models.batch(seed=seed) | {"labels": torch.tensor([0, 1, 2])}
         engine.step([rows], range(1))
 
 

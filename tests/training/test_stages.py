@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
+import tiny_models
 import torch
 
 import adapterhub as ah
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.errors import ConfigError
-from adapterhub.methods import METHODS, Pace
+from adapterhub.methods import METHODS, StageSchedule
 from adapterhub.training import checkpoint, stages
 from adapterhub.training.batching import LazyBatches, batch_order
 from adapterhub.training.engine import Engine
-from adapterhub.training.loop import Result, train
+from adapterhub.training.loop import TrainingResult, train
 from adapterhub.training.options import TrainOptions
 from adapterhub.training.report import Silent
 from adapterhub.training.run import AdapterTrainee
@@ -39,11 +39,13 @@ OPTIONS: dict[str, Any] = {
 
 def attached(method: Any = "unfreeze", layers: int = 3) -> Adapter:
     torch.manual_seed(0)
-    return ah.attach(tiny.model("bert", num_hidden_layers=layers, **tiny.NO_DROPOUT), method)
+    return ah.attach(
+        tiny_models.model("bert", num_hidden_layers=layers, **tiny_models.NO_DROPOUT), method
+    )
 
 
 def batches(epoch: int, event: Callable[[], None] = lambda: None) -> LazyBatches:
-    inputs = tiny.batch(EXAMPLES, 6)
+    inputs = tiny_models.batch(EXAMPLES, 6)
     labels = inputs["input_ids"][:, 0] % 3
 
     def collate(rows: list[int]) -> dict[str, torch.Tensor]:
@@ -60,7 +62,7 @@ def fit(
     event: Callable[[], None] = lambda: None,
     resume: bool = False,
     **options: Any,
-) -> Result:
+) -> TrainingResult:
     """Trains; the score of an evaluation follows from how far the run is, as a real one does."""
     values = scores or [0.1 * n for n in range(1, 100)]
 
@@ -79,7 +81,9 @@ def fit(
 def checkpoint_steps(output: Path) -> int:
     """The number of evaluations that the last checkpoint knows of."""
     last = checkpoint.folder_of(output, "last")
-    return len(checkpoint.load(last).progress["history"]) if checkpoint.exists(last) else 0
+    return (
+        len(checkpoint.load_checkpoint(last).progress["history"]) if checkpoint.exists(last) else 0
+    )
 
 
 def depth(name: str) -> int:
@@ -152,7 +156,7 @@ def test_each_epoch_the_next_lower_layer_joins_and_no_other_byte_moves(
     assert all(t.requires_grad for t in adapter.tensors().values())
     stages.enter(adapter, 0, [])
     assert not adapter.tensors()["encoder.0.attn.q.unfreeze.weight"].requires_grad
-    stages.release(adapter)
+    stages.unfreeze_all(adapter)
     assert all(t.requires_grad for t in adapter.tensors().values())
 
 
@@ -210,7 +214,7 @@ def test_stopped_anywhere_and_resumed_gives_the_same_bytes(tmp_path: Path, metho
         return count
 
     def final(name: str) -> dict[str, bytes]:
-        tensors = checkpoint.load(tmp_path / name / "checkpoints" / "last").tensors
+        tensors = checkpoint.load_checkpoint(tmp_path / name / "checkpoints" / "last").tensors
         return {key: value.numpy().tobytes() for key, value in tensors.items()}
 
     total = run("whole", -1, False)
@@ -245,20 +249,20 @@ def test_gradient_checkpointing_changes_nothing(tmp_path: Path) -> None:
     ("pace", "expected"),
     [
         (None, [0, 0, 0, 0, 0, 0]),
-        (Pace(1), [0, 1, 2, 3, 4, 5]),
-        (Pace(2), [0, 0, 1, 1, 2, 2]),
-        (Pace(None, 1), [0, 0, 1, 1, 2, 3]),
-        (Pace(None, 2), [0, 0, 0, 0, 0, 1]),
+        (StageSchedule(1), [0, 1, 2, 3, 4, 5]),
+        (StageSchedule(2), [0, 0, 1, 1, 2, 2]),
+        (StageSchedule(None, 1), [0, 0, 1, 1, 2, 3]),
+        (StageSchedule(None, 2), [0, 0, 0, 0, 0, 1]),
     ],
 )
-def test_the_stage_of_each_epoch(pace: Pace | None, expected: list[int]) -> None:
+def test_the_stage_of_each_epoch(pace: StageSchedule | None, expected: list[int]) -> None:
     improved = stages.improvements([0.5, math.nan, 0.6, 0.6, 0.6], lower=False)
     assert improved == [True, False, True, False, False]
     assert [stages.stage(pace, epoch, improved[:epoch]) for epoch in range(6)] == expected
 
 
 def test_the_layers_of_an_encoder_decoder_count_through() -> None:
-    adapter = ah.attach(tiny.model("t5"), "unfreeze")
+    adapter = ah.attach(tiny_models.model("t5"), "unfreeze")
     found: dict[int, set[str]] = {}
     for changed in adapter.changed:
         found.setdefault(changed.stage, set()).add(".".join(changed.name.split(".")[:2]))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from transformers import PreTrainedModel
 
-from adapterhub.anatomy.build import build
+from adapterhub.anatomy.build import build_anatomy
 from adapterhub.anatomy.discovery import discover
 from adapterhub.anatomy.families import decoders, encoder_decoders, encoders
 from adapterhub.anatomy.sites import Anatomy, Family
@@ -28,4 +28,4 @@ def anatomy_of(model: PreTrainedModel) -> Anatomy:
         BackboneError: no row for this architecture, and its structure does not tell enough; the
             error prints the row to write.
     """
-    return build(model, FAMILIES.get(model.config.model_type) or discover(model))
+    return build_anatomy(model, FAMILIES.get(model.config.model_type) or discover(model))

@@ -18,19 +18,19 @@ from torch import Tensor
 from transformers.activations import ACT2FN
 
 from adapterhub.anatomy.sites import Anatomy, Site
-from adapterhub.interchange.adapters_library.files import Part
+from adapterhub.interchange.adapters_library.files import MethodConfig
 from adapterhub.interchange.adapters_library.gated import add_gated
 from adapterhub.interchange.adapters_library.places import (
     Held,
     check_places,
     common,
+    layer_number,
     note_dropout,
-    number_of,
     sublayer_at,
     wanted_sites,
 )
 from adapterhub.interchange.specs import sites_option
-from adapterhub.interchange.translation import Draft
+from adapterhub.interchange.translation import Translation
 from adapterhub.methods.bottleneck import Houlsby, Parallel, Pfeiffer, ScaledParallel
 from adapterhub.methods.compacter import Compacter
 
@@ -58,7 +58,7 @@ class _Found:
     held: Held
 
 
-def import_bottleneck(part: Part, held: Held, draft: Draft) -> None:
+def import_bottleneck(part: MethodConfig, held: Held, draft: Translation) -> None:
     """Translate the bottleneck adapters of a checkpoint."""
     options = part.options
     roles = [role for flag, role in _ROLES.items() if options[flag]]
@@ -87,7 +87,7 @@ def import_bottleneck(part: Part, held: Held, draft: Draft) -> None:
 
 
 def _networks(
-    held: Held, wanted: Iterable[Site], draft: Draft
+    held: Held, wanted: Iterable[Site], draft: Translation
 ) -> dict[str, tuple[Site, dict[str, Tensor]]]:
     """The tensors of each sublayer that the options name; another part may have others."""
     ids = {site.id for site in wanted}
@@ -105,11 +105,11 @@ def _networks(
 
 def _size(anatomy: Anatomy, site: Site, factor: float | Mapping[str, float]) -> int:
     if isinstance(factor, Mapping):
-        factor = factor.get(str(number_of(anatomy, site)), factor.get("default", 0))
+        factor = factor.get(str(layer_number(anatomy, site)), factor.get("default", 0))
     return max(int(site.d_out // factor), 1) if factor > 0 else 1
 
 
-def _source(options: Mapping[str, Any], draft: Draft) -> str:
+def _source(options: Mapping[str, Any], draft: Translation) -> str:
     if options["is_parallel"]:
         return "residual"
     if options["original_ln_before"] and options["residual_before_ln"] is not True:
@@ -120,7 +120,7 @@ def _source(options: Mapping[str, Any], draft: Draft) -> str:
     return "block" if options["original_ln_before"] else "output"
 
 
-def _bottleneck(found: _Found, spec: dict[str, Any], draft: Draft) -> None:
+def _bottleneck(found: _Found, spec: dict[str, Any], draft: Translation) -> None:
     options = found.options
     learned = isinstance(options["scaling"], str)
     spec |= common("size", found.sizes) | {"scale": 1.0 if learned else float(options["scaling"])}
@@ -136,7 +136,7 @@ def _bottleneck(found: _Found, spec: dict[str, Any], draft: Draft) -> None:
         _take(tensors, scale, f"{site_id}.{method}", draft)
 
 
-def _gated(found: _Found, spec: dict[str, Any], draft: Draft) -> None:
+def _gated(found: _Found, spec: dict[str, Any], draft: Translation) -> None:
     options = found.options
     if options["is_parallel"] or options["phm_layer"]:
         draft.problems.append("use_gating: of bottlenecks, only sequential ones are expressible")
@@ -159,7 +159,7 @@ def _gated(found: _Found, spec: dict[str, Any], draft: Draft) -> None:
         _take(tensors, scale, f"{place}.update", draft)
 
 
-def _take(tensors: Mapping[str, Tensor], scale: Tensor, place: str, draft: Draft) -> None:
+def _take(tensors: Mapping[str, Tensor], scale: Tensor, place: str, draft: Translation) -> None:
     """The tensors of one network, to this place; its scale, (1,) or (d,), is folded into up."""
     for name, tensor in tensors.items():
         own = _renamed(name, {"weight": "weight", "bias": "bias"})
@@ -173,7 +173,7 @@ def _take(tensors: Mapping[str, Tensor], scale: Tensor, place: str, draft: Draft
         draft.tensors[f"{place}.{own}"] = tensor
 
 
-def _compacter(found: _Found, spec: dict[str, Any], draft: Draft) -> None:
+def _compacter(found: _Found, spec: dict[str, Any], draft: Translation) -> None:
     options = found.options
     problems = [
         f"{name}: {options[name]!r:.40}, only {known} is expressible"

@@ -28,7 +28,7 @@ from adapterhub.errors import FileError
 from adapterhub.files import schema
 from adapterhub.files.atomic import UnreadableError, read_file
 from adapterhub.files.schema import shorten, show
-from adapterhub.interchange.tensors import read_tensors
+from adapterhub.interchange.tensors import read_foreign_tensors
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS = ("adapter.safetensors", "pytorch_adapter.bin")
@@ -41,7 +41,7 @@ _FIXED_SCALE = (1, 1)  # from version 1.1 on LoRA scales by alpha / r, before it
 
 
 @dataclass(frozen=True)
-class Part:
+class MethodConfig:
     """One method of a checkpoint: `kind` is bottleneck, prefix_tuning or lora, `options` are all of
     its kind."""
 
@@ -66,7 +66,7 @@ class AdaptersFiles:
     name: str
     model_type: str
     model_name: str | None
-    parts: tuple[Part, ...]
+    parts: tuple[MethodConfig, ...]
     tensors: Mapping[str, Tensor]
     head: AdaptersHead | None
 
@@ -194,7 +194,7 @@ def read_adapters(folder: Path, *, allow_pickle: bool = False, head: bool = True
         model_type=tree["model_type"],
         model_name=tree.get("model_name") or None,
         parts=tuple(parts),
-        tensors=read_tensors(folder, *WEIGHTS, allow_pickle=allow_pickle),
+        tensors=read_foreign_tensors(folder, *WEIGHTS, allow_pickle=allow_pickle),
         head=_read_head(folder, tree["name"], allow_pickle) if head else None,
     )
 
@@ -216,7 +216,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return tree
 
 
-def _parts(tree: Mapping[str, Any], problems: list[str]) -> Iterator[Part]:
+def _parts(tree: Mapping[str, Any], problems: list[str]) -> Iterator[MethodConfig]:
     config = tree.get("config")
     union = isinstance(config, dict) and config.get("architecture") == "union"
     members = config.get("configs") if isinstance(config, dict) and union else [config]
@@ -230,7 +230,7 @@ def _parts(tree: Mapping[str, Any], problems: list[str]) -> Iterator[Part]:
         problems += found
         if not found:
             defaults = {name: field.default for name, field in _FIELDS[kind].items()}
-            yield Part(kind, _as_trained(tree.get("version"), defaults | member))
+            yield MethodConfig(kind, _as_trained(tree.get("version"), defaults | member))
 
 
 def _config_problems(
@@ -269,7 +269,7 @@ def _read_head(folder: Path, name: str, allow_pickle: bool) -> AdaptersHead | No
     options = tree.get("config") or {}
     if not isinstance(options, dict) or len(json.dumps(options)) > MAX_CONFIG_BYTES:
         raise FileError(f"{folder / HEAD_CONFIG_FILE}: config is not an object")
-    tensors = read_tensors(folder, *HEAD_WEIGHTS, allow_pickle=allow_pickle)
+    tensors = read_foreign_tensors(folder, *HEAD_WEIGHTS, allow_pickle=allow_pickle)
     own = tree.get("name") or name
     tensors = {n.removeprefix(f"heads.{own}."): t for n, t in tensors.items()}
     labels = options.get("label2id") or tree.get("label2id") or {}

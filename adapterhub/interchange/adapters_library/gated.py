@@ -14,11 +14,11 @@ from typing import Any
 
 from adapterhub.anatomy.sites import Site
 from adapterhub.interchange.specs import sites_option
-from adapterhub.interchange.translation import Draft
+from adapterhub.interchange.translation import Translation
 from adapterhub.methods.unipelt import UniPELT
 
 
-def add_gated(options: Mapping[str, Any], chosen: Iterable[Site], draft: Draft) -> None:
+def add_gated(options: Mapping[str, Any], chosen: Iterable[Site], draft: Translation) -> None:
     """Add a gated part at some sites, with its options of unipelt, to the one unipelt."""
     chosen = list(chosen)
     decoding = [site.id for site in chosen if site.stack == "decoder"]

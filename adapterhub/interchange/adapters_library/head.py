@@ -18,7 +18,7 @@ from adapterhub.backbones.load import TASK_MODELS
 from adapterhub.files.schema import show
 from adapterhub.interchange.adapters_library.files import AdaptersHead
 from adapterhub.interchange.adapters_library.places import same
-from adapterhub.interchange.translation import Draft
+from adapterhub.interchange.translation import Translation
 
 TASKS = {
     "classification": "classification",
@@ -101,7 +101,9 @@ FORMS: Mapping[str, tuple[Form, ...]] = {
 }
 
 
-def import_head(head: AdaptersHead, draft: Draft) -> tuple[str | None, tuple[str, ...] | None]:
+def import_head(
+    head: AdaptersHead, draft: Translation
+) -> tuple[str | None, tuple[str, ...] | None]:
     """Translate a head: the task, and the labels where they are told."""
     options = head.options
     if not options:  # the head of a class of transformers, by its own names
@@ -125,10 +127,10 @@ def import_head(head: AdaptersHead, draft: Draft) -> tuple[str | None, tuple[str
             draft.values[f"{form.layers[number]}.{parameter}"] = tensor.float() * factor
         else:
             draft.problems.append(f"heads: {path} has no place here")
-    return task_of(options), _labels(head)
+    return head_task(options), _labels(head)
 
 
-def _language_model(head: AdaptersHead, draft: Draft) -> None:
+def _language_model(head: AdaptersHead, draft: Translation) -> None:
     """A tied head is the backbone's own, which every adapter shares: nothing of it is carried."""
     own = draft.anatomy.model.get_output_embeddings()
     weight = own.weight.detach().float().cpu() if own is not None else torch.empty(0)
@@ -150,7 +152,7 @@ def _refusal(name: str, options: Mapping[str, Any], config: object) -> str:
     return f"heads: {asked}: not the head of {name}; {hint}head=False imports without it"
 
 
-def task_of(options: Mapping[str, Any]) -> str | None:
+def head_task(options: Mapping[str, Any]) -> str | None:
     """The kind of model that a head with these options is for."""
     kind = str(options.get("head_type"))
     return (_ONE_OUTPUT if options.get("num_labels") == 1 else {}).get(kind, TASKS.get(kind))

@@ -24,16 +24,16 @@ from adapterhub.errors import MismatchError
 from adapterhub.interchange.adapters_library.bottleneck import import_bottleneck
 from adapterhub.interchange.adapters_library.files import (
     AdaptersFiles,
-    Part,
+    MethodConfig,
     read_adapters,
     read_options,
 )
-from adapterhub.interchange.adapters_library.head import import_head, task_of
-from adapterhub.interchange.adapters_library.low_rank import import_low_rank
+from adapterhub.interchange.adapters_library.head import head_task, import_head
+from adapterhub.interchange.adapters_library.low_rank import import_adapters_low_rank
 from adapterhub.interchange.adapters_library.places import Held
-from adapterhub.interchange.adapters_library.prefix import import_prefix
-from adapterhub.interchange.imported import Foreign, Outline
-from adapterhub.interchange.translation import Draft
+from adapterhub.interchange.adapters_library.prefix import import_adapters_prefix
+from adapterhub.interchange.imported import CheckpointInfo, ImportedAdapter
+from adapterhub.interchange.translation import Translation
 
 # The model types whose layers `adapters` changes in a way that is compared with ours by tests. On
 # others it hooks into the model, and norms the sum of a block with the norm of the last layer.
@@ -43,16 +43,16 @@ KNOWN = frozenset(
 _OLD_NAMES = re.compile(
     r"\.(attention_text_task|attention_text_lang|layer_text_task|layer_text_lang)_adapters\."
 )
-_IMPORTERS: Mapping[str, Callable[[Part, Held, Draft], None]] = {
+_IMPORTERS: Mapping[str, Callable[[MethodConfig, Held, Translation], None]] = {
     "bottleneck": import_bottleneck,
-    "prefix_tuning": import_prefix,
-    "lora": import_low_rank,
+    "prefix_tuning": import_adapters_prefix,
+    "lora": import_adapters_low_rank,
 }
 
 
 def import_adapters(
     folder: Path, anatomy: Anatomy, *, allow_pickle: bool = False, head: bool = True
-) -> Foreign:
+) -> ImportedAdapter:
     """The checkpoint of `adapters` in a folder, for a backbone; without `head` it leaves the task
     head out.
 
@@ -63,7 +63,7 @@ def import_adapters(
     return from_adapters(read_adapters(folder, allow_pickle=allow_pickle, head=head), anatomy)
 
 
-def adapters_outline(folder: Path) -> Outline:
+def adapters_checkpoint_info(folder: Path) -> CheckpointInfo:
     """What a checkpoint of `adapters` says before a backbone is loaded for it.
 
     Raises:
@@ -72,17 +72,17 @@ def adapters_outline(folder: Path) -> Outline:
     config, head = read_options(folder)
     options = head.get("config") if isinstance(head.get("config"), dict) else {}
     name, count = config.get("model_name"), (options or head).get("num_labels", 0)
-    return Outline(
+    return CheckpointInfo(
         backbone=name if isinstance(name, str) and name else None,
-        task=task_of(options) if options else None,
+        task=head_task(options) if options else None,
         outputs=count if isinstance(count, int) else 0,
     )
 
 
-def from_adapters(files: AdaptersFiles, anatomy: Anatomy) -> Foreign:
+def from_adapters(files: AdaptersFiles, anatomy: Anatomy) -> ImportedAdapter:
     """A checkpoint of `adapters` in our terms."""
     _check_type(files, anatomy)
-    draft = Draft(anatomy)
+    draft = Translation(anatomy)
     held = Held(files.name, _renamed(files.tensors))
     for part in files.parts:
         _IMPORTERS[part.kind](part, held, draft)
@@ -91,9 +91,9 @@ def from_adapters(files: AdaptersFiles, anatomy: Anatomy) -> Foreign:
     task: str | None = None
     if files.head is not None:
         task, labels = import_head(files.head, draft)
-    draft.settle()
+    draft.finalize()
     draft.raise_problems(f"the checkpoint {files.name!r} of adapters")
-    return Foreign(
+    return ImportedAdapter(
         format="adapters",
         name=files.name,
         methods=tuple(draft.methods),

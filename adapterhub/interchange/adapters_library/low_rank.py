@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from adapterhub.anatomy.sites import Site
-from adapterhub.interchange.adapters_library.files import Part
+from adapterhub.interchange.adapters_library.files import MethodConfig
 from adapterhub.interchange.adapters_library.gated import add_gated
 from adapterhub.interchange.adapters_library.places import (
     Held,
@@ -21,7 +21,7 @@ from adapterhub.interchange.adapters_library.places import (
     wanted_sites,
 )
 from adapterhub.interchange.specs import sites_option
-from adapterhub.interchange.translation import Draft
+from adapterhub.interchange.translation import Translation
 from adapterhub.methods.ia3 import IA3
 from adapterhub.methods.lora import LoRA
 
@@ -33,7 +33,7 @@ _GATED = {"lora_A": "update.A", "lora_B": "update.B"} | {
 }
 
 
-def import_low_rank(part: Part, held: Held, draft: Draft) -> None:
+def import_adapters_low_rank(part: MethodConfig, held: Held, draft: Translation) -> None:
     """Translate the LoRA or (IA)^3 of a checkpoint."""
     options, gated = part.options, part.options["use_gating"]
     adds = options["composition_mode"] == "add"
@@ -64,7 +64,7 @@ def _adapted(sites: list[Site], matrices: Iterable[str]) -> list[Site]:
     return [s for s in sites if s.part is None or s.role.rpartition(".")[2] in matrices]
 
 
-def _wanted(options: Mapping[str, Any], found: Iterable[Site], draft: Draft) -> list[Site]:
+def _wanted(options: Mapping[str, Any], found: Iterable[Site], draft: Translation) -> list[Site]:
     matrices = options["attn_matrices"] if options["selfattn_lora"] else []
     roles = {f"{sublayer}.{m}" for sublayer in ("attn", "cross") for m in matrices}
     feed_forward = {site.role for site in found if site.role.startswith("ffn.")}
@@ -77,7 +77,9 @@ def _wanted(options: Mapping[str, Any], found: Iterable[Site], draft: Draft) -> 
     return wanted_sites(draft.anatomy, roles | feed_forward, options["leave_out"])
 
 
-def _spec(options: Mapping[str, Any], found: Mapping[str, Site], draft: Draft) -> dict[str, Any]:
+def _spec(
+    options: Mapping[str, Any], found: Mapping[str, Site], draft: Translation
+) -> dict[str, Any]:
     sites = sites_option(draft.anatomy, found.values())
     if options["composition_mode"] == "add":
         alpha, dropout = float(options["alpha"]), float(options["dropout"])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from adapterhub.anatomy.sites import Anatomy, Site
-from adapterhub.interchange.translation import Draft
+from adapterhub.interchange.translation import Translation
 
 # Modules of their own, where a layer has none that adds the residual.
 _NAMED = {
@@ -57,7 +57,7 @@ def wanted_sites(anatomy: Anatomy, roles: Iterable[str], leave_out: Iterable[int
     ]
 
 
-def number_of(anatomy: Anatomy, site: Site) -> int:
+def layer_number(anatomy: Anatomy, site: Site) -> int:
     """The number of a site's layer, counted through both stacks."""
     behind = site.stack == "decoder" and len(anatomy.stacks) == 2
     return (site.layer or 0) + (anatomy.depth("encoder") if behind else 0)
@@ -108,14 +108,14 @@ def projections_at(anatomy: Anatomy, path: str) -> list[Site]:
     return parts or found
 
 
-def check_places(found: Iterable[Site], wanted: Iterable[Site], draft: Draft) -> None:
+def check_places(found: Iterable[Site], wanted: Iterable[Site], draft: Translation) -> None:
     """Tensors must be where the options say, and nowhere else."""
     have, need = {s.id for s in found}, {s.id for s in wanted}
     draft.problems += [f"{i}: its options name it, and it has no tensors" for i in need - have]
     draft.problems += [f"{i}: it has tensors, and its options do not name it" for i in have - need]
 
 
-def note_dropout(options: Mapping[str, Any], draft: Draft) -> None:
+def note_dropout(options: Mapping[str, Any], draft: Translation) -> None:
     """Methods without an option for dropout train without it; what they compute is the same."""
     if options["dropout"]:
         draft.notes.append(f"dropout {options['dropout']} of training is not carried over")

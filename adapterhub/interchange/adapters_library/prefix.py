@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adapterhub.anatomy.sites import Anatomy, Site
-from adapterhub.interchange.adapters_library.files import Part
+from adapterhub.interchange.adapters_library.files import MethodConfig
 from adapterhub.interchange.adapters_library.gated import add_gated
 from adapterhub.interchange.adapters_library.places import (
     Held,
@@ -29,7 +29,7 @@ from adapterhub.interchange.adapters_library.places import (
     wanted_sites,
 )
 from adapterhub.interchange.specs import sites_option
-from adapterhub.interchange.translation import Draft
+from adapterhub.interchange.translation import Translation
 from adapterhub.methods._options import activation
 from adapterhub.methods.prefix import Prefix
 
@@ -37,7 +37,7 @@ _FLAT = {"control_trans"}
 _NETWORK = {"wte.weight", *(f"control_trans.{n}.{p}" for n in (0, 2) for p in ("weight", "bias"))}
 
 
-def import_prefix(part: Part, held: Held, draft: Draft) -> None:
+def import_adapters_prefix(part: MethodConfig, held: Held, draft: Translation) -> None:
     """Translate the prefixes of a checkpoint."""
     options, length = part.options, part.options["prefix_length"]
     inner = "prefix." if options["use_gating"] else ""
@@ -68,7 +68,7 @@ def import_prefix(part: Part, held: Held, draft: Draft) -> None:
         draft.methods.append({Prefix.name: spec | {"sites": sites_option(draft.anatomy, chosen)}})
 
 
-def _import_gates(options: Mapping[str, object], held: Held, draft: Draft) -> None:
+def _import_gates(options: Mapping[str, object], held: Held, draft: Translation) -> None:
     if not options["shared_gating"]:
         draft.problems.append("shared_gating: false, keys and values cannot have a gate each")
     for path, name, tensor in held.take("prefix_gates"):
@@ -79,7 +79,7 @@ def _import_gates(options: Mapping[str, object], held: Held, draft: Draft) -> No
             draft.tensors[f"{site.id}.{Prefix.name}.gate.{name}"] = tensor
 
 
-def _positions(chosen: Iterable[Site], draft: Draft) -> dict[str, Any]:
+def _positions(chosen: Iterable[Site], draft: Translation) -> dict[str, Any]:
     """The option for what counts positions behind the prefixes at these sites."""
     have = Counter(site.stack for site in chosen if site.bias)
     draft.problems += [
@@ -91,7 +91,7 @@ def _positions(chosen: Iterable[Site], draft: Draft) -> dict[str, Any]:
     return {"positions": "keys"} if have else {}
 
 
-def _groups(held: Held, draft: Draft) -> dict[str, dict[str, Tensor]]:
+def _groups(held: Held, draft: Translation) -> dict[str, dict[str, Tensor]]:
     """The tensors by kind; the files repeat them under the name of every layer."""
     groups: dict[str, dict[str, Tensor]] = {}
     for path, name, tensor in held.take("prefix_tunings"):

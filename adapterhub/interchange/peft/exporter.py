@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from adapterhub.anatomy.sites import Anatomy, Site
-from adapterhub.backbones.load import kind_of
+from adapterhub.backbones.load import task_kind
 from adapterhub.errors import ConfigError, MismatchError
 from adapterhub.files.schema import shorten
 from adapterhub.interchange.peft.files import TASK_TYPES, Kind, PeftFiles, neutral
@@ -27,11 +27,11 @@ from adapterhub.interchange.peft.prompts import (
     prompt_problems,
 )
 from adapterhub.interchange.peft.targets import ends_with, modules_of
-from adapterhub.interchange.peft.updates import joined, pattern_options
+from adapterhub.interchange.peft.updates import joined_update, pattern_options
 from adapterhub.methods._base import Method
 from adapterhub.methods.dora import Decomposed
 from adapterhub.methods.ia3 import InputScale, OutputScale
-from adapterhub.methods.lora import LowRank
+from adapterhub.methods.lora import LoRALayer
 from adapterhub.methods.pissa import Principal
 from adapterhub.methods.prefix import Prefix, PrefixKeyValues, Skip
 from adapterhub.methods.prompt import VirtualTokens
@@ -41,7 +41,7 @@ NEW_TOKENS = "new tokens: their rows, and the tokenizer that has them, are not e
 
 
 @dataclass(frozen=True)
-class Part:
+class ExportedModule:
     """One module of an adapter at its site."""
 
     method: Method
@@ -50,13 +50,13 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Source:
+class ExportSource:
     """What is exported: the modules at sites, backbone parameters that the adapter has its own
     values of (by every path that they have), the task head, the backbone's name, and whether the
     adapter has new tokens."""
 
     anatomy: Anatomy
-    parts: Sequence[Part]
+    parts: Sequence[ExportedModule]
     changed: Sequence[tuple[tuple[str, ...], Tensor]]
     head: Mapping[str, nn.Module]
     backbone: str | None = None
@@ -66,7 +66,7 @@ class Source:
 
 @dataclass
 class _Export:
-    source: Source
+    source: ExportSource
     config: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -94,7 +94,7 @@ def check_format(name: str) -> None:
         raise ConfigError(f"adapters cannot be exported to {name!r}", expected="peft")
 
 
-def to_peft(source: Source) -> PeftFiles:
+def to_peft(source: ExportSource) -> PeftFiles:
     """The adapter as peft's configuration and tensors.
 
     Raises:
@@ -111,7 +111,7 @@ def to_peft(source: Source) -> PeftFiles:
     return files
 
 
-def try_peft(source: Source) -> tuple[PeftFiles, list[str]]:
+def try_peft(source: ExportSource) -> tuple[PeftFiles, list[str]]:
     """The adapter in the form of peft as far as that goes, and why not, where it cannot."""
     export = _Export(source)
     kinds = {_kind_of_part(part) for part in source.parts} - {None}
@@ -126,7 +126,7 @@ def try_peft(source: Source) -> tuple[PeftFiles, list[str]]:
     _export_changed(export, kind)
     _export_head(export)
     export.config |= {
-        "task_type": TASK_TYPES.get(kind_of(source.anatomy.model) or ""),
+        "task_type": TASK_TYPES.get(task_kind(source.anatomy.model) or ""),
         "base_model_name_or_path": source.backbone,
         "revision": source.revision,
     }
@@ -135,7 +135,7 @@ def try_peft(source: Source) -> tuple[PeftFiles, list[str]]:
 
 
 _KINDS: Mapping[type[nn.Module], Kind] = {
-    LowRank: "LORA",
+    LoRALayer: "LORA",
     Decomposed: "LORA",
     Principal: "LORA",
     OutputScale: "IA3",
@@ -146,11 +146,11 @@ _KINDS: Mapping[type[nn.Module], Kind] = {
 }
 
 
-def _kind_of_part(part: Part) -> Kind | None:
+def _kind_of_part(part: ExportedModule) -> Kind | None:
     return _KINDS.get(type(part.module))
 
 
-def _strangers(source: Source) -> list[str]:
+def _strangers(source: ExportSource) -> list[str]:
     names = sorted({p.method.name for p in source.parts if _kind_of_part(p) is None})
     found = [f"{name}: peft has no such method" for name in names]
     return found + [NEW_TOKENS] * source.tokens
@@ -183,7 +183,7 @@ def exact_names(paths: Sequence[str], modules: Mapping[str, Any]) -> list[str]:
 
 
 def _export_updates(export: _Export) -> None:
-    by_host: dict[str, list[Part]] = {}
+    by_host: dict[str, list[ExportedModule]] = {}
     for part in export.source.parts:
         if _kind_of_part(part) == "LORA":
             by_host.setdefault(part.site.host, []).append(part)
@@ -195,7 +195,7 @@ def _export_updates(export: _Export) -> None:
     sizes: dict[str, tuple[int, float]] = {}
     for host, group in by_host.items():
         pieces = [(p.site, p.module) for p in group]
-        update = joined(export.modules[host], pieces)
+        update = joined_update(export.modules[host], pieces)
         if update is None:
             export.problems.append(f"{host}: two DoRA updates of one weight cannot be joined")
             continue

@@ -35,7 +35,7 @@ from adapterhub.files.atomic import (
     write_files,
 )
 from adapterhub.files.schema import canonical_json, shorten, show
-from adapterhub.interchange.tensors import read_tensors, tensor_problems
+from adapterhub.interchange.tensors import read_foreign_tensors, tensor_problems
 
 CONFIG_FILE = "adapter_config.json"
 TENSORS_FILE = "adapter_model.safetensors"
@@ -203,7 +203,7 @@ def read_peft(folder: Path, *, allow_pickle: bool = False) -> PeftFiles:
             known here; all of them are listed.
     """
     config = read_config(folder)
-    tensors = read_tensors(folder, TENSORS_FILE, PICKLE_FILE, allow_pickle=allow_pickle)
+    tensors = read_foreign_tensors(folder, TENSORS_FILE, PICKLE_FILE, allow_pickle=allow_pickle)
     names = [name.removeprefix(_prefix(config["peft_type"])) for name in tensors]
     if len(set(names)) < len(names):
         raise FileError(

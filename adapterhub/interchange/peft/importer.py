@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.interchange.imported import Foreign, Outline
+from adapterhub.interchange.imported import CheckpointInfo, ImportedAdapter
 from adapterhub.interchange.peft.files import (
     TASK_TYPES,
     PeftFiles,
@@ -20,11 +20,11 @@ from adapterhub.interchange.peft.files import (
     read_peft,
     tensor_shapes,
 )
-from adapterhub.interchange.peft.low_rank import import_low_rank
-from adapterhub.interchange.peft.prompts import import_prefix, import_prompt
-from adapterhub.interchange.peft.targets import Places, ends_with
+from adapterhub.interchange.peft.low_rank import import_peft_low_rank
+from adapterhub.interchange.peft.prompts import import_peft_prefix, import_peft_prompt
+from adapterhub.interchange.peft.targets import ModuleFinder, ends_with
 from adapterhub.interchange.specs import sites_option
-from adapterhub.interchange.translation import Draft
+from adapterhub.interchange.translation import Translation
 from adapterhub.methods.ia3 import IA3
 
 _WRAPPED = re.compile(r"\.(modules_to_save|base_layer|ln_tuning_layers)(?=\.)")
@@ -34,7 +34,7 @@ _SCALE = ".ia3_l"
 
 def import_peft(
     folder: Path, anatomy: Anatomy, *, allow_pickle: bool = False, head: bool = True
-) -> Foreign:
+) -> ImportedAdapter:
     """The checkpoint of peft in a folder, for a backbone; without `head` its task head is left out.
 
     Raises:
@@ -48,13 +48,13 @@ def import_peft(
     return replace(foreign, head=False, labels=(), tensors=rest)
 
 
-def peft_outline(folder: Path) -> Outline:
+def peft_checkpoint_info(folder: Path) -> CheckpointInfo:
     """What a checkpoint of peft says of its backbone and its head."""
     config = read_config(folder)
     task = next((t for t, name in TASK_TYPES.items() if name == config["task_type"]), None)
     shapes = tensor_shapes(folder)
     heads = [s[0] for n, s in shapes.items() if len(s) == 2 and ends_with(*_head_of(config, n))]
-    return Outline(
+    return CheckpointInfo(
         backbone=config["base_model_name_or_path"] or None,
         revision=config["revision"] or None,
         task=task,
@@ -68,18 +68,18 @@ def _head_of(config: Mapping[str, Any], name: str) -> tuple[str, tuple[str, ...]
     return parts[0], tuple(config["modules_to_save"] or ())
 
 
-def from_peft(files: PeftFiles, anatomy: Anatomy, name: str = "default") -> Foreign:
+def from_peft(files: PeftFiles, anatomy: Anatomy, name: str = "default") -> ImportedAdapter:
     """A checkpoint of peft in our terms."""
-    draft, places = Draft(anatomy), Places(anatomy, files.config)
+    draft, places = Translation(anatomy), ModuleFinder(anatomy, files.config)
     rest = _IMPORTERS[files.kind](files, places, draft)
     _take_parameters(rest, places, draft)
     if "target_modules" in files.config:
         _check_targets(files, places, draft)
-    draft.settle()
+    draft.finalize()
     draft.raise_problems(f"the checkpoint {name!r} of peft")
     if places.renamed:
         draft.notes.append(f"{len(places.renamed)} modules have another path in this model")
-    return Foreign(
+    return ImportedAdapter(
         format="peft",
         name=name if name.isprintable() and name.strip() == name != "" else "default",
         methods=tuple(draft.methods),
@@ -92,7 +92,7 @@ def from_peft(files: PeftFiles, anatomy: Anatomy, name: str = "default") -> Fore
     )
 
 
-def _take_parameters(rest: Mapping[str, Tensor], places: Places, draft: Draft) -> None:
+def _take_parameters(rest: Mapping[str, Tensor], places: ModuleFinder, draft: Translation) -> None:
     """Whole parameters: biases, norms, heads and other modules that were trained and saved."""
     own = dict(draft.anatomy.model.named_parameters(remove_duplicate=False))
     for name, tensor in sorted(rest.items()):
@@ -115,7 +115,7 @@ def _equal(own: Tensor | None, value: Tensor) -> bool:
     return own is not None and torch.equal(own.detach().float().cpu(), value)
 
 
-def _check_targets(files: PeftFiles, places: Places, draft: Draft) -> None:
+def _check_targets(files: PeftFiles, places: ModuleFinder, draft: Translation) -> None:
     """The modules with tensors must be those that the configuration names."""
     held = {match[1] for name in files.tensors if (match := _TUNED.fullmatch(name))}
     draft.problems += [
@@ -133,7 +133,7 @@ def _check_targets(files: PeftFiles, places: Places, draft: Draft) -> None:
         ]
 
 
-def _import_scales(files: PeftFiles, places: Places, draft: Draft) -> dict[str, Tensor]:
+def _import_scales(files: PeftFiles, places: ModuleFinder, draft: Translation) -> dict[str, Tensor]:
     sites = {s.host: s for s in draft.anatomy.sites.values() if s.kind == "linear" and not s.part}
     chosen, inputs = [], []
     for name in [n for n in files.tensors if n.endswith(_SCALE)]:
@@ -161,7 +161,7 @@ def _import_scales(files: PeftFiles, places: Places, draft: Draft) -> dict[str, 
     return {n: t for n, t in files.tensors.items() if not n.endswith(_SCALE)}
 
 
-def _whole(files: PeftFiles, places: Places, draft: Draft) -> dict[str, Tensor]:
+def _whole(files: PeftFiles, places: ModuleFinder, draft: Translation) -> dict[str, Tensor]:
     """Modules that were trained as they are: each with all of its parameters."""
     held = {_WRAPPED.sub("", name) for name in files.tensors}
     for path in sorted({name.rpartition(".")[0] for name in held}):
@@ -172,11 +172,11 @@ def _whole(files: PeftFiles, places: Places, draft: Draft) -> dict[str, Tensor]:
     return dict(files.tensors)
 
 
-_IMPORTERS: Mapping[str, Callable[[PeftFiles, Places, Draft], dict[str, Tensor]]] = {
-    "LORA": import_low_rank,
+_IMPORTERS: Mapping[str, Callable[[PeftFiles, ModuleFinder, Translation], dict[str, Tensor]]] = {
+    "LORA": import_peft_low_rank,
     "IA3": _import_scales,
     "LN_TUNING": _whole,
-    "PROMPT_TUNING": import_prompt,
-    "P_TUNING": import_prompt,
-    "PREFIX_TUNING": import_prefix,
+    "PROMPT_TUNING": import_peft_prompt,
+    "P_TUNING": import_peft_prompt,
+    "PREFIX_TUNING": import_peft_prefix,
 }

@@ -25,9 +25,9 @@ from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.backbones.weights import read_weight
 from adapterhub.errors import SiteError
 from adapterhub.interchange.peft.files import PeftFiles
-from adapterhub.interchange.peft.targets import Places
+from adapterhub.interchange.peft.targets import ModuleFinder
 from adapterhub.interchange.specs import ranks_options, sites_option
-from adapterhub.interchange.translation import Draft
+from adapterhub.interchange.translation import Translation
 from adapterhub.methods.dora import DoRA
 from adapterhub.methods.lora import LoRA
 from adapterhub.methods.pissa import PiSSA, principal
@@ -51,7 +51,9 @@ class Update:
     tensors: dict[str, Tensor]
 
 
-def import_low_rank(files: PeftFiles, places: Places, draft: Draft) -> dict[str, Tensor]:
+def import_peft_low_rank(
+    files: PeftFiles, places: ModuleFinder, draft: Translation
+) -> dict[str, Tensor]:
     """Translate the updates into the draft; returns the tensors that are none."""
     found: dict[str, dict[str, Tensor]] = {}
     rest: dict[str, Tensor] = {}
@@ -76,7 +78,11 @@ def import_low_rank(files: PeftFiles, places: Places, draft: Draft) -> dict[str,
 
 
 def _update(
-    config: Mapping[str, Any], there: str, tensors: dict[str, Tensor], places: Places, draft: Draft
+    config: Mapping[str, Any],
+    there: str,
+    tensors: dict[str, Tensor],
+    places: ModuleFinder,
+    draft: Translation,
 ) -> Update | None:
     wanted = {"A", "B"} | ({"magnitude_vector"} if config["use_dora"] else set())
     rank = places.targets.value_at(config["rank_pattern"], there, config["r"])
@@ -102,7 +108,7 @@ def _misfits(update: Update, d_in: int, d_out: int) -> list[str]:
 
 
 def _as_methods(
-    config: Mapping[str, Any], draft: Draft, updates: list[tuple[Site, Update]]
+    config: Mapping[str, Any], draft: Translation, updates: list[tuple[Site, Update]]
 ) -> None:
     starts = _starts(config, draft)
     method = PiSSA if starts else DoRA if config["use_dora"] else LoRA
@@ -137,7 +143,7 @@ def _own_tensors(anatomy: Anatomy, site: Site, update: Update, starts: str) -> d
     return tensors
 
 
-def _starts(config: Mapping[str, Any], draft: Draft) -> str:
+def _starts(config: Mapping[str, Any], draft: Translation) -> str:
     """The decomposition whose leading part was taken off W, "" if none was."""
     init = config["init_lora_weights"]
     name = init.lower() if isinstance(init, str) else init
@@ -170,7 +176,7 @@ def _orthonormal(weight: Tensor, rank: int, scale: float) -> tuple[Tensor, Tenso
 _STARTS = {"pissa": _components, "olora": _orthonormal}
 
 
-def _fold(update: Update, module: nn.Module, rest: dict[str, Tensor], draft: Draft) -> None:
+def _fold(update: Update, module: nn.Module, rest: dict[str, Tensor], draft: Translation) -> None:
     """Put an update outside the sites into the weight's own new value."""
     low, high = update.tensors["A"], update.tensors["B"]
     embedding = isinstance(module, nn.Embedding)

@@ -17,16 +17,18 @@ from torch import Tensor
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.errors import SiteError
 from adapterhub.interchange.peft.files import PeftFiles
-from adapterhub.interchange.peft.targets import Places
+from adapterhub.interchange.peft.targets import ModuleFinder
 from adapterhub.interchange.specs import sites_option
-from adapterhub.interchange.translation import Draft
+from adapterhub.interchange.translation import Translation
 from adapterhub.methods.prefix import Prefix
 from adapterhub.methods.prompt import Prompt
 
 TENSOR = "prompt_embeddings"
 
 
-def import_prompt(files: PeftFiles, places: Places, draft: Draft) -> dict[str, Tensor]:
+def import_peft_prompt(
+    files: PeftFiles, places: ModuleFinder, draft: Translation
+) -> dict[str, Tensor]:
     """Translate a prompt into the draft; returns the other tensors."""
     rest, table = _table(files, draft)
     anatomy, length = draft.anatomy, files.config["num_virtual_tokens"]
@@ -57,7 +59,7 @@ def _reads_one_position(anatomy: Anatomy) -> bool:
     return "ForSequenceClassification" in name or "ForMultipleChoice" in name
 
 
-def _table(files: PeftFiles, draft: Draft) -> tuple[dict[str, Tensor], Tensor | None]:
+def _table(files: PeftFiles, draft: Translation) -> tuple[dict[str, Tensor], Tensor | None]:
     rest = dict(files.tensors)
     table = rest.pop(TENSOR, None)
     if table is None or table.ndim != 2:
@@ -89,7 +91,9 @@ def prefix_problems(anatomy: Anatomy) -> list[str]:
     return found
 
 
-def import_prefix(files: PeftFiles, places: Places, draft: Draft) -> dict[str, Tensor]:
+def import_peft_prefix(
+    files: PeftFiles, places: ModuleFinder, draft: Translation
+) -> dict[str, Tensor]:
     """Translate a prefix into the draft; returns the other tensors."""
     rest, table = _table(files, draft)
     draft.problems += prefix_problems(draft.anatomy)

@@ -130,7 +130,7 @@ def _compiled(pattern: str) -> regex.Pattern[str]:
         raise FileError(f"{pattern!r:.200} is not a regular expression: {error}") from None
 
 
-class Places:
+class ModuleFinder:
     """Finds the modules that a checkpoint names in a model.
 
     A module may be called otherwise here: by another class around the base model, or in another

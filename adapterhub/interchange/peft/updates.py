@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import Site
 from adapterhub.backbones.weights import read_weight
 from adapterhub.methods.dora import Decomposed
-from adapterhub.methods.lora import LowRank
+from adapterhub.methods.lora import LoRALayer
 from adapterhub.methods.pissa import Principal
 
 
 @dataclass(frozen=True)
-class Joined:
+class ModuleUpdate:
     """The update of one module: tensors by peft's names, rank and scale."""
 
     tensors: Mapping[str, Tensor]
@@ -32,9 +32,9 @@ class Joined:
     scale: float
 
 
-def joined(host: nn.Module, pieces: Sequence[tuple[Site, nn.Module]]) -> Joined | None:
+def joined_update(host: nn.Module, pieces: Sequence[tuple[Site, nn.Module]]) -> ModuleUpdate | None:
     """All updates of one module as one; None where DoRA forbids it."""
-    modules = [m for _, m in pieces if isinstance(m, LowRank)]
+    modules = [m for _, m in pieces if isinstance(m, LoRALayer)]
     decomposed = any(isinstance(m, Decomposed) for m in modules)
     # Parts of a fused projection have rows, and so norms, of their own.
     apart = len({site.id for site, _ in pieces if site.part}) == len(pieces)
@@ -44,7 +44,7 @@ def joined(host: nn.Module, pieces: Sequence[tuple[Site, nn.Module]]) -> Joined 
     lows: list[Tensor] = []
     highs: list[Tensor] = []
     for site, module in pieces:
-        assert isinstance(module, LowRank)
+        assert isinstance(module, LoRALayer)
         for low, high in _factors(module):
             # Untouched where the scales agree, so that the files hold the very bits.
             high = high if module.scale == scale else high * (module.scale / scale)
@@ -56,10 +56,10 @@ def joined(host: nn.Module, pieces: Sequence[tuple[Site, nn.Module]]) -> Joined 
     }
     if decomposed:
         tensors["lora_magnitude_vector"] = _magnitude(host, pieces)
-    return Joined(tensors, sum(len(low) for low in lows), scale)
+    return ModuleUpdate(tensors, sum(len(low) for low in lows), scale)
 
 
-def _factors(module: LowRank) -> list[tuple[Tensor, Tensor]]:
+def _factors(module: LoRALayer) -> list[tuple[Tensor, Tensor]]:
     factors = [(module.A.detach(), module.B.detach())]
     if isinstance(module, Principal):
         factors.append((module.A0, -module.B0))

@@ -1,0 +1,239 @@
+"""Structural discovery: against the rows, on architectures without one, and where it gives up."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import tiny_models
+import torch
+import transformers
+from matrix import example
+from transformers import AutoConfig
+
+import adapterhub as ah
+from adapterhub.anatomy import FAMILIES, Family, Stack
+from adapterhub.anatomy.build import build_anatomy
+from adapterhub.anatomy.discovery import REQUIRED, discover
+from adapterhub.anatomy.family_source import row_text
+from adapterhub.errors import AttachError, BackboneError, SiteError
+from adapterhub.methods import METHODS
+
+_PLAIN = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+    "max_position_embeddings": 64, "num_key_value_heads": 2, "initializer_range": 0.15,
+}  # fmt: skip
+_BART = {
+    "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
+    "decoder_start_token_id": 1,
+}  # fmt: skip
+CLASSIFIER, CAUSAL, SEQ2SEQ = (
+    f"AutoModelFor{task}" for task in ("SequenceClassification", "CausalLM", "Seq2SeqLM")
+)
+# Architectures without a row, and the class to test.
+ROWLESS: dict[str, tuple[str, dict]] = {
+    "cohere": (CAUSAL, _PLAIN),
+    "data2vec-text": (CLASSIFIER, _PLAIN),
+    "ernie": (CLASSIFIER, _PLAIN),
+    "glm": (CLASSIFIER, _PLAIN | {"head_dim": 8}),
+    "granite": (CAUSAL, _PLAIN),
+    "marian": (SEQ2SEQ, _BART),
+    "nemotron": (CLASSIFIER, _PLAIN),
+    "olmoe": (CAUSAL, _PLAIN | {"num_experts": 4, "num_experts_per_tok": 2}),
+    "phi": (CLASSIFIER, _PLAIN),
+    # The first layer has a plain network, the second a mixture with a shared expert beside it.
+    "qwen2_moe": (
+        CLASSIFIER,
+        _PLAIN | {
+            "num_experts": 4, "mlp_only_layers": [0], "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16,
+        },
+    ),
+    "rembert": (CLASSIFIER, _PLAIN | {"input_embedding_size": 16}),
+    "stablelm": (CLASSIFIER, _PLAIN),
+    "starcoder2": (CLASSIFIER, _PLAIN),
+}  # fmt: skip
+GIVES_UP = {
+    "falcon": ("fused in blocks or per head", '"attn.qkv": "self_attention.query_key_value"'),
+    "squeezebert": ("found 0 lists", '"ffn.up": ...'),  # its projections are convolutions
+    "flaubert": ("path of ffn.up", '"attn.q": "q_lin"'),  # its layers are in pieces
+}
+OFF_INTERFACE = ("rembert",)
+
+
+def rowless(architecture, options=None, kind=CLASSIFIER):
+    kind, options = ROWLESS.get(architecture, (kind, options or _PLAIN))
+    tokens = {
+        "vocab_size": tiny_models.VOCAB,
+        "pad_token_id": 1,
+        "eos_token_id": 2,
+        "bos_token_id": 3,
+    }
+    config = AutoConfig.for_model(architecture, **options, **tokens, num_labels=3)
+    torch.manual_seed(0)
+    return getattr(transformers, kind).from_config(config).eval()
+
+
+def labelled(model):
+    inputs = tiny_models.batch()
+    classifies = "Classification" in type(model).__name__
+    return inputs | {"labels": torch.tensor([0, 1, 2]) if classifies else inputs["input_ids"]}
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(**labelled(model)).logits
+
+
+def plain(family: Family) -> bool:
+    """Whether structure says all of a row: projections are modules, not fused, and called once."""
+    return all(
+        "attn.q" in stack.sites and not any(">" in path for path in stack.sites.values())
+        for stack in family.stacks
+    )
+
+
+PLAIN_ROWS = [a for a in tiny_models.ARCHITECTURES if plain(FAMILIES[a])]
+
+
+def test_most_rows_are_plain_and_the_rowless_have_none():
+    assert len(PLAIN_ROWS) >= 25
+    assert set(FAMILIES) - set(PLAIN_ROWS) == {
+        "deberta", "deberta-v2", "modernbert", "xlnet", "openai-gpt", "gpt2", "gpt_neox", "bloom",
+        "phi3",
+    }  # fmt: skip
+    assert not FAMILIES.keys() & {*ROWLESS, *GIVES_UP}
+    assert len(ROWLESS) >= 5
+
+
+@pytest.mark.parametrize("architecture", PLAIN_ROWS)
+def test_finds_what_the_row_says(architecture):
+    model = tiny_models.usual_model(architecture)
+    found, row = discover(model), FAMILIES[architecture]
+    # Its structure does not tell whether a norm stands before a sublayer or behind it.
+    row = replace(row, stacks=tuple(replace(stack, norms=None) for stack in row.stacks))
+    assert build_anatomy(model, found).sites == build_anatomy(model, row).sites
+    assert found.positions_from_padding == row.positions_from_padding
+    assert [s.body for s in found.stacks] == [s.body for s in row.stacks]
+    assert set(row.constants) <= set(found.constants)
+    by_row, by_structure = build_anatomy(model, row), build_anatomy(model, found)
+    for path in by_row.parameters():
+        assert by_structure.layer_of(path) == by_row.layer_of(path), path
+
+
+@pytest.mark.parametrize("architecture", ROWLESS)
+@pytest.mark.parametrize("method", ["lora", "houlsby", "parallel", "prefix", "mam", "prompt"])
+def test_an_architecture_without_a_row_works(method, architecture):
+    model = rowless(architecture)
+    before, state = logits(model), copy.deepcopy(model.state_dict())
+    if architecture in OFF_INTERFACE and method in ("prefix", "mam"):
+        with pytest.raises(SiteError, match=f"{method} does not fit"):
+            ah.attach(model, method)
+        return
+    anatomy = ah.anatomy_of(model)
+    adapter = ah.attach(model, method)
+    assert ah.anatomy_of(model).sites == anatomy.sites, "an adapter is no part of the structure"
+    if method in ("lora", "parallel"):
+        assert torch.equal(logits(model), before)
+    tiny_models.scramble(adapter)
+    assert not torch.allclose(logits(model), before, atol=1e-3)
+    model(**labelled(model)).loss.backward()
+    assert adapter.placed
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in adapter.parameters())
+    assert {id(p) for p in model.parameters() if p.requires_grad} == {
+        id(p) for p in adapter.parameters()
+    }
+    adapter.detach()
+    assert torch.equal(logits(model), before)
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+
+
+def test_a_mixture_of_experts_is_a_sublayer_as_a_whole():
+    sites = ah.anatomy_of(rowless("qwen2_moe")).sites
+    assert sites["decoder.1.ffn"].host == "model.layers.1.mlp"
+    assert sites["decoder.1.ffn"].tap is None
+    assert sites["decoder.0.ffn"].host == "model.layers.0.mlp"
+    assert "decoder.1.ffn.up" not in sites
+    assert sites["decoder.0.ffn.up"].host == "model.layers.0.mlp.up_proj"
+
+
+def picture_model():
+    config = transformers.ViTConfig(**_PLAIN, image_size=8, patch_size=4, num_labels=3)
+    inputs = {"pixel_values": torch.randn(2, 3, 8, 8), "labels": torch.tensor([0, 1])}
+    return transformers.ViTForImageClassification(config).eval(), inputs
+
+
+def speech_model():
+    sizes = _BART | {"num_mel_bins": 8, "max_source_positions": 10, "vocab_size": tiny_models.VOCAB}
+    tokens = {"pad_token_id": 1, "bos_token_id": 3, "eos_token_id": 2}
+    config = transformers.WhisperConfig(**sizes, **tokens)
+    inputs = {"input_features": torch.randn(2, 8, 20), "labels": torch.tensor([[5, 6], [7, 8]])}
+    return transformers.WhisperForConditionalGeneration(config).eval(), inputs
+
+
+# A picture has no tokens, and a model that speaks no task head.
+NOT_THERE = {(method, picture_model) for method in ("prompt", "p-tuning", "chosen")}
+NOT_THERE |= {("head", speech_model)}
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("make", [picture_model, speech_model])
+def test_pictures_and_speech(make, method, tmp_path):
+    model, inputs = make()
+    with torch.no_grad():
+        before = model(**inputs).logits
+    if (method, make) in NOT_THERE:
+        with pytest.raises((SiteError, AttachError), match=r"does not fit|nothing would train"):
+            ah.attach(model, example(method))
+        return
+    adapter = ah.attach(model, example(method), name="seen")
+    tiny_models.scramble(adapter)
+    output = model(**inputs)
+    assert not torch.allclose(output.logits, before, atol=1e-3)
+    output.loss.backward()
+    assert all(p.grad.abs().max() > 0 for p in adapter.parameters())
+    adapter.save(tmp_path / "seen")
+    adapter.detach()
+    assert torch.equal(model(**inputs).logits, before)
+    ah.load(model, tmp_path / "seen")
+    assert torch.equal(model(**inputs).logits, output.logits)
+
+
+def test_virtual_tokens_cannot_enter_where_there_are_no_tokens():
+    model, _ = picture_model()
+    with pytest.raises(SiteError, match="prompt does not fit a vit backbone") as error:
+        ah.attach(model, "prompt")
+    assert {"lora", "prefix", "houlsby"} <= set(error.value.hint.replace(",", "").split())
+    assert "prompt" not in error.value.hint
+
+
+@pytest.mark.parametrize("architecture", GIVES_UP)
+def test_the_error_prints_the_row_to_write(architecture):
+    problem, line = GIVES_UP[architecture]
+    sizes = {
+        "squeezebert": _PLAIN | {"embedding_size": 32},
+        "flaubert": {"emb_dim": 32, "n_layers": 2, "n_heads": 4, "n_words": 64},
+    }
+    model = rowless(architecture, sizes.get(architecture))
+    with pytest.raises(BackboneError, match=problem) as error:
+        ah.attach(model, "lora")
+    assert f'("{architecture}",)' in error.value.hint
+    assert line in error.value.hint
+    text = error.value.hint.partition("\n")[2]
+    assert isinstance(eval(text, {"Family": Family, "Stack": Stack}), Family)
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_the_text_of_a_row_is_the_row(architecture):
+    row = FAMILIES[architecture]
+    assert eval(row_text(row), {"Family": Family, "Stack": Stack}) == row
+
+
+def test_required_roles_are_left_open():
+    text = row_text(
+        Family(("new",), (Stack("decoder", "layers", {"attn.q": "q"}),), ("wte",)), REQUIRED
+    )
+    assert '"attn.q": "q"' in text
+    assert text.count("...") == len(REQUIRED) - 1

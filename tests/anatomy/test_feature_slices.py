@@ -1,0 +1,156 @@
+"""Fused projections: a part is where the backbone reads it, and an update on a part is the update
+of its dense rows."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import tiny_models
+import torch
+from transformers import AttentionInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+import adapterhub as ah
+from adapterhub.anatomy import FAMILIES
+
+HEADS, HEAD_DIM, HIDDEN, FFN = 4, 8, 32, 48
+FUSED = tuple(a for a, family in FAMILIES.items() if {"attn.qkv"} & family.stacks[0].sites.keys())
+GATED = tuple(
+    a for a, family in FAMILIES.items() if {"ffn.gate_up"} & family.stacks[0].sites.keys()
+)
+PER_HEAD = ("gpt_neox", "bloom", "deberta")
+GROUPED = ("phi3",)  # two key-value heads
+ON_INTERFACE = ("gpt2", "gpt_neox", "phi3", "modernbert")
+ROW = {"q": 0, "k": 1, "v": 2}
+
+
+def test_the_fused_architectures():
+    assert set(FUSED) == {*PER_HEAD, *GROUPED, "gpt2", "openai-gpt", "modernbert"}
+    assert set(GATED) == {"phi3", "modernbert"}
+    assert set(ON_INTERFACE) < set(FUSED)
+
+
+def dense_rows(architecture, role):
+    """The rows of a fused weight that belong to a role, written out by hand."""
+    rows = torch.arange(3 * HIDDEN)
+    name = role.split(".")[1]
+    if name in ("gate", "up"):
+        return torch.arange(2 * FFN).view(2, FFN)[("gate", "up").index(name)]
+    if architecture in PER_HEAD:
+        return rows.view(HEADS, 3, HEAD_DIM)[:, ROW[name]].flatten()
+    if architecture in GROUPED:
+        return torch.arange(64).split((32, 16, 16))[ROW[name]]
+    return rows.view(3, HIDDEN)[ROW[name]]
+
+
+def model_of(architecture):
+    """Without relative positions, so that DeBERTa's attention is content to content alone."""
+    options = {"relative_attention": False} if architecture == "deberta" else {}
+    return tiny_models.model(architecture, **options)
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(**tiny_models.batch()).logits
+
+
+@pytest.mark.parametrize(
+    ("architecture", "role"),
+    [(a, f"attn.{name}") for a in FUSED for name in "qkv"]
+    + [(a, f"ffn.{name}") for a in GATED for name in ("gate", "up")],
+)
+def test_an_update_of_a_part_is_the_update_of_its_rows(architecture, role):
+    model = model_of(architecture)
+    reference = copy.deepcopy(model)
+    adapter = ah.attach(model, {"lora": {"rank": 4, "alpha": 12, "sites": [role]}})
+    tiny_models.scramble(adapter)
+    rows = dense_rows(architecture, role)
+    assert adapter.placed
+    for placed in adapter.placed:
+        assert placed.site.d_out == len(rows)
+        weight = reference.get_submodule(placed.site.host).weight.data
+        weight = weight if weight.shape[0] > weight.shape[1] else weight.T  # Conv1D
+        weight[rows] += 3.0 * placed.module.B.data @ placed.module.A.data
+    for name, module in adapter.head.own.items():
+        reference.get_submodule(name).load_state_dict(module.state_dict())
+    torch.testing.assert_close(logits(model), logits(reference), atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(logits(model), logits(model_of(architecture)), atol=1e-3)
+
+
+def recorded(model, path, inputs):
+    """The input (or the output) of a module during a forward pass."""
+    kept = {}
+    hook = model.get_submodule(path).register_forward_hook(
+        lambda _, args, output: kept.update(value=args[0] if inputs else output)
+    )
+    logits(model)
+    hook.remove()
+    return kept["value"]
+
+
+def change_part(model, site, change):
+    """Let a function change what the backbone computes for a part."""
+    return model.get_submodule(site.host).register_forward_hook(
+        lambda _, args, y: site.part.write(y, change(site.part.read(y)))
+    )
+
+
+@pytest.mark.parametrize("architecture", FUSED)
+def test_values_are_where_attention_reads_them(architecture):
+    """Attention over zeros is zero."""
+    model = model_of(architecture)
+    sites = ah.anatomy_of(model).sites
+    change_part(model, sites[next(s for s in sites if s.endswith("0.attn.v"))], torch.zeros_like)
+    output = sites[next(s for s in sites if s.endswith("0.attn.o"))].host
+    # DeBERTa adds its value bias behind the projection; it is zero in a new model.
+    assert recorded(model, output, inputs=True).abs().max() == 0
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "openai-gpt", "bloom", "deberta"])
+def test_queries_and_keys_are_where_attention_reads_them(architecture):
+    """Without rotation, softmax does not see a constant on all keys; it sees one on all queries."""
+    model = model_of(architecture)
+    before, sites = logits(model), ah.anatomy_of(model).sites
+    for name, same in (("k", True), ("q", False)):
+        site = sites[next(s for s in sites if s.endswith(f"0.attn.{name}"))]
+        constant = torch.randn(site.d_out)
+        hook = change_part(model, site, lambda y, c=constant: y + c)
+        assert torch.allclose(logits(model), before, atol=1e-5) is same
+        hook.remove()
+
+
+@pytest.mark.parametrize("architecture", ON_INTERFACE)
+def test_attention_gets_the_parts(architecture):
+    """The first token's query, key and value are not rotated: they are the parts as they are."""
+    seen = []
+
+    def probe(module, query, key, value, mask, **options):
+        seen.append([t[:, :, 0].flatten(1) for t in (query, key, value)])
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, **options)
+
+    AttentionInterface.register("adapterhub_test_probe", probe)
+    AttentionMaskInterface.register("adapterhub_test_probe", ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+    model = tiny_models.model(architecture, attn_implementation="adapterhub_test_probe")
+    sites = ah.anatomy_of(model).sites
+    fused = sites[next(s for s in sites if s.endswith("0.attn.qkv"))]
+    y = recorded(model, fused.host, inputs=False)
+    assert seen
+    for name, found in zip("qkv", seen[0], strict=True):
+        part = sites[fused.id.replace("qkv", name)].part
+        torch.testing.assert_close(part.read(y)[:, 0], found)
+
+
+@pytest.mark.parametrize("architecture", GATED)
+def test_gate_and_up_are_where_the_network_reads_them(architecture):
+    """The network is linear in up, and not in gate."""
+    model = tiny_models.model(architecture)
+    sites = ah.anatomy_of(model).sites
+    named = {s.split(".", 2)[2]: s for s in sites if ".0.ffn." in s}
+    down = sites[named["ffn.down"]].host
+    before = recorded(model, down, inputs=True)
+    for name, linear in (("up", True), ("gate", False)):
+        hook = change_part(model, sites[named[f"ffn.{name}"]], lambda y: 2 * y)
+        assert torch.allclose(recorded(model, down, inputs=True), 2 * before) is linear
+        hook.remove()

@@ -1,0 +1,233 @@
+"""Task vectors: the rules agree with peft; what is combined is an adapter that saves and loads."""
+
+from __future__ import annotations
+
+import pytest
+import tiny_models
+import torch
+from peft.utils import merge_utils
+
+import adapterhub as ah
+from adapterhub.errors import AttachError, ConfigError, MergeError
+from adapterhub.merging.task_vectors import (
+    COMBINE,
+    dare,
+    dare_ties,
+    drop,
+    linear_combination,
+    low_rank,
+    ties,
+    trim,
+)
+
+SEED = 7
+
+
+def vectors(count=3, shape=(12, 10)):
+    torch.manual_seed(0)
+    return [torch.randn(shape) for _ in range(count)]
+
+
+@pytest.mark.parametrize("density", [0.2, 0.55])
+@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0), (0.5, -0.3, 2.0)])
+def test_the_rules_agree_with_peft(density, weights):
+    taus, shares, generator = vectors(), torch.tensor(weights), torch.Generator()
+    torch.testing.assert_close(
+        linear_combination(taus, weights, density, generator),
+        merge_utils.task_arithmetic(taus, shares),
+    )
+    torch.testing.assert_close(
+        ties(taus, weights, density, generator), merge_utils.ties(taus, shares, density)
+    )
+    for tau in taus:
+        expected = merge_utils.prune(tau, density, "magnitude")
+        assert torch.equal(trim(tau, density), expected)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(dare, merge_utils.dare_linear), (dare_ties, merge_utils.dare_ties)]
+)
+def test_dare_agrees_with_peft_on_the_same_mask(ours, theirs, monkeypatch):
+    taus, weights, density = vectors(), (0.5, 0.25, 1.0), 0.4
+    generator = torch.Generator().manual_seed(SEED)
+    masks = iter([(torch.rand(t.shape, generator=generator) < density).float() for t in taus])
+    monkeypatch.setattr(merge_utils.torch, "bernoulli", lambda *args, **kwargs: next(masks))
+    expected = theirs(taus, torch.tensor(weights), density)
+    found = ours(taus, weights, density, torch.Generator().manual_seed(SEED))
+    torch.testing.assert_close(found, expected)
+
+
+def test_ties_by_hand():
+    first, second = torch.tensor([4.0, -1.0, 0.1, 2.0]), torch.tensor([-1.0, -3.0, 0.2, 4.0])
+    found = ties([first, second], (1.0, 1.0), 0.5, torch.Generator())
+    # Trimmed: [4, 0, 0, 2] and [0, -3, 0, 4]; each entry is the mean of those that remain.
+    assert found.tolist() == [4, -3, 0, 3]
+
+
+def test_dare_keeps_the_expected_value():
+    tau = torch.ones(200, 200)
+    dropped = drop(tau, 0.1, torch.Generator().manual_seed(0))
+    assert set(dropped.unique().tolist()) == {0, 10}
+    assert abs(dropped.mean() - 1) < 0.05
+
+
+def test_low_rank_is_the_nearest():
+    torch.manual_seed(0)
+    product = torch.randn(12, 3) @ torch.randn(3, 9)
+    left, right = low_rank(product, 3)
+    torch.testing.assert_close(left @ right, product, atol=1e-5, rtol=1e-5)
+    left, right = low_rank(product, 2)
+    values = torch.linalg.svdvals(product)
+    torch.testing.assert_close((product - left @ right).norm(), values[2], atol=1e-4, rtol=1e-4)
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(**tiny_models.batch()).logits
+
+
+def pair(architecture, first, second, std=0.1):
+    model = tiny_models.usual_model(architecture)
+    for seed, (name, method) in enumerate([("a", first), ("b", second)]):
+        tiny_models.scramble(ah.attach(model, method, name=name), seed=seed + 1, std=std)
+    return model
+
+
+def test_trimming_counts_the_rows_of_a_site_alone():
+    """Where q, k and v are one weight, the rows of what no adapter sits at are no zeros to trim."""
+    found = {}
+    for architecture in ("gpt2", "llama"):  # one weight, and three
+        model = tiny_models.usual_model(architecture)
+        ah.attach(model, "lora(sites=['attn.q'], rank=32, layers='first 1')", name="a")
+        torch.manual_seed(0)
+        for _, tensor in sorted(model._adapterhub.adapters["a"].tensors().items()):
+            if tensor.shape == (32, 32):
+                torch.nn.init.normal_(tensor)
+        made = ah.combine(model, ["a"], how="ties", density=0.25, name="new")
+        found[architecture] = sum((c.own != c.original).sum().item() for c in made.changed)
+    assert found["gpt2"] == found["llama"] == 256
+
+
+def same_head(model):
+    """Give both adapters the head of the first, so that outputs show the backbone's change."""
+    a, b = (model._adapterhub.adapters[name] for name in "ab")
+    for child, module in b.head.own.items():
+        module.load_state_dict(a.head.own[child].state_dict())
+
+
+@pytest.mark.parametrize("architecture", ["bert", "gpt2", "gpt_neox", "albert"])
+@pytest.mark.parametrize(
+    "methods", [("lora", "rslora(rank=3)"), ("pissa", "lora"), ("lora", "ia3")]
+)
+def test_the_sum_of_two_is_both_at_once(architecture, methods, tmp_path):
+    """Exactly: by concatenated ranks, or as whole weights where an adapter has no low rank."""
+    sites = "sites=['attn.q', 'attn.v']"
+    first, second = (
+        m.replace(")", f", {sites})") if "(" in m else f"{m}({sites})" for m in methods
+    )
+    model = pair(architecture, first, second)
+    same_head(model)
+    ah.activate(model, "a")
+    alone = logits(model)
+    made = ah.combine(model, ["a"], weights=[1.0], name="one")
+    torch.testing.assert_close(logits(model), alone, atol=1e-5, rtol=1e-4)
+    made.detach()
+    made = ah.combine(model, ["a", "b"], weights=[1.0, 1.0])
+    both = logits(model)
+    if methods[1] != "ia3":  # which scales what comes before it, and so does not just add
+        ah.activate(model, "a", "b")
+        torch.testing.assert_close(logits(model), both, atol=1e-4, rtol=1e-4)
+    assert [m.name for m in made.methods] == (["lora"] if "ia3" not in methods else ["staged"])
+    made.save(tmp_path / "sum")
+    fresh = tiny_models.usual_model(architecture)
+    again = ah.load(fresh, tmp_path / "sum")
+    assert torch.equal(logits(fresh), both)
+    assert again.notes.training["combined"]["weights"] == [1.0, 1.0]
+
+
+def test_whole_parameters_add_up():
+    model = pair("gpt2", "norms", "norms")
+    made = ah.combine(model, ["a", "b"], weights=[2.0, -0.5])
+    assert [m.name for m in made.methods] == ["norms"]
+    a, b = (model._adapterhub.adapters[name] for name in "ab")
+    for new, one, two in zip(made.changed, a.changed, b.changed, strict=True):
+        expected = one.original + 2 * (one.own - one.original) - 0.5 * (two.own - two.original)
+        torch.testing.assert_close(new.own, expected)
+
+
+def test_negation_takes_an_adapter_away(tmp_path):
+    """On the model that has the adapter merged, its negation gives the backbone."""
+    model = tiny_models.model("llama", "features")
+    hidden = lambda: model(**tiny_models.batch()).last_hidden_state.detach()  # noqa: E731
+    bare = hidden()
+    tiny_models.scramble(ah.attach(model, "lora", name="a"), std=0.1)
+    assert not torch.allclose(hidden(), bare, atol=1e-2)
+    minus = ah.combine(model, ["a"], weights=[-1.0], name="minus")
+    minus.save(tmp_path / "minus")
+    minus.detach()
+    ah.merge(model, "a")
+    ah.load(model, tmp_path / "minus", any_backbone=True)
+    torch.testing.assert_close(hidden(), bare, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("how", sorted(set(COMBINE) - {"linear"}))
+@pytest.mark.parametrize("architecture", ["bert", "gpt2"])
+def test_trimmed_updates_are_kept_whole_or_in_a_rank(how, architecture):
+    model = pair(architecture, "lora(sites=['attn.q', 'attn.v'])", "lora(sites=['attn.q'])")
+    whole = ah.combine(model, ["a", "b"], how=how, density=0.5, name="whole")
+    expected = logits(model)
+    assert [m.name for m in whole.methods] == ["staged"]
+    full = ah.combine(model, ["a", "b"], how=how, density=0.5, rank=32, name="full rank")
+    assert [m.name for m in full.methods] == ["lora"]
+    torch.testing.assert_close(logits(model), expected, atol=1e-4, rtol=1e-3)
+    assert full.notes.training["combined"]["lost"] < 1e-4
+    low = ah.combine(model, ["a", "b"], how=how, density=0.5, rank=4, name="rank 4")
+    assert low.count() < whole.count()
+    assert 0.05 < low.notes.training["combined"]["lost"] < 1
+    again = ah.combine(model, ["a", "b"], how=how, density=0.5, rank=4, name="again")
+    for name, tensor in low.tensors().items():
+        assert torch.equal(tensor, again.tensors()[name])
+
+
+def test_a_linear_combination_above_the_rank_is_cut():
+    model = pair("bert", "lora(rank=8)", "lora(rank=8)")
+    exact = ah.combine(model, ["a", "b"], name="exact")
+    assert {len(p.module.A) for p in exact.placed} == {16}
+    assert exact.notes.training["combined"]["weights"] == [0.5, 0.5]
+    cut = ah.combine(model, ["a", "b"], rank=4, name="cut")
+    assert {len(p.module.A) for p in cut.placed} == {4}
+    assert torch.is_grad_enabled()
+    assert all(p.requires_grad for p in cut.parameters())
+
+
+def test_the_new_adapter_can_be_merged_and_leaves_the_others_alone():
+    model = pair("bert", "lora", ["dora", "bitfit"])
+    own = [t.clone() for a in model._adapterhub.adapters.values() for t in a.tensors().values()]
+    torch.manual_seed(0)
+    draw = torch.rand(1)
+    torch.manual_seed(0)
+    made = ah.combine(model, ["a", "b"])
+    assert torch.equal(torch.rand(1), draw)
+    live = logits(model)
+    after = [t for n in "ab" for t in model._adapterhub.adapters[n].tensors().values()]
+    assert all(map(torch.equal, own, after))
+    assert made.labels == model._adapterhub.adapters["a"].labels
+    ah.detach(model, "a")
+    ah.detach(model, "b")
+    ah.merge(model)
+    torch.testing.assert_close(logits(model), live, atol=1e-4, rtol=1e-4)
+
+
+def test_what_cannot_be_combined_says_why():
+    model = pair("bert", "lora", "prefix")
+    with pytest.raises(MergeError, match=r"prefix at encoder\.attn\.kv"):
+        ah.combine(model, ["a", "b"])
+    with pytest.raises(ConfigError, match="did you mean 'ties'"):
+        ah.combine(model, ["a"], how="tie")
+    with pytest.raises(ConfigError) as error:
+        ah.combine(model, ["a"], weights=[1, 2], density=0, rank=0)
+    assert len(error.value.offenders) == 3
+    with pytest.raises(AttachError, match="no adapter called"):
+        ah.combine(model, ["c"])
+    with pytest.raises(AttachError, match="nothing to combine"):
+        ah.combine(tiny_models.model("bert"), ["a"])

@@ -1,0 +1,95 @@
+"""torch.compile takes an attached model whole, without a graph break, and follows activation."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import tiny_models
+import torch
+from matrix import ALL, REFUSED, example
+
+import adapterhub as ah
+
+# The full matrix takes an encoder too.
+COMPILED = ("bert", "llama") if tiny_models.MATRIX == tiny_models.ARCHITECTURES else ("llama",)
+OLD = torch.__version__ < "2.7"
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(**tiny_models.batch()).logits
+
+
+@functools.cache
+def bare_compiles(architecture):
+    """Whether transformers' own model is one graph: not with torch 2.6."""
+    torch._dynamo.reset()
+    try:
+        torch.compile(tiny_models.model(architecture), backend="eager", fullgraph=True)(
+            **tiny_models.batch()
+        )
+    except torch._dynamo.exc.Unsupported:
+        return False
+    return True
+
+
+def compiled_model(model):
+    """The model as one graph. Torch 2.6 does not get the bare backbone into one."""
+    if OLD and not bare_compiles(model.config.model_type):
+        pytest.skip(f"torch {torch.__version__} cannot compile the bare backbone")
+    return torch.compile(model, backend="eager", fullgraph=True)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("method", "architecture"), [c for c in ALL if c[1] in COMPILED and c not in REFUSED]
+)
+def test_one_graph_with_equal_results(method, architecture):
+    model = tiny_models.model(architecture)
+    adapter = ah.attach(model, example(method))
+    tiny_models.scramble(adapter)
+    expected = logits(model)
+    compiled = compiled_model(model)
+    output = compiled(**tiny_models.batch(), labels=torch.tensor([0, 1, 2]))
+    output.loss.backward()
+    torch.testing.assert_close(output.logits, expected, atol=1e-6, rtol=1e-5)
+    assert all(p.grad is not None for p in adapter.parameters())
+
+
+@pytest.mark.parametrize("method", ["lora", "houlsby", "mam", "prompt", "full"])
+def test_a_compiled_model_follows_activation(method):
+    model = tiny_models.model("llama")
+    bare = logits(model)
+    adapter = ah.attach(model, example(method))
+    tiny_models.scramble(adapter)
+    adapted = logits(model)
+    compiled = compiled_model(model)
+    for _ in range(2):
+        torch.testing.assert_close(logits(compiled), adapted, atol=1e-6, rtol=1e-5)
+        ah.activate(model)
+        torch.testing.assert_close(logits(compiled), bare, atol=1e-6, rtol=1e-5)
+        ah.activate(model, adapter.name)
+
+
+@pytest.mark.parametrize("method", ["lora", "mam", "prompt"])
+def test_a_compiled_model_follows_routes_and_averages(method):
+    model = tiny_models.model("llama")
+    for seed, name in enumerate("ab"):
+        tiny_models.scramble(ah.attach(model, method, name=name), seed=seed)
+    compiled = compiled_model(model)
+    before = logits(compiled)
+    with ah.route(model, ["b", "a", None]):
+        torch.testing.assert_close(logits(compiled), logits(model), atol=1e-6, rtol=1e-5)
+    if method == "lora":
+        ah.activate(model, ah.Average(["a", "b"]))
+        torch.testing.assert_close(logits(compiled), logits(model), atol=1e-6, rtol=1e-5)
+    ah.activate(model, "b")
+    torch.testing.assert_close(logits(compiled), before, atol=1e-6, rtol=1e-5)

@@ -1,0 +1,143 @@
+"""What the format promises: across versions, hash seeds and machines."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tiny_models
+import torch
+
+import adapterhub as ah
+from adapterhub.config.options import is_neutral, options_of
+from adapterhub.errors import FileError
+from adapterhub.files.native import read_manifest
+from adapterhub.methods import METHODS
+from adapterhub.methods._spec import dump_methods, parse_methods, restore_methods
+
+OPTIONS_V1 = Path(__file__).parents[2] / "golden" / "options_v1.json"
+
+
+def test_unknown_options_that_say_nothing_are_ignored():
+    """An unknown field at its default is ignored."""
+    (saved,) = dump_methods(parse_methods("lora(rank=3)"))
+    later = {"lora": {**saved["lora"], "later": None, "flag": False, "names": [], "map": {}}}
+    assert restore_methods([later], "x") == parse_methods("lora(rank=3)")
+
+
+def test_unknown_options_and_methods_name_what_they_need():
+    """An unknown non-default field raises, all of them in one error."""
+    with pytest.raises(FileError, match="needs a newer adapterhub") as error:
+        restore_methods(
+            [{"lora": {"rank": 3, "later": 1, "more": "x"}}, {"telepathy": {"depth": 2}}], "x"
+        )
+    assert len(error.value.offenders) == 3
+    assert "telepathy" in str(error.value)
+    with pytest.raises(FileError, match="needs a newer adapterhub"):
+        restore_methods([{"lora": {"zero": 0}}], "x")
+
+
+def test_an_option_that_version_1_lacked_is_neutral_by_default():
+    """So an older reader can ignore it, and an older file means the same without it."""
+    first = json.loads(OPTIONS_V1.read_text(encoding="utf-8"))
+    assert len(first) > 20
+    for method, names in first.items():
+        options = {option.name: option.default for option in options_of(METHODS[method])}
+        assert set(names) <= options.keys(), f"{method} lost an option that files hold"
+        for name in options.keys() - set(names):
+            assert is_neutral(options[name]), f"{method}.{name} must be null, false or empty"
+
+
+def test_a_saved_spec_holds_every_option():
+    for name in METHODS:
+        (spec,) = dump_methods(parse_methods(name))
+        assert spec[name].keys() == {option.name for option in options_of(METHODS[name])}
+
+
+def test_an_error_of_a_later_option_leaves_the_model_alone(tmp_path, monkeypatch):
+    model = tiny_models.model("bert")
+    adapter = ah.attach(model, "lora")
+    manifest = adapter.manifest
+    later = ({"lora": {**dump_methods(parse_methods("lora"))[0]["lora"], "later": 7}},)
+    monkeypatch.setattr(adapter, "manifest", lambda: replace(manifest(), methods=later))
+    adapter.save(tmp_path / "a")
+    adapter.detach()
+    with pytest.raises(FileError, match="the option 'later' of lora"):
+        ah.load(model, tmp_path / "a")
+    assert not any("adapterhub" in key for key in model.state_dict())
+
+
+TRAIN = """
+import sys
+sys.argv = ["adapterhub", *sys.argv[1:]]
+from adapterhub.cli import main
+main()
+"""
+
+
+def test_the_same_training_gives_the_same_bytes_whatever_the_hash_seed(backbone, data, tmp_path):
+    """No set, no time and no path of the machine gets into the files."""
+    runs = []
+    for seed in ("0", "4242"):
+        folder = tmp_path / f"a folder of seed {seed}"
+        words = ["train", "--backbone", backbone, "--train", data[0], "--eval", data[1],
+                 "--method", "[lora(rank=2), bitfit, prompt(length=2)]", "--output", folder,
+                 "train.epochs=1", "train.tensorboard=false"]  # fmt: skip
+        path = os.pathsep.join([str(Path(ah.__file__).parents[1]), *sys.path])
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path}
+        command = [sys.executable, "-c", TRAIN, *map(str, words)]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        runs.append((folder, subprocess.Popen(command, env=environment, **quiet)))
+    for _, process in runs:
+        _, err = process.communicate(timeout=240)
+        assert process.returncode == 0, err
+    first, second = (folder / "adapter" for folder, _ in runs)
+    names = sorted(path.name for path in first.iterdir())
+    assert names == ["README.md", "adapter.json", "adapter.safetensors"]
+    for name in names:
+        data_ = (first / name).read_bytes()
+        assert (
+            hashlib.sha256(data_).digest() == hashlib.sha256((second / name).read_bytes()).digest()
+        ), name
+        assert str(tmp_path).encode() not in data_
+        assert str(backbone).encode() not in data_
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [
+        ("/home/ann/models/bert-small", "bert-small"),
+        ("/data/hub/models--acme--bert/snapshots/" + "ab" * 20, "acme/bert"),
+        ("C:\\models\\my bert (2)", "my-bert-2"),
+        ("../bert", "bert"),
+        ("~/bert", "bert"),
+        ("acme/bert", "acme/bert"),
+        ("", "unnamed-bert"),
+    ],
+)
+def test_a_path_is_never_written(tmp_path, given, stored):
+    """It stores hub id + SHA, or for a private base a fingerprint plus a logical name."""
+    model = tiny_models.model("bert")
+    model.config._name_or_path = given
+    ah.attach(model, "lora").save(tmp_path / "a")
+    backbone = read_manifest(tmp_path / "a").backbone
+    assert backbone.id == stored
+    assert backbone.fingerprint
+    assert backbone.revision == ("ab" * 20 if "snapshots" in given else None)
+
+
+def test_the_head_keeps_the_kind_of_its_loss(tmp_path):
+    """id2label, num_labels and problem_type are restored without the user passing them."""
+    model = tiny_models.model("bert", problem_type="multi_label_classification")
+    ah.attach(model, "lora").save(tmp_path / "a")
+    again = tiny_models.model("bert", num_labels=5)
+    ah.load(again, tmp_path / "a")
+    assert again.config.problem_type == "multi_label_classification"
+    targets = torch.eye(3)
+    assert again(**tiny_models.batch(), labels=targets).loss.isfinite()

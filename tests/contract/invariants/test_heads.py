@@ -1,0 +1,42 @@
+"""An adapter with the head of each kind of model, in Python alone: saved and put back."""
+
+from __future__ import annotations
+
+import pytest
+import tiny_models
+import torch
+
+import adapterhub as ah
+from adapterhub.backbones.load import TASK_MODELS
+from adapterhub.files.native import read_manifest
+
+HEADS = sorted(name for name, row in TASK_MODELS.items() if row.has_head)
+LABELS = ["O", "B-x", "I-x"]
+
+
+def outputs(model):
+    ids = tiny_models.batch(3, 9)["input_ids"] % 20
+    if type(model).__name__.endswith("MultipleChoice"):
+        ids = ids[:, None].repeat(1, 2, 1)
+    with torch.no_grad():
+        return model(ids).to_tuple()
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_head_is_saved_and_put_back(kind, backbone, tmp_path):
+    model, _ = ah.load_backbone(str(backbone), task=kind, labels=LABELS)
+    adapter = ah.attach(model, "lora")
+    tiny_models.scramble(adapter)
+    before = outputs(model)
+    adapter.save(tmp_path / "adapter")
+    manifest = read_manifest(tmp_path / "adapter")
+    assert manifest.task == kind
+    assert manifest.head
+    fresh, _ = ah.load_backbone(str(backbone), task=kind, labels=manifest.labels)
+    loaded = ah.load(fresh, tmp_path / "adapter")
+    assert loaded.labels == adapter.labels
+    assert all(torch.equal(a, b) for a, b in zip(before, outputs(fresh), strict=True))
+
+
+def test_there_are_heads():
+    assert len(HEADS) > 4

@@ -1,0 +1,401 @@
+"""Merged weights compute what the live adapter does, for every method that weights can express, on
+every architecture; the others are refused by name. What is merged can be taken back bit by bit."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import tiny_models
+import torch
+from fixtures import word_tokenizer
+from matrix import CELLS, example, matrix
+from torch import nn
+
+import adapterhub as ah
+from adapterhub.backbones.probe import probe
+from adapterhub.backbones.weights import read_weight
+from adapterhub.errors import AttachError, MergeError, MismatchError
+from adapterhub.merging.checkpoint import auto_class, write_checkpoint
+from adapterhub.merging.merge import TOLERANCE, blockers
+from adapterhub.methods import METHODS
+
+
+def logits(model, **options):
+    inputs = tiny_models.batch(**options)
+    more = {"decoder_input_ids": inputs["input_ids"]} if model.config.is_encoder_decoder else {}
+    with torch.no_grad():
+        return model(**inputs, **more).logits.float()
+
+
+def close(found, expected, dtype=torch.float32):
+    assert (found - expected).abs().max() <= TOLERANCE[dtype] * expected.abs().max()
+
+
+def of(method):
+    """A method by its name, a spec, or a list of these."""
+    return example(method) if method in tuple(METHODS) else method
+
+
+def with_adapter(model, method, std=0.1, name="default"):
+    adapter = ah.attach(model, of(method), name=name)
+    tiny_models.scramble(adapter, std=std)
+    return adapter
+
+
+def mergeable(method):
+    return not blockers(ah.attach(tiny_models.usual_model("bert"), of(method)))
+
+
+CAN = [name for name in sorted(METHODS) if mergeable(name)]
+CANNOT = [name for name in sorted(METHODS) if name not in CAN]
+
+
+def test_both_kinds_of_methods_are_there():
+    linear = {"lora", "rslora", "lora-plus", "dora", "pissa", "ia3", "norms", "bitfit", "full"}
+    linear |= {"freeze", "unfreeze", "staged", "head"}
+    assert linear <= set(CAN)
+    other = {"prefix", "mam", "prompt", "p-tuning", "houlsby", "pfeiffer", "parallel", "compacter"}
+    assert other | {"scaled-parallel", "scalar-mix"} <= set(CANNOT)
+    assert len(CAN) + len(CANNOT) == len(METHODS)
+    assert sum(method in CAN for method, _ in CELLS) >= 130
+    assert sum(method in CANNOT for method, _ in CELLS) >= 100
+
+
+# fp16 and bf16 are tried on one architecture of each storage; on all with ADAPTERHUB_MATRIX=full.
+FULL = tiny_models.MATRIX == tiny_models.ARCHITECTURES
+HALVED = tiny_models.MATRIX if FULL else ("bert", "gpt2", "gpt_neox", "llama", "t5")
+# GPT's own code takes the dtype of its first parameter, the embeddings, for that of the model.
+EMBEDDINGS_GIVE_DTYPE = {(m, "openai-gpt") for m in ("full", "chosen", "staged", "unfreeze")}
+# Experts are chosen by a comparison: rounding may send a token to another one, and logits jump.
+CHOOSE_EXPERTS = ("mixtral",)
+
+
+def dtypes(method, architecture):
+    short = method in CAN and architecture in HALVED and architecture not in CHOOSE_EXPERTS
+    whole = not short or (method, architecture) in EMBEDDINGS_GIVE_DTYPE
+    return (torch.float32,) if whole else tuple(TOLERANCE)
+
+
+@matrix
+def test_merge_and_unmerge(method, architecture):
+    for dtype in dtypes(method, architecture):
+        model = tiny_models.usual_model(architecture).to(dtype)
+        next(model.parameters()).requires_grad_(False)
+        model.train()
+        base = copy.deepcopy(model.state_dict())
+        parts = [(n, id(p), p.requires_grad) for n, p in model.named_parameters()]
+        modules = [(n, id(m), m.training) for n, m in model.named_modules()]
+        config = model.config.to_dict()
+        adapter = with_adapter(model, method)
+        model.eval()
+        live = logits(model)
+        model.train()
+        if method in CAN:
+            made = ah.merge(model)
+            assert [m.training for m in model.modules()] == [True] * len(modules)
+            assert 0 <= made.difference <= max(made.tolerances.values())
+            assert list(model.state_dict()) == list(base)
+            assert not [m for m in model.modules() if m._forward_hooks or m._forward_pre_hooks]
+            same = [torch.equal(v, base[k]) for k, v in model.state_dict().items()]
+            assert not all(same)
+            close(logits(model.eval()), live, dtype)
+            assert ah.unmerge(model.train()) == (adapter,)
+        else:
+            with pytest.raises(MergeError, match="cannot be merged") as error:
+                ah.merge(model)
+            parts_named = {line.split(" at ")[0] for line in error.value.offenders}
+            own = {part.name for part in example(method).parts()}
+            assert parts_named
+            assert parts_named <= own
+        assert adapter.active
+        assert torch.equal(logits(model.eval()), live)
+        model.train()
+        adapter.detach()
+        after = model.state_dict()
+        assert list(after) == list(base)
+        assert all(torch.equal(after[key], base[key]) for key in base)
+        assert [(n, id(p), p.requires_grad) for n, p in model.named_parameters()] == parts
+        assert [(n, id(m), m.training) for n, m in model.named_modules()] == modules
+        assert model.config.to_dict() == config
+
+
+@pytest.mark.parametrize("method", CANNOT)
+def test_what_is_refused_at_a_projection_is_not_linear(method):
+    """A method that forgot to say that it is affine would be refused without a reason."""
+    adapter = ah.attach(tiny_models.usual_model("bert"), of(method))
+    tiny_models.scramble(adapter)
+    for placed in (p for p in adapter.placed if p.site.kind == "linear"):
+        assert not getattr(placed.module, "affine", False)
+        x, y = torch.randn(2, 4, placed.site.d_in), torch.randn(2, 4, placed.site.d_out)
+        if not getattr(placed.module, "reads_weight", False):
+            f = placed.module
+            middle = f(x.mean(0), y.mean(0))
+            assert not torch.allclose(middle, (f(x[0], y[0]) + f(x[1], y[1])) / 2, atol=1e-4)
+
+
+RELOADED = [(m, a) for m, a in CELLS if m in CAN and (m == "lora" or a == "bert" or FULL)]
+
+
+@pytest.mark.parametrize(("method", "architecture"), RELOADED)
+def test_auto_model_loads_the_checkpoint(method, architecture, tmp_path):
+    model = tiny_models.usual_model(architecture, id2label={0: "ham", 1: "eggs", 2: "spam"})
+    model.config._name_or_path = "acme/tiny"
+    with_adapter(model, method)
+    live = logits(model)
+    made = ah.merge(model)
+    identity = ah.attach(model, "parallel").manifest().backbone
+    assert identity.id == "acme/tiny-with-default"
+    ah.detach(model)
+    differences = write_checkpoint(model, word_tokenizer(), tmp_path / "out", made.expected)
+    assert differences == made.differences
+    again = auto_class(model).from_pretrained(tmp_path / "out")
+    assert torch.equal(logits(again), logits(model))
+    close(logits(again), live)
+    assert again.config.id2label == {0: "ham", 1: "eggs", 2: "spam"}
+    assert ah.attach(again, "parallel").manifest().backbone.fingerprint == identity.fingerprint
+
+
+TIED = [("gpt2", {}), ("gemma3_text", {}), ("bart", {}), ("t5", {"tie_word_embeddings": True})]
+
+
+@pytest.mark.parametrize(("architecture", "config"), TIED)
+@pytest.mark.parametrize("spec", ["full", ["lora", "full"]])
+def test_tied_embeddings_that_trained(architecture, config, spec, tmp_path):
+    task = "seq2seq" if architecture in tiny_models.ENCODER_DECODERS else "causal-lm"
+    model = tiny_models.model(architecture, task, **config)
+    tied = model.get_input_embeddings().weight
+    assert model.get_output_embeddings().weight is tied
+    before = tied.clone()
+    with_adapter(model, spec)
+    live = logits(model)
+    made = ah.merge(model)
+    new = model.get_input_embeddings().weight
+    assert model.get_output_embeddings().weight is new
+    assert not torch.equal(new, before)
+    write_checkpoint(model, word_tokenizer(), tmp_path / "out", made.expected)
+    again = auto_class(model).from_pretrained(tmp_path / "out")
+    assert again.get_output_embeddings().weight is again.get_input_embeddings().weight
+    close(logits(again), live)
+    ah.unmerge(model)
+    ah.detach(model)
+    assert model.get_output_embeddings().weight is tied
+    assert torch.equal(tied, before)
+
+
+def test_a_shared_weight_of_which_one_module_is_adapted_is_refused():
+    model = tiny_models.model("bert")
+    first, second = (layer.attention.self for layer in model.base_model.encoder.layer)
+    second.query.weight = first.query.weight
+    with_adapter(model, "lora(layers='first 1')")
+    with pytest.raises(MergeError, match=r"0\.attention\.self\.query\.weight: other modules share"):
+        ah.merge(model)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "gpt2", "gpt_neox", "llama", "modernbert", "t5"])
+def test_methods_of_all_kinds_at_the_same_sites(architecture):
+    """Their order counts, and a method that reads weights reads the backbone's."""
+    model = tiny_models.usual_model(architecture)
+    sites = "sites=['attn.k', 'attn.v', 'ffn.down']"
+    parts = [f"lora({sites})", "ia3", f"dora({sites})", "norms", f"pissa({sites})"]
+    with_adapter(model, parts)
+    live = logits(model)
+    ah.merge(model)
+    close(logits(model), live)
+    ah.unmerge(model)
+    assert torch.equal(logits(model), live)
+
+
+def test_the_weight_is_computed_in_fp32_and_rounded_once():
+    model = tiny_models.model("gpt2").bfloat16()
+    adapter = with_adapter(model, "lora(sites=['attn.qkv'])")
+    host = model.transformer.h[0].attn.c_attn
+    module = adapter.placed[0].module
+    expected = read_weight(host) + module.scale * module.B @ module.A
+    ah.merge(model)
+    assert host.weight.dtype == torch.bfloat16
+    torch.testing.assert_close(
+        host.weight.detach(), expected.T.to(torch.bfloat16), rtol=2**-8, atol=0
+    )
+    changed = (host.weight != expected.T.to(torch.bfloat16)).float().mean()
+    assert changed < 0.001  # another order of summation in fp32 rounds a few otherwise
+
+
+def test_a_difference_above_the_tolerance_is_an_error_and_nothing_changes():
+    model = tiny_models.model("bert").bfloat16()
+    base = copy.deepcopy(model.state_dict())
+    adapter = with_adapter(model, "lora")
+    live = logits(model)
+    with pytest.raises(MergeError, match=r"max \|difference\|") as error:
+        ah.merge(model, tolerance=1e-9)
+    assert "--base-dtype fp32" in error.value.hint
+    assert adapter.active
+    assert torch.equal(logits(model), live)
+    with torch.no_grad():
+        adapter.placed[0].module.B.fill_(float("inf"))
+    with pytest.raises(MergeError, match="nan"):
+        ah.merge(model, tolerance=0.5)
+    adapter.detach()
+    assert all(torch.equal(v, base[k]) for k, v in model.state_dict().items())
+
+
+def test_a_merge_that_lost_the_adapter_would_be_noticed(monkeypatch):
+    model = tiny_models.model("bert")
+    with_adapter(model, "lora")
+    monkeypatch.setattr("adapterhub.merging.merge._swaps", lambda adapters: ())
+    with pytest.raises(MergeError, match="does not compute"):
+        ah.merge(model)
+
+
+class Params4bit(nn.Parameter):
+    """As bitsandbytes keeps a weight of 4 bits."""
+
+
+class Packed(torch.Tensor):
+    """As torchao keeps a quantized weight: a tensor of a kind of its own, of a float dtype."""
+
+
+@pytest.mark.parametrize(
+    ("quantized", "why"),
+    [
+        (lambda w: Params4bit(w.detach().to(torch.uint8), requires_grad=False), "Params4bit"),
+        (lambda w: nn.Parameter(w.detach().as_subclass(Packed)), "Packed"),
+        (lambda w: nn.Parameter(w.detach().char(), requires_grad=False), "int8"),
+        (lambda w: nn.Parameter(w.detach().to(torch.float8_e4m3fn)), "float8_e4m3fn"),
+    ],
+)
+def test_quantized_weights_are_refused_with_the_way_out(quantized, why):
+    model = tiny_models.model("llama")
+    with_adapter(model, "lora")
+    keys = list(model.state_dict())
+    query = model.model.layers[0].self_attn.q_proj
+    query.weight = quantized(query.weight)
+    with pytest.raises(MergeError, match=rf"0\.self_attn\.q_proj\.weight: .*{why}") as error:
+        ah.merge(model)
+    assert len(error.value.offenders) == 1
+    assert "reload the backbone in bf16 or fp32" in error.value.hint
+    assert "adapterhub merge ADAPTER --base-dtype bf16" in error.value.hint
+    assert list(model.state_dict()) == keys
+
+
+def test_a_projection_without_bias_cannot_take_one():
+    model = tiny_models.model("llama")
+    adapter = with_adapter(model, "lora(sites=['attn.q'])")
+
+    class Shifted(nn.Module):
+        affine = True
+
+        def forward(self, x, y):
+            return y + 1
+
+    placed = adapter.placed[0]
+    model.get_submodule(placed.site.host).adapterhub._modules[placed.key] = Shifted()
+    with pytest.raises(MergeError, match="adds a bias to a projection"):
+        ah.merge(model)
+    assert adapter.active
+
+
+def test_several_adapters_merge_in_the_order_given():
+    model = tiny_models.model("gpt2")
+    for name, method in [("a", "ia3"), ("b", "lora(sites=['attn.k'])")]:
+        with_adapter(model, method, std=0.3, name=name)
+    ah.activate(model, "b", "a")
+    live = logits(model)
+    ah.activate(model, "a", "b")
+    assert not torch.allclose(logits(model), live, atol=1e-3), "their order counts"
+    with pytest.raises(AttachError, match="other adapters are on this model"):
+        ah.merge(model, "a")
+    made = ah.merge(model, "b", "a")
+    assert [adapter.name for adapter in made.adapters] == ["b", "a"]
+    close(logits(model), live)
+    ah.unmerge(model)
+    assert torch.equal(logits(model), live)
+
+
+def test_merges_pile_up_and_come_off_in_turn():
+    model = tiny_models.model("bert")
+    bare = logits(model)
+    for name in "ab":
+        with_adapter(model, ["lora", "norms"], name=name)
+        ah.merge(model)
+    both = logits(model)
+    third = with_adapter(model, "lora", name="third")
+    with pytest.raises(AttachError, match="were put on the merged model") as error:
+        ah.unmerge(model)
+    assert error.value.offenders == ("'third'",)
+    third.detach()
+    assert torch.equal(logits(model), both)
+    copied = copy.deepcopy(model)
+    for name in "ba":
+        (adapter,) = ah.unmerge(model)
+        assert adapter.name == name
+        adapter.detach()
+    assert torch.equal(logits(model), bare)
+    assert torch.equal(logits(copied), both)
+    with pytest.raises(MergeError, match="nothing is merged"):
+        ah.unmerge(model)
+    with pytest.raises(AttachError, match="no adapter is on this model"):
+        ah.merge(model)
+
+
+def test_what_is_not_active_is_not_merged_by_mistake():
+    model = tiny_models.model("bert")
+    with_adapter(model, "lora", name="polite")
+    ah.activate(model)
+    with pytest.raises(AttachError, match="no adapter is active") as error:
+        ah.merge(model)
+    assert "'polite'" in error.value.hint
+    with pytest.raises(AttachError, match="did you mean 'polite'"):
+        ah.merge(model, "polit")
+    ah.merge(model, "polite")
+
+
+def test_a_merged_model_is_not_taken_for_its_base(tmp_path):
+    model = tiny_models.model("bert")
+    adapter = with_adapter(model, "lora")
+    base = adapter.manifest().backbone
+    adapter.save(tmp_path / "adapter")
+    ah.merge(model)
+    with pytest.raises(MismatchError, match="trained on another backbone"):
+        ah.load(model, tmp_path / "adapter")
+    ours = with_adapter(model, "norms", name="ours").manifest().backbone
+    assert ours.fingerprint != base.fingerprint
+    assert ours.id != base.id
+    ah.detach(model)
+    ah.unmerge(model)
+    assert adapter.manifest().backbone == base
+
+
+def test_the_head_of_the_adapter_becomes_the_models():
+    labels = {"id2label": dict(enumerate("abcde"))}
+    model = tiny_models.model("bert", num_labels=5, **labels)
+    with_adapter(model, "head")
+    live = logits(model)
+    ah.merge(model)
+    assert torch.equal(logits(model), live)
+    assert model.config.id2label == dict(enumerate("abcde"))
+
+
+@pytest.mark.parametrize("architecture", tiny_models.CORE)
+@pytest.mark.parametrize("kind", ["usual", "features"])
+def test_a_probe_can_be_read_by_every_model(architecture, kind):
+    model = (
+        tiny_models.usual_model(architecture)
+        if kind == "usual"
+        else tiny_models.model(architecture, kind)
+    )
+    first, again = probe(model), probe(model)
+    assert first
+    for name, value in first.items():
+        assert value.isfinite().all()
+        assert torch.equal(value, again[name])
+        rows = value[0].flatten(), value[1].flatten()
+        assert not torch.equal(*rows), "rows differ"
+
+
+def test_a_probe_of_a_multiple_choice_model():
+    from transformers import AutoConfig, AutoModelForMultipleChoice
+
+    options = tiny_models.SIZES["bert"] | {"vocab_size": tiny_models.VOCAB}
+    model = AutoModelForMultipleChoice.from_config(AutoConfig.for_model("bert", **options))
+    assert probe(model)["logits"].shape == (1, 4)

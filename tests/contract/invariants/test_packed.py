@@ -1,0 +1,146 @@
+"""Backbones whose projections can only be called: packed codes in buffers and no weight, as a
+checkpoint by GPTQ or AWQ has them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+
+import pytest
+import tiny_models
+import torch
+from matrix import REFUSED, example
+from safetensors.torch import save_file
+from torch import nn
+
+import adapterhub as ah
+from adapterhub.anatomy.families import anatomy_of
+from adapterhub.anatomy.sites import CHILD
+from adapterhub.backbones.weights import packed_hosts
+from adapterhub.errors import BackboneError, MergeError, SiteError
+from adapterhub.methods import METHODS
+
+GROUP = 16
+READING, WHOLE = {"dora", "pissa"}, {"full", "freeze", "unfreeze", "staged"}
+FULL = os.environ.get("ADAPTERHUB_MATRIX") == "full"
+CELLS = [
+    (m, a)
+    for m in sorted(METHODS)
+    for a in ("bert", "llama", "t5")
+    if (m, a) not in REFUSED and (FULL or a == "bert" or m == "lora")
+]
+TRAINING = [cell for cell in CELLS if cell[0] not in READING | WHOLE]
+NOT_TRAINING = [cell for cell in CELLS if cell not in TRAINING]
+
+
+class PackedLinear(nn.Module):
+    """Two codes of 4 bits a byte, with a scale and a zero for each group of a row."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        groups = linear.weight.detach().unflatten(1, (-1, GROUP))
+        low, high = groups.amin(2, keepdim=True), groups.amax(2, keepdim=True)
+        scales = (high - low) / 15
+        codes = ((groups - low) / scales).round().to(torch.uint8).flatten(1)
+        self.register_buffer("qweight", (codes[:, ::2] << 4 | codes[:, 1::2]).contiguous())
+        self.register_buffer("scales", scales)
+        self.register_buffer("zeros", low)
+        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().clone())
+
+    def forward(self, x):
+        codes = torch.stack([self.qweight >> 4, self.qweight & 15], 2).flatten(1)
+        weight = codes.unflatten(1, (-1, GROUP)) * self.scales + self.zeros
+        return nn.functional.linear(x, weight.flatten(1).to(x.dtype), self.bias)
+
+
+def packed(architecture, folder, seed=0):
+    """A model with a checkpoint that comes quantized."""
+    model = tiny_models.model(architecture, seed=seed)
+    for host in {s.host for s in anatomy_of(model).sites.values() if s.kind == "linear"}:
+        if host.endswith(".wo"):  # transformers reads the weight of T5's, and never quantizes it
+            continue
+        parent, _, name = host.rpartition(".")
+        setattr(model.get_submodule(parent), name, PackedLinear(model.get_submodule(host)))
+    folder.mkdir(exist_ok=True)
+    save_file({n: t.clone() for n, t in model.state_dict().items()}, folder / "model.safetensors")
+    facts = model.config.to_dict() | {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    (folder / "config.json").write_text(json.dumps(facts), encoding="utf-8")
+    model.config.quantization_config = facts["quantization_config"]
+    model.config._name_or_path = str(folder)
+    return model.requires_grad_(False)
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(**tiny_models.batch()).logits
+
+
+def test_every_method_is_there():
+    assert {m for m, _ in TRAINING} == METHODS.keys() - READING - WHOLE
+    assert {m for m, _ in NOT_TRAINING} == READING | WHOLE
+
+
+@pytest.mark.parametrize(("method", "architecture"), TRAINING)
+def test_a_method_that_only_calls_its_hosts_trains(method, architecture, tmp_path):
+    model = packed(architecture, tmp_path / "base")
+    base, bare = copy.deepcopy(model.state_dict()), logits(model)
+    torch.manual_seed(0)
+    adapter = ah.attach(model, example(method))
+    optimizer = torch.optim.AdamW(adapter.parameters(), lr=5e-3)
+    losses = []
+    for _ in range(10):
+        loss = model(**tiny_models.labelled_batch(model)).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    live = logits(model)
+    manifest = adapter.save(tmp_path / "adapter")
+    assert manifest.backbone.fingerprint == ah.fingerprint(tmp_path / "base")
+    assert manifest.backbone.quantization == "gptq"
+    ah.detach(model)
+    after = model.state_dict()
+    assert list(after) == list(base)
+    assert all(torch.equal(after[name], tensor) for name, tensor in base.items())
+    assert torch.equal(logits(model), bare)
+    ah.load(model, tmp_path / "adapter")
+    assert torch.equal(logits(model), live)
+
+
+@pytest.mark.parametrize(("method", "architecture"), NOT_TRAINING)
+def test_a_method_that_needs_weights_says_so(method, architecture, tmp_path):
+    model = packed(architecture, tmp_path / "base")
+    with pytest.raises(SiteError) as error:
+        ah.attach(model, example(method))
+    text = str(error.value)
+    assert "cannot be read" in text if method in READING else "packed" in text
+    assert "lora" in error.value.hint
+    assert not any(CHILD in name for name, _ in model.named_modules())
+
+
+def test_a_merge_has_no_weights_to_go_into(tmp_path):
+    model = packed("bert", tmp_path / "base")
+    tiny_models.scramble(ah.attach(model, "lora"))
+    for requantize in (False, True):
+        with pytest.raises(MergeError, match="not kept as one parameter") as error:
+            ah.merge(model, requantize=requantize)
+    assert "--base-dtype" in error.value.hint
+
+
+def test_its_identity_is_that_of_its_files(tmp_path):
+    """Norms and embeddings alone would be the same for any codes."""
+    model, other = packed("bert", tmp_path / "a"), packed("bert", tmp_path / "b")
+    assert packed_hosts(anatomy_of(model))
+    host = other.get_submodule(packed_hosts(anatomy_of(other))[0])
+    host.qweight.bitwise_not_()
+    save_file(dict(other.state_dict()), tmp_path / "b" / "model.safetensors")
+    identities = {ah.attach(m, "lora").manifest().backbone.fingerprint for m in (model, other)}
+    assert identities == {ah.fingerprint(tmp_path / name) for name in "ab"}
+    assert len(identities) == 2
+    ah.detach(model)
+    model.config._name_or_path = "moved-away"
+    with pytest.raises(BackboneError, match="quantized"):
+        ah.attach(model, "lora").manifest()

@@ -1,0 +1,123 @@
+"""FSDP2 (`torch.distributed.fsdp.fully_shard`) on attached models: two processes compute what one
+does, and the saved adapter is whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny_models
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch.distributed.fsdp import fully_shard
+
+import adapterhub as ah
+from adapterhub.backbones.weights import is_sharded
+from adapterhub.errors import AttachError
+
+# The site modules, and what changes the backbone's own parameters.
+CORE = [("lora", "llama"), ("prefix", "bert"), ("full", "bert")]
+METHODS = ("lora", "pfeiffer", "prefix", "prompt", "full")
+ALL = [(method, architecture) for architecture in ("llama", "bert") for method in METHODS]
+CASES = ALL if tiny_models.MATRIX == tiny_models.ARCHITECTURES else CORE
+STEPS = 2
+
+
+def attached(method, architecture):
+    torch.manual_seed(0)
+    model = tiny_models.model(architecture, **tiny_models.NO_DROPOUT)
+    return model, ah.attach(model, method, name="tiny")
+
+
+def shard(model):
+    """As a user does: each layer, then the rest."""
+    for module in list(model.modules()):
+        if (
+            isinstance(module, torch.nn.ModuleList)
+            and len(module) == model.config.num_hidden_layers
+        ):
+            for layer in module:
+                fully_shard(layer)
+    fully_shard(model)
+
+
+def fit(model, adapter, rank=0, world=1):
+    """Steps on this process's rows of a batch; the gradient is the mean over the processes."""
+    optimizer = torch.optim.SGD(adapter.parameters(), lr=0.5)
+    ids = tiny_models.batch(4)["input_ids"]
+    rows = slice(rank * 4 // world, (rank + 1) * 4 // world)
+    labels = torch.tensor([0, 1, 2, 0])
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(input_ids=ids[rows], labels=labels[rows]).loss.backward()
+        optimizer.step()
+
+
+def work(folder):
+    """What each of the two processes does, for each case; the first says what it saw."""
+    dist.init_process_group("gloo")
+    rank, seen = dist.get_rank(), {}
+    for method, architecture in CASES:
+        model, adapter = attached(method, architecture)
+        plain = {n for n, p in model.named_parameters() if p.requires_grad}
+        shard(model)
+        own = adapter.parameters()
+        seen[f"{method}-{architecture}"] = [len(own), sum(map(is_sharded, own)), len(plain)]
+        fit(model, adapter, rank, 2)
+        adapter.save(folder / f"{method}-{architecture}")
+    with pytest.raises(AttachError, match="attach first, then fully_shard"):
+        ah.attach(model, "lora", name="late")
+    with pytest.raises(AttachError, match="cannot be taken out"):
+        ah.activate(model)  # the last case is `full`
+    if rank == 0:
+        (folder / "seen.json").write_text(json.dumps(seen))
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    """The folder where two processes saved each case."""
+    folder = tmp_path_factory.mktemp("sharded")
+    launch = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", __file__, str(folder)]
+    done = subprocess.run(
+        [sys.executable, "-m", *launch],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+def test_all_that_trains_is_sharded(sharded):
+    seen = json.loads((sharded / "seen.json").read_text())
+    assert len(seen) == len(CASES)
+    assert all(own == parts == plain > 0 for own, parts, plain in seen.values()), seen
+
+
+@pytest.mark.parametrize(("method", "architecture"), CASES)
+def test_two_sharded_processes_save_what_one_trains(method, architecture, sharded, tmp_path):
+    model, adapter = attached(method, architecture)
+    start = {name: tensor.detach().clone() for name, tensor in adapter.tensors().items()}
+    fit(model, adapter)
+    adapter.save(tmp_path / "one")
+    name = f"{method}-{architecture}"
+    one, two = (
+        load_file(folder / "adapter.safetensors") for folder in (tmp_path / "one", sharded / name)
+    )
+    assert one.keys() == two.keys()
+    for key, tensor in one.items():
+        torch.testing.assert_close(two[key], tensor, atol=1e-6, rtol=1e-4)
+    assert any(not torch.allclose(two[k], start[k], atol=1e-4) for k in two.keys() & start.keys())
+    fresh = tiny_models.model(architecture, **tiny_models.NO_DROPOUT)
+    ah.load(fresh, sharded / name)  # the fingerprint is that of the whole backbone
+    inputs = tiny_models.batch()
+    torch.testing.assert_close(fresh(**inputs).logits, model(**inputs).logits, atol=1e-5, rtol=1e-4)
+
+
+if __name__ == "__main__":
+    work(Path(sys.argv[1]))

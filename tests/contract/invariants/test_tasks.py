@@ -1,0 +1,111 @@
+"""Each method trains each task by a recipe, and its saved adapter predicts what the run's model
+did."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import pytest
+import torch
+from matrix import REFUSED, example
+from task_cases import CASES
+
+from adapterhub.errors import AttachError, SiteError
+from adapterhub.inference.open import open_adapter
+from adapterhub.methods import METHODS
+from adapterhub.methods._spec import dump_methods
+from adapterhub.tasks import TASKS
+from adapterhub.training import run as running
+from adapterhub.training.recipe import read
+from adapterhub.training.report import Silent
+
+STEPS = 16
+FULL = os.environ.get("ADAPTERHUB_MATRIX") == "full"
+# A bottleneck, an update of weights, and virtual tokens.
+CORE_METHODS = ("pfeiffer", "lora", "prompt")
+CORE_TASK = "tagging"
+# The language model's own head belongs to the backbone.
+HEADLESS = {("head", task) for task in ("causal-lm", "seq2seq", "span-corruption")}
+SITELESS = {(m, t) for m in METHODS for t, case in CASES.items() if (m, case.backbone) in REFUSED}
+ALL = [(method, task) for method in sorted(METHODS) for task in sorted(TASKS)]
+NOT_HERE = sorted(SITELESS | HEADLESS)
+CELLS = [
+    (method, task)
+    for method, task in ALL
+    if (method, task) not in NOT_HERE and (FULL or method in CORE_METHODS or task == CORE_TASK)
+]
+
+
+def test_the_matrix_covers_every_method_and_task():
+    assert len(TASKS) >= 10
+    assert CASES.keys() == TASKS.keys()
+    assert {method for method, _ in CELLS} == METHODS.keys()
+    assert {task for _, task in CELLS} == TASKS.keys()
+    assert set(NOT_HERE) < set(ALL)
+    assert not FULL or len(CELLS) + len(NOT_HERE) == len(METHODS) * len(TASKS)
+
+
+@pytest.fixture
+def recipe(backbones, tmp_path):
+    """The recipe of a cell: a few steps, each on all of the data."""
+
+    def of(method, task):
+        case = CASES[task]
+        file = str(case.data(tmp_path))
+        flags = {
+            "backbone": str(backbones(case.backbone)), "output": str(tmp_path / "run"),
+            "method": dump_methods([example(method)]), "task": case.task,
+            "data": {"train": file, "eval": file},
+        }  # fmt: skip
+        options = (
+            f"max_steps={STEPS}", f"eval_every={STEPS}", "batch_size=256", "learning_rate=1e-2",
+            "tensorboard=false",
+        )  # fmt: skip
+        return read(None, [f"train.{option}" for option in options], flags)
+
+    return of
+
+
+def loss(model, encoded):
+    """The loss on all of the training data."""
+    model.eval()
+    with torch.no_grad():
+        return model(**encoded.batch(range(len(encoded.rows)))).loss.item()
+
+
+@pytest.mark.parametrize(("method", "task"), CELLS)
+def test_a_recipe_trains_and_its_adapter_is_what_it_trained(method, task, recipe, monkeypatch):
+    kept = []
+
+    def prepare(recipe):
+        kept.append(running_prepare(recipe))
+        kept.append(loss(kept[0].model, kept[0].train))
+        return kept[0]
+
+    running_prepare = running.prepare
+    monkeypatch.setattr(running, "prepare", prepare)
+    outcome = running.run(recipe(method, task), Silent())
+    ready, before = kept
+    after = loss(ready.model, ready.train)
+    assert after < before
+    metric = ready.data.task.main_metric
+    assert math.isfinite(outcome.metrics[metric])
+    opened = open_adapter(outcome.folder.parent)
+    assert opened.model is not ready.model
+    assert loss(opened.model, ready.train) == pytest.approx(after, rel=1e-5)
+    trained = ready.data.task.predict(ready.model, ready.evaluation, 64)
+    assert list(map(str, opened.predict(ready.data.evaluation))) == list(map(str, trained))
+    evaluated = opened.evaluate(ready.data.evaluation)
+    assert evaluated == pytest.approx(outcome.metrics, abs=1e-5, nan_ok=True)
+
+
+@pytest.mark.parametrize(("method", "task"), NOT_HERE)
+def test_a_refused_cell_says_why(method, task, recipe, record_property):
+    chosen = recipe(method, task)
+    kind = SiteError if (method, task) in SITELESS else AttachError
+    with pytest.raises(kind) as error:
+        running.run(chosen, Silent())
+    record_property("reason", error.value.problem)
+    assert method in error.value.problem
+    assert not os.path.exists(chosen.output)

@@ -1,0 +1,269 @@
+"""New tokens, the tokenizer and the chat template travel with an adapter."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import tiny_models
+import torch
+import transformers
+from fixtures import WORDS, word_tokenizer
+from tokenizers import AddedToken
+
+import adapterhub as ah
+from adapterhub.backbones.tokenizer import remember_tokenizer, tokenizer_snapshot
+from adapterhub.errors import AttachError, MismatchError
+from adapterhub.files.native import read_adapter, read_manifest, write_adapter
+
+NEW = ["<a>", "<b>"]
+BEYOND = [*(f"<n{i}>" for i in range(50)), *NEW]  # more than the rows that no token uses
+KINDS = {"bert": "masked-lm", "gpt2": "causal-lm", "llama": "causal-lm", "t5": "seq2seq",
+         "bart": "seq2seq"}  # fmt: skip
+
+
+@pytest.fixture(params=sorted(KINDS))
+def folder(request, backbones):
+    return backbones(request.param), KINDS[request.param]
+
+
+def loaded(folder, **more):
+    return ah.load_backbone(str(folder[0]), task=folder[1], **more)
+
+
+def batch(model, tokenizer, text="the <a> movie <b>"):
+    inputs = dict(tokenizer(text, return_tensors="pt"))
+    inputs.pop("token_type_ids", None)
+    return inputs | {"labels": inputs["input_ids"]}
+
+
+def scores(model, tokenizer, text="the <a> movie <b>"):
+    with torch.no_grad():
+        return model(**batch(model, tokenizer, text))
+
+
+@pytest.mark.parametrize("tokens", [NEW, BEYOND], ids=["spare rows", "beyond the rows"])
+def test_new_tokens_are_learned_saved_and_loaded_alone(folder, tokens, tmp_path):
+    """After adding tokens only those rows are saved, and load resizes the base automatically."""
+    torch.manual_seed(0)
+    model, tokenizer = loaded(folder, new_tokens=tokens)
+    before = copy.deepcopy(model.state_dict())
+    adapter = ah.attach(model, "lora(rank=2)")
+    ids = tokenizer.convert_tokens_to_ids(tokens)
+    assert (max(ids) >= tiny_models.VOCAB) == (tokens is BEYOND)
+    optimizer = torch.optim.AdamW(adapter.parameters(), lr=0.01, weight_decay=0.1)
+    losses = []
+    for _ in range(8):
+        out = model(**batch(model, tokenizer))
+        losses.append(out.loss.item())
+        out.loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert losses[-1] < losses[0]
+    expected = scores(model, tokenizer)
+    assert expected.logits.shape[-1] >= max(ids) + 1
+    adapter.save(tmp_path / "a")
+    manifest, tensors = read_adapter(tmp_path / "a")
+    assert [t.content for t in manifest.tokens] == tokens
+    assert [t.id for t in manifest.tokens] == ids
+    rows = {n: tuple(t.shape) for n, t in tensors.items() if n.startswith("tokens.")}
+    width = model.get_input_embeddings().weight.shape[1]
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    names = ["tokens.input"] if tied else ["tokens.input", "tokens.output"]
+    assert rows == dict.fromkeys(names, (len(tokens), width))
+    adapter.detach()
+    again = model.state_dict()
+    assert again.keys() == before.keys()
+    assert all(torch.equal(again[n], before[n]) for n in before)
+
+    fresh, plain = loaded(folder)
+    old = scores(fresh, plain, "the movie").logits
+    restored = ah.load(fresh, tmp_path / "a")
+    assert plain.convert_tokens_to_ids(tokens) == ids
+    found = scores(fresh, plain)
+    assert torch.equal(found.logits, expected.logits)
+    assert torch.equal(found.loss, expected.loss)
+    restored.detach()
+    assert torch.equal(scores(fresh, plain, "the movie").logits, old)
+    assert fresh.config.vocab_size == tiny_models.VOCAB
+    assert not any("adapterhub" in name for name in fresh.state_dict())
+
+
+def test_30_tokens_grow_the_file_by_their_rows(tmp_path, backbone):
+    """The size grows by about 30 x hidden x dtype."""
+    sizes = []
+    for tokens in ([], [f"<t{i}>" for i in range(30)]):
+        model, _ = ah.load_backbone(str(backbone), new_tokens=tokens)
+        place = tmp_path / str(len(tokens))
+        ah.attach(model, "lora").save(place)
+        sizes.append((place / "adapter.safetensors").stat().st_size)
+    rows = 30 * model.config.hidden_size * 4
+    assert 0 <= sizes[1] - sizes[0] - rows < 200
+
+
+def test_a_model_that_was_resized_before(tmp_path, backbones):
+    """Plain calls of transformers, then attach: the base is still the base."""
+    folder = (backbones("llama"), "causal-lm")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder[0])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder[0])
+    known = len(tokenizer)
+    filler = [f"<f{i}>" for i in range(tiny_models.VOCAB - known)]  # ids that have rows already
+    tokenizer.add_tokens([*filler, *NEW])
+    model.resize_token_embeddings(len(tokenizer))
+    with pytest.raises(AttachError, match="which tokens are new") as error:
+        ah.attach(model, "lora")
+    assert "tokenizer=tokenizer" in error.value.hint
+    adapter = ah.attach(model, "lora", tokenizer=tokenizer)
+    tiny_models.scramble(adapter)
+    expected = scores(model, tokenizer).logits
+    adapter.save(tmp_path / "a")
+    manifest = read_manifest(tmp_path / "a")
+    assert [t.content for t in manifest.tokens] == NEW
+    assert manifest.backbone.fingerprint == ah.fingerprint(folder[0])
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder[0])
+    ah.load(base, tmp_path / "a", tokenizer=tokenizer)
+    assert torch.equal(scores(base, tokenizer).logits, expected)
+
+
+def test_rows_train_alone_and_old_rows_stay(backbones):
+    model, tokenizer = ah.load_backbone(str(backbones("gpt2")), task="causal-lm", new_tokens=NEW)
+    adapter = ah.attach(model, "lora")
+    rows = adapter.tensors()["tokens.input"]
+    scores_ = model(**batch(model, tokenizer))
+    scores_.loss.backward()
+    assert rows.grad.abs().sum(1).gt(0).all()
+    assert not model.get_input_embeddings().weight.requires_grad
+    assert torch.equal(rows[0], model.get_input_embeddings().weight.mean(0))
+
+
+def test_without_its_adapter_a_model_has_its_own_size(backbones, tmp_path):
+    model, tokenizer = ah.load_backbone(str(backbones("bart")), task="seq2seq")
+    ah.attach(model, "lora", name="plain")
+    tokenizer.add_tokens(NEW)
+    adapter = ah.attach(model, "lora", name="more")
+    assert adapter.vocabulary is not None
+    top = max(tokenizer.convert_tokens_to_ids(NEW)) + 1
+    size = max(top, tiny_models.VOCAB)
+    assert scores(model, tokenizer, "the movie").logits.shape[-1] == size
+    ah.activate(model, "plain")
+    assert scores(model, tokenizer, "the movie").logits.shape[-1] == tiny_models.VOCAB
+    ah.activate(model, "more")
+    with torch.no_grad():
+        made = model.generate(**tokenizer("the <a>", return_tensors="pt"), max_new_tokens=4)
+    assert made.shape[0] == 1
+
+
+def test_a_copied_model_keeps_its_rows(backbones):
+    model, tokenizer = ah.load_backbone(str(backbones("llama")), task="causal-lm", new_tokens=NEW)
+    tiny_models.scramble(ah.attach(model, "lora"))
+    twin = copy.deepcopy(model)
+    assert tokenizer_snapshot(twin).tokenizer is tokenizer
+    assert torch.equal(scores(twin, tokenizer).logits, scores(model, tokenizer).logits)
+
+
+def test_another_tokenizer_is_refused(backbones, tmp_path):
+    """Loading with another tokenizer raises."""
+    folder = backbones("llama")
+    model, _ = ah.load_backbone(str(folder), task="causal-lm")
+    ah.attach(model, "lora").save(tmp_path / "a")
+    other = word_tokenizer("<s>", "")
+    other.add_tokens(["<x>"])
+    plain = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    other.eos_token = "<unk>"
+    with pytest.raises(MismatchError, match="another tokenizer") as error:
+        ah.load(plain, tmp_path / "a", tokenizer=other)
+    assert read_manifest(tmp_path / "a").tokenizer in str(error.value)
+    assert tokenizer_snapshot(plain).identity() in str(error.value)
+    assert not any("adapterhub" in name for name in plain.state_dict())
+    ah.load(plain, tmp_path / "a", any_tokenizer=True)
+
+
+def test_other_tokens_under_the_same_ids_are_refused(backbones, tmp_path):
+    folder = str(backbones("llama"))
+    model, _ = ah.load_backbone(folder, task="causal-lm", new_tokens=NEW)
+    ah.attach(model, "lora").save(tmp_path / "a")
+    other, tokenizer = ah.load_backbone(folder, task="causal-lm", new_tokens=["<b>", "<c>"])
+    before = len(tokenizer)
+    with pytest.raises(MismatchError, match="other ids") as error:
+        ah.load(other, tmp_path / "a")
+    assert len(error.value.offenders) == 2
+    assert len(tokenizer) == before
+
+
+def test_an_id_that_no_tokenizer_gives_takes_no_memory(backbones, tmp_path):
+    """Nothing is allocated beyond limits: logits are as wide as the last id."""
+    model, _ = ah.load_backbone(str(backbones("llama")), task="causal-lm", new_tokens=NEW)
+    ah.attach(model, "lora").save(tmp_path / "a")
+    manifest, tensors = read_adapter(tmp_path / "a")
+    far = replace(manifest.tokens[1], id=2**31 - 1)
+    write_adapter(tmp_path / "b", replace(manifest, tokens=(manifest.tokens[0], far)), tensors)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(backbones("llama"))
+    with pytest.raises(AttachError, match="far above"):
+        ah.load(plain, tmp_path / "b")
+    assert not any("adapterhub" in name for name in plain.state_dict())
+
+
+def test_a_refused_adapter_teaches_the_tokenizer_nothing(backbones, tmp_path):
+    """Nothing is half-loaded."""
+    folder = str(backbones("llama"))
+    model, _ = ah.load_backbone(folder, task="causal-lm", new_tokens=NEW)
+    ah.attach(model, "lora").save(tmp_path / "a")
+    fresh, tokenizer = ah.load_backbone(folder, task="causal-lm")
+    with torch.no_grad():
+        fresh.model.layers[0].mlp.up_proj.weight.add_(1)
+    with pytest.raises(MismatchError, match="another backbone"):
+        ah.load(fresh, tmp_path / "a")
+    assert tokenizer.convert_tokens_to_ids("<a>") == tokenizer.unk_token_id
+
+
+def test_the_chat_template_travels(backbones, tmp_path):
+    """The manifest holds a tokenizer hash and the chat template."""
+    folder = str(backbones("llama"))
+    model, tokenizer = ah.load_backbone(folder, task="causal-lm")
+    own = tokenizer.chat_template
+    tokenizer.chat_template = template = own + "{# mine #}"
+    ah.attach(model, "lora").save(tmp_path / "a")
+    manifest = read_manifest(tmp_path / "a")
+    assert manifest.chat_template == template
+    assert len(manifest.tokenizer) == 64
+    fresh, plain = ah.load_backbone(folder, task="causal-lm")
+    adapter = ah.load(fresh, tmp_path / "a")
+    assert plain.chat_template == template
+    assert adapter.manifest().chat_template == template
+    adapter.detach()
+    assert plain.chat_template == own
+
+
+def identity(tokenizer):
+    model = torch.nn.Module()
+    return remember_tokenizer(model, tokenizer, len(tokenizer)).identity()
+
+
+def test_the_identity_of_a_tokenizer(backbone, tmp_path):
+    """Of its content: not of its padding, truncation, template, name or folder."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(backbone)
+    expected = identity(tokenizer)
+    tokenizer("the movie", padding="max_length", truncation=True, max_length=8)
+    tokenizer.chat_template = "x"
+    tokenizer.pad_token = "[UNK]"
+    tokenizer.save_pretrained(tmp_path)
+    assert identity(tokenizer) == expected
+    assert identity(transformers.AutoTokenizer.from_pretrained(tmp_path)) == expected
+    cased = tmp_path / "cased"
+    cased.mkdir()
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    others = [
+        transformers.BertTokenizerFast(vocab={w: i for i, w in enumerate(ws)}, do_lower_case=low)
+        for ws, low in ((words[:-1], True), ([*words[:-2], words[-1], words[-2]], True))
+    ]
+    tokenizer.eos_token = "the"
+    assert len({expected, identity(tokenizer), *map(identity, others)}) == 4
+
+
+def test_a_token_that_is_added_later_is_not_of_the_identity(backbones):
+    model, tokenizer = ah.load_backbone(str(backbones("llama")), task="causal-lm")
+    expected = tokenizer_snapshot(model).identity()
+    tokenizer.add_tokens([AddedToken("don", single_word=False), "<a>"])
+    assert tokenizer_snapshot(model).identity() == expected
+    assert len(ah.attach(model, "lora").vocabulary.tokens) == 2

@@ -1,0 +1,119 @@
+"""One case for each registered task: a backbone that suits it, data, and what a learned model
+gives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fixtures import sentences, write_json_lines, write_tsv
+
+
+@dataclass
+class Case:
+    """A backbone, a task spec, data, the words of `predict`, and what a learned model gives."""
+
+    backbone: str
+    task: str
+    data: Callable[[Path], Path]
+    predict: tuple[str, ...]
+    key: str
+    least: float | None = None
+    most: float | None = None
+    words: tuple[str, ...] = ()
+    epochs: int = 24
+
+
+def classes(folder: Path) -> Path:
+    return write_tsv(folder / "classes.tsv", sentences(48))
+
+
+def numbers(folder: Path) -> Path:
+    rows = [(text, {"pos": "1.0", "neg": "-1.0"}[label]) for text, label in sentences(48)]
+    return write_tsv(folder / "numbers.tsv", rows)
+
+
+def tagged(folder: Path) -> Path:
+    """CoNLL columns: `very good` and `good` are one kind of entity, `bad` another."""
+    lines = []
+    for text, label in sentences(48):
+        inside = False
+        for token in text.split():
+            named = inside or token in ("very", text.split()[-1])
+            tag = f"{'I' if inside else 'B'}-{label}" if named else "O"
+            inside = named
+            lines.append(f"{token}\t{tag}")
+        lines.append("\t")
+    (folder / "tags.conll").write_text("\n".join(lines) + "\n")
+    return folder / "tags.conll"
+
+
+def questions(folder: Path) -> Path:
+    """SQuAD's form: the answer is the last word; of a question on the plot there is none."""
+    paragraphs = []
+    for i, (text, _) in enumerate(sentences(48)):
+        answer = text.split()[-1]
+        item = {"id": str(i), "question": "the movie was"}
+        item |= {"answers": [{"text": answer, "answer_start": text.rindex(answer)}]}
+        none = {"id": f"{i}x", "question": "a plot", "answers": [], "is_impossible": True}
+        paragraphs.append({"context": text, "qas": [item, none]})
+    file = folder / "squad.json"
+    file.write_text(json.dumps({"version": "2", "data": [{"paragraphs": paragraphs}]}))
+    return file
+
+
+def pairs(folder: Path) -> Path:
+    """The response to a sentence is one of two words."""
+    rows = [
+        {"text": text, "label": {"pos": "good", "neg": "bad"}[label]}
+        for text, label in sentences(48)
+    ]
+    return write_json_lines(folder / "pairs.jsonl", rows)
+
+
+def choices(folder: Path) -> Path:
+    """Of two sentences, the one that is good."""
+    texts = {label: [t for t, found in sentences(48) if found == label] for label in ("pos", "neg")}
+    rows = [
+        {"text": "the movie", "choices": [one, other][:: 1 - 2 * (i % 2)], "label": "AB"[i % 2]}
+        for i, (one, other) in enumerate(zip(*texts.values(), strict=True))
+    ]
+    return write_json_lines(folder / "choices.jsonl", rows)
+
+
+def lines(folder: Path) -> Path:
+    (folder / "raw.txt").write_text("\n".join(text for text, _ in sentences(48)) + "\n")
+    return folder / "raw.txt"
+
+
+CASES = {
+    "classification": Case("bert", "classification", classes, ("the film was bad",), "label", 0.9),
+    "regression": Case("bert", "regression", numbers, ("the movie was good",), "value", 0.9),
+    "tagging": Case("bert", "tagging", tagged, ("the movie was very good",), "entities", 0.9),
+    "question-answering": Case(
+        "bert", "question-answering(unanswerable=true)", questions,
+        ("the movie was", "--pair", "the film was awful"), "answer", 0.9,
+    ),
+    "seq2seq": Case(
+        "t5", "seq2seq(metric=exact, new_tokens=4)", pairs, ("the film was bad",), "generated", 0.9,
+    ),
+    "causal-lm": Case(
+        "llama", "causal-lm(generate=true, new_tokens=4)", pairs, ("the film was bad",),
+        "generated", 0.9,
+    ),
+    "multiple-choice": Case(
+        "bert", "multiple-choice", choices,
+        ("the movie was good", "--pair", "bad", "--pair", "good"), "choice", 0.9,
+    ),
+    "masked-lm": Case("bert", "masked-lm", lines, ("the [MASK] was good",), "filled", most=2.0),
+    "prompted": Case(
+        "bert", "prompted(template='{text} is {mask}', words={'pos': 'good', 'neg': 'bad'})",
+        classes, ("the film was dull",), "label", 0.9, epochs=60,
+    ),
+    "span-corruption": Case(
+        "t5", "span-corruption(new_tokens=5)", lines, ("the <extra_id_0> was good",), "generated",
+        most=2.0,
+    ),
+}  # fmt: skip

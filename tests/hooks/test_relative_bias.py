@@ -1,0 +1,149 @@
+"""Prefixes that take relative positions: T5's bias over them, step by step as at once."""
+
+from __future__ import annotations
+
+import pytest
+import tiny_models
+import torch
+from torch import nn
+
+import adapterhub as ah
+from adapterhub.errors import SiteError
+from adapterhub.hooks.relative_bias import RelativeBias
+from adapterhub.hooks.slot import Slot
+
+ARCHITECTURES = ("t5", "umt5")
+
+
+class Distances(nn.Module):
+    """A bias that is k_j - q_i itself."""
+
+    def compute_bias(self, queries, keys, device=None, past_seen_tokens=0):
+        distances = torch.arange(keys)[None] - torch.arange(queries)[:, None] - past_seen_tokens
+        return distances[None, None].float()
+
+
+def widened(positions, past, queries, keys):
+    slot, lengths = Slot(), {}
+    for name, (length, counts) in positions.items():
+        module = nn.Module()
+        module.positions = counts
+        slot.add_module(name, module)
+        lengths[name] = length
+    bias = RelativeBias(Distances())
+    bias.past = past
+    own = bias.source.compute_bias(queries, keys, past_seen_tokens=past)
+    return own, bias.widen(own, lengths, slot)
+
+
+def test_tokens_that_count_see_each_other_as_before():
+    own, found = widened({"a": (2, True)}, past=3, queries=2, keys=5)
+    assert torch.equal(found[..., 2:], own)
+    assert found[0, 0, :, :2].tolist() == [[-5, -4], [-6, -5]]  # queries at 2 + 3 and 2 + 4
+
+
+def test_keys_alone_are_shifted():
+    own, found = widened({"a": (2, "keys")}, past=3, queries=2, keys=5)
+    assert torch.equal(found[..., 2:], own + 2)
+    assert found[0, 0, :, :2].tolist() == [[-3, -2], [-4, -3]]
+
+
+def test_prefixes_in_line_take_positions_in_line():
+    given = {"near": (1, True), "none": (2, False), "far": (1, "keys")}
+    own, found = widened(given, past=0, queries=1, keys=3)
+    # From the front: far at 0, two without a position, near at 1; the query at 0 + 1.
+    assert found[0, 0, 0].tolist() == [-1, 0, 0, 0, *(own[0, 0, 0] + 1).tolist()]
+
+
+@pytest.mark.parametrize("positions", ["true", "keys"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_cache_changes_nothing(architecture, positions):
+    model = tiny_models.model(architecture, "seq2seq")
+    bare = model.generate(
+        **tiny_models.batch(),
+        max_new_tokens=6,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+    ).logits
+    tiny_models.scramble(ah.attach(model, f"prefix(length=3, positions={positions})"))
+    options = {"max_new_tokens": 6, "do_sample": False, "output_logits": True}
+    caches = ({"use_cache": False}, {}, {"cache_implementation": "static"})
+    found = [
+        model.generate(
+            **tiny_models.batch(), **options, **cache, return_dict_in_generate=True
+        ).logits
+        for cache in caches
+    ]
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(found[0][0], bare[0], atol=1e-3)
+
+
+def test_each_row_has_its_own_positions():
+    model = tiny_models.model("t5", "seq2seq")
+    for name, spec in (
+        ("none", "prefix(length=2)"),
+        ("tokens", "prefix(length=3, positions=true)"),
+        ("keys", "prefix(length=4, positions=keys)"),
+    ):
+        tiny_models.scramble(ah.attach(model, spec, name=name))
+    inputs = tiny_models.batch()
+    inputs["decoder_input_ids"] = inputs["input_ids"][:, :4]
+    rows = ["keys", "none", "tokens"][: len(inputs["input_ids"])]
+    with torch.no_grad():
+        with ah.route(model, rows):
+            found = model(**inputs).logits
+        for number, name in enumerate(rows):
+            ah.activate(model, name)
+            alone = model(**{k: v[number : number + 1] for k, v in inputs.items()}).logits
+            torch.testing.assert_close(found[number], alone[0], atol=1e-5, rtol=1e-5)
+
+
+def test_a_reparametrized_prefix_keeps_its_positions(tmp_path):
+    model = tiny_models.model("t5", "seq2seq")
+    spec = "prefix(length=3, positions=keys, reparametrize=true, middle=4)"
+    tiny_models.scramble(adapter := ah.attach(model, spec))
+    inputs = tiny_models.batch() | {"decoder_input_ids": tiny_models.batch()["input_ids"][:, :4]}
+    with torch.no_grad():
+        expected = model(**inputs).logits
+        adapter.save(tmp_path / "saved")
+        adapter.detach()
+        ah.load(model, tmp_path / "saved")
+        torch.testing.assert_close(model(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "gpt2"])
+def test_keys_have_no_positions_of_their_own_elsewhere(architecture):
+    with pytest.raises(SiteError, match="keys have no positions of their own"):
+        ah.attach(tiny_models.model(architecture), "prefix(positions=keys)")
+
+
+def test_a_table_of_positions_is_told_what_to_skip():
+    """BART's stacks take no position_ids; tokens behind a prefix of 3 see the rows 3, 4, ..."""
+    model = tiny_models.model("bart", "seq2seq")
+    inputs = tiny_models.batch() | {"decoder_input_ids": tiny_models.batch()["input_ids"][:, :4]}
+    seen = {}
+    handles = [
+        stack.embed_positions.register_forward_hook(
+            lambda m, args, out, name=name: seen.update({name: out})
+        )
+        for name, stack in (("encoder", model.model.encoder), ("decoder", model.model.decoder))
+    ]
+    ah.attach(model, "prefix(length=3, positions=true)")
+    with torch.no_grad():
+        model(**inputs)
+        behind = dict(seen)
+        ah.activate(model)
+        model(**inputs)
+    for name, stack in (("encoder", model.model.encoder), ("decoder", model.model.decoder)):
+        table = stack.embed_positions
+        tokens = seen[name].shape[-2]
+        start = table.offset
+        rows = table.weight[start + 3 : start + 3 + tokens]
+        assert torch.equal(behind[name].reshape(-1, rows.shape[-1])[:tokens], rows)
+        assert torch.equal(seen[name].reshape(-1, rows.shape[-1])[0], table.weight[start])
+    for handle in handles:
+        handle.remove()
+    ah.detach(model)
+    assert not model.model.decoder.embed_positions._forward_pre_hooks

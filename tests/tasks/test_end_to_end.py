@@ -1,0 +1,81 @@
+"""Each registered task trains, evaluates and predicts on the command line, and learns."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fixtures import json_lines
+from task_cases import CASES, classes
+
+from adapterhub.tasks import TASKS, parse_task
+
+LEARN = ("--method", "full", "train.learning_rate=3e-3", "train.tensorboard=false")
+
+
+def test_each_task_has_a_case():
+    assert CASES.keys() == TASKS.keys()
+    assert len(CASES) > 5
+    assert all(parse_task(case.task).name == name for name, case in CASES.items())
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_train_eval_predict(name, adapterhub, backbones, tmp_path):
+    case = CASES[name]
+    file = case.data(tmp_path)
+    run = tmp_path / "run"
+    code, out, err = adapterhub(
+        "train", "--backbone", backbones(case.backbone), "--task", case.task, "--train", file,
+        "--eval", file, "--output", run, *LEARN, f"train.epochs={case.epochs}", *case.words,
+        "--quiet",
+    )  # fmt: skip
+    assert code == 0, err
+    manifest = json.loads((run / "adapter/adapter.json").read_text())
+    assert manifest["task"] == name
+    code, out, err = adapterhub("eval", run, "--data", file, "--json")
+    assert code == 0, err
+    metrics = json.loads(out)
+    main = parse_task(case.task).main_metric
+    saved = {k: v for k, v in manifest["metrics"].items()}
+    assert {k: v for k, v in metrics.items() if k != "examples"} == pytest.approx(saved, abs=1e-5)
+    assert case.least is None or metrics[main] >= case.least, metrics
+    assert case.most is None or metrics[main] <= case.most, metrics
+    code, out, err = adapterhub("predict", run, *case.predict, "--json")
+    assert code == 0, err
+    (row,) = json_lines(out)
+    assert case.key in row
+    code, out, err = adapterhub("predict", run, *case.predict)
+    assert code == 0, err
+    assert out.count("\n") == 1
+    code, out, err = adapterhub("predict", run, "--data", file, "--json")
+    assert code == 0, err
+    assert len(json_lines(out)) == metrics["examples"]
+
+
+def test_a_backbone_is_a_baseline_without_training(adapterhub, backbones, tmp_path):
+    words = ("--data", classes(tmp_path), "--json")
+    task = "prompted(template='{text} is {mask}', words={'pos': 'good', 'neg': 'bad'}, model=%s)"
+    for backbone, kind in (("bert", "masked-lm"), ("llama", "causal-lm"), ("gpt2", "causal-lm")):
+        code, out, err = adapterhub(
+            "eval", "--backbone", backbones(backbone), "--task", task % kind, *words
+        )
+        assert code == 0, err
+        assert 0 <= json.loads(out)["accuracy"] <= 1
+        few = ("--examples", words[1], "--shots", 2)
+        code, out, err = adapterhub(
+            "eval", "--backbone", backbones(backbone), "--task", task % kind, *words, *few
+        )
+        assert code == 0, err
+        assert 0 <= json.loads(out)["accuracy"] <= 1
+    for extra, expected in (
+        (("--backbone", backbones("bert"), "--task", "classification"), "needs a trained head"),
+        (("--backbone", backbones("bert")), "nothing to evaluate"),
+        (("--backbone", backbones("llama"), "--task", task % "masked-lm"), "AutoModelForMaskedLM"),
+        (
+            ("--backbone", backbones("bert"), "--task", task % "masked-lm", "--shots", 2),
+            "--examples",
+        ),
+    ):
+        code, _, err = adapterhub("eval", *extra, *words)
+        assert code == 2, extra
+        assert expected in err
