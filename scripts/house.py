@@ -1,6 +1,7 @@
 """Measure the structure of the package: rooms, imports, names, functions, docstrings.
 
-    python scripts/house.py [PACKAGE_FOLDER]
+    python scripts/house.py [PACKAGE_FOLDER]                 the measures
+    python scripts/house.py --docstrings [FOLDER]            docstrings that break the form
 
 A room is a folder or a module directly under the package. A floor is the length of the longest
 chain of imports between rooms that starts at a room; rooms that import each other (a circle) share
@@ -10,6 +11,7 @@ one. tests/test_rooms.py holds the targets.
 from __future__ import annotations
 
 import ast
+import re
 import statistics
 import sys
 from collections import defaultdict
@@ -153,6 +155,58 @@ def public_definitions(found: list[Module]) -> list[tuple[Module, Function | ast
     return definitions
 
 
+NOUN_STARTS = frozenset(
+    (
+        "a an the this that these those it its what which who whether how where when one each every "
+        "all any both no of in on at by for from to with without as if is are has not several two"
+    ).split()  # noqa: SIM905
+)
+
+
+def docstring_problems(found: list[Module]) -> list[str]:
+    """List the public docstrings that break the project's form.
+
+    A function's first line is imperative; three or more parameters have an `Args:` section unless
+    the function overrides a documented one; what it raises is in a `Raises:` section. ruff checks
+    the rest (pydocstyle, convention "google").
+    """
+    bases = _methods_by_class(found)
+    problems = []
+    for module, node in public_definitions(found):
+        text = ast.get_docstring(node)
+        if isinstance(node, ast.ClassDef) or text is None:
+            continue
+        at = f"{module.path}:{node.lineno} {node.name}"
+        decorators = {ast.unparse(d).split("(")[0].split(".")[-1] for d in node.decorator_list}
+        noun_is_fine = decorators & {"property", "cached_property"}
+        if not noun_is_fine and text.split()[0].lower().strip(",.:;`") in NOUN_STARTS:
+            problems.append(f"{at}: the first line is no imperative: {text.splitlines()[0]}")
+        if re.search(r"^\s*Raises [A-Z`]", text, re.MULTILINE):
+            problems.append(f"{at}: Raises has a section of its own")
+        names = _parameters(node)
+        free = decorators & {"overload", "command", "option", "argument"} or node.name in bases
+        if len(names) >= 3 and "Args:" not in text and not free:
+            problems.append(f"{at}: {len(names)} parameters without Args:")
+    return problems
+
+
+def _methods_by_class(found: list[Module]) -> frozenset[str]:
+    """Collect the names of methods that several classes define: overrides of a documented base."""
+    named: dict[str, int] = defaultdict(int)
+    for module in found:
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef):
+                for name in {n.name for n in node.body if isinstance(n, Function)}:
+                    named[name] += 1
+    return frozenset(name for name, count in named.items() if count > 1)
+
+
+def _parameters(function: Function) -> list[str]:
+    given = function.args
+    parameters = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+    return [p.arg for p in parameters if p and p.arg not in ("self", "cls")]
+
+
 def report(package: Path) -> str:
     """Describe a package in one line a measure."""
     found = modules(package)
@@ -186,5 +240,9 @@ def report(package: Path) -> str:
 
 
 if __name__ == "__main__":
-    here = Path(__file__).parents[1] / "adapterhub"
-    print(report(Path(sys.argv[1]) if len(sys.argv) > 1 else here))
+    package = Path(__file__).parents[1] / "adapterhub"
+    if sys.argv[1:2] == ["--docstrings"]:
+        folder = Path(sys.argv[2]) if len(sys.argv) > 2 else package
+        print(*docstring_problems(modules(folder)), sep="\n")
+    else:
+        print(report(Path(sys.argv[1]) if len(sys.argv) > 1 else package))
