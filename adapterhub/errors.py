@@ -117,6 +117,29 @@ def printable(text: str) -> str:
     return _STEERING.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
+def unknown(
+    kind: str, value: str, choices: Iterable[str], *, expected: str = "", hint: str = ""
+) -> ConfigError:
+    """Build the error for a name that is not among the choices.
+
+    Args:
+        kind: what the name should be one of, such as "method".
+        value: the name that was given.
+        choices: the valid names; the error suggests the nearest.
+        expected: what to print instead of the list of all choices.
+        hint: what to type next.
+
+    Returns:
+        The error, to be raised by the caller.
+    """
+    names = list(choices)
+    return ConfigError(
+        f"unknown {kind} {value!r}{did_you_mean(value, names)}",
+        expected=expected or f"one of {', '.join(names)}",
+        hint=hint,
+    )
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """The end of a sentence that names the choices nearest to `word`, or "" if none is near."""
     near = difflib.get_close_matches(word, sorted(choices), n=3, cutoff=0.6)

@@ -155,11 +155,10 @@ def public_definitions(found: list[Module]) -> list[tuple[Module, Function | ast
     return definitions
 
 
-NOUN_STARTS = frozenset(
-    (
-        "a an the this that these those it its what which who whether how where when one each every "
-        "all any both no of in on at by for from to with without as if is are has not several two"
-    ).split()  # noqa: SIM905
+NOUN_START = re.compile(
+    r"(an?|the|th(is|at|ese|ose)|its?|wh(at|ich|o|ether|ere|en)|how|one|each|every|all|any|both|no|of|"
+    r"in|on|at|by|for|from|to|with(out)?|as|if|is|are|has|not|several|two)\b",
+    re.IGNORECASE,
 )
 
 
@@ -179,7 +178,7 @@ def docstring_problems(found: list[Module]) -> list[str]:
         at = f"{module.path}:{node.lineno} {node.name}"
         decorators = {ast.unparse(d).split("(")[0].split(".")[-1] for d in node.decorator_list}
         noun_is_fine = decorators & {"property", "cached_property"}
-        if not noun_is_fine and text.split()[0].lower().strip(",.:;`") in NOUN_STARTS:
+        if not noun_is_fine and NOUN_START.match(text):
             problems.append(f"{at}: the first line is no imperative: {text.splitlines()[0]}")
         if re.search(r"^\s*Raises [A-Z`]", text, re.MULTILINE):
             problems.append(f"{at}: Raises has a section of its own")

@@ -22,7 +22,7 @@ from adapterhub.adapters.attach import place
 from adapterhub.adapters.load import load_folder
 from adapterhub.anatomy.families import anatomy_of
 from adapterhub.backbones.load import NEWLY_INITIALIZED, TASK_MODELS, load_backbone, meta_model
-from adapterhub.errors import AdapterhubError, BackboneError, ConfigError, did_you_mean
+from adapterhub.errors import AdapterhubError, BackboneError, ConfigError, unknown
 from adapterhub.files.card import model_kind
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_manifest, read_tensors
@@ -142,10 +142,7 @@ def blocking(
         ConfigError: an unknown target, method or option.
     """
     if target not in TARGETS:
-        raise ConfigError(
-            f"nothing is known of {target!r}{did_you_mean(target, TARGETS)}",
-            expected=f"one of {', '.join(TARGETS)}",
-        )
+        raise unknown("target library", target, TARGETS)
     methods = parse_methods(method)
     try:
         with torch.random.fork_rng(devices=[]), torch.device(model.device):

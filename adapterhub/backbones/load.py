@@ -31,7 +31,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from adapterhub.backbones import quantized
 from adapterhub.backbones.fingerprint import fingerprint_of_files
 from adapterhub.backbones.tokenizer import remember_tokenizer
-from adapterhub.errors import BackboneError, ConfigError, did_you_mean
+from adapterhub.errors import BackboneError, ConfigError, unknown
 
 BROKEN = (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError, EOFError,
           pickle.UnpicklingError, SafetensorError)  # fmt: skip
@@ -270,10 +270,7 @@ def name_of(model: PreTrainedModel) -> tuple[str, str | None]:
 
 def _check_choice(what: str, value: str, choices: dict[str, Any]) -> None:
     if value not in choices:
-        raise ConfigError(
-            f"no {what} is called {value!r}{did_you_mean(value, choices)}",
-            expected=f"one of {', '.join(choices)}",
-        )
+        raise unknown(what, value, choices)
 
 
 def _label_options(task: str, labels: Sequence[str]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from adapterhub.errors import ConfigError, did_you_mean
+from adapterhub.errors import ConfigError, unknown
 
 LABELS = ("id2label", "label2id", "num_labels", "problem_type")
 _PACKED = "support_avx512bf16_for_cpu"
@@ -83,10 +83,7 @@ def require(quantize: str | None, folder: Path) -> str | None:
             is not installed.
     """
     if quantize is not None and quantize not in QUANTIZATIONS:
-        raise ConfigError(
-            f"no quantization is called {quantize!r}{did_you_mean(quantize, QUANTIZATIONS)}",
-            expected=f"one of {', '.join(QUANTIZATIONS)}",
-        )
+        raise unknown("quantization", quantize, QUANTIZATIONS)
     facts = _stored(folder)
     if facts and quantize == quantization_kind(facts):
         quantize = None

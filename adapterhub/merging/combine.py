@@ -30,7 +30,7 @@ from adapterhub.adapters.state import attachments, known_names, state_of
 from adapterhub.anatomy.sites import CHILD, Site
 from adapterhub.backbones.load import NEWLY_INITIALIZED
 from adapterhub.backbones.weights import as_stored, read_bias, read_weight
-from adapterhub.errors import AttachError, ConfigError, did_you_mean
+from adapterhub.errors import AttachError, ConfigError, unknown
 from adapterhub.hooks.projection import OutputSlot
 from adapterhub.merging.affine import merged_weight_and_bias
 from adapterhub.merging.merge import refuse_unmergeable
@@ -121,10 +121,7 @@ def _rule(
     how: str, weights: Sequence[float] | None, density: float, rank: int | None, seed: int, n: int
 ) -> Rule:
     if how not in COMBINE:
-        raise ConfigError(
-            f"adapters cannot be combined by {how!r}{did_you_mean(how, COMBINE)}",
-            expected=f"one of {', '.join(COMBINE)}",
-        )
+        raise unknown("rule for combining adapters", how, COMBINE)
     usual = 1 / n if how in ("linear", "dare") else 1.0
     rule = Rule(how, tuple(weights or [usual] * n), density, rank, seed)
     wrong = [] if len(rule.weights) == n else [f"{len(rule.weights)} weights for {n} adapters"]

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Anatomy, Site
-from adapterhub.errors import ConfigError, did_you_mean
+from adapterhub.errors import unknown
 
 Start = Literal["identity", "near-identity", "paper"]
 Layers = str | int | tuple[int, ...]
@@ -193,9 +193,5 @@ def method_class(name: str) -> type[Method]:
         ConfigError: no such method; the error names the nearest and lists all.
     """
     if name not in METHODS:
-        raise ConfigError(
-            f"no method is called {name!r}{did_you_mean(name, METHODS)}",
-            expected=f"one of {', '.join(sorted(METHODS))}",
-            hint="adapterhub methods",
-        )
+        raise unknown("method", name, sorted(METHODS), hint="adapterhub methods")
     return METHODS[name]

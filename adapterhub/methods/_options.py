@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 from transformers.activations import ACT2FN
 
-from adapterhub.errors import ConfigError, did_you_mean
+from adapterhub.errors import ConfigError, unknown
 from adapterhub.methods._base import Method
 
 
@@ -53,9 +53,7 @@ def activation(name: str) -> nn.Module:
         ConfigError: there is none.
     """
     if name not in ACT2FN:
-        raise ConfigError(
-            f"no activation is called {name!r}{did_you_mean(name, ACT2FN)}",
-            expected="a transformers name: relu, gelu, silu, tanh, ...",
-        )
+        expected = "a transformers name: relu, gelu, silu, tanh, ..."
+        raise unknown("activation", name, ACT2FN, expected=expected)
     module: nn.Module = ACT2FN[name]
     return module

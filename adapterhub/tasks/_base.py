@@ -21,7 +21,7 @@ from adapterhub.config.options import from_dict, to_dict
 from adapterhub.config.spec import calls
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
-from adapterhub.errors import ConfigError, did_you_mean
+from adapterhub.errors import ConfigError, unknown
 
 IGNORED = -100  # the label of a position that the loss leaves out
 EXAMPLES = "classification, seq2seq(metric=rouge) or {seq2seq: {metric: rouge}}"
@@ -290,11 +290,7 @@ def task_class(name: str) -> type[Task]:
         ConfigError: there is none.
     """
     if name not in TASKS:
-        raise ConfigError(
-            f"no task is called {name!r}{did_you_mean(name, TASKS)}",
-            expected=f"one of {', '.join(sorted(TASKS))}",
-            hint="adapterhub tasks",
-        )
+        raise unknown("task", name, sorted(TASKS), hint="adapterhub tasks")
     return TASKS[name]
 
 

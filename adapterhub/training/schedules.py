@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from adapterhub.errors import ConfigError, did_you_mean
+from adapterhub.errors import unknown
 
 Multiplier = Callable[[int], float]
 
@@ -81,11 +81,7 @@ def schedule(name: str, total_steps: int, warmup: float | None = None) -> Multip
     Raises `ConfigError` for an unknown name.
     """
     if name not in SHAPES:
-        raise ConfigError(
-            f"unknown schedule {name!r}{did_you_mean(name, SHAPES)}",
-            expected=f"one of {', '.join(SHAPES)}",
-            hint="train.schedule=linear",
-        )
+        raise unknown("schedule", name, SHAPES, hint="train.schedule=linear")
     shape, steps = SHAPES[name], warmup_steps(name, total_steps, warmup)
     return lambda step: shape(step, total_steps, steps)
 
