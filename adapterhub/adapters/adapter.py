@@ -1,4 +1,4 @@
-"""The adapter handle: one trained, named instance of methods on one backbone, and its task head."""
+"""The adapter handle: a named instance of methods on one backbone, and its task head."""
 
 from __future__ import annotations
 
@@ -39,25 +39,27 @@ from adapterhub.interchange.peft.targets import modules_of
 from adapterhub.methods._base import Method
 from adapterhub.methods._spec import dump_methods
 
-LISTING = ("description", "license", "language", "tags")  # the manifest's fields for registries
+PUBLICATION_FIELDS = ("description", "license", "language", "tags")  # of the manifest
 
 
-class Home(Protocol):
-    """What an adapter needs of the model's bookkeeping: who the backbone is, and the way off it."""
+class BackboneState(Protocol):
+    """What an adapter needs of its model's state."""
 
     def detach(self, name: str) -> None:
-        """Take an adapter off."""
+        """Detach an adapter."""
 
     def fingerprint(self) -> str:
-        """The identity of the backbone as it was before any adapter."""
+        """Compute the identity of the backbone as it was before any adapter."""
 
     def originals(self) -> dict[int, nn.Parameter]:
-        """The backbone's own parameters, by the id of that which an adapter has for it."""
+        """Map the ids of adapters' parameters to the backbone parameters that they replace."""
 
 
-class Group(NamedTuple):
-    """Parameters by their names in adapter files that train at `rate` times the learning rate of
-    their method; None is the task head."""
+class ParameterGroup(NamedTuple):
+    """Named parameters that train at `rate` times the learning rate of their method.
+
+    `method` is None for the task head and for rows of new tokens.
+    """
 
     method: Method | None
     rate: float
@@ -66,7 +68,7 @@ class Group(NamedTuple):
 
 @dataclass
 class AdapterMetadata:
-    """What travels with an adapter beyond its tensors."""
+    """What is saved with an adapter besides its tensors."""
 
     task: str | None = None
     tokenizer: str | None = None
@@ -74,12 +76,12 @@ class AdapterMetadata:
     training: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     card: str = ""
-    listing: dict[str, Any] = field(default_factory=dict)
+    publication: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
 class Adapter:
-    """A named adapter on a model. Made by `attach` and `load`."""
+    """A named adapter of a model, made by `attach` or `load`."""
 
     name: str
     methods: tuple[Method, ...]
@@ -88,101 +90,105 @@ class Adapter:
     placed: list[PlacedModule] = field(repr=False)
     changed: list[OwnedParameter] = field(repr=False)
     head: AdapterHead | None = field(repr=False)
-    home: Home = field(repr=False)
-    vocabulary: NewTokenRows | None = field(default=None, repr=False)
-    notes: AdapterMetadata = field(default_factory=AdapterMetadata, repr=False)
+    state: BackboneState = field(repr=False)
+    new_tokens: NewTokenRows | None = field(default=None, repr=False)
+    metadata: AdapterMetadata = field(default_factory=AdapterMetadata, repr=False)
     active: bool = field(default=False, init=False)
     undo: Callable[[], None] | None = field(default=None, init=False, repr=False)
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names of the classes, in the order of the logits; () without a
-        classification head."""
+        """The class names in the order of the logits; () without a classification head."""
         if self.head is None or self.head.labels["problem_type"] == "regression":
             return ()
         names: Mapping[int, str] = self.head.labels["id2label"]
         return tuple(names[i] for i in sorted(names))
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that the adapter owns, live, by the names of adapter files: site, method,
-        parameter."""
+        """Return the adapter's tensors, not copies, by name: site, method, parameter."""
         return {name: tensor for _, _, name, tensor in self.owned()}
 
     def saved_tensors(self) -> dict[str, Tensor]:
-        """What adapter files hold: as `tensors`, with what serves training alone folded away."""
-        return {name: tensor for _, _, name, tensor in self.owned(fold=True)}
+        """Return the tensors that adapter files contain: without what only training needs."""
+        return {name: tensor for _, _, name, tensor in self.owned(inference_form=True)}
 
-    def owned(self, fold: bool = False) -> Iterator[tuple[Method | None, float, str, Tensor]]:
-        """Each tensor, live: the method that owns it, the factor on that one's learning rate, its
-        name and itself. `fold` leaves out what serves training alone."""
+    def owned(
+        self, inference_form: bool = False
+    ) -> Iterator[tuple[Method | None, float, str, Tensor]]:
+        """Yield (method, factor on its learning rate, name, tensor).
+
+        `inference_form` leaves out what only training needs.
+        """
         for placed in self.placed:
-            method, module = placed.inference_form() if fold else (placed.method, placed.module)
+            method, module = placed.method, placed.module
+            if inference_form:
+                method, module = placed.inference_form()
             for name, tensor in module.state_dict(keep_vars=True).items():
                 full = f"{placed.site.id}.{method.name}.{name}"
                 yield method, method.rate(full), full, tensor
         for changed in self.changed:
             factor = changed.method.rate(changed.name) if changed.method else 1.0
             yield changed.method, changed.rate * factor, changed.name, changed.own
-        for child, module in (self.head.own if self.head else {}).items():
-            for name, tensor in module.state_dict(keep_vars=True).items():
+        for child, head in (self.head.own if self.head else {}).items():
+            for name, tensor in head.state_dict(keep_vars=True).items():
                 yield None, 1.0, f"{HEAD}.{child}.{name}", tensor
-        for name, rows in (self.vocabulary.tensors() if self.vocabulary else {}).items():
+        for name, rows in (self.new_tokens.tensors() if self.new_tokens else {}).items():
             yield None, 1.0, name, rows
 
     def parameters(self) -> list[nn.Parameter]:
-        """The trainable parameters: objects, not names."""
+        """Return the trainable parameters."""
         return [t for t in self.tensors().values() if isinstance(t, nn.Parameter)]
 
-    def groups(self) -> list[Group]:
-        """The trainable parameters by the method that owns them and their learning rate."""
-        groups: dict[tuple[int, float], Group] = {}
+    def groups(self) -> list[ParameterGroup]:
+        """Group the trainable parameters by method and learning rate."""
+        groups: dict[tuple[int, float], ParameterGroup] = {}
         for method, rate, name, tensor in self.owned():
             if isinstance(tensor, nn.Parameter):
-                group = groups.setdefault((id(method), rate), Group(method, rate, []))
+                group = groups.setdefault((id(method), rate), ParameterGroup(method, rate, []))
                 group.named.append((name, tensor))
         return list(groups.values())
 
     def count(self) -> int:
-        """The number of trainable parameters without the task head."""
+        """Count the trainable parameters, without the task head."""
         return sum(p.numel() for group in self.groups() if group.method for _, p in group.named)
 
     def switch(self, on: bool) -> None:
-        """Make the adapter take part in the forward pass, or not. Trainability is untouched.
+        """Activate or deactivate the adapter in the forward pass; what trains is unchanged.
 
         Raises:
-            AttachError: FSDP2 holds its backbone parameters, and would put them back.
+            AttachError: FSDP2 has sharded its backbone parameters, and would put them back.
         """
         if on == self.active:
             return
-        if stuck := [changed.name for changed in self.changed if is_sharded(changed.own)]:
+        if sharded := [changed.name for changed in self.changed if is_sharded(changed.own)]:
             raise AttachError(
-                f"the backbone parameters of {self.name!r} are sharded, and cannot be taken out",
-                offenders=stuck[:5],
+                f"the backbone parameters of {self.name!r} are sharded and cannot be swapped",
+                offenders=sharded[:5],
                 hint="save the adapter, and load it on a backbone that is not sharded",
             )
-        self.take_part(on)
+        self.switch_modules(on)
         for changed in self.changed:
             changed.swap(on)
-        if self.vocabulary:
-            self.vocabulary.switch(on)
+        if self.new_tokens:
+            self.new_tokens.switch(on)
         if self.head:
             self.head.swap(self.model, on)
 
-    def take_part(self, on: bool) -> None:
-        """Switch the site modules alone: head and parameters of the backbone stay the model's."""
+    def switch_modules(self, on: bool) -> None:
+        """Switch the site modules only: head and backbone parameters stay the model's."""
         for placed in self.placed:
             slot_at(self.model, placed.site).switch(placed.key, on)
         self.active = on
 
     def inject(self) -> None:
-        """Put the site modules into their hosts' slots, inactive."""
+        """Add the site modules to the slots of their hosts, inactive."""
         for placed in self.placed:
             make_slot(self.anatomy, placed).add(placed.key, placed.site, placed.module)
-        if self.vocabulary:
-            self.vocabulary.inject()
+        if self.new_tokens:
+            self.new_tokens.inject()
 
     def eject(self) -> None:
-        """Take the site modules away, and the slots that are empty then."""
+        """Remove the site modules, and slots that become empty."""
         self.switch(on=False)
         for placed in self.placed:
             slot = slot_at(self.model, placed.site)
@@ -191,28 +197,25 @@ class Adapter:
                 drop_slot(self.model, placed.site.host)
                 if placed.site.kind == "embed":
                     forget_prompt(self.model)
-        if self.vocabulary:
-            self.vocabulary.eject()
+        if self.new_tokens:
+            self.new_tokens.eject()
         if self.undo:
             self.undo()
 
     def set_template(self, tokenizer: PreTrainedTokenizerBase, template: str) -> None:
-        """Give a tokenizer the chat template that the adapter was trained with, until the adapter
-        is taken off."""
-        old, tokenizer.chat_template = tokenizer.chat_template, template
-        self.undo = partial(setattr, tokenizer, "chat_template", old)
+        """Set the chat template of a tokenizer until the adapter is detached."""
+        previous, tokenizer.chat_template = tokenizer.chat_template, template
+        self.undo = partial(setattr, tokenizer, "chat_template", previous)
 
     def detach(self) -> None:
-        """Take the adapter off: bytes, keys, modules and `requires_grad` are as they were
-        before."""
-        self.home.detach(self.name)
+        """Detach the adapter: bytes, keys, modules and `requires_grad` are as before."""
+        self.state.detach(self.name)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Manifest:
-        """Write the adapter's folder: tensors, manifest and card. The files are read back and
-        compared.
+        """Write the adapter's folder: tensors, manifest and card. Files are read back and compared.
 
         Under FSDP2 every process must call this: the tensors are gathered, and the first process
-        writes them; the manifest that others return does not list the files.
+        writes them; the manifest that the others return does not list the files.
 
         Raises:
             OutputError: the folder exists (unless `overwrite`), or cannot be written; nothing is
@@ -225,34 +228,36 @@ class Adapter:
             if sharded and dist.get_rank() > 0:
                 return manifest
             return write_adapter(
-                Path(folder), manifest, tensors, card=self.notes.card, overwrite=overwrite
+                Path(folder), manifest, tensors, card=self.metadata.card, overwrite=overwrite
             )
         finally:
             if sharded:
                 dist.barrier()
 
     def export(self, folder: str | Path, *, format: str = "peft", overwrite: bool = False) -> None:
-        """Write the adapter in the format of another library; `peft` is the one that is known.
+        """Write the adapter in the format of another library.
+
+        Args:
+            folder: where to write.
+            format: the library: peft.
+            overwrite: replace the folder if it exists.
 
         Raises:
-            MismatchError: that library cannot express the adapter; every reason is listed.
+            MismatchError: that library cannot represent the adapter; every reason is listed.
             OutputError: the folder exists (unless `overwrite`), or cannot be written.
         """
         check_format(format)
         card = export_card(self.name, [method.name for method in self.methods], self.labels)
-        write_peft(Path(folder), to_peft(self.source()), card=card, overwrite=overwrite)
+        write_peft(Path(folder), to_peft(self.export_source()), card=card, overwrite=overwrite)
 
-    def source(self) -> ExportSource:
-        """What an export reads of the adapter."""
+    def export_source(self) -> ExportSource:
+        """Return what an exporter reads of the adapter."""
         paths = {id(m): n for n, m in modules_of(self.model).items()}
         name, revision = name_of(self.model)
+        forms = [(placed.site, *placed.inference_form()) for placed in self.placed]
         return ExportSource(
             self.anatomy,
-            [
-                ExportedModule(method, p.site, module)
-                for p in self.placed
-                for method, module in [p.inference_form()]
-            ],
+            [ExportedModule(method, site, module) for site, method, module in forms],
             [
                 (tuple(f"{paths[id(m)]}.{attribute}" for m, attribute in c.holders), c.own)
                 for c in self.changed
@@ -260,45 +265,48 @@ class Adapter:
             self.head.own if self.head else {},
             backbone=None if name.startswith("unnamed-") else name,
             revision=revision,
-            tokens=self.vocabulary is not None,
+            tokens=self.new_tokens is not None,
         )
 
     def manifest(self) -> Manifest:
-        """What the adapter's files say of it; `write_adapter` adds what it knows of the files."""
-        config = self.model.config
-        name, revision = name_of(self.model)
-        dtype, quantization = storage_of(self.model, self.home.originals())
-        kind, known = task_kind(self.model), tokenizer_snapshot(self.model)
+        """Return the manifest of the adapter's files, without their list and digests."""
+        metadata, snapshot = self.metadata, tokenizer_snapshot(self.model)
+        kind = task_kind(self.model)
+        template = snapshot.chat_template() if snapshot else None
         return Manifest(
             name=self.name,
             methods=dump_methods([method.inference_form() for method in self.methods]),
-            backbone=BackboneRef(
-                id=name,
-                revision=revision,
-                fingerprint=self.home.fingerprint(),
-                model_type=config.model_type,
-                dtype=dtype,
-                quantization=quantization,
-            ),
-            tokenizer=known.identity() if known else self.notes.tokenizer,
-            tokens=self.vocabulary.tokens if self.vocabulary else (),
-            chat_template=self.notes.chat_template or (known.chat_template() if known else None),
-            task=self.notes.task or (kind if self.head else None),
+            backbone=self._backbone_ref(),
+            tokenizer=snapshot.identity() if snapshot else metadata.tokenizer,
+            tokens=self.new_tokens.tokens if self.new_tokens else (),
+            chat_template=metadata.chat_template or template,
+            task=metadata.task or (kind if self.head else None),
             labels=self.labels,
             head=TaskHead(kind, self.head.labels["problem_type"]) if self.head else None,
-            training=self.notes.training,
-            metrics=self.notes.metrics,
+            training=metadata.training,
+            metrics=metadata.metrics,
             versions={"adapterhub": __version__}
             | {name: version(name) for name in ("torch", "transformers")},
-            **self.notes.listing,
+            **metadata.publication,
+        )
+
+    def _backbone_ref(self) -> BackboneRef:
+        name, revision = name_of(self.model)
+        dtype, quantization = storage_of(self.model, self.state.originals())
+        return BackboneRef(
+            id=name,
+            revision=revision,
+            fingerprint=self.state.fingerprint(),
+            model_type=self.model.config.model_type,
+            dtype=dtype,
+            quantization=quantization,
         )
 
     def train_mode(self, dropout: bool = False) -> None:
-        """Set the model to train, with what is frozen in evaluation mode unless `dropout` is asked
-        for.
+        """Set the model to training mode, and what is frozen to evaluation mode.
 
-        A frozen backbone computes the same with and without training. Call it in place of
-        `model.train()`.
+        A frozen backbone then computes the same with and without training. Call it instead of
+        `model.train()`. `dropout` enables the backbone's dropout too.
         """
         self.model.train()
         if not dropout:

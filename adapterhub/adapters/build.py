@@ -1,76 +1,109 @@
-"""Make an adapter of methods for one backbone, beside it: the model is not touched."""
+"""Build an adapter from methods for one backbone. The model itself is not changed."""
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from adapterhub.adapters.adapter import Adapter, Home
-from adapterhub.adapters.parts import LABEL_FIELDS, AdapterHead, OwnedParameter, PlacedModule
+from adapterhub.adapters.adapter import Adapter
+from adapterhub.adapters.parts import (
+    LABEL_FIELDS,
+    AdapterHead,
+    OwnedParameter,
+    PlacedModule,
+    parameter_holders,
+)
+from adapterhub.adapters.state import ModelState
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.load import NEWLY_INITIALIZED, checkpoint_vocabulary_size, token_embedding
+from adapterhub.backbones.tokenizer import tokenizer_snapshot
 from adapterhub.backbones.weights import device_of, offloaded, storage_problems
 from adapterhub.errors import AdapterhubError, AttachError, SiteError
-from adapterhub.files.manifest import NewToken
-from adapterhub.hooks.attention import check_attention
-from adapterhub.hooks.new_tokens import NewTokenRows, new_token_rows
-from adapterhub.methods._base import METHODS, Method, Placement, Step, Unfrozen
+from adapterhub.files.manifest import NewToken, name_problems
+from adapterhub.hooks.new_tokens import NewTokenRows, new_token_rows, tokens_of
+from adapterhub.methods._base import METHODS, Method, Placement, PlanStep, Unfrozen
+from adapterhub.methods._site_module import SiteModule
 
 
 def build_adapter(
-    home: Home,
-    anatomy: Anatomy,
-    methods: tuple[Method, ...],
+    state: ModelState,
+    methods: Sequence[Method],
     name: str,
-    tokens: tuple[NewToken, ...],
-    serial: int,
+    tokens: tuple[NewToken, ...] | None = None,
 ) -> Adapter:
-    """A new adapter of parsed methods. `serial` sets its modules apart from those of other adapters
-    whose names look alike in module names.
+    """Build a new adapter next to a model; `state.add` attaches it.
+
+    Args:
+        state: the model's state.
+        methods: parsed methods.
+        name: the adapter's name.
+        tokens: new tokens that get rows; by default those that were added to the tokenizer.
 
     Raises:
-        SiteError: a method does not fit the backbone; the error names those that do.
-        AttachError: two methods of one kind at one site, or rows of the embedding without a token.
+        SiteError: a method does not fit the backbone; the error lists methods that do.
+        AttachError: the name is invalid or taken, two methods of one kind are at one site, or the
+            embedding has rows without a token.
     """
+    _check_name(state, name)
+    anatomy, model = state.anatomy, state.model
+    if tokens is None:
+        tokens = tokens_of(tokenizer_snapshot(model))
     steps = [
         (part, step)
         for method in methods
         for part in method.parts()
         for step in _plan(method, part, anatomy)
     ]
-    fresh = sorted(
-        getattr(anatomy.model, NEWLY_INITIALIZED, frozenset()) & anatomy.parameters().keys()
-    )
-    _refuse_offloaded(anatomy, fresh, tokens)
-    key = f"{_slug(name)}-{serial}"
-    placed = [
-        PlacedModule(
-            part,
-            step.site,
-            _moved(step, anatomy),
-            f"{key}-{step.site.role.replace('.', '_')}-{part.name}",
-        )
-        for part, step in steps
-        if isinstance(step, Placement)
-    ]
-    changed = list(_own_copies(_unfrozen(steps, fresh), anatomy))
+    new = sorted(getattr(model, NEWLY_INITIALIZED, frozenset()) & anatomy.parameters().keys())
+    _refuse_offloaded(anatomy, new, tokens)
+    key = f"{_slug(name)}-{next(state.serial)}"  # apart from names that look alike as module names
     adapter = Adapter(
-        name, methods, anatomy.model, anatomy, placed, changed, _own_head(anatomy), home
+        name,
+        tuple(methods),
+        model,
+        anatomy,
+        placed=list(_placed(steps, anatomy, key)),
+        changed=list(_own_copies(_unfrozen(steps, new), anatomy)),
+        head=_own_head(anatomy),
+        state=state,
+        new_tokens=_new_token_rows(model, tokens, key),
     )
-    adapter.vocabulary = _vocabulary(anatomy.model, tokens, key)
     _refuse_duplicates(adapter)
     return adapter
 
 
+def _check_name(state: ModelState, name: str) -> None:
+    if problems := name_problems(name):  # now, and not when training is over and it is saved
+        raise AttachError(
+            "invalid adapter name",
+            offenders=problems,
+            expected="1 to 200 printable characters, and no path that leaves a folder",
+        )
+    if name in state.adapters:
+        raise AttachError(
+            f"an adapter named {name!r} is already attached to this model",
+            hint=f"attach(..., name=...), or detach(model, {name!r}) first",
+        )
+
+
+def _placed(
+    steps: Iterable[tuple[Method, PlanStep]], anatomy: Anatomy, key: str
+) -> Iterator[PlacedModule]:
+    for part, step in steps:
+        if isinstance(step, Placement):
+            module_key = f"{key}-{step.site.role.replace('.', '_')}-{part.name}"
+            yield PlacedModule(part, step.site, _moved(step, anatomy), module_key)
+
+
 def _unfrozen(
-    steps: Iterable[tuple[Method, Step]], fresh: Iterable[str]
+    steps: Iterable[tuple[Method, PlanStep]], fresh: Iterable[str]
 ) -> list[tuple[Method | None, Unfrozen]]:
-    """What methods unfreeze, and what the checkpoint lacked: it was drawn anew, so it trains."""
+    """List what methods unfreeze, and newly initialized parameters, which train too."""
     chosen: list[tuple[Method | None, Unfrozen]] = [
         (m, s) for m, s in steps if isinstance(s, Unfrozen)
     ]
@@ -78,10 +111,10 @@ def _unfrozen(
     return chosen + [(None, Unfrozen(path)) for path in fresh if path not in taken]
 
 
-def _vocabulary(
+def _new_token_rows(
     model: PreTrainedModel, tokens: tuple[NewToken, ...], key: str
 ) -> NewTokenRows | None:
-    """The rows of new tokens; rows that were added to the model without a token are refused."""
+    """Make the rows of new tokens; refuse rows that were added to the model without a token."""
     table = token_embedding(model)
     if table is None:
         return None
@@ -96,13 +129,13 @@ def _vocabulary(
     return None
 
 
-def _plan(method: Method, part: Method, anatomy: Anatomy) -> list[Step]:
+def _plan(method: Method, part: Method, anatomy: Anatomy) -> list[PlanStep]:
     try:
         steps = list(part.plan(anatomy))
         _refuse_untrainable(part, steps, anatomy)
         return steps
     except SiteError as error:
-        if _fits(type(method), anatomy):  # its defaults do: it is the user's options
+        if _fits(type(method), anatomy):  # its defaults do: the user's options are wrong
             raise
         fitting = [name for name, cls in sorted(METHODS.items()) if _fits(cls, anatomy)]
         raise SiteError(
@@ -125,35 +158,35 @@ def _fits(cls: type[Method], anatomy: Anatomy) -> bool:
     return True
 
 
-def _refuse_untrainable(part: Method, steps: Iterable[Step], anatomy: Anatomy) -> None:
-    """Refuse to train parameters that small steps cannot move: codes of quantized weights."""
+def _refuse_untrainable(part: Method, steps: Iterable[PlanStep], anatomy: Anatomy) -> None:
+    """Refuse to train parameters that cannot be trained: quantized or offloaded weights."""
     paths = [step.path for step in steps if isinstance(step, Unfrozen)]
     if away := offloaded(anatomy.model, paths):
-        problem = f"{part.name} trains weights that are offloaded here"
+        problem = f"{part.name} trains weights that are offloaded on this backbone"
         raise SiteError(problem, offenders=away, expected="weights that stay on a device")
     if wrong := storage_problems(anatomy.parameters(), paths):
-        problem = f"{part.name} trains weights that are quantized here"
+        problem = f"{part.name} trains weights that are quantized on this backbone"
         raise SiteError(problem, offenders=wrong, expected="weights in fp32, bf16 or fp16")
 
 
 def _refuse_offloaded(anatomy: Anatomy, fresh: list[str], tokens: tuple[NewToken, ...]) -> None:
-    """Refuse to train what accelerate would bring in again at each call, as it was."""
+    """Refuse to train weights that accelerate loads again, unchanged, for each call."""
     model = anatomy.model
     heads = [f"{n}.{p}" for n, m in anatomy.head().items() for p, _ in m.named_parameters()]
     table = token_embedding(model) if tokens else None
     rows = [path for path, parameter in model.named_parameters() if parameter is table]
     if away := offloaded(model, [*fresh, *heads, *rows]):
         raise AttachError(
-            "the head, what is new in the checkpoint and the table of new tokens train here, and "
-            "are offloaded",
+            "parameters that train (the head, newly initialized ones, rows of new tokens) are "
+            "offloaded",
             offenders=away,
             expected="modules that stay on a device",
             hint=f"device_map={{..., {away[0].rpartition('.')[0]!r}: DEVICE}}",
         )
 
 
-def _moved(placement: Placement, anatomy: Anatomy) -> nn.Module:
-    """Adapter modules are fp32, on the device of their host, and train where the model does."""
+def _moved(placement: Placement, anatomy: Anatomy) -> SiteModule:
+    """Move a module to the device of its host, in fp32, and to the model's training mode."""
     model = anatomy.model
     host = model.get_submodule(placement.site.host)
     device = device_of(host) or device_of(model)
@@ -165,11 +198,7 @@ def _own_copies(
     unfrozen: Iterable[tuple[Method | None, Unfrozen]], anatomy: Anatomy
 ) -> Iterable[OwnedParameter]:
     parameters = anatomy.parameters()
-    holders: dict[int, list[tuple[nn.Module, str]]] = {}
-    for module in anatomy.model.modules():
-        for attribute, parameter in module._parameters.items():
-            if parameter is not None:
-                holders.setdefault(id(parameter), []).append((module, attribute))
+    holders = parameter_holders(anatomy.model)
     for method, step in unfrozen:
         original = parameters[step.path]
         site, _, parameter_name = anatomy.key(step.path).rpartition(".")
@@ -191,23 +220,8 @@ def _own_head(anatomy: Anatomy) -> AdapterHead | None:
     return AdapterHead(own, original, labels, dict(labels))
 
 
-def check_adapter(adapter: Adapter) -> None:
-    """Refuse an adapter that could not do its work.
-
-    Raises:
-        AttachError: nothing would train, or attention cannot take its prefix.
-    """
-    if not adapter.parameters():
-        raise AttachError(
-            f"nothing would train: {', '.join(m.name for m in adapter.methods)} without a head",
-            hint='load_backbone(..., task="classification", labels=[...])',
-        )
-    if any(p.site.kind == "keyvalue" for p in adapter.placed):
-        check_attention(adapter.model)
-
-
 def _slug(name: str) -> str:
-    """An adapter's name as a part of module names, which take no dots."""
+    """Write an adapter's name as part of a module name, which has no dots."""
     return re.sub(r"[^A-Za-z0-9]", "_", name)
 
 
@@ -215,7 +229,7 @@ def _refuse_duplicates(adapter: Adapter) -> None:
     names = [name for _, _, name, _ in adapter.owned()]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise AttachError(
-            "two methods of one kind sit at the same sites",
+            "two methods of one kind are at the same sites",
             offenders=twice[:5],
             hint="give them different sites or layers, or attach them as two adapters",
         )

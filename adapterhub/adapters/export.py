@@ -1,8 +1,8 @@
-"""A saved adapter in the format of peft, from its folder: its backbone's weights are not needed.
+"""A saved adapter in peft's format, without loading its backbone's weights.
 
-The backbone is made without weights, from its configuration, and the adapter put on it. Its weights
-are loaded only where peft's files hold some of them: where an adapter trains a part of a module,
-peft keeps the module whole.
+The backbone is built without weights, from its configuration, and the adapter attached to it. The
+weights are loaded only where peft's files contain some of them: where an adapter trains a part of a
+module, peft saves the whole module.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from adapterhub.adapters.activate import activate
 from adapterhub.adapters.adapter import Adapter
-from adapterhub.adapters.attach import place
+from adapterhub.adapters.attach import attach
 from adapterhub.adapters.load import load_folder
 from adapterhub.anatomy.families import anatomy_of
 from adapterhub.backbones.load import NEWLY_INITIALIZED, TASK_MODELS, load_backbone, meta_model
@@ -32,111 +32,65 @@ from adapterhub.interchange.peft.files import PeftFiles
 from adapterhub.interchange.peft.vllm import DEFAULT_RANK, vllm_problems
 from adapterhub.methods._spec import Spec, parse_methods
 
+TARGETS = ("peft", "vllm")
+
 
 @dataclass(frozen=True)
-class InPeftsFormat:
-    """An adapter as peft would have it: its files, or the problems that it has none. `kind` is the
-    kind of model that it is for, if that could be told."""
+class PeftExport:
+    """An adapter in peft's format: its files, or the problems that prevent them.
+
+    `kind` is the kind of model that it is for, if known.
+    """
 
     files: PeftFiles | None
     problems: tuple[str, ...]
     kind: str | None
 
 
-def in_peft(folder: Path, backbone: str | None = None) -> InPeftsFormat:
-    """The adapter of a folder as peft would have it; that it cannot have it is no error.
+def in_peft(folder: Path, backbone: str | None = None) -> PeftExport:
+    """Convert the adapter of a folder to peft's format; problems are returned, not raised.
 
-    `backbone` is where the adapter's backbone is, if not where its run or its manifest says.
+    Args:
+        folder: an adapter of adapterhub.
+        backbone: where to find its backbone, if not where its run or its manifest says.
 
     Raises:
-        FileError: the folder holds no sound adapter.
-        BackboneError: `backbone` is given, and is none.
+        FileError: the folder has no valid adapter.
+        BackboneError: `backbone` is given and cannot be read.
     """
     manifest = read_manifest(folder)
-    place = backbone or backbone_of_run(folder) or manifest.backbone.id
-    revision = manifest.backbone.revision if place == manifest.backbone.id else None
+    location = backbone or backbone_of_run(folder) or manifest.backbone.id
+    revision = manifest.backbone.revision if location == manifest.backbone.id else None
     kind = model_kind(manifest)
     if manifest.tokens:
-        return InPeftsFormat(None, (NEW_TOKENS,), kind)
+        return PeftExport(None, (NEW_TOKENS,), kind)
     try:
-        kind = kind or _kind_of_checkpoint(place, revision)
+        kind = kind or _kind_of_checkpoint(location, revision)
         options: dict[str, Any] = {"task": kind, "labels": manifest.labels, "revision": revision}
-        found = _without_weights(meta_model(place, **options), folder, manifest)
-        if found is None:
-            found = _tried(load_folder(load_backbone(place, **options)[0], folder), manifest)
-        files, problems = found
+        result = _export_without_weights(meta_model(location, **options), folder, manifest)
+        if result is None:
+            model, _ = load_backbone(location, **options)
+            result = _export(load_folder(model, folder), manifest)
+        files, problems = result
     except AdapterhubError as error:
         if isinstance(error, BackboneError) and backbone is not None:
             raise
-        # What others will read names no folder of this machine.
-        problem = " ".join(error.problem.replace(place, manifest.backbone.id).split())
-        return InPeftsFormat(None, (problem,), kind)
-    return InPeftsFormat(None if problems else files, tuple(problems), kind)
-
-
-def _without_weights(
-    model: PreTrainedModel, folder: Path, manifest: Manifest
-) -> tuple[PeftFiles, Sequence[str]] | None:
-    """What peft would have, or None if that takes weights of the backbone."""
-    adapter = _on_skeleton(model, folder, manifest)
-    try:
-        files, problems = _tried(adapter, manifest)
-    except RuntimeError:  # torch does not compute with weights that are not there
-        return None
-    weights = not problems and any(t.is_meta for t in files.tensors.values())
-    return None if weights else (files, problems)
-
-
-def _tried(adapter: Adapter, manifest: Manifest) -> tuple[PeftFiles, Sequence[str]]:
-    known = manifest.backbone
-    source = replace(adapter.source(), backbone=known.id, revision=known.revision)
-    return try_peft(source)
-
-
-def _kind_of_checkpoint(place: str, revision: str | None) -> str:
-    """The kind of model that a checkpoint was made as; "features" where that is none of ours."""
-    config = meta_model(place, revision=revision).config
-    made = set(config.architectures or ())
-    for kind, row in TASK_MODELS.items():
-        found = row.classes_for(config)
-        if not row.has_head and made & {cls.__name__ for cls in found}:
-            return kind
-    return "features"
-
-
-def _on_skeleton(model: PreTrainedModel, folder: Path, manifest: Manifest) -> Adapter:
-    """The adapter, with its numbers, on a backbone without any."""
-    anatomy = anatomy_of(model)
-    places = {path: anatomy.key(path).rpartition(".") for path in anatomy.parameters()}
-    fresh = (
-        path for path, (site, _, n) in places.items() if f"{site}.fresh.{n}" in manifest.tensors
-    )
-    setattr(model, NEWLY_INITIALIZED, frozenset(fresh))
-    with torch.device("meta"):
-        adapter = load_folder(model, folder, any_backbone=True, any_tokenizer=True)
-    activate(model)
-    held = [p.module for p in adapter.placed]
-    held += adapter.head.own.values() if adapter.head else []
-    for module in held:
-        module.to_empty(device="cpu")
-    for changed in adapter.changed:
-        changed.kept = nn.Parameter(torch.empty_like(changed.kept, device="cpu"))
-    numbers = read_tensors(folder, manifest)
-    with torch.no_grad():
-        for name, tensor in adapter.tensors().items():
-            tensor.copy_(numbers[name])
-    return adapter
-
-
-TARGETS = ("peft", "vllm")
+        # Published problems name no local folder.
+        problem = " ".join(error.problem.replace(location, manifest.backbone.id).split())
+        return PeftExport(None, (problem,), kind)
+    return PeftExport(None if problems else files, tuple(problems), kind)
 
 
 def blocking(
     model: PreTrainedModel, method: Spec, target: str, *, max_rank: int = DEFAULT_RANK
 ) -> list[str]:
-    """Every feature of a method on a model that keeps `target` (peft or vllm) from taking it.
+    """List the features of a method that a target library does not support on a model.
 
-    The model may be without weights (`meta_model`). It is left as it was.
+    Args:
+        model: the model, possibly without weights (`meta_model`); it is left as it was.
+        method: a method spec.
+        target: peft or vllm.
+        max_rank: the largest LoRA rank that vLLM is started with.
 
     Raises:
         ConfigError: an unknown target, method or option.
@@ -146,13 +100,65 @@ def blocking(
     methods = parse_methods(method)
     try:
         with torch.random.fork_rng(devices=[]), torch.device(model.device):
-            adapter = place(model, methods, f"check for {target}")
+            adapter = attach(model, methods, name=f"check for {target}")
     except ConfigError:
         raise
-    except AdapterhubError as error:  # the method does not even fit the backbone
+    except AdapterhubError as error:  # the method does not fit the backbone at all
         return ["; ".join([error.problem, *error.offenders])]
     try:
-        files, found = try_peft(adapter.source())
+        files, problems = try_peft(adapter.export_source())
     finally:
         adapter.detach()
-    return found + (vllm_problems(files, model, max_rank) if target == "vllm" else [])
+    return problems + (vllm_problems(files, model, max_rank) if target == "vllm" else [])
+
+
+def _export_without_weights(
+    model: PreTrainedModel, folder: Path, manifest: Manifest
+) -> tuple[PeftFiles, Sequence[str]] | None:
+    """Export from a model without weights; None if peft's files need some of them."""
+    adapter = _attach_without_weights(model, folder, manifest)
+    try:
+        files, problems = _export(adapter, manifest)
+    except RuntimeError:  # torch does not compute with weights on the meta device
+        return None
+    needs_weights = not problems and any(t.is_meta for t in files.tensors.values())
+    return None if needs_weights else (files, problems)
+
+
+def _export(adapter: Adapter, manifest: Manifest) -> tuple[PeftFiles, Sequence[str]]:
+    backbone = manifest.backbone
+    source = replace(adapter.export_source(), backbone=backbone.id, revision=backbone.revision)
+    return try_peft(source)
+
+
+def _kind_of_checkpoint(location: str, revision: str | None) -> str:
+    """Return the kind of model that saved a checkpoint; "features" if it is none of ours."""
+    config = meta_model(location, revision=revision).config
+    saved_as = set(config.architectures or ())
+    for kind, row in TASK_MODELS.items():
+        classes = {cls.__name__ for cls in row.classes_for(config)}
+        if not row.has_head and saved_as & classes:
+            return kind
+    return "features"
+
+
+def _attach_without_weights(model: PreTrainedModel, folder: Path, manifest: Manifest) -> Adapter:
+    """Attach an adapter, with its tensors, to a backbone on the meta device."""
+    anatomy = anatomy_of(model)
+    keys = {path: anatomy.key(path).rpartition(".") for path in anatomy.parameters()}
+    new = (path for path, (site, _, n) in keys.items() if f"{site}.fresh.{n}" in manifest.tensors)
+    setattr(model, NEWLY_INITIALIZED, frozenset(new))
+    with torch.device("meta"):
+        adapter = load_folder(model, folder, any_backbone=True, any_tokenizer=True)
+    activate(model)
+    modules: list[nn.Module] = [placed.module for placed in adapter.placed]
+    modules += adapter.head.own.values() if adapter.head else []
+    for module in modules:
+        module.to_empty(device="cpu")
+    for changed in adapter.changed:
+        changed.kept = nn.Parameter(torch.empty_like(changed.kept, device="cpu"))
+    saved = read_tensors(folder, manifest)
+    with torch.no_grad():
+        for name, tensor in adapter.tensors().items():
+            tensor.copy_(saved[name])
+    return adapter

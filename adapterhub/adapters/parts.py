@@ -1,5 +1,7 @@
-"""What an adapter is made of: modules at sites, its own copies of backbone parameters, and its task
-head; and how each takes its place in the model."""
+"""The parts of an adapter, and how each replaces or extends a part of the model.
+
+Modules at sites, copies of backbone parameters, and a task head.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +22,7 @@ from adapterhub.hooks.projection import output_slot
 from adapterhub.hooks.prompt import prompt_slot
 from adapterhub.hooks.slot import Slot
 from adapterhub.methods._base import Method
+from adapterhub.methods._site_module import EmbeddingModule, SiteModule
 
 HEAD = "head"
 LABEL_FIELDS = ("id2label", "label2id", "problem_type")
@@ -27,25 +30,29 @@ LABEL_FIELDS = ("id2label", "label2id", "problem_type")
 
 @dataclass
 class PlacedModule:
-    """A site module on its host: it sits in the host's slot under `key`."""
+    """A module at a site; `key` is its name in the slot of the site's host."""
 
     method: Method
     site: Site
-    module: nn.Module
+    module: SiteModule
     key: str
 
-    def inference_form(self) -> tuple[Method, nn.Module]:
-        """The method and the module that files hold: what serves training alone is folded away."""
-        fold = getattr(self.module, "inference_form", None)
-        return self.method.inference_form(), fold() if fold else self.module
+    @property
+    def skips_positions(self) -> bool:
+        """Whether the module leaves positions free in front of the caller's tokens."""
+        return isinstance(self.module, EmbeddingModule) and self.module.skipped_positions > 0
+
+    def inference_form(self) -> tuple[Method, SiteModule]:
+        """Return the method and the module that files contain: nothing that only training needs."""
+        return self.method.inference_form(), self.module.inference_form()
 
 
 @dataclass
 class OwnedParameter:
-    """A backbone parameter that the adapter owns a copy of, and every module that holds it (ties).
+    """An adapter's own copy of a backbone parameter, and the modules that hold it (ties).
 
-    `name` is its name in adapter files, `stage` and `rate` are those of the method's plan. `kept`
-    is the adapter's copy while it is not in the backbone.
+    `name` is its name in adapter files; `stage` and `rate` come from the method's plan; `kept` is
+    the copy while it is not in the backbone.
     """
 
     method: Method | None
@@ -59,20 +66,20 @@ class OwnedParameter:
 
     @property
     def own(self) -> nn.Parameter:
-        """The adapter's parameter. In the backbone it is what stands there, since FSDP2 puts a
-        sharded one in its place."""
+        """The adapter's parameter; an active one is read from the backbone, where FSDP2 replaces
+        it by a sharded one."""
         module, attribute = self.holders[0]
-        live = module._parameters[attribute] if self.active else self.kept
-        assert live is not None
-        return live
+        parameter = module._parameters[attribute] if self.active else self.kept
+        assert parameter is not None
+        return parameter
 
     def swap(self, on: bool) -> None:
-        """Put the adapter's parameter into the backbone, or the backbone's own back."""
+        """Put the adapter's parameter into the backbone, or the original back."""
         self.kept, self.active = self.own, on
-        lowered = self.kept.dtype != self.original.dtype
+        lower_precision = self.kept.dtype != self.original.dtype
         for module, attribute in self.holders:
             module._parameters[attribute] = self.kept if on else self.original
-            if on and lowered:
+            if on and lower_precision:
                 hold_in_fp32(module, attribute, self.original.dtype)
             else:
                 release_from_fp32(module, attribute)
@@ -80,8 +87,7 @@ class OwnedParameter:
 
 @dataclass
 class AdapterHead:
-    """The task head of an adapter, in fp32, the model's own that it stands in for, and the
-    labels."""
+    """The task head of an adapter, in fp32, with its labels, and the model's own head."""
 
     own: dict[str, nn.Module]
     original: dict[str, nn.Module]
@@ -100,7 +106,7 @@ class AdapterHead:
         set_labels(model, self.labels if on else self.original_labels)
 
     def lowered(self) -> AdapterHead:
-        """The same head in the dtype of the model's own, to stay on the model."""
+        """Return a copy in the dtype of the model's own head, to become a part of the model."""
         own = {name: copy.deepcopy(module) for name, module in self.own.items()}
         for name, module in own.items():
             module._forward_pre_hooks.clear()
@@ -109,7 +115,7 @@ class AdapterHead:
 
 
 def set_labels(model: PreTrainedModel, labels: Mapping[str, Any]) -> None:
-    """Give a model the labels of a head: the fields of its config."""
+    """Set the label fields of a model's config."""
     for name, value in labels.items():
         setattr(model.config, name, value)
     if hasattr(model, "num_labels"):
@@ -121,14 +127,14 @@ def _dtype(module: nn.Module) -> torch.dtype:
 
 
 def slot_at(model: PreTrainedModel, site: Site) -> Slot:
-    """The slot at a site's host."""
+    """Return the slot of a site's host."""
     slot = model.get_submodule(site.host)._modules[CHILD]
     assert isinstance(slot, Slot)
     return slot
 
 
 def make_slot(anatomy: Anatomy, placed: PlacedModule) -> Slot:
-    """The slot at a site's host, of the kind that the site needs, made if there is none."""
+    """Return the slot of a site's host, of the class that the site needs; create it if missing."""
     site = placed.site
     if site.kind == "keyvalue":
         return keyvalue_slot(anatomy.model, site, placed.module)
@@ -140,5 +146,15 @@ def make_slot(anatomy: Anatomy, placed: PlacedModule) -> Slot:
 
 
 def has_prefix(model: PreTrainedModel) -> bool:
-    """Whether any prefix sits on a model."""
+    """Tell whether any prefix is attached to a model."""
     return any(isinstance(m, KeyValueSlot) for m in model.modules())
+
+
+def parameter_holders(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
+    """Map the id of each parameter to the modules that hold it, and under which name."""
+    holders: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                holders.setdefault(id(parameter), []).append((module, name))
+    return holders

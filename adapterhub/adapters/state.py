@@ -1,9 +1,10 @@
-"""What is attached to a model, and what the model was before."""
+"""The state of a model with adapters: what is attached, what is active, what was before."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from adapterhub.adapters.activation import Activation, StackActivation, activation_of
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.parts import has_prefix
 from adapterhub.anatomy.families import anatomy_of
@@ -22,120 +24,231 @@ from adapterhub.backbones.load import (
     origin_of,
     token_embedding,
 )
-from adapterhub.backbones.quantized import free_layout
-from adapterhub.backbones.weights import packed_hosts
+from adapterhub.backbones.quantized import free_layout, hold_layout
+from adapterhub.backbones.weights import is_sharded, packed_hosts
 from adapterhub.errors import AttachError, did_you_mean
-from adapterhub.hooks.attention import route_attention
-from adapterhub.hooks.composition import Node, is_stack, names_in
+from adapterhub.hooks.attention import check_attention, route_attention
+from adapterhub.hooks.composition import Composition, adapter_names
 
 _STATE = "_adapterhub"
 
 
 @dataclass(eq=False)
-class Attachments:
-    """What is on one model: its adapters, and what the model was before the first of them."""
+class ModelState:
+    """The adapters of one model, and how the model was before the first of them."""
 
     model: PreTrainedModel
     anatomy: Anatomy
     trainable: list[tuple[nn.Parameter, bool]]
     adapters: dict[str, Adapter] = field(default_factory=dict)
     serial: Any = field(default_factory=itertools.count)
-    rows: tuple[Node, ...] = ((),)
+    activation: Activation = field(default_factory=StackActivation)
     routes: int = 0
-    held: list[nn.Module] = field(default_factory=list)
+    layouts: list[nn.Module] = field(default_factory=list)
+
+    @property
+    def compositions(self) -> tuple[Composition, ...]:
+        """What is active: one composition for each row of a batch, or a single one for all."""
+        return self.activation.compositions
+
+    def activate(self, compositions: Sequence[Composition]) -> None:
+        """Make compositions active.
+
+        Raises:
+            AttachError: a name that is not attached, or adapters that cannot be active together;
+                what was active stays active.
+        """
+        require_attached(self, [n for each in compositions for n in adapter_names(each)])
+        activation = activation_of(self.model, self.adapters, compositions)
+        self.activation.off()
+        self.activation = activation
+        activation.on()
+
+    def add(self, adapter: Adapter) -> None:
+        """Attach a finished adapter, freeze the backbone, and make the adapter the active one.
+
+        Raises:
+            AttachError: nothing would train.
+            SiteError: the attention implementation does not support its prefix.
+        """
+        _check_usable(adapter)
+        setattr(self.model, _STATE, self)
+        self.layouts += hold_layout(self.model)
+        for parameter, _ in self.trainable:
+            parameter.requires_grad_(False)
+        self.adapters[adapter.name] = adapter
+        adapter.inject()
+        self._sync_attention()
+        self.activate((adapter.name,))
 
     def detach(self, name: str) -> None:
-        """Take one adapter off; with the last one the model is as it was."""
-        known_names(self, [name])
+        """Remove one adapter; with the last one the model is as it was before.
+
+        Raises:
+            AttachError: no such adapter, it is part of the active average, or inside a route.
+        """
+        require_attached(self, [name])
         refuse_in_route(self)
-        if name in {n for node in self.rows for n in names_in(node)} and not is_stack(self.rows):
-            raise AttachError(
-                f"{name!r} is a part of the active average",
-                hint="activate(model) first: then no adapter is active",
-            )
+        self.activation = self.activation.without(self.adapters[name])
         adapter = self.adapters.pop(name)
-        self.rows = (tuple(n for n in names_in(self.rows[0]) if n != name),)
         adapter.eject()
-        self.sync_attention()
+        self._sync_attention()
         if not self.adapters:
             for parameter, flag in self.trainable:
                 parameter.requires_grad_(flag)
-            free_layout(self.held)
+            free_layout(self.layouts)
             delattr(self.model, _STATE)
 
-    def sync_attention(self) -> None:
-        """Let attention know prefixes while one sits on the model, and only then."""
-        route_attention(self.model, on=has_prefix(self.model))
+    def reattach(self, adapters: Sequence[Adapter], compositions: Sequence[Composition]) -> None:
+        """Attach adapters again that were detached from this model.
+
+        Args:
+            adapters: the adapters; the model is bare.
+            compositions: what is active afterwards.
+        """
+        self.trainable = [(p, p.requires_grad) for p in self.model.parameters()]
+        for adapter in adapters:
+            self.add(adapter)
+        self.activate(compositions)
 
     def originals(self) -> dict[int, nn.Parameter]:
-        """The backbone's own parameters, by the id of that which an adapter has for it."""
+        """Map the ids of adapters' parameters to the backbone parameters that they replace."""
         return {id(c.own): c.original for a in self.adapters.values() for c in a.changed}
 
     def fingerprint(self) -> str:
-        """The identity of the backbone as it was before any adapter."""
-        own = self.originals()
-        fresh: frozenset[str] = getattr(self.model, NEWLY_INITIALIZED, frozenset())
-        table, rows = token_embedding(self.model), checkpoint_vocabulary_size(self.model)
+        """Compute the identity of the backbone as it was before any adapter."""
+        originals = self.originals()
+        new: frozenset[str] = getattr(self.model, NEWLY_INITIALIZED, frozenset())
+        embedding, rows = token_embedding(self.model), checkpoint_vocabulary_size(self.model)
         named = (
             # Only the rows of the checkpoint: some may have been added since.
-            (path, own.get(id(p), p)[: rows if p is table else None])
+            (path, originals.get(id(p), p)[: rows if p is embedding else None])
             for path, p in self.anatomy.parameters().items()
-            if path not in fresh
+            if path not in new
         )
         codes = torch.empty(1, 1, device="meta")
         packed = ((f"{host}.weight", codes) for host in packed_hosts(self.anatomy))
         return fingerprint_of(itertools.chain(named, packed), origin_of(self.model))
 
+    def _sync_attention(self) -> None:
+        """Use the attention functions that support prefixes while one is attached."""
+        route_attention(self.model, on=has_prefix(self.model))
 
-def attachments(model: PreTrainedModel) -> Attachments | None:
-    """What is on a model, or None."""
+
+def find_state(model: PreTrainedModel) -> ModelState | None:
+    """Return the state of a model, or None if no adapter is attached."""
     return getattr(model, _STATE, None)
 
 
-def backbone_fingerprint(model: PreTrainedModel) -> str:
-    """The identity of a model's backbone, with or without adapters on it."""
-    return (attachments(model) or _fresh_state(model)).fingerprint()
-
-
-def _fresh_state(model: PreTrainedModel) -> Attachments:
-    return Attachments(model, anatomy_of(model), [(p, p.requires_grad) for p in model.parameters()])
-
-
-def known_names(state: Attachments, names: Iterable[str]) -> None:
-    """Refuse names that are not on the model.
+def get_state(model: PreTrainedModel) -> ModelState:
+    """Return the state of a model.
 
     Raises:
-        AttachError: which are not, and which are.
+        AttachError: no adapter is attached.
     """
-    wrong = [name for name in dict.fromkeys(names) if name not in state.adapters]
-    if wrong:
-        near = [f"{name!r}{did_you_mean(name, state.adapters)}" for name in wrong]
+    state = find_state(model)
+    if state is None:
+        raise AttachError("no adapter is attached to this model", hint='attach(model, "lora")')
+    return state
+
+
+def backbone_fingerprint(model: PreTrainedModel) -> str:
+    """Compute the identity of a model's backbone, with or without adapters attached."""
+    return (find_state(model) or _new_state(model)).fingerprint()
+
+
+@contextmanager
+def bare(model: PreTrainedModel) -> Iterator[ModelState]:
+    """Prepare a model for a new adapter: no adapter is active inside.
+
+    On an error, what was active is active again.
+
+    Yields:
+        The state of the model, to `add` the adapter to.
+
+    Raises:
+        AttachError: the model is compiled or sharded, or inside a route.
+    """
+    _refuse_wrapped(model)
+    state = find_state(model) or _new_state(model)
+    refuse_in_route(state)
+    before = state.compositions
+    state.activate(((),))
+    try:
+        yield state
+    except BaseException:
+        state.activate(before)
+        raise
+
+
+@contextmanager
+def activated(state: ModelState, compositions: Sequence[Composition]) -> Iterator[None]:
+    """Make compositions active inside, and what was active before again afterwards.
+
+    Raises:
+        AttachError: as `ModelState.activate`.
+    """
+    before = state.compositions
+    state.activate(compositions)
+    try:
+        yield
+    finally:
+        state.activate(before)
+
+
+def require_attached(state: ModelState, names: Iterable[str]) -> None:
+    """Refuse names of adapters that are not attached.
+
+    Raises:
+        AttachError: the names that are missing, and those attached.
+    """
+    missing = [name for name in dict.fromkeys(names) if name not in state.adapters]
+    if missing:
+        near = [f"{name!r}{did_you_mean(name, state.adapters)}" for name in missing]
         raise AttachError(
-            f"no adapter called {', '.join(near)} is on this model",
+            f"no adapter named {', '.join(near)} is attached to this model",
             expected=f"one of {', '.join(map(repr, state.adapters)) or 'none: the model is bare'}",
         )
 
 
-def refuse_in_route(state: Attachments) -> None:
-    """Refuse a change of adapters while a route is on.
+def refuse_in_route(state: ModelState) -> None:
+    """Refuse to change what is attached or active while a route is open.
 
     Raises:
-        AttachError: a route is on.
+        AttachError: a route is open.
     """
     if state.routes:
         raise AttachError(
-            "a route is on: what is attached and active cannot change inside of it",
+            "cannot attach, activate or detach adapters inside route(...)",
             hint="leave the `with route(...)` block first",
         )
 
 
-def state_of(model: PreTrainedModel) -> Attachments:
-    """What is on a model.
+def _new_state(model: PreTrainedModel) -> ModelState:
+    return ModelState(model, anatomy_of(model), [(p, p.requires_grad) for p in model.parameters()])
 
-    Raises:
-        AttachError: nothing is.
-    """
-    state = attachments(model)
-    if state is None:
-        raise AttachError("no adapter is on this model", hint='attach(model, "lora")')
-    return state
+
+def _refuse_wrapped(model: PreTrainedModel) -> None:
+    compiled = isinstance(model, torch._dynamo.OptimizedModule) or any(
+        m._compiled_call_impl is not None for m in model.modules()
+    )
+    if compiled:
+        raise AttachError(
+            "the model is compiled: it would silently ignore new hooks",
+            hint="attach first, then torch.compile(model)",
+        )
+    if any(map(is_sharded, model.parameters())):
+        raise AttachError(
+            "the model is sharded: new parameters would differ between the processes",
+            hint="attach first, then fully_shard(model)",
+        )
+
+
+def _check_usable(adapter: Adapter) -> None:
+    if not adapter.parameters():
+        raise AttachError(
+            f"nothing would train: {', '.join(m.name for m in adapter.methods)} without a head",
+            hint='load_backbone(..., task="classification", labels=[...])',
+        )
+    if any(placed.site.kind == "keyvalue" for placed in adapter.placed):
+        check_attention(adapter.model)

@@ -58,7 +58,7 @@ def command(
     options = {"how": how, "weights": shares, "density": density, "rank": rank, "seed": seed}
     made = combine(first.model, names, **options, name=name)  # type: ignore[arg-type]
     made.save(output)
-    facts = made.notes.training["combined"]
+    facts = made.metadata.training["combined"]
     if as_json:
         click.echo(json.dumps({"output": output, "parameters": made.count(), **facts}))
         return

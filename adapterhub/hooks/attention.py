@@ -1,13 +1,14 @@
-"""Prefix keys and values enter through transformers' attention interface, never through the KV
-cache.
+"""Prefix keys and values enter through transformers' attention interface, not the KV cache.
 
-While a prefix sits on a backbone, its attention implementation is called `adapterhub_<name>`: a
-function registered beside the backbone's own that joins the prefix to the keys and values, widens
-the mask (and the bias of relative positions), and calls the backbone's own function. A prefix with
-a gate g_i of each query i, K' = [g_i P_k; K] and V' = [g_i P_v; V], needs no keys per query: the
-function gets heads of twice the width, [q_i, g_i q_i] against [0, P_k; K, 0], and of its output
-[o, o'] the sum o + g_i o' is taken. The mask maker is registered under the same name, since
-transformers builds no mask, and so attends to padding, for a name that it does not know.
+While a prefix is attached, the backbone's attention implementation is named `adapterhub_<name>`: a
+function registered next to the backbone's own. It puts the prefix in front of keys and values,
+widens the mask (and the bias of relative positions), and calls the backbone's function. For a name
+without a mask function transformers builds no mask, and would attend to padding, so the backbone's
+mask function is registered under the same name.
+
+A prefix with a gate g_i for each query i, K' = [g_i P_k; K] and V' = [g_i P_v; V], needs no keys of
+its own for each query: heads are made twice as wide, [q_i, g_i q_i] against [0, P_k; K, 0], and the
+output [o, o'] becomes o + g_i o'.
 """
 
 from __future__ import annotations
@@ -28,105 +29,148 @@ from adapterhub.errors import SiteError
 from adapterhub.hooks.composition import BatchPlan
 from adapterhub.hooks.relative_bias import RelativeBias, note_past
 from adapterhub.hooks.slot import Slot, tap_sublayer_input
+from adapterhub.methods._site_module import (
+    GatedKeyValueModule,
+    KeyValueModule,
+    PrefixModule,
+    SiteModule,
+)
 
 SUPPORTED = ("eager", "sdpa")
 _PREFIX = "adapterhub_"
 
 
+class AttentionCall(NamedTuple):
+    """The arguments of one call of an attention function, without its module."""
+
+    query: Tensor  # (batch, heads, queries, head_dim)
+    key: Tensor  # (batch, heads, keys, head_dim)
+    value: Tensor  # like key
+    mask: Tensor | None  # (batch or 1, heads or 1, queries, keys), bool or added to the scores
+    x: Tensor | None  # (batch, tokens, d), the input of the attention module, where a gate reads it
+    options: dict[str, Any]
+
+    def run(self, attend: Callable[..., Any], module: nn.Module) -> Any:
+        """Call an attention function: the output and the attention weights."""
+        return attend(module, self.query, self.key, self.value, self.mask, **self.options)
+
+    def split(self, plan: BatchPlan, copies: int) -> list[AttentionCall]:
+        """Return one call for each group of rows; the batch repeats each row `copies` times."""
+        query, key, value, mask, x = (plan.split(tensor, copies) for tensor in self[:5])
+        options = {name: plan.split(option, copies) for name, option in self.options.items()}
+        return [
+            AttentionCall(
+                query[n], key[n], value[n], mask[n], x[n], {o: v[n] for o, v in options.items()}
+            )
+            for n in range(len(plan.groups))
+        ]
+
+
 class PrefixedKeyValues(NamedTuple):
-    """Keys and values with prefixes in front, the gates (batch, tokens, 1) of those that have one,
-    and the length of each."""
+    """Keys and values behind their prefixes."""
 
     key: Tensor
     value: Tensor
-    gates: list[Tensor]
-    lengths: dict[str, int]
+    gates: list[Tensor]  # (batch, tokens, 1), of the prefixes that have one
+    lengths: dict[str, int]  # tokens, by the keys of the modules
 
 
 class KeyValueSlot(Slot):
-    """Sits at an attention module: each active module gives prefix keys and values, and may give a
-    gate for them."""
+    """Collects the prefixes, and their gates, of the active modules at an attention module."""
 
     def __init__(self) -> None:
         super().__init__()
         self.bias: RelativeBias | None = None
 
-    def forward(
-        self, key: Tensor, value: Tensor, names: tuple[str, ...], x: Tensor | None
-    ) -> PrefixedKeyValues:
-        """key, value: (batch, heads, tokens, head_dim), x: (batch, tokens, d) of the attention.
+    def placed(self, key: str) -> KeyValueModule | GatedKeyValueModule:
+        """Return the module with a key."""
+        module = super().placed(key)
+        assert isinstance(module, KeyValueModule | GatedKeyValueModule)
+        return module
 
-        With n gates the keys and values are (1 + n) head_dim wide: those of gate i stand in block i
-        alone, all others in block 0.
+    def forward(self, call: AttentionCall, names: tuple[str, ...]) -> PrefixedKeyValues:
+        """Put prefixes in front of the keys and values of a call.
+
+        With n gates the keys and values are (1 + n) head_dim wide: block i holds those of gate i,
+        block 0 all others.
+
+        Args:
+            call: the call of the attention function.
+            names: the keys of the modules.
         """
-        read = [_read(self.placed(name), x, key) for name in names]
-        gates = [gate for _, gate in read if gate is not None]
-        key, value = (_in_block(t, 0, len(gates)) for t in (key, value))
+        prefixes = [_prefix(self.placed(name), call) for name in names]
+        gates = [gate for _, gate in prefixes if gate is not None]
+        key, value = (_in_block(t, 0, len(gates)) for t in (call.key, call.value))
         block = 0
-        for prefix, gate in read:
+        for prefix, gate in prefixes:
             block += gate is not None
-            own = _in_block(prefix, block if gate is not None else 0, len(gates))
-            key, value = torch.cat([own[0], key], dim=2), torch.cat([own[1], value], dim=2)
-        lengths = {name: p.shape[3] for name, (p, _) in zip(names, read, strict=True)}
+            wide = _in_block(prefix, block if gate is not None else 0, len(gates))
+            key, value = torch.cat([wide[0], key], dim=2), torch.cat([wide[1], value], dim=2)
+        lengths = {name: p.shape[3] for name, (p, _) in zip(names, prefixes, strict=True)}
         return PrefixedKeyValues(key, value, gates, lengths)
 
 
-def _read(module: nn.Module, x: Tensor | None, key: Tensor) -> tuple[Tensor, Tensor | None]:
-    """A prefix (2, batch, heads, length, head_dim) and its gate."""
-    batch, heads, _, head_dim = key.shape
-    prefix, gate = module(x) if reads_input(module) else (module(), None)  # (2, length, d_kv)
-    prefix = prefix.view(2, -1, heads, head_dim).transpose(1, 2).to(key.dtype)
+def _prefix(
+    module: KeyValueModule | GatedKeyValueModule, call: AttentionCall
+) -> tuple[Tensor, Tensor | None]:
+    """Compute a prefix (2, batch, heads, length, head_dim) and its gate."""
+    batch, heads, _, head_dim = call.key.shape
+    gated = isinstance(module, GatedKeyValueModule)
+    prefix, gate = module(call.x) if gated else (module(), None)  # (2, length, d_kv)
+    prefix = prefix.view(2, -1, heads, head_dim).transpose(1, 2).to(call.key.dtype)
     return prefix[:, None].expand(2, batch, -1, -1, -1), gate
 
 
 def _in_block(part: Tensor, block: int, gates: int) -> Tensor:
-    """part: (..., d) -> (..., (1 + gates) d), zero but in one block."""
+    """Widen the last dimension d to (1 + gates) d, zero outside one block."""
     width = part.shape[-1]
     return F.pad(part, (block * width, (gates - block) * width)) if gates else part
 
 
-def reads_input(module: nn.Module) -> bool:
-    """Whether a prefix is gated: by the attention's x."""
-    return getattr(module, "reads_input", False)
+def keyvalue_slot(model: PreTrainedModel, site: Site, module: SiteModule) -> KeyValueSlot:
+    """Return the slot at an attention module; create it, with the hooks that a module needs.
 
-
-def keyvalue_slot(model: PreTrainedModel, site: Site, module: nn.Module) -> KeyValueSlot:
-    """The slot at an attention module, made if this is its first prefix, with what the module
-    needs: the attention's x, or the positions of keys and queries."""
+    Args:
+        model: the backbone.
+        site: an attention.
+        module: the prefix to add: a gated one reads the attention's input, one with `positions` the
+            bias of relative positions.
+    """
     host = model.get_submodule(site.host)
     slot = host._modules.get(CHILD)
     if not isinstance(slot, KeyValueSlot):
         slot = KeyValueSlot()
         host.add_module(CHILD, slot)
-    if reads_input(module):
+    if isinstance(module, GatedKeyValueModule):
         tap_sublayer_input(model, slot, site.tap)
-    if getattr(module, "positions", False) and site.bias and slot.bias is None:
+    positions = isinstance(module, PrefixModule) and module.positions
+    if positions and site.bias and slot.bias is None:
         slot.bias = RelativeBias(model.get_submodule(site.bias))
         slot.handles.append(host.register_forward_pre_hook(note_past, with_kwargs=True))
     return slot
 
 
 def check_attention(model: PreTrainedModel) -> None:
-    """Refuse an attention implementation that prefixes cannot enter.
+    """Refuse an attention implementation that prefixes do not support.
 
     Raises:
         SiteError: it is neither eager nor sdpa.
     """
     names = {c._attn_implementation.removeprefix(_PREFIX) for c in _attention_configs(model)}
-    if wrong := sorted(names.difference(SUPPORTED)):
+    if unsupported := sorted(names.difference(SUPPORTED)):
         raise SiteError(
-            f"prefixes cannot enter the attention implementation {', '.join(wrong)}",
+            f"prefixes do not support the attention implementation {', '.join(unsupported)}",
             expected=f"one of {', '.join(SUPPORTED)}",
             hint='model.set_attn_implementation("sdpa") before attach',
         )
 
 
 def route_attention(model: PreTrainedModel, on: bool) -> None:
-    """Switch the backbone's attention to the functions that know prefixes, or back to its own."""
+    """Switch the backbone's attention to the functions that support prefixes, or back."""
     for config in _attention_configs(model):
-        own = config._attn_implementation.removeprefix(_PREFIX)
+        name = config._attn_implementation.removeprefix(_PREFIX)
         # The property's setter would walk sub-configs that are visited here already.
-        config._attn_implementation_internal = f"{_PREFIX}{own}" if on else own
+        config._attn_implementation_internal = f"{_PREFIX}{name}" if on else name
 
 
 def _attention_configs(model: PreTrainedModel) -> Iterator[Any]:
@@ -135,7 +179,7 @@ def _attention_configs(model: PreTrainedModel) -> Iterator[Any]:
     return (c for c in configs.values() if getattr(c, "_attn_implementation", None) is not None)
 
 
-def _own_attention(name: str, module: nn.Module) -> Callable[..., Any]:
+def _backbone_attention(name: str, module: nn.Module) -> Callable[..., Any]:
     if name == "eager":  # each modeling file has its own eager function
         function = sys.modules[type(module).__module__].eager_attention_forward
     else:
@@ -150,111 +194,104 @@ def _attention_with_prefix(name: str) -> Callable[..., Any]:
         key: Tensor,
         value: Tensor,
         mask: Tensor | None,
-        **kwargs: Any,
+        **options: Any,
     ) -> Any:
-        own = _own_attention(name, module)
+        attend = _backbone_attention(name, module)
         slot = module._modules.get(CHILD)
         if not isinstance(slot, KeyValueSlot) or not slot.active:
-            return own(module, query, key, value, mask, **kwargs)
-        x = slot.take_sublayer_input()
-        if slot.plan is None or len(slot.plan.nodes) == 1:
-            names = slot.plan.nodes[0] if slot.plan else slot.active
-            return _attend(own, slot, names, module, x, query, key, value, mask, **kwargs)
-        return _attend_by_rows(own, slot, slot.plan, module, x, query, key, value, mask, **kwargs)
+            return attend(module, query, key, value, mask, **options)
+        call = AttentionCall(query, key, value, mask, slot.take_sublayer_input(), options)
+        plan = slot.plan
+        if plan is None or len(plan.groups) == 1:
+            return _attend(attend, module, slot, plan.groups[0] if plan else slot.active, call)
+        return _attend_per_row(attend, module, slot, plan, call)
 
     return attention
 
 
 def _attend(
-    own: Callable[..., Any],
+    attend: Callable[..., Any],
+    module: nn.Module,
     slot: KeyValueSlot,
     names: tuple[str, ...],
-    module: nn.Module,
-    x: Tensor | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    **kwargs: Any,
+    call: AttentionCall,
 ) -> Any:
-    """The backbone's own attention over these prefixes and the keys."""
+    """Call the backbone's attention over prefixes and keys."""
     if not names:
-        return own(module, query, key, value, mask, **kwargs)
-    causal = kwargs.pop("is_causal", None)
-    causal = getattr(module, "is_causal", True) if causal is None else causal
-    (key, value, gates, lengths), mask = _prefixed(slot, names, x, query, key, value, mask, causal)
-    kwargs["is_causal"] = False  # the mask says it all
-    if (bias := kwargs.get("position_bias")) is not None:
-        padded = F.pad(bias, (sum(lengths.values()), 0))
-        kwargs["position_bias"] = slot.bias.widen(bias, lengths, slot) if slot.bias else padded
-    if not gates:
-        return own(module, query, key, value, mask, **kwargs)
-    if kwargs.get("scaling") is None:
-        kwargs["scaling"] = query.shape[-1] ** -0.5  # not that of the wider query
-    gates = [gate.to(query.dtype) for gate in gates]
+        return call.run(attend, module)
+    call = _with_explicit_mask(module, call)
+    joined: PrefixedKeyValues = slot(call, names)
+    mask, options = call.mask, call.options
+    if mask is not None:
+        visible = True if mask.dtype == torch.bool else 0.0
+        mask = F.pad(mask, (joined.key.shape[2] - call.key.shape[2], 0), value=visible)
+    if (bias := options.get("position_bias")) is not None:
+        options["position_bias"] = _widen_bias(bias, joined.lengths, slot)
+    call = call._replace(key=joined.key, value=joined.value, mask=mask)
+    if not joined.gates:
+        return call.run(attend, module)
+    query = call.query
+    if options.get("scaling") is None:
+        options["scaling"] = query.shape[-1] ** -0.5  # not that of the wider query
+    gates = [gate.to(query.dtype) for gate in joined.gates]
     query = torch.cat([query, *(gate[:, None] * query for gate in gates)], dim=-1)
-    output, weights = own(module, query, key, value, mask, **kwargs)
-    return _gated(output, gates), weights
+    output, weights = call._replace(query=query).run(attend, module)
+    return _sum_blocks(output, gates), weights
 
 
-def _gated(output: Tensor, gates: list[Tensor]) -> Tensor:
-    """output: (batch, tokens, heads, (1 + n) head_dim) -> block 0 plus each other block times its
-    gate."""
-    first, *others = output.chunk(1 + len(gates), dim=-1)
-    for gate, part in zip(gates, others, strict=True):
-        first = first + gate[:, :, None] * part
-    return first
+def _with_explicit_mask(module: nn.Module, call: AttentionCall) -> AttentionCall:
+    """Write a causal mask out where transformers leaves it to torch's `is_causal`.
+
+    torch aligns the triangle with the first key, which is wrong behind a prefix. A longer, static
+    cache is empty here.
+    """
+    options = dict(call.options)
+    causal = options.pop("is_causal", None)
+    causal = getattr(module, "is_causal", True) if causal is None else causal
+    call = call._replace(options=options | {"is_causal": False})
+    tokens = call.query.shape[2]
+    if call.mask is not None or not causal or tokens == 1:
+        return call
+    mask = torch.ones(tokens, tokens, dtype=torch.bool, device=call.query.device).tril()
+    key, value = call.key[:, :, :tokens], call.value[:, :, :tokens]
+    return call._replace(key=key, value=value, mask=mask[None, None])
 
 
-def _attend_by_rows(
-    own: Callable[..., Any],
+def _widen_bias(bias: Tensor, lengths: dict[str, int], slot: KeyValueSlot) -> Tensor:
+    if slot.bias is None:
+        return F.pad(bias, (sum(lengths.values()), 0))
+    return slot.bias.widen(bias, lengths, slot)
+
+
+def _sum_blocks(output: Tensor, gates: list[Tensor]) -> Tensor:
+    """Add block 0 and each other block times its gate.
+
+    output: (batch, tokens, heads, (1 + n) head_dim) -> (batch, tokens, heads, head_dim).
+    """
+    total, *blocks = output.chunk(1 + len(gates), dim=-1)
+    for gate, block in zip(gates, blocks, strict=True):
+        total = total + gate[:, :, None] * block
+    return total
+
+
+def _attend_per_row(
+    attend: Callable[..., Any],
+    module: nn.Module,
     slot: KeyValueSlot,
     plan: BatchPlan,
-    module: nn.Module,
-    x: Tensor | None,
-    query: Tensor,
-    *others: Tensor | None,
-    **kwargs: Any,
+    call: AttentionCall,
 ) -> Any:
-    """Rows with different prefixes attend apart, each group as it would alone."""
-    copies = plan.copies(len(query), slot.where())
-    groups = zip(*(plan.split(t, copies) for t in (x, query, *others)), strict=True)
-    options = {k: plan.split(v, copies) for k, v in kwargs.items()}
-    done = [
-        _attend(own, slot, names, module, *group, **{k: v[n] for k, v in options.items()})
-        for n, (names, group) in enumerate(zip(plan.nodes, groups, strict=True))
-    ]
-    outputs, weights = zip(*done, strict=True)
+    """Call the backbone's attention once for each group of rows with equal prefixes."""
+    copies = plan.copies(len(call.query), slot.where())
+    groups = zip(plan.groups, call.split(plan, copies), strict=True)
+    results = [_attend(attend, module, slot, names, part) for names, part in groups]
+    outputs, weights = zip(*results, strict=True)
     if weights[0] is None:
         return plan.join(outputs, copies), None
-    # Over the longest prefix: a shorter one has zeros in front.
+    # As wide as the longest prefix: a shorter one has zeros in front.
     keys = max(w.shape[-1] for w in weights)
     padded = [F.pad(w, (keys - w.shape[-1], 0)) for w in weights]
     return plan.join(outputs, copies), plan.join(padded, copies)
-
-
-def _prefixed(
-    slot: KeyValueSlot,
-    names: tuple[str, ...],
-    x: Tensor | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-) -> tuple[PrefixedKeyValues, Tensor | None]:
-    tokens, seen = query.shape[2], key.shape[2]
-    if mask is None and causal and tokens > 1:
-        # transformers leaves the mask out where torch's causal flag says the same. That flag aligns
-        # the triangle with the first key, which is wrong behind a prefix; a longer, static cache is
-        # empty here.
-        key, value, seen = key[:, :, :tokens], value[:, :, :tokens], tokens
-        mask = torch.ones(tokens, seen, dtype=torch.bool, device=query.device).tril()[None, None]
-    joined: PrefixedKeyValues = slot(key, value, names, x)
-    if mask is not None:
-        visible = True if mask.dtype == torch.bool else 0.0
-        mask = F.pad(mask, (joined.key.shape[2] - seen, 0), value=visible)
-    return joined, mask
 
 
 for _name in SUPPORTED:

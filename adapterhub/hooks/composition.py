@@ -1,13 +1,13 @@
-"""Which adapters act, and how: one vocabulary of four forms.
+"""Which adapters are applied, and how they combine: four forms.
 
     "a"                                  y' = a(y)
     ("a", "b")                           y' = b(a(y)), a stack
     Average(["a", "b"], [0.3, 0.7])      y' = 0.3 a(y) + 0.7 b(y)
     ()                                   y' = y, the bare backbone
 
-They nest, and hold at each site on its own: y is what the host gave there, a(y) what the module of
-the adapter `a` makes of it, y itself where `a` has none. A route gives each row of a batch one of
-these forms.
+They nest, and apply at each site separately: y is the host's output, and a(y) the output of the
+module of adapter `a` at this site; y itself if `a` has none here. A route assigns one composition
+to each row of a batch.
 """
 
 from __future__ import annotations
@@ -22,170 +22,220 @@ from torch import Tensor
 
 from adapterhub.errors import AttachError
 
-Node: TypeAlias = Union[str, tuple["Node", ...], "Average"]
-Step = Callable[..., Tensor]
+Composition: TypeAlias = Union[str, tuple["Composition", ...], "Average"]
+ApplyModule: TypeAlias = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
 class Average:
-    """The weighted mean of what several adapters give: y' = sum_i w_i y'_i, at each site.
+    """The weighted mean of the outputs of several adapters: y' = sum_i w_i y'_i, at each site.
 
-    For updates that are added to y, as LoRA's, that is the mean of the updates. Each part is a
-    name, or again a composition; the weights sum to 1, and are equal where they are not given.
+    For updates that are added to y, such as LoRA's, this is the mean of the updates. Each part is a
+    name or a composition. The weights sum to 1; by default they are equal.
 
     Raises:
-        AttachError: no parts, another number of weights, or a sum that is not 1.
+        AttachError: no parts, a different number of weights, or weights that do not sum to 1.
     """
 
-    parts: tuple[Node, ...]
+    parts: tuple[Composition, ...]
     weights: tuple[float, ...] = ()
 
     def __init__(self, parts: Iterable[Any], weights: Iterable[float] | None = None) -> None:
-        given = (parts,) if isinstance(parts, str) else tuple(parts)
-        nodes = tuple(map(node_of, given))
-        shares = tuple(weights) if weights is not None else (1 / (len(nodes) or 1),) * len(nodes)
-        object.__setattr__(self, "parts", nodes)
+        listed = (parts,) if isinstance(parts, str) else tuple(parts)
+        compositions = tuple(map(parse_composition, listed))
+        n = len(compositions)
+        shares = tuple(weights) if weights is not None else (1 / (n or 1),) * n
+        object.__setattr__(self, "parts", compositions)
         object.__setattr__(self, "weights", shares)
-        if not nodes or len(shares) != len(nodes) or not math.isclose(sum(shares), 1, abs_tol=1e-6):
+        if not n or len(shares) != n or not math.isclose(sum(shares), 1, abs_tol=1e-6):
             raise AttachError(
-                f"an average of {len(nodes)} adapters with the weights {list(shares)}",
-                expected="one weight for each of one or more adapters, that sum to 1",
+                f"an average of {n} adapters with weights {list(shares)}",
+                expected="one or more adapters and one weight for each, which sum to 1",
                 hint='Average(["a", "b"], weights=[0.3, 0.7])',
             )
 
 
-def node_of(given: Any) -> Node:
-    """A composition as the user wrote it: None or () is the bare backbone, a sequence a stack.
+def parse_composition(value: Any) -> Composition:
+    """Return the composition that a user wrote: None or () is the bare backbone, a list a stack.
 
     Raises:
-        AttachError: something else.
+        AttachError: a value of another type.
     """
-    if given is None:
+    if value is None:
         return ()
-    if isinstance(given, str | Average):
-        return given
-    if isinstance(given, Sequence):
-        return tuple(map(node_of, given))
+    if isinstance(value, str | Average):
+        return value
+    if isinstance(value, Sequence):
+        return tuple(map(parse_composition, value))
     raise AttachError(
-        f"{given!r} does not name an adapter",
-        expected="a name, several in line, Average([...]), or None for the bare backbone",
+        f"{value!r} is not the name of an adapter",
+        expected="a name, a list of names (a stack), Average([...]), or None (the bare backbone)",
     )
 
 
-def names_in(node: Node) -> Iterator[str]:
-    """The names in a composition, each time that they occur."""
-    if isinstance(node, str):
-        yield node
+def adapter_names(composition: Composition) -> Iterator[str]:
+    """Yield the names in a composition, repeated ones too."""
+    if isinstance(composition, str):
+        yield composition
         return
-    for part in node.parts if isinstance(node, Average) else node:
-        yield from names_in(part)
+    parts = composition.parts if isinstance(composition, Average) else composition
+    for part in parts:
+        yield from adapter_names(part)
 
 
-def averages_in(node: Node) -> bool:
-    """Whether an average is anywhere in a composition."""
-    return isinstance(node, Average) or (
-        isinstance(node, tuple) and any(averages_in(part) for part in node)
+def has_average(composition: Composition) -> bool:
+    """Tell whether a composition contains an average."""
+    return isinstance(composition, Average) or (
+        isinstance(composition, tuple) and any(map(has_average, composition))
     )
 
 
-def localized(node: Node, keys: Mapping[str, tuple[str, ...]]) -> Node:
-    """A composition of adapters as one of the modules that sit at one place; () if none does."""
-    if isinstance(node, str):
-        return keys.get(node, ())
-    if isinstance(node, Average):
-        parts = tuple(localized(part, keys) for part in node.parts)
-        return Average(parts, node.weights) if any(part != () for part in parts) else ()
-    inner = (localized(part, keys) for part in node)
-    # Stacks in a stack are one stack, so that equal rows are seen to be equal.
+def is_stack(compositions: Sequence[Composition]) -> bool:
+    """Tell whether all rows have the same stack of different adapters, without an average."""
+    names = list(adapter_names(compositions[0]))
+    one = len(set(compositions)) == 1 and not has_average(compositions[0])
+    return one and len(set(names)) == len(names)
+
+
+def localize(composition: Composition, keys: Mapping[str, tuple[str, ...]]) -> Composition:
+    """Replace the adapters of a composition by their modules in one slot.
+
+    Args:
+        composition: names of adapters.
+        keys: the keys of each adapter's modules in the slot.
+
+    Returns:
+        A composition of keys; () if no adapter has a module here.
+    """
+    if isinstance(composition, str):
+        return keys.get(composition, ())
+    if isinstance(composition, Average):
+        parts = tuple(localize(part, keys) for part in composition.parts)
+        return Average(parts, composition.weights) if any(part != () for part in parts) else ()
+    inner = (localize(part, keys) for part in composition)
+    # Nested stacks become one stack, so that equal rows compare equal.
     return tuple(p for part in inner for p in (part if isinstance(part, tuple) else (part,)))
 
 
-def through(node: Node, y: Tensor, step: Callable[[str, Tensor], Tensor]) -> Tensor:
-    """What a composition of modules makes of y, where `step` applies the module of one key."""
-    if isinstance(node, str):
-        return step(node, y)
-    if isinstance(node, Average):
-        terms = [w * through(p, y, step) for p, w in zip(node.parts, node.weights, strict=True)]
+def through(composition: Composition, y: Tensor, apply: Callable[[str, Tensor], Tensor]) -> Tensor:
+    """Pass y through a composition of modules.
+
+    Args:
+        composition: keys of modules.
+        y: the tensor that the modules change.
+        apply: applies the module of one key.
+
+    Returns:
+        y', like y.
+    """
+    if isinstance(composition, str):
+        return apply(composition, y)
+    if isinstance(composition, Average):
+        pairs = zip(composition.parts, composition.weights, strict=True)
+        terms = [weight * through(part, y, apply) for part, weight in pairs]
         return sum(terms[1:], terms[0])
-    for part in node:
-        y = through(part, y, step)
+    for part in composition:
+        y = through(part, y, apply)
     return y
 
 
 class BatchPlan:
-    """What happens at one place: one composition for all rows, or one for each.
+    """Which rows of a batch go through which composition in one slot.
 
-    Rows with equal compositions are computed together, as a batch of their own; the cost is that of
-    the rows. A batch that is k times as long as the route has each of its rows k times in a row, as
-    `generate` makes it for beams and a multiple-choice model for choices.
+    Rows with equal compositions form a group and are computed together. A batch of k times as many
+    rows as the route repeats each row k times, as `generate` does for beams and a multiple-choice
+    model for choices.
     """
 
-    def __init__(self, rows: Sequence[Node], device: torch.device | str = "cpu") -> None:
-        self.rows = tuple(rows)
+    def __init__(
+        self, compositions: Sequence[Composition], device: torch.device | str = "cpu"
+    ) -> None:
+        self.rows = len(compositions)
         members: dict[Hashable, list[int]] = {}
-        for number, node in enumerate(rows):
-            members.setdefault(node, []).append(number)
-        self.nodes: tuple[Any, ...] = tuple(members)
-        self.sizes = [len(numbers) for numbers in members.values()]
-        order = [number for numbers in members.values() for number in numbers]
+        for row, composition in enumerate(compositions):
+            members.setdefault(composition, []).append(row)
+        self.groups: tuple[Any, ...] = tuple(members)  # the distinct compositions
+        self.sizes = [len(rows) for rows in members.values()]
+        order = [row for rows in members.values() for row in rows]
         self.sorted = order == list(range(len(order)))
         self.order = torch.tensor(order, device=device)
         self.inverse = self.order.argsort()
 
-    def copies(self, rows: int, where: str) -> int:
-        """How often each row of the route stands in a batch of so many rows.
+    def copies(self, batch: int, where: str) -> int:
+        """Return how often a batch of this size repeats each row of the route.
 
         Raises:
-            AttachError: it is no whole number.
+            AttachError: it is no multiple of the route's rows.
         """
-        if rows % len(self.rows):
+        if batch % self.rows:
             raise AttachError(
-                f"the route is of {len(self.rows)} rows, and {rows} come to {where}",
-                expected="a batch with one row for each row of the route (or k rows, as for beams)",
-                hint="some backbones send more than the batch's rows through a module (DeBERTa its "
-                "relative positions): there, adapt other sites",
+                f"the route has {self.rows} rows, the batch at {where} has {batch}",
+                expected="one row of the batch for each row of the route (or k, as for beams)",
+                hint="some backbones pass more than the batch's rows through a module (DeBERTa its "
+                "relative positions): adapt other sites there",
             )
-        return rows // len(self.rows)
+        return batch // self.rows
 
-    def split(self, tensor: Any, copies: int, dim: int = 0) -> list[Any]:
-        """A tensor's rows, group by group. What is no tensor of the batch's rows is each group's
-        as it is."""
-        rows = copies * len(self.rows)
-        if not isinstance(tensor, Tensor) or tensor.ndim <= dim or tensor.shape[dim] != rows:
-            return [tensor] * len(self.nodes)
+    def split(self, value: Any, copies: int, dim: int = 0) -> list[Any]:
+        """Split a tensor into the rows of each group.
+
+        Args:
+            value: a tensor; anything that does not have the batch's rows goes to each group whole.
+            copies: how often the batch repeats each row.
+            dim: the dimension of the batch.
+
+        Returns:
+            One value for each group.
+        """
+        batch = copies * self.rows
+        if not isinstance(value, Tensor) or value.ndim <= dim or value.shape[dim] != batch:
+            return [value] * len(self.groups)
         if not self.sorted:
-            tensor = tensor.index_select(dim, _repeated(self.order, copies, tensor.device))
-        return list(tensor.split([size * copies for size in self.sizes], dim))
+            value = value.index_select(dim, _repeated(self.order, copies, value.device))
+        return list(value.split([size * copies for size in self.sizes], dim))
 
     def join(self, pieces: Sequence[Tensor], copies: int, dim: int = 0) -> Tensor:
-        """The rows of all groups in their own order again."""
+        """Put the rows of all groups back into their order.
+
+        Args:
+            pieces: one tensor for each group.
+            copies: how often the batch repeats each row.
+            dim: the dimension of the batch.
+        """
         joined = torch.cat(list(pieces), dim)
         if self.sorted:
             return joined
         return joined.index_select(dim, _repeated(self.inverse, copies, joined.device))
 
-    def run(self, step: Step, y: Tensor, others: Sequence[Any], dim: int, where: str) -> Tensor:
-        """y': y through each row's composition; `step(key, y, *others)` applies one module."""
-        if len(self.nodes) == 1:
-            return through(self.nodes[0], y, lambda key, y: step(key, y, *others))
+    def run(
+        self, apply: ApplyModule, y: Tensor, others: Sequence[Any], dim: int, where: str
+    ) -> Tensor:
+        """Pass each row of y through its composition.
+
+        Args:
+            apply: applies the module of one key: `apply(key, y, *others) -> y'`.
+            y: the tensor that the modules change.
+            others: further arguments; tensors among them have the rows of y.
+            dim: the dimension of the batch.
+            where: the site, for messages.
+
+        Returns:
+            y', like y.
+        """
+        if len(self.groups) == 1:
+            return through(self.groups[0], y, lambda key, y: apply(key, y, *others))
         copies = self.copies(y.shape[dim], where)
-        pieces = [self.split(tensor, copies, dim) for tensor in (y, *others)]
-        done = [
-            through(node, own_y, lambda key, y, own=own: step(key, y, *own))  # type: ignore[misc]
-            for node, own_y, *own in zip(self.nodes, *pieces, strict=True)
+        split = [self.split(tensor, copies, dim) for tensor in (y, *others)]
+        outputs = [
+            through(group, rows, lambda key, y, rest=rest: apply(key, y, *rest))  # type: ignore[misc]
+            for group, rows, *rest in zip(self.groups, *split, strict=True)
         ]
-        return self.join(done, copies, dim)
+        return self.join(outputs, copies, dim)
 
 
 def _repeated(order: Tensor, copies: int, device: torch.device) -> Tensor:
-    """Row numbers of a batch in which each row stands `copies` times."""
+    """Return the row numbers of a batch that repeats each row `copies` times."""
     order = order.to(device)
     if copies == 1:
         return order
     return (order[:, None] * copies + torch.arange(copies, device=device)).flatten()
-
-
-def is_stack(rows: Sequence[Node]) -> bool:
-    """Whether all rows go through one and the same line of adapters, without an average."""
-    names = list(names_in(rows[0]))
-    return len(set(rows)) == 1 and not averages_in(rows[0]) and len(set(names)) == len(names)

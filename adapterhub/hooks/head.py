@@ -1,9 +1,8 @@
-"""Modules of the model of which each adapter has its own, for one batch: task heads.
+"""Task heads per row: each row of a batch goes through the head of its own adapter.
 
-Where one adapter is active its head stands in the model in the place of the model's own. Where
-several are, by row or averaged, the model's own stays, and a hook on it hands its input to the head
-of each row. Rows of shorter outputs are filled up with -inf: a class that a row's head does not
-have has the probability 0.
+With a single active adapter, its head replaces the model's own. With several, by row or averaged,
+the model's own stays, and a hook on it passes its input to the head of each row. Shorter outputs
+are padded with -inf: a class that a row's head lacks has probability 0.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from adapterhub.hooks.slot import Slot, drop_slot
 
 
 class VariantSlot(Slot):
-    """Sits at a module: the modules that are called in its place, each on its own rows."""
+    """Replaces the output of a module by those of its variants, each applied to its own rows."""
 
     def __init__(self, path: str, variants: Mapping[str, nn.Module], plan: BatchPlan) -> None:
         super().__init__()
@@ -31,44 +30,64 @@ class VariantSlot(Slot):
         self.keys = dict(zip(variants, self.active, strict=True))
         for name, module in variants.items():
             self.add_module(self.keys[name], module)
-        self.plan = plan
+        self.plan: BatchPlan = plan
 
     def where(self) -> str:
-        """The module, for messages."""
+        """Return the path of the module, for messages."""
         return self.path
 
     def forward(self, inputs: tuple[Any, ...], options: dict[str, Any], y: Tensor) -> Tensor:
-        """y: (batch, ..., classes), of the model's own module -> (batch, ..., most classes)."""
-        assert self.plan is not None
-        copies = self.plan.copies(len(y), self.path) if len(self.plan.nodes) > 1 else 1
-        each = [self._split(value, copies) for value in (y, *inputs, *options.values())]
-        done = [
-            self._call(node, *(values[group] for values in each), names=tuple(options))
-            for group, node in enumerate(self.plan.nodes)
+        """Apply the variants.
+
+        Args:
+            inputs: the positional arguments of the module.
+            options: its keyword arguments.
+            y: its own output, (batch, ..., classes), for rows without a variant.
+
+        Returns:
+            (batch, ..., most classes).
+        """
+        plan = self.plan
+        if len(plan.groups) == 1:
+            return self._call(plan.groups[0], inputs, options, y)
+        copies = plan.copies(len(y), self.path)
+        rows_of_y = plan.split(y, copies)
+        rows_of_inputs = [plan.split(value, copies) for value in inputs]
+        rows_of_options = {name: plan.split(value, copies) for name, value in options.items()}
+        outputs = [
+            self._call(
+                composition,
+                tuple(rows[n] for rows in rows_of_inputs),
+                {name: rows[n] for name, rows in rows_of_options.items()},
+                rows_of_y[n],
+            )
+            for n, composition in enumerate(plan.groups)
         ]
-        most = max(piece.shape[-1] for piece in done)
-        padded = [F.pad(p, (0, most - p.shape[-1]), value=-float("inf")) for p in done]
-        return self.plan.join(padded, copies) if len(padded) > 1 else padded[0]
+        most = max(output.shape[-1] for output in outputs)
+        padded = [F.pad(o, (0, most - o.shape[-1]), value=-float("inf")) for o in outputs]
+        return plan.join(padded, copies)
 
-    def _split(self, value: Any, copies: int) -> Any:
-        assert self.plan is not None
-        return self.plan.split(value, copies) if len(self.plan.nodes) > 1 else [value]
-
-    def _call(self, node: Any, y: Tensor, *values: Any, names: tuple[str, ...]) -> Tensor:
-        count = len(values) - len(names)
-        options = dict(zip(names, values[count:], strict=True))
-
-        def instead(name: str, y: Tensor) -> Tensor:
+    def _call(
+        self, composition: Any, inputs: tuple[Any, ...], options: dict[str, Any], y: Tensor
+    ) -> Tensor:
+        def variant(name: str, y: Tensor) -> Tensor:
             module = self.placed(self.keys[name]) if name in self.keys else None
-            return y if module is None else module(*values[:count], **options)
+            return y if module is None else module(*inputs, **options)
 
-        return through(node, y, instead)
+        return through(composition, y, variant)
 
 
 def call_variants(
     host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], y: Tensor
 ) -> Tensor:
-    """The forward hook of a module with variants."""
+    """Replace the output of a module by those of its variants: a forward hook.
+
+    Args:
+        host: the module.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        y: its output.
+    """
     slot = host._modules[CHILD]
     assert isinstance(slot, VariantSlot)
     result: Tensor = slot(args, kwargs, y)
@@ -78,7 +97,14 @@ def call_variants(
 def set_variants(
     model: nn.Module, path: str, variants: Mapping[str, nn.Module], plan: BatchPlan
 ) -> None:
-    """Let these modules, by their adapters' names, be called in the place of one of the model."""
+    """Call variants instead of a module of the model.
+
+    Args:
+        model: the model.
+        path: the module's path.
+        variants: the replacements by adapter name.
+        plan: which rows go through which of them.
+    """
     host = model.get_submodule(path)
     slot = VariantSlot(path, variants, plan)
     slot.handles.append(host.register_forward_hook(call_variants, with_kwargs=True))
@@ -86,7 +112,7 @@ def set_variants(
 
 
 def clear_variants(model: nn.Module) -> None:
-    """Take all of them away."""
+    """Remove all variants from a model."""
     paths = [
         slot.path
         for module in model.modules()
@@ -97,14 +123,14 @@ def clear_variants(model: nn.Module) -> None:
 
 
 def with_parameters(module: nn.Module, parameters: Mapping[str, nn.Parameter]) -> nn.Module:
-    """A module that computes as another does, in its dtype, with some parameters of its own."""
-    other = copy.copy(module)
-    other._parameters = {**module._parameters, **parameters}
-    other._modules = dict(module._modules)
+    """Return a copy of a module that shares all but the given parameters, without its hooks."""
+    twin = copy.copy(module)
+    twin._parameters = {**module._parameters, **parameters}
+    twin._modules = dict(module._modules)
     for hooks in [name for name in vars(module) if name.startswith("_forward_")]:
-        setattr(other, hooks, type(getattr(module, hooks))())
+        setattr(twin, hooks, type(getattr(module, hooks))())
     for name, parameter in parameters.items():
-        own = module._parameters[name]
-        if own is not None and own.dtype != parameter.dtype:
-            hold_in_fp32(other, name, own.dtype)
-    return other
+        original = module._parameters[name]
+        if original is not None and original.dtype != parameter.dtype:
+            hold_in_fp32(twin, name, original.dtype)
+    return twin

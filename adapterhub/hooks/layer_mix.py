@@ -1,9 +1,9 @@
-"""The outputs of all layers of a stack meet at its last one.
+"""Mix the outputs of all layers of a stack at its last layer.
 
-A hook on each layer keeps what the layer gave, one on the last layer hands all of it to the site
-modules there and puts what they return in the place of its output: below a final norm, and so below
-every head. What a layer gave is kept under the layer's number, so that a layer which computes again
-(gradient checkpointing) replaces its own output by an equal one.
+A hook on each layer stores its output; a hook on the last layer passes all outputs to the site
+modules there and replaces its own output by theirs, in front of a final norm and every head.
+Outputs are stored by layer number, so that a layer that is recomputed (gradient checkpointing)
+overwrites its own with an equal one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _MIX = "_adapterhub_mix"
 
 
 class MixSlot(Slot):
-    """Sits at the last layer of a stack: each active module maps the states of all layers to one.
+    """Maps the outputs of all layers of a stack to a new output of the last one.
 
-    `states` are those of the layers under it, the stack's input first: depth tensors.
+    `states` has the stack's input, under 0, and the outputs of all layers but the last.
     """
 
     def __init__(self, depth: int, batch_dim: int) -> None:
@@ -31,7 +31,7 @@ class MixSlot(Slot):
         self.states: dict[int, Tensor] = {}
 
     def forward(self, y: Tensor) -> Tensor:
-        """y: (batch, tokens, d), the output of the last layer -> y' like y."""
+        """Mix the layers. y: (batch, tokens, d), the output of the last one -> y' like y."""
         states = [self.states[number] for number in range(self.depth)]
 
         def apply(key: str, y: Tensor, *states: Tensor) -> Tensor:
@@ -40,12 +40,12 @@ class MixSlot(Slot):
         return self.run(apply, y, *states, dim=self.batch_dim)
 
     def __getstate__(self) -> dict[str, Any]:
-        # What one forward pass left has a graph, and cannot be copied.
+        # Tensors of a forward pass belong to a graph, and cannot be copied.
         return self.__dict__ | {"states": {}}
 
 
 def mix_slot(anatomy: Anatomy, site: Site) -> MixSlot:
-    """The slot at the last layer of a stack, made with its hooks if this is its first module."""
+    """Return the slot at the last layer of a stack; create it with its hooks if missing."""
     model = anatomy.model
     last = model.get_submodule(site.host)
     slot = last._modules.get(CHILD)
@@ -64,21 +64,39 @@ def mix_slot(anatomy: Anatomy, site: Site) -> MixSlot:
 
 
 def keep_input(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """The pre-hook of the first layer."""
+    """Store the input of the stack: the pre-hook of the first layer.
+
+    Args:
+        layer: the layer.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+    """
     ((slot, _),) = getattr(layer, _MIX)
     if slot.active:
         slot.states[0] = args[0] if args else kwargs["hidden_states"]
 
 
 def keep_output(layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    """The hook of every layer but the last."""
+    """Store the output of a layer: the forward hook of all but the last.
+
+    Args:
+        layer: the layer.
+        args: its arguments.
+        output: its output.
+    """
     ((slot, number),) = getattr(layer, _MIX)
     if slot.active:
         slot.states[number] = _hidden(output)
 
 
 def mix_outputs(layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-    """The hook of the last layer."""
+    """Replace the output of the last layer: its forward hook.
+
+    Args:
+        layer: the layer.
+        args: its arguments.
+        output: its output.
+    """
     ((slot, _),) = getattr(layer, _MIX)
     if not slot.active:
         return output

@@ -5,11 +5,11 @@
 
     row: (d,), trained    x: (batch, tokens, d), the input of the output layer
 
-Hooks on the embedding and on the output layer put the rows in, so the backbone's tensors are not
-touched, not even resized. Where the output layer is tied to the embedding, so are the rows; else it
-has rows of its own. New rows start as the mean of the old ones, which leaves the probabilities of
-the old tokens almost as they were (Hewitt 2021, https://nlp.stanford.edu/~johnhew/vocab-expansion);
-of a model that was resized already they start as what is there.
+Hooks on the embedding and the output layer insert the rows, so the backbone's tensors are neither
+changed nor resized. If the output layer is tied to the embedding, so are the rows; else it has rows
+of its own. New rows start as the mean of the old ones, which hardly changes the probabilities of
+old tokens (Hewitt 2021, https://nlp.stanford.edu/~johnhew/vocab-expansion); if the model was
+resized already, they start as its rows.
 """
 
 from __future__ import annotations
@@ -46,14 +46,23 @@ class TokenRows(nn.Module):
         self.rows = nn.Parameter(rows)
 
     def look_up(self, ids: Tensor, y: Tensor, scale: Any) -> Tensor:
-        """ids: (batch, tokens), y: (batch, tokens, d) of the backbone -> y' like y."""
+        """Replace the embeddings of new tokens.
+
+        Args:
+            ids: (batch, tokens).
+            y: the backbone's embeddings, (batch, tokens, d).
+            scale: the factor on embeddings of this model.
+
+        Returns:
+            y', like y.
+        """
         place = torch.searchsorted(self.ids, ids.contiguous()).clamp(max=len(self.ids) - 1)
         new = self.ids[place] == ids
         rows = F.embedding(place, self.rows).to(y.dtype) * scale
         return torch.where(new.unsqueeze(-1), rows, y)
 
     def score(self, x: Tensor, y: Tensor) -> Tensor:
-        """x: (batch, tokens, d), y: (batch, tokens, old logits) -> logits for the new ones too."""
+        """Add logits of new tokens. x: (batch, tokens, d), y: (batch, tokens, old tokens)."""
         missing = int(self.ids[-1]) + 1 - y.shape[-1]
         if missing > 0:
             y = F.pad(y, (0, missing), value=torch.finfo(y.dtype).min)
@@ -61,22 +70,22 @@ class TokenRows(nn.Module):
 
 
 class RowSlot(Slot):
-    """Sits at an embedding or an output layer: the rows of each adapter's new tokens."""
+    """The rows of all adapters' new tokens, at an embedding or an output layer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ids: Tensor | None = None
 
     def rows(self) -> Iterator[TokenRows]:
-        """Those of the active adapters."""
+        """Yield the rows of the active adapters."""
         for key in self.active:
             module = self.placed(key)
             assert isinstance(module, TokenRows)
             yield module
 
 
-def keep_known(host: nn.Module, args: tuple[Any, ...]) -> Any:
-    """The pre-hook of an embedding: it is asked for rows that it has."""
+def mask_new_ids(host: nn.Module, args: tuple[Any, ...]) -> Any:
+    """Replace ids beyond the backbone's embedding by 0: the pre-hook of an embedding."""
     slot = host._modules[CHILD]
     if not isinstance(slot, RowSlot) or not slot.active:
         return args
@@ -86,7 +95,13 @@ def keep_known(host: nn.Module, args: tuple[Any, ...]) -> Any:
 
 
 def put_rows(host: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
-    """The hook of an embedding."""
+    """Insert the rows of new tokens: the forward hook of an embedding.
+
+    Args:
+        host: the embedding.
+        args: its arguments.
+        y: its output.
+    """
     slot = host._modules[CHILD]
     if not isinstance(slot, RowSlot) or slot.ids is None:
         return y
@@ -97,7 +112,13 @@ def put_rows(host: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
 
 
 def score_rows(host: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
-    """The hook of an output layer."""
+    """Add the logits of new tokens: the forward hook of an output layer.
+
+    Args:
+        host: the output layer.
+        args: its arguments.
+        y: its output.
+    """
     slot = host._modules[CHILD]
     assert isinstance(slot, RowSlot)
     for module in slot.rows():
@@ -107,8 +128,10 @@ def score_rows(host: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class NewTokenRows:
-    """The new tokens of one adapter. `output` is None where the output layer is tied to the
-    embedding, or where there is none."""
+    """The new tokens of one adapter.
+
+    `output` is None if the output layer is tied to the embedding, or there is none.
+    """
 
     model: PreTrainedModel
     tokens: tuple[NewToken, ...]
@@ -118,12 +141,12 @@ class NewTokenRows:
     originals: dict[str, Any] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, nn.Parameter]:
-        """The rows by their names in adapter files."""
+        """Return the rows by their names in adapter files."""
         rows = {"input": self.input, "output": self.output}
         return {f"{TOKENS}.{name}": module.rows for name, module in rows.items() if module}
 
     def _hosts(self) -> Iterator[tuple[str, TokenRows, bool]]:
-        """The path of each module that takes rows, which, and whether it gives logits."""
+        """Yield (path, rows, whether it computes logits) of each module that gets rows."""
         embedding, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
         weight = embedding.get_parameter("weight")
         for path, module in self.model.named_modules():
@@ -133,7 +156,7 @@ class NewTokenRows:
                 yield path, self.input, False
 
     def inject(self) -> None:
-        """Put the rows to their hosts, inactive."""
+        """Add the rows to their hosts, inactive."""
         for path, rows, scores in self._hosts():
             host = self.model.get_submodule(path)
             slot = host._modules.get(CHILD)
@@ -143,13 +166,13 @@ class NewTokenRows:
                 if scores:
                     slot.handles.append(host.register_forward_hook(score_rows))
                 else:
-                    slot.handles.append(host.register_forward_pre_hook(keep_known))
+                    slot.handles.append(host.register_forward_pre_hook(mask_new_ids))
                     slot.handles.append(host.register_forward_hook(put_rows))
             size = rows.rows.shape[1]
             slot.add(self.key, Site(path, TOKENS, None, TOKENS, "embed", path, size, size), rows)
 
     def eject(self) -> None:
-        """Take them away again."""
+        """Remove the rows from their hosts."""
         for path, _, _ in list(self._hosts()):
             slot = self.model.get_submodule(path)._modules[CHILD]
             assert isinstance(slot, RowSlot)
@@ -158,7 +181,7 @@ class NewTokenRows:
                 drop_slot(self.model, path)
 
     def switch(self, on: bool) -> None:
-        """Let the model know the new tokens, or not."""
+        """Activate or deactivate the new tokens."""
         for path, _, _ in self._hosts():
             slot = self.model.get_submodule(path)._modules[CHILD]
             assert isinstance(slot, RowSlot)
@@ -169,7 +192,7 @@ class NewTokenRows:
             self._narrow()
 
     def _widen(self) -> None:
-        """The size that losses read, and the bias that some models add to their logits."""
+        """Extend the vocabulary size that losses read, and the bias that some models add."""
         size = self.model.get_input_embeddings().get_parameter("weight").shape[0]
         missing = self.tokens[-1].id + 1 - size
         if missing <= 0:
@@ -191,10 +214,16 @@ class NewTokenRows:
 def new_token_rows(
     model: PreTrainedModel, tokens: tuple[NewToken, ...], known: int, key: str
 ) -> NewTokenRows:
-    """Rows for new tokens on a model, of which the checkpoint has `known`.
+    """Make rows for new tokens.
+
+    Args:
+        model: the backbone.
+        tokens: the new tokens.
+        known: the number of rows in the backbone's checkpoint.
+        key: the name of the rows in their slots.
 
     Raises:
-        AttachError: an embedding or output layer that is more than a table.
+        AttachError: an embedding or output layer that is not a plain table.
     """
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     _check_table(embedding)
@@ -210,7 +239,9 @@ def new_token_rows(
     output = None
     if head is not None and (scores := head.get_parameter("weight")) is not table:
         if not isinstance(head, nn.Linear):
-            raise AttachError(f"new tokens do not fit an output layer of {type(head).__name__}")
+            raise AttachError(
+                f"new tokens do not support an output layer of class {type(head).__name__}"
+            )
         output = TokenRows(ids.to(scores.device), _first_rows(scores, ids, known))
     return NewTokenRows(model, tokens, key, rows, output)
 
@@ -223,8 +254,8 @@ def _check_table(embedding: nn.Module) -> None:
             if torch.allclose(row[0], embedding.weight[0] * scale, atol=1e-6):
                 return
     raise AttachError(
-        f"new tokens do not fit an embedding of {type(embedding).__name__}",
-        expected="a table of rows, be they scaled",
+        f"new tokens do not support an embedding of class {type(embedding).__name__}",
+        expected="nn.Embedding, or a scaled one",
     )
 
 
@@ -237,22 +268,22 @@ def _first_rows(table: Tensor, ids: Tensor, known: int) -> Tensor:
         return rows
 
 
-def tokens_of(known: TokenizerSnapshot | None) -> tuple[NewToken, ...]:
-    """The new tokens of a tokenizer, as a manifest has them."""
-    found = known.new_tokens() if known else []
+def tokens_of(snapshot: TokenizerSnapshot | None) -> tuple[NewToken, ...]:
+    """Return the new tokens of a tokenizer in the form of the manifest."""
+    tokens = snapshot.new_tokens() if snapshot else []
     return tuple(
         NewToken(token.content, i, **{flag: getattr(token, flag) for flag in _FLAGS})
-        for i, token in found
+        for i, token in tokens
     )
 
 
-def add_new_tokens(known: TokenizerSnapshot, tokens: tuple[NewToken, ...]) -> None:
-    """Let a tokenizer have the new tokens of an adapter.
+def add_new_tokens(snapshot: TokenizerSnapshot, tokens: tuple[NewToken, ...]) -> None:
+    """Add the new tokens of an adapter to a tokenizer.
 
     Raises:
-        MismatchError: it has others under their ids.
+        MismatchError: the tokenizer has other tokens under their ids.
     """
-    known.add(
+    snapshot.add(
         [
             (t.id, AddedToken(t.content, **{flag: getattr(t, flag) for flag in _FLAGS}))
             for t in sorted(tokens, key=lambda t: t.id)

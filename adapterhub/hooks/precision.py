@@ -1,11 +1,11 @@
-"""Trained parameters in fp32 on a backbone of a shorter dtype.
+"""Trained parameters in fp32 on a bf16 or fp16 backbone.
 
-A small update is lost in bf16 or fp16: the rounding of the number under it is larger. So what
-trains is kept in fp32, and where the backbone computes in a shorter dtype the module that holds it
-gets a copy in that dtype for the time of a call. A task head computes in fp32.
+In bf16 or fp16 a small update is lost to rounding. So trained parameters are kept in fp32, and the
+module that holds one gets a copy in the backbone's dtype for each call. A task head computes in
+fp32.
 
-Hooks are plain functions that find what they need on the module, so that a model with adapters on
-it can be copied, pickled and moved.
+Hooks are plain functions that find their data on the module, so that a model with adapters can be
+copied, pickled and moved.
 """
 
 from __future__ import annotations
@@ -24,14 +24,20 @@ _MASTERS = "_adapterhub_masters"
 
 @dataclass
 class Masters:
-    """On a module: its trained fp32 parameters, and the dtype of those that they stand in for."""
+    """The fp32 parameters of a module, each with the dtype that the module computes in."""
 
     named: dict[str, tuple[nn.Parameter, torch.dtype]] = field(default_factory=dict)
     handles: list[RemovableHandle] = field(default_factory=list)
 
 
 def hold_in_fp32(module: nn.Module, name: str, dtype: torch.dtype) -> None:
-    """Let a module compute with a parameter in another dtype than that in which it is kept."""
+    """Keep a parameter in fp32, and compute with it in another dtype.
+
+    Args:
+        module: the module that holds the parameter.
+        name: the parameter's name there.
+        dtype: the dtype to compute in.
+    """
     masters = module.__dict__.get(_MASTERS)
     if masters is None:
         masters = module.__dict__[_MASTERS] = Masters()
@@ -43,7 +49,7 @@ def hold_in_fp32(module: nn.Module, name: str, dtype: torch.dtype) -> None:
 
 
 def release_from_fp32(module: nn.Module, name: str) -> None:
-    """With the last one that is held the module is as it was; one that is not held is no matter."""
+    """Undo `hold_in_fp32`, if it was done; the module's hooks are removed with the last one."""
     masters = module.__dict__.get(_MASTERS)
     if masters is None or masters.named.pop(name, None) is None or masters.named:
         return
@@ -53,8 +59,7 @@ def release_from_fp32(module: nn.Module, name: str) -> None:
 
 
 def lower(module: nn.Module, args: tuple[Any, ...]) -> Any:
-    """The pre-hook: the module's trained parameters, and the input of a projection, in the dtype of
-    the backbone."""
+    """Cast the parameters, and the input of a projection, to the backbone's dtype: a pre-hook."""
     dtypes = set()
     for name, (master, dtype) in module.__dict__[_MASTERS].named.items():
         module._parameters[name] = master.to(dtype)
@@ -65,16 +70,28 @@ def lower(module: nn.Module, args: tuple[Any, ...]) -> Any:
 
 
 def put_back(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    """The hook: the module has its own parameters again."""
+    """Restore the fp32 parameters: a forward hook.
+
+    Args:
+        module: the module.
+        args: its arguments.
+        output: its output.
+    """
     for name, (master, _) in module.__dict__[_MASTERS].named.items():
         module._parameters[name] = master
 
 
 def raise_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The pre-hook of an fp32 task head on a backbone of a shorter dtype."""
-    return tuple(map(_raised, args)), {name: _raised(value) for name, value in kwargs.items()}
+    """Cast the input of a task head to fp32: its pre-hook.
+
+    Args:
+        module: the head.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+    """
+    return tuple(map(_to_fp32, args)), {name: _to_fp32(value) for name, value in kwargs.items()}
 
 
-def _raised(value: Any) -> Any:
+def _to_fp32(value: Any) -> Any:
     floating = isinstance(value, Tensor) and value.is_floating_point()
     return value.float() if floating else value

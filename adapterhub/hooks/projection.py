@@ -1,4 +1,4 @@
-"""The slot at a projection or sublayer: maps its host's input and output to a new output."""
+"""The slot at a projection or sublayer: its modules change the input or the output of the host."""
 
 from __future__ import annotations
 
@@ -9,110 +9,142 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import CHILD, STREAM, Site, Stream
 from adapterhub.backbones.weights import read_bias, read_weight
 from adapterhub.hooks.slot import Mark, Slot, tap_sublayer_input
+from adapterhub.methods._site_module import InputModule, OutputModule, SiteModule
 
 _STREAM = "_adapterhub_stream"
 
 
 class OutputSlot(Slot):
-    """Sits at a projection: each active module maps the host's input x and output y to a new y,
-    or, where it says so, x to a new x."""
+    """Applies the active modules of a projection or sublayer.
+
+    An `OutputModule` maps the host's input x and output y to a new y, an `InputModule` maps x to a
+    new x.
+    """
 
     def __init__(self, batch_dim: int = 0) -> None:
         super().__init__()
         self.takes_input = False
         self.batch_dim = batch_dim
-        self.around: list[nn.Module | None] = []  # in a list, norms are not children
+        self.norms: list[nn.Module | None] = []  # in a list, so that they are not child modules
         self.residual: Tensor | None = None
 
-    def enter(self, x: Tensor) -> Tensor:
-        """x: (batch, tokens, d_in), the host's input -> x' like x."""
-        return self.run(self._apply_before, x, dim=self.batch_dim)
+    def placed(self, key: str) -> OutputModule | InputModule:
+        """Return the module with a key."""
+        module = super().placed(key)
+        assert isinstance(module, OutputModule | InputModule)
+        return module
 
-    def _apply_before(self, key: str, x: Tensor) -> Tensor:
+    def enter(self, x: Tensor) -> Tensor:
+        """Apply the modules that change the input. x: (batch, tokens, d_in) -> x' like x."""
+        return self.run(self._change_input, x, dim=self.batch_dim)
+
+    def _change_input(self, key: str, x: Tensor) -> Tensor:
         module = self.placed(key)
-        changed: Tensor = module(x) if _changes_input(module) else x
+        changed: Tensor = module(x) if isinstance(module, InputModule) else x
         return changed
 
     def forward(self, host: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """x: (batch, tokens, d_in), y: (batch, tokens, d_out) of the host -> y' like y."""
-        sublayer_x = self.take_sublayer_input()
+        """Apply the modules that change the output.
+
+        Args:
+            host: the projection, or the last module of the sublayer.
+            x: its input, (batch, tokens, d_in).
+            y: its output, (batch, tokens, d_out).
+
+        Returns:
+            The new output, like y.
+        """
+        inputs = (x, self.take_sublayer_input(), self._take_residual())
+        return self.run(
+            lambda key, *tensors: self._change_output(host, key, *tensors),
+            y,
+            *inputs,
+            dim=self.batch_dim,
+        )
+
+    def _change_output(
+        self,
+        host: nn.Module,
+        key: str,
+        y: Tensor,
+        x: Tensor,
+        sublayer_x: Tensor | None,
+        residual: Tensor | None,
+    ) -> Tensor:
+        module, site = self.placed(key), self.sites[key]
+        if isinstance(module, InputModule):
+            return y
+        source = sublayer_x if site.tap else x
+        if module.source in STREAM:
+            source = x if residual is None else residual
+            source = self._block(source, y) if module.source == "block" else source
+        weight: tuple[Tensor | None, ...] = ()
+        if module.reads_weight:
+            weight = (read_weight(host, site.part), read_bias(host, site.part))
+        if site.part is None:
+            return module(source, y, *weight)  # type: ignore[no-any-return]
+        return site.part.write(y, module(source, site.part.read(y), *weight))
+
+    def _take_residual(self) -> Tensor | None:
         residual, self.residual = self.residual, None
-
-        def apply(
-            key: str, y: Tensor, x: Tensor, sublayer_x: Tensor | None, residual: Tensor | None
-        ) -> Tensor:
-            site, module = self.sites[key], self.placed(key)
-            if _changes_input(module):
-                return y
-            source = sublayer_x if site.tap else x
-            if _reads(module) in STREAM:
-                source = x if residual is None else residual
-                source = self._block(source, y) if _reads(module) == "block" else source
-            reads = getattr(module, "reads_weight", False)
-            more = (read_weight(host, site.part), read_bias(host, site.part)) if reads else ()
-            if site.part is None:
-                return module(source, y, *more)  # type: ignore[no-any-return]
-            return site.part.write(y, module(source, site.part.read(y), *more))
-
-        return self.run(apply, y, x, sublayer_x, residual, dim=self.batch_dim)
+        return residual
 
     def _block(self, residual: Tensor, y: Tensor) -> Tensor:
-        """What the layer goes on with behind this sublayer: norm(r + postnorm(y))."""
-        norm, postnorm = self.around
+        """Compute the input of the next sublayer: norm(r + postnorm(y))."""
+        norm, postnorm = self.norms
         total: Tensor = residual + (y if postnorm is None else postnorm(y))
         return total if norm is None else norm(total)
 
 
-def _reads(module: nn.Module) -> str:
-    return str(getattr(module, "reads", "input"))
-
-
-def _changes_input(module: nn.Module) -> bool:
-    return getattr(module, "changes_input", False)
-
-
 def call_slot(host: nn.Module, args: tuple[Any, ...], y: Any) -> Any:
-    """The forward hook of a projection."""
+    """Change the output of a host: its forward hook."""
     slot = host._modules[CHILD]
     return slot(host, args[0], y) if slot is not None and slot.active else y
 
 
 def call_slot_before(host: nn.Module, args: tuple[Any, ...]) -> Any:
-    """The pre-hook of a projection whose input changes."""
+    """Change the input of a host: its forward pre-hook."""
     slot = host._modules[CHILD]
     return (slot.enter(args[0]), *args[1:]) if isinstance(slot, OutputSlot) else args
 
 
 def capture_residual(module: nn.Module, args: tuple[Any, ...]) -> None:
-    """The pre-hook of the module that the residual stream enters: keeps it for an output slot."""
+    """Store the residual stream for the slots that read it: a forward pre-hook."""
     for slot in getattr(module, _STREAM):
         if slot.active:
             slot.residual = args[0]
 
 
 def _join_stream(model: nn.Module, slot: OutputSlot, stream: Stream) -> None:
-    """Let a slot have the residual stream, and the norms behind its sublayer."""
+    """Give a slot the residual stream and the norms behind its sublayer."""
     norms = (stream.norm, stream.postnorm)
-    slot.around = [None if path is None else model.get_submodule(path) for path in norms]
+    slot.norms = [None if path is None else model.get_submodule(path) for path in norms]
     if stream.tap is not None:
         module = model.get_submodule(stream.tap)
         slot.handles.append(Mark(module, _STREAM, slot))
         slot.handles.append(module.register_forward_pre_hook(capture_residual, prepend=True))
 
 
-def output_slot(model: nn.Module, site: Site, module: nn.Module, batch_dim: int = 0) -> OutputSlot:
-    """The slot at a site's host, made if this is its first module, with the hooks that the site and
-    the module need."""
+def output_slot(model: nn.Module, site: Site, module: SiteModule, batch_dim: int = 0) -> OutputSlot:
+    """Return the slot at a site's host; create it, with the hooks that a module needs.
+
+    Args:
+        model: the backbone.
+        site: a projection or sublayer.
+        module: the module to add; its class decides which hooks the slot needs.
+        batch_dim: the dimension of the batch in the host's input and output.
+    """
     host = model.get_submodule(site.host)
     slot = host._modules.get(CHILD)
     if not isinstance(slot, OutputSlot):
         slot = OutputSlot(batch_dim)
         host.add_module(CHILD, slot)
         slot.handles.append(host.register_forward_hook(call_slot))
-    if _changes_input(module) and not slot.takes_input:
+    if isinstance(module, InputModule) and not slot.takes_input:
         slot.takes_input = True
         slot.handles.append(host.register_forward_pre_hook(call_slot_before))
     tap_sublayer_input(model, slot, site.tap)
-    if site.stream and _reads(module) in STREAM and not slot.around:
+    reads_stream = isinstance(module, OutputModule) and module.source in STREAM
+    if site.stream and reads_stream and not slot.norms:
         _join_stream(model, slot, site.stream)
     return slot

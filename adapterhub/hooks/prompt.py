@@ -1,21 +1,21 @@
-"""Virtual tokens enter a stack as embeddings in front of the caller's tokens, and leave with its
-output.
+"""Virtual tokens enter a stack as embeddings in front of the caller's tokens.
 
-A pre-hook on the stack turns `input_ids` into embeddings, puts the prompt in front and widens the
-mask, the positions and the token types; a hook on its output takes the virtual positions off again,
-so that the caller sees outputs of the length that it sent. Where a decoder attends to the stack,
-they stay for it, as in Lester et al. 2021, and its mask is widened instead. With a KV cache the
-prompt enters once, with the first tokens. In a batch padded on the left it stands in front of the
-padding, which a sliding attention window counts.
+A pre-hook on the stack replaces `input_ids` by embeddings, puts the prompt in front and widens the
+mask, the positions and the token types; a hook on the output removes the virtual positions, so that
+outputs have the length of the caller's input. Where a decoder attends to the stack, the virtual
+positions are kept for it, as in Lester et al. 2021, and its mask is widened instead. With a KV
+cache the prompt enters once, with the first tokens. In a batch padded on the left it is put in
+front of the padding, which counts towards a sliding attention window.
 
-Where rows of one batch have prompts of different lengths, shorter ones are padded on the left, and
-the mask hides the padding. An encoder may know positions by the order of its input alone, so there
-each row is turned until its prompt comes first and the padding last.
+Where rows of a batch have prompts of different lengths, shorter ones are padded on the left, and
+the mask hides the padding. An encoder may take positions from the order of its input alone, so each
+row is rotated until its prompt comes first and the padding last.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -27,37 +27,67 @@ from adapterhub.anatomy.positions import taker_of_positions
 from adapterhub.anatomy.sites import CHILD, Anatomy, Site
 from adapterhub.errors import SiteError
 from adapterhub.hooks.slot import Slot
+from adapterhub.methods._site_module import EmbeddingModule
 
 _PROMPT = "_adapterhub_prompt"
 _SEQUENCES = ("last_hidden_state", "hidden_states")
 _ENCODER_SEQUENCES = ("encoder_last_hidden_state", "encoder_hidden_states")
 
 
-class Virtual(NamedTuple):
-    """The virtual tokens of a batch: (batch or 1, length, d), and how many of them are padding in
-    each row, from the left: (batch, 1); None: in no row."""
+class VirtualTokenBatch(NamedTuple):
+    """The virtual tokens of a batch."""
 
-    tokens: Tensor
-    padding: Tensor | None
+    tokens: Tensor  # (batch or 1, length, d)
+    padding: Tensor | None  # (batch, 1), padding tokens on the left of each row; None: in no row
 
     @property
     def length(self) -> int:
-        """In tokens, padding included."""
+        """Tokens of a row, with padding."""
         return self.tokens.shape[1]
 
     def widen(self, mask: Tensor) -> Tensor:
-        """A mask over the caller's tokens as one over these and the caller's."""
+        """Extend a mask over the caller's tokens to the virtual tokens."""
         if self.padding is None:
             return F.pad(mask, (self.length, 0), value=1)
-        shown = torch.arange(self.length, device=mask.device) >= self.padding
-        return torch.cat([shown.to(mask.dtype), mask], dim=1)
+        visible = torch.arange(self.length, device=mask.device) >= self.padding
+        return torch.cat([visible.to(mask.dtype), mask], dim=1)
+
+
+def pad_left(
+    prompts: Sequence[Tensor], sizes: Sequence[int]
+) -> tuple[list[Tensor], list[Tensor] | None]:
+    """Pad the prompts of groups of rows to one length.
+
+    Args:
+        prompts: (length, d) of each group.
+        sizes: rows of each group.
+
+    Returns:
+        (rows, longest, d) of each group, and the number of padding tokens, (rows, 1) of each group;
+        None if no prompt is shorter than another.
+    """
+    longest = max(map(len, prompts))
+    missing = [longest - len(prompt) for prompt in prompts]
+    padded = [
+        F.pad(prompt, (0, 0, n, 0)).expand(size, -1, -1)
+        for prompt, n, size in zip(prompts, missing, sizes, strict=True)
+    ]
+    if not any(missing):
+        return padded, None
+    device = prompts[0].device
+    counts = zip(missing, sizes, strict=True)
+    return padded, [torch.full((size, 1), n, device=device) for n, size in counts]
 
 
 class PromptSlot(Slot):
-    """Sits at a stack: each active module gives virtual tokens, or positions to skip (`skips`).
+    """Collects the virtual tokens, or the positions to skip, of the active modules of a stack.
 
-    `turns` says that rows with shorter prompts are turned (see the module's first page), `counts`
-    that the stack takes positions by their numbers.
+    Args:
+        names: the parameters of the stack's `forward`, in order.
+        padding_idx: the padding id from which the stack counts positions, or None.
+        strips: whether the output loses the virtual positions.
+        rotates: whether rows with shorter prompts are rotated (see the module's docstring).
+        counts: whether the stack takes positions by number.
     """
 
     def __init__(
@@ -65,50 +95,47 @@ class PromptSlot(Slot):
         names: tuple[str, ...],
         padding_idx: int | None,
         strips: bool,
-        turns: bool,
+        rotates: bool,
         counts: bool,
     ) -> None:
         super().__init__()
         self.names = names
         self.padding_idx = padding_idx
         self.strips = strips
-        self.turns = turns
+        self.rotates = rotates
         self.counts = counts
         self.tokens = 0
         self.added = 0
-        self.turned: Tensor | None = None
+        self.rotation: Tensor | None = None
 
-    def forward(self, rows: int) -> Virtual:
-        """The virtual tokens of all active prompts, for a batch of so many rows."""
-        nodes = self.plan.nodes if self.plan is not None else (self.active,)
-        if len(nodes) == 1:
-            return Virtual(torch.cat([self.placed(key)() for key in nodes[0]])[None], None)
-        assert self.plan is not None
-        copies = self.plan.copies(rows, self.where())
-        prompts = [[self.placed(key)() for key in node] for node in nodes]
-        none = next(p for p in prompts if p)[0][:0]
-        joined = [torch.cat([none, *p]) for p in prompts]
-        length = max(map(len, joined))
-        lacking = [length - len(p) for p in joined]
-        sizes = [size * copies for size in self.plan.sizes]
-        padded = [F.pad(p, (0, 0, n, 0)) for p, n in zip(joined, lacking, strict=True)]
-        each = [p.expand(size, -1, -1) for p, size in zip(padded, sizes, strict=True)]
-        tokens = self.plan.join(each, copies)
-        if not any(lacking):
-            return Virtual(tokens, None)
-        counts = [
-            torch.full((size, 1), n, device=tokens.device)
-            for n, size in zip(lacking, sizes, strict=True)
-        ]
-        return Virtual(tokens, self.plan.join(counts, copies))
+    def placed(self, key: str) -> EmbeddingModule:
+        """Return the module with a key."""
+        module = super().placed(key)
+        assert isinstance(module, EmbeddingModule)
+        return module
+
+    def forward(self, batch: int) -> VirtualTokenBatch:
+        """Return the virtual tokens of all active prompts for a batch of this many rows."""
+        plan = self.plan
+        if plan is None or len(plan.groups) == 1:
+            keys = plan.groups[0] if plan else self.active
+            prompt = torch.cat([self.placed(key)() for key in keys])
+            return VirtualTokenBatch(prompt[None], None)
+        copies = plan.copies(batch, self.where())
+        parts = [[self.placed(key)() for key in group] for group in plan.groups]
+        empty = next(part for part in parts if part)[0][:0]
+        prompts = [torch.cat([empty, *part]) for part in parts]
+        padded, counts = pad_left(prompts, [size * copies for size in plan.sizes])
+        padding = None if counts is None else plan.join(counts, copies)
+        return VirtualTokenBatch(plan.join(padded, copies), padding)
 
     def skipped(self) -> int:
-        """The positions that nobody takes, in front of the tokens."""
-        return sum(getattr(self.placed(key), "skips", 0) for key in self.active)
+        """Return the number of positions left free in front of the tokens."""
+        return sum(self.placed(key).skipped_positions for key in self.active)
 
 
 def prompt_slot(anatomy: Anatomy, site: Site) -> PromptSlot:
-    """The slot at a stack, made with its hooks if this is its first prompt."""
+    """Return the slot at a stack; create it with its hooks if this is the first prompt."""
     model = anatomy.model
     root = model.get_submodule(site.host)
     slot = root._modules.get(CHILD)
@@ -121,25 +148,25 @@ def prompt_slot(anatomy: Anatomy, site: Site) -> PromptSlot:
         names,
         padding_idx,  # type: ignore[arg-type]
         strips=not feeds_decoder,
-        turns=site.stack == "encoder",
+        rotates=site.stack == "encoder",
         counts=not anatomy.family.positions_follow_mask,
     )
     slot.handles.append(root.register_forward_pre_hook(add_prompt, with_kwargs=True))
     slot.handles.append(root.register_forward_hook(strip_prompt))
     if feeds_decoder:
         decoder = model.get_submodule(anatomy.path(anatomy.stacks["decoder"].root))
-        slot.handles.append(_watch(decoder, slot, widen_encoder_mask))
-        slot.handles.append(_watch_output(model, slot, strip_encoder_output))
+        slot.handles.append(_pre_hook(decoder, slot, widen_encoder_mask))
+        slot.handles.append(_output_hook(model, slot, strip_encoder_output))
     if body := anatomy.stacks[site.stack].body:
-        slot.handles.append(_watch_output(root.get_submodule(body), slot, strip_body))
+        slot.handles.append(_output_hook(root.get_submodule(body), slot, strip_body))
     if (taker := taker_of_positions(root)) is not None and taker is not root:
-        slot.handles.append(_watch(taker, slot, skip_positions))
+        slot.handles.append(_pre_hook(taker, slot, skip_positions))
     root.add_module(CHILD, slot)
     return slot
 
 
 def skip_positions(table: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The pre-hook of a table of positions: those that nobody takes are skipped."""
+    """Leave positions free: the pre-hook of a table of positions."""
     (slot,) = getattr(table, _PROMPT)
     skipped = slot.skipped()
     if not skipped:
@@ -149,12 +176,12 @@ def skip_positions(table: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     return args[:1], kwargs | {"past_key_values_length": skipped + sum(args[1:2])}
 
 
-def _watch(module: nn.Module, slot: PromptSlot, hook: Any) -> Any:
+def _pre_hook(module: nn.Module, slot: PromptSlot, hook: Any) -> Any:
     setattr(module, _PROMPT, [slot])
     return module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
-def _watch_output(module: nn.Module, slot: PromptSlot, hook: Any) -> Any:
+def _output_hook(module: nn.Module, slot: PromptSlot, hook: Any) -> Any:
     setattr(module, _PROMPT, [slot])
     return module.register_forward_hook(hook)
 
@@ -164,11 +191,11 @@ def _past_length(cache: Any) -> int:
 
 
 def add_prompt(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The pre-hook of a stack: prompt in front, mask, positions and token types widened."""
+    """Put the prompt in front and widen mask, positions and token types: a stack's pre-hook."""
     slot = root._modules[CHILD]
     if not isinstance(slot, PromptSlot):
         return None
-    slot.added, slot.turned = 0, None
+    slot.added, slot.rotation = 0, None
     if not slot.active:
         return None
     inputs = dict(zip(slot.names[: len(args)], args, strict=True)) | kwargs
@@ -190,12 +217,12 @@ def add_prompt(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     _shift_positions(inputs, slot, virtual, before, skipped)
     if slot.added:
         _put_in_front(root, inputs, slot, virtual)
-        _turn_inputs(inputs, slot, virtual)
+        _rotate_inputs(inputs, slot, virtual)
     return (), inputs
 
 
 def _put_in_front(
-    root: nn.Module, inputs: dict[str, Any], slot: PromptSlot, virtual: Virtual
+    root: nn.Module, inputs: dict[str, Any], slot: PromptSlot, virtual: VirtualTokenBatch
 ) -> None:
     tokens = inputs.pop("input_ids", None)
     embeds = inputs.get("inputs_embeds")
@@ -209,7 +236,7 @@ def _put_in_front(
 
 
 def _shift_positions(
-    inputs: dict[str, Any], slot: PromptSlot, virtual: Virtual, before: int, skipped: int
+    inputs: dict[str, Any], slot: PromptSlot, virtual: VirtualTokenBatch, before: int, skipped: int
 ) -> None:
     positions = inputs.get("position_ids")
     first = 0
@@ -218,43 +245,42 @@ def _shift_positions(
         if positions is None and inputs.get("input_ids") is not None:
             real = inputs["input_ids"].ne(slot.padding_idx).long()
             positions = real.cumsum(1) * real + slot.padding_idx
-    if positions is None and virtual.padding is not None and slot.counts and not slot.turns:
+    if positions is None and virtual.padding is not None and slot.counts and not slot.rotates:
         positions = _counted(inputs, slot, before)
     if positions is None:
         return
-    lacking = 0 if virtual.padding is None else virtual.padding.to(positions.device)
-    behind = positions + virtual.length + skipped - lacking
+    padding = 0 if virtual.padding is None else virtual.padding.to(positions.device)
+    behind = positions + virtual.length + skipped - padding
     shifted = torch.where(positions < first, positions, behind)
     if slot.added:
-        numbers = torch.arange(virtual.length, device=positions.device) - lacking
+        numbers = torch.arange(virtual.length, device=positions.device) - padding
         numbers = first + skipped + numbers.clamp_min(0)
         shifted = torch.cat([numbers.expand(len(shifted), -1), shifted], dim=1)
     inputs["position_ids"] = shifted
 
 
 def _counted(inputs: dict[str, Any], slot: PromptSlot, before: int) -> Tensor:
-    """The positions of the caller's tokens, as a decoder counts them for itself."""
+    """Count the positions of the caller's tokens as a decoder does."""
     if "position_ids" not in slot.names:
         raise SiteError(
-            f"prompts of different lengths cannot be in one batch at {slot.where()}: it takes no "
-            "positions",
-            hint="prompts of one length, or batches of their own",
+            f"{slot.where()} takes no positions: prompts in one batch need equal lengths",
+            hint="use prompts of one length, or one batch for each length",
         )
     source = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"]
     return torch.arange(before, before + source.shape[1], device=source.device)[None]
 
 
-def _turn_inputs(inputs: dict[str, Any], slot: PromptSlot, virtual: Virtual) -> None:
-    if not slot.turns or virtual.padding is None:
+def _rotate_inputs(inputs: dict[str, Any], slot: PromptSlot, virtual: VirtualTokenBatch) -> None:
+    if not slot.rotates or virtual.padding is None:
         return
-    slot.turned = virtual.padding
+    slot.rotation = virtual.padding
     for name in ("inputs_embeds", "attention_mask", "position_ids", "token_type_ids"):
         if inputs.get(name) is not None:
-            inputs[name] = _turned(inputs[name], virtual.padding)
+            inputs[name] = _rotated(inputs[name], virtual.padding)
 
 
-def _turned(rows: Tensor, by: Tensor) -> Tensor:
-    """rows: (batch, tokens, ...), each turned to the left by its number of places: (batch, 1)."""
+def _rotated(rows: Tensor, by: Tensor) -> Tensor:
+    """Rotate each row to the left: rows (batch, tokens, ...), by (batch, 1) places."""
     tokens = rows.shape[1]
     places = (torch.arange(tokens, device=rows.device) + by.to(rows.device)) % tokens
     places = places.view(*places.shape, *(1,) * (rows.ndim - 2))
@@ -262,26 +288,25 @@ def _turned(rows: Tensor, by: Tensor) -> Tensor:
 
 
 def strip_prompt(root: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-    """The hook of a stack: the virtual positions leave its output."""
+    """Remove the virtual positions: the hook of a stack."""
     slot = root._modules[CHILD]
     assert isinstance(slot, PromptSlot)
     added, slot.added = slot.added, 0
     if not added or not slot.strips:
         return output
-    return _strip(output, _SEQUENCES, slot.tokens, slot.turned)
+    return _strip(output, _SEQUENCES, slot.tokens, slot.rotation)
 
 
 def strip_body(body: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-    """The hook of what a root pools: the pooler reads the caller's first token, not a virtual
-    one."""
+    """Remove the virtual positions in front of a pooler: it reads the caller's first token."""
     (slot,) = getattr(body, _PROMPT)
     if not slot.added or not slot.strips:
         return output
-    return _strip(output, _SEQUENCES, slot.tokens, slot.turned)
+    return _strip(output, _SEQUENCES, slot.tokens, slot.rotation)
 
 
 def widen_encoder_mask(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The pre-hook of a decoder: its mask over the encoder covers the virtual tokens there."""
+    """Extend the mask over the encoder to its virtual tokens: the pre-hook of a decoder."""
     (slot,) = getattr(decoder, _PROMPT)
     states, mask = kwargs.get("encoder_hidden_states"), kwargs.get("encoder_attention_mask")
     if not slot.active or states is None:
@@ -292,13 +317,13 @@ def widen_encoder_mask(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[s
     if mask is not None and mask.shape[1] < states.shape[1]:
         mask = virtual.widen(mask)
         kwargs["encoder_attention_mask"] = (
-            mask if virtual.padding is None else _turned(mask, virtual.padding)
+            mask if virtual.padding is None else _rotated(mask, virtual.padding)
         )
     return args, kwargs
 
 
 def strip_encoder_output(model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-    """The hook of an encoder-decoder: the encoder's virtual positions leave the final output."""
+    """Remove the encoder's virtual positions from the output: the hook of an encoder-decoder."""
     (slot,) = getattr(model, _PROMPT)
     if not slot.active or isinstance(output, tuple):
         return output
@@ -310,27 +335,27 @@ def strip_encoder_output(model: nn.Module, args: tuple[Any, ...], output: Any) -
     return _strip(output, _ENCODER_SEQUENCES, tokens, virtual.padding)
 
 
-def _strip(output: Any, names: tuple[str, ...], tokens: int, turned: Tensor | None) -> Any:
-    """Keep the caller's `tokens` positions; what is that short already stays as it is."""
+def _strip(output: Any, names: tuple[str, ...], tokens: int, rotation: Tensor | None) -> Any:
+    """Keep the caller's positions in the named outputs; shorter ones stay as they are."""
 
-    def own(states: Tensor) -> Tensor:
-        if turned is not None and states.shape[1] > tokens:
-            states = _turned(states, -turned)
+    def strip(states: Tensor) -> Tensor:
+        if rotation is not None and states.shape[1] > tokens:
+            states = _rotated(states, -rotation)
         return states[:, -tokens:]
 
     if isinstance(output, tuple):
-        return (own(output[0]), *output[1:])
+        return (strip(output[0]), *output[1:])
     for name in names:
         value = output.get(name)
         if isinstance(value, tuple):
-            output[name] = tuple(own(v) for v in value)
+            output[name] = tuple(map(strip, value))
         elif value is not None:
-            output[name] = own(value)
+            output[name] = strip(value)
     return output
 
 
 def forget_prompt(model: PreTrainedModel) -> None:
-    """Remove what prompt slots left on the modules that they watched."""
+    """Remove the references to prompt slots from all modules."""
     for module in model.modules():
         if _PROMPT in module.__dict__:
             delattr(module, _PROMPT)

@@ -1,10 +1,11 @@
-"""Prefixes among relative positions, where attention adds a bias of them to its scores (T5).
+"""Relative positions of prefixes, where attention adds a bias of them to its scores (T5).
 
     b_ij = table[bucket(k_j - q_i)]     k_j: the position of key j    q_i: that of query i
 
-By default a prefix takes no position, and its keys have no bias. One with `positions` takes 0 to
-L - 1, and the keys of tokens count on from there: k_j = L + j. Where it is true queries do so too,
-q_i = L + i, and tokens see each other as without it; where it is `keys` they do not: q_i = i.
+By default a prefix has no positions, and its keys no bias. With `positions` it has 0 to L - 1, and
+the keys of tokens continue from there: k_j = L + j. With `positions=True` queries do too,
+q_i = L + i, so that the bias between tokens is unchanged; with `positions="keys"` they do not:
+q_i = i.
 """
 
 from __future__ import annotations
@@ -17,40 +18,53 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import CHILD
 from adapterhub.hooks.slot import Slot
+from adapterhub.methods._site_module import Positions, PrefixModule
 
 
 class RelativeBias:
-    """The bias of one attention: the module that computes it, and how many tokens the KV cache held
-    before this forward pass."""
+    """The bias of one attention: the module that computes it, and the tokens in the KV cache."""
 
     def __init__(self, source: nn.Module) -> None:
         self.source: Any = source
         self.past: Any = 0
 
-    def widen(self, own: Tensor, lengths: Mapping[str, int], slot: Slot) -> Tensor:
-        """own: (1, heads, queries, keys) -> the same over these prefixes too: `lengths` in tokens,
-        each prefix in front of those before it."""
-        counts = {n: c for n in lengths if (c := getattr(slot.placed(n), "positions", False))}
-        total = sum(lengths[name] for name in counts)
-        skipped = sum(lengths[name] for name, count in counts.items() if count is True)
-        bias = self.source.compute_bias(
-            own.shape[2],
-            total + own.shape[3],
-            device=own.device,
-            past_seen_tokens=self.past + skipped,
-        ).to(own.dtype)
-        columns, end = [bias[..., total:]], total
+    def widen(self, bias: Tensor, lengths: Mapping[str, int], slot: Slot) -> Tensor:
+        """Extend the bias to keys of prefixes.
+
+        Args:
+            bias: (1, heads, queries, keys).
+            lengths: tokens of each prefix; each stands in front of those before it.
+            slot: the slot with their modules.
+
+        Returns:
+            (1, heads, queries, prefix tokens + keys).
+        """
+        positions = {name: _positions(slot.placed(name)) for name in lengths}
+        total = sum(length for name, length in lengths.items() if positions[name])
+        shift = sum(length for name, length in lengths.items() if positions[name] is True)
+        wide = self.source.compute_bias(
+            bias.shape[2],
+            total + bias.shape[3],
+            device=bias.device,
+            past_seen_tokens=self.past + shift,
+        ).to(bias.dtype)
+        columns, end = [wide[..., total:]], total
         for name, length in lengths.items():
-            if name in counts:
-                columns.insert(0, bias[..., end - length : end])
+            if positions[name]:
+                columns.insert(0, wide[..., end - length : end])
                 end -= length
             else:
-                columns.insert(0, own.new_zeros(*own.shape[:3], length))
+                columns.insert(0, bias.new_zeros(*bias.shape[:3], length))
         return torch.cat(columns, dim=-1)
 
 
+def _positions(module: nn.Module) -> Positions:
+    assert isinstance(module, PrefixModule)
+    return module.positions
+
+
 def note_past(host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """The pre-hook of an attention with relative positions."""
+    """Store how many tokens the KV cache holds: the pre-hook of an attention."""
     slot, cache = host._modules[CHILD], kwargs.get("past_key_values")
     past = 0 if cache is None else cache.get_seq_length(host.layer_idx)
     # A static cache counts on in place while the attention runs.

@@ -1,8 +1,8 @@
-"""How a site module gets into the forward pass: one child module and one hook on its host.
+"""How a module enters the forward pass: one child module (a slot) and one hook on its host.
 
 The host may be `Linear`, `Conv1D`, a quantized layer or anything else: it is called, never
 replaced. Hooks are plain functions that find their slot through the host, so that a model with
-adapters on it can be copied, pickled, moved and compiled.
+adapters can be copied, pickled, moved and compiled.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from adapterhub.anatomy.sites import CHILD, Site
-from adapterhub.hooks.composition import BatchPlan, Step, through
+from adapterhub.hooks.composition import ApplyModule, BatchPlan, through
 
-_TAP = "_adapterhub_tap"
+_SUBLAYER_INPUT = "_adapterhub_sublayer_input"
 
 
 class Mark:
-    """An entry in a list on a module, by which a hook there finds its slots; `remove` takes it
-    off, and the list with the last one."""
+    """An entry in a list on a module, through which a hook on that module finds its slots.
+
+    `remove` takes the entry off, and deletes the list with its last entry.
+    """
 
     def __init__(self, module: nn.Module, name: str, entry: Any) -> None:
         # In a list, the slot does not become a second child, under a second state-dict key.
@@ -28,7 +30,7 @@ class Mark:
         module.__dict__.setdefault(name, []).append(entry)
 
     def remove(self) -> None:
-        """The module is as it was."""
+        """Remove the entry."""
         entries = getattr(self.module, self.name)
         entries.remove(self.entry)
         if not entries:
@@ -36,8 +38,7 @@ class Mark:
 
 
 class Slot(nn.Module):
-    """The one child of a host: the site modules of every adapter that sits there, and who is
-    active."""
+    """The one child that a host gets: the modules of all adapters there, and which are active."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,63 +50,83 @@ class Slot(nn.Module):
         self.sublayer_input: Tensor | None = None
 
     def add(self, key: str, site: Site, module: nn.Module) -> None:
-        """Let a module sit here, inactive."""
+        """Add a module, inactive.
+
+        Args:
+            key: its name in this slot.
+            site: the site that it was placed at.
+            module: the module.
+        """
         self.add_module(key, module)
         self.sites[key] = site
 
     def remove(self, key: str) -> None:
-        """Take a module away."""
+        """Remove a module."""
         self.switch(key, on=False)
         del self._modules[key], self.sites[key]
 
     def switch(self, key: str, on: bool) -> None:
-        """Make a module active, as the last in line, or inactive."""
+        """Activate a module, behind those that are active, or deactivate it."""
         self.active = tuple(k for k in self.active if k != key) + ((key,) if on else ())
 
-    def run(self, step: Step, y: Tensor, *others: Any, dim: int = 0) -> Tensor:
-        """y' of y: the active modules in line, or as the plan says. `step(key, y, *others)` applies
-        one of them; `others` are tensors of the same rows along `dim`."""
+    def run(self, apply: ApplyModule, y: Tensor, *others: Any, dim: int = 0) -> Tensor:
+        """Pass y through the active modules, one after the other or as the plan says.
+
+        Args:
+            apply: applies the module of one key: `apply(key, y, *others) -> y'`.
+            y: the tensor that the modules change.
+            others: further arguments; tensors among them have the rows of y.
+            dim: the dimension of the batch.
+
+        Returns:
+            y', like y.
+        """
         if self.plan is not None:
-            return self.plan.run(step, y, others, dim, self.where())
-        return through(self.active, y, lambda key, y: step(key, y, *others))
+            return self.plan.run(apply, y, others, dim, self.where())
+        return through(self.active, y, lambda key, y: apply(key, y, *others))
 
     def where(self) -> str:
-        """The site, for messages."""
+        """Return the id of the site, for messages."""
         return next(iter(self.sites.values())).id
 
     def take_sublayer_input(self) -> Tensor | None:
-        """What the tap gave in this forward pass, once."""
-        sublayer_input, self.sublayer_input = self.sublayer_input, None
-        return sublayer_input
+        """Return the captured input of the sublayer, and forget it."""
+        x, self.sublayer_input = self.sublayer_input, None
+        return x
 
     def placed(self, key: str) -> nn.Module:
-        """The module that sits here under a key."""
+        """Return the module with a key."""
         module = self._modules[key]
         assert module is not None
         return module
 
 
 def capture_input(module: nn.Module, args: tuple[Any, ...]) -> None:
-    """The pre-hook of a sublayer's first projection: keeps the sublayer's x for the slots that read
-    it."""
-    for slot in getattr(module, _TAP):
+    """Store the input of a sublayer for the slots that read it: a forward pre-hook."""
+    for slot in getattr(module, _SUBLAYER_INPUT):
         if slot.active:
             slot.sublayer_input = args[0]
 
 
 def tap_sublayer_input(model: nn.Module, slot: Slot, path: str | None) -> None:
-    """Let a slot have the input of the module at `path`, which runs before it."""
+    """Let a slot read the input of a module that runs before its host.
+
+    Args:
+        model: the backbone.
+        slot: the slot.
+        path: the module's path; None: there is none to read.
+    """
     if path is None or slot.tap is not None:
         return
     slot.tap = path
     module = model.get_submodule(path)
-    slot.handles.append(Mark(module, _TAP, slot))
-    # First in line: the sublayer's x is what comes in, not what a module there makes of it.
+    slot.handles.append(Mark(module, _SUBLAYER_INPUT, slot))
+    # First of all pre-hooks: others may change the input.
     slot.handles.append(module.register_forward_pre_hook(capture_input, prepend=True))
 
 
 def drop_slot(model: nn.Module, host_path: str) -> None:
-    """Remove a slot with its hooks: the host is as it was."""
+    """Remove a slot and its hooks: the host is as before."""
     host = model.get_submodule(host_path)
     slot = host._modules.pop(CHILD)
     assert isinstance(slot, Slot)

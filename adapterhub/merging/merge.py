@@ -32,11 +32,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from adapterhub.adapters.activate import activate, activate_per_row
 from adapterhub.adapters.adapter import Adapter
-from adapterhub.adapters.attach import reattach
-from adapterhub.adapters.parts import AdapterHead
-from adapterhub.adapters.state import Attachments, attachments, known_names
+from adapterhub.adapters.parts import AdapterHead, parameter_holders
+from adapterhub.adapters.state import ModelState, activated, find_state, require_attached
 from adapterhub.anatomy.sites import CHILD
 from adapterhub.backbones.load import NEWLY_INITIALIZED, ORIGIN, name_of
 from adapterhub.backbones.probe import probe
@@ -143,15 +141,12 @@ def merge(
     refuse_unmergeable(adapters, requantize)
     if requantize and tolerance is None:
         tolerance = math.inf
-    before = state.rows
-    activate(model, *(adapter.name for adapter in adapters))
+    before = state.compositions
     heads = [adapter.head.lowered() for adapter in adapters if adapter.head]
-    try:
+    with activated(state, (tuple(adapter.name for adapter in adapters),)):
         swaps, identity = _swaps(adapters), _identity(model, adapters)
         made = Merge(adapters, probe(model), swaps, identity, heads[-1] if heads else None)
-    except BaseException:
-        activate_per_row(state, before)
-        raise
+    state.activate(((),))
     for adapter in adapters:
         adapter.detach()
     made.put(on=True)
@@ -159,7 +154,7 @@ def merge(
         made.differences, made.tolerances = compare(made.expected, model, tolerance)
     except BaseException:
         made.put(on=False)
-        reattach(state, adapters, before)
+        state.reattach(adapters, before)
         raise
     setattr(model, _RECORD, [*getattr(model, _RECORD, ()), (state, made)])
     return made
@@ -176,37 +171,35 @@ def unmerge(model: PreTrainedModel) -> tuple[Adapter, ...]:
     record = getattr(model, _RECORD, None)
     if not record:
         raise MergeError("nothing is merged into this model", hint="merge(model)")
-    if on_it := attachments(model):
+    if attached := find_state(model):
         raise AttachError(
-            "adapters were put on the merged model, and belong to it",
-            offenders=map(repr, on_it.adapters),
+            "adapters were attached to the merged model, and depend on its weights",
+            offenders=map(repr, attached.adapters),
             hint="detach(model) first",
         )
     state, made = record.pop()
     if not record:
         delattr(model, _RECORD)
     made.put(on=False)
-    reattach(state, made.adapters, (tuple(adapter.name for adapter in made.adapters),))
     adapters: tuple[Adapter, ...] = made.adapters
+    state.reattach(adapters, (tuple(adapter.name for adapter in adapters),))
     return adapters
 
 
-def _chosen(
-    model: PreTrainedModel, names: Sequence[str]
-) -> tuple[Attachments, tuple[Adapter, ...]]:
-    state = attachments(model)
+def _chosen(model: PreTrainedModel, names: Sequence[str]) -> tuple[ModelState, tuple[Adapter, ...]]:
+    state = find_state(model)
     if state is None:
-        raise AttachError("no adapter is on this model", hint='load(model, "out/polite")')
+        raise AttachError("no adapter is attached to this model", hint='load(model, "out/polite")')
     active = [adapter.name for adapter in state.adapters.values() if adapter.active]
     chosen = list(dict.fromkeys(names or active))
-    known_names(state, chosen)
+    require_attached(state, chosen)
     if not chosen:
         raise AttachError(
             "no adapter is active", hint=f"merge(model, {next(iter(state.adapters))!r})"
         )
     if others := [name for name in state.adapters if name not in chosen]:
         raise AttachError(
-            "other adapters are on this model, and were made for its weights as they are",
+            "other adapters are attached, and were trained on the weights as they are now",
             offenders=map(repr, others),
             hint=f"detach(model, {others[0]!r}) first, or merge them too",
         )
@@ -249,7 +242,7 @@ def blockers(adapter: Adapter) -> list[str]:
     found: dict[str, str] = {}
     for placed in adapter.placed:
         site = placed.site
-        if site.kind != "linear" or not getattr(placed.module, "affine", False):
+        if site.kind != "linear" or not placed.module.affine:
             part = f"{placed.method.name} at {site.stack}.{site.role}"
             found[part] = _NO_WEIGHT[site.kind]
     return [f"{part}: {reason}" for part, reason in found.items()]
@@ -258,7 +251,7 @@ def blockers(adapter: Adapter) -> list[str]:
 def _storage_problems(adapter: Adapter, requantize: bool) -> Iterator[str]:
     """Weights that are quantized and may not be so again, or that modules share of which only one
     is adapted."""
-    holders = _holders(adapter.model)
+    holders = parameter_holders(adapter.model)
     for site in {placed.site.host: placed.site for placed in adapter.placed}.values():
         host = adapter.model.get_submodule(site.host)
         if is_offloaded(host):
@@ -276,15 +269,6 @@ def _storage_problems(adapter: Adapter, requantize: bool) -> Iterator[str]:
     for changed in adapter.changed:
         if problem := storage_problem(changed.own):
             yield f"{changed.name}: {problem}"
-
-
-def _holders(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
-    """The modules that hold each parameter, by its id."""
-    found: dict[int, list[tuple[nn.Module, str]]] = {}
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            found.setdefault(id(parameter), []).append((module, name))
-    return found
 
 
 def _swaps(adapters: Sequence[Adapter]) -> tuple[Swap, ...]:

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.errors import unknown
+from adapterhub.methods._site_module import SiteModule
 
 Start = Literal["identity", "near-identity", "paper"]
 Layers = str | int | tuple[int, ...]
@@ -19,32 +20,10 @@ Layers = str | int | tuple[int, ...]
 
 @dataclass(frozen=True)
 class Placement:
-    """A module to put at a site.
-
-    At a projection or sublayer the module maps (x, y) to y'. One whose class sets `reads_weight`
-    is called with the host's weight and bias besides (x, y, W, b), and so need not hold them; one
-    that sets `changes_input` maps x to the x' that the host gets in its place; one that sets
-    `reads` gets that in the place of x: `residual`, the residual stream r that the sublayer's
-    output is added to, or `block`, r + y as the layer goes on with it, normed where it norms it
-    (`require_stream` refuses sites where they are not known). At `attn.kv` it is
-    called with nothing and gives prefix keys and values (2, length, d_kv); one that sets
-    `reads_input` is called with the attention's x and gives their gate (batch, tokens, 1) besides.
-    At `embed` it gives virtual tokens (length, d); at `mix` it maps (the outputs of the layers
-    below, y) to y'.
-
-    One whose y' is affine in x and y together (y' = P x + Q y + r) sets `affine`: an adapter of
-    such modules can be merged into the weights of their hosts. For one that changes the input, x'
-    is linear in x.
-
-    One whose change of the weight has a low rank says so by a method `factors`: two tensors
-    (d_out, r) and (r, d_in), whose product it is.
-
-    A module that trains in another form than it is used in has a method `inference_form`: it gives
-    the module of the method's own `inference_form` that computes the same now.
-    """
+    """A module to place at a site; the module's class fits the kind of the site."""
 
     site: Site
-    module: nn.Module
+    module: SiteModule
 
 
 @dataclass(frozen=True)
@@ -68,7 +47,7 @@ class StageSchedule:
     patience: int = 1
 
 
-Step = Placement | Unfrozen
+PlanStep = Placement | Unfrozen
 
 
 class TrainedSource(NamedTuple):
@@ -119,7 +98,7 @@ class Method(ABC):
         """The methods that this one is composed of; itself unless it is a composition."""
         return (self,)
 
-    def plan(self, anatomy: Anatomy) -> Iterator[Step]:
+    def plan(self, anatomy: Anatomy) -> Iterator[PlanStep]:
         """What to put where, and which backbone parameters to train.
 
         Raises:

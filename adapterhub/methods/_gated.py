@@ -31,6 +31,7 @@ from adapterhub.config.options import option
 from adapterhub.errors import SiteError
 from adapterhub.methods._base import Method, Placement
 from adapterhub.methods._ops import cast
+from adapterhub.methods._site_module import GatedKeyValueModule, KeyValueModule, OutputModule
 from adapterhub.methods._sites import select_sites
 
 Over = Literal["token", "sequence"]
@@ -55,31 +56,29 @@ class Gate(nn.Module):
         return f"one of each {self.over}"
 
 
-class GatedUpdate(nn.Module):
+class GatedUpdate(OutputModule):
     """The map (x, y) -> y + g (update(x, y) - y)."""
 
-    def __init__(self, update: nn.Module, gate: Gate) -> None:
+    def __init__(self, update: OutputModule, gate: Gate) -> None:
         super().__init__()
         self.update = update
         self.gate = gate
-        self.reads = getattr(update, "reads", "input")
+        self.source = update.source
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """x: (batch, tokens, d_in), y: (batch, tokens, d_out) -> y' like y."""
-        gate = self.gate(y if self.reads == "output" else x).to(y.dtype)
+        gate = self.gate(y if self.source == "output" else x).to(y.dtype)
         return torch.addcmul(y, gate, self.update(x, y) - y)
 
 
-class GatedKeyValues(nn.Module):
+class GatedKeyValues(GatedKeyValueModule):
     """Gives prefix keys and values, and their gate."""
 
-    reads_input = True
-
-    def __init__(self, prefix: nn.Module, gate: Gate) -> None:
+    def __init__(self, prefix: KeyValueModule, gate: Gate) -> None:
         super().__init__()
         self.prefix = prefix
         self.gate = gate
-        self.positions = getattr(prefix, "positions", False)
+        self.positions = prefix.positions
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x: (batch, tokens, d), of the attention -> (2, length, d_kv), (batch, tokens, 1)."""
@@ -101,16 +100,13 @@ class Gated(Method):
         steps = [step for step in super().plan(anatomy) if isinstance(step, Placement)]
         self._refuse_the_future(anatomy, [step.site for step in steps])
         for step in steps:
-            if step.site.kind == "embed":  # positions that tokens skip
-                yield step
-                continue
             gate = Gate(self._width(step.site), self.gate)
-            module: nn.Module
-            if step.site.kind == "keyvalue":
-                module = GatedKeyValues(step.module, gate)
-            else:
-                module = GatedUpdate(step.module, gate)
-            yield Placement(step.site, module)
+            if isinstance(step.module, KeyValueModule):
+                yield Placement(step.site, GatedKeyValues(step.module, gate))
+            elif isinstance(step.module, OutputModule):
+                yield Placement(step.site, GatedUpdate(step.module, gate))
+            else:  # positions that tokens skip: there is nothing to gate
+                yield step
 
     def count(self, anatomy: Anatomy) -> int:
         """The other method's, and d + 1 a site."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -34,13 +34,14 @@ from adapterhub.config.options import option
 from adapterhub.errors import ConfigError, SiteError
 from adapterhub.methods._base import Method, Placement, TrainedSource, register_method
 from adapterhub.methods._ops import cast
+from adapterhub.methods._site_module import OutputModule, SiteModule
 from adapterhub.methods._spec import dump_methods, parse_methods
 
 
-class Fusion(nn.Module):
+class Fusion(OutputModule):
     """The map (x, y) -> y + V sum_n s_n (m_n(x, y) - y)."""
 
-    def __init__(self, members: Sequence[nn.Module], width: int) -> None:
+    def __init__(self, members: Sequence[OutputModule], width: int) -> None:
         super().__init__()
         self.members = nn.ModuleList(freeze(member) for member in members)
         self.query = nn.Linear(width, width)
@@ -68,7 +69,7 @@ class Fusion(nn.Module):
         return self
 
 
-def freeze(module: nn.Module) -> nn.Module:
+def freeze(module: OutputModule) -> OutputModule:
     """A module whose parameters are buffers now: saved with it, never trained."""
     for part in module.modules():
         for name in list(part._parameters):
@@ -130,7 +131,7 @@ class AdapterFusion(Method):
             sites = [site for site, _ in self._sites(anatomy)]
         return sum(3 * site.d_out**2 + site.d_out for site in sites)
 
-    def _sites(self, anatomy: Anatomy) -> list[tuple[Site, list[nn.Module]]]:
+    def _sites(self, anatomy: Anatomy) -> list[tuple[Site, list[OutputModule]]]:
         if len(self.members) < 2:
             raise ConfigError(
                 f"{self.name} of {len(self.members)} adapters",
@@ -150,17 +151,21 @@ class AdapterFusion(Method):
         return [(anatomy.sites[site], [m[site] for m in placed]) for site in first]
 
 
-def _placed(member: Any, called: str, anatomy: Anatomy) -> dict[str, nn.Module]:
+def _placed(member: Any, called: str, anatomy: Anatomy) -> dict[str, OutputModule]:
     """The modules of one member, by their sites.
 
     Raises:
         SiteError: some are none that map (x, y) to y', or two sit at one site.
     """
-    modules: dict[str, nn.Module] = {}
+    modules: dict[str, OutputModule] = {}
     wrong = set()
     for part in (part for method in parse_methods(member) for part in method.parts()):
         for step in part.plan(anatomy):
-            if isinstance(step, Placement) and _fits(step) and step.site.id not in modules:
+            if (
+                isinstance(step, Placement)
+                and _mixable(step.module)
+                and step.site.id not in modules
+            ):
                 modules[step.site.id] = step.module
             else:
                 wrong.add(part.name)
@@ -175,7 +180,7 @@ def _placed(member: Any, called: str, anatomy: Anatomy) -> dict[str, nn.Module]:
     return modules
 
 
-def _fits(step: Placement) -> bool:
-    sits = step.site.kind in ("linear", "sublayer")
-    more = any(getattr(step.module, name, False) for name in ("changes_input", "reads_weight"))
-    return sits and not more and getattr(step.module, "reads", "input") not in STREAM
+def _mixable(module: SiteModule) -> TypeGuard[OutputModule]:
+    return (
+        isinstance(module, OutputModule) and not module.reads_weight and module.source not in STREAM
+    )

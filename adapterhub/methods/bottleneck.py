@@ -40,22 +40,22 @@ from adapterhub.config.options import option
 from adapterhub.methods._base import Layers, Method, Placement, register_method
 from adapterhub.methods._ops import add_product, cast
 from adapterhub.methods._options import activation as activation_of
+from adapterhub.methods._site_module import OutputModule, OutputSource
 from adapterhub.methods._sites import require_stream, select_sites, sizes_by_site
 
 Sequential = Literal["output", "block"]
 Beside = Literal["input", "residual"]
-Source = Literal["output", "block", "input", "residual"]
 
 
-class Bottleneck(nn.Module):
+class Bottleneck(OutputModule):
     """The map (x, y) -> y + s up(f(down(source))): the source is y (`output`), or else x, in the
     place of which the slot gives what the network `reads`."""
 
     def __init__(
-        self, d_in: int, d_out: int, size: int, activation: str, source: Source, scale: float
+        self, d_in: int, d_out: int, size: int, activation: str, source: OutputSource, scale: float
     ) -> None:
         super().__init__()
-        self.reads = source
+        self.source = source
         self.sequential = source in ("output", "block")
         self.down = nn.Linear(d_in if source == "input" else d_out, size)
         self.activation = activation_of(activation)
@@ -75,7 +75,7 @@ class Bottleneck(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """x: (..., d_in), y: (..., d_out) -> y' like y."""
-        source = y if self.reads == "output" else x
+        source = y if self.source == "output" else x
         down, up = self.down, self.up
         middle = self.activation(
             F.linear(source, cast(down.weight, source), cast(down.bias, source))
@@ -85,7 +85,7 @@ class Bottleneck(nn.Module):
 
     def extra_repr(self) -> str:
         """What `print(model)` shows."""
-        return f"source={self.reads}, scale={self.scale:g}"
+        return f"source={self.source}, scale={self.scale:g}"
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class BottleneckMethod(Method):
     sizes: dict[str, int] = option({}, "widths that differ, by site: {encoder.ffn: 32}")
     activation: str = option("relu", "activation, by its transformers name")
     scale: float = option(1.0, "factor s of the network's output")
-    source: Source = option("output", "what the network reads")
+    source: OutputSource = option("output", "what the network reads")
     sites: tuple[str, ...] = option(("ffn",), "sublayers to adapt")
     layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
 

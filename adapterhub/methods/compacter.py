@@ -32,6 +32,7 @@ from adapterhub.methods._base import Layers, Method, Placement, register_method
 from adapterhub.methods._ops import cast
 from adapterhub.methods._options import activation as activation_of
 from adapterhub.methods._options import require_positive
+from adapterhub.methods._site_module import OutputModule
 from adapterhub.methods._sites import require_stream, select_sites
 from adapterhub.methods.bottleneck import Sequential
 
@@ -70,7 +71,7 @@ class KroneckerLinear(nn.Module):
         return F.linear(x, cast(self.weight(), x).T, cast(self.bias, x))
 
 
-class KroneckerBottleneck(nn.Module):
+class KroneckerBottleneck(OutputModule):
     """The map (x, y) -> y + up(f(down(source))). The first of all `keeps` what they share."""
 
     def __init__(
@@ -84,7 +85,7 @@ class KroneckerBottleneck(nn.Module):
         source: Sequential,
     ) -> None:
         super().__init__()
-        self.reads = source
+        self.source = source
         if keeps:
             self.shared = shared
         self.down = KroneckerLinear(shared, width, size, rank)
@@ -93,7 +94,7 @@ class KroneckerBottleneck(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """x: (..., d_in), y: (..., d) -> y' like y."""
-        source = y if self.reads == "output" else x
+        source = y if self.source == "output" else x
         update: Tensor = self.up(self.activation(self.down(source)))
         return y + update.to(y.dtype)
 

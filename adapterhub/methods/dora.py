@@ -34,7 +34,6 @@ class Decomposed(LoRALayer):
     """The map (x, y, W, b) -> m / ||V||_c (y - b + s B A x) + b."""
 
     reads_weight = True
-    factors = None  # type: ignore[assignment]  # its update of W has no low rank
 
     def __init__(self, weight: Tensor, rank: int, scale: float, dropout: float) -> None:
         super().__init__(weight.shape[1], weight.shape[0], rank, scale, dropout)
@@ -51,6 +50,9 @@ class Decomposed(LoRALayer):
         update = F.linear(F.linear(x, cast(self.A, x)), cast(self.B, x))
         # Written as a change of y, so that a ratio of exactly 1 and a zero B change nothing.
         return y + (ratio - 1).to(y.dtype) * product + (self.scale * ratio).to(y.dtype) * update
+
+    def factors(self) -> None:
+        """Return None: the update of W has no low rank."""
 
     def norm(self, weight: Tensor) -> Tensor:
         """||W + s B A||_c: (d_out,), in fp32 and without gradient."""

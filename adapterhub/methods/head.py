@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.methods._base import Method, Step, register_method
+from adapterhub.methods._base import Method, PlanStep, register_method
 
 
 @register_method
@@ -24,7 +24,7 @@ class Head(Method):
     summary = "only the task head trains (linear probe)"
     learning_rate = 5e-3
 
-    def plan(self, anatomy: Anatomy) -> Iterator[Step]:
+    def plan(self, anatomy: Anatomy) -> Iterator[PlanStep]:
         """Nothing: a head trains with every method."""
         return iter(())
 

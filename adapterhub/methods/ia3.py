@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import Anatomy, Site, matches
 from adapterhub.config.options import option
 from adapterhub.methods._base import Layers, Method, Placement, register_method
+from adapterhub.methods._site_module import InputModule, OutputModule
 from adapterhub.methods._sites import select_sites
 
 
-class OutputScale(nn.Module):
+class OutputScale(OutputModule):
     """The map (x, y) -> l * y."""
 
     affine = True
@@ -35,17 +36,21 @@ class OutputScale(nn.Module):
         self.scale = nn.Parameter(torch.ones(size))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """y: (..., size) -> y' like y."""
+        """Rescale the output. y: (..., size) -> y' like y."""
         return y * self.scale.to(y.dtype)
 
 
-class InputScale(OutputScale):
+class InputScale(InputModule):
     """The map x -> l * x."""
 
-    changes_input = True
+    affine = True
 
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        """x: (..., size) -> x' like x."""
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rescale the input. x: (..., size) -> x' like x."""
         return x * self.scale.to(x.dtype)
 
 

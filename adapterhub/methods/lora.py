@@ -26,10 +26,11 @@ from adapterhub.config.options import option
 from adapterhub.methods._base import Layers, Method, Placement, register_method
 from adapterhub.methods._ops import add_product, cast
 from adapterhub.methods._options import require_between
+from adapterhub.methods._site_module import OutputModule
 from adapterhub.methods._sites import select_sites, sizes_by_site
 
 
-class LoRALayer(nn.Module):
+class LoRALayer(OutputModule):
     """The map (x, y) -> y + s B A x."""
 
     affine = True
@@ -48,7 +49,7 @@ class LoRALayer(nn.Module):
             x = F.dropout(x, self.dropout)
         return add_product(y, F.linear(x, cast(self.A, x)), self.B, self.scale)
 
-    def factors(self) -> tuple[Tensor, Tensor]:
+    def factors(self) -> tuple[Tensor, Tensor] | None:
         """The update of the weight as a product: s B (d_out, rank) and A (rank, d_in)."""
         return self.scale * self.B, self.A
 

@@ -27,12 +27,13 @@ from adapterhub.anatomy.sites import Anatomy
 from adapterhub.config.options import option
 from adapterhub.methods._base import Placement, register_method
 from adapterhub.methods._options import require_positive
+from adapterhub.methods._site_module import EmbeddingModule
 from adapterhub.methods.prompt import Prompt, VirtualTokens
 
 Encoder = Literal["mlp", "lstm"]
 
 
-class PromptEncoder(nn.Module):
+class PromptEncoder(EmbeddingModule):
     """Gives the prompt h(P)."""
 
     def __init__(self, length: int, width: int, middle: int, encoder: Encoder) -> None:

@@ -87,7 +87,7 @@ class Principal(LoRALayer):
         start = F.linear(F.linear(x, cast(self.A0, x)), cast(self.B0, x))
         return y + self.scale * (now - start).to(y.dtype)
 
-    def factors(self) -> tuple[Tensor, Tensor]:
+    def factors(self) -> tuple[Tensor, Tensor] | None:
         """s [B, -B0]: (d_out, 2 rank) and [A; A0]: (2 rank, d_in)."""
         left = self.scale * torch.cat([self.B, -self.B0], dim=1)
         return left, torch.cat([self.A, self.A0])

@@ -28,7 +28,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -39,12 +38,11 @@ from adapterhub.config.options import option
 from adapterhub.errors import SiteError
 from adapterhub.methods._base import Layers, Method, Placement, register_method
 from adapterhub.methods._options import require_positive
+from adapterhub.methods._site_module import EmbeddingModule, KeyValueModule, Positions
 from adapterhub.methods._sites import select_sites
 
-Positions = bool | Literal["keys"]
 
-
-class PrefixKeyValues(nn.Module):
+class PrefixKeyValues(KeyValueModule):
     """Gives P_k and P_v, stacked; `positions` tells what counts relative positions behind them."""
 
     def __init__(self, start: Tensor, positions: Positions = False) -> None:
@@ -70,7 +68,7 @@ class Trunk(nn.Module):
         return torch.tanh(self.inner(self.prefix))
 
 
-class Reparametrized(nn.Module):
+class Reparametrized(KeyValueModule):
     """Gives P_k and P_v, stacked, from the network."""
 
     def __init__(self, trunk: Trunk, width: int, owner: bool, positions: Positions = False) -> None:
@@ -92,14 +90,14 @@ class Reparametrized(nn.Module):
             return PrefixKeyValues(self().contiguous(), self.positions)
 
 
-class Skip(nn.Module):
+class Skip(EmbeddingModule):
     """Gives no virtual tokens, and the number of positions that tokens skip."""
 
     empty: Tensor
 
     def __init__(self, skips: int, width: int) -> None:
         super().__init__()
-        self.skips = skips
+        self.skipped_positions = skips
         self.register_buffer("empty", torch.zeros(0, width), persistent=False)
 
     def forward(self) -> Tensor:

@@ -25,9 +25,10 @@ from adapterhub.backbones.weights import device_of
 from adapterhub.config.options import option
 from adapterhub.methods._base import Method, Placement, register_method
 from adapterhub.methods._options import require_positive
+from adapterhub.methods._site_module import EmbeddingModule
 
 
-class VirtualTokens(nn.Module):
+class VirtualTokens(EmbeddingModule):
     """Gives the prompt P."""
 
     def __init__(self, start: Tensor) -> None:

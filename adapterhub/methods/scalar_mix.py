@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.config.options import option
 from adapterhub.methods._base import Method, Placement, register_method
+from adapterhub.methods._site_module import LayerMixModule
 
 
-class Mix(nn.Module):
+class Mix(LayerMixModule):
     """The map (h_0 .. h_L) -> gamma sum_j softmax(w)_j h_j."""
 
     def __init__(self, states: int) -> None:

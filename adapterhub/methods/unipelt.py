@@ -26,9 +26,10 @@ from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
 from adapterhub.methods._base import Layers, Method, register_method
 from adapterhub.methods._gated import Gated, Over
+from adapterhub.methods._site_module import Positions
 from adapterhub.methods.bottleneck import Pfeiffer, Sequential
 from adapterhub.methods.lora import LoRA
-from adapterhub.methods.prefix import Positions, Prefix
+from adapterhub.methods.prefix import Prefix
 
 
 @dataclass(frozen=True)

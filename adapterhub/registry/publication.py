@@ -42,6 +42,9 @@ class PublicationInfo:
         return replace(manifest, **said)
 
 
+Listing = PublicationInfo  # its name in the public API
+
+
 @contextmanager
 def prepared(
     source: Path, listing: PublicationInfo, reference: str, peft: InPeft | None = None

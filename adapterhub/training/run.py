@@ -13,7 +13,7 @@ import torch
 from accelerate.utils import set_seed
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from adapterhub.adapters.adapter import Adapter, Group
+from adapterhub.adapters.adapter import Adapter, ParameterGroup
 from adapterhub.adapters.attach import attach
 from adapterhub.backbones.load import load_backbone
 from adapterhub.config.options import to_dict
@@ -78,7 +78,7 @@ class AdapterTrainee:
         self.adapter.train_mode(dropout)
 
 
-def _group_name(group: Group) -> str:
+def _group_name(group: ParameterGroup) -> str:
     name = group.method.name if group.method else "head"
     return name if group.rate == 1 else f"{name} x{group.rate:.3g}"
 
@@ -168,7 +168,7 @@ def prepare(recipe: Recipe) -> Prepared:
     chosen = replace(recipe.train, schedule=recipe.train.schedule or own)  # type: ignore[arg-type]
     recipe = replace(recipe, train=chosen)
     _check_packing(data.task, adapter)
-    adapter.notes.task = data.task.name
+    adapter.metadata.task = data.task.name
     limit = min(recipe.train.max_length, positions_of(model))
     setting = Setting(tokenizer, limit, adapter.labels, recipe.seed, positions_of(model))
     train, evaluation = (
@@ -304,10 +304,10 @@ def _epoch(ready: Prepared, epoch: int) -> LazyBatches:
 def _save(ready: Prepared, output: Path, result: loop.TrainingResult) -> Outcome:
     adapter, recipe = ready.adapter, ready.recipe
     metrics = result.best or result.last
-    adapter.notes.metrics = dict(metrics)
+    adapter.metadata.metrics = dict(metrics)
     # A method that was built of adapters names these, not the folders where they lay.
     method = {"method": list(dump_methods(adapter.methods)), "train": to_dict(recipe.train)}
-    adapter.notes.training = {
+    adapter.metadata.training = {
         "recipe": _identity(recipe) | method,
         "data": {
             "sha256": _data_hash(ready.data),

@@ -9,7 +9,7 @@ import pytest
 from forge import new_model, save_sound
 
 import adapterhub as ah
-from adapterhub.adapters.state import attachments
+from adapterhub.adapters.state import find_state
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +20,7 @@ def one_model():
 @pytest.fixture
 def model(one_model):
     yield one_model
-    if attachments(one_model):
+    if find_state(one_model):
         ah.detach(one_model)
 
 

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, PreTrainedModel
 
 import adapterhub as ah
-from adapterhub.adapters.state import attachments
+from adapterhub.adapters.state import find_state
 from adapterhub.errors import AdapterhubError
 from adapterhub.interchange.peft import targets
 
@@ -63,7 +63,7 @@ def checkpoint(exported: Path, backbones, tmp_path: Path):
 
     yield copy
     for model in backbones.values():
-        if attachments(model):
+        if find_state(model):
             ah.detach(model)
 
 

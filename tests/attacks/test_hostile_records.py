@@ -26,7 +26,7 @@ def run(backbone: Path, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "run"
     model, _ = ah.load_backbone(str(backbone), task="classification", labels=["a", "b", "c"])
     adapter = ah.attach(model, "lora(rank=2)", name="default")
-    adapter.notes.training = {"recipe": {"task": "classification", "data": {"text": "text"}}}
+    adapter.metadata.training = {"recipe": {"task": "classification", "data": {"text": "text"}}}
     adapter.save(folder / "adapter")
     (folder / "recipe.yaml").write_text(f"backbone: {backbone}\n", encoding="utf-8")
     return folder

@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import adapterhub as ah
-from adapterhub.adapters.state import attachments
+from adapterhub.adapters.state import find_state
 from adapterhub.backbones.checkpoint import stored_tensors
 from adapterhub.backbones.fingerprint import RUN, RUNS, fingerprint_of, runs
 from adapterhub.errors import BackboneError
@@ -207,7 +207,7 @@ def test_what_is_on_the_model_is_not_of_the_backbone():
     model = tiny_models.model("bert")
     before = of_model(model)
     ah.attach(model, "mam", name="more")
-    assert attachments(model).fingerprint() == before
+    assert find_state(model).fingerprint() == before
 
 
 def test_stored_tensors_are_those_of_safetensors(tmp_path):

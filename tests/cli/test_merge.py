@@ -116,7 +116,7 @@ def test_language_models(architecture, task, adapterhub, backbones, tmp_path):
     model, _ = ah.load_backbone(folder, task=task)
     adapter = ah.attach(model, "lora")
     tiny_models.scramble(adapter, std=0.1)
-    adapter.notes.task = task
+    adapter.metadata.task = task
     adapter.save(tmp_path / "adapter")
     where = ("--output", tmp_path / "out", "--backbone", folder)
     code, out, err = adapterhub("merge", tmp_path / "adapter", *where)

@@ -102,7 +102,7 @@ def make(folder: Path) -> None:
         with torch.no_grad():
             for key, tensor in adapter.tensors().items():
                 tensor.copy_(numbers(tensor.shape, zlib.crc32(key.encode()) % 53, 53, 256))
-        adapter.notes.card = f"# golden {name}"
+        adapter.metadata.card = f"# golden {name}"
         adapter.save(folder / name, overwrite=True)
         expected = json.dumps({"logits": logits(model, case)})
         (folder / f"{name}.json").write_text(expected + "\n", encoding="utf-8")

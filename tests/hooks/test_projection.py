@@ -7,6 +7,7 @@ import torch
 
 import adapterhub as ah
 from adapterhub.hooks.projection import output_slot
+from adapterhub.methods._site_module import InputModule
 
 
 def down_projection(*methods):
@@ -44,9 +45,7 @@ def test_two_inputs_changed_at_one_host():
 def test_a_sublayer_sees_its_input_as_it_came():
     """A parallel adapter's x is the sublayer's, also where a module changes the projection's."""
 
-    class Double(torch.nn.Module):
-        changes_input = True
-
+    class Double(InputModule):
         def forward(self, x):
             return 2 * x
 

@@ -11,6 +11,7 @@ import adapterhub as ah
 from adapterhub.errors import SiteError
 from adapterhub.hooks.relative_bias import RelativeBias
 from adapterhub.hooks.slot import Slot
+from adapterhub.methods._site_module import PrefixModule
 
 ARCHITECTURES = ("t5", "umt5")
 
@@ -26,7 +27,7 @@ class Distances(nn.Module):
 def widened(positions, past, queries, keys):
     slot, lengths = Slot(), {}
     for name, (length, counts) in positions.items():
-        module = nn.Module()
+        module = PrefixModule()
         module.positions = counts
         slot.add_module(name, module)
         lengths[name] = length

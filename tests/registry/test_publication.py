@@ -117,7 +117,7 @@ def test_a_backbone_that_is_away_stops_no_push(hub, backbone, tmp_path, monkeypa
     def broken(place, **options):
         raise BackboneError(f"the backbone {place!r} cannot be read")
 
-    monkeypatch.setattr(exporting, "skeleton", broken)
+    monkeypatch.setattr(exporting, "meta_model", broken)
     _, note = push(hub, tmp_path / "run")
     assert "the backbone 'tiny-bert' cannot be read" in note
     text = files_of(hub)["README.md"].decode()

@@ -142,7 +142,7 @@ def test_the_sum_of_two_is_both_at_once(architecture, methods, tmp_path):
     fresh = tiny_models.usual_model(architecture)
     again = ah.load(fresh, tmp_path / "sum")
     assert torch.equal(logits(fresh), both)
-    assert again.notes.training["combined"]["weights"] == [1.0, 1.0]
+    assert again.metadata.training["combined"]["weights"] == [1.0, 1.0]
 
 
 def test_whole_parameters_add_up():
@@ -180,10 +180,10 @@ def test_trimmed_updates_are_kept_whole_or_in_a_rank(how, architecture):
     full = ah.combine(model, ["a", "b"], how=how, density=0.5, rank=32, name="full rank")
     assert [m.name for m in full.methods] == ["lora"]
     torch.testing.assert_close(logits(model), expected, atol=1e-4, rtol=1e-3)
-    assert full.notes.training["combined"]["lost"] < 1e-4
+    assert full.metadata.training["combined"]["lost"] < 1e-4
     low = ah.combine(model, ["a", "b"], how=how, density=0.5, rank=4, name="rank 4")
     assert low.count() < whole.count()
-    assert 0.05 < low.notes.training["combined"]["lost"] < 1
+    assert 0.05 < low.metadata.training["combined"]["lost"] < 1
     again = ah.combine(model, ["a", "b"], how=how, density=0.5, rank=4, name="again")
     for name, tensor in low.tensors().items():
         assert torch.equal(tensor, again.tensors()[name])
@@ -193,7 +193,7 @@ def test_a_linear_combination_above_the_rank_is_cut():
     model = pair("bert", "lora(rank=8)", "lora(rank=8)")
     exact = ah.combine(model, ["a", "b"], name="exact")
     assert {len(p.module.A) for p in exact.placed} == {16}
-    assert exact.notes.training["combined"]["weights"] == [0.5, 0.5]
+    assert exact.metadata.training["combined"]["weights"] == [0.5, 0.5]
     cut = ah.combine(model, ["a", "b"], rank=4, name="cut")
     assert {len(p.module.A) for p in cut.placed} == {4}
     assert torch.is_grad_enabled()
@@ -227,7 +227,7 @@ def test_what_cannot_be_combined_says_why():
     with pytest.raises(ConfigError) as error:
         ah.combine(model, ["a"], weights=[1, 2], density=0, rank=0)
     assert len(error.value.offenders) == 3
-    with pytest.raises(AttachError, match="no adapter called"):
+    with pytest.raises(AttachError, match="no adapter named"):
         ah.combine(model, ["c"])
-    with pytest.raises(AttachError, match="nothing to combine"):
+    with pytest.raises(AttachError, match="no adapters to combine"):
         ah.combine(tiny_models.model("bert"), ["a"])

@@ -303,7 +303,7 @@ def test_several_adapters_merge_in_the_order_given():
     live = logits(model)
     ah.activate(model, "a", "b")
     assert not torch.allclose(logits(model), live, atol=1e-3), "their order counts"
-    with pytest.raises(AttachError, match="other adapters are on this model"):
+    with pytest.raises(AttachError, match="other adapters are attached"):
         ah.merge(model, "a")
     made = ah.merge(model, "b", "a")
     assert [adapter.name for adapter in made.adapters] == ["b", "a"]
@@ -320,7 +320,7 @@ def test_merges_pile_up_and_come_off_in_turn():
         ah.merge(model)
     both = logits(model)
     third = with_adapter(model, "lora", name="third")
-    with pytest.raises(AttachError, match="were put on the merged model") as error:
+    with pytest.raises(AttachError, match="were attached to the merged model") as error:
         ah.unmerge(model)
     assert error.value.offenders == ("'third'",)
     third.detach()
@@ -334,7 +334,7 @@ def test_merges_pile_up_and_come_off_in_turn():
     assert torch.equal(logits(copied), both)
     with pytest.raises(MergeError, match="nothing is merged"):
         ah.unmerge(model)
-    with pytest.raises(AttachError, match="no adapter is on this model"):
+    with pytest.raises(AttachError, match="no adapter is attached"):
         ah.merge(model)
 
 
@@ -356,7 +356,7 @@ def test_a_merged_model_is_not_taken_for_its_base(tmp_path):
     base = adapter.manifest().backbone
     adapter.save(tmp_path / "adapter")
     ah.merge(model)
-    with pytest.raises(MismatchError, match="trained on another backbone"):
+    with pytest.raises(MismatchError, match="trained on a different backbone"):
         ah.load(model, tmp_path / "adapter")
     ours = with_adapter(model, "norms", name="ours").manifest().backbone
     assert ours.fingerprint != base.fingerprint

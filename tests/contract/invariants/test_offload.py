@@ -118,7 +118,7 @@ def test_a_head_that_is_offloaded_says_where_to_put_it(backbone):
 
 def test_new_tokens_need_their_table(backbones):
     model = loaded(backbones("llama"), ALL, task="causal-lm", new_tokens=["<new>"])
-    with pytest.raises(AttachError, match="table of new tokens") as error:
+    with pytest.raises(AttachError, match="rows of new tokens") as error:
         ah.attach(model, "lora")
     assert "model.embed_tokens.weight" in error.value.offenders
 

@@ -67,17 +67,17 @@ def test_what_has_no_average_is_refused_and_nothing_changes():
     model = with_adapters({"a": "lora", "p": "prefix", "v": "prompt", "full": "full", "n": "norms"})
     ah.activate(model, "a")
     expected = logits(model)
-    with pytest.raises(AttachError, match="virtual tokens have no average") as error:
+    with pytest.raises(AttachError, match="virtual tokens cannot be averaged") as error:
         ah.activate(model, ah.Average(["a", "p", "v"]))
     assert error.value.offenders == ("'p': prefix", "'v': prompt")
-    with pytest.raises(AttachError, match="the backbone's own parameters") as error:
+    with pytest.raises(AttachError, match="shared by the whole batch") as error:
         ah.activate(model, ah.Average(["full", "n", "a"]))
     assert error.value.offenders == ("'full': full", "'n': norms")
     assert "lora" in error.value.expected
     assert "norms" not in error.value.expected
     with pytest.raises(AttachError, match="sum to 1"):
         ah.Average(["a", "b"], weights=[1, 1])
-    with pytest.raises(AttachError, match="does not name an adapter"):
+    with pytest.raises(AttachError, match="is not the name of an adapter"):
         ah.activate(model, 3)
     assert torch.equal(logits(model), expected)
 
@@ -118,18 +118,18 @@ def test_a_failed_attach_leaves_the_average_active():
 
 def test_a_route_refuses_what_cannot_be_routed():
     model = with_adapters({"polite": "lora", "full": "full", "bias": "bitfit"})
-    with pytest.raises(AttachError, match="the backbone's own parameters") as error:
+    with pytest.raises(AttachError, match="shared by the whole batch") as error:
         ah.route(model, ["polite", "full", "bias"]).__enter__()
     assert error.value.offenders == ("'full': full", "'bias': bitfit")
     with pytest.raises(AttachError, match=r"'polit'; did you mean 'polite'\?, 'rude'"):
         ah.route(model, ["polit", "rude", None]).__enter__()
     for wrong in ("polite", []):
-        with pytest.raises(AttachError, match="names no rows"):
+        with pytest.raises(AttachError, match="is not a list of rows"):
             ah.route(model, wrong).__enter__()
-    with pytest.raises(AttachError, match="no adapter is on this model"):
+    with pytest.raises(AttachError, match="no adapter is attached"):
         ah.route(tiny_models.model("bert"), ["polite"]).__enter__()
     with (
-        pytest.raises(AttachError, match="the route is of 2 rows, and 3 come to"),
+        pytest.raises(AttachError, match=r"the route has 2 rows, the batch at .* has 3"),
         ah.route(model, ["polite", None]),
     ):
         logits(model)
@@ -164,7 +164,7 @@ def interrupted(model):
             lambda: ah.detach(model, "a"),
             lambda: ah.detach(model),
         ):
-            with pytest.raises(AttachError, match="a route is on"):
+            with pytest.raises(AttachError, match="inside route"):
                 change()
         assert torch.equal(logits(model), inner)
         raise KeyError
@@ -174,7 +174,7 @@ def test_an_error_inside_a_forward_pass_leaves_nothing_behind():
     model = with_adapters({"a": "prompt", "b": "scalar-mix", "c": "parallel"})
     bare = (ah.activate(model), logits(model))[1]
     with (
-        pytest.raises(AttachError, match="come to"),
+        pytest.raises(AttachError, match="the batch at"),
         ah.route(model, ["a", "b", "c", None]),
     ):
         logits(model)
@@ -278,7 +278,7 @@ def test_any_name_lives_through_everything(names, tmp_path_factory):
     model = tiny_models.model("bert")
     keys = list(model.state_dict())
     for name in [n for n in names if name_problems(n)]:
-        with pytest.raises(AttachError, match="cannot be called so"):
+        with pytest.raises(AttachError, match="invalid adapter name"):
             ah.attach(model, "lora", name=name)
         names.remove(name)
     each, adapters = {}, []

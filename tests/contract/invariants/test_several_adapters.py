@@ -91,7 +91,7 @@ def test_heads_of_different_sizes():
 def test_names():
     model = tiny_models.model("bert")
     ah.attach(model, "lora", name="polite")
-    with pytest.raises(AttachError, match="on this model already"):
+    with pytest.raises(AttachError, match="already attached"):
         ah.attach(model, "lora", name="polite")
     with pytest.raises(AttachError, match="did you mean 'polite'"):
         ah.activate(model, "polit")
@@ -130,7 +130,7 @@ def test_two_adapters_that_change_one_parameter_cannot_both_be_active():
     model = tiny_models.model("bert")
     ah.attach(model, "full", name="a")
     ah.attach(model, "freeze", name="b")
-    with pytest.raises(AttachError, match="both hold their own"):
+    with pytest.raises(AttachError, match="both train"):
         ah.activate(model, "a", "b")
 
 

@@ -72,7 +72,7 @@ def work(folder):
         adapter.save(folder / f"{method}-{architecture}")
     with pytest.raises(AttachError, match="attach first, then fully_shard"):
         ah.attach(model, "lora", name="late")
-    with pytest.raises(AttachError, match="cannot be taken out"):
+    with pytest.raises(AttachError, match="cannot be swapped"):
         ah.activate(model)  # the last case is `full`
     if rank == 0:
         (folder / "seen.json").write_text(json.dumps(seen))

@@ -142,7 +142,7 @@ def test_without_its_adapter_a_model_has_its_own_size(backbones, tmp_path):
     ah.attach(model, "lora", name="plain")
     tokenizer.add_tokens(NEW)
     adapter = ah.attach(model, "lora", name="more")
-    assert adapter.vocabulary is not None
+    assert adapter.new_tokens is not None
     top = max(tokenizer.convert_tokens_to_ids(NEW)) + 1
     size = max(top, tiny_models.VOCAB)
     assert scores(model, tokenizer, "the movie").logits.shape[-1] == size
@@ -171,7 +171,7 @@ def test_another_tokenizer_is_refused(backbones, tmp_path):
     other.add_tokens(["<x>"])
     plain = transformers.AutoModelForCausalLM.from_pretrained(folder)
     other.eos_token = "<unk>"
-    with pytest.raises(MismatchError, match="another tokenizer") as error:
+    with pytest.raises(MismatchError, match="a different tokenizer") as error:
         ah.load(plain, tmp_path / "a", tokenizer=other)
     assert read_manifest(tmp_path / "a").tokenizer in str(error.value)
     assert tokenizer_snapshot(plain).identity() in str(error.value)
@@ -212,7 +212,7 @@ def test_a_refused_adapter_teaches_the_tokenizer_nothing(backbones, tmp_path):
     fresh, tokenizer = ah.load_backbone(folder, task="causal-lm")
     with torch.no_grad():
         fresh.model.layers[0].mlp.up_proj.weight.add_(1)
-    with pytest.raises(MismatchError, match="another backbone"):
+    with pytest.raises(MismatchError, match="a different backbone"):
         ah.load(fresh, tmp_path / "a")
     assert tokenizer.convert_tokens_to_ids("<a>") == tokenizer.unk_token_id
 
@@ -266,4 +266,4 @@ def test_a_token_that_is_added_later_is_not_of_the_identity(backbones):
     expected = tokenizer_snapshot(model).identity()
     tokenizer.add_tokens([AddedToken("don", single_word=False), "<a>"])
     assert tokenizer_snapshot(model).identity() == expected
-    assert len(ah.attach(model, "lora").vocabulary.tokens) == 2
+    assert len(ah.attach(model, "lora").new_tokens.tokens) == 2

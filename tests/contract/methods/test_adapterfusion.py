@@ -171,7 +171,7 @@ def test_an_adapter_of_another_backbone_is_refused(tmp_path):
     ah.attach(other, "pfeiffer").save(tmp_path / "other")
     model = tiny_models.model("bert")
     ah.attach(model, "pfeiffer", name="a")
-    with pytest.raises(MismatchError, match="another backbone"):
+    with pytest.raises(MismatchError, match="a different backbone"):
         ah.attach(model, {"adapterfusion": {"adapters": ["a", str(tmp_path / "other")]}}, name="f")
 
 

@@ -177,7 +177,7 @@ def test_a_site_tells_what_sits_there(sites, parts):
     adapter = ah.attach(model, {"unipelt": {"sites": sites, "source": "block"}})
     assert {p.site.role: p.method.name for p in adapter.placed} == parts
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    assert sum(m.count(adapter.home.anatomy) for m in adapter.methods) == trained
+    assert sum(m.count(adapter.state.anatomy) for m in adapter.methods) == trained
 
 
 @pytest.mark.parametrize("sites", [[], ["attn.*", "ffn"]])

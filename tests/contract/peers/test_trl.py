@@ -11,7 +11,7 @@ from datasets import Dataset
 from matrix import REFUSED, example
 
 import adapterhub as ah
-from adapterhub.adapters.state import attachments
+from adapterhub.adapters.state import find_state
 from adapterhub.methods import METHODS
 
 trl = pytest.importorskip("trl", reason="its own environment: make trl")
@@ -107,7 +107,7 @@ def test_dpo_prefers_to_the_bare_backbone(method, loaded, tmp_path):
     trainer = preferences(tmp_path, model, tokenizer)
     reference = trainer.ref_model
     assert reference is not model
-    assert attachments(reference) is None
+    assert find_state(reference) is None
     assert torch.equal(logits(reference), bare)
     losses = train(trainer, model, adapter)
     if METHODS[method].start == "identity":

@@ -1,0 +1,285 @@
+"""What is active on a model: a stack of adapters, or one composition for each row of a batch.
+
+Each form is an object that is switched on and off as a whole. A stack needs no plan: its modules
+are switched on, and its head and parameters replace the model's own. A per-row activation plans in
+each slot which rows go through which modules, and leaves the model's own head in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from adapterhub.adapters.adapter import Adapter
+from adapterhub.adapters.parts import LABEL_FIELDS, set_labels, slot_at
+from adapterhub.backbones.weights import device_of
+from adapterhub.errors import AttachError
+from adapterhub.hooks.composition import (
+    Average,
+    BatchPlan,
+    Composition,
+    adapter_names,
+    is_stack,
+    localize,
+)
+from adapterhub.hooks.head import clear_variants, set_variants, with_parameters
+from adapterhub.hooks.slot import Slot
+from adapterhub.methods._base import METHODS
+
+Adapters = Mapping[str, Adapter]
+
+
+class StackActivation:
+    """The same adapters for all rows, one after the other; none: the bare backbone."""
+
+    def __init__(self, adapters: Sequence[Adapter] = ()) -> None:
+        self.adapters = tuple(adapters)
+
+    @property
+    def compositions(self) -> tuple[Composition, ...]:
+        """One composition for all rows."""
+        return (tuple(adapter.name for adapter in self.adapters),)
+
+    def on(self) -> None:
+        """Switch the adapters on, in order."""
+        for adapter in self.adapters:
+            adapter.switch(on=True)
+
+    def off(self) -> None:
+        """Switch the adapters off."""
+        for adapter in self.adapters:
+            adapter.switch(on=False)
+
+    def without(self, adapter: Adapter) -> StackActivation:
+        """Switch one adapter off, and return the rest."""
+        if adapter in self.adapters:
+            adapter.switch(on=False)
+        return StackActivation([other for other in self.adapters if other is not adapter])
+
+
+class PerRowActivation:
+    """One composition for each row, or a composition with an average for all rows."""
+
+    def __init__(
+        self, model: PreTrainedModel, adapters: Adapters, compositions: Sequence[Composition]
+    ) -> None:
+        self.model = model
+        self.compositions = tuple(compositions)
+        self.adapters = _adapters_in(adapters, compositions)
+        self.by_name = {adapter.name: adapter for adapter in self.adapters}
+        self.labels: dict[str, Any] = {}
+
+    def on(self) -> None:
+        """Switch the site modules on, plan the rows in each slot, and route heads and labels."""
+        for adapter in self.adapters:
+            adapter.switch_modules(True)
+        for slot, keys in self._keys_by_slot().items():
+            slot.plan = self._plan(keys)
+        for path, variants in _variants(self.adapters).items():
+            keys = {name: (name,) for name in variants}
+            set_variants(self.model, path, variants, self._plan(keys, last=True))
+        self.labels = {name: getattr(self.model.config, name) for name in LABEL_FIELDS}
+        set_labels(self.model, _common_labels(self.labels, self._labels()))
+
+    def off(self) -> None:
+        """Undo `on`."""
+        set_labels(self.model, self.labels)
+        clear_variants(self.model)
+        for slot in self._keys_by_slot():
+            slot.plan = None
+        for adapter in self.adapters:
+            adapter.switch_modules(False)
+
+    def without(self, adapter: Adapter) -> PerRowActivation:
+        """Return this activation, which the adapter is not part of.
+
+        Raises:
+            AttachError: it is.
+        """
+        if adapter in self.adapters:
+            raise AttachError(
+                f"{adapter.name!r} is part of the active average",
+                hint="activate(model) first, which deactivates all adapters",
+            )
+        return self
+
+    def _keys_by_slot(self) -> dict[Slot, dict[str, tuple[str, ...]]]:
+        """Map each slot to the keys of each adapter's modules there."""
+        slots: dict[Slot, dict[str, tuple[str, ...]]] = {}
+        for adapter in self.adapters:
+            for placed in adapter.placed:
+                keys = slots.setdefault(slot_at(self.model, placed.site), {})
+                keys[adapter.name] = (*keys.get(adapter.name, ()), placed.key)
+        return slots
+
+    def _plan(self, keys: Mapping[str, tuple[str, ...]], last: bool = False) -> BatchPlan:
+        """Plan the rows of one slot; `last` keeps the last module of each stack, for heads."""
+        local = [localize(composition, keys) for composition in self.compositions]
+        if last:
+            local = [part[-1:] if isinstance(part, tuple) else part for part in local]
+        return BatchPlan(local, device_of(self.model) or "cpu")
+
+    def _labels(self) -> list[dict[str, Any] | None]:
+        return [_labels(self.by_name, composition) for composition in self.compositions]
+
+
+Activation = StackActivation | PerRowActivation
+
+
+def activation_of(
+    model: PreTrainedModel, adapters: Adapters, compositions: Sequence[Composition]
+) -> Activation:
+    """Return what is to be switched on; the model is not changed.
+
+    Args:
+        model: the backbone.
+        adapters: those attached to it, by name.
+        compositions: one for each row of a batch, or a single one for all rows.
+
+    Raises:
+        AttachError: adapters that cannot be active together.
+    """
+    if is_stack(compositions):
+        stack = [adapters[name] for name in adapter_names(compositions[0])]
+        _refuse_shared_parameters(stack)
+        return StackActivation(stack)
+    _refuse_unroutable(_adapters_in(adapters, compositions))
+    for composition in dict.fromkeys(compositions):
+        _check_averages(adapters, composition)
+    return PerRowActivation(model, adapters, compositions)
+
+
+def head_of(adapters: Adapters, composition: Composition) -> Adapter | None:
+    """Return the adapter whose head a composition uses: the last that has one, or None."""
+    names = reversed(list(adapter_names(composition)))
+    return next((adapters[name] for name in names if adapters[name].head), None)
+
+
+def _adapters_in(adapters: Adapters, compositions: Iterable[Composition]) -> list[Adapter]:
+    names = [name for composition in compositions for name in adapter_names(composition)]
+    return [adapters[name] for name in dict.fromkeys(names)]
+
+
+def _refuse_shared_parameters(stack: Sequence[Adapter]) -> None:
+    owners: dict[int, str] = {}
+    for adapter in stack:
+        for changed in adapter.changed:
+            owner = owners.setdefault(id(changed.original), adapter.name)
+            if owner != adapter.name:
+                raise AttachError(
+                    f"{owner!r} and {adapter.name!r} both train {changed.name}",
+                    expected="at most one active adapter for each backbone parameter",
+                )
+
+
+def _refuse_unroutable(adapters: Iterable[Adapter]) -> None:
+    if shared := [a for a in adapters if _changes_shared_state(a)]:
+        fitting = sorted(name for name, method in METHODS.items() if not method.trains_backbone)
+        raise AttachError(
+            "these adapters change state shared by the whole batch and cannot be routed per row",
+            offenders=[_described(adapter) for adapter in shared],
+            expected=f"methods that only add modules: {', '.join(fitting)}",
+            hint="activate such an adapter alone, in batches of its own",
+        )
+
+
+def _described(adapter: Adapter) -> str:
+    return f"{adapter.name!r}: {', '.join(method.name for method in adapter.methods)}"
+
+
+def _changes_shared_state(adapter: Adapter) -> bool:
+    """Tell whether an adapter changes backbone parameters, the embedding or positions."""
+    return (
+        adapter.new_tokens is not None
+        or any(placed.skips_positions for placed in adapter.placed)
+        or any(changed.method is not None for changed in adapter.changed)
+        or any(adapter.anatomy.layer_of(path) != "above" for path, _ in _newly_initialized(adapter))
+    )
+
+
+def _check_averages(adapters: Adapters, composition: Composition) -> None:
+    """Refuse averages of prefixes, prompts, or heads with different labels."""
+    if isinstance(composition, str):
+        return
+    parts = composition.parts if isinstance(composition, Average) else composition
+    for part in parts:
+        _check_averages(adapters, part)
+    if not isinstance(composition, Average):
+        return
+    virtual = [adapters[name] for name in adapter_names(composition)]
+    virtual = [adapter for adapter in virtual if _adds_virtual_tokens(adapter)]
+    if virtual:
+        raise AttachError(
+            "virtual tokens cannot be averaged",
+            offenders=[_described(adapter) for adapter in virtual],
+            expected="adapters without a prefix or prompt",
+            hint="stack them: activate(model, 'a', 'b')",
+        )
+    labels = {str(list(adapter_names(part))): _labels(adapters, part) for part in composition.parts}
+    if len({str(each) for each in labels.values()}) > 1:
+        raise AttachError(
+            "heads with different labels cannot be averaged",
+            offenders=[f"{name}: {_classes(each)}" for name, each in labels.items()],
+            expected="the same labels in the same order",
+            hint="route(model, [...]), which gives each row the head of its adapter",
+        )
+
+
+def _adds_virtual_tokens(adapter: Adapter) -> bool:
+    return any(placed.site.kind in ("keyvalue", "embed") for placed in adapter.placed)
+
+
+def _classes(labels: Mapping[str, Any] | None) -> str:
+    return "no head" if labels is None else ", ".join(labels["id2label"].values())
+
+
+def _variants(adapters: Iterable[Adapter]) -> dict[str, dict[str, nn.Module]]:
+    """Map paths of the model's modules to the module that replaces each, by adapter."""
+    variants: dict[str, dict[str, nn.Module]] = {}
+    for adapter in adapters:
+        for path, module in (adapter.head.own if adapter.head else {}).items():
+            variants.setdefault(path, {})[adapter.name] = module
+        parameters: dict[str, dict[str, nn.Parameter]] = {}
+        for path, parameter in _newly_initialized(adapter):
+            host, _, attribute = path.rpartition(".")
+            parameters.setdefault(host, {})[attribute] = parameter
+        for host, replaced in parameters.items():
+            module = with_parameters(adapter.model.get_submodule(host), replaced)
+            variants.setdefault(host, {})[adapter.name] = module
+    return variants
+
+
+def _newly_initialized(adapter: Adapter) -> list[tuple[str, nn.Parameter]]:
+    """List the parameters that the backbone's checkpoint lacked, with their paths."""
+    replaced = {
+        id(parameter): changed.own
+        for changed in adapter.changed
+        if changed.method is None
+        for parameter in (changed.original, changed.own)
+    }
+    named = adapter.anatomy.parameters().items() if replaced else ()
+    return [(path, replaced[id(p)]) for path, p in named if id(p) in replaced]
+
+
+def _labels(adapters: Adapters, composition: Composition) -> dict[str, Any] | None:
+    owner = head_of(adapters, composition)
+    return owner.head.labels if owner and owner.head else None
+
+
+def _common_labels(
+    bare: dict[str, Any], per_row: Sequence[dict[str, Any] | None]
+) -> dict[str, Any]:
+    """Return the labels that all rows share; else as many numbered ones as the longest has."""
+    labels = [row if row is not None else bare for row in per_row]
+    if all(row == labels[0] for row in labels):
+        return dict(labels[0])
+    names = [f"LABEL_{i}" for i in range(max(len(row["id2label"]) for row in labels))]
+    kinds = {row["problem_type"] for row in labels}
+    return {
+        "id2label": dict(enumerate(names)),
+        "label2id": {name: i for i, name in enumerate(names)},
+        "problem_type": kinds.pop() if len(kinds) == 1 else None,
+    }

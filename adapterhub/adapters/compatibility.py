@@ -1,0 +1,185 @@
+"""Checks whether a saved adapter belongs to a model: backbone, tokenizer, size, tensors, head."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from adapterhub.adapters.adapter import Adapter
+from adapterhub.adapters.parts import HEAD, AdapterHead
+from adapterhub.adapters.state import ModelState
+from adapterhub.backbones.tokenizer import TokenizerSnapshot
+from adapterhub.errors import MismatchError
+from adapterhub.files.manifest import Manifest, TensorInfo
+from adapterhub.interchange.imported import ImportedAdapter
+from adapterhub.methods._base import Method
+
+SMALL = 1 << 22  # numbers; 16 MiB of fp32
+
+
+def check_backbone(manifest: Manifest, state: ModelState) -> None:
+    """Refuse an adapter that was trained on a different backbone, by its fingerprint.
+
+    Raises:
+        MismatchError: the error names both backbones.
+    """
+    trained_on, fingerprint = manifest.backbone, state.fingerprint()
+    at = f" at {trained_on.revision}" if trained_on.revision else ""
+    if fingerprint != trained_on.fingerprint:
+        raise MismatchError(
+            f"the adapter {manifest.name!r} was trained on a different backbone",
+            offenders=[f"this model: {state.model.config._name_or_path}, {fingerprint}"],
+            expected=f"{trained_on.id}{at}, {trained_on.fingerprint}",
+            hint=f"load_backbone({trained_on.id!r}), or load(..., any_backbone=True)",
+        )
+
+
+def check_backbone_name(imported: ImportedAdapter, model: PreTrainedModel) -> list[str]:
+    """Compare the backbone's name and commit, all that other libraries record.
+
+    Returns:
+        Notes on what could not be compared.
+
+    Raises:
+        MismatchError: they differ.
+    """
+    recorded, name = imported.backbone, model.config._name_or_path
+    if not recorded or not name:
+        return ["the files or the model do not name their backbone: it was not checked"]
+    if Path(recorded).is_absolute() or recorded.startswith(".") or recorded.count("/") > 1:
+        return [f"the files name a folder as their backbone ({recorded}): it was not checked"]
+    if Path(name).exists() and not Path(recorded).exists():
+        return [f"the backbone is the folder {name}, the files name {recorded}: it was not checked"]
+    commits = {imported.revision, getattr(model.config, "_commit_hash", None)}
+    one_commit = len(commits) == 1 or not all(
+        re.fullmatch("[0-9a-f]{40}", commit or "") for commit in commits
+    )
+    if recorded == name and one_commit:
+        return []
+    at = f" at {imported.revision}" if imported.revision else ""
+    raise MismatchError(
+        f"the adapter {imported.name!r} was trained on a different backbone",
+        offenders=[f"this model: {name}"],
+        expected=f"{recorded}{at}",
+        hint=f"load_backbone({recorded!r}), or load(..., any_backbone=True)",
+    )
+
+
+def check_tokenizer(manifest: Manifest, snapshot: TokenizerSnapshot) -> None:
+    """Refuse an adapter that was trained with a different tokenizer.
+
+    Raises:
+        MismatchError: the error names both.
+    """
+    identity = snapshot.identity()
+    if manifest.tokenizer not in (None, identity):
+        raise MismatchError(
+            f"the adapter {manifest.name!r} was trained with a different tokenizer",
+            offenders=[f"this tokenizer: {snapshot.tokenizer.name_or_path}, {identity}"],
+            expected=f"that of {manifest.backbone.id}, {manifest.tokenizer}",
+            hint=f"load_backbone({manifest.backbone.id!r}), or load(..., any_tokenizer=True)",
+        )
+
+
+def check_size(manifest: Manifest, methods: Sequence[Method], state: ModelState) -> None:
+    """Refuse methods that would take far more memory than the file has numbers, before they do.
+
+    Smaller ones are built, so that the error can list each tensor that does not fit.
+
+    Args:
+        manifest: the adapter's manifest.
+        methods: its methods.
+        state: the model's state.
+
+    Raises:
+        MismatchError: they would.
+    """
+    declared = sum(math.prod(info.shape) for info in manifest.tensors.values())
+    needed = sum(method.count(state.anatomy) for method in methods)
+    if needed > 4 * declared + SMALL:
+        raise MismatchError(
+            f"the adapter {manifest.name!r} does not fit this model",
+            offenders=[f"its methods have {needed} numbers on this model, its file {declared}"],
+            expected="a file with the tensors of its methods",
+        )
+
+
+def check_tensors(manifest: Manifest, adapter: Adapter) -> None:
+    """Refuse tensors that an adapter on this model does not have, or has in other shapes.
+
+    Raises:
+        MismatchError: the error lists every such tensor.
+    """
+    own, tensors = adapter.tensors(), manifest.tensors
+    problems = [f"missing: {name}" for name in sorted(own.keys() - tensors.keys())]
+    problems += [f"unexpected: {name}" for name in sorted(tensors.keys() - own.keys())]
+    problems += [
+        f"{name}: shape {tensors[name].shape}, the backbone needs {tuple(own[name].shape)}"
+        for name in sorted(own.keys() & tensors.keys())
+        if tuple(own[name].shape) != tensors[name].shape
+    ]
+    if problems:
+        raise MismatchError(
+            f"the adapter {adapter.name!r} does not fit this model", offenders=problems
+        )
+
+
+def fit_head(manifest: Manifest, adapter: Adapter) -> None:
+    """Give an adapter a head of the saved size, with its labels.
+
+    Raises:
+        MismatchError: the model has no head, or one that cannot have as many outputs.
+    """
+    saved = manifest.head
+    if saved is None:
+        adapter.head = None
+    elif adapter.head is None:
+        raise MismatchError(
+            f"the adapter {manifest.name!r} has a task head, the model has none",
+            hint=f"load_backbone({manifest.backbone.id!r}, task={saved.kind!r}, "
+            f"labels={list(manifest.labels)!r})",
+        )
+    else:
+        old, outputs = adapter.model.config.num_labels or 0, len(manifest.labels) or 1
+        heads = adapter.head.own.items()
+        resized = [_resize(m, f"{HEAD}.{n}", manifest.tensors, old, outputs) for n, m in heads]
+        if outputs != old and not any(resized):
+            raise MismatchError(
+                f"the adapter {manifest.name!r} does not fit this model",
+                offenders=[f"{outputs} label(s), and no head with as many outputs in its file"],
+                expected="one output for each label",
+            )
+        _set_head_labels(adapter.head, manifest, saved.problem_type)
+
+
+def _resize(
+    head: nn.Module, prefix: str, tensors: Mapping[str, TensorInfo], old: int, outputs: int
+) -> bool:
+    """Replace the output layer of a head, of `old` rows, by one of `outputs` rows; tell whether
+    there was one."""
+    resized = False
+    for path, module in head.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            saved = tensors.get(".".join(part for part in (prefix, path, name) if part))
+            fits = saved is not None and saved.shape == (outputs, *parameter.shape[1:])
+            if fits and parameter.shape[0] == old != outputs:
+                setattr(module, name, nn.Parameter(torch.empty(saved.shape, dtype=parameter.dtype)))  # type: ignore[union-attr]
+                resized = True
+                if isinstance(module, nn.Linear):
+                    module.out_features = outputs
+    return resized
+
+
+def _set_head_labels(head: AdapterHead, manifest: Manifest, problem_type: str | None) -> None:
+    labels = manifest.labels or ("LABEL_0",)
+    head.labels = {
+        "id2label": dict(enumerate(labels)),
+        "label2id": {label: i for i, label in enumerate(labels)},
+        "problem_type": problem_type if manifest.labels else "regression",
+    }
