@@ -52,7 +52,7 @@ MESSAGES = [{"role": "user", "content": "a"}]
             "answer_start",
         ),
         ("seq2seq", "a.jsonl", '{"text": "a", "label": " "}', "line 1: the target is empty"),
-        ("seq2seq", "a.jsonl", '{"text": "a", "label": 3}', "'label' is a int, not text"),
+        ("seq2seq", "a.jsonl", '{"text": "a", "label": 3}', "'label' has type int, expected text"),
         ("causal-lm", "a.jsonl", '{"text": "a"}', "'label'"),
         ("causal-lm(data=chat)", "a.jsonl", '{"text": "hello"}', "not a list of messages"),
         ("causal-lm(data=chat)", "a.jsonl", json.dumps({"text": MESSAGES}), "not the assistant's"),
