@@ -101,8 +101,8 @@ def test_each_module_has_one_class() -> None:
 
 
 def test_duplicates_are_dropped_within_and_across_classes(tmp_path: Path) -> None:
-    shared = "This text stands in the modules of two classes, twice."
-    copied = "This text stands in two modules of one class alone."
+    shared = "This text occurs in the modules of two classes, twice."
+    copied = "This text occurs in two modules of one class alone."
     write_modules(
         tmp_path,
         {
