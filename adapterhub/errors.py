@@ -1,21 +1,21 @@
-"""Every error that adapterhub raises on purpose.
+"""Every exception that adapterhub raises deliberately.
 
     AdapterhubError
-    ├── ConfigError      a recipe, option, method or reference that cannot be read
-    ├── BackboneError    a backbone that cannot be loaded, or whose anatomy is unknown
-    ├── SiteError        a site that this backbone does not have, or that the method cannot use
-    ├── AttachError      an adapter that cannot be put on, taken off or activated
-    ├── FileError        adapter files that are broken: missing, truncated, altered, hostile
-    ├── MismatchError    sound adapter files that belong to another backbone, tokenizer or task
-    ├── DataError        training or evaluation data that cannot be used
-    ├── TrainingError    a run that cannot go on (loss is NaN, nothing trains)
-    ├── RegistryError    a store that has not what was asked for, or refuses, or cannot be reached
-    ├── MergeError       an adapter that no weights can express, or whose merge changed the outputs
-    └── OutputError      a place that cannot be written (exists, read-only, full)
+    ├── ConfigError      an invalid recipe, option, method or reference
+    ├── BackboneError    a backbone that cannot be loaded, or an unknown architecture
+    ├── SiteError        a site that the backbone lacks or that the method does not support
+    ├── AttachError      an adapter that cannot be attached, detached or activated
+    ├── FileError        corrupt or unsafe adapter files: missing, truncated, altered, hostile
+    ├── MismatchError    valid adapter files for a different backbone, tokenizer or task
+    ├── DataError        unusable training or evaluation data
+    ├── TrainingError    a run that cannot continue (the loss is NaN, nothing is trainable)
+    ├── RegistryError    not found, refused or unreachable
+    ├── MergeError       an adapter that cannot be merged, or a merge that changed the outputs
+    └── OutputError      a path that cannot be written (it exists, is read-only, the disk is full)
 
-Each says what was given, what was expected and what to type next. Where several things are wrong,
-one error lists them all. The command line prints the message and exits with code 2. A message may
-quote a stranger's file, so it is printed without characters that steer a terminal.
+Each message states the problem, what was expected and what to try next. If several things are
+wrong, one error lists them all. The command line prints the message and exits with code 2. Messages
+may quote untrusted files, so control characters are escaped.
 """
 
 from __future__ import annotations
@@ -23,15 +23,19 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
-MOST_LINES, MOST_CHARACTERS = 200, 2000  # of a message; a stranger's file may have millions
+MOST_LINES, MOST_CHARACTERS = 200, 2000  # per message; untrusted files may have millions
 
 
 class AdapterhubError(Exception):
-    """The root of the tree.
+    """Base class of all adapterhub errors.
 
-    `problem` says what was given, `expected` what would have been right, `hint` what to type next;
-    `offenders` are listed one a line.
+    Attributes:
+        problem: what is wrong.
+        expected: what would have been valid.
+        hint: what to try next.
+        offenders: the invalid items, printed one per line.
     """
 
     def __init__(
@@ -56,65 +60,65 @@ class AdapterhubError(Exception):
 
 
 class ConfigError(AdapterhubError):
-    """A recipe, option, method or reference that cannot be read."""
+    """An invalid recipe, option, method or reference."""
 
 
 class BackboneError(AdapterhubError):
-    """A backbone that cannot be loaded, or whose anatomy is unknown."""
+    """A backbone that cannot be loaded, or an unknown architecture."""
 
 
 class SiteError(AdapterhubError):
-    """A site that this backbone does not have, or that the method cannot use."""
+    """A site that the backbone lacks or that the method does not support."""
 
 
 class AttachError(AdapterhubError):
-    """An adapter that cannot be put on, taken off or activated."""
+    """An adapter that cannot be attached, detached or activated."""
 
 
 class FileError(AdapterhubError):
-    """Adapter files that are broken: missing, truncated, altered or hostile."""
+    """Corrupt or unsafe adapter files: missing, truncated, altered or hostile."""
 
 
 class MismatchError(AdapterhubError):
-    """Sound adapter files that belong to another backbone, tokenizer or task."""
+    """Valid adapter files for a different backbone, tokenizer or task."""
 
 
 class DataError(AdapterhubError):
-    """Training or evaluation data that cannot be used."""
+    """Unusable training or evaluation data."""
 
 
 class TrainingError(AdapterhubError):
-    """A training run that cannot go on."""
+    """A training run that cannot continue."""
 
 
 class RegistryError(AdapterhubError):
-    """A store that has not what was asked for, refuses, or cannot be reached."""
+    """An adapter or registry that was not found, refused the request or is unreachable."""
 
 
 class MergeError(AdapterhubError):
-    """An adapter that no weights can express, or whose merge changed what the model computes."""
+    """An adapter that cannot be merged, or a merge that changed the model's outputs."""
 
 
 class OutputError(AdapterhubError):
-    """A place that cannot be written: it exists, is read-only, or the disk is full."""
+    """A path that cannot be written: it exists, is read-only, or the disk is full."""
 
 
-# Controls but the tab and the line end, marks that reorder what follows, and lone surrogates.
-_STEERING = re.compile(
+# Control characters except tab and newline, bidirectional marks, and lone surrogates.
+_UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufeff]"
 )
 
 
+def printable(text: str) -> str:
+    r"""Escape characters that control a terminal, reorder text or cannot be encoded, as \u001b.
+
+    The escapes are JSON's: inside a JSON string they stand for the original characters.
+    """
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
+
+
 def _cut(line: str) -> str:
     return line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]}..."
-
-
-def printable(text: str) -> str:
-    """`text` with what could steer a terminal, or cannot be written, as escapes: \\u001b.
-
-    Names and labels come from strangers' files. Inside a JSON string the escapes mean the same.
-    """
-    return _STEERING.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
 def unknown(
@@ -123,14 +127,14 @@ def unknown(
     """Build the error for a name that is not among the choices.
 
     Args:
-        kind: what the name should be one of, such as "method".
-        value: the name that was given.
+        kind: the kind of name, such as "method".
+        value: the unknown name.
         choices: the valid names; the error suggests the nearest.
-        expected: what to print instead of the list of all choices.
-        hint: what to type next.
+        expected: printed instead of the list of all choices.
+        hint: what to try next.
 
     Returns:
-        The error, to be raised by the caller.
+        The error, for the caller to raise.
     """
     names = list(choices)
     return ConfigError(
@@ -141,6 +145,14 @@ def unknown(
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """The end of a sentence that names the choices nearest to `word`, or "" if none is near."""
+    """Suggest the choices nearest to `word`: "; did you mean 'x'?", or "" if none is near."""
     near = difflib.get_close_matches(word, sorted(choices), n=3, cutoff=0.6)
     return f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+
+
+def read_problem(path: Path, error: OSError) -> str:
+    """Describe why a file cannot be read; suggest the nearest file name if it is missing."""
+    if isinstance(error, FileNotFoundError):
+        neighbours = (entry.name for entry in path.parent.glob("*"))
+        return f"no such file: {str(path)!r}{did_you_mean(path.name, neighbours)}"
+    return f"cannot read {path}: {error.strerror or error}"

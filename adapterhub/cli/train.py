@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from adapterhub.cli._format import bytes_text, count_text, plain_table, seconds_text
-from adapterhub.config.options import merge_options, options_of, parse_overrides
+from adapterhub.config.options import options_of
+from adapterhub.config.overrides import merge_options, parse_overrides
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.training.recipe import SPECS, Recipe, read

@@ -1,4 +1,4 @@
 """Options as dataclasses, dicts, YAML and call syntax (`lora(rank=16)`).
 
-Imports no method, task or model.
+Independent of methods, tasks and models.
 """

@@ -1,4 +1,4 @@
-"""YAML by the core schema of YAML 1.2: `1e-3` is a float, `no` is a string, `010` is ten."""
+"""YAML with the core schema of YAML 1.2: `1e-3` is a float, `no` is a string, `010` is ten."""
 
 from __future__ import annotations
 
@@ -9,43 +9,44 @@ from typing import Any, NoReturn
 
 import yaml
 
-from adapterhub.errors import ConfigError, did_you_mean
+from adapterhub.errors import ConfigError, read_problem
 
-MAX_BYTES = 256 << 10  # the parser needs seconds for more
+MAX_BYTES = 256 << 10  # parsing more takes seconds
 
 
 def load_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping in a YAML file; a byte-order mark is dropped.
+    """Load the mapping in a YAML file; a byte-order mark is ignored.
 
-    Raises ConfigError where the file is missing, too large, not UTF-8, not YAML (with line and
-    column), or does not hold a mapping.
+    Raises:
+        ConfigError: the file is missing, larger than `MAX_BYTES`, not UTF-8, or not a mapping in
+            valid YAML (with line and column).
     """
     path = Path(path)
     try:
         with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
-            raise ConfigError(f"{path} has more than {MAX_BYTES} bytes", expected="a recipe")
+            raise ConfigError(
+                f"{path} is larger than {MAX_BYTES} bytes", expected="a recipe or other options"
+            )
         text = data.decode("utf-8-sig")
-    except FileNotFoundError as error:
-        near = did_you_mean(path.name, (entry.name for entry in path.parent.glob("*")))
-        raise ConfigError(f"there is no file {str(path)!r}{near}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})") from error
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        raise ConfigError(read_problem(path, error)) from error
     return parse_mapping(text, str(path))
 
 
 def dump_yaml(data: Mapping[str, object]) -> str:
-    """YAML that `load_yaml` reads as the same data, in the order given."""
+    """Write YAML that `load_yaml` reads back as equal data, in the same order."""
     return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False)
 
 
 def parse_mapping(text: str, name: str) -> dict[str, Any]:
-    """The mapping in a text; `name` is what errors call it.
+    """Parse a YAML mapping; `name` denotes the text in errors.
 
-    Raises ConfigError where it is not YAML (with line and column), or holds no mapping.
+    Raises:
+        ConfigError: the text is not valid YAML (with line and column), or not a mapping.
     """
     try:
         data = yaml.load(text, Loader=Loader)
@@ -54,44 +55,48 @@ def parse_mapping(text: str, name: str) -> dict[str, Any]:
     except RecursionError as error:
         raise ConfigError(f"{name} is nested too deeply") from error
     except (ValueError, OverflowError) as error:  # an escape such as "\UFFFFFFFF"
-        raise ConfigError(f"{name} holds what is no character or number: {error}") from error
+        raise ConfigError(f"{name} contains an invalid character or number: {error}") from error
     if not isinstance(data, dict):
-        what = "is empty" if data is None else f"holds a {type(data).__name__}"
-        raise ConfigError(f"{name} {what}", expected="lines of the form `option: value`")
+        problem = "is empty" if data is None else f"contains a {type(data).__name__}"
+        raise ConfigError(f"{name} {problem}", expected="lines of the form `option: value`")
     return data
 
 
 class Loader(yaml.SafeLoader):
-    """YAML 1.2's core schema, without aliases, without tags, and without a key given twice."""
+    """YAML 1.2's core schema without aliases, tags or duplicate keys."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Compose a node; refuse an alias or a tag."""
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None):
-            _yaml_error("aliases (*name) and tags (!name) are not read; quote the text", event)
+            problem = "aliases (*name) and tags (!name) are not supported; quote the text"
+            _raise_yaml_error(problem, event)
         node: yaml.Node | None = super().compose_node(parent, index)
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
+        """Construct a dict; refuse a duplicate key."""
+        keys: set[str] = set()
         for key, _ in node.value:
-            if str(key.value) in seen:
-                _yaml_error(f"{str(key.value)!r} is given twice", key)
-            seen.add(str(key.value))
+            if str(key.value) in keys:
+                _raise_yaml_error(f"duplicate key {str(key.value)!r}", key)
+            keys.add(str(key.value))
         return super().construct_mapping(node, deep)
 
 
-def _yaml_error(problem: str, at: Any) -> NoReturn:
-    raise yaml.constructor.ConstructorError(None, None, problem, at.start_mark)
+def _raise_yaml_error(problem: str, location: Any) -> NoReturn:
+    raise yaml.constructor.ConstructorError(None, None, problem, location.start_mark)
 
 
 def _construct_int(loader: Loader, node: yaml.ScalarNode) -> int:
     text = str(loader.construct_scalar(node))
     try:
         return int(text, {"0x": 16, "0o": 8}.get(text[:2], 10))
-    except ValueError:  # Python refuses more than 4300 digits.
-        _yaml_error(f"{text[:20]}... has too many digits", node)
+    except ValueError:  # Python's limit of 4300 digits
+        _raise_yaml_error(f"{text[:20]}... has too many digits", node)
 
 
+# The core schema: for each tag, a pattern and the first characters of the scalars it matches.
 _SCALARS = {
     "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
@@ -112,19 +117,19 @@ def _yaml_problem(error: yaml.YAMLError, text: str) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
         mark = error.problem_mark
         return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem or error.context}"
-    before = text[: getattr(error, "position", 0)]  # A character that YAML does not allow.
+    before = text[: getattr(error, "position", 0)]  # a character that YAML does not allow
     line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
     return f"line {line}, column {column}: {getattr(error, 'reason', error)}"
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes the strings that `Loader` would read as something else."""
+    """Quotes strings that `Loader` would read as another type."""
 
     yaml_implicit_resolvers = Loader.yaml_implicit_resolvers
 
 
 def plain_scalar(text: str) -> object:
-    """What YAML makes of a word that stands alone; a word that it cannot read stays a string."""
+    """Parse one unquoted YAML scalar; text that is not a valid scalar is returned unchanged."""
     loader = Loader("")
     tag = loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
     try:

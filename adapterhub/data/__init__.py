@@ -1,1 +1,1 @@
-"""Examples: rows of files and of the Hub, as text and labels. Knows no tokenizer, task or model."""
+"""Examples (texts and labels) from files and the Hub; independent of tokenizers and tasks."""

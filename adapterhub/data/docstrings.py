@@ -1,8 +1,9 @@
-"""A small real corpus that is on every machine: the docstrings of Python's standard library.
+"""A small text corpus included in every Python installation: the standard library's docstrings.
 
-The task: which part of the library does a docstring describe? The texts are the first paragraphs of
-the docstrings of modules, classes and functions, read from the source files with `ast`; no module
-is imported. Graphical modules are left out: many systems ship Python without them.
+The task: classify a docstring by the part of the library that it belongs to. The texts are the
+first paragraphs of the docstrings of modules, classes and functions, read from the source files
+with `ast`; no module is imported. Graphical modules are excluded, since some systems ship Python
+without them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from adapterhub.data.examples import Example
 from adapterhub.errors import DataError
 
-# Modules and packages of each class. Names that one version of Python lacks are skipped there.
+# Modules and packages of each class; those that the running version of Python lacks are skipped.
 PARTS = {
     "text": "argparse cmd codecs csv configparser difflib fnmatch getopt gettext html json locale "
     "optparse plistlib pprint quopri re reprlib shlex string stringprep textwrap tomllib base64 "
@@ -42,27 +43,34 @@ PARTS = {
     "token tokenize typing",
     "documents": "email mailbox mailcap mimetypes xml",
 }
-_LEFT_OUT = frozenset({"test", "tests", "idle_test", "lib2to3", "__pycache__"})
-_SHORTEST, _LONGEST = 40, 400  # characters
-_PER_MODULE = 60  # so that no single module stands for its class
+_EXCLUDED = frozenset({"test", "tests", "idle_test", "lib2to3", "__pycache__"})
+_MIN_LENGTH, _MAX_LENGTH = 40, 400  # characters
+_MAX_PER_MODULE = 60  # docstrings; no single module should dominate its class
 _EVAL_SHARE = 0.25
-_FEWEST = 40  # docstrings without which a class cannot be learned
+_MIN_PER_CLASS = 40  # docstrings
 
 
 def load_docstrings(
     seed: int = 0, limit_per_class: int = 300
 ) -> tuple[list[Example], list[Example]]:
-    """Training and evaluation examples, about 3 to 1; no module is in both, each class is.
+    """Return training and evaluation examples, about 3 to 1.
 
-    Raises DataError where the source of the standard library is not on disk.
+    Every class is in both; no module is.
+
+    Args:
+        seed: seed of the split and the sampling.
+        limit_per_class: maximum number of examples per class, both splits together.
+
+    Raises:
+        DataError: the source files of the standard library are not installed.
     """
     train: list[Example] = []
     evaluation: list[Example] = []
     for label, modules in _corpus(Path(sysconfig.get_path("stdlib"))):
         rng = random.Random(f"{seed} {label}")
-        held_out = _split(modules, limit_per_class, rng)
-        for side, texts in zip((train, evaluation), held_out, strict=True):
-            side += [Example(text, None, label) for text in texts]
+        train_texts, evaluation_texts = _split(modules, limit_per_class, rng)
+        train += [Example(text, None, label) for text in train_texts]
+        evaluation += [Example(text, None, label) for text in evaluation_texts]
     return train, evaluation
 
 
@@ -71,20 +79,21 @@ _Modules = tuple[tuple[str, ...], ...]
 
 @functools.cache
 def _corpus(stdlib: Path) -> tuple[tuple[str, _Modules], ...]:
-    """For each class, for each of its modules, the texts that stand nowhere else."""
-    found = {label: [_paragraphs(p) for p in _sources(stdlib, label)] for label in PARTS}
-    seen: dict[str, set[str]] = collections.defaultdict(set)
-    for label, modules in found.items():
+    """Return the texts by class and module, without those that occur in several classes."""
+    modules_of = {label: [_paragraphs(p) for p in _sources(stdlib, label)] for label in PARTS}
+    labels_of_key: dict[str, set[str]] = collections.defaultdict(set)
+    for label, modules in modules_of.items():
         for text in (text for module in modules for text in module):
-            seen[_key(text)].add(label)
-    corpus = tuple((label, _distinct(modules, seen)) for label, modules in found.items())
+            labels_of_key[_key(text)].add(label)
+    unique = {key for key, labels in labels_of_key.items() if len(labels) == 1}
+    corpus = tuple((label, _distinct(modules, unique)) for label, modules in modules_of.items())
     counts = {label: sum(map(len, modules)) for label, modules in corpus}
-    if min(counts.values()) < _FEWEST or min(len(modules) for _, modules in corpus) < 2:
+    if min(counts.values()) < _MIN_PER_CLASS or min(len(modules) for _, modules in corpus) < 2:
         raise DataError(
-            f"{stdlib} does not hold the source files of Python's standard library",
+            f"{stdlib} does not contain the source files of Python's standard library",
             offenders=[f"{label}: {count} docstrings" for label, count in counts.items()],
-            expected=f"at least {_FEWEST} docstrings of each class in .py files",
-            hint="use a Python that is installed with its source files, or data of your own",
+            expected=f"at least {_MIN_PER_CLASS} docstrings of each class in .py files",
+            hint="use a Python installed with its source files, or your own data",
         )
     return corpus
 
@@ -93,46 +102,47 @@ def _sources(stdlib: Path, label: str) -> Iterator[Path]:
     for name in sorted(PARTS[label].split()):
         files = [stdlib / f"{name}.py", *sorted((stdlib / name).rglob("*.py"))]
         for path in files:
-            if path.is_file() and not _LEFT_OUT.intersection(path.relative_to(stdlib).parts):
+            if path.is_file() and not _EXCLUDED.intersection(path.relative_to(stdlib).parts):
                 yield path
 
 
 def _paragraphs(path: Path) -> list[str]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Escapes in others' strings are not the user's matter.
+        warnings.simplefilter("ignore")  # invalid escapes in the library's strings
         tree = ast.parse(path.read_bytes())
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     docs = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds)]
-    firsts = [" ".join(doc.split("\n\n")[0].split()) for doc in docs]
-    return [text for text in firsts if _SHORTEST <= len(text) <= _LONGEST and ">>>" not in text]
+    texts = [" ".join(doc.split("\n\n")[0].split()) for doc in docs]
+    return [t for t in texts if _MIN_LENGTH <= len(t) <= _MAX_LENGTH and ">>>" not in t]
 
 
 def _key(text: str) -> str:
     return re.sub(r"\W+", " ", text.casefold()).strip()
 
 
-def _distinct(modules: Iterable[list[str]], seen: dict[str, set[str]]) -> _Modules:
-    taken: set[str] = set()
-    kept = []
+def _distinct(modules: Iterable[list[str]], unique: set[str]) -> _Modules:
+    """Keep the texts with unique keys, each at its first occurrence, and the modules with any."""
+    seen: set[str] = set()
+    distinct = []
     for module in modules:
-        texts = {_key(text): text for text in module if len(seen[_key(text)]) == 1}
-        kept.append(tuple(text for key, text in texts.items() if key not in taken))
-        taken.update(texts)
-    return tuple(texts for texts in kept if texts)
+        texts = {_key(text): text for text in module if _key(text) in unique}
+        distinct.append(tuple(text for key, text in texts.items() if key not in seen))
+        seen.update(texts)
+    return tuple(texts for texts in distinct if texts)
 
 
 def _split(modules: _Modules, limit: int, rng: random.Random) -> tuple[list[str], list[str]]:
-    """Whole modules, in a random order, go to evaluation while they fit into its share."""
-    capped = [rng.sample(texts, min(len(texts), _PER_MODULE)) for texts in modules]
+    """Split by module: in random order, those that still fit go to evaluation."""
+    capped = [rng.sample(texts, min(len(texts), _MAX_PER_MODULE)) for texts in modules]
     total = sum(map(len, capped))
-    room = round(total * _EVAL_SHARE)
+    evaluation_size = round(total * _EVAL_SHARE)
     train: list[str] = []
     evaluation: list[str] = []
     for texts in rng.sample(capped, len(capped)):
-        side = evaluation if len(evaluation) + len(texts) <= room else train
-        side += texts
-    keep = min(1.0, limit / total)
-    return _sample(train, keep, rng), _sample(evaluation, keep, rng)
+        fits = len(evaluation) + len(texts) <= evaluation_size
+        (evaluation if fits else train).extend(texts)
+    share = min(1.0, limit / total)
+    return _sample(train, share, rng), _sample(evaluation, share, rng)
 
 
 def _sample(texts: list[str], share: float, rng: random.Random) -> list[str]:

@@ -1,6 +1,6 @@
-"""Reading examples: CSV, TSV, JSON lines, Parquet and Hugging Face Hub datasets, read strictly.
+"""Examples from CSV, TSV, JSON lines, Parquet and Hugging Face Hub datasets, read strictly.
 
-A broken line is an error that names the line, never a row dropped or a field shifted.
+A malformed line raises an error with its line number; no row is dropped, no field shifted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 
 @dataclass(frozen=True)
 class Example:
-    """One text or pair of texts; the label is a class name, a number (regression) or unknown."""
+    """One text or text pair with a class name, a number (regression) or no label."""
 
     text: str
     pair: str | None = None
@@ -42,27 +42,32 @@ def read_examples(
     regression: bool = False,
     split: str = "train",
 ) -> list[Example]:
-    """The examples in a file or Hub dataset, in order.
+    """Read the examples in a file or Hub dataset, in order.
 
-    Labels are strings as they stand in the data, without outer blanks (the class names of a Hub
-    dataset that has them), or floats for `regression`. Without `labelled` the label column is not
-    read. `split` is "train" or "eval", which stand for the options `train_split` and `eval_split`,
-    or the name of a Hub split.
+    Args:
+        source: the file or dataset id.
+        options: the format and the columns.
+        labelled: whether to read the label column.
+        regression: read labels as floats; otherwise as stripped strings, or as the class names
+            that a Hub dataset defines.
+        split: "train" or "eval", for the options `train_split` and `eval_split`, or a Hub split.
 
-    Raises DataError where the source is missing, empty, broken or lacks a column, or where a text
-    or label is missing or of a wrong kind.
+    Raises:
+        DataError: the source is missing, empty or malformed, lacks a column, or has missing texts
+            or labels or ones of the wrong type.
     """
-    named = [n for n in (options.text, options.pair) if n is not None]
+    text_columns = [name for name in (options.text, options.pair) if name is not None]
+    columns = [*text_columns, options.label] if labelled else text_columns
 
     def build(*values: object) -> Example:
-        texts, label = values[: len(named)], values[len(named) :]
-        problems = [text_problem(v, n) for v, n in zip(texts, named, strict=True)]
-        read, problem = _read_label(label[0], regression) if labelled else (None, "")
+        texts, labels = values[: len(text_columns)], values[len(text_columns) :]
+        problems = [text_problem(v, name) for v, name in zip(texts, text_columns, strict=True)]
+        label, problem = _read_label(labels[0], regression) if labels else (None, "")
         refuse(*problems, problem)
         text, pair = (*texts, None)[:2]
-        return Example(str(text), None if pair is None else str(pair), read)
+        return Example(str(text), None if pair is None else str(pair), label)
 
-    return read_rows(source, options, split, [*named, *[options.label] * labelled], build)
+    return read_rows(source, options, split, columns, build)
 
 
 def read_rows(
@@ -72,48 +77,74 @@ def read_rows(
     columns: Sequence[str],
     build: Callable[..., E],
 ) -> list[E]:
-    """`build(*values)` of these columns for each row, in order.
+    """Build an example from each row, in order.
 
-    Raises DataError where the source cannot be read or lacks a column, and with every row that
-    `build` refuses by a `ValueError`, whose arguments say what is wrong.
+    Args:
+        source: the file or dataset id.
+        options: the format.
+        split: "train", "eval" or the name of a Hub split.
+        columns: the columns to read.
+        build: called with a row's values of these columns; it reports an invalid row as a
+            `ValueError` with one argument per problem.
+
+    Raises:
+        DataError: the source cannot be read, lacks a column or has invalid rows; lists all of them.
     """
     table = read_table(source, options, split)
     values = [list(column) for column in table.take(columns)]
-    wrong: list[str] = []
-    built = []
+    problems: list[str] = []
+    examples = []
     for line, *row in zip(table.lines, *values, strict=True):
         try:
-            built.append(build(*row))
+            examples.append(build(*row))
         except ValueError as error:
-            wrong += [f"{table.unit} {line}: {problem}" for problem in error.args]
-    if wrong:
-        raise DataError(f"{source} has rows that cannot be used", offenders=first_few(wrong))
-    return built
+            problems += [f"{table.unit} {line}: {problem}" for problem in error.args]
+    if problems:
+        raise DataError(f"{source} has invalid rows", offenders=first_few(problems))
+    return examples
 
 
 def refuse(*problems: str) -> None:
-    """Raise ValueError with the problems that are not empty, if there is one."""
-    if found := [problem for problem in problems if problem]:
-        raise ValueError(*found)
+    """Raise a ValueError with the non-empty problems, if any."""
+    if nonempty := [problem for problem in problems if problem]:
+        raise ValueError(*nonempty)
 
 
 def read_texts(source: str, options: DataOptions, split: str = "eval") -> list[Example]:
-    """The texts of a source, without labels; raises DataError as `read_examples` does."""
+    """Read the texts of a source, without labels.
+
+    Args:
+        source: the file or dataset id.
+        options: the format and the columns.
+        split: "train", "eval" or the name of a Hub split.
+
+    Raises:
+        DataError: as in `read_examples`.
+    """
     return read_examples(source, options, labelled=False, split=split)
 
 
 def sample(examples: Sequence[E], rows: int | None, seed: int) -> list[E]:
-    """`rows` examples drawn with `seed`, in their first order; all, if there are not more."""
+    """Draw a random subset of the examples, in their original order.
+
+    Args:
+        examples: the examples to draw from.
+        rows: the size of the subset; None, or more than there are, for all.
+        seed: the random seed.
+
+    Raises:
+        DataError: `rows` is less than 1.
+    """
     if rows is not None and rows < 1:
         raise DataError(f"rows is {rows}", expected="1 or more, or null for all")
     if rows is None or rows >= len(examples):
         return list(examples)
-    chosen = random.Random(seed).sample(range(len(examples)), rows)
-    return [examples[i] for i in sorted(chosen)]
+    indices = random.Random(seed).sample(range(len(examples)), rows)
+    return [examples[i] for i in sorted(indices)]
 
 
 def labels_of(examples: Iterable[Example]) -> list[str]:
-    """The distinct class labels, sorted; in the order of numbers if all are numbers."""
+    """List the distinct class labels, sorted; numerically if all are numbers."""
     labels = sorted({e.label for e in examples if isinstance(e.label, str)})
     if all(_NUMBER.fullmatch(label) for label in labels):
         labels.sort(key=float)
@@ -121,7 +152,11 @@ def labels_of(examples: Iterable[Example]) -> list[str]:
 
 
 def check_labels(train_labels: Sequence[str], eval_labels: Iterable[str | float | None]) -> None:
-    """Raise DataError if training has fewer than two labels or evaluation has one it lacks."""
+    """Refuse fewer than two training labels, and evaluation labels that training lacks.
+
+    Raises:
+        DataError: the labels are refused.
+    """
     if len(train_labels) < 2:
         raise DataError(
             f"the training data has {len(train_labels)} label(s)",
@@ -139,35 +174,35 @@ def check_labels(train_labels: Sequence[str], eval_labels: Iterable[str | float 
 
 
 def data_hash(examples: Iterable[Any]) -> str:
-    """The sha256, in hex, of the examples as JSON lines of their fields, in order.
+    """Return the sha256, in hex, of the examples as JSON lines of their fields, in order.
 
-    That of an `Example` is `[text, pair, label]`.
+    The line of an `Example` is `[text, pair, label]`.
     """
     digest = hashlib.sha256()
-    for e in examples:
-        values = [getattr(e, field.name) for field in dataclasses.fields(e)]
+    for example in examples:
+        values = [getattr(example, field.name) for field in dataclasses.fields(example)]
         row = json.dumps(values, separators=(",", ":"))
         digest.update(f"{row}\n".encode("ascii"))
     return digest.hexdigest()
 
 
 def text_problem(value: object, column: str) -> str:
-    """Why a value of a column is not text; "" if it is."""
+    """Describe why a value of a column is not text, or return ""."""
     if value is None:
         return f"{column!r} is missing"
     if not isinstance(value, str):
-        return f"{column!r} is a {type(value).__name__}, not text"
+        return f"{column!r} has type {type(value).__name__}, expected text"
     if not value.isascii() and re.search("[\ud800-\udfff]", value):
-        return f"{column!r} holds half of a surrogate pair, which is not Unicode text"
+        return f"{column!r} contains a lone surrogate, which is not valid Unicode"
     return ""
 
 
 def _read_label(value: object, regression: bool) -> tuple[str | float | None, str]:
     text = "" if value is None else str(value).strip()
-    if not text or value != value:  # NaN is how a table of floats says missing.
+    if not text or value != value:  # NaN marks a missing float
         return None, "the label is empty"
     if not isinstance(value, (str, int, float)):
-        return None, f"the label is a {type(value).__name__}, not a string or number"
+        return None, f"the label has type {type(value).__name__}, expected a string or number"
     if not regression:
         return text, ""
     number = float(text) if _NUMBER.fullmatch(text) else math.nan

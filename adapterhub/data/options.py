@@ -1,4 +1,4 @@
-"""Where the examples are and which columns hold what."""
+"""Options of the training and evaluation data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from adapterhub.config.options import option
 
 @dataclass(frozen=True)
 class DataOptions:
-    """Where the examples are and which columns hold what."""
+    """The data sources, their format and their columns."""
 
     train: str | None = option(None, "training data: a file, or a dataset id on the Hub")
     eval: str | None = option(None, "evaluation data: a file, or a dataset id on the Hub")
@@ -18,22 +18,24 @@ class DataOptions:
     pair: str | None = option(None, "the column with the second text, for tasks on pairs")
     label: str = option("label", "the column with the label, tags, target text or answers")
     choices: str | tuple[str, ...] = option(
-        "choices", "the column with the list of choices, or a list of columns with one each"
+        "choices", "the column with the list of choices, or a list of columns with one choice each"
     )
     train_target: str | None = option(
-        None, "the target texts of train, one a line; both are then plain text"
+        None, "the target texts of train, one per line; both files are then plain text"
     )
-    eval_target: str | None = option(None, "the target texts of eval, one a line")
+    eval_target: str | None = option(None, "the target texts of eval, one per line")
     format: Literal["auto", "csv", "tsv", "jsonl", "parquet", "hub", "text", "conll"] = option(
-        "auto", "the format of the data; auto goes by the file's suffix"
+        "auto", "the format of the data; auto infers it from the file suffix"
     )
-    quoted: bool | None = option(None, "whether quotes enclose TSV fields; null finds it out")
-    header: bool = option(True, "whether the first line names the columns; else they are 0, 1, ...")
-    rows: int | None = option(None, "train on this many rows, drawn with the run's seed")
+    quoted: bool | None = option(None, "whether quotes enclose TSV fields; null detects it")
+    header: bool = option(
+        True, "whether the first line names the columns; if not, they are 0, 1, ..."
+    )
+    rows: int | None = option(None, "train on this many rows, sampled with the run's seed")
     subset: str | None = option(None, "the configuration of a Hub dataset, such as sst2 of glue")
     train_split: str = option("train", "the split of a Hub dataset to train on")
     eval_split: str = option("validation", "the split of a Hub dataset to evaluate on")
 
     def target(self, split: str) -> str | None:
-        """The file with the target texts of a split."""
+        """Return the file with the target texts of a split."""
         return self.train_target if split == "train" else self.eval_target

@@ -1,6 +1,6 @@
 """Tables of named columns: CSV, TSV, JSON lines, Parquet, plain text, CoNLL columns, Hub datasets.
 
-A broken line is an error that names the line, never a row dropped or a field shifted.
+A malformed line raises an error with its line number; no row is dropped, no field shifted.
 """
 
 from __future__ import annotations
@@ -14,29 +14,36 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from adapterhub.errors import DataError, did_you_mean
+from adapterhub.data.options import DataOptions
+from adapterhub.errors import DataError, did_you_mean, read_problem
 
-if TYPE_CHECKING:
-    from adapterhub.data.options import DataOptions
-
-_JSON_LINES = dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl")
 _SUFFIXES = {
     ".csv": "csv",
     ".tsv": "tsv",
-    **_JSON_LINES,
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
     ".parquet": "parquet",
     ".txt": "text",
     ".conll": "conll",
 }
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_SHOWN = 10  # offenders that one error lists before it counts the rest
+_MOST_LISTED = 10  # offenders of one error; the rest are counted
 
 
 @dataclass(frozen=True)
 class Table:
-    """Named columns, read when asked for; `lines` says where in the source each row is."""
+    """Named columns, read on demand.
+
+    Attributes:
+        source: the file or dataset id, for errors.
+        unit: what `lines` counts: "line", "row" or "sentence at line".
+        columns: the column names, in order.
+        lines: the location of each row in the source.
+        column: reads the values of one column.
+    """
 
     source: str
     unit: str
@@ -45,56 +52,65 @@ class Table:
     column: Callable[[str], Iterable[object]]
 
     def take(self, names: Sequence[str]) -> list[Iterable[object]]:
-        """The columns of these names.
+        """Read the columns of these names.
 
-        Raises DataError where there is none of a name, or two.
+        Raises:
+            DataError: a column is missing, or its name is not unique.
         """
         _check_columns(self, names)
         return [self.column(name) for name in names]
 
 
 def first_few(items: Sequence[str]) -> list[str]:
-    """The first ten, and how many more there are."""
-    rest = len(items) - _SHOWN
-    return [*items[:_SHOWN], *([f"... and {rest} more"] if rest > 0 else [])]
+    """List the first ten items and the number of the others."""
+    rest = len(items) - _MOST_LISTED
+    return [*items[:_MOST_LISTED], *([f"... and {rest} more"] if rest > 0 else [])]
 
 
 def _check_columns(table: Table, names: Sequence[str]) -> None:
     missing = [name for name in names if name not in table.columns]
     if missing:
         raise DataError(
-            f"{table.source} has no such column",
+            f"columns not found in {table.source}",
             offenders=[f"{name!r}{did_you_mean(name, table.columns)}" for name in missing],
             expected=f"one of {', '.join(map(repr, table.columns))}",
             hint="set the options text, pair and label; header: false if no line names columns",
         )
-    twice = [repr(name) for name in names if table.columns.count(name) > 1]
-    if twice:
-        raise DataError(f"{table.source} has two columns of one name", offenders=twice)
+    duplicates = [repr(name) for name in names if table.columns.count(name) > 1]
+    if duplicates:
+        raise DataError(f"{table.source} has duplicate column names", offenders=duplicates)
 
 
 def read_table(source: str, options: DataOptions, split: str) -> Table:
-    """The table in a file or Hub dataset; `split` is "train", "eval" or a Hub split.
+    """Read the table in a file or Hub dataset.
 
-    Raises DataError where it is missing, empty or broken.
+    Args:
+        source: the file or dataset id.
+        options: the format and its details.
+        split: "train", "eval" or the name of a Hub split.
+
+    Raises:
+        DataError: the source is missing, empty or malformed.
     """
-    kind = _format_of(source, options)
-    if kind == "hub":
-        roles = {"train": options.train_split, "eval": options.eval_split}
-        table = _read_hub(source, options.subset, roles.get(split, split))
-    elif kind == "parquet":
-        table = _read_parquet(source)
-    elif kind == "jsonl":
-        table = _read_json_lines(source, read_text(source))
-    elif kind == "text":
-        table = _read_plain(source)
-    elif kind == "conll":
-        table = _read_conll(source)
-    else:
-        table = _read_delimited(source, kind, options)
+    table = _read_format(_format_of(source, options), source, options, split)
     if not table.lines:
-        raise DataError(f"{source} names its columns but has no rows")
+        raise DataError(f"{source} has columns but no rows")
     return table
+
+
+def _read_format(name: str, source: str, options: DataOptions, split: str) -> Table:
+    if name == "hub":
+        splits = {"train": options.train_split, "eval": options.eval_split}
+        return _read_hub(source, options.subset, splits.get(split, split))
+    if name == "parquet":
+        return _read_parquet(source)
+    if name == "jsonl":
+        return _read_json_lines(source)
+    if name == "text":
+        return _read_plain(source)
+    if name == "conll":
+        return _read_conll(source)
+    return _read_delimited(source, name, options)
 
 
 def _format_of(source: str, options: DataOptions) -> str:
@@ -105,35 +121,33 @@ def _format_of(source: str, options: DataOptions) -> str:
         return _SUFFIXES[suffix]
     if Path(source).exists():
         raise DataError(
-            f"the format of {source} cannot be told from its name",
-            expected=f"a file that ends in {', '.join(_SUFFIXES)} (text also with .gz)",
+            f"cannot infer the format of {source} from its name",
+            expected=f"a name ending in {', '.join(_SUFFIXES)} (text formats also with .gz)",
             hint="set the option format, as in format: tsv",
         )
-    # What cannot be a Hub id can only be a file, which is not there: reading it says so.
+    # Not a valid Hub id, so a missing file: reading it raises the right error.
     return "hub" if _HUB_ID.fullmatch(source) else "csv"
 
 
 def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
-    except FileNotFoundError as error:
-        near = did_you_mean(path.name, (entry.name for entry in path.parent.glob("*")))
-        raise DataError(f"there is no file {str(path)!r}{near}") from error
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+        raise DataError(read_problem(path, error)) from error
 
 
 def read_text(source: str) -> str:
-    """The text of a file, gzip or not.
+    """Read a UTF-8 text file, gzipped if its name ends in .gz.
 
-    Raises DataError where it is missing, empty or not UTF-8.
+    Raises:
+        DataError: the file is missing, empty or not UTF-8.
     """
     data = _read_bytes(Path(source))
     try:
-        data = _unpack(source, data) if source.lower().endswith(".gz") else data
+        data = _decompress(source, data) if source.lower().endswith(".gz") else data
         text = data.decode("utf-8-sig")
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{source} is not a whole gzip file: {error}") from error
+        raise DataError(f"{source} is not a complete gzip file: {error}") from error
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise DataError(f"{source}, line {line}: not UTF-8", hint="save it as UTF-8") from error
@@ -142,72 +156,74 @@ def read_text(source: str) -> str:
     return text
 
 
-def _unpack(source: str, data: bytes) -> bytes:
-    most = max(100 * len(data), 64 << 20)
+def _decompress(source: str, data: bytes) -> bytes:
+    limit = max(100 * len(data), 64 << 20)  # bytes
     with gzip.open(io.BytesIO(data)) as stream:
-        text = stream.read(most + 1)
-    if len(text) > most:
+        text = stream.read(limit + 1)
+    if len(text) > limit:
         raise DataError(
-            f"{source} has {len(data)} bytes, and unpacks to more than {most}",
-            expected="text, which unpacks to some 3 to 20 times its size",
-            hint="unpack it yourself if you trust it",
+            f"{source} has {len(data)} bytes and decompresses to more than {limit}",
+            expected="text, which decompresses to about 3 to 20 times its size",
+            hint="decompress it yourself if you trust it",
         )
     return text
 
 
-def read_parallel(source: str, target: str) -> Table:
-    """Two plain-text files, line by line, as the columns `text` and `target`.
+def _split_lines(text: str) -> list[str]:
+    return [line.removesuffix("\r") for line in text.split("\n")]
 
-    Raises DataError where they differ in their number of lines.
+
+def read_parallel(source: str, target: str) -> Table:
+    """Read two plain-text files, line by line, as the columns `text` and `target`.
+
+    Raises:
+        DataError: the files differ in their number of lines.
     """
-    sides = [read_text(name).removesuffix("\n").split("\n") for name in (source, target)]
-    first, second = ([line.removesuffix("\r") for line in side] for side in sides)
-    if len(first) != len(second):
+    texts, targets = (_split_lines(read_text(name).removesuffix("\n")) for name in (source, target))
+    if len(texts) != len(targets):
         raise DataError(
             f"{source} and {target} are not parallel",
-            offenders=[f"{source}: {len(first)} lines", f"{target}: {len(second)} lines"],
-            expected="one target a line, in the order of the source",
+            offenders=[f"{source}: {len(texts)} lines", f"{target}: {len(targets)} lines"],
+            expected="one target per line, in the order of the source",
         )
-    columns = {"text": first, "target": second}
-    return Table(source, "line", tuple(columns), range(1, len(first) + 1), columns.__getitem__)
+    columns = {"text": texts, "target": targets}
+    return Table(source, "line", tuple(columns), range(1, len(texts) + 1), columns.__getitem__)
 
 
 def _read_plain(source: str) -> Table:
-    lines = [line.removesuffix("\r") for line in read_text(source).split("\n")]
-    kept = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
-    texts = [line for _, line in kept]
-    return Table(source, "line", ("text",), [number for number, _ in kept], lambda name: texts)
+    lines = enumerate(_split_lines(read_text(source)), start=1)
+    texts = {number: line for number, line in lines if line.strip()}
+    return Table(source, "line", ("text",), list(texts), lambda name: texts.values())
 
 
 def _read_conll(source: str) -> Table:
-    """A sentence a row, each column a list; the first column is also `text`, the last `label`."""
-    starts: list[int] = []
-    sentences: list[list[tuple[int, list[str]]]] = []
-    ended = True
-    for number, line in enumerate(read_text(source).split("\n"), start=1):
-        fields = line.split("\t") if "\t" in line.strip() else line.split()
-        if not line.strip() or fields[0] == "-DOCSTART-":
-            ended = True
-            continue
-        if ended:
-            starts.append(number)
-            sentences.append([])
-        sentences[-1].append((number, [field.strip() for field in fields]))
-        ended = False
+    """Read one sentence per row; the first column is also named `text`, the last `label`."""
+    sentences = _conll_sentences(read_text(source))
     if not sentences:
         raise DataError(f"{source} has no sentences")
     width = len(sentences[0][0][1])
-    _check_widths(source, [row for sentence in sentences for row in sentence], width)
-    names = (
-        {str(i): i for i in range(width)}
-        | {"text": 0}
-        | ({"label": width - 1} if width > 1 else {})
-    )
+    _check_widths(source, [token for sentence in sentences for token in sentence], width)
+    indices = {str(i): i for i in range(width)} | {"text": 0}
+    if width > 1:
+        indices["label"] = width - 1
 
     def column(name: str) -> list[object]:
-        return [[fields[names[name]] for _, fields in sentence] for sentence in sentences]
+        return [[fields[indices[name]] for _, fields in sentence] for sentence in sentences]
 
-    return Table(source, "sentence at line", tuple(names), starts, column)
+    starts = [sentence[0][0] for sentence in sentences]
+    return Table(source, "sentence at line", tuple(indices), starts, column)
+
+
+def _conll_sentences(text: str) -> list[list[tuple[int, list[str]]]]:
+    """Split CoNLL text into sentences of (line number, fields) tokens."""
+    sentences: list[list[tuple[int, list[str]]]] = [[]]
+    for number, line in enumerate(text.split("\n"), start=1):
+        fields = line.split("\t") if "\t" in line.strip() else line.split()
+        if not line.strip() or fields[0] == "-DOCSTART-":
+            sentences.append([])
+        else:
+            sentences[-1].append((number, [field.strip() for field in fields]))
+    return [sentence for sentence in sentences if sentence]
 
 
 def _read_delimited(source: str, kind: str, options: DataOptions) -> Table:
@@ -230,18 +246,17 @@ def _check_widths(source: str, rows: list[tuple[int, list[str]]], width: int) ->
     ragged = [(line, row) for line, row in rows if len(row) < width or any(row[width:])]
     if ragged:
         raise DataError(
-            f"{source} has lines of another width",
+            f"{source} has rows with the wrong number of fields",
             offenders=first_few([f"line {line}: {len(row)} fields" for line, row in ragged]),
             expected=f"{width} fields in each line",
-            hint="set quoted: false for a TSV file where quotes are text, true where they enclose",
+            hint="for TSV, set quoted: false if quotes are text, true if they enclose fields",
         )
 
 
 def _plain_rows(text: str) -> Iterator[tuple[int, list[str]]]:
-    for number, line in enumerate(text.split("\n"), start=1):
-        fields = line.removesuffix("\r").split("\t")
-        if fields != [""]:
-            yield number, fields
+    for number, line in enumerate(_split_lines(text), start=1):
+        if line:
+            yield number, line.split("\t")
 
 
 def _quoted_rows(source: str, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
@@ -257,7 +272,7 @@ def _quoted_rows(source: str, text: str, delimiter: str) -> Iterator[tuple[int, 
         raise DataError(
             f"{source}, line {line}: {error}",
             expected='fields such as one, "one, two" or "a ""quoted"" word"',
-            hint="in TSV files where quotes are text, set quoted: false",
+            hint="for TSV files in which quotes are text, set quoted: false",
         ) from error
     finally:
         csv.field_size_limit(limit)
@@ -267,10 +282,11 @@ _FIELD = re.compile(r'("(?:[^"]|"")*"|[^"\t\r\n]*)(\t|\r\n|\r|\n|\Z)')
 
 
 def _looks_quoted(text: str) -> bool:
-    """Whether the quotes in a TSV file enclose fields, rather than being text as in GLUE's files.
+    """Tell whether the quotes in a TSV file enclose fields, or are text as in GLUE's files.
 
-    They do where every quote encloses a field, and either an enclosed field needs it (it holds a
-    tab, a line end or a doubled quote, or is empty), or each row has an enclosed field.
+    They enclose fields if every quote is part of an enclosed field, and either some field needs its
+    quotes (it contains a tab, a line end or a doubled quote, or is empty) or every row has an
+    enclosed field.
     """
     text = text.rstrip("\r\n")
     if '"' not in text:
@@ -290,26 +306,31 @@ def _looks_quoted(text: str) -> bool:
     return needed or in_each_row
 
 
-def _read_json_lines(source: str, text: str) -> Table:
-    lines, rows, wrong = [], [], []
-    for number, line in enumerate(text.split("\n"), start=1):
+def _read_json_lines(source: str) -> Table:
+    rows: dict[int, dict[str, Any]] = {}
+    problems = []
+    for number, line in enumerate(read_text(source).split("\n"), start=1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-            if not isinstance(row, dict):
-                raise ValueError(f"a {type(row).__name__}, not an object")
-            lines.append(number)
-            rows.append(row)
         except (ValueError, RecursionError) as error:
-            wrong.append(f"line {number}: {error}")
-    if wrong:
-        expected = 'one object a line, such as {"text": "good", "label": "1"}'
+            problems.append(f"line {number}: {error}")
+        else:
+            if isinstance(row, dict):
+                rows[number] = row
+            else:
+                problems.append(f"line {number}: {type(row).__name__}, not an object")
+    if problems:
         raise DataError(
-            f"{source} is not JSON lines", offenders=first_few(wrong), expected=expected
+            f"{source} is not JSON lines",
+            offenders=first_few(problems),
+            expected='one object per line, such as {"text": "good", "label": "1"}',
         )
-    columns = tuple(dict.fromkeys(key for row in rows for key in row))
-    return Table(source, "line", columns, lines, lambda name: (row.get(name) for row in rows))
+    columns = tuple(dict.fromkeys(key for row in rows.values() for key in row))
+    return Table(
+        source, "line", columns, list(rows), lambda name: (row.get(name) for row in rows.values())
+    )
 
 
 def _read_parquet(source: str) -> Table:
@@ -326,7 +347,7 @@ def _read_parquet(source: str) -> Table:
         try:
             values: list[object] = table.column(name).to_pylist()
         except (pyarrow.ArrowException, ValueError, OverflowError) as error:
-            raise DataError(f"{source}, column {name!r} cannot be read: {error}") from error
+            raise DataError(f"{source}: cannot read column {name!r}: {error}") from error
         return values
 
     return Table(source, "row", columns, lines, column)
@@ -337,12 +358,12 @@ def _read_hub(name: str, subset: str | None, split: str) -> Table:
 
     try:
         data = datasets.load_dataset(name, subset, split=split)
-    except Exception as error:  # The Hub, its client and the cache each raise their own.
+    except Exception as error:  # the Hub, its client and the cache have no common base class
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DataError(
-            f"{name!r} is no file here, and cannot be loaded as a Hub dataset: {reason}",
+            f"{name!r} is not a local file and cannot be loaded as a Hub dataset: {reason}",
             expected=f"a dataset id with the split {split!r}, or a file",
-            hint="without network, give a file, or load it once with network: the cache keeps it",
+            hint="without a network, give a file, or load it once online to fill the cache",
         ) from error
     lines = range(1, data.num_rows + 1)
     return Table(name, "row", tuple(data.column_names), lines, lambda n: _hub_column(data, n))
@@ -352,7 +373,7 @@ def _hub_column(data: Any, name: str) -> list[object]:
     feature = data.features[name]
     names: Sequence[str] | None = getattr(feature, "names", None)
     if names is not None:
-        # The Hub writes -1 for a label that is not public.
+        # -1 marks a hidden label.
         return [None if index is None or index < 0 else names[index] for index in data[name]]
     tags: Sequence[str] | None = getattr(getattr(feature, "feature", None), "names", None)
     return [[tags[i] for i in row] for row in data[name]] if tags else list(data[name])

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from adapterhub.config.options import from_dict, is_neutral, options_of, to_dict
-from adapterhub.config.spec import _unreadable, calls
+from adapterhub.config.spec import parse_calls, spec_error
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.methods._base import METHODS, Method, method_class
 
@@ -37,7 +37,7 @@ def parse_methods(spec: Spec) -> tuple[Method, ...]:
         methods = tuple(method for item in spec for method in parse_methods(item))
         if methods:
             return methods
-    raise _unreadable(spec, "method", EXAMPLES)
+    raise spec_error(spec, "method", EXAMPLES)
 
 
 def build_method(name: str, options: Mapping[str, Any]) -> Method:
@@ -95,4 +95,6 @@ def restore_methods(
 
 
 def _parse_text(text: str) -> tuple[Method, ...]:
-    return tuple(build_method(name, options) for name, options in calls(text, "method", EXAMPLES))
+    return tuple(
+        build_method(name, options) for name, options in parse_calls(text, "method", EXAMPLES)
+    )

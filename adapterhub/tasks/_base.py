@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.config.options import from_dict, to_dict
-from adapterhub.config.spec import calls
+from adapterhub.config.spec import parse_calls, spec_error
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, unknown
@@ -302,10 +302,10 @@ def parse_task(spec: object) -> Task:
     """
     if isinstance(spec, Task):
         return spec
-    found = calls(spec, "task", EXAMPLES) if isinstance(spec, str) else spec
+    found = parse_calls(spec, "task", EXAMPLES) if isinstance(spec, str) else spec
     pairs = list(found.items()) if isinstance(found, Mapping) else found
     if not isinstance(pairs, list) or len(pairs) != 1 or not _is_named_options(pairs[0]):
-        raise ConfigError(f"the task {repr(spec)[:200]} cannot be read", expected=EXAMPLES)
+        raise spec_error(spec, "task", EXAMPLES)
     ((name, options),) = pairs
     return from_dict(task_class(name), options or {}, where=name)
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from adapterhub.config.options import from_dict, merge_options, option, parse_overrides, to_dict
+from adapterhub.config.options import from_dict, option, to_dict
+from adapterhub.config.overrides import merge_options, parse_overrides
 from adapterhub.config.yaml import dump_yaml, load_yaml
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError

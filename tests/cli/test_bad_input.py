@@ -29,7 +29,7 @@ def refused(result, *expected):
         (["train.epochs=two"], ["train.epochs", "int"]),
         (["--method", "lroa"], ["'lroa'", "'lora'", "adapterhub methods"]),
         (["--method", "lora(rnak=4)"], ["lora.rnak", "rank"]),
-        (["--method", "lora(rank=)"], ["cannot be read", "lora(rank=16)"]),
+        (["--method", "lora(rank=)"], ["invalid method spec", "lora(rank=16)"]),
         (["--method", "{lora: {sites: [attn.qq]}}"], ["attn.qq", "attn.q"]),
         (["--method", "{lora: {sites: [cross.q]}}"], ["cross.q", "inspect"]),
         (["--method", "lora(layers='top four')"], ["top four", "top 4"]),

@@ -1,3 +1,5 @@
+"""The corpus of standard library docstrings."""
+
 from __future__ import annotations
 
 import collections
@@ -23,7 +25,7 @@ def sides() -> tuple[list[Example], list[Example]]:
 
 
 def module_of() -> dict[str, tuple[str, int]]:
-    """The class and the number in it of the module that each text stands in."""
+    """Map each text to its class and the index of its module in that class."""
     return {
         text: (label, number)
         for label, modules in docstrings._corpus(STDLIB)
@@ -33,7 +35,7 @@ def module_of() -> dict[str, tuple[str, int]]:
 
 
 def write_modules(stdlib: Path, texts: dict[str, list[str]]) -> None:
-    """A library whose classes have two large modules, and in `texts` some more."""
+    """Write a library with two large modules per class, and those in `texts`."""
     stdlib.mkdir(exist_ok=True)
     for label, modules in PARTS.items():
         for name in modules.split()[:2]:
@@ -62,7 +64,7 @@ def test_the_corpus_is_large_and_balanced(sides: tuple[list[Example], list[Examp
         assert max(counts.values()) < 1.5 * min(counts.values())
 
 
-def test_no_module_and_no_text_is_on_both_sides(
+def test_the_splits_share_no_module_and_no_text(
     sides: tuple[list[Example], list[Example]],
 ) -> None:
     modules = module_of()
@@ -74,33 +76,33 @@ def test_no_module_and_no_text_is_on_both_sides(
     assert len(keys) == len(set(keys))
 
 
-def test_texts_are_whole_short_paragraphs(sides: tuple[list[Example], list[Example]]) -> None:
+def test_texts_are_single_short_paragraphs(sides: tuple[list[Example], list[Example]]) -> None:
     for e in (e for side in sides for e in side):
         assert 40 <= len(e.text) <= 400
         assert " ".join(e.text.split()) == e.text
         assert e.pair is None
 
 
-def test_a_seed_decides_all(sides: tuple[list[Example], list[Example]]) -> None:
+def test_the_seed_determines_the_splits(sides: tuple[list[Example], list[Example]]) -> None:
     assert load_docstrings(0) == sides
     assert load_docstrings(1) != sides
 
 
-def test_the_limit_bounds_each_class() -> None:
+def test_the_limit_applies_to_each_class() -> None:
     train, evaluation = load_docstrings(0, limit_per_class=20)
     counts = collections.Counter(e.label for e in (*train, *evaluation))
     assert set(counts) == set(PARTS)
     assert set(counts.values()) <= {19, 20, 21}
 
 
-def test_no_module_is_in_two_classes() -> None:
+def test_each_module_has_one_class() -> None:
     modules = [name for names in PARTS.values() for name in names.split()]
     assert len(modules) == len(set(modules)) > 100
 
 
-def test_texts_of_two_classes_and_copies_are_dropped(tmp_path: Path) -> None:
-    shared = "This text stands in the modules of two classes, twice."
-    copied = "This text stands in two modules of one class alone."
+def test_duplicates_are_dropped_within_and_across_classes(tmp_path: Path) -> None:
+    shared = "This text occurs in the modules of two classes, twice."
+    copied = "This text occurs in two modules of one class alone."
     write_modules(
         tmp_path,
         {
@@ -118,7 +120,7 @@ def test_texts_of_two_classes_and_copies_are_dropped(tmp_path: Path) -> None:
     assert not any("folder" in text for text in texts)
 
 
-def test_only_the_first_paragraph_is_taken(tmp_path: Path) -> None:
+def test_only_the_first_paragraph_is_used(tmp_path: Path) -> None:
     doc = "One paragraph that goes\n    over as many as two lines.\n\n    More, in as many as two."
     write_modules(tmp_path, {"re": [doc]})
     texts = corpus_texts(tmp_path, "text")
@@ -126,16 +128,16 @@ def test_only_the_first_paragraph_is_taken(tmp_path: Path) -> None:
     assert len(texts) == 81
 
 
-def test_a_python_without_its_source_is_an_error(
+def test_a_python_without_source_files_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
-    with pytest.raises(DataError, match="does not hold the source files") as caught:
+    with pytest.raises(DataError, match="does not contain the source files") as caught:
         load_docstrings()
     assert caught.value.offenders == tuple(f"{label}: 0 docstrings" for label in PARTS)
 
 
-def test_versions_of_python_that_lack_modules_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_modules_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = {"_pydatetime", "cgi", "cgitb", "mailcap", "nntplib", "telnetlib", "tomllib"}
     names = {label: " ".join(set(names.split()) - gone) for label, names in PARTS.items()}
     monkeypatch.setattr(docstrings, "PARTS", names)
@@ -145,7 +147,7 @@ def test_versions_of_python_that_lack_modules_do(monkeypatch: pytest.MonkeyPatch
     assert {e.label for e in evaluation} == set(PARTS)
 
 
-def test_the_corpus_does_not_depend_on_the_hash_seed_and_imports_no_module_of_it(
+def test_the_corpus_is_independent_of_the_hash_seed_and_imports_none_of_its_modules(
     sides: tuple[list[Example], list[Example]],
 ) -> None:
     code = (

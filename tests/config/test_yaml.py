@@ -1,0 +1,101 @@
+"""YAML 1.2 core schema: reading, writing and errors with line and column."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapterhub.config.yaml import MAX_BYTES, dump_yaml, load_yaml, plain_scalar
+from adapterhub.errors import ConfigError
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+printable = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Zl", "Zp"]))
+
+
+@given(
+    data=st.dictionaries(printable, st.integers() | finite | printable | st.lists(printable)),
+    bom=st.booleans(),
+)
+def test_json_is_valid_yaml(
+    tmp_path_factory: pytest.TempPathFactory, data: dict[str, object], bom: bool
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "recipe.yaml"
+    text = json.dumps(data, ensure_ascii=False, indent=1)
+    path.write_text(text, encoding="utf-8-sig" if bom else "utf-8")
+    assert load_yaml(path) == data
+
+
+def test_the_core_schema(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("rate: 1e-3\nlabels: [no, yes]\nday: 2024-01-01\nempty:\ninf: -.inf\n")
+    assert load_yaml(path) == {
+        "rate": 1e-3,
+        "labels": ["no", "yes"],
+        "day": "2024-01-01",
+        "empty": None,
+        "inf": float("-inf"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"a: 1\nb: [1, 2\n", r"recipe.yaml, line 3, column 1: "),
+        (b"a: 1\nb: 2\na: 3\n", r"recipe.yaml, line 3, column 1: duplicate key 'a'"),
+        (b"a:\n  b: 1\n  b: 2\n", r"line 3, column 3: duplicate key 'b'"),
+        (b"a: &x 1\nb: *x\n", r"line 2, column 4: aliases"),
+        (b"a: !!python/object:os.system x\n", r"line 1, column 4: .*tags"),
+        (b"a: 1\nb: \x07\n", r"line 2, column 4: "),
+        (b"\xff\xfea: 1", r"not UTF-8"),
+        (b"", r"is empty"),
+        (b"- 1\n", r"contains a list"),
+        (b"a: 1\n---\nb: 2\n", r"line 2, column 1"),
+        (b"a: " + b"[" * 5000, r"nested too deeply"),
+    ],
+)
+def test_invalid_yaml_is_reported_with_its_location(
+    tmp_path: Path, text: bytes, message: str
+) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_bytes(text)
+    with pytest.raises(ConfigError, match=message):
+        load_yaml(path)
+
+
+def test_a_missing_file_suggests_the_nearest_name(tmp_path: Path) -> None:
+    (tmp_path / "quickstart.yaml").touch()
+    with pytest.raises(ConfigError, match=r"no such file.*did you mean 'quickstart.yaml'"):
+        load_yaml(tmp_path / "quickstrat.yaml")
+
+
+def test_a_folder_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*[Dd]irectory"):
+        load_yaml(tmp_path)
+
+
+@given(st.dictionaries(st.text(min_size=1), st.text() | st.integers() | st.booleans() | st.none()))
+def test_load_yaml_inverts_dump_yaml(
+    tmp_path_factory: pytest.TempPathFactory, data: dict[str, object]
+) -> None:
+    path = tmp_path_factory.mktemp("yaml") / "data.yaml"
+    path.write_text(dump_yaml(data), encoding="utf-8", newline="")
+    assert load_yaml(path) == data
+
+
+def test_a_file_over_the_size_limit_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("a: " + "é" * MAX_BYTES, encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"larger than {MAX_BYTES} bytes"):
+        load_yaml(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("0o17", 15), (".5e1", 5.0), ("~", None), ("[1", "[1"), ("1_000", "1_000")]
+)
+def test_a_plain_scalar_is_resolved_by_the_core_schema(text: str, value: object) -> None:
+    assert plain_scalar(text) == value
+    assert type(plain_scalar(text)) is type(value)

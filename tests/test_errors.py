@@ -1,0 +1,75 @@
+"""The form of error messages."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapterhub.errors import (
+    MOST_CHARACTERS,
+    MOST_LINES,
+    AdapterhubError,
+    ConfigError,
+    did_you_mean,
+    printable,
+    read_problem,
+    unknown,
+)
+
+
+def test_a_message_has_problem_offenders_expected_and_hint() -> None:
+    error = AdapterhubError("bad", offenders=["a", "b"], expected="c", hint="d")
+    assert str(error) == "bad\n  - a\n  - b\n  expected: c\n  try: d"
+
+
+def test_empty_parts_are_omitted() -> None:
+    assert str(AdapterhubError("bad")) == "bad"
+
+
+def test_a_long_message_is_cut() -> None:
+    lines = str(AdapterhubError("x" * 10**6, offenders=["y"] * 10**4)).splitlines()
+    assert len(lines) == 1 + MOST_LINES + 1
+    assert len(lines[0]) == MOST_CHARACTERS + len("...")
+    assert lines[-1] == f"  - and {10**4 - MOST_LINES} more"
+
+
+def test_control_characters_are_escaped() -> None:
+    assert str(AdapterhubError("\x1b[31m\u202etext\ud800")) == r"\u001b[31m\u202etext\ud800"
+
+
+@given(st.text(st.characters(exclude_categories=[])))
+def test_printable_text_can_be_encoded_and_is_the_same_json(text: str) -> None:
+    escaped = printable(text)
+    escaped.encode()
+    assert "\x1b" not in escaped
+    assert json.loads(printable(json.dumps(text, ensure_ascii=False))) == text
+
+
+def test_unknown_suggests_the_nearest_and_lists_all_choices() -> None:
+    error = unknown("method", "lroa", ["bitfit", "lora"], hint="adapterhub methods")
+    assert isinstance(error, ConfigError)
+    assert error.problem == "unknown method 'lroa'; did you mean 'lora'?"
+    assert (error.expected, error.hint) == ("one of bitfit, lora", "adapterhub methods")
+
+
+def test_did_you_mean_is_empty_without_a_near_choice() -> None:
+    assert did_you_mean("zzz", ["lora"]) == ""
+
+
+def test_read_problem_suggests_the_nearest_file(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").touch()
+    with pytest.raises(FileNotFoundError) as caught:
+        (tmp_path / "trian.tsv").read_bytes()
+    problem = read_problem(tmp_path / "trian.tsv", caught.value)
+    assert problem.startswith("no such file: ")
+    assert "did you mean 'train.tsv'?" in problem
+
+
+def test_read_problem_gives_the_systems_reason() -> None:
+    error = PermissionError(errno.EACCES, "Permission denied")
+    assert read_problem(Path("a.csv"), error) == "cannot read a.csv: Permission denied"
