@@ -134,9 +134,7 @@ def lines(node: ast.stmt) -> int:
 
 def is_annotated(function: Function) -> bool:
     """Return whether the result and all parameters except self and cls have a type."""
-    arguments = function.args
-    parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
-    typed = (p.annotation for p in parameters if p and p.arg not in ("self", "cls"))
+    typed = (parameter.annotation for parameter in _parameters(function))
     return function.returns is not None and all(typed)
 
 
@@ -182,10 +180,10 @@ def docstring_problems(sources: list[Module]) -> list[str]:
             problems.append(f"{at}: the first line is not imperative: {text.splitlines()[0]}")
         if re.search(r"^\s*Raises [A-Z`]", text, re.MULTILINE):
             problems.append(f"{at}: use a Raises: section")
-        names = _parameters(node)
+        parameters = _parameters(node)
         free = decorators & {"overload", "command", "option", "argument"} or node.name in bases
-        if len(names) >= 3 and "Args:" not in text and not free:
-            problems.append(f"{at}: {len(names)} parameters without Args:")
+        if len(parameters) >= 3 and "Args:" not in text and not free:
+            problems.append(f"{at}: {len(parameters)} parameters without Args:")
     return problems
 
 
@@ -200,10 +198,11 @@ def _methods_by_class(sources: list[Module]) -> frozenset[str]:
     return frozenset(name for name, count in named.items() if count > 1)
 
 
-def _parameters(function: Function) -> list[str]:
-    arguments = function.args
-    parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
-    return [p.arg for p in parameters if p and p.arg not in ("self", "cls")]
+def _parameters(function: Function) -> list[ast.arg]:
+    """List the parameters of a function, without self and cls."""
+    args = function.args
+    parameters = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
+    return [p for p in parameters if p and p.arg not in ("self", "cls")]
 
 
 def report(package: Path) -> str:
