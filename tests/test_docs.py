@@ -14,9 +14,12 @@ import real
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "adapterhub"
-PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *sorted(
-    f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")
-)]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+]
 
 
 def text(name):
@@ -25,7 +28,8 @@ def text(name):
 
 def quoted_table(page, marker):
     """The table between the comments of a marker."""
-    return re.search(rf"<!-- {marker}: .*? -->\n(.*?)\n<!-- /{marker} -->", text(page), re.DOTALL)[1]
+    block = rf"<!-- {marker}: .*? -->\n(.*?)\n<!-- /{marker} -->"
+    return re.search(block, text(page), re.DOTALL)[1]
 
 
 @pytest.mark.parametrize(
