@@ -1,8 +1,8 @@
-# Each target makes its environment itself. PYTHON=python3.12 picks another interpreter.
+# Each target creates its own environment. PYTHON=python3.12 selects another interpreter.
 PYTHON ?= python3
 PY := .venv/bin/python
 
-# One thread a process: small models lose time to more, and results do not depend on the machine.
+# One thread per process: faster for small models, and results do not depend on the machine.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .PHONY: quickstart test matrix trl torchao oldest check lint types venv clean
@@ -13,7 +13,7 @@ quickstart: venv
 test: venv
 	$(TEST_ENV) $(PY) -m pytest -n 2 $(ARGS)
 
-# Every method on every architecture; `test` takes a core of the architectures.
+# Every method on every architecture; `test` covers a core subset of the architectures.
 matrix: venv
 	ADAPTERHUB_MATRIX=full $(TEST_ENV) $(PY) -m pytest -n 2 tests/contract $(ARGS)
 
@@ -21,11 +21,11 @@ matrix: venv
 trl: .venv-trl/.installed
 	$(TEST_ENV) .venv-trl/bin/python -m pytest tests/contract/peers/test_trl.py $(ARGS)
 
-# Backbones that torchao quantizes, beside those of bitsandbytes.
+# Backbones quantized by torchao, in addition to bitsandbytes.
 torchao: .venv-torchao/.installed
 	$(TEST_ENV) .venv-torchao/bin/python -m pytest tests/contract/invariants/test_quantized.py tests/cli/test_quantize.py $(ARGS)
 
-# The contract suite with the oldest release of each dependency that pyproject.toml admits.
+# The contract suite with the oldest release of each dependency that pyproject.toml allows.
 oldest: .venv-oldest/.installed
 	$(TEST_ENV) .venv-oldest/bin/python -m pytest -n 2 tests/contract $(ARGS)
 

@@ -1,11 +1,11 @@
-"""The results table of README: three GLUE tasks, five methods, defaults, by the command line.
+"""The results table of README: three GLUE tasks, five methods, default options.
 
     python benchmarks/glue.py DATA [--out runs/glue] [--only sst2,mrpc] [--methods lora,full]
     python benchmarks/glue.py --table
 
-DATA is a folder with GLUE's own files: sst2/train.tsv, sst2/dev.tsv, and so on. Each run is the
-command that a user would type. Its record goes to benchmarks/results/: command, scores, time,
-sizes, versions, device. The table is made from the records, never typed.
+DATA is a folder with GLUE's original files: sst2/train.tsv, sst2/dev.tsv, and so on. Each run uses
+the command line. Its record is written to benchmarks/results/: command, scores, time, sizes,
+versions, device. The table is generated from the records.
 """
 
 from __future__ import annotations
@@ -28,34 +28,38 @@ SCORES = {"sst2": ("accuracy",), "mrpc": ("accuracy", "macro_f1"), "stsb": ("pea
 
 
 def command(task: str, method: str, data: str, out: str) -> list[str]:
-    """What the user types."""
+    """Return the command line of one run."""
     files = ["--train", f"{data}/{task}/train.tsv", "--eval", f"{data}/{task}/dev.tsv"]
-    where = ["--output", f"{out}/{task}-{method}"]
-    what = ["--backbone", BACKBONE, "--method", method]
-    return ["adapterhub", "train", *what, *files, *TASKS[task], *where]
+    model = ["--backbone", BACKBONE, "--method", method]
+    output = ["--output", f"{out}/{task}-{method}"]
+    return ["adapterhub", "train", *model, *files, *TASKS[task], *output]
 
 
 def run(task: str, method: str, data: str, out: str) -> None:
-    """One run and its record."""
+    """Train one adapter and write its record."""
     name = f"{task}-{method}"
     shown = command(task, method, "GLUE", "runs")
     records.run(name, command(task, method, data, out), shown, Path(out) / name)
 
 
 def table() -> str:
-    """The Markdown table of all records."""
-    names = [(task, method) for task in TASKS for method in METHODS]
-    found = [(*name, records.read("-".join(name))) for name in names]
-    return records.markdown(COLUMNS, [row(t, m, record) for t, m, record in found if record])
+    """Return the Markdown table of all records."""
+    rows = [
+        row(task, method, record)
+        for task in TASKS
+        for method in METHODS
+        if (record := records.read(f"{task}-{method}"))
+    ]
+    return records.markdown(COLUMNS, rows)
 
 
 def row(task: str, method: str, record: dict) -> tuple[str, ...]:
-    """One line of the table."""
+    """Return one row of the table."""
     return (task, method, records.scores(record, SCORES[task]), *records.cost(record))
 
 
 def main() -> None:
-    """Run what is asked for, or print the table."""
+    """Run the selected tasks and methods, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -64,11 +68,11 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(TASKS))
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--table", action="store_true")
-    words = parser.parse_args()
-    if words.data:
-        for task in words.only.split(","):
-            for method in words.methods.split(","):
-                run(task, method, words.data, words.out)
+    options = parser.parse_args()
+    if options.data:
+        for task in options.only.split(","):
+            for method in options.methods.split(","):
+                run(task, method, options.data, options.out)
     print(table())
 
 

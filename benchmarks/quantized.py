@@ -1,12 +1,12 @@
-"""What a quantized backbone costs in quality: two GLUE tasks, three methods, four precisions.
+"""The quality of quantized backbones: two GLUE tasks, three methods, four precisions.
 
     python benchmarks/quantized.py DATA [--out runs/quantized] [--only sst2] [--methods lora,mam]
                                    [--precisions fp32,nf4]
     python benchmarks/quantized.py --table
 
-DATA is a folder with GLUE's own files, as in glue.py. Each run is the command that a user would
-type: SST-2 on 2,000 training rows for one epoch, MRPC on 1,500 for three. Its record goes to
-benchmarks/results/, and the table is made from the records.
+DATA is a folder with GLUE's original files, as in glue.py. Each run uses the command line: SST-2 on
+2,000 training rows for one epoch, MRPC on 1,500 for three. Its record is written to
+benchmarks/results/, and the table is generated from the records.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ COLUMNS = ("task", "method", "backbone", "score on dev", "trained", "adapter", "
 
 
 def name(task: str, method: str, precision: str) -> str:
-    """What a record is called."""
+    """Return the name of a record."""
     return f"quantized-{task}-{method}-{precision}"
 
 
 def command(task: str, method: str, precision: str, data: str, out: Path) -> list[str]:
-    """What the user types."""
-    columns = [word for word in TASKS[task] if not word.startswith("data.rows")]
+    """Return the command line of one run."""
+    columns = [part for part in TASKS[task] if not part.startswith("data.rows")]
     return [
         *("adapterhub", "train", "--backbone", BACKBONE, "--method", method, *columns),
         *("--train", f"{data}/{task}/train.tsv", "--eval", f"{data}/{task}/dev.tsv"),
@@ -46,14 +46,14 @@ def command(task: str, method: str, precision: str, data: str, out: Path) -> lis
 
 
 def run(task: str, method: str, precision: str, data: str, out: Path) -> None:
-    """One run and its record."""
+    """Train one adapter and write its record."""
     cell = (task, method, precision)
     shown = command(*cell, "GLUE", Path("runs"))
     records.run(name(*cell), command(*cell, data, out), shown, out / name(*cell))
 
 
 def table() -> str:
-    """The Markdown table of all records."""
+    """Return the Markdown table of all records."""
     rows = [
         (task, method, precision, records.scores(record, SCORES[task]), *records.cost(record))
         for task, method, precision in itertools.product(SIZES, METHODS, PRECISIONS)
@@ -63,7 +63,7 @@ def table() -> str:
 
 
 def main() -> None:
-    """Run what is asked for, or print the table."""
+    """Run the selected tasks, methods and precisions, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -73,10 +73,10 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--precisions", default=",".join(PRECISIONS))
     parser.add_argument("--table", action="store_true")
-    words = parser.parse_args()
-    cells = (words.only.split(","), words.methods.split(","), words.precisions.split(","))
-    for cell in itertools.product(*cells) if words.data else ():
-        run(*cell, words.data, words.out)
+    options = parser.parse_args()
+    cells = (options.only.split(","), options.methods.split(","), options.precisions.split(","))
+    for cell in itertools.product(*cells) if options.data else ():
+        run(*cell, options.data, options.out)
     print(table())
 
 

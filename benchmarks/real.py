@@ -1,12 +1,13 @@
-"""Each recipe on its real data, by the command line, and the table of what came of it.
+"""Run each recipe on its real dataset, and print the table of results.
 
     python benchmarks/real.py DATA [--out runs/recipes] [--only cola-lora,rte-lora]
     python benchmarks/real.py --table
 
-DATA holds the data sets as published: glue/cola, glue/rte, wnut17, squad, multi30k, gsm8k. Records
-go to benchmarks/results/. Two recipes name pre-trained language models; where `stand_in` is set, a
-small one of the same architecture is trained from scratch instead, tokenizer and all, on the
-training data alone: it shows that the whole way works, not what the method can reach.
+DATA holds the datasets as published: glue/cola, glue/rte, wnut17, squad, multi30k, gsm8k. Records
+are written to benchmarks/results/. Two recipes use pre-trained language models; if `stand_in` is
+set, a small model of the same architecture is trained from scratch instead, including its
+tokenizer, on the training data alone: this shows that the pipeline works, not what the method can
+reach.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ COLUMNS = ("recipe", "method", "score on eval", "trained", "adapter", "time", "p
 
 @dataclass(frozen=True)
 class Run:
-    """A recipe with what differs from it, and the scores to show."""
+    """A recipe with its overrides, and the scores to show."""
 
     recipe: str
     method: str
@@ -36,7 +37,7 @@ class Run:
 
 
 def squad(data: Path, out: Path) -> None:
-    """The sample is of one file: its first article is held out, the others train."""
+    """Split the sample file: its first article is held out, the others are for training."""
     whole = json.loads((data / "squad/dev-sample.json").read_text(encoding="utf-8"))
     for name, articles in {"eval": whole["data"][:1], "train": whole["data"][1:]}.items():
         text = json.dumps({"version": whole["version"], "data": articles})
@@ -44,7 +45,7 @@ def squad(data: Path, out: Path) -> None:
 
 
 def tiny_t5(data: Path, out: Path) -> None:
-    """A T5 of 3 + 3 layers, hidden 256, random; its tokenizer is trained on both languages."""
+    """Make a random T5 of 3 + 3 layers, hidden size 256; train its tokenizer on both languages."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     def lines() -> Iterator[str]:
@@ -60,7 +61,7 @@ def tiny_t5(data: Path, out: Path) -> None:
 
 
 def tiny_llama(data: Path, out: Path) -> None:
-    """A Llama of 3 layers, hidden 128, random; its tokenizer is trained on the training texts."""
+    """Make a random Llama of 3 layers, hidden size 128; train its tokenizer on the texts."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     def texts() -> Iterator[str]:
@@ -77,7 +78,7 @@ def tiny_llama(data: Path, out: Path) -> None:
 
 
 def save_random(cls: type, config: object, texts: Iterator[str], folder: Path) -> None:
-    """A random model and a byte-level BPE tokenizer (pad 0, end 1), as any checkpoint is kept."""
+    """Save a random model and a byte-level BPE tokenizer (pad 0, end 1) as a checkpoint."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
@@ -136,7 +137,7 @@ RUNS = {
 
 
 def command(name: str, data: str, out: str) -> list[str]:
-    """What the user types."""
+    """Return the command line of one run."""
     run = RUNS[name]
     files = {
         key: path.replace("OUT", out) if path.startswith("OUT") else f"{data}/{path}"
@@ -151,13 +152,13 @@ def command(name: str, data: str, out: str) -> list[str]:
 
 
 def table() -> str:
-    """The Markdown table of all records."""
-    found = [(name, records.read(name)) for name in RUNS]
-    return records.markdown(COLUMNS, [row(name, record) for name, record in found if record])
+    """Return the Markdown table of all records."""
+    rows = [row(name, record) for name in RUNS if (record := records.read(name))]
+    return records.markdown(COLUMNS, rows)
 
 
 def row(name: str, record: dict) -> tuple[str, ...]:
-    """One line of the table."""
+    """Return one row of the table."""
     run = RUNS[name]
     scores = records.scores(record, run.scores)
     scratch = " (tiny, from scratch)" if "backbone" in "".join(run.options) else ""
@@ -165,7 +166,7 @@ def row(name: str, record: dict) -> tuple[str, ...]:
 
 
 def main() -> None:
-    """Run what is asked for, or print the table."""
+    """Run the selected recipes, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -173,14 +174,14 @@ def main() -> None:
     parser.add_argument("--out", default="runs/recipes")
     parser.add_argument("--only", default=",".join(RUNS))
     parser.add_argument("--table", action="store_true")
-    words = parser.parse_args()
-    for name in words.only.split(",") if words.data else ():
-        out = Path(words.out)
+    options = parser.parse_args()
+    for name in options.only.split(",") if options.data else ():
+        out = Path(options.out)
         out.mkdir(parents=True, exist_ok=True)
         if (make := RUNS[name].stand_in) is not None:
-            make(Path(words.data), out)
-        typed = command(name, words.data, words.out)
-        records.run(name, typed, command(name, "DATA", "runs"), out / name)
+            make(Path(options.data), out)
+        executed = command(name, options.data, options.out)
+        records.run(name, executed, command(name, "DATA", "runs"), out / name)
     print(table())
 
 

@@ -1,4 +1,4 @@
-"""One JSON a run: the command that a user would type, and what came of it."""
+"""Benchmark records: one JSON file per run, with its command and results."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def run(name: str, command: list[str], shown: list[str], folder: Path) -> None:
-    """Run a training command that writes to `folder`, and keep its record as `name`.
+    """Run a training command and write its record.
 
-    `shown` is the command as a user would type it, with places that mean something to everybody.
+    Args:
+        name: the record's name.
+        command: the command to run.
+        shown: the command to record, with generic paths instead of local ones.
+        folder: the output folder of the command.
     """
     subprocess.run([sys.executable, "-m", *command, "--quiet"], check=True)
     manifest = json.loads((folder / "adapter/adapter.json").read_text(encoding="utf-8"))
@@ -40,25 +44,25 @@ def run(name: str, command: list[str], shown: list[str], folder: Path) -> None:
 
 
 def write(name: str, record: dict[str, Any]) -> None:
-    """Keep a record."""
+    """Write a record."""
     RESULTS.mkdir(exist_ok=True)
     text = json.dumps(record, indent=2, sort_keys=True)
     (RESULTS / f"{name}.json").write_text(text + "\n", encoding="utf-8")
 
 
 def read(name: str) -> dict[str, Any] | None:
-    """A record, or None."""
+    """Return a record, or None if there is none."""
     path = RESULTS / f"{name}.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def scores(record: dict[str, Any], names: Iterable[str]) -> str:
-    """Some metrics of a record, for one cell of a table."""
+    """Format some metrics of a record for one table cell."""
     return ", ".join(f"{name} {record['metrics'][name]:.3f}" for name in names)
 
 
 def parameters(manifest: dict[str, Any]) -> dict[str, int]:
-    """The numbers of trained parameters, of the head and of the rest."""
+    """Count the trained parameters of the head and of the method."""
     sizes = {"head": 0, "method": 0}
     for name, tensor in manifest["tensors"].items():
         sizes["head" if name.startswith("head.") else "method"] += math.prod(tensor["shape"])
@@ -66,7 +70,7 @@ def parameters(manifest: dict[str, Any]) -> dict[str, int]:
 
 
 def cost(record: dict[str, Any]) -> tuple[str, str, str, str]:
-    """The cells that every table ends with: trained, adapter, time, peak memory."""
+    """Return the last cells of every table: trained, adapter, time, peak memory."""
     return (
         f"{sum(record['parameters'].values()):,}",
         f"{record['adapter_bytes'] / 1e6:.2f} MB",
@@ -76,6 +80,6 @@ def cost(record: dict[str, Any]) -> tuple[str, str, str, str]:
 
 
 def markdown(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = [f"| {' | '.join(cells)} |" for cells in (columns, *rows)]
     return "\n".join([lines[0], "|---" * len(columns) + "|", *lines[1:]])

@@ -1,9 +1,9 @@
-"""How long a search takes in a local registry of many adapters.
+"""Measure search times in a local registry with many adapters.
 
     python benchmarks/registry.py [--adapters 100000]
 
-The folders are real, of 50 backbones, with methods, tasks, metrics, tags and cards. The figures go
-to benchmarks/results/registry.json.
+The adapter folders are real: 50 backbones, with methods, tasks, metrics, tags and cards. The record
+is written to benchmarks/results/registry.json.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ QUERIES = {
 
 
 def make(root: Path, number: int) -> None:
-    """Write the folders of so many adapters."""
+    """Write the folders of `number` adapters."""
     seed = root.parent / "seed"
     base = Manifest(
         name="x", methods=({"lora": {}},), backbone=BackboneRef("a/b", None, "bf16-0", "bert")
     )
     write_adapter(seed, base, {"encoder.0.attn.q.lora.a": torch.ones(2, 4)})
-    sound = from_json((seed / "adapter.json").read_bytes())
+    manifest_of_seed = from_json((seed / "adapter.json").read_bytes())
     draw = random.Random(0)
     for count in range(number):
         model, words = draw.randrange(50), draw.sample(WORDS, 2)
         folder = root / f"acme--model-{model}" / f"{words[0]}-{count}" / "v1"
         folder.mkdir(parents=True)
         manifest = dataclasses.replace(
-            sound,
+            manifest_of_seed,
             methods=({draw.choice(METHODS): {}},),
             backbone=BackboneRef(f"acme/model-{model}", None, f"bf16-{model:064x}", "bert"),
             task=draw.choice(TASKS),
@@ -81,41 +81,43 @@ def make(root: Path, number: int) -> None:
 
 
 def timed(registry: LocalRegistry, query: Query) -> tuple[float, float, int]:
-    """The medians of nine searches in milliseconds, by the clock and of the processor, which other
-    work beside does not lengthen; and how many adapters were found."""
+    """Time a search: median wall and processor time of nine runs in ms, and the number of results.
+
+    Processor time is less affected by other load on the machine.
+    """
     times = []
     for _ in range(9):
         start = time.perf_counter(), time.process_time()
-        found = registry.search(query)
+        entries = registry.search(query)
         times.append((time.perf_counter() - start[0], time.process_time() - start[1]))
-    clock, processor = (sorted(each)[4] * 1e3 for each in zip(*times, strict=True))
-    return clock, processor, len(found)
+    wall, processor = (sorted(each)[4] * 1e3 for each in zip(*times, strict=True))
+    return wall, processor, len(entries)
 
 
 def main() -> None:
-    """Measure, print and keep."""
+    """Measure, print and write the record."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--adapters", type=int, default=100_000)
-    words = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        os.environ["XDG_CACHE_HOME"] = f"{place}/cache"
-        registry = LocalRegistry(Path(place) / "registry")
-        make(registry.root, words.adapters)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"
+        registry = LocalRegistry(Path(folder) / "registry")
+        make(registry.root, options.adapters)
         start = time.perf_counter()
         registry.reindex()
-        record: dict[str, Any] = {"adapters": words.adapters}
+        record: dict[str, Any] = {"adapters": options.adapters}
         record["reindex_seconds"] = round(time.perf_counter() - start, 1)
         print(f"{'index of all folders':24} {record['reindex_seconds']:7.1f} s", flush=True)
         record |= {"query_ms": {}, "query_cpu_ms": {}, "load": os.getloadavg()[0]}
         for name, query in QUERIES.items():
-            clock, processor, found = timed(registry, query)
-            record["query_ms"][name] = round(clock, 2)
+            wall, processor, count = timed(registry, query)
+            record["query_ms"][name] = round(wall, 2)
             record["query_cpu_ms"][name] = round(processor, 2)
-            print(f"{name:24} {clock:7.2f} ms {processor:7.2f} ms CPU  {found:4} found", flush=True)
+            print(f"{name:24} {wall:7.2f} ms {processor:7.2f} ms CPU  {count:4} found", flush=True)
         record["device"] = f"CPU ({platform.machine()})"
-        records.write("registry", record)  # before the folders are removed, which takes minutes
+        records.write("registry", record)  # first: removing the folders takes minutes
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""What a routed batch costs: rows of one batch through different LoRAs, against the same batch with
-one adapter, and against one batch an adapter.
+"""Measure a routed batch (a different LoRA per row) against one adapter and one batch per adapter.
 
     python benchmarks/routing.py [--output benchmarks/results/routing.json]
 
 The backbone is random, of the size of all-MiniLM-L6-v2 (6 layers, width 384): time does not depend
-on the values. Each figure is the median of the runs, in milliseconds of a forward pass: on a CPU of
-processor time, which other processes on the machine disturb less than the clock's.
+on the values. Each figure is the median time of one forward pass over the runs, in milliseconds. On
+a CPU it is processor time, which is less affected by other processes than wall time.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
-    """Each way to compute the batch; the ways take turns, so that drift hits them alike."""
+    """Time each variant; they alternate, so that drift affects all of them equally."""
     torch.manual_seed(0)
     model: Any = AutoModelForSequenceClassification.from_config(
         AutoConfig.for_model("bert", **MINILM)
@@ -90,26 +89,26 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
             ah.activate(model, name)
             model(ids[i :: len(names)])
 
-    ways = {
+    variants = {
         "one adapter": one,
         "routed": lambda: routed(mixed),
         "routed, rows sorted": lambda: routed(sorted(mixed)),
         "a batch for each adapter": apart,
     }
-    for way in (*ways.values(), *ways.values()):
-        timed(way, options.device)
+    for variant in (*variants.values(), *variants.values()):
+        timed(variant, options.device)
     for _ in range(options.runs):
-        for name, way in ways.items():
-            times.setdefault(name, []).append(timed(way, options.device))
+        for name, variant in variants.items():
+            times.setdefault(name, []).append(timed(variant, options.device))
     return {name: round(1000 * statistics.median(values), 2) for name, values in times.items()}
 
 
-def timed(way: Any, device: str) -> float:
-    """Seconds of one run."""
+def timed(variant: Any, device: str) -> float:
+    """Return the seconds of one run."""
     clock = time.process_time if device == "cpu" else time.perf_counter
     with torch.no_grad():
         start = clock()
-        way()
+        variant()
         if device != "cpu":
             torch.cuda.synchronize()
         return clock() - start

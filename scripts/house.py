@@ -1,11 +1,11 @@
 """Measure the structure of the package: rooms, imports, names, functions, docstrings.
 
-    python scripts/house.py [PACKAGE_FOLDER]                 the measures
-    python scripts/house.py --docstrings [FOLDER]            docstrings that break the form
+    python scripts/house.py [PACKAGE_FOLDER]                 print the measurements
+    python scripts/house.py --docstrings [FOLDER]            list docstrings that break the rules
 
-A room is a folder or a module directly under the package. A floor is the length of the longest
-chain of imports between rooms that starts at a room; rooms that import each other (a circle) share
-one. tests/test_rooms.py holds the targets.
+A room is a folder or a module directly under the package. The floor of a room is the length of the
+longest chain of imports between rooms that starts there; rooms that import each other (a cycle)
+share a floor. tests/test_rooms.py checks the targets.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class Module:
 
 
 def modules(package: Path) -> list[Module]:
-    """List the modules of a package, without its own `__init__` and `__main__`."""
-    found = []
+    """List the modules of a package, except its own `__init__` and `__main__`."""
+    sources = []
     for path in sorted(package.rglob("*.py")):
         parts = path.relative_to(package).with_suffix("").parts
         if len(parts) > 1 or parts[0] not in ENTRANCES:
             name = ".".join(part for part in parts if part != "__init__")
             tree = ast.parse(path.read_text(encoding="utf-8"))
-            found.append(Module(path, parts[0], name, tree))
-    return found
+            sources.append(Module(path, parts[0], name, tree))
+    return sources
 
 
 def imported(module: Module, package: str) -> Iterator[str]:
@@ -59,23 +59,23 @@ def imported(module: Module, package: str) -> Iterator[str]:
             yield from (name.removeprefix(prefix) for name in names if name.startswith(prefix))
 
 
-def room_imports(found: list[Module], package: str) -> dict[str, set[str]]:
+def room_imports(sources: list[Module], package: str) -> dict[str, set[str]]:
     """Map each room to the other rooms that it imports from."""
-    rooms: dict[str, set[str]] = {module.room: set() for module in found}
-    for module in found:
+    rooms: dict[str, set[str]] = {module.room: set() for module in sources}
+    for module in sources:
         targets = {name.split(".")[0] for name in imported(module, package)}
         rooms[module.room] |= (targets & rooms.keys()) - {module.room}
     return rooms
 
 
-def module_imports(found: list[Module], package: str) -> dict[str, set[str]]:
+def module_imports(sources: list[Module], package: str) -> dict[str, set[str]]:
     """Map each module to the modules that it imports."""
-    names = {module.name for module in found}
-    return {m.name: {i for i in imported(m, package) if i in names} - {m.name} for m in found}
+    names = {module.name for module in sources}
+    return {m.name: {i for i in imported(m, package) if i in names} - {m.name} for m in sources}
 
 
 def circles(graph: dict[str, set[str]]) -> list[set[str]]:
-    """Find the groups of nodes that reach each other (strongly connected components)."""
+    """Find the cycles: groups of nodes that reach each other (strongly connected components)."""
     reach = {node: _reachable(graph, node) for node in graph}
     groups = {
         frozenset({node} | {other for other in reach[node] if node in reach[other]})
@@ -96,7 +96,7 @@ def _reachable(graph: dict[str, set[str]], start: str) -> set[str]:
 
 
 def floors(graph: dict[str, set[str]]) -> dict[str, int]:
-    """Map each room to its floor: one above the highest room that it imports from."""
+    """Map each room to its floor: one more than the highest floor that it imports from."""
     joined = {node: min(group) for group in circles(graph) for node in group}
 
     def group_of(node: str) -> str:
@@ -112,39 +112,37 @@ def floors(graph: dict[str, set[str]]) -> dict[str, int]:
     return {node: floor(group_of(node)) for node in graph}
 
 
-def public_names(found: list[Module]) -> dict[str, list[str]]:
+def public_names(sources: list[Module]) -> dict[str, list[str]]:
     """Map each public top-level class or function to the modules that define it."""
     names: dict[str, list[str]] = defaultdict(list)
-    for module in found:
+    for module in sources:
         for node in module.tree.body:
             if isinstance(node, ast.ClassDef | Function) and not node.name.startswith("_"):
                 names[node.name].append(module.name)
     return dict(names)
 
 
-def functions(found: list[Module]) -> list[tuple[Module, Function]]:
-    """List every function and method, nested ones too, with its module."""
-    return [(m, n) for m in found for n in ast.walk(m.tree) if isinstance(n, Function)]
+def functions(sources: list[Module]) -> list[tuple[Module, Function]]:
+    """List all functions and methods, including nested ones, with their module."""
+    return [(m, n) for m in sources for n in ast.walk(m.tree) if isinstance(n, Function)]
 
 
 def lines(node: ast.stmt) -> int:
-    """Count the lines of a definition, without its decorators."""
+    """Count the lines of a definition, excluding decorators."""
     return (node.end_lineno or node.lineno) - node.lineno + 1
 
 
 def is_annotated(function: Function) -> bool:
-    """Tell whether the result and every parameter but self and cls have a type."""
-    given = function.args
-    parameters = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
-    typed = (p.annotation for p in parameters if p and p.arg not in ("self", "cls"))
+    """Return whether the result and all parameters except self and cls have a type."""
+    typed = (parameter.annotation for parameter in _parameters(function))
     return function.returns is not None and all(typed)
 
 
-def public_definitions(found: list[Module]) -> list[tuple[Module, Function | ast.ClassDef]]:
+def public_definitions(sources: list[Module]) -> list[tuple[Module, Function | ast.ClassDef]]:
     """List public classes and functions, and the public methods of public classes."""
     kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     definitions: list[tuple[Module, Function | ast.ClassDef]] = []
-    for module in found:
+    for module in sources:
         for node in module.tree.body:
             if not isinstance(node, kinds) or node.name.startswith("_"):
                 continue
@@ -162,16 +160,16 @@ NOUN_START = re.compile(
 )
 
 
-def docstring_problems(found: list[Module]) -> list[str]:
-    """List the public docstrings that break the project's form.
+def docstring_problems(sources: list[Module]) -> list[str]:
+    """List the public docstrings that break the project's rules.
 
-    A function's first line is imperative; three or more parameters have an `Args:` section unless
-    the function overrides a documented one; what it raises is in a `Raises:` section. ruff checks
-    the rest (pydocstyle, convention "google").
+    A function's first line is imperative; with three or more parameters it has an `Args:` section,
+    unless it overrides a documented method; exceptions are in a `Raises:` section. ruff checks the
+    rest (pydocstyle, convention "google").
     """
-    bases = _methods_by_class(found)
+    bases = _methods_by_class(sources)
     problems = []
-    for module, node in public_definitions(found):
+    for module, node in public_definitions(sources):
         text = ast.get_docstring(node)
         if isinstance(node, ast.ClassDef) or text is None:
             continue
@@ -179,20 +177,20 @@ def docstring_problems(found: list[Module]) -> list[str]:
         decorators = {ast.unparse(d).split("(")[0].split(".")[-1] for d in node.decorator_list}
         noun_is_fine = decorators & {"property", "cached_property"}
         if not noun_is_fine and NOUN_START.match(text):
-            problems.append(f"{at}: the first line is no imperative: {text.splitlines()[0]}")
+            problems.append(f"{at}: the first line is not imperative: {text.splitlines()[0]}")
         if re.search(r"^\s*Raises [A-Z`]", text, re.MULTILINE):
-            problems.append(f"{at}: Raises has a section of its own")
-        names = _parameters(node)
+            problems.append(f"{at}: use a Raises: section")
+        parameters = _parameters(node)
         free = decorators & {"overload", "command", "option", "argument"} or node.name in bases
-        if len(names) >= 3 and "Args:" not in text and not free:
-            problems.append(f"{at}: {len(names)} parameters without Args:")
+        if len(parameters) >= 3 and "Args:" not in text and not free:
+            problems.append(f"{at}: {len(parameters)} parameters without Args:")
     return problems
 
 
-def _methods_by_class(found: list[Module]) -> frozenset[str]:
+def _methods_by_class(sources: list[Module]) -> frozenset[str]:
     """Collect the names of methods that several classes define: overrides of a documented base."""
     named: dict[str, int] = defaultdict(int)
-    for module in found:
+    for module in sources:
         for node in module.tree.body:
             if isinstance(node, ast.ClassDef):
                 for name in {n.name for n in node.body if isinstance(n, Function)}:
@@ -200,35 +198,36 @@ def _methods_by_class(found: list[Module]) -> frozenset[str]:
     return frozenset(name for name, count in named.items() if count > 1)
 
 
-def _parameters(function: Function) -> list[str]:
-    given = function.args
-    parameters = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
-    return [p.arg for p in parameters if p and p.arg not in ("self", "cls")]
+def _parameters(function: Function) -> list[ast.arg]:
+    """List the parameters of a function, without self and cls."""
+    args = function.args
+    parameters = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
+    return [p for p in parameters if p and p.arg not in ("self", "cls")]
 
 
 def report(package: Path) -> str:
-    """Describe a package in one line a measure."""
-    found = modules(package)
-    rooms = room_imports(found, package.name)
-    named = {name: where for name, where in public_names(found).items() if len(where) > 1}
-    sizes = sorted(lines(function) for _, function in functions(found))
-    annotated = [is_annotated(function) for _, function in functions(found)]
-    public = public_definitions(found)
+    """Format the measurements of a package, one per line."""
+    sources = modules(package)
+    rooms = room_imports(sources, package.name)
+    named = {name: where for name, where in public_names(sources).items() if len(where) > 1}
+    sizes = sorted(lines(function) for _, function in functions(sources))
+    annotated = [is_annotated(function) for _, function in functions(sources)]
+    public = public_definitions(sources)
     documented = [ast.get_docstring(node) is not None for _, node in public]
-    total = sum(len(m.path.read_text(encoding="utf-8").splitlines()) for m in found)
+    total = sum(len(m.path.read_text(encoding="utf-8").splitlines()) for m in sources)
     rows = {
-        "modules": len(found),
+        "modules": len(sources),
         "lines": total,
         "rooms": len(rooms),
         "floors": max(floors(rooms).values()),
         "imports between rooms": sum(map(len, rooms.values())),
-        "circles of rooms": len(circles(rooms)),
-        "circles of modules": len(circles(module_imports(found, package.name))),
+        "cycles of rooms": len(circles(rooms)),
+        "cycles of modules": len(circles(module_imports(sources, package.name))),
         "public names with several meanings": len(named),
         "functions": len(sizes),
-        "lines a function, median": statistics.median(sizes),
-        "lines a function, 95th percentile": sizes[int(0.95 * len(sizes))],
-        "lines a function, longest": sizes[-1],
+        "lines per function, median": statistics.median(sizes),
+        "lines per function, 95th percentile": sizes[int(0.95 * len(sizes))],
+        "lines per function, longest": sizes[-1],
         "functions annotated": f"{sum(annotated) / len(annotated):.1%}",
         "public definitions documented": f"{sum(documented) / len(documented):.1%}",
     }

@@ -1,4 +1,4 @@
-"""What README quotes is what the commands give."""
+"""README and docs match the code, the commands and the records."""
 
 from __future__ import annotations
 
@@ -13,6 +13,23 @@ import quantized
 import real
 
 ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "adapterhub"
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+]
+
+
+def text(name):
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def quoted_table(page, marker):
+    """The table between the comments of a marker."""
+    block = rf"<!-- {marker}: .*? -->\n(.*?)\n<!-- /{marker} -->"
+    return re.search(block, text(page), re.DOTALL)[1]
 
 
 @pytest.mark.parametrize(
@@ -22,52 +39,67 @@ ROOT = Path(__file__).parents[1]
         ("recipes", real, len(real.RUNS)),
     ],
 )
-def test_the_tables_are_made_from_the_records(marker, script, rows):
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    quoted = re.search(rf"<!-- {marker}: .*? -->\n(.*?)\n<!-- /{marker} -->", readme, re.DOTALL)[1]
-    assert quoted == script.table()
-    assert len(quoted.splitlines()) == 2 + rows
+def test_result_tables_match_the_records(marker, script, rows):
+    table = quoted_table("README.md", marker)
+    assert table == script.table()
+    assert len(table.splitlines()) == 2 + rows
 
 
-def test_the_files_that_readme_names_are_there():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    named = re.findall(r"^    (adapterhub/\S+)", readme, re.MULTILINE)
-    assert len(named) >= 6
-    assert not [path for path in named if not (ROOT / path).exists()]
+def test_paths_in_readme_exist():
+    paths = re.findall(r"^    (adapterhub/\S+)", text("README.md"), re.MULTILINE)
+    assert len(paths) >= 6
+    assert not [path for path in paths if not (ROOT / path).exists()]
 
 
-def test_the_page_of_the_format_is_that_of_the_code():
+def test_readme_and_architecture_list_the_rooms():
+    """Both list every folder of the package, in the same order."""
+    in_readme = re.findall(r"^    adapterhub/(\w+)/ ", text("README.md"), re.MULTILINE)
+    in_table = re.findall(r"^\| `(\w+)/` \|", text("docs/architecture.md"), re.MULTILINE)
+    assert in_table == in_readme
+    assert set(in_table) == {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+
+
+def test_paths_in_architecture_exist():
+    paths = re.findall(r"`(\w+/[\w/]+\.py)`", text("docs/architecture.md"))
+    assert len(paths) > 40
+    assert not [path for path in paths if not (PACKAGE / path).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_relative_links_exist(page):
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)\)", text(page))
+    assert not [target for target in targets if not (ROOT / page).parent.joinpath(target).exists()]
+
+
+def test_format_page_matches_the_code():
     from adapterhub.files import manifest, native
 
-    page = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
+    page = text("docs/format.md")
     assert native.__doc__.strip() in page
-    listed = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
-    assert listed == [*manifest.Manifest.__dataclass_fields__, "sha256"]
+    fields = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    assert fields == [*manifest.Manifest.__dataclass_fields__, "sha256"]
 
 
-def test_the_table_on_quantized_backbones_is_made_from_the_records():
-    page = (ROOT / "docs" / "quantization.md").read_text(encoding="utf-8")
-    quoted = re.search(r"<!-- results: .*? -->\n(.*?)\n<!-- /results -->", page, re.DOTALL)[1]
-    assert quoted == quantized.table()
-    assert len(quoted.splitlines()) > 2 + len(quantized.PRECISIONS)
+def test_table_of_quantized_backbones_matches_the_records():
+    table = quoted_table("docs/quantization.md", "results")
+    assert table == quantized.table()
+    assert len(table.splitlines()) > 2 + len(quantized.PRECISIONS)
 
 
-def test_the_tests_run_with_every_extra():
-    """Tests of quantized backbones are skipped without bitsandbytes: not in make's environment.
-    Those of trl and of torchao have one of their own."""
+def test_make_installs_every_extra():
+    """Tests are skipped without their extra, so each extra is in one environment of the Makefile.
+
+    trl and torchao have separate environments.
+    """
     extras = re.search(r"optional-dependencies\]\n(.*?)\n\n", text("pyproject.toml"), re.DOTALL)[1]
     names = set(re.findall(r"^(\w+) =", extras, re.MULTILINE))
-    made = re.findall(
+    environments = re.findall(
         r"^\.(venv[\w-]*)/\.installed: EXTRAS := (.*)$", text("Makefile"), re.MULTILINE
     )
-    installed = {name: set(line.split(",")) for name, line in made}
+    installed = {name: set(line.split(",")) for name, line in environments}
     assert "quantized" in installed["venv"]
     assert set().union(*installed.values()) == names
-    assert names - installed["venv"] == {"trl", "torchao"}, "these have environments of their own"
+    assert names - installed["venv"] == {"trl", "torchao"}, "these have separate environments"
     assert re.search(r"^bitsandbytes==", text("constraints.txt"), re.MULTILINE)
     if Path(sys.prefix) == ROOT / ".venv":
         assert importlib.util.find_spec("bitsandbytes")
-
-
-def text(name):
-    return (ROOT / name).read_text(encoding="utf-8")

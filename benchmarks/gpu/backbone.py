@@ -1,4 +1,4 @@
-"""A Llama with random weights, quantized to nf4 on the device that it is made on."""
+"""A Llama with random weights, quantized to nf4 on its device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SMALL = {
 
 
 def build(shape: dict[str, Any], device: str) -> LlamaForCausalLM:
-    """Random weights, quantized layer by layer: the whole is never there in bf16."""
+    """Build a random model, quantized layer by layer: it is never in bf16 as a whole."""
     config = LlamaConfig(**shape, use_cache=False, pad_token_id=0)
     with torch.device("meta"):
         model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16)
@@ -41,7 +41,7 @@ def build(shape: dict[str, Any], device: str) -> LlamaForCausalLM:
             setattr(model.get_submodule(parent), name, four)
     _fill(model, device)
     model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)
-    model.is_loaded_in_4bit = True  # else peft takes the layers for plain ones
+    model.is_loaded_in_4bit = True  # otherwise peft treats the layers as unquantized
     return model
 
 

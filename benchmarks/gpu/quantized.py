@@ -1,22 +1,22 @@
-"""A Llama of 8 B parameters in nf4 with LoRA on all projections, beside peft: tokens/s and memory.
+"""Compare LoRA on an 8 B Llama in nf4, all projections, with peft: tokens/s and memory.
 
     python benchmarks/gpu/quantized.py --out 8b.json             # one GPU of 80 GB, about 5 minutes
     python benchmarks/gpu/quantized.py --small --out small.json  # the same on a CPU, in seconds
     python benchmarks/gpu/quantized.py --table 8b.json
 
 The weights are random and never leave the device. All variants share them, the batch, the values of
-A and B, and the optimizer (AdamW, fused, fp32). First all give one loss (1e-3, relative) and one
-gradient (2e-2); only then is anything timed, in the order A B .. B A: 3 warm-up steps, then the
-median. The variants:
+A and B, and the optimizer (AdamW, fused, fp32). First, losses and gradients of all variants must
+agree (relative tolerances 1e-3 and 2e-2); only then are they timed, in the order A B .. B A: 3
+warm-up steps, then the median. The variants:
 
     adapterhub      attach(model, "lora"); bf16 without autocast
-    peft            get_peft_model under autocast in bf16: the best that peft does
-    peft-kbit       with prepare_model_for_kbit_training, as its documentation says
-    trainer         peft in transformers' Trainer (bf16=True), timed from step to step
-    --methods       further methods of adapterhub on the same backbone, timed only
-    routed          row i of the batch through LoRA i, each of the same size, timed only
+    peft            get_peft_model under autocast in bf16: peft's fastest setup
+    peft-kbit       with prepare_model_for_kbit_training, as in its documentation
+    trainer         peft in transformers' Trainer (bf16=True), timed per step
+    --methods       further methods of adapterhub on the same backbone, only timed
+    routed          row i of the batch uses LoRA i, all of the same size, only timed
 
-The record is written after each run, so that what was measured is kept if a later one fails.
+The record is written after each run, so measurements are kept if a later run fails.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ import adapterhub as ah
 from adapterhub.training.activation_memory import activation_bytes
 from adapterhub.training.plan import weight_bytes
 
-LOSS, GRADIENT = 1e-3, 2e-2  # relative; autocast rounds to bf16 at other places
+LOSS, GRADIENT = 1e-3, 2e-2  # relative; autocast rounds to bf16 at different points
 RANK, ALPHA, LEARNING_RATE = 16, 16, 1e-4
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 SITES = ("attn.q", "attn.k", "attn.v", "attn.o", "ffn.gate", "ffn.up", "ffn.down")
@@ -55,7 +55,7 @@ SITES = ("attn.q", "attn.k", "attn.v", "attn.o", "ffn.gate", "ffn.up", "ffn.down
 
 @dataclass
 class Setting:
-    """What all variants share."""
+    """The settings that all variants share."""
 
     device: str
     rows: int
@@ -66,7 +66,7 @@ class Setting:
 
 @dataclass
 class Timed:
-    """The steps of one variant, in seconds, and bytes at its peak (0 where there is no GPU)."""
+    """Step times of one variant in seconds, and peak memory in bytes (0 without a GPU)."""
 
     seconds: list[float] = field(default_factory=list)
     allocated: int = 0
@@ -74,7 +74,7 @@ class Timed:
 
 
 def batch_of(model: LlamaForCausalLM, setting: Setting) -> dict[str, torch.Tensor]:
-    """One batch without padding, the same for all."""
+    """Make a batch without padding, the same for all variants."""
     generator = torch.Generator().manual_seed(1)
     size = (setting.rows, setting.length)
     ids = torch.randint(1, model.config.vocab_size, size, generator=generator).to(setting.device)
@@ -82,7 +82,7 @@ def batch_of(model: LlamaForCausalLM, setting: Setting) -> dict[str, torch.Tenso
 
 
 def values(path: str, shapes: tuple[torch.Size, torch.Size]) -> tuple[torch.Tensor, torch.Tensor]:
-    """A and B of one projection; B is not zero, so that both have a gradient."""
+    """Draw A and B of one projection; B is not zero, so both get a gradient."""
     generator = torch.Generator().manual_seed(sum(map(ord, path)))
     a, b = (torch.randn(shape, generator=generator) for shape in shapes)
     return a / shapes[0][1] ** 0.5, 0.01 * b
@@ -90,7 +90,7 @@ def values(path: str, shapes: tuple[torch.Size, torch.Size]) -> tuple[torch.Tens
 
 @dataclass
 class Live:
-    """A variant on the model: what is called, and its A and B by the path of their projection."""
+    """An attached variant: the model to call, and A and B by the path of their projection."""
 
     model: nn.Module
     factors: dict[str, tuple[nn.Parameter, nn.Parameter]]
@@ -99,8 +99,10 @@ class Live:
 
 
 @contextmanager
-def ours(model: LlamaForCausalLM, setting: Setting, spec: Any = None) -> Iterator[Live]:
-    """adapterhub."""
+def attach_adapterhub(
+    model: LlamaForCausalLM, setting: Setting, spec: Any = None
+) -> Iterator[Live]:
+    """Attach with adapterhub."""
     lora = {"lora": {"rank": RANK, "alpha": ALPHA, "sites": SITES}}
     adapter = ah.attach(model, spec or lora)
     placed = [p for p in adapter.placed if spec is None]
@@ -112,21 +114,21 @@ def ours(model: LlamaForCausalLM, setting: Setting, spec: Any = None) -> Iterato
 
 
 @contextmanager
-def routed(model: LlamaForCausalLM, setting: Setting) -> Iterator[Live]:
-    """adapterhub, with a LoRA for each row of the batch."""
+def attach_routed(model: LlamaForCausalLM, setting: Setting) -> Iterator[Live]:
+    """Attach one LoRA per row of the batch with adapterhub."""
     names = [f"row-{number}" for number in range(setting.rows)]
     lora = {"lora": {"rank": RANK, "alpha": ALPHA, "sites": SITES}}
     adapters = [ah.attach(model, lora, name=name) for name in names]
     try:
-        with ah.route(model, names):  # gradients too are computed inside
+        with ah.route(model, names):  # gradients are computed inside too
             yield Live(model, {}, nullcontext, [p for a in adapters for p in a.parameters()])
     finally:
         ah.detach(model)
 
 
 @contextmanager
-def theirs(model: LlamaForCausalLM, setting: Setting, kbit: bool = False) -> Iterator[Live]:
-    """peft."""
+def attach_peft(model: LlamaForCausalLM, setting: Setting, kbit: bool = False) -> Iterator[Live]:
+    """Attach with peft."""
     plain = {n: p.data for n, p in model.named_parameters() if not hasattr(p, "quant_state")}
     if kbit:
         peft.prepare_model_for_kbit_training(
@@ -135,7 +137,7 @@ def theirs(model: LlamaForCausalLM, setting: Setting, kbit: bool = False) -> Ite
     config = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=list(PROJECTIONS))
     wrapped = peft.get_peft_model(model, config)
     layers = {n: m for n, m in model.named_modules() if isinstance(m, peft.tuners.lora.LoraLayer)}
-    assert {type(m).__name__ for m in layers.values()} == {"Linear4bit"}, "peft took another layer"
+    assert {type(m).__name__ for m in layers.values()} == {"Linear4bit"}, "unexpected peft layer"
     pairs = {n: (m.lora_A["default"], m.lora_B["default"]) for n, m in layers.items()}
     factors = {n: (a.weight, b.weight) for n, (a, b) in pairs.items()}
     parameters = [p for p in wrapped.parameters() if p.requires_grad]
@@ -150,7 +152,7 @@ def theirs(model: LlamaForCausalLM, setting: Setting, kbit: bool = False) -> Ite
 
 
 def fill(live: Live) -> None:
-    """The same A and B in every variant."""
+    """Set the same A and B in every variant."""
     with torch.no_grad():
         for path, (a, b) in live.factors.items():
             new = values(path, (a.shape, b.shape))
@@ -159,14 +161,14 @@ def fill(live: Live) -> None:
 
 
 def recompute(model: LlamaForCausalLM, on: bool) -> None:
-    """Gradient checkpointing of every layer, which transformers renamed in 5.23."""
+    """Switch gradient checkpointing of every layer; transformers 5.23 renamed the methods."""
     new = hasattr(model, "activation_checkpointing_enable")
     stem = "activation_checkpointing" if new else "gradient_checkpointing"
     getattr(model, f"{stem}_{'enable' if on else 'disable'}")()
 
 
 def check(model: LlamaForCausalLM, batch: dict[str, torch.Tensor], setting: Setting) -> dict:
-    """The loss of each variant, and the largest relative difference of a gradient from ours."""
+    """Return each variant's loss, and its largest relative gradient difference from adapterhub."""
     losses, gradients = {}, {}
     for name, variant in compared().items():
         with variant(model, setting) as live:
@@ -193,18 +195,18 @@ def check(model: LlamaForCausalLM, batch: dict[str, torch.Tensor], setting: Sett
 
 
 def compared() -> dict[str, Any]:
-    """The variants that must agree."""
+    """Return the variants whose losses and gradients must agree."""
     return {
-        "adapterhub": ours,
-        "peft": theirs,
-        "peft-kbit": lambda model, setting: theirs(model, setting, kbit=True),
+        "adapterhub": attach_adapterhub,
+        "peft": attach_peft,
+        "peft-kbit": lambda model, setting: attach_peft(model, setting, kbit=True),
     }
 
 
 def time_steps(
     variant: Any, model: LlamaForCausalLM, batch: dict[str, torch.Tensor], setting: Setting
 ) -> Timed:
-    """Steps of one variant."""
+    """Time the steps of one variant."""
     _free()
     timed = Timed()
     with variant(model, setting) as live:
@@ -225,7 +227,7 @@ def time_steps(
 
 
 class Clock(TrainerCallback):
-    """Times the steps of a Trainer."""
+    """Callback that times the steps of a Trainer."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting, self.seconds, self.start = setting, [], 0.0
@@ -242,10 +244,10 @@ class Clock(TrainerCallback):
 def time_trainer(
     model: LlamaForCausalLM, batch: dict[str, torch.Tensor], setting: Setting
 ) -> Timed:
-    """peft in the stock Trainer."""
+    """Time peft in the stock Trainer."""
     _free()
     rows = [{name: t[i].cpu() for name, t in batch.items()} for i in range(setting.rows)]
-    with theirs(model, setting) as live, tempfile.TemporaryDirectory() as folder:
+    with attach_peft(model, setting) as live, tempfile.TemporaryDirectory() as folder:
         clock = Clock(setting)
         arguments = TrainingArguments(
             folder, per_device_train_batch_size=setting.rows, bf16=True, report_to=[],
@@ -283,39 +285,40 @@ def _note_peak(timed: Timed, setting: Setting) -> None:
 
 
 def predicted(model: LlamaForCausalLM, setting: Setting, checkpointing: bool) -> dict[str, int]:
-    """What `adapterhub train --dry-run` would say of the memory."""
+    """Return the memory that `adapterhub train --dry-run` would predict."""
     adapter = ah.attach(model, {"lora": {"rank": RANK, "sites": SITES}})
     trained = sum(p.numel() for p in adapter.parameters())
-    found = {
+    memory = {
         "backbone weights": weight_bytes(adapter),
         "adapter, gradients, optimizer": 16 * trained,
         "activations": activation_bytes(adapter, setting.rows, setting.length, checkpointing),
     }
     ah.detach(model)
-    return found
+    return memory
 
 
 def measure(
-    words: argparse.Namespace, setting: Setting, write: Callable[[dict[str, Any]], None]
+    options: argparse.Namespace, setting: Setting, write: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
-    """The whole run. `write` is called with what is known, again and again."""
-    model = build(SMALL if words.small else EIGHT_B, setting.device)
-    recompute(model, words.checkpointing)
+    """Run the whole benchmark; `write` is called with the record after each run."""
+    model = build(SMALL if options.small else EIGHT_B, setting.device)
+    recompute(model, options.checkpointing)
     batch = batch_of(model, setting)
     variants = compared()
     record: dict[str, Any] = {
-        "setting": asdict(setting) | {"checkpointing": words.checkpointing, "small": words.small},
+        "setting": asdict(setting)
+        | {"checkpointing": options.checkpointing, "small": options.small},
         "device": _device(setting),
         "versions": {m.__name__: m.__version__ for m in (torch, transformers, peft, bnb)}
         | {"python": platform.python_version()},
         "backbone": torch.cuda.memory_allocated() if setting.device == "cuda" else 0,
         "agreement": check(model, batch, setting),
-        "predicted": predicted(model, setting, words.checkpointing),
+        "predicted": predicted(model, setting, options.checkpointing),
         "variants": {},
     }
-    more = words.methods.split(",") if words.methods else []
-    variants |= {m: lambda model, s, m=m: ours(model, s, m) for m in more}
-    variants["routed"] = routed
+    more = options.methods.split(",") if options.methods else []
+    variants |= {m: lambda model, s, m=m: attach_adapterhub(model, s, m) for m in more}
+    variants["routed"] = attach_routed
     runs: dict[str, list[Timed]] = {name: [] for name in variants}
     for name in [*variants, *reversed(variants)]:
         runs[name].append(time_steps(variants[name], model, batch, setting))
@@ -344,10 +347,10 @@ def _summary(runs: list[Timed], setting: Setting) -> dict[str, Any]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """The Markdown table of a record."""
+    """Return the Markdown table of a record."""
     gpu = not record["device"].startswith("CPU")
-    head = record["device"] if gpu else f"{record['device']}, small form: not measured on GPU yet"
-    lines = [head, "", "| variant | tokens/s | beside peft | peak memory |", "|---|---|---|---|"]
+    head = record["device"] if gpu else f"{record['device']}, small model: not measured on GPU yet"
+    lines = [head, "", "| variant | tokens/s | vs. peft | peak memory |", "|---|---|---|---|"]
     base = record["variants"]["peft"]["tokens_per_second"]
     for name, facts in record["variants"].items():
         speed = facts["tokens_per_second"]
@@ -363,7 +366,7 @@ def table(record: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measure, write the record, print the table."""
+    """Measure, write the record and print the table."""
     raw = argparse.RawTextHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--out", type=Path)
@@ -371,17 +374,17 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--no-checkpointing", dest="checkpointing", action="store_false")
     parser.add_argument("--methods", default="houlsby,prefix,mam")
-    words = parser.parse_args()
-    if words.table:
-        print(table(json.loads(words.table.read_text(encoding="utf-8"))))
+    options = parser.parse_args()
+    if options.table:
+        print(table(json.loads(options.table.read_text(encoding="utf-8"))))
         return
-    setting = Setting("cpu", 2, 64, 4) if words.small else Setting("cuda", 4, 2048, 10)
+    setting = Setting("cpu", 2, 64, 4) if options.small else Setting("cuda", 4, 2048, 10)
 
     def write(record: dict[str, Any]) -> None:
-        if words.out:
-            words.out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        if options.out:
+            options.out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
-    record = measure(words, setting, write)
+    record = measure(options, setting, write)
     print(json.dumps(record["agreement"], indent=2), table(record), sep="\n\n")
 
 
