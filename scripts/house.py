@@ -164,8 +164,8 @@ def docstring_problems(sources: list[Module]) -> list[str]:
     """List the public docstrings that break the project's rules.
 
     A function's first line is imperative; with three or more parameters it has an `Args:` section,
-    unless it overrides a documented method; exceptions are in a `Raises:` section. ruff checks the
-    rest (pydocstyle, convention "google").
+    unless it overrides a documented method or is a hook, whose parameters torch defines; exceptions
+    are in a `Raises:` section. ruff checks the rest (pydocstyle, convention "google").
     """
     bases = _methods_by_class(sources)
     problems = []
@@ -182,7 +182,8 @@ def docstring_problems(sources: list[Module]) -> list[str]:
             problems.append(f"{at}: use a Raises: section")
         parameters = _parameters(node)
         free = decorators & {"overload", "command", "option", "argument"} or node.name in bases
-        if len(parameters) >= 3 and "Args:" not in text and not free:
+        hook = [p.arg for p in parameters[1:2]] == ["args"]
+        if len(parameters) >= 3 and "Args:" not in text and not free and not hook:
             problems.append(f"{at}: {len(parameters)} parameters without Args:")
     return problems
 

@@ -1,2 +1,4 @@
-"""The life of an adapter on a model: build, attach, activate, route, load, save, export, detach. No
-equations (methods/), no hooks (hooks/), no stores (registry/)."""
+"""The life of an adapter: build, attach, activate, route, load, save, export, detach.
+
+Equations belong in methods/, hooks in hooks/, stores in registry/.
+"""

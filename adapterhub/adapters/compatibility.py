@@ -161,8 +161,10 @@ def fit_head(manifest: Manifest, adapter: Adapter) -> None:
 def _resize(
     head: nn.Module, prefix: str, tensors: Mapping[str, TensorInfo], old: int, outputs: int
 ) -> bool:
-    """Replace the output layer of a head, of `old` rows, by one of `outputs` rows; tell whether
-    there was one."""
+    """Replace the output layer of a head, of `old` rows, by one of `outputs` rows.
+
+    Returns whether there was one.
+    """
     resized = False
     for path, module in head.named_modules():
         for name, parameter in module.named_parameters(recurse=False):

@@ -66,8 +66,10 @@ class OwnedParameter:
 
     @property
     def own(self) -> nn.Parameter:
-        """The adapter's parameter; an active one is read from the backbone, where FSDP2 replaces
-        it by a sharded one."""
+        """The adapter's parameter.
+
+        An active one is read from the backbone, where FSDP2 replaces it by a sharded one.
+        """
         module, attribute = self.holders[0]
         parameter = module._parameters[attribute] if self.active else self.kept
         assert parameter is not None

@@ -80,14 +80,7 @@ class VariantSlot(Slot):
 def call_variants(
     host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], y: Tensor
 ) -> Tensor:
-    """Replace the output of a module by those of its variants: a forward hook.
-
-    Args:
-        host: the module.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
-        y: its output.
-    """
+    """Replace the output of a module by those of its variants: a forward hook."""
     slot = host._modules[CHILD]
     assert isinstance(slot, VariantSlot)
     result: Tensor = slot(args, kwargs, y)

@@ -64,39 +64,21 @@ def mix_slot(anatomy: Anatomy, site: Site) -> MixSlot:
 
 
 def keep_input(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Store the input of the stack: the pre-hook of the first layer.
-
-    Args:
-        layer: the layer.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
-    """
+    """Store the input of the stack: the pre-hook of the first layer."""
     ((slot, _),) = getattr(layer, _MIX)
     if slot.active:
         slot.states[0] = args[0] if args else kwargs["hidden_states"]
 
 
 def keep_output(layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    """Store the output of a layer: the forward hook of all but the last.
-
-    Args:
-        layer: the layer.
-        args: its arguments.
-        output: its output.
-    """
+    """Store the output of a layer: the forward hook of all but the last."""
     ((slot, number),) = getattr(layer, _MIX)
     if slot.active:
         slot.states[number] = _hidden(output)
 
 
 def mix_outputs(layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-    """Replace the output of the last layer: its forward hook.
-
-    Args:
-        layer: the layer.
-        args: its arguments.
-        output: its output.
-    """
+    """Replace the output of the last layer: its forward hook."""
     ((slot, _),) = getattr(layer, _MIX)
     if not slot.active:
         return output

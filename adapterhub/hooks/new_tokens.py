@@ -95,13 +95,7 @@ def mask_new_ids(host: nn.Module, args: tuple[Any, ...]) -> Any:
 
 
 def put_rows(host: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
-    """Insert the rows of new tokens: the forward hook of an embedding.
-
-    Args:
-        host: the embedding.
-        args: its arguments.
-        y: its output.
-    """
+    """Insert the rows of new tokens: the forward hook of an embedding."""
     slot = host._modules[CHILD]
     if not isinstance(slot, RowSlot) or slot.ids is None:
         return y
@@ -112,13 +106,7 @@ def put_rows(host: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
 
 
 def score_rows(host: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
-    """Add the logits of new tokens: the forward hook of an output layer.
-
-    Args:
-        host: the output layer.
-        args: its arguments.
-        y: its output.
-    """
+    """Add the logits of new tokens: the forward hook of an output layer."""
     slot = host._modules[CHILD]
     assert isinstance(slot, RowSlot)
     for module in slot.rows():

@@ -70,25 +70,13 @@ def lower(module: nn.Module, args: tuple[Any, ...]) -> Any:
 
 
 def put_back(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    """Restore the fp32 parameters: a forward hook.
-
-    Args:
-        module: the module.
-        args: its arguments.
-        output: its output.
-    """
+    """Restore the fp32 parameters: a forward hook."""
     for name, (master, _) in module.__dict__[_MASTERS].named.items():
         module._parameters[name] = master
 
 
 def raise_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Cast the input of a task head to fp32: its pre-hook.
-
-    Args:
-        module: the head.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
-    """
+    """Cast the input of a task head to fp32: its pre-hook."""
     return tuple(map(_to_fp32, args)), {name: _to_fp32(value) for name, value in kwargs.items()}
 
 
