@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -299,13 +300,13 @@ class Ticks:
         self.count += 1
 
     def watch_files(self, patch: pytest.MonkeyPatch) -> None:
-        for name in ("rename", "fsync"):
-            patch.setattr(os, name, self._before(getattr(os, name)))
+        for owner, name in ((os, "fsync"), (checkpoint, "put_in_place"), (shutil, "rmtree")):
+            patch.setattr(owner, name, self._before(getattr(owner, name)))
 
     def _before(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def called(*args: Any) -> Any:
+        def called(*args: Any, **options: Any) -> Any:
             self()
-            return function(*args)
+            return function(*args, **options)
 
         return called
 
