@@ -1,4 +1,4 @@
-"""What trains when, and how fast: gradual unfreezing, and what shares its mechanism."""
+"""Stages: gradual unfreezing, and the methods that share its mechanism."""
 
 from __future__ import annotations
 
