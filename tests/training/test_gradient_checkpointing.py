@@ -97,7 +97,7 @@ def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
         name: vars(m).keys() - {"_forward_hooks"} for name, m in trainee.model.named_modules()
     }
     frozen = {n: p for n, p in trainee.model.named_parameters() if not p.requires_grad}
-    kept = bits(frozen)
+    frozen_bytes = bits(frozen)
     train(
         trainee, bert_batches, lambda: {"loss": 1.0},
         TrainOptions(epochs=1, mixed_precision="bf16", tensorboard=False),
@@ -105,5 +105,5 @@ def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
     )  # fmt: skip
     after = {name: vars(m).keys() - {"_forward_hooks"} for name, m in trainee.model.named_modules()}
     assert after == before
-    assert bits(frozen) == kept
+    assert bits(frozen) == frozen_bytes
     assert all(p.grad is None for p in trainee.model.parameters())

@@ -45,11 +45,11 @@ def test_a_decay_gives_each_layer_its_own_rate(method: str, depths: list[int]) -
     assert rates == {2.0**-n: {n} for n in depths}
     assert sum(group.method is None for group in adapter.groups()) == 1
     groups = AdapterTrainee(adapter).param_groups(TrainOptions())
-    own = METHODS[method].learning_rate
-    found = {group["name"]: group["lr"] for group in groups}
-    assert found.pop("head") == 5e-3
+    rate = METHODS[method].learning_rate
+    group_rates = {group["name"]: group["lr"] for group in groups}
+    assert group_rates.pop("head") == 5e-3
     names = {0: method, 1: f"{method} x0.5", 2: f"{method} x0.25", 3: f"{method} x0.125"}
-    assert found == {names[n]: own * 2.0**-n for n in depths}
+    assert group_rates == {names[n]: rate * 2.0**-n for n in depths}
 
 
 def test_without_a_decay_there_is_one_group() -> None:
