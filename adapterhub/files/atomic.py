@@ -179,11 +179,21 @@ def replace_file(path: Path, data: bytes) -> None:
     os.replace(staged, path)
 
 
+def sync_files(folder: Path) -> None:
+    """Wait until the disk has the files of `folder`, which other code wrote, and their names."""
+    for path in sorted(folder.iterdir()):
+        _sync(path, os.O_RDWR)  # Windows flushes no descriptor that is read-only
+    _sync_folder(folder)
+
+
 def _sync_folder(folder: Path) -> None:
     """Make renames durable; Windows cannot open a folder and needs no such call."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
+    if os.name != "nt":
+        _sync(folder, os.O_RDONLY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)
     finally:

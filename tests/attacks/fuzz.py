@@ -45,7 +45,7 @@ from adapterhub.data.examples import read_examples
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import AdapterhubError
 from adapterhub.files.native import CARD_FILE, read_adapter
-from adapterhub.inference.open import trained
+from adapterhub.inference.record import read_training_record
 from adapterhub.methods import METHODS
 from adapterhub.methods._spec import parse_methods
 from adapterhub.tasks import parse_task
@@ -155,7 +155,7 @@ class Fuzzer:
         tree = mutate_tree(rng, json.loads(files[MANIFEST]), "training")
         files[MANIFEST] = sealed(tree)
         self._put(files)
-        trained(self.place)
+        read_training_record(self.place)
 
     def read_recipe(self, rng: random.Random) -> None:
         """A recipe changed as bytes."""

@@ -14,7 +14,8 @@ from forge import LABELS, bomb, forge, harmless_text
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, BackboneError, ConfigError, FileError
-from adapterhub.inference.open import open_adapter, trained
+from adapterhub.inference.open import open_adapter
+from adapterhub.inference.record import read_training_record
 from adapterhub.tasks import parse_task
 
 STEERING = ["\x1b[2J\x1b]0;owned\x07", "\u202egnp\x9b31m", "a\tb\nc"]
@@ -89,7 +90,7 @@ def test_a_record_that_no_run_writes_is_refused(copy, attack) -> None:
     recorded(copy, **RECORDS[attack])
     start = time.process_time()
     with pytest.raises(FileError) as error:
-        trained(copy)
+        read_training_record(copy)
     assert time.process_time() - start < 5
     assert harmless_text(str(error.value))
     assert len(str(error.value)) < 20_000
@@ -98,7 +99,7 @@ def test_a_record_that_no_run_writes_is_refused(copy, attack) -> None:
 def test_no_record_names_a_place(copy) -> None:
     places = {"train": "x", "eval": "../x", "train_target": "x", "eval_target": "../secret"}
     recorded(copy, **recipe(text="sentence", **places))
-    data = trained(copy).data
+    data = read_training_record(copy).data
     assert data.text == "sentence"
     assert [getattr(data, name) for name in places] == [None] * 4
 
@@ -138,7 +139,7 @@ def test_a_run_whose_adapter_lies_elsewhere_is_refused(copy, tmp_path) -> None:
     (copy / "adapter").rename(tmp_path / "elsewhere")
     (copy / "adapter").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(FileError, match="there is no adapter"):
-        trained(copy)
+        read_training_record(copy)
 
 
 FOREIGN: dict[str, str] = {

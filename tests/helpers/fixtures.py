@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from adapterhub.training.options import TrainOptions
-from adapterhub.training.run import AdapterTrainee
+from adapterhub.training.trainee import AdapterTrainee
 
 WORDS = [
     "the",

@@ -9,7 +9,7 @@ import adapterhub as ah
 from adapterhub.errors import ConfigError, SiteError
 from adapterhub.methods._spec import dump_methods, parse_methods
 from adapterhub.training.options import TrainOptions
-from adapterhub.training.run import AdapterTrainee
+from adapterhub.training.trainee import AdapterTrainee
 
 
 def ranks(architecture, spec):

@@ -18,7 +18,7 @@ from adapterhub.methods._spec import dump_methods
 from adapterhub.tasks import TASKS
 from adapterhub.training import run as running
 from adapterhub.training.recipe import read
-from adapterhub.training.report import Silent
+from adapterhub.training.report import Reporter
 
 STEPS = 16
 FULL = os.environ.get("ADAPTERHUB_MATRIX") == "full"
@@ -85,7 +85,7 @@ def test_a_recipe_trains_and_its_adapter_is_what_it_trained(method, task, recipe
 
     running_prepare = running.prepare
     monkeypatch.setattr(running, "prepare", prepare)
-    outcome = running.run(recipe(method, task), Silent())
+    outcome = running.run(recipe(method, task), Reporter())
     ready, before = kept
     after = loss(ready.model, ready.train)
     assert after < before
@@ -105,7 +105,7 @@ def test_a_refused_cell_says_why(method, task, recipe, record_property):
     chosen = recipe(method, task)
     kind = SiteError if (method, task) in SITELESS else AttachError
     with pytest.raises(kind) as error:
-        running.run(chosen, Silent())
+        running.run(chosen, Reporter())
     record_property("reason", error.value.problem)
     assert method in error.value.problem
     assert not os.path.exists(chosen.output)
