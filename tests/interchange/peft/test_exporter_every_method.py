@@ -66,7 +66,7 @@ def test_every_method(tmp_path, architecture, method):
 
 
 REFUSED = {
-    "two kinds": (["lora", "prompt"], "one checkpoint of peft holds one of"),
+    "two kinds": (["lora", "prompt"], "a peft checkpoint contains only one of"),
     "no positions": ("prefix", r"prefix\(positions=true\)"),
     "some layers": ("prefix(positions=true, layers='top 1')", "every self-attention"),
     "another method": (["lora", "houlsby"], "houlsby: peft has no such method"),
@@ -104,7 +104,7 @@ VLLM = {
     "too high": ("llama", "rslora(rank=1024)", ["at most 512"]),
     "ranks": ("llama", {"lora": {"ranks": {"attn.q": 4}}}, ["one alpha / rank"]),
     "dora": ("llama", "dora", ["DoRA"]),
-    "kind": ("llama", "ia3", ["LORA alone"]),
+    "kind": ("llama", "ia3", ["only LORA"]),
     "whole": ("llama", ["lora", "chosen"], ["modules_to_save"]),
     "bias": ("qwen2", ["lora", "bitfit"], ["bias"]),
     "all": ("gpt2", ["dora(rank=24)", "bitfit"], ["GPT2LMHeadModel", "rank", "DoRA", "bias"]),
