@@ -80,7 +80,7 @@ def test_labels_without_outputs_are_refused(attached):
 
 
 def test_a_folder_as_backbone_name_is_not_compared():
-    from adapterhub.interchange.imported import ImportedAdapter
+    from adapterhub.interchange.imported_adapter import ImportedAdapter
 
     imported = ImportedAdapter(
         format="peft", name="a", methods=(), tensors={}, backbone="/home/someone/bert"

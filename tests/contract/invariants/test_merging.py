@@ -126,7 +126,7 @@ def test_what_is_refused_at_a_projection_is_not_linear(method):
     adapter = ah.attach(tiny_models.usual_model("bert"), of(method))
     tiny_models.scramble(adapter)
     for placed in (p for p in adapter.placed if p.site.kind == "linear"):
-        assert not getattr(placed.module, "affine", False)
+        assert not placed.module.affine
         x, y = torch.randn(2, 4, placed.site.d_in), torch.randn(2, 4, placed.site.d_out)
         if not getattr(placed.module, "reads_weight", False):
             f = placed.module
