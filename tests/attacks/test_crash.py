@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import tiny_models
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="it forks a process at each point")
 # Of several hundred lines that run, so many in a usual run of the tests.
-FULL = os.environ.get("ADAPTERHUB_MATRIX") == "full"
-MOST = 999 if FULL else 20
+MOST = 999 if tiny_models.FULL_MATRIX else 20
 KILLED = {
     "first save": {"none", "new"},
     "overwrite": {"old", "new"},
@@ -28,7 +28,7 @@ def test_a_kill_or_a_full_disk_at_any_point(tmp_path: Path) -> None:
     """The checks are in crash.py; here, that they were made, and met each state."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, Path(__file__).with_name("crash.py"), tmp_path / "x" / "a"]
-    if FULL:
+    if tiny_models.FULL_MATRIX:
         names = ["first save", "overwrite", "overwrite without an exchange", "first checkpoint",
                  "checkpoint", "metrics", "full disk"]  # fmt: skip
         command += [str(MOST), *names]
@@ -41,7 +41,7 @@ def test_a_kill_or_a_full_disk_at_any_point(tmp_path: Path) -> None:
         assert found[name]["points"] >= min(MOST, found[name]["lines"]) >= 20
         assert set(found[name]["outcomes"]) >= states, name
     assert found["full disk"]["points"] >= 15
-    if not FULL:
+    if not tiny_models.FULL_MATRIX:
         assert found["at random"]["points"] == MOST
         assert found["file size limit"]["points"] >= 2 * MOST
 

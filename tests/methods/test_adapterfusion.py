@@ -14,7 +14,7 @@ from transformers import AutoConfig, BertForSequenceClassification
 import adapterhub as ah
 from adapterhub.errors import AttachError, ConfigError, MismatchError, SiteError
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "adapters"
+GOLDEN = Path(__file__).parents[1] / "golden" / "adapters"
 
 
 def logits(model):

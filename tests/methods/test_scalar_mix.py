@@ -77,7 +77,7 @@ def test_a_model_in_training_can_be_copied():
     model = tiny_models.model("bert")
     adapter = ah.attach(model, "scalar-mix")
     tiny_models.scramble(adapter)
-    tiny_models.recompute(model)
+    tiny_models.enable_gradient_checkpointing(model)
     model.train()
     model(**tiny_models.batch(), labels=torch.tensor([0, 1, 2])).loss.backward()
     other = copy.deepcopy(model).eval()

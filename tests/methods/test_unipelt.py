@@ -16,7 +16,7 @@ import adapterhub as ah
 from adapterhub.errors import ConfigError, SiteError
 from adapterhub.methods import METHODS
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "adapters"
+GOLDEN = Path(__file__).parents[1] / "golden" / "adapters"
 KINDS = {
     "bert": "BertForSequenceClassification",
     "t5": "T5ForConditionalGeneration",
