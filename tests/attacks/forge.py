@@ -119,7 +119,7 @@ def state_of(model: PreTrainedModel) -> dict[str, Any]:
 
 
 @contextmanager
-def refused(model: PreTrainedModel, says: str = "") -> Iterator[None]:
+def refused(model: PreTrainedModel, text: str = "") -> Iterator[None]:
     """Expect one readable AdapterhubError, quickly, and an unchanged model."""
     before, start = state_of(model), time.process_time()
     assert "_adapterhub" not in before["attributes"]
@@ -128,7 +128,7 @@ def refused(model: PreTrainedModel, says: str = "") -> Iterator[None]:
     assert time.process_time() - start < SECONDS
     assert state_of(model) == before
     message = str(error.value)
-    assert says in message
+    assert text in message
     assert error.value.problem
     assert len(message) < 20_000
     assert harmless_text(message), message

@@ -125,12 +125,12 @@ def _socket(path: Path) -> None:
     import socket
 
     with socket.socket(socket.AF_UNIX) as server:
-        here = Path.cwd()
+        working_directory = Path.cwd()
         os.chdir(path.parent)  # the name of a socket is short
         try:
             server.bind(path.name)
         finally:
-            os.chdir(here)
+            os.chdir(working_directory)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has none of these")
@@ -142,7 +142,7 @@ def test_links_pipes_and_devices_are_refused_without_waiting(saved, tmp_path, mo
     try:
         LINKED[kind](saved / name, real)
     except PermissionError:
-        pytest.skip("not allowed to make one here")
+        pytest.skip("creating one needs more permissions")
     if name in (TENSORS, MANIFEST):
         with refused(model, name):
             ah.load(model, saved)

@@ -243,10 +243,11 @@ def test_a_harmless_change_has_no_effect(saved: Path, model, attack: str) -> Non
 
 
 def logits(model, adapter):
+    """Compute the logits with an adapter, and detach it."""
     with torch.no_grad():
-        found = model(**tiny_models.batch()).logits
+        output = model(**tiny_models.batch()).logits
     adapter.detach()
-    return found
+    return output
 
 
 def text(old: str, new: str) -> Callable[[bytes], bytes]:

@@ -91,8 +91,8 @@ def under_a_limit(valid: Path, place: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's limits")
 def test_no_attack_allocates_much_memory(valid: Path, tmp_path: Path) -> None:
     code = f"import test_memory as t; t.under_a_limit(t.Path({str(valid)!r}), t.Path('a'))"
-    here = Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), *sys.path])}
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path}
     command = [sys.executable, "-c", code]
     done = subprocess.run(
         command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=250

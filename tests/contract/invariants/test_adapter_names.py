@@ -51,8 +51,8 @@ def test_a_name_works_everywhere_or_is_refused(names, tmp_path_factory):
         return
     rows = (names * 3)[:3]
     with ah.route(model, rows):
-        found = logits(model)
-    torch.testing.assert_close(found, torch.stack([each[n][i] for i, n in enumerate(rows)]))
+        routed = logits(model)
+    torch.testing.assert_close(routed, torch.stack([each[n][i] for i, n in enumerate(rows)]))
     folder = tmp_path_factory.mktemp("names") / "adapter"
     adapters[0].save(folder)
     ah.detach(model, names[0])
@@ -70,8 +70,8 @@ def test_similar_names_stay_distinct():
         tiny_models.scramble(ah.attach(model, "lora", name=name), seed=seed)
         each.append(logits(model))
     with ah.route(model, ["a_b", "a/b", "a.b"]):
-        found = logits(model)
-    torch.testing.assert_close(found, torch.stack([each[2][0], each[1][1], each[0][2]]))
+        routed = logits(model)
+    torch.testing.assert_close(routed, torch.stack([each[2][0], each[1][1], each[0][2]]))
     assert len({tuple(e.flatten().tolist()) for e in each}) == len(names)
 
 

@@ -104,11 +104,11 @@ def test_parameters_of_layers_in_memory_can_train(backbones):
 
 def test_an_offloaded_head_is_refused_with_a_hint(backbone):
     options = {"task": "classification", "labels": ["a", "b", "c"]}
-    kept = {"bert.embeddings": "cpu", "bert.encoder": "disk", "bert.pooler": "disk"}
+    device_map = {"bert.embeddings": "cpu", "bert.encoder": "disk", "bert.pooler": "disk"}
     with pytest.raises(AttachError, match="offloaded") as error:
-        ah.attach(loaded(backbone, kept | {"classifier": "disk"}, **options), "lora")
+        ah.attach(loaded(backbone, device_map | {"classifier": "disk"}, **options), "lora")
     assert "'classifier': DEVICE" in error.value.hint
-    model = loaded(backbone, kept | {"classifier": "cpu"}, **options)
+    model = loaded(backbone, device_map | {"classifier": "cpu"}, **options)
     adapter = ah.attach(model, "lora")
     loss = model(**tiny_models.labelled_batch(model)).loss
     loss.backward()

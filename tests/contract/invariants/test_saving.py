@@ -49,10 +49,9 @@ def test_a_new_process_computes_equal_logits(tmp_path):
         adapter.save(tmp_path / f"{method}-{architecture}")
         expected[f"{method}-{architecture}"] = logits(model)
     code = f"import test_saving as t; t.load_all(t.Path({str(tmp_path)!r}))"
-    here = Path(__file__).parent
-    env_path = [str(here), str(here.parent), *sys.path]
+    path = [str(Path(__file__).parent), *sys.path]
     subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:0] = {env_path!r}; {code}"], check=True
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {path!r}; {code}"], check=True
     )
     outputs = load_file(tmp_path / "outputs.safetensors")
     assert len(outputs) == len(CELLS) > 0

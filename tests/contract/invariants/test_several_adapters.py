@@ -48,9 +48,9 @@ def test_no_sequence_of_actions_affects_another_adapter(actions, methods):
         for adapter in live.values():
             assert all(p.requires_grad for p in adapter.parameters())
         active = {id(p) for a in live.values() if a.active for p in a.parameters()}
-        own = {id(p) for a in live.values() for p in a.parameters()}
+        attached = {id(p) for a in live.values() for p in a.parameters()}
         trainable = {id(p) for p in model.parameters() if p.requires_grad}
-        assert not live or active <= trainable <= own
+        assert not live or active <= trainable <= attached
     for number, adapter in live.items():
         ah.activate(model, str(number))
         assert torch.equal(logits(model), expected[number])

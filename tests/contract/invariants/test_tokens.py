@@ -219,8 +219,8 @@ def test_the_chat_template_is_saved_and_restored(backbones, tmp_path):
     """The chat template is saved, set on load, and reset by detach."""
     folder = str(backbones("llama"))
     model, tokenizer = ah.load_backbone(folder, task="causal-lm")
-    own = tokenizer.chat_template
-    tokenizer.chat_template = template = own + "{# mine #}"
+    original = tokenizer.chat_template
+    tokenizer.chat_template = template = original + "{# mine #}"
     ah.attach(model, "lora").save(tmp_path / "a")
     manifest = read_manifest(tmp_path / "a")
     assert manifest.chat_template == template
@@ -230,7 +230,7 @@ def test_the_chat_template_is_saved_and_restored(backbones, tmp_path):
     assert plain.chat_template == template
     assert adapter.manifest().chat_template == template
     adapter.detach()
-    assert plain.chat_template == own
+    assert plain.chat_template == original
 
 
 def identity(tokenizer):
