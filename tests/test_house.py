@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import house
@@ -115,3 +116,14 @@ def test_the_list_of_untested_modules_only_shrinks():
     assert listed <= set(modules_by_folder()), "remove the modules that no longer exist"
     tested = {pair for pair in listed if has_test(*pair)}
     assert not tested, "remove the modules that have a test now"
+
+
+def test_every_public_definition_is_documented():
+    definitions = house.public_definitions(MODULES)
+    missing = [f"{m.name}.{n.name}" for m, n in definitions if not ast.get_docstring(n)]
+    assert not missing
+
+
+def test_docstrings_follow_the_form():
+    problems = house.docstring_problems(MODULES)
+    assert problems == []
