@@ -1,9 +1,8 @@
-"""Adapters that `peft` trained, and what it computes with them, on tiny models."""
+"""Adapters saved by `peft`, and the outputs of its models, on tiny backbones."""
 
 from __future__ import annotations
 
 import json
-import os
 
 import peft
 import tiny_models
@@ -12,7 +11,6 @@ from safetensors.torch import load_file, save_file
 
 import adapterhub as ah
 
-FULL = os.environ.get("ADAPTERHUB_MATRIX") == "full"
 KINDS = {
     "classification": "SEQ_CLS",
     "causal-lm": "CAUSAL_LM",
@@ -22,8 +20,8 @@ KINDS = {
 
 
 def trained(folder, architecture, config, task="classification", seed=0, std=0.3, **options):
-    """Save what peft would after training: every tensor of the adapter away from its start."""
-    torch.manual_seed(seed)  # peft draws the start
+    """Save a peft adapter whose every tensor differs from its initial value; return the folder."""
+    torch.manual_seed(seed)  # peft initializes at random
     model = peft.get_peft_model(tiny_models.model(architecture, task, seed, **options), config)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -36,18 +34,19 @@ def trained(folder, architecture, config, task="classification", seed=0, std=0.3
 
 
 def outputs(model, task="classification"):
+    """Return the logits of a batch, or the last hidden state of a model without a head."""
     inputs = tiny_models.batch()
     if task == "seq2seq":
         inputs["decoder_input_ids"] = inputs["input_ids"][:, :4]
     with torch.no_grad():
-        found = model.eval()(**inputs)
-    return found["last_hidden_state" if task == "features" else "logits"]
+        result = model.eval()(**inputs)
+    return result["last_hidden_state" if task == "features" else "logits"]
 
 
 def core(cases, *names):
-    """These of the cases, or all of them in the full matrix."""
+    """Return the named cases, or all cases in the full matrix."""
     assert set(names) <= set(cases)
-    return list(cases) if FULL else list(names)
+    return list(cases) if tiny_models.FULL_MATRIX else list(names)
 
 
 def lora_config(task="classification", **options):

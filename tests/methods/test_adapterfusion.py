@@ -1,4 +1,4 @@
-"""AdapterFusion: against the `adapters` library, and what becomes of the adapters in it."""
+"""AdapterFusion: outputs equal those of the `adapters` library; members are independent copies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers import AutoConfig, BertForSequenceClassification
 import adapterhub as ah
 from adapterhub.errors import AttachError, ConfigError, MismatchError, SiteError
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "adapters"
+GOLDEN = Path(__file__).parents[1] / "golden" / "adapters"
 
 
 def logits(model):
@@ -22,13 +22,10 @@ def logits(model):
         return model(**tiny_models.batch()).logits
 
 
-def members(model, **methods):
-    """Adapters on a model, with an effect; {name: its own logits}."""
-    found = {}
+def attach_members(model, **methods):
+    """Attach adapters by name, with noise in their tensors."""
     for number, (name, method) in enumerate(methods.items()):
         tiny_models.scramble(ah.attach(model, method, name=name), seed=number)
-        found[name] = logits(model)
-    return found
 
 
 def test_logits_equal_those_of_adapters():
@@ -40,20 +37,20 @@ def test_logits_equal_those_of_adapters():
         return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
 
     def fill(adapter, prefix):
-        own = {n: t for n, t in adapter.tensors().items() if not n.startswith("head.")}
-        given = part(prefix)
-        assert given.keys() == {n for n in own if ".members." not in n}
+        targets = {n: t for n, t in adapter.tensors().items() if not n.startswith("head.")}
+        golden = part(prefix)
+        assert golden.keys() == {n for n in targets if ".members." not in n}
         with torch.no_grad():
-            for name, tensor in given.items():
-                own[name].copy_(tensor)
+            for name, tensor in golden.items():
+                targets[name].copy_(tensor)
 
     model.load_state_dict(part("backbone."))
     fill(ah.attach(model, "pfeiffer(size=8)", name="a"), "a.")
     fill(ah.attach(model, "pfeiffer(size=4)", name="b"), "b.")
     fill(ah.attach(model, "adapterfusion(adapters=['a', 'b'])", name="fused"), "fusion.")
     with torch.no_grad():
-        found = model(**part("input.")).logits
-    torch.testing.assert_close(found, tensors["logits"], atol=1e-5, rtol=1e-5)
+        output = model(**part("input.")).logits
+    torch.testing.assert_close(output, tensors["logits"], atol=1e-5, rtol=1e-5)
 
 
 MIXES = {
@@ -64,9 +61,9 @@ MIXES = {
 FUSED = "adapterfusion(adapters=['a', 'b', 'c'])"
 
 
-def test_a_token_gets_its_mix_of_what_the_adapters_do():
+def test_each_token_mixes_the_updates_of_its_members():
     model = tiny_models.model("bert")
-    members(model, **MIXES)
+    attach_members(model, **MIXES)
     fused = ah.attach(model, FUSED, name="fused")
     tiny_models.scramble(fused)
     assert [p.site.id for p in fused.placed] == ["encoder.0.ffn", "encoder.1.ffn"]
@@ -79,44 +76,44 @@ def test_a_token_gets_its_mix_of_what_the_adapters_do():
     torch.testing.assert_close(fusion(x, y), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_a_fusion_holds_its_own_copies_of_the_adapters(tmp_path):
-    """Taken from the model or from folders; what happens to the adapters later changes nothing."""
+def test_a_fusion_has_its_own_copies_of_its_members(tmp_path):
+    """Members come from the model or from folders; later changes to them have no effect."""
     model = tiny_models.model("bert")
-    members(model, **MIXES)
+    attach_members(model, **MIXES)
     adapters = [ah.attach(model, "pfeiffer(size=8)", name=n) for n in ("d", "e")]
     for number, adapter in enumerate(adapters):
         tiny_models.scramble(adapter, seed=number + 10)
         adapter.save(tmp_path / "runs" / adapter.name / "adapter")
-    found = []
+    outputs = []
     for names in (["d", "e"], [str(tmp_path / "runs" / n) for n in "de"]):
         torch.manual_seed(0)
         fused = ah.attach(model, {"adapterfusion": {"adapters": names}}, name="fused")
-        own = fused.tensors()
+        tensors = fused.tensors()
         for number, adapter in enumerate(adapters):
             for name, tensor in adapter.tensors().items():
                 if not name.startswith("head."):
                     site, _, rest = name.partition(".pfeiffer.")
-                    copied = own[f"{site}.adapterfusion.members.{number}.{rest}"]
+                    copied = tensors[f"{site}.adapterfusion.members.{number}.{rest}"]
                     assert torch.equal(copied, tensor)
                     assert copied.data_ptr() != tensor.data_ptr()
                     assert not copied.requires_grad
-        found.append(logits(model))
-        saved = fused.save(tmp_path / f"fused-{len(found)}")
+        outputs.append(logits(model))
+        saved = fused.save(tmp_path / f"fused-{len(outputs)}")
         assert saved.methods[0]["adapterfusion"]["adapters"] == ["d", "e"]
-        assert str(tmp_path) not in (tmp_path / f"fused-{len(found)}/adapter.json").read_text()
-        if len(found) == 1:
+        assert str(tmp_path) not in (tmp_path / f"fused-{len(outputs)}/adapter.json").read_text()
+        if len(outputs) == 1:
             fused.detach()
-    assert torch.equal(*found)
+    assert torch.equal(*outputs)
     for adapter in adapters:
         tiny_models.scramble(adapter, seed=99)
         adapter.detach()
-    assert torch.equal(logits(model), found[0])
+    assert torch.equal(logits(model), outputs[0])
     other = tiny_models.model("bert")
     ah.load(other, tmp_path / "fused-1")
-    assert torch.equal(logits(other), found[0])
+    assert torch.equal(logits(other), outputs[0])
 
 
-def test_members_compute_in_training_as_they_do_after_it():
+def test_members_have_no_dropout_in_training():
     model = tiny_models.model("bert", **tiny_models.NO_DROPOUT)
     fused = ah.attach(model, {"adapterfusion": {"members": ["lora(dropout=0.5)"] * 2}})
     tiny_models.scramble(fused)
@@ -127,9 +124,9 @@ def test_members_compute_in_training_as_they_do_after_it():
     assert torch.equal(logits(model), expected)
 
 
-def test_only_the_mix_trains_and_counts():
+def test_only_the_mix_trains():
     model = tiny_models.model("bert")
-    members(model, **MIXES)
+    attach_members(model, **MIXES)
     fused = ah.attach(model, FUSED, name="fused")
     assert fused.count() == 2 * (3 * 32 * 32 + 32)
     trained = {name for group in fused.groups() if group.method for name, _ in group.named}
@@ -152,7 +149,7 @@ def test_only_the_mix_trains_and_counts():
         (("a", "full"), SiteError, "- full"),
     ],
 )
-def test_what_cannot_be_mixed_is_refused(adapters, error, words):
+def test_methods_that_cannot_be_fused_are_refused(adapters, error, words):
     model = tiny_models.model("bert")
     ah.attach(model, MIXES["a"], name="a")
     for name in adapters:
@@ -166,7 +163,7 @@ def test_what_cannot_be_mixed_is_refused(adapters, error, words):
     assert torch.equal(logits(model), before)
 
 
-def test_an_adapter_of_another_backbone_is_refused(tmp_path):
+def test_a_member_of_another_backbone_is_refused(tmp_path):
     other = tiny_models.model("bert", seed=1)
     ah.attach(other, "pfeiffer").save(tmp_path / "other")
     model = tiny_models.model("bert")
@@ -175,9 +172,9 @@ def test_an_adapter_of_another_backbone_is_refused(tmp_path):
         ah.attach(model, {"adapterfusion": {"adapters": ["a", str(tmp_path / "other")]}}, name="f")
 
 
-def test_a_fusion_of_fusions(tmp_path):
+def test_fusions_can_be_fused(tmp_path):
     model = tiny_models.model("bert")
-    members(model, **MIXES)
+    attach_members(model, **MIXES)
     for name in ("f", "g"):
         tiny_models.scramble(ah.attach(model, FUSED, name=name), seed=ord(name))
     both = ah.attach(model, "adapterfusion(adapters=['f', 'g'])", name="both")
@@ -188,7 +185,7 @@ def test_a_fusion_of_fusions(tmp_path):
     assert torch.equal(logits(fresh), expected)
 
 
-def test_a_recipe_fuses_the_adapters_of_runs(train, adapterhub, backbone, data, tmp_path):
+def test_a_recipe_fuses_the_adapters_of_earlier_runs(train, adapterhub, backbone, data, tmp_path):
     model, _ = ah.load_backbone(str(backbone), task="classification", labels=["neg", "pos"])
     folders = [str(tmp_path / name) for name in "ab"]
     for folder in folders:
@@ -203,7 +200,7 @@ def test_a_recipe_fuses_the_adapters_of_runs(train, adapterhub, backbone, data, 
     assert json.loads(out)["examples"] == 22
 
 
-def test_an_adapter_on_a_model_that_does_not_train_does_not_drop():
+def test_an_attached_adapter_has_no_dropout_in_evaluation():
     model = tiny_models.model("bert")
     tiny_models.scramble(ah.attach(model, "lora(dropout=0.5)"))
     assert torch.equal(logits(model), logits(model))

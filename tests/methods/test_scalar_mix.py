@@ -1,4 +1,4 @@
-"""Scalar mix by its equation, on the hidden states that transformers itself reports."""
+"""Scalar mix: its equation, on the hidden states that transformers returns."""
 
 from __future__ import annotations
 
@@ -9,63 +9,65 @@ import tiny_models
 import torch
 
 import adapterhub as ah
+from adapterhub.errors import SiteError
 
 
-def states(model):
-    """The bare backbone's: embeddings, then each layer; what is above them comes after."""
+def hidden_states(model):
+    """Return the hidden states of the bare backbone: the embeddings, then each layer's output."""
     with torch.no_grad():
         return model(**tiny_models.batch(), output_hidden_states=True).hidden_states
 
 
 def expected_mix(adapter, hidden):
+    """Compute gamma sum_j softmax(w)_j h_j."""
     mix = adapter.placed[0].module
     shares = mix.w.detach().softmax(0)
     return mix.gamma.detach() * sum(s * h for s, h in zip(shares, hidden, strict=True))
 
 
 @pytest.mark.parametrize("architecture", ["bert", "distilbert"])
-def test_it_is_equation_1(architecture):
+def test_the_output_is_equation_1(architecture):
     model = tiny_models.model(architecture, "features")
-    hidden = states(model)
+    hidden = hidden_states(model)
     assert len(hidden) == 3
     adapter = ah.attach(model, "scalar-mix")
     tiny_models.scramble(adapter, std=1.0)
     with torch.no_grad():
-        found = model(**tiny_models.batch()).last_hidden_state
-    torch.testing.assert_close(found, expected_mix(adapter, hidden), atol=1e-5, rtol=1e-5)
+        output = model(**tiny_models.batch()).last_hidden_state
+    torch.testing.assert_close(output, expected_mix(adapter, hidden), atol=1e-5, rtol=1e-5)
 
 
-def test_it_stands_below_a_final_norm():
+def test_the_mix_enters_below_a_final_norm():
     model = tiny_models.model("gpt2", "features")
     outputs = []
     handle = model.h[-1].register_forward_hook(lambda *a: outputs.append(a[2]))
-    hidden = (*states(model)[:-1], outputs[0] if outputs[0].ndim == 3 else outputs[0][0])
+    hidden = (*hidden_states(model)[:-1], outputs[0] if outputs[0].ndim == 3 else outputs[0][0])
     handle.remove()
     adapter = ah.attach(model, "scalar-mix")
     tiny_models.scramble(adapter, std=1.0)
     with torch.no_grad():
-        found = model(**tiny_models.batch()).last_hidden_state
-        normed = model.ln_f(expected_mix(adapter, hidden))
-    torch.testing.assert_close(found, normed, atol=1e-5, rtol=1e-5)
+        output = model(**tiny_models.batch()).last_hidden_state
+        expected = model.ln_f(expected_mix(adapter, hidden))
+    torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_it_starts_as_the_mean():
+def test_the_mix_starts_as_the_mean():
     model = tiny_models.model("bert", "features")
-    hidden = states(model)
+    hidden = hidden_states(model)
     ah.attach(model, "scalar-mix")
     with torch.no_grad():
-        found = model(**tiny_models.batch()).last_hidden_state
-    torch.testing.assert_close(found, sum(hidden) / 3, atol=1e-5, rtol=1e-5)
+        output = model(**tiny_models.batch()).last_hidden_state
+    torch.testing.assert_close(output, sum(hidden) / 3, atol=1e-5, rtol=1e-5)
 
 
-def test_each_stack_of_an_encoder_decoder_has_its_own_or_one_alone():
+def test_each_stack_of_an_encoder_decoder_can_have_a_mix():
     both = ah.attach(tiny_models.model("t5"), "scalar-mix")
     assert [p.site.id for p in both.placed] == ["encoder.mix", "decoder.mix"]
     one = ah.attach(tiny_models.model("t5"), "scalar-mix(sites=['decoder.mix'])")
     assert [p.site.id for p in one.placed] == ["decoder.mix"]
 
 
-def test_gradients_reach_what_is_under_it():
+def test_gradients_reach_adapters_below_the_mix():
     model = tiny_models.model("bert")
     adapter = ah.attach(model, "scalar-mix, lora(layers=0)")
     tiny_models.scramble(adapter)
@@ -77,7 +79,7 @@ def test_a_model_in_training_can_be_copied():
     model = tiny_models.model("bert")
     adapter = ah.attach(model, "scalar-mix")
     tiny_models.scramble(adapter)
-    tiny_models.recompute(model)
+    tiny_models.enable_gradient_checkpointing(model)
     model.train()
     model(**tiny_models.batch(), labels=torch.tensor([0, 1, 2])).loss.backward()
     other = copy.deepcopy(model).eval()
@@ -87,7 +89,7 @@ def test_a_model_in_training_can_be_copied():
         assert torch.equal(other(**tiny_models.batch()).logits, expected)
 
 
-def test_nothing_of_a_forward_pass_is_kept():
+def test_no_state_of_a_forward_pass_remains():
     model = tiny_models.model("bert")
     adapter = ah.attach(model, "scalar-mix")
     model(**tiny_models.batch(), labels=torch.tensor([0, 1, 2])).loss.backward()
@@ -95,7 +97,7 @@ def test_nothing_of_a_forward_pass_is_kept():
     assert slot.states == {}
 
 
-def test_two_adapters_share_the_place():
+def test_two_adapters_can_share_a_stack():
     model = tiny_models.model("bert")
     first = ah.attach(model, "scalar-mix", name="first")
     with torch.no_grad():
@@ -108,3 +110,16 @@ def test_two_adapters_share_the_place():
     first.detach()
     second.detach()
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_the_count_is_layers_plus_two_per_stack():
+    for architecture, stacks in (("bert", 1), ("t5", 2)):
+        adapter = ah.attach(tiny_models.model(architecture), "scalar-mix")
+        assert adapter.count() == stacks * (2 + 2)
+        assert adapter.count() == adapter.methods[0].count(adapter.anatomy)
+
+
+def test_an_unknown_stack_is_refused():
+    with pytest.raises(SiteError) as error:
+        ah.attach(tiny_models.model("bert"), "scalar-mix(sites=['decoder.mix'])")
+    assert "decoder.mix" in str(error.value)

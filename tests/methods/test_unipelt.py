@@ -1,4 +1,4 @@
-"""UniPELT against the `adapters` library, and its gates against their equations."""
+"""UniPELT: outputs equal those of the `adapters` library, and gates follow their equations."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import tiny_models
 import torch
 import transformers
+from one_site import attention_tensors
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
@@ -16,7 +17,7 @@ import adapterhub as ah
 from adapterhub.errors import ConfigError, SiteError
 from adapterhub.methods import METHODS
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "adapters"
+GOLDEN = Path(__file__).parents[1] / "golden" / "adapters"
 KINDS = {
     "bert": "BertForSequenceClassification",
     "t5": "T5ForConditionalGeneration",
@@ -26,7 +27,7 @@ SIZES = {"rank": 4, "length": 5, "size": 8}
 
 
 def golden(name):
-    """The backbone, the adapter's tensors, the inputs and the logits of a file."""
+    """Load the backbone, the adapter's tensors, the inputs and the logits of a golden file."""
     tensors = load_file(GOLDEN / f"unipelt-{name}.safetensors")
     config = json.loads((GOLDEN / f"unipelt-{name}.json").read_text(encoding="utf-8"))
     model = getattr(transformers, KINDS[name])(AutoConfig.for_model(**config)).eval()
@@ -46,39 +47,20 @@ def test_logits_equal_those_of_adapters(name, gate, attention):
     model, tensors, inputs, expected = golden(name)
     model.set_attn_implementation(attention)
     adapter = ah.attach(model, {"unipelt": SIZES | {"gate": gate}})
-    own = {n: t for n, t in adapter.tensors().items() if not n.startswith("head.")}
-    assert own.keys() == tensors.keys()
+    targets = {n: t for n, t in adapter.tensors().items() if not n.startswith("head.")}
+    assert targets.keys() == tensors.keys()
     with torch.no_grad():
         bare = model(**inputs).logits
-        for tensor_name, tensor in own.items():
+        for tensor_name, tensor in targets.items():
             tensor.copy_(tensors[tensor_name])
         logits = model(**inputs).logits
     assert not torch.allclose(bare, expected, atol=1e-2)
     torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
 
 
-def attention_inputs(model):
-    """What went into the attention function's own query, key and value projections, and came out
-    of the attention, on a batch."""
-    seen = {}
-    attention = model.get_submodule("encoder.layer.0.attention.self")
-    hooks = [
-        getattr(attention, name).register_forward_hook(
-            lambda module, args, y, name=name: seen.update({name: y, "x": args[0]})
-        )
-        for name in ("query", "key", "value")
-    ]
-    hooks.append(attention.register_forward_hook(lambda m, a, y: seen.update(output=y[0])))
-    with torch.no_grad():
-        model(**tiny_models.batch())
-    for hook in hooks:
-        hook.remove()
-    return seen
-
-
 @pytest.mark.parametrize("gate", ["token", "sequence"])
 def test_a_prefix_gate_scales_the_prefix_of_each_query(gate):
-    """Two gated adapters and a plain prefix, against keys and values made for each query."""
+    """Two gated prefixes and a plain one equal attention with separate keys for each query."""
     model = tiny_models.model("bert", "features")
     gated = f"unipelt(length=3, gate={gate})"
     adapters = [
@@ -88,20 +70,20 @@ def test_a_prefix_gate_scales_the_prefix_of_each_query(gate):
     for number, adapter in enumerate(adapters):
         tiny_models.scramble(adapter, seed=number, std=0.5)
     ah.activate(model, "a", "b", "c")
-    seen = attention_inputs(model)
+    seen = attention_tensors(model, model.encoder.layer[0].attention.self)
     rows, tokens, width = seen["x"].shape
     keys = seen["key"][:, None].expand(-1, tokens, -1, -1)  # (rows, queries, keys, width)
     values = seen["value"][:, None].expand(-1, tokens, -1, -1)
     for adapter in adapters:
-        own = adapter.tensors()
+        tensors = adapter.tensors()
         path = "encoder.0.attn.kv.prefix"
-        if f"{path}.gate.weight" not in own:
-            scaled = own[f"{path}.prefix"][:, None, None].expand(-1, rows, tokens, -1, -1)
+        if f"{path}.gate.weight" not in tensors:
+            scaled = tensors[f"{path}.prefix"][:, None, None].expand(-1, rows, tokens, -1, -1)
         else:
-            g = seen["x"] @ own[f"{path}.gate.weight"][0] + own[f"{path}.gate.bias"]
+            g = seen["x"] @ tensors[f"{path}.gate.weight"][0] + tensors[f"{path}.gate.bias"]
             g = torch.sigmoid(g)
             g = g if gate == "token" else g.mean(1, keepdim=True).expand(-1, tokens)
-            scaled = g[:, :, None, None] * own[f"{path}.prefix.prefix"][:, None, None]
+            scaled = g[:, :, None, None] * tensors[f"{path}.prefix.prefix"][:, None, None]
         keys, values = torch.cat([scaled[0], keys], 2), torch.cat([scaled[1], values], 2)
 
     def heads(t):
@@ -132,8 +114,8 @@ def test_an_update_is_scaled_by_its_gate(method):
 
 
 @pytest.mark.parametrize("gate", ["token", "sequence"])
-def test_an_adapter_that_reads_the_block_is_gated_by_the_block(gate):
-    """Against the layer's own modules; the imports of adapters' checkpoints show it at large."""
+def test_an_adapter_that_reads_the_block_has_its_gate_read_the_block(gate):
+    """The output equals that computed with the layer's own modules."""
     model = tiny_models.model("bert", "features")
     adapter = ah.attach(
         model, f"unipelt(sites=['ffn'], layers=0, source=block, activation=tanh, gate={gate})"
@@ -145,7 +127,7 @@ def test_an_adapter_that_reads_the_block_is_gated_by_the_block(gate):
     layer.intermediate.register_forward_pre_hook(lambda m, args: seen.update(residual=args[0]))
     with torch.no_grad():
         model(**tiny_models.batch())
-        host, own = layer.output.dense, adapter.tensors()
+        host, tensors = layer.output.dense, adapter.tensors()
         y = torch.nn.functional.linear(seen["middle"], host.weight, host.bias)
         norm = layer.output.LayerNorm
         block = torch.nn.functional.layer_norm(
@@ -154,11 +136,11 @@ def test_an_adapter_that_reads_the_block_is_gated_by_the_block(gate):
         path = "encoder.0.ffn.pfeiffer"
         down, up = (
             lambda z, part=part: torch.nn.functional.linear(
-                z, own[f"{path}.update.{part}.weight"], own[f"{path}.update.{part}.bias"]
+                z, tensors[f"{path}.update.{part}.weight"], tensors[f"{path}.update.{part}.bias"]
             )
             for part in ("down", "up")
         )
-        g = torch.sigmoid(block @ own[f"{path}.gate.weight"][0] + own[f"{path}.gate.bias"])
+        g = torch.sigmoid(block @ tensors[f"{path}.gate.weight"][0] + tensors[f"{path}.gate.bias"])
         g = g if gate == "token" else g.mean(1, keepdim=True)
         expected = seen["residual"] + y + g[..., None] * up(torch.tanh(down(block)))
     torch.testing.assert_close(seen["sum"], expected, atol=1e-5, rtol=1e-5)
@@ -172,7 +154,7 @@ def test_an_adapter_that_reads_the_block_is_gated_by_the_block(gate):
         (["ffn.down", "encoder.attn.kv"], {"ffn.down": "lora", "attn.kv": "prefix"}),
     ],
 )
-def test_a_site_tells_what_sits_there(sites, parts):
+def test_the_kind_of_a_site_selects_the_method(sites, parts):
     model = tiny_models.model("bert", "features")
     adapter = ah.attach(model, {"unipelt": {"sites": sites, "source": "block"}})
     assert {p.site.role: p.method.name for p in adapter.placed} == parts
@@ -181,25 +163,25 @@ def test_a_site_tells_what_sits_there(sites, parts):
 
 
 @pytest.mark.parametrize("sites", [[], ["attn.*", "ffn"]])
-def test_a_site_that_does_not_tell_is_refused(sites):
+def test_sites_without_a_kind_are_refused(sites):
     with pytest.raises(ConfigError, match="what belongs there"):
         ah.attach(tiny_models.model("bert"), {"unipelt": {"sites": sites}})
 
 
-def test_a_gate_of_a_sequence_is_refused_where_tokens_are_still_to_come():
+def test_a_sequence_gate_is_refused_in_generation():
     for architecture in ("llama", "bart"):
         model = tiny_models.language_model(architecture)
         with pytest.raises(SiteError, match="has yet to give") as error:
             ah.attach(model, "unipelt(gate=sequence)")
         assert error.value.hint == "gate=token"
         assert not hasattr(model, "_adapterhub")
-    # A classifier has all tokens before it.
+    # A classifier reads all tokens at once.
     ah.attach(tiny_models.model("llama"), "unipelt(gate=sequence)")
     with pytest.raises(ConfigError, match="'sequence'"):
         ah.attach(model, "unipelt(gate=sequense)")
 
 
-def test_equal_gates_make_a_sequence_as_its_tokens():
+def test_sequence_and_token_gates_agree_if_equal():
     logits = []
     for gate in ("token", "sequence"):
         model = tiny_models.model("bert")
@@ -214,7 +196,7 @@ def test_equal_gates_make_a_sequence_as_its_tokens():
     torch.testing.assert_close(*logits)
 
 
-def test_the_sizes_of_the_paper():
+def test_default_sizes_are_those_of_the_paper():
     """Section 4.1: rank 8, prefix length 10, bottleneck 48."""
     method = METHODS["unipelt"]()
     lora, prefix, bottleneck = method.parts()

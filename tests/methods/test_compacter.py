@@ -1,4 +1,4 @@
-"""Compacter by its equations, and what it alone has: a parameter that all sites share."""
+"""Compacter: its equations, its size, and the parameter that all sites share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def attached(architecture="bert", method="compacter(size=8)"):
     return adapter
 
 
-def test_the_weight_is_the_sum_of_kronecker_products():
+def test_a_weight_is_the_sum_of_kronecker_products():
     torch.manual_seed(0)
     shared = Shared(4)
     layer = KroneckerLinear(shared, 12, 8, rank=2)
@@ -42,7 +42,7 @@ def test_a_site_computes_the_bottleneck():
 
 
 @pytest.mark.parametrize("architecture", ["bert", "t5"])
-def test_the_shared_parameter_is_one(architecture):
+def test_all_sites_share_one_parameter(architecture):
     adapter = attached(architecture)
     modules = [m for p in adapter.placed for m in (p.module.down, p.module.up)]
     assert len(modules) >= 8
@@ -51,7 +51,7 @@ def test_the_shared_parameter_is_one(architecture):
     assert len(adapter.parameters()) == len({id(p) for p in adapter.parameters()})
 
 
-def test_it_is_saved_once_and_restored_tied(tmp_path):
+def test_the_shared_parameter_is_saved_once_and_restored(tmp_path):
     adapter = attached()
     adapter.save(tmp_path / "adapter")
     saved = load_file(tmp_path / "adapter" / "adapter.safetensors")
@@ -67,10 +67,17 @@ def test_a_copied_model_keeps_the_tie():
     other = copy.deepcopy(adapter.model)
     layers = [m for m in other.modules() if isinstance(m, KroneckerLinear)]
     assert len({id(m.shared[0].A) for m in layers}) == 1
-    found = {id(p) for name, p in other.named_parameters() if name.endswith(".A")}
-    assert found == {id(layers[0].shared[0].A)} != {id(adapter.tensors()[A])}
+    shared = {id(p) for name, p in other.named_parameters() if name.endswith(".A")}
+    assert shared == {id(layers[0].shared[0].A)} != {id(adapter.tensors()[A])}
 
 
-def test_an_n_that_does_not_divide_is_refused():
+def test_an_n_that_does_not_divide_the_widths_is_refused():
     with pytest.raises(ConfigError, match="does not divide 8, 32"):
         attached(method="compacter(size=8, n=3)")
+
+
+def test_the_count_is_its_formula():
+    """n^3 once, and (2 rank + 1)(d + size) per site."""
+    adapter = attached(method="compacter(size=8, rank=2, n=4)")
+    assert adapter.count() == 4**3 + 2 * 2 * (2 * 2 + 1) * (32 + 8)
+    assert adapter.count() == adapter.methods[0].count(adapter.anatomy)

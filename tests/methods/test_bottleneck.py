@@ -1,4 +1,4 @@
-"""The bottleneck family against a BERT written out by hand, from Houlsby et al. and He et al."""
+"""Bottleneck adapters in a BERT written by hand, after Houlsby et al. and He et al."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import torch
 import torch.nn.functional as F
 
 import adapterhub as ah
+from adapterhub.errors import ConfigError
 
 ACTIVATION = {"houlsby": "gelu", "pfeiffer": "relu", "parallel": "relu", "scaled-parallel": "relu"}
 SCALE = {"scaled-parallel": 4.0}
-PLACES = {"houlsby": ("attn", "ffn"), "pfeiffer": ("ffn",), "parallel": ("ffn",)}
+PLACES = {method: ("attn", "ffn") if method == "houlsby" else ("ffn",) for method in ACTIVATION}
 
 
 def bottleneck(tensors, site, method, x):
-    """scale * up(f(down(x)))"""
+    """Compute scale * up(f(down(x)))."""
     weight = {
         n: tensors[f"{site}.{method}.{n}"]
         for n in ("down.weight", "down.bias", "up.weight", "up.bias")
@@ -25,15 +26,15 @@ def bottleneck(tensors, site, method, x):
 
 
 def adapted(tensors, layer, method, sublayer, x, y):
-    """A sublayer's output with its adapter: after it (sequential) or beside it (parallel)."""
-    if sublayer not in PLACES.get(method, ("ffn",)):
+    """Add the adapter of a sublayer: it reads the output (sequential) or the input (parallel)."""
+    if sublayer not in PLACES[method]:
         return y
     source = x if "parallel" in method else y
     return y + bottleneck(tensors, f"encoder.{layer}.{sublayer}", method, source)
 
 
 def attention(module, x):
-    """Softmax attention over heads; x: (batch, tokens, d)."""
+    """Compute multi-head softmax attention; x: (batch, tokens, d)."""
     batch, tokens, width = x.shape
     heads = module.num_attention_heads
 
@@ -46,7 +47,7 @@ def attention(module, x):
 
 
 @pytest.mark.parametrize("method", sorted(ACTIVATION))
-def test_equals_the_reference(method):
+def test_outputs_equal_the_reference(method):
     model = tiny_models.model("bert")
     adapter = ah.attach(model, method)
     tiny_models.scramble(adapter)
@@ -61,3 +62,17 @@ def test_equals_the_reference(method):
             h = layer.output.LayerNorm(adapted(tensors, number, method, "ffn", h, y) + h)
         expected = model.classifier(torch.tanh(bert.pooler.dense(h[:, 0])))
         torch.testing.assert_close(model(**inputs).logits, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", sorted(ACTIVATION))
+def test_the_count_is_its_formula(method):
+    """2 d size + size + d per site."""
+    adapter = ah.attach(tiny_models.model("bert"), f"{method}(size=5)")
+    assert adapter.count() == 2 * len(PLACES[method]) * (2 * 32 * 5 + 5 + 32)
+    assert adapter.count() == adapter.methods[0].count(adapter.anatomy)
+
+
+def test_an_unknown_activation_is_refused():
+    with pytest.raises(ConfigError) as error:
+        ah.attach(tiny_models.model("bert"), "pfeiffer(activation=swoosh)")
+    assert "swoosh" in str(error.value)
