@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from adapterhub.adapters.attach import attach as attach
     from adapterhub.adapters.attach import detach as detach
     from adapterhub.adapters.route import route as route
-    from adapterhub.anatomy.families import anatomy_of as anatomy_of
+    from adapterhub.anatomy.build import anatomy_of as anatomy_of
     from adapterhub.backbones.load import fingerprint as fingerprint
     from adapterhub.backbones.load import load_backbone as load_backbone
     from adapterhub.hooks.composition import Average as Average

@@ -20,7 +20,7 @@ from adapterhub.adapters.activate import activate
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attach import place
 from adapterhub.adapters.load import load_folder
-from adapterhub.anatomy.families import anatomy_of
+from adapterhub.anatomy.build import anatomy_of
 from adapterhub.backbones.load import NEWLY_INITIALIZED, TASK_MODELS, load_backbone, meta_model
 from adapterhub.errors import AdapterhubError, BackboneError, ConfigError, unknown
 from adapterhub.files.card import model_kind

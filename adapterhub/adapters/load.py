@@ -20,7 +20,7 @@ from adapterhub.adapters.attach import bind_new, place
 from adapterhub.adapters.fusion_sources import check_backbone
 from adapterhub.adapters.parts import HEAD, AdapterHead
 from adapterhub.adapters.state import Attachments, attachments
-from adapterhub.anatomy.families import anatomy_of
+from adapterhub.anatomy.build import anatomy_of
 from adapterhub.backbones.tokenizer import TokenizerSnapshot, tokenizer_snapshot
 from adapterhub.errors import MismatchError
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo

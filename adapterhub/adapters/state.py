@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.parts import has_prefix
-from adapterhub.anatomy.families import anatomy_of
+from adapterhub.anatomy.build import anatomy_of
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.fingerprint import fingerprint_of
 from adapterhub.backbones.load import (

@@ -99,7 +99,7 @@ def keyvalue_slot(model: PreTrainedModel, site: Site, module: nn.Module) -> KeyV
         slot = KeyValueSlot()
         host.add_module(CHILD, slot)
     if reads_input(module):
-        tap_sublayer_input(model, slot, site.tap)
+        tap_sublayer_input(model, slot, site.input_host)
     if getattr(module, "positions", False) and site.bias and slot.bias is None:
         slot.bias = RelativeBias(model.get_submodule(site.bias))
         slot.handles.append(host.register_forward_pre_hook(note_past, with_kwargs=True))

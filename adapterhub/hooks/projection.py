@@ -44,7 +44,7 @@ class OutputSlot(Slot):
             site, module = self.sites[key], self.placed(key)
             if _changes_input(module):
                 return y
-            source = sublayer_x if site.tap else x
+            source = sublayer_x if site.input_host else x
             if _reads(module) in STREAM:
                 source = x if residual is None else residual
                 source = self._block(source, y) if _reads(module) == "block" else source
@@ -94,8 +94,8 @@ def _join_stream(model: nn.Module, slot: OutputSlot, stream: Stream) -> None:
     """Let a slot have the residual stream, and the norms behind its sublayer."""
     norms = (stream.norm, stream.postnorm)
     slot.around = [None if path is None else model.get_submodule(path) for path in norms]
-    if stream.tap is not None:
-        module = model.get_submodule(stream.tap)
+    if stream.input_host is not None:
+        module = model.get_submodule(stream.input_host)
         slot.handles.append(Mark(module, _STREAM, slot))
         slot.handles.append(module.register_forward_pre_hook(capture_residual, prepend=True))
 
@@ -112,7 +112,7 @@ def output_slot(model: nn.Module, site: Site, module: nn.Module, batch_dim: int 
     if _changes_input(module) and not slot.takes_input:
         slot.takes_input = True
         slot.handles.append(host.register_forward_pre_hook(call_slot_before))
-    tap_sublayer_input(model, slot, site.tap)
+    tap_sublayer_input(model, slot, site.input_host)
     if site.stream and _reads(module) in STREAM and not slot.around:
         _join_stream(model, slot, site.stream)
     return slot

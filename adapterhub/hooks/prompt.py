@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from adapterhub.anatomy.positions import taker_of_positions
+from adapterhub.anatomy.positions import position_module
 from adapterhub.anatomy.sites import CHILD, Anatomy, Site
 from adapterhub.errors import SiteError
 from adapterhub.hooks.slot import Slot
@@ -132,8 +132,8 @@ def prompt_slot(anatomy: Anatomy, site: Site) -> PromptSlot:
         slot.handles.append(_watch_output(model, slot, strip_encoder_output))
     if body := anatomy.stacks[site.stack].body:
         slot.handles.append(_watch_output(root.get_submodule(body), slot, strip_body))
-    if (taker := taker_of_positions(root)) is not None and taker is not root:
-        slot.handles.append(_watch(taker, slot, skip_positions))
+    if (module := position_module(root)) is not None and module is not root:
+        slot.handles.append(_watch(module, slot, skip_positions))
     root.add_module(CHILD, slot)
     return slot
 

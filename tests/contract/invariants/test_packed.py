@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import adapterhub as ah
-from adapterhub.anatomy.families import anatomy_of
+from adapterhub.anatomy.build import anatomy_of
 from adapterhub.anatomy.sites import CHILD
 from adapterhub.backbones.weights import packed_hosts
 from adapterhub.errors import BackboneError, MergeError, SiteError
