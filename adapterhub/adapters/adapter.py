@@ -23,9 +23,10 @@ from adapterhub.adapters.parts import (
     slot_at,
 )
 from adapterhub.anatomy.sites import CHILD, Anatomy
-from adapterhub.backbones.load import name_of, storage_of, task_kind
+from adapterhub.backbones.identity import name_and_revision
+from adapterhub.backbones.task_models import task_kind
 from adapterhub.backbones.tokenizer import tokenizer_snapshot
-from adapterhub.backbones.weights import is_sharded, whole
+from adapterhub.backbones.weights import dtype_and_quantization, is_sharded, whole
 from adapterhub.errors import AttachError
 from adapterhub.files.card import export_card
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead
@@ -245,7 +246,7 @@ class Adapter:
     def source(self) -> ExportSource:
         """What an export reads of the adapter."""
         paths = {id(m): n for n, m in modules_of(self.model).items()}
-        name, revision = name_of(self.model)
+        name, revision = name_and_revision(self.model)
         return ExportSource(
             self.anatomy,
             [
@@ -266,8 +267,8 @@ class Adapter:
     def manifest(self) -> Manifest:
         """What the adapter's files say of it; `write_adapter` adds what it knows of the files."""
         config = self.model.config
-        name, revision = name_of(self.model)
-        dtype, quantization = storage_of(self.model, self.home.originals())
+        name, revision = name_and_revision(self.model)
+        dtype, quantization = dtype_and_quantization(self.model, self.home.originals())
         kind, known = task_kind(self.model), tokenizer_snapshot(self.model)
         return Manifest(
             name=self.name,

@@ -23,8 +23,8 @@ from adapterhub.adapters.state import (
     refuse_in_route,
     state_of,
 )
-from adapterhub.backbones.load import checkpoint_vocabulary_size, token_embedding
-from adapterhub.backbones.quantized import hold_layout
+from adapterhub.backbones.quantized_training import prepare_quantized
+from adapterhub.backbones.token_embedding import checkpoint_vocabulary_size, token_embedding
 from adapterhub.backbones.tokenizer import remember_tokenizer, tokenizer_snapshot
 from adapterhub.backbones.weights import is_sharded
 from adapterhub.errors import AttachError
@@ -156,7 +156,7 @@ def reattach(state: Attachments, adapters: Sequence[Adapter], rows: Sequence[Nod
 
 def _commit(state: Attachments, adapter: Adapter) -> None:
     setattr(state.model, _STATE, state)
-    state.held += hold_layout(state.model)
+    state.held += prepare_quantized(state.model)
     for parameter, _ in state.trainable:
         parameter.requires_grad_(False)
     state.adapters[adapter.name] = adapter

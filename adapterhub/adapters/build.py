@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 from adapterhub.adapters.adapter import Adapter, Home
 from adapterhub.adapters.parts import LABEL_FIELDS, AdapterHead, OwnedParameter, PlacedModule
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.backbones.load import NEWLY_INITIALIZED, checkpoint_vocabulary_size, token_embedding
+from adapterhub.backbones.newly_initialized import newly_initialized
+from adapterhub.backbones.token_embedding import checkpoint_vocabulary_size, token_embedding
 from adapterhub.backbones.weights import device_of, offloaded, storage_problems
 from adapterhub.errors import AdapterhubError, AttachError, SiteError
 from adapterhub.files.manifest import NewToken
@@ -43,9 +44,7 @@ def build_adapter(
         for part in method.parts()
         for step in _plan(method, part, anatomy)
     ]
-    fresh = sorted(
-        getattr(anatomy.model, NEWLY_INITIALIZED, frozenset()) & anatomy.parameters().keys()
-    )
+    fresh = sorted(newly_initialized(anatomy.model) & anatomy.parameters().keys())
     _refuse_offloaded(anatomy, fresh, tokens)
     key = f"{_slug(name)}-{serial}"
     placed = [

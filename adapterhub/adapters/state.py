@@ -16,13 +16,10 @@ from adapterhub.adapters.parts import has_prefix
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.fingerprint import fingerprint_of
-from adapterhub.backbones.load import (
-    NEWLY_INITIALIZED,
-    checkpoint_vocabulary_size,
-    origin_of,
-    token_embedding,
-)
-from adapterhub.backbones.quantized import free_layout
+from adapterhub.backbones.identity import origin_of
+from adapterhub.backbones.newly_initialized import newly_initialized
+from adapterhub.backbones.quantized_training import restore_quantized
+from adapterhub.backbones.token_embedding import checkpoint_vocabulary_size, token_embedding
 from adapterhub.backbones.weights import packed_hosts
 from adapterhub.errors import AttachError, did_you_mean
 from adapterhub.hooks.attention import route_attention
@@ -60,7 +57,7 @@ class Attachments:
         if not self.adapters:
             for parameter, flag in self.trainable:
                 parameter.requires_grad_(flag)
-            free_layout(self.held)
+            restore_quantized(self.held)
             delattr(self.model, _STATE)
 
     def sync_attention(self) -> None:
@@ -74,7 +71,7 @@ class Attachments:
     def fingerprint(self) -> str:
         """The identity of the backbone as it was before any adapter."""
         own = self.originals()
-        fresh: frozenset[str] = getattr(self.model, NEWLY_INITIALIZED, frozenset())
+        fresh = newly_initialized(self.model)
         table, rows = token_embedding(self.model), checkpoint_vocabulary_size(self.model)
         named = (
             # Only the rows of the checkpoint: some may have been added since.

@@ -11,13 +11,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.load import load_folder
-from adapterhub.backbones.load import TASK_MODELS, load_backbone
+from adapterhub.backbones.load import load_backbone
+from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.config.options import from_dict
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, FileError, MergeError
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_manifest
-from adapterhub.files.run_folder import backbone_of_run
+from adapterhub.files.run_folder import backbone_of_adapter
 from adapterhub.registry.api import pull
 from adapterhub.tasks import TASKS, Prediction, Setting, Task, parse_task
 from adapterhub.training.run import PLACES, make_ready, positions_of
@@ -86,11 +87,12 @@ def open_bare(
     """
     manifest = read_manifest(files)
     trained = {} if dtype else manifest.training.get("recipe", {})
+    place, revision = backbone_of_adapter(files, manifest, backbone)
     return load_backbone(
-        backbone or backbone_of_run(files) or manifest.backbone.id,
+        place,
         task=_recorded(manifest).task.head,
         labels=manifest.labels,
-        revision=None if backbone else manifest.backbone.revision,
+        revision=revision,
         dtype=dtype or trained.get("dtype"),
         quantize=quantize or trained.get("quantize"),
     )

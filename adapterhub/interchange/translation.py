@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.backbones.load import NEWLY_INITIALIZED
+from adapterhub.backbones.newly_initialized import newly_initialized
 from adapterhub.errors import AdapterhubError, MismatchError
 from adapterhub.files.schema import shorten
 from adapterhub.methods._base import Method, Unfrozen
@@ -73,7 +73,7 @@ class Translation:
         if not saved:
             return
         self.head = True
-        fresh: frozenset[str] = getattr(self.anatomy.model, NEWLY_INITIALIZED, frozenset())
+        fresh = newly_initialized(self.anatomy.model)
         own = {
             f"{child}.{name}": p
             for child, module in self.anatomy.head().items()

@@ -28,7 +28,7 @@ from adapterhub.adapters.adapter import Adapter, AdapterMetadata
 from adapterhub.adapters.attach import place
 from adapterhub.adapters.state import attachments, known_names, state_of
 from adapterhub.anatomy.sites import CHILD, Site
-from adapterhub.backbones.load import NEWLY_INITIALIZED
+from adapterhub.backbones.newly_initialized import newly_initialized
 from adapterhub.backbones.weights import as_stored, read_bias, read_weight
 from adapterhub.errors import AttachError, ConfigError, unknown
 from adapterhub.hooks.projection import OutputSlot
@@ -180,7 +180,7 @@ def _others(adapters: Sequence[Adapter], known: set[str]) -> Iterator[tuple[str,
     """The other parameters that any of the adapters changes, by path, as the backbone has them."""
     model, anatomy = adapters[0].model, adapters[0].anatomy
     changed = {id(c.original) for adapter in adapters for c in adapter.changed}
-    fresh: frozenset[str] = getattr(model, NEWLY_INITIALIZED, frozenset())
+    fresh = newly_initialized(model)
     activate(model)
     for path, parameter in anatomy.parameters().items():
         if id(parameter) in changed and path not in known | fresh:

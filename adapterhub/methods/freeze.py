@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.backbones.layer_depth import layer_count, layers_down
+from adapterhub.backbones.layer_depth import layer_count, layers_above
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
 from adapterhub.methods._base import Unfreezing, Unfrozen, register_method
@@ -49,4 +49,4 @@ class Freeze(Unfreezing):
                 f"freeze cannot train the top {self.top} of {depth} layers",
                 expected=f"top between 1 and {depth}",
             )
-        return {path: down for path, down in layers_down(anatomy).items() if down < self.top}
+        return {path: down for path, down in layers_above(anatomy).items() if down < self.top}

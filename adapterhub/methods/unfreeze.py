@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.backbones.layer_depth import layer_count, layers_down
+from adapterhub.backbones.layer_depth import layer_count, layers_above
 from adapterhub.config.options import option
 from adapterhub.methods._base import Unfrozen, register_method
 from adapterhub.methods._options import require_decay, require_positive
@@ -59,5 +59,5 @@ class Unfreeze(Paced):
         groups = -(-depth // self.size)
         return {
             path: groups if down == depth else down // self.size
-            for path, down in layers_down(anatomy).items()
+            for path, down in layers_above(anatomy).items()
         }

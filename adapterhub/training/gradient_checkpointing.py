@@ -5,7 +5,7 @@ evaluation mode, so that its dropout is off, and there the option would silently
 the layer is in training mode for that check alone, and back in its own mode while it computes.
 
 What a layer keeps beside autograd's saved tensors is not seen here: bitsandbytes' int8 layers do
-(`adapterhub.backbones.quantized.forget_input`).
+(`adapterhub.backbones.quantized_training.drop_saved_input`).
 """
 
 from __future__ import annotations

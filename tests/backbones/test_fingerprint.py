@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import adapterhub as ah
 from adapterhub.adapters.state import attachments
 from adapterhub.backbones.checkpoint import stored_tensors
-from adapterhub.backbones.fingerprint import RUN, RUNS, fingerprint_of, runs
+from adapterhub.backbones.fingerprint import RUN, RUNS, fingerprint_of, sampled_runs
 from adapterhub.errors import BackboneError
 
 GOLDEN = "bf16-d36bf62e0032fb21fe25ab3b45d44a1b1e4e7ab7903e9b964d90ac7f59d006c2"
@@ -125,9 +125,9 @@ def test_the_definition_is_frozen():
     named = [("encoder.layer.0.q.weight", whole), ("encoder.layer.1.q.weight", wide),
              ("embeddings.word_embeddings.weight", wide.T), ("pooler.weight", whole)]  # fmt: skip
     assert fingerprint_of(named) == GOLDEN
-    assert runs(RUN * RUNS) == [(0, RUN * RUNS)]
-    assert runs(10**9)[0] == (0, RUN)
-    assert runs(10**9)[-1] == (10**9 - RUN, RUN)
+    assert sampled_runs(RUN * RUNS) == [(0, RUN * RUNS)]
+    assert sampled_runs(10**9)[0] == (0, RUN)
+    assert sampled_runs(10**9)[-1] == (10**9 - RUN, RUN)
 
 
 def test_a_changed_half_precision_model_is_not_what_it_was_loaded_from(tmp_path):
@@ -195,7 +195,7 @@ def test_a_broken_file_is_named(tmp_path, data):
 
 
 def test_a_truncated_file_and_an_empty_folder_are_refused(tmp_path):
-    with pytest.raises(BackboneError, match="holds no weights"):
+    with pytest.raises(BackboneError, match="contains no weights"):
         ah.fingerprint(tmp_path)
     path = saved("bert", tmp_path) / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-40_000])

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import transformers
 
-from adapterhub.backbones.load import TASK_MODELS
+from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.files.schema import show
 from adapterhub.interchange.adapters_library.files import AdaptersHead
 from adapterhub.interchange.adapters_library.places import same

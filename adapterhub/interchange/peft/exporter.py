@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from adapterhub.anatomy.sites import Anatomy, Site
-from adapterhub.backbones.load import task_kind
+from adapterhub.backbones.task_models import task_kind
 from adapterhub.errors import ConfigError, MismatchError
 from adapterhub.files.schema import shorten
 from adapterhub.interchange.peft.files import TASK_TYPES, Kind, PeftFiles, neutral

@@ -125,7 +125,7 @@ def test_a_merge_has_no_weights_to_go_into(tmp_path):
     model = packed("bert", tmp_path / "base")
     tiny_models.scramble(ah.attach(model, "lora"))
     for requantize in (False, True):
-        with pytest.raises(MergeError, match="not kept as one parameter") as error:
+        with pytest.raises(MergeError, match="not stored as one parameter") as error:
             ah.merge(model, requantize=requantize)
     assert "--base-dtype" in error.value.hint
 
