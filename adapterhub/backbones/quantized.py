@@ -114,8 +114,11 @@ def stored_quantization(folder: Path) -> str | None:
 def _stored_config(folder: Path) -> dict[str, Any]:
     if not (folder / "config.json").is_file():
         return {}
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    quantization = config.get("quantization_config")
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except ValueError:  # transformers explains it when it loads the model
+        return {}
+    quantization = config.get("quantization_config") if isinstance(config, dict) else None
     return quantization if isinstance(quantization, dict) else {}
 
 
