@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig
 
 from adapterhub.errors import ConfigError, unknown
 
@@ -150,22 +150,13 @@ def loading_options(
         options: the other options, with `dtype`.
         quantize: the quantization to apply, if any.
     """
-    stored = stored_quantization(folder)
-    if quantize is None and stored != "bitsandbytes":
+    if quantize is None and stored_quantization(folder) != "bitsandbytes":
         return options
     logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
     dtype, labels = options["dtype"], {k: v for k, v in options.items() if k in LABELS}
     config = transformers.AutoConfig.from_pretrained(folder, **labels)
     stored_config = config.__dict__.pop("quantization_config", None)
-    model, info = auto.from_pretrained(
-        folder,
-        config=config,
-        dtype=dtype,
-        device_map="meta",
-        ignore_mismatched_sizes=True,  # codes have other shapes than values
-        output_loading_info=True,
-    )
-    skipped = _unquantized_modules(model, info["missing_keys"])
+    skipped = _skipped_modules(auto, folder, config, dtype)
     if quantize is not None:
         scheme = QUANTIZATIONS[quantize]
         return options | {"quantization_config": scheme.config(dtype, sorted(skipped))}
@@ -176,9 +167,20 @@ def loading_options(
     return {k: v for k, v in options.items() if k not in labels} | {"config": config}
 
 
-def _unquantized_modules(model: PreTrainedModel, missing: set[str]) -> set[str]:
+def _skipped_modules(
+    auto: Any, folder: Path, config: PreTrainedConfig, dtype: torch.dtype
+) -> set[str]:
+    """Return the paths of modules not to quantize: head, output layer, newly initialized."""
+    model, info = auto.from_pretrained(
+        folder,
+        config=config,
+        dtype=dtype,
+        device_map="meta",
+        ignore_mismatched_sizes=True,  # codes have other shapes than values
+        output_loading_info=True,
+    )
     output = model.get_output_embeddings()
-    paths = {key.rpartition(".")[0] for key in missing}
+    paths = {key.rpartition(".")[0] for key in info["missing_keys"]}
     paths |= {path for path, module in model.named_modules() if module is output}
     if output is None and model.base_model is not model:
         paths |= {name for name, child in model.named_children() if child is not model.base_model}

@@ -34,5 +34,5 @@ class Full(Unfreezing):
 
     def plan(self, anatomy: Anatomy) -> Iterator[Unfrozen]:
         """All backbone parameters."""
-        for path, down in layers_above(anatomy).items():
-            yield Unfrozen(path, rate=self.decay**-down)
+        for path, above in layers_above(anatomy).items():
+            yield Unfrozen(path, rate=self.decay**-above)

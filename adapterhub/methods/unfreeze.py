@@ -58,6 +58,6 @@ class Unfreeze(Paced):
         depth = layer_count(anatomy)
         groups = -(-depth // self.size)
         return {
-            path: groups if down == depth else down // self.size
-            for path, down in layers_above(anatomy).items()
+            path: groups if above == depth else above // self.size
+            for path, above in layers_above(anatomy).items()
         }
