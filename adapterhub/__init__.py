@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from adapterhub.adapters.attach import attach as attach
     from adapterhub.adapters.attach import detach as detach
     from adapterhub.adapters.route import route as route
-    from adapterhub.anatomy.families import anatomy_of as anatomy_of
-    from adapterhub.backbones.load import fingerprint as fingerprint
+    from adapterhub.anatomy.build import anatomy_of as anatomy_of
+    from adapterhub.backbones.fingerprint import fingerprint as fingerprint
     from adapterhub.backbones.load import load_backbone as load_backbone
     from adapterhub.hooks.composition import Average as Average
     from adapterhub.merging.combine import combine as combine
@@ -52,7 +52,7 @@ _LAZY = {
     "attach": "adapters.attach",
     "combine": "merging.combine",
     "detach": "adapters.attach",
-    "fingerprint": "backbones.load",
+    "fingerprint": "backbones.fingerprint",
     "load": "registry.load",
     "load_backbone": "backbones.load",
     "publish": "registry.api",

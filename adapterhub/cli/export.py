@@ -61,16 +61,17 @@ def _export(
     from adapterhub.adapters.load import load_folder
     from adapterhub.backbones.load import load_backbone
     from adapterhub.files.native import read_manifest
-    from adapterhub.files.run_folder import backbone_of_run
+    from adapterhub.files.run_folder import backbone_of_adapter
     from adapterhub.registry.api import pull
 
     folder = pull(source)
     manifest = read_manifest(folder)
+    place, revision = backbone_of_adapter(folder, manifest, backbone)
     model, _ = load_backbone(
-        backbone or backbone_of_run(folder) or manifest.backbone.id,
+        place,
         task=_kind(task or manifest.task),
         labels=manifest.labels,
-        revision=None if backbone else manifest.backbone.revision,
+        revision=revision,
     )
     load_folder(model, folder).export(output, format=form, overwrite=overwrite)
     click.echo(f"{output}: {manifest.name} in the format of {form}")
@@ -78,7 +79,7 @@ def _export(
 
 def _kind(task: object) -> str:
     """The kind of model of a task, or of a kind's own name."""
-    from adapterhub.backbones.load import TASK_MODELS
+    from adapterhub.backbones.task_models import TASK_MODELS
     from adapterhub.tasks import parse_task
 
     if task is None:
@@ -99,7 +100,8 @@ def _check(
     max_lora_rank: int,
 ) -> None:
     from adapterhub.adapters.export import blocking
-    from adapterhub.backbones.load import TASK_MODELS, meta_model
+    from adapterhub.backbones.load import meta_model
+    from adapterhub.backbones.task_models import TASK_MODELS
 
     spec, place, kind, labels = _subject(source, method, backbone, task)
     names = labels or (("0", "1") if TASK_MODELS[kind].classes else ())
@@ -125,12 +127,12 @@ def _subject(
         return method, backbone, _kind(task or "causal-lm"), ()
     if Path(source).is_dir():
         from adapterhub.files.native import read_manifest
-        from adapterhub.files.run_folder import backbone_of_run
+        from adapterhub.files.run_folder import backbone_of_adapter
         from adapterhub.registry.api import pull
 
         folder = pull(source)
         manifest = read_manifest(folder)
-        place = backbone or backbone_of_run(folder) or manifest.backbone.id
+        place, _ = backbone_of_adapter(folder, manifest, backbone)
         return manifest.methods, place, _kind(task or manifest.task), manifest.labels
     from adapterhub.training.recipe import read
 

@@ -93,7 +93,7 @@ def _check_labels(given: tuple[str, ...], found: tuple[str, ...]) -> None:
 
 def _head(task: str | None, outputs: int, labels: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     """The kind of model to load, and its labels."""
-    from adapterhub.backbones.load import TASK_MODELS
+    from adapterhub.backbones.task_models import TASK_MODELS
 
     kind = task or "features"
     row = TASK_MODELS.get(kind)

@@ -54,8 +54,8 @@ def command(
     it is loaded again. With --requantize the checkpoint is quantized, and what is loaded again is
     compared with the merged model.
     """
-    from adapterhub.backbones.load import storage_of
     from adapterhub.backbones.probe import probe
+    from adapterhub.backbones.weights import dtype_and_quantization
     from adapterhub.files.atomic import check_place
     from adapterhub.inference.open import load_for_merging
     from adapterhub.merging.checkpoint import auto_class, write_checkpoint
@@ -71,7 +71,7 @@ def command(
         folder, backbone, None if requantize else base_dtype or "fp32"
     )
     model = adapter.model
-    base, (dtype, kind) = model.config._name_or_path, storage_of(model, {})
+    base, (dtype, kind) = model.config._name_or_path, dtype_and_quantization(model, {})
     made = merge(model, tolerance=tolerance, requantize=requantize)
     if not as_json:
         click.echo(f"{adapter.name} merged into {base}, {kind or dtype}")

@@ -69,9 +69,9 @@ def _train(method: str, output: str, quiet: bool) -> Any:
 
 
 def _compare(console: Console, outcomes: dict[str, Any]) -> None:
-    from adapterhub.backbones.load import find
+    from adapterhub.backbones.find import find_backbone
 
-    backbone = (find(RECIPE["backbone"])[0] / "model.safetensors").stat().st_size  # type: ignore[arg-type]
+    backbone = (find_backbone(RECIPE["backbone"])[0] / "model.safetensors").stat().st_size  # type: ignore[arg-type]
     console.print(f"\n{'':22}{'head':>14}{'lora':>14}")
     rows: dict[str, Callable[[Any], str]] = {
         "accuracy": lambda o: f"{o.metrics['accuracy']:.3f}",
