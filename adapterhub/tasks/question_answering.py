@@ -195,7 +195,7 @@ class QuestionAnswering(Task):
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
         """Return the span with the highest score over all windows."""
         spans: list[list[Span]] = [[] for _ in data.examples]
-        no_answer = [np.inf for _ in data.examples]
+        no_answer: list[list[float]] = [[] for _ in data.examples]
         for indices, _, output in forward(model, data, batch_size):
             starts, ends = (
                 output[name].float().cpu().numpy() for name in ("start_logits", "end_logits")
@@ -208,11 +208,9 @@ class QuestionAnswering(Task):
                 start, end = starts[item, window], ends[item, window]
                 owner = data.owners[index]
                 spans[owner] += self._spans(start, end, offsets)
-                no_answer[owner] = min(no_answer[owner], float(start[0] + end[0]))
-        return [
-            self._answer(*question)
-            for question in zip(data.examples, spans, no_answer, strict=True)
-        ]
+                no_answer[owner].append(float(start[0] + end[0]))
+        windows = zip(data.examples, spans, map(min, no_answer), strict=True)
+        return [self._answer(*each) for each in windows]
 
     def _spans(self, start: Any, end: Any, offsets: list[Any]) -> Iterator[Span]:
         """Yield the best spans of a window."""
