@@ -11,7 +11,7 @@ pytestmark = [
 ]
 
 
-def test_a_run_goes_to_peft(train, adapterhub, tmp_path):
+def test_a_run_is_exported_to_peft(train, adapterhub, tmp_path):
     assert train("--method", "lora(rank=4)", "train.epochs=1")[0] == 0
     code, _, err = adapterhub("export", tmp_path / "run", "--output", tmp_path / "theirs")
     assert code == 0, err
@@ -61,7 +61,7 @@ def test_check_of_a_recipe(adapterhub, config_only, tmp_path):
     assert "prefix(positions=true)" in out
 
 
-def test_nothing_to_do(adapterhub):
+def test_neither_an_adapter_nor_a_check(adapterhub):
     code, _, err = adapterhub("export")
     assert code == 2
     assert "adapterhub export ADAPTER --output DIR" in err

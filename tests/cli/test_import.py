@@ -71,7 +71,7 @@ def test_import_finds_the_backbone_and_the_outputs_in_the_files(adapterhub, back
     assert manifest["task"] == "regression"
 
 
-def test_import_says_what_is_wrong(adapterhub, backbone, tmp_path):
+def test_unknown_formats_and_wrong_labels_are_refused(adapterhub, backbone, tmp_path):
     code, _, err = adapterhub("import", tmp_path, "--output", tmp_path / "ours")
     assert code == 2
     assert "no adapter in a known format" in err

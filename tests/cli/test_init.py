@@ -28,7 +28,7 @@ def seconds_of_children():
         "import sys; sys.argv=['adapterhub','--help']; from adapterhub.cli import main; main()",
     ],
 )
-def test_import_and_help_are_quick_and_need_no_torch(code):
+def test_import_and_help_are_fast_and_do_not_load_torch(code):
     report = "atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr))"
     child = f"import sys, atexit; {report}; {code}"
     best = 9.0

@@ -29,8 +29,8 @@ def test_a_registry_that_does_not_exist(typed):
     assert "no folder 'nowhere'" in str(error.value)
 
 
-def test_listing_needs_no_transformers(typed, tmp_path):
-    """`list` is the newcomer's first look: it must not take the time to import models."""
+def test_search_does_not_import_transformers(typed, tmp_path):
+    """Importing models would make `list` slow."""
     import subprocess
 
     code = "import sys; from adapterhub.registry.api import search; print(*sys.modules)"

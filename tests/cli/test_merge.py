@@ -67,7 +67,7 @@ def test_the_base_in_another_precision(saved, adapterhub, backbone, tmp_path, dt
     assert AutoTokenizer.from_pretrained(out)(TEXTS[0])["input_ids"]
 
 
-def test_nothing_is_left_where_it_fails(saved, adapterhub, backbone, tmp_path, monkeypatch):
+def test_a_failed_merge_leaves_no_files(saved, adapterhub, backbone, tmp_path, monkeypatch):
     place = tmp_path / "place"
     place.mkdir()
     where = ("--output", place / "out", "--backbone", backbone)
@@ -101,7 +101,7 @@ def test_nothing_is_left_where_it_fails(saved, adapterhub, backbone, tmp_path, m
     assert "overwrite" not in err
 
 
-def test_what_cannot_be_merged_says_why(saved, adapterhub, backbone, tmp_path):
+def test_methods_that_cannot_be_merged_are_listed(saved, adapterhub, backbone, tmp_path):
     where = ("--output", tmp_path / "out", "--backbone", backbone)
     code, _, err = adapterhub("merge", saved("mam"), *where)
     assert code == 2

@@ -32,7 +32,7 @@ from fixtures import write_tsv
         (["dtype=fp8"], ["fp8", "bf16"]),
     ],
 )
-def test_a_bad_word(train, tmp_path, words, expected):
+def test_an_invalid_option(train, tmp_path, words, expected):
     refused(train(*words), *expected)
     assert not (tmp_path / "run").exists()
 

@@ -50,7 +50,7 @@ def test_each_file_describes_its_data_in_the_same_order():
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_is_the_tokenizers(backbones, side):
+def test_padding_matches_the_tokenizer(backbones, side):
     tokenizer = AutoTokenizer.from_pretrained(backbones("bert"), padding_side=side)
     texts = ["the movie was very good", "a film"]
     rows = [dict(tokenizer(text)) for text in texts]

@@ -28,7 +28,7 @@ def test_chats_are_lists_of_messages(tmp_path):
     assert chats == [Chat((("user", "a"), ("assistant", "b")))]
 
 
-def test_only_the_response_is_learned():
+def test_only_the_response_is_labelled():
     tokenizer = word_tokenizer(start="<s>")
     task = parse_task({"causal-lm": {"template": "user : {text} :"}})
     example = Example("the movie was", None, "very good")
@@ -61,7 +61,7 @@ def test_the_messages_of_the_assistant_are_labels(data):
     assert prompt["input_ids"] == row["input_ids"][: len(prompt["input_ids"])]
 
 
-def test_raw_text_is_cut_and_never_lost():
+def test_raw_text_is_split_and_never_truncated():
     tokenizer = word_tokenizer(start="<s>")
     text = " ".join(["the movie was very good"] * 4)
     encoded = parse_task("causal-lm(data=text)").encode(
@@ -74,8 +74,8 @@ def test_raw_text_is_cut_and_never_lost():
 
 @pytest.mark.parametrize("method", ["lora", "prefix", "pfeiffer"])
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-def test_packed_texts_do_not_see_each_other(architecture, method):
-    """Each packed text has the logits, and all have the loss, that it has in a row of its own."""
+def test_packed_texts_do_not_attend_to_each_other(architecture, method):
+    """The logits of each packed text, and the loss, equal those of one row per text."""
     tokenizer = word_tokenizer()
     examples = [Example(text, None, "good") for text, _ in sentences(6)]
     apart, packed = (

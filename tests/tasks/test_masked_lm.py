@@ -30,7 +30,7 @@ def masked(tokenizer, epoch, seed=0, count=400):
     return encoded, encoded.batch(range(count), epoch)
 
 
-def test_masking_hides_as_bert_does(backbones):
+def test_tokens_are_masked_as_in_bert(backbones):
     tokenizer = AutoTokenizer.from_pretrained(backbones("bert"))
     encoded, batch = masked(tokenizer, epoch=1)
     original = torch.tensor([row["input_ids"] for row in encoded.rows])

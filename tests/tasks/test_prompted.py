@@ -14,7 +14,7 @@ PROMPT = "prompted(template='{text} is {mask}', words={'pos': 'good', 'neg': 'ba
 
 
 @pytest.mark.parametrize("kind", ["masked-lm", "causal-lm"])
-def test_a_prompt_asks_for_the_label_word(backbones, kind):
+def test_the_label_word_is_predicted_at_the_mask(backbones, kind):
     tokenizer = AutoTokenizer.from_pretrained(
         backbones({"masked-lm": "bert", "causal-lm": "llama"}[kind])
     )
@@ -33,7 +33,7 @@ def test_a_prompt_asks_for_the_label_word(backbones, kind):
 
 
 @pytest.mark.parametrize("word", ["bad good", "good", "unheard"])
-def test_label_words_are_different_tokens(backbones, word):
+def test_label_words_must_be_distinct_tokens(backbones, word):
     tokenizer = AutoTokenizer.from_pretrained(backbones("bert"))
     task = parse_task({"prompted": {"words": {"pos": "good", "neg": word}}})
     with pytest.raises(ConfigError, match="one token"):

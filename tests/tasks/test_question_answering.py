@@ -37,7 +37,7 @@ def test_squad_and_columns(tmp_path):
     assert [q.answers for q in found] == [first.answers, ()]
 
 
-def test_a_long_context_is_read_in_windows_that_overlap(backbones):
+def test_a_long_context_is_split_into_overlapping_windows(backbones):
     tokenizer = AutoTokenizer.from_pretrained(backbones("bert"))
     context = " ".join(["the movie was very dull a film is good"] * 5)
     answer = context.rindex("good")
@@ -68,7 +68,7 @@ def test_a_long_question_leaves_room_for_the_context(backbones):
 
 
 def test_the_best_span_over_all_windows_answers(backbones):
-    """By logits that a stand-in model gives: the best span that lies in the context, not too long,
+    """With the logits of a stub model: the best span inside the context that is not too long,
     or none."""
     tokenizer = AutoTokenizer.from_pretrained(backbones("bert"))
 

@@ -28,7 +28,7 @@ def test_parallel_files_and_columns(tmp_path):
     assert task.read(str(tmp_path / "a.tsv"), columns, "train") == expected[:1]
 
 
-def test_targets_are_the_decoders_and_padding_is_not_learned():
+def test_targets_are_truncated_and_padding_is_ignored():
     tokenizer = word_tokenizer(end="</s>")
     task = parse_task("seq2seq(template='a plot : {text}', max_target=3)")
     examples = [Example("good", None, "the movie was very good"), Example("bad", None, "bad")]

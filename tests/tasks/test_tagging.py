@@ -26,7 +26,7 @@ TAGGED = Sentence("New York is", ("New", "York", "is"), ("B-x", "I-x", "O"))
         "New\tB-x\r\nYork\tI-x\r\nis\tO\r\n\t\r\n",
     ],
 )
-def test_conll(tmp_path, text):
+def test_conll_columns(tmp_path, text):
     (tmp_path / "a.conll").write_bytes((text + text).encode())
     task, source = parse_task("tagging"), str(tmp_path / "a.conll")
     assert task.read(source, DataOptions(), "train") == [TAGGED, TAGGED]
