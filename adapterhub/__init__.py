@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from adapterhub.merging.merge import merge as merge
     from adapterhub.merging.merge import unmerge as unmerge
     from adapterhub.methods._base import METHODS as METHODS
-    from adapterhub.registry.api import publish as publish
-    from adapterhub.registry.api import pull as pull
-    from adapterhub.registry.api import push as push
-    from adapterhub.registry.api import search as search
-    from adapterhub.registry.api import yank as yank
     from adapterhub.registry.load import load as load
-    from adapterhub.registry.publication import PublicationInfo as PublicationInfo
+    from adapterhub.registry.publication import Listing as Listing
+    from adapterhub.registry.publish import publish as publish
+    from adapterhub.registry.pull import pull as pull
+    from adapterhub.registry.push import push as push
+    from adapterhub.registry.search import search as search
+    from adapterhub.registry.yank import yank as yank
 
 # Each of these needs torch: it is imported when one is first asked for, so that `import adapterhub`
 # is quick.
@@ -55,11 +55,11 @@ _LAZY = {
     "fingerprint": "backbones.load",
     "load": "registry.load",
     "load_backbone": "backbones.load",
-    "publish": "registry.api",
-    "pull": "registry.api",
-    "push": "registry.api",
-    "search": "registry.api",
-    "yank": "registry.api",
+    "publish": "registry.publish",
+    "pull": "registry.pull",
+    "push": "registry.push",
+    "search": "registry.search",
+    "yank": "registry.yank",
     "merge": "merging.merge",
     "unmerge": "merging.merge",
     "route": "adapters.route",

@@ -46,7 +46,7 @@ def command(
     from adapterhub.files.native import read_manifest
     from adapterhub.inference.open import open_live
     from adapterhub.merging.combine import combine
-    from adapterhub.registry.api import pull
+    from adapterhub.registry.pull import pull
 
     check_place(Path(output), overwrite=False, replaceable=())
     shares = None if weights is None else _numbers(weights)

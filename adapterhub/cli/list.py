@@ -44,7 +44,7 @@ def command(
 ) -> None:
     """List published adapters; with TEXT those whose name, backbone, task, method, tags, topics or
     card have words that start so."""
-    from adapterhub.registry.api import search
+    from adapterhub.registry.search import search
 
     if registry and not Path(registry).is_dir():
         raise ConfigError(f"there is no folder {registry!r}", expected="a registry's folder")

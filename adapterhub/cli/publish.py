@@ -32,7 +32,7 @@ def command(
     A tag is a name for a version, and may move to another; description, licence, languages and
     topics belong to the version: another licence is another version.
     """
-    from adapterhub.registry.api import publish
+    from adapterhub.registry.publish import publish
 
     entry = publish(
         folder, name, version=version, tags=tags, registry=registry, listing=listing_of(listing)

@@ -24,7 +24,7 @@ def command(
 ) -> None:
     """Get the files of an adapter, verified, and print where they are: NAME[@VERSION],
     hf:OWNER/NAME[@REVISION], or https://HOST/OWNER/NAME."""
-    from adapterhub.registry.api import pull
+    from adapterhub.registry.pull import pull
 
     options = {"backbone": backbone, "registry": registry}
     place = pull(reference, folder, **options, allow_pickle=allow_pickle)

@@ -36,7 +36,7 @@ def command(
 
     The token is the one that huggingface_hub finds: HF_TOKEN, or `hf auth login`.
     """
-    from adapterhub.registry.api import push
+    from adapterhub.registry.push import push
 
     entry = push(
         folder,

@@ -20,16 +20,18 @@ def command(reference: str, backbone: str | None, registry: str | None, as_json:
     from adapterhub.cli.list import entries_table
     from adapterhub.files.card import split_card
     from adapterhub.files.native import CARD_FILE, MANIFEST_FILE
-    from adapterhub.registry.api import pull, read_reference, store_of
+    from adapterhub.registry.pull import pull
+    from adapterhub.registry.reference import read_reference
+    from adapterhub.registry.stores import store_of
 
     folder = pull(reference, backbone=backbone, registry=registry)
     if as_json:
         manifest = json.loads((folder / MANIFEST_FILE).read_bytes())
         click.echo(json.dumps(manifest, indent=2, sort_keys=True))
         return
-    place = read_reference(reference)
-    if place.place != "folder":
-        versions = store_of(place, registry).versions(place.name, backbone=backbone)
+    parsed = read_reference(reference)
+    if parsed.kind != "folder":
+        versions = store_of(parsed, registry).versions(parsed.name, backbone=backbone)
         print_table(entries_table(list(versions)))
     card = folder / CARD_FILE
     if card.is_file():

@@ -19,7 +19,7 @@ def command(reference: str, reason: str, registry: str | None, as_json: bool) ->
 
     Its files stay: who pinned it gets it still.
     """
-    from adapterhub.registry.api import yank
+    from adapterhub.registry.yank import yank
 
     entry = yank(reference, reason, registry=registry)
     if as_json:

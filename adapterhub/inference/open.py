@@ -18,7 +18,7 @@ from adapterhub.errors import ConfigError, FileError, MergeError
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_manifest
 from adapterhub.files.run_folder import backbone_of_run
-from adapterhub.registry.api import pull
+from adapterhub.registry.pull import pull
 from adapterhub.tasks import TASKS, Prediction, Setting, Task, parse_task
 from adapterhub.training.run import PLACES, make_ready, positions_of
 

@@ -28,12 +28,12 @@ class Bitmaps:
         self.db = db
 
     def of(self, kind: str, word: str) -> int:
-        """One set; empty, if there is none."""
+        """Return one set; empty if it does not exist."""
         sql = "SELECT chunk, bits FROM sets WHERE (kind, word) = (?, ?)"
         return _union(self.db.execute(sql, (kind, word)))
 
     def starting(self, kind: str, start: str) -> int:
-        """The union of the sets of all words with this start."""
+        """Return the union of the sets of all words with this prefix."""
         sql = "SELECT chunk, bits FROM sets WHERE kind = ? AND word >= ? AND word < ?"
         return _union(self.db.execute(sql, (kind, start, start + _LAST)))
 
@@ -59,7 +59,7 @@ class Bitmaps:
 
 
 def members(bits: int) -> Iterator[int]:
-    """The numbers in a set, rising."""
+    """Yield the numbers in a set, ascending."""
     data = bits.to_bytes((bits.bit_length() + 7) // 8, "little")
     for place, byte in enumerate(data):
         if byte:

@@ -50,35 +50,43 @@ Folder = tuple[str, str, Sequence[tuple[Entry, str]]]
 
 
 class Index:
-    """The index in one file, open: `with opened(path) as index`. Processes may share the file."""
+    """An open index file: `with open_index(path) as index`. Processes may share the file."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self.db = db
         self.sets = Bitmaps(db)
 
     def stamps(self) -> dict[str, str]:
-        """The stamp of each folder as it was when it was entered."""
+        """Return the stamp of each folder when it was indexed."""
         return dict(self.db.execute("SELECT path, stamp FROM folders WHERE path != ''"))
 
-    def whole(self) -> str | None:
-        """The stamp of the whole registry as it was at the last update."""
+    def registry_stamp(self) -> str | None:
+        """Return the stamp of the registry at the last update."""
         row = self.db.execute("SELECT stamp FROM folders WHERE path = ''").fetchone()
         return row[0] if row else None
 
     def count(self) -> int:
-        """The number of folders in it."""
+        """Count the indexed folders."""
         (count,) = self.db.execute("SELECT count(*) FROM folders WHERE path != ''").fetchone()
         return int(count)
 
-    def holds_more_than(self, number: int) -> bool:
-        """Whether more folders are in it; all are not counted."""
+    def has_more_than(self, number: int) -> bool:
+        """Return whether more folders are indexed, without counting all of them."""
         sql = "SELECT 1 FROM folders WHERE path != '' LIMIT 1 OFFSET ?"
         return self.db.execute(sql, (number,)).fetchone() is not None
 
-    def update(self, entered: Iterable[Folder], gone: Iterable[str], whole: str) -> None:
-        """Replace what is known of some folders, and drop what is known of others."""
+    def update(
+        self, entered: Iterable[Folder], removed: Iterable[str], registry_stamp: str
+    ) -> None:
+        """Index folders again, and remove others from the index.
+
+        Args:
+            entered: the folders to index.
+            removed: the paths of the folders to remove.
+            registry_stamp: the stamp of the registry before the folders were read.
+        """
         with self.db as db:
-            for path in gone:
+            for path in removed:
                 self._forget(path)
             found: dict[Key, list[int]] = defaultdict(list)
             for path, stamp, versions in entered:
@@ -93,10 +101,10 @@ class Index:
                         self.sets.add(found)
                         found.clear()
             self.sets.add(found)
-            db.execute("INSERT OR REPLACE INTO folders VALUES ('', ?)", (whole,))
+            db.execute("INSERT OR REPLACE INTO folders VALUES ('', ?)", (registry_stamp,))
 
     def search(self, query: Query) -> list[Entry]:
-        """The versions that a query finds, in its order."""
+        """Return the versions that match a query, in its order."""
         found = self.sets.of(*(_STANDING if query.all_versions else _NEWEST))
         for kind, word in _wanted(query):
             found &= self.sets.of(kind, word)
@@ -106,7 +114,7 @@ class Index:
         return self._entries(list(first(found, query)))
 
     def _sorted(self, found: int, query: Query) -> Iterator[int]:
-        """The first of a set, in the order of a query: all of them are sorted."""
+        """Yield the first members of a set in the order of a query, by sorting the set."""
         field, order = _field(query.sort)
         sql = f"""SELECT o.id FROM json_each(?) m CROSS JOIN orders o
             ON o.field = ? AND o.id = m.value ORDER BY o.value {order}, o.id LIMIT ?"""
@@ -114,7 +122,7 @@ class Index:
         yield from (number for (number,) in self.db.execute(sql, (numbers, field, query.limit)))
 
     def _walked(self, found: int, query: Query) -> Iterator[int]:
-        """The first of a set, in the order of a query: all versions are gone through in it."""
+        """Yield the first members of a set in the order of a query, by scanning all versions."""
         field, order = _field(query.sort)
         bits = found.to_bytes(found.bit_length() // 8 + 1, "little")
         sql = f"SELECT id FROM orders WHERE field = ? ORDER BY value {order}, id"
@@ -152,8 +160,8 @@ class Index:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Index]:
-    """The index in a file, made if it is not there."""
+def open_index(path: Path) -> Iterator[Index]:
+    """Open the index in a file, and create it if it does not exist."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with closing(sqlite3.connect(path, timeout=30)) as db:
         if db.execute("PRAGMA user_version").fetchone() != (FORMAT,):
@@ -162,14 +170,14 @@ def opened(path: Path) -> Iterator[Index]:
 
 
 def _field(sort: str) -> tuple[str, str]:
-    """What `orders` calls that by which a query sorts, and which way."""
+    """Return the field that a query sorts by, as in `orders`, and the direction."""
     if sort in ("name", "size"):
         return sort, "ASC"
     return f"metric {sort}", "ASC" if sort in LOWER_IS_BETTER else "DESC"
 
 
 def _keys(entry: Entry, text: str, newest: bool) -> Iterator[Key]:
-    """The sets that a version is in."""
+    """Yield the sets that a version belongs to."""
     if newest:
         yield _NEWEST
     if entry.yanked is None:
@@ -184,7 +192,7 @@ def _keys(entry: Entry, text: str, newest: bool) -> Iterator[Key]:
 
 
 def _wanted(query: Query) -> Iterator[Key]:
-    """The sets that a version must be in."""
+    """Yield the sets that a version must belong to."""
     if query.backbone is not None:
         yield "fingerprint" if is_fingerprint(query.backbone) else "backbone", query.backbone
     metric = None if query.sort in ("name", "size") else query.sort
@@ -195,7 +203,7 @@ def _wanted(query: Query) -> Iterator[Key]:
 
 
 def entries_from_json(text: str) -> list[Entry]:
-    """The entries in a list of what `json.dumps(asdict(entry))` wrote."""
+    """Parse a JSON list of entries, each written by `json.dumps(asdict(entry))`."""
     found = json.loads(text)
     for fields in found:
         for name in ("methods", "tags", "language", "topics"):

@@ -141,6 +141,6 @@ def test_listing_needs_no_transformers(typed, tmp_path):
     """`list` is the newcomer's first look: it must not take the time to import models."""
     import subprocess
 
-    code = "import sys; from adapterhub.registry.api import search; print(*sys.modules)"
+    code = "import sys; from adapterhub.registry.search import search; print(*sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "transformers" not in out.stdout.split()

@@ -9,8 +9,8 @@ import pytest
 
 from adapterhub.registry import index as module
 from adapterhub.registry.bitmaps import Bitmaps, members
-from adapterhub.registry.index import opened
-from adapterhub.registry.store import Entry, Query, ranked, words_in
+from adapterhub.registry.index import open_index
+from adapterhub.registry.store import Entry, Query, filter_entries, words_in
 
 WORDS = ("english", "german", "legal", "Größe")
 QUERIES = [
@@ -70,7 +70,7 @@ def test_each_query_finds_what_a_look_at_each_entry_does(tmp_path, monkeypatch, 
     standing = [entry for entry in known if entry.yanked is None]
     newest = list({entry.name: entry for entry in standing}.values())
     sizes = set()
-    with opened(tmp_path / "x.sqlite") as index:
+    with open_index(tmp_path / "x.sqlite") as index:
         enter(index, known)
         enter(index, known[:40])  # again: a folder that changed
         for query in QUERIES:
@@ -80,14 +80,14 @@ def test_each_query_finds_what_a_look_at_each_entry_does(tmp_path, monkeypatch, 
                                            for s in words)]  # fmt: skip
             found = index.search(query)
             assert {e.reference for e in found} == {
-                e.reference for e in ranked(pool, Query(**{**vars(query), "text": ""}))
+                e.reference for e in filter_entries(pool, Query(**{**vars(query), "text": ""}))
             }, query
             sizes.add(len(found))
     assert len(sizes) > 5
 
 
 def test_sets_are_as_large_as_they_must_be(tmp_path):
-    with opened(tmp_path / "x.sqlite") as index:
+    with open_index(tmp_path / "x.sqlite") as index:
         sets = Bitmaps(index.db)
         numbers = [1, 2_047, 2_048, 300_000]
         sets.add({("k", "ab"): numbers, ("k", "ac"): [5]})

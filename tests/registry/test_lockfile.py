@@ -10,9 +10,9 @@ import sample_adapters
 
 from adapterhub.errors import ConfigError, FileError, MismatchError, RegistryError
 from adapterhub.files.native import read_adapter
-from adapterhub.registry.api import pull
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.lockfile import pin, read_lock, sync, with_pins, write_lock
+from adapterhub.registry.pull import pull
 from adapterhub.registry.store import Publication
 
 
@@ -85,7 +85,7 @@ def test_two_adapters_never_share_a_name(registry, tmp_path):
     pins = with_pins({}, [first])
     assert with_pins(pins, [pin("polite@v2", registry.root)])["polite"].reference == "polite@v2"
     theirs = ("polite", replace(first[1], reference="hf:someone/polite@v1"))
-    with pytest.raises(ConfigError, match="one name") as caught:
+    with pytest.raises(ConfigError, match="same name") as caught:
         with_pins(pins, [theirs])
     assert "hf:someone/polite@v1" in str(caught.value)
     name, pinned = pin("polite@v1", registry.root, name="second")

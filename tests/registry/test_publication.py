@@ -48,7 +48,7 @@ def push(hub, folder, **options):
 def test_plain_peft_loads_what_is_pushed(hub, backbone, tmp_path, spec):
     expected = saved(backbone, tmp_path / "out", spec)
     entry, note = push(hub, tmp_path / "out", backbone=str(backbone))
-    assert "plain peft loads it" in note
+    assert "plain peft can load it" in note
     assert len(hub.repositories["me/polite"].commits) == 2  # the empty one, and all files
     folder = snapshot_download("me/polite", endpoint=hub.address)
     bare, _ = ah.load_backbone(str(backbone), task="classification", labels=LABELS)
@@ -96,7 +96,7 @@ def test_the_card_is_for_people(hub, backbone, tmp_path):
     ("spec", "options", "why"),
     [
         ("mam", {}, "Not with peft: scaled-parallel: peft has no such method."),
-        ("lora", {"peft": False}, "Not with peft: its publisher did not"),
+        ("lora", {"peft": False}, "Not with peft: it was published without"),
     ],
 )
 def test_where_peft_cannot_have_it_the_card_says_why(hub, backbone, tmp_path, spec, options, why):
@@ -107,7 +107,7 @@ def test_where_peft_cannot_have_it_the_card_says_why(hub, backbone, tmp_path, sp
     assert why in text
     assert "PeftModel" not in text
     assert "peft" not in hub_server.card_data(files_of(hub))["tags"]
-    assert ("plain peft will not load it" in note) == (options != {"peft": False})
+    assert ("plain peft cannot load it" in note) == (options != {"peft": False})
 
 
 def test_a_backbone_that_is_away_stops_no_push(hub, backbone, tmp_path, monkeypatch):
@@ -117,7 +117,7 @@ def test_a_backbone_that_is_away_stops_no_push(hub, backbone, tmp_path, monkeypa
     def broken(place, **options):
         raise BackboneError(f"the backbone {place!r} cannot be read")
 
-    monkeypatch.setattr(exporting, "skeleton", broken)
+    monkeypatch.setattr(exporting, "meta_model", broken)
     _, note = push(hub, tmp_path / "run")
     assert "the backbone 'tiny-bert' cannot be read" in note
     text = files_of(hub)["README.md"].decode()
@@ -130,7 +130,7 @@ def test_the_backbone_of_a_run_is_found(hub, backbone, tmp_path):
     saved(backbone, tmp_path / "run" / "adapter", "lora")
     (tmp_path / "run" / "recipe.yaml").write_text(f"backbone: {backbone}\n", encoding="utf-8")
     _, note = push(hub, tmp_path / "run")
-    assert "plain peft loads it" in note
+    assert "plain peft can load it" in note
 
 
 def test_the_files_of_peft_name_no_folder_of_this_machine(hub, backbone, tmp_path):

@@ -53,7 +53,7 @@ def test_each_form(text, reference):
         ("http://h.org/a/b", "https"),
         ("https://h.org/a", "https://host/owner/name"),
         ("https://me:secret@h.org/a/b", "more than a host"),
-        ("https://h.org:x/a/b", "address"),
+        ("https://h.org:x/a/b", "URL"),
         ("ftp://h.org/a/b", "https"),
         ("-polite", "letters"),
     ],
