@@ -12,18 +12,22 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from platformdirs import user_cache_path, user_data_path
 
 from adapterhub.errors import FileError, RegistryError, did_you_mean
 from adapterhub.files.atomic import explained
 from adapterhub.files.native import CARD_FILE, read_adapter
-from adapterhub.registry.index import FORMAT, Index, open_index
+from adapterhub.registry.index import FORMAT, Index, open_index, remove_index
 from adapterhub.registry.local_versions import NameFolder, copy_adapter, digest_of
 from adapterhub.registry.reference import check_name
 from adapterhub.registry.store import Entry, Publication, Query, choose_version, is_fingerprint
+
+Result = TypeVar("Result")
 
 _CARD_BYTES = 4_096  # the start of a card that text searches cover
 _IGNORED = ".lock\n.adapterhub-*\n.*.new\n"
@@ -86,9 +90,7 @@ class LocalRegistry:
         """Return the versions that match a query, in its order."""
         if not self.root.is_dir():
             return []
-        with open_index(self._index()) as index:
-            self._update(index)
-            return index.search(query)
+        return self._with_index(lambda index: index.search(query))
 
     def versions(self, name: str, *, backbone: str | None = None) -> Sequence[Entry]:
         """List all versions of a name, oldest first."""
@@ -128,10 +130,8 @@ class LocalRegistry:
 
     def reindex(self) -> int:
         """Rebuild the index from the folders, and return the number of names."""
-        self._index().unlink(missing_ok=True)
-        with open_index(self._index()) as index:
-            self._update(index)
-            return index.count()
+        remove_index(self._index_path())
+        return self._with_index(lambda index: index.count())
 
     def gc(self) -> list[Path]:
         """Remove the staging folders of interrupted writers, and return their paths."""
@@ -158,7 +158,21 @@ class LocalRegistry:
     def _backbone(self, backbone: str) -> Path:
         return self.root / backbone.replace("/", "--")
 
-    def _index(self) -> Path:
+    def _with_index(self, use: Callable[[Index], Result]) -> Result:
+        """Apply a function to the updated index; a corrupted index is rebuilt."""
+        try:
+            with open_index(self._index_path()) as index:
+                self._update(index)
+                return use(index)
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):  # locked, read-only or disk full
+                raise
+        remove_index(self._index_path())
+        with open_index(self._index_path()) as index:
+            self._update(index)
+            return use(index)
+
+    def _index_path(self) -> Path:
         # Outside of the root, which may be in git or read-only. Each index format has its own file.
         key = hashlib.sha256(os.fsencode(self.root.resolve())).hexdigest()[:24]
         return (
@@ -174,11 +188,13 @@ class LocalRegistry:
         stamps = {path: name_folder.stamp() for path, name_folder in name_folders.items()}
         indexed = index.stamps()
         changed = [path for path in stamps if indexed.get(path) != stamps[path]]
-        index.update(
-            ((path, stamps[path], _versions_with_text(name_folders[path])) for path in changed),
-            removed=indexed.keys() - name_folders.keys(),
-            registry_stamp=stamp,
-        )
+        removed = indexed.keys() - stamps.keys()
+        if changed or removed or index.registry_stamp() != stamp:
+            index.update(
+                ((path, stamps[path], _versions_with_text(name_folders[path])) for path in changed),
+                removed,
+                stamp,
+            )
 
     def _stamp(self) -> str:
         """Return a text that changes with each publication."""
