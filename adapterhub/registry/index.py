@@ -32,6 +32,7 @@ _SCHEMA = """
     CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5 (
         tokens, content='versions', content_rowid='id', tokenize="ascii tokenchars '_'",
         detail='none', columnsize=0);
+    CREATE TABLE IF NOT EXISTS words (word TEXT PRIMARY KEY) WITHOUT ROWID;
     CREATE TABLE IF NOT EXISTS orders (
         field TEXT, value, id INTEGER, PRIMARY KEY (field, value, id)) WITHOUT ROWID;
     CREATE INDEX IF NOT EXISTS orders_by_version ON orders (id, field, value);
@@ -51,6 +52,9 @@ _SCAN_VERSIONS = """
     ORDER BY o.value, o.id LIMIT :limit
 """
 _FEW = 4_096  # matches; sorting more takes longer than a scan up to the usual limit
+
+_MOST_WORDS = 64  # that a prefix is expanded to
+_LAST = "\U0010ffff"
 
 Folder = tuple[str, str, Sequence[tuple[Entry, str]]]
 """A name's folder: its path, its stamp, and its versions, oldest first, each with its text."""
@@ -106,10 +110,10 @@ class Index:
     def search(self, query: Query) -> list[Entry]:
         """Return the versions that match a query, in its order."""
         labels, prefixes = list(_required_labels(query)), sorted(words_in(query.text))
-        terms = [f'"{label}"' for label in labels] + [f'"{prefix}"*' for prefix in prefixes]
+        terms = [f'"{label}"' for label in labels] + [self._term(prefix) for prefix in prefixes]
         parts = [f" {label} " for label in labels] + [f" {prefix}" for prefix in prefixes]
         values = {
-            "match": " ".join(terms),
+            "match": " AND ".join(terms),
             "tokens": json.dumps(parts),
             "field": _field(query.sort),
             "limit": query.limit,
@@ -119,10 +123,22 @@ class Index:
         rows = self.db.execute(_SORT_MATCHES if count < _FEW else _SCAN_VERSIONS, values)
         return entries_from_json(f"[{','.join(entry for (entry,) in rows)}]")
 
+    def _term(self, prefix: str) -> str:
+        """Return the full-text term for a prefix: the words that have it, unless they are many.
+
+        FTS5 reads all matches of a prefix, but of words only as many as it needs.
+        """
+        sql = "SELECT word FROM words WHERE word >= ? AND word < ? LIMIT ?"
+        rows = self.db.execute(sql, (prefix, prefix + _LAST, _MOST_WORDS + 1))
+        words = [f'"{word}"' for (word,) in rows]
+        return f"({' OR '.join(words)})" if 0 < len(words) <= _MOST_WORDS else f'"{prefix}"*'
+
     def _insert(self, path: str, entry: Entry, text: str, *, newest: bool) -> None:
-        tokens = f" {' '.join((*_labels(entry, newest), *words_in(text)))} "
+        words = words_in(text)
+        tokens = f" {' '.join((*_labels(entry, newest), *words))} "
         sql = "INSERT INTO versions (path, entry, tokens) VALUES (?, ?, ?)"
         row = self.db.execute(sql, (path, json.dumps(asdict(entry)), tokens)).lastrowid
+        self.db.executemany("INSERT OR IGNORE INTO words VALUES (?)", ((w,) for w in words))
         self.db.execute("INSERT INTO texts (rowid, tokens) VALUES (?, ?)", (row, tokens))
         keys = {"name": entry.name, "size": entry.size} | {
             _field(metric): value if metric in LOWER_IS_BETTER else -value

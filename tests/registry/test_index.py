@@ -69,9 +69,12 @@ def has_words(entry: Entry, text: str) -> bool:
     return all(any(word.startswith(prefix) for word in words) for prefix in words_in(text))
 
 
-@pytest.mark.parametrize("few", [0, 500], ids=["scan", "sort"])
-def test_every_query_equals_a_comparison_of_every_entry(tmp_path, monkeypatch, few):
+@pytest.mark.parametrize(
+    ("few", "most_words"), [(0, 64), (500, 64), (500, 0)], ids=["scan", "sort", "sort by prefix"]
+)
+def test_every_query_equals_a_comparison_of_every_entry(tmp_path, monkeypatch, few, most_words):
     monkeypatch.setattr(index_module, "_FEW", few)
+    monkeypatch.setattr(index_module, "_MOST_WORDS", most_words)
     entries = random_entries(60)
     available = [entry for entry in entries if entry.yanked is None]
     newest = list({entry.name: entry for entry in available}.values())
