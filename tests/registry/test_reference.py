@@ -1,4 +1,4 @@
-"""One parser of references, and what it writes it reads again."""
+"""References are parsed from text, and written back to the same text."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_each_form(text, reference):
         ("-polite", "letters"),
     ],
 )
-def test_what_is_no_reference_says_what_to_type(text, remedy):
+def test_an_invalid_reference_gives_a_hint(text, remedy):
     with pytest.raises(ConfigError) as caught:
         parse_reference(text)
     assert remedy in str(caught.value)
