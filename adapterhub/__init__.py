@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from adapterhub.merging.merge import merge as merge
     from adapterhub.merging.merge import unmerge as unmerge
     from adapterhub.methods._base import METHODS as METHODS
-    from adapterhub.registry.api import publish as publish
-    from adapterhub.registry.api import pull as pull
-    from adapterhub.registry.api import push as push
-    from adapterhub.registry.api import search as search
-    from adapterhub.registry.api import yank as yank
     from adapterhub.registry.load import load as load
     from adapterhub.registry.publication import PublicationInfo
+    from adapterhub.registry.publish import publish as publish
+    from adapterhub.registry.pull import pull as pull
+    from adapterhub.registry.push import push as push
+    from adapterhub.registry.search import search as search
+    from adapterhub.registry.yank import yank as yank
 
     Listing = PublicationInfo
 
@@ -56,11 +56,11 @@ _LAZY = {
     "fingerprint": "backbones.fingerprint",
     "load": "registry.load",
     "load_backbone": "backbones.load",
-    "publish": "registry.api",
-    "pull": "registry.api",
-    "push": "registry.api",
-    "search": "registry.api",
-    "yank": "registry.api",
+    "publish": "registry.publish",
+    "pull": "registry.pull",
+    "push": "registry.push",
+    "search": "registry.search",
+    "yank": "registry.yank",
     "merge": "merging.merge",
     "unmerge": "merging.merge",
     "route": "adapters.route",

@@ -49,7 +49,7 @@ def command(
     from adapterhub.files.native import read_manifest
     from adapterhub.inference.open import load_for_merging
     from adapterhub.merging.combine import combine
-    from adapterhub.registry.api import pull
+    from adapterhub.registry.pull import pull
 
     check_place(Path(output), overwrite=False, replaceable=())
     numbers = None if weights is None else _numbers(weights)

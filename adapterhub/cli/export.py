@@ -73,7 +73,7 @@ def _export(
     from adapterhub.backbones.load import load_backbone
     from adapterhub.files.native import read_manifest
     from adapterhub.files.run_folder import backbone_of_adapter
-    from adapterhub.registry.api import pull
+    from adapterhub.registry.pull import pull
 
     folder = pull(source)
     manifest = read_manifest(folder)
@@ -139,7 +139,7 @@ def _subject(
     if Path(source).is_dir():
         from adapterhub.files.native import read_manifest
         from adapterhub.files.run_folder import backbone_of_adapter
-        from adapterhub.registry.api import pull
+        from adapterhub.registry.pull import pull
 
         folder = pull(source)
         manifest = read_manifest(folder)

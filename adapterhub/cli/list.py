@@ -53,7 +53,7 @@ def command(
 
     TEXT matches the beginnings of words in the name, backbone, task, method, tags, topics and card.
     """
-    from adapterhub.registry.api import search
+    from adapterhub.registry.search import search
 
     if registry and not Path(registry).is_dir():
         raise ConfigError(f"no folder {registry!r}", expected="a registry folder")

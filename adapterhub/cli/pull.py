@@ -31,7 +31,7 @@ def command(
 
     REFERENCE is NAME[@VERSION], hf:OWNER/NAME[@REVISION] or https://HOST/OWNER/NAME.
     """
-    from adapterhub.registry.api import pull
+    from adapterhub.registry.pull import pull
 
     path = pull(reference, folder, backbone=backbone, registry=registry, allow_pickle=allow_pickle)
     if as_json:

@@ -40,7 +40,7 @@ def command(
 
     The access token comes from HF_TOKEN or `hf auth login`.
     """
-    from adapterhub.registry.api import push
+    from adapterhub.registry.push import push
 
     entry = push(
         folder,

@@ -21,7 +21,9 @@ def command(reference: str, backbone: str | None, registry: str | None, as_json:
     from adapterhub.cli.list import OPTIONAL_COLUMNS, entries_table
     from adapterhub.files.card import split_card
     from adapterhub.files.native import CARD_FILE, MANIFEST_FILE
-    from adapterhub.registry.api import pull, read_reference, store_of
+    from adapterhub.registry.pull import pull
+    from adapterhub.registry.reference import read_reference
+    from adapterhub.registry.stores import store_of
 
     folder = pull(reference, backbone=backbone, registry=registry)
     if as_json:
@@ -29,7 +31,7 @@ def command(reference: str, backbone: str | None, registry: str | None, as_json:
         click.echo(json.dumps(manifest, indent=2, sort_keys=True))
         return
     parsed = read_reference(reference)
-    if parsed.place != "folder":
+    if parsed.kind != "folder":
         versions = store_of(parsed, registry).versions(parsed.name, backbone=backbone)
         print_table(entries_table(list(versions)), OPTIONAL_COLUMNS)
     card = folder / CARD_FILE

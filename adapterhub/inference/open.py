@@ -17,7 +17,7 @@ from adapterhub.errors import ConfigError, MergeError
 from adapterhub.files.native import read_manifest
 from adapterhub.files.run_folder import backbone_of_adapter
 from adapterhub.inference.record import training_record
-from adapterhub.registry.api import pull
+from adapterhub.registry.pull import pull
 from adapterhub.tasks import TASKS, Prediction, Setting, Task
 from adapterhub.training.prepare import make_ready, max_positions
 

@@ -33,6 +33,6 @@ def test_search_does_not_import_transformers(typed, tmp_path):
     """Importing models would make `list` slow."""
     import subprocess
 
-    code = "import sys; from adapterhub.registry.api import search; print(*sys.modules)"
+    code = "import sys; from adapterhub.registry.search import search; print(*sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "transformers" not in out.stdout.split()

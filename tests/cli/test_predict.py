@@ -58,7 +58,8 @@ def test_the_wrong_backbone_for_an_adapter(adapterhub, trained, backbone, tmp_pa
     shutil.copytree(backbone, other)
     tiny_models.model("bert", "features", seed=1).save_pretrained(other)
     refused(
-        adapterhub("predict", trained, "good", "--backbone", other), "trained on a different backbone"
+        adapterhub("predict", trained, "good", "--backbone", other),
+        "trained on a different backbone",
     )
 
 
