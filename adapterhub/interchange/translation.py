@@ -16,9 +16,9 @@ from adapterhub.files.schema import shorten
 from adapterhub.methods._base import Method, Unfrozen
 from adapterhub.methods._spec import dump_methods
 from adapterhub.methods.bitfit import BitFit
-from adapterhub.methods.chosen import Chosen
 from adapterhub.methods.head import Head
 from adapterhub.methods.norms import Norms
+from adapterhub.methods.selected_parameters import SelectedParameters
 
 HEAD = "head"
 
@@ -143,4 +143,4 @@ def _holder(anatomy: Anatomy, paths: Iterable[str]) -> Method:
             continue
         if plan == wanted:
             return method
-    return Chosen(names=tuple(sorted(anatomy.key(path) for path in wanted)))
+    return SelectedParameters(names=tuple(sorted(anatomy.key(path) for path in wanted)))

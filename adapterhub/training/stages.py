@@ -19,7 +19,7 @@ def enter(adapter: Adapter, epoch: int, improved: Sequence[bool]) -> bool:
     change."""
     change = False
     for changed in adapter.changed:
-        pace = changed.method.pace() if changed.method else None
+        pace = changed.method.stage_schedule() if changed.method else None
         trains = changed.stage <= stage(pace, epoch, improved)
         change |= changed.own.requires_grad != trains
         changed.own.requires_grad_(trains)
@@ -30,7 +30,7 @@ def unreached(adapter: Adapter, epochs: int) -> Iterator[str]:
     """A sentence for each method of which a run of so many epochs cannot begin all stages."""
     for method in {id(c.method): c.method for c in adapter.changed if c.method}.values():
         number = max(c.stage for c in adapter.changed if c.method is method)
-        pace = method.pace()
+        pace = method.stage_schedule()
         needed = number * (pace.epochs or 0) + 1 if pace else 1
         if needed > epochs:
             yield (

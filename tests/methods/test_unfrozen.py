@@ -27,7 +27,7 @@ def test_bitfit_in_one_layer():
 
 
 def test_bitfit_refuses_a_part_of_a_shared_bias():
-    with pytest.raises(SiteError, match="one together") as error:
+    with pytest.raises(SiteError, match="share one") as error:
         changed("gpt2", "bitfit(sites=['attn.q', 'attn.o'])")
     assert error.value.offenders == ("attn.q",)
     assert changed("gpt2", error.value.hint)

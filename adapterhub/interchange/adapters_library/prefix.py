@@ -30,7 +30,7 @@ from adapterhub.interchange.adapters_library.places import (
 )
 from adapterhub.interchange.specs import sites_option
 from adapterhub.interchange.translation import Translation
-from adapterhub.methods._options import activation
+from adapterhub.methods._options import activation_module
 from adapterhub.methods.prefix import Prefix
 
 _FLAT = {"control_trans"}
@@ -129,5 +129,5 @@ def _values(tensors: Mapping[str, Tensor], length: int, width: int, name: str) -
     shapes = [(length, *inner[0]), (*inner[1], *inner[0]), (width, *inner[1]), (width,)]
     if [tuple(t.shape) for t in (table, *weights, biases[1])] != shapes or biases[0].dim() != 1:
         return None
-    hidden = activation(name.lower())(F.linear(table, weights[0], biases[0]))
+    hidden = activation_module(name.lower())(F.linear(table, weights[0], biases[0]))
     return F.linear(hidden, weights[1], biases[1])

@@ -29,11 +29,11 @@ from adapterhub.interchange.peft.prompts import (
 from adapterhub.interchange.peft.targets import ends_with, modules_of
 from adapterhub.interchange.peft.updates import joined_update, pattern_options
 from adapterhub.methods._base import Method
-from adapterhub.methods.dora import Decomposed
+from adapterhub.methods.dora import DoRALayer
 from adapterhub.methods.ia3 import InputScale, OutputScale
 from adapterhub.methods.lora import LoRALayer
-from adapterhub.methods.pissa import Principal
-from adapterhub.methods.prefix import Prefix, PrefixKeyValues, Skip
+from adapterhub.methods.pissa import PiSSALayer
+from adapterhub.methods.prefix import Prefix, PrefixKeyValues, SkippedPositions
 from adapterhub.methods.prompt import VirtualTokens
 from adapterhub.methods.rslora import RsLoRA
 
@@ -136,13 +136,13 @@ def try_peft(source: ExportSource) -> tuple[PeftFiles, list[str]]:
 
 _KINDS: Mapping[type[nn.Module], Kind] = {
     LoRALayer: "LORA",
-    Decomposed: "LORA",
-    Principal: "LORA",
+    DoRALayer: "LORA",
+    PiSSALayer: "LORA",
     OutputScale: "IA3",
     InputScale: "IA3",
     VirtualTokens: "PROMPT_TUNING",
     PrefixKeyValues: "PREFIX_TUNING",
-    Skip: "PREFIX_TUNING",
+    SkippedPositions: "PREFIX_TUNING",
 }
 
 
@@ -189,7 +189,7 @@ def _export_updates(export: _Export) -> None:
             by_host.setdefault(part.site.host, []).append(part)
     parts = [part for group in by_host.values() for part in group]
     rooted = all(isinstance(part.method, RsLoRA) for part in parts)
-    decomposed = {isinstance(part.module, Decomposed) for part in parts}
+    decomposed = {isinstance(part.module, DoRALayer) for part in parts}
     if len(decomposed) > 1:
         export.problems.append("peft takes DoRA for all updates of a checkpoint, or for none")
     sizes: dict[str, tuple[int, float]] = {}

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import Site
 from adapterhub.backbones.weights import read_weight
-from adapterhub.methods.dora import Decomposed
+from adapterhub.methods.dora import DoRALayer
 from adapterhub.methods.lora import LoRALayer
-from adapterhub.methods.pissa import Principal
+from adapterhub.methods.pissa import PiSSALayer
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ModuleUpdate:
 def joined_update(host: nn.Module, pieces: Sequence[tuple[Site, nn.Module]]) -> ModuleUpdate | None:
     """All updates of one module as one; None where DoRA forbids it."""
     modules = [m for _, m in pieces if isinstance(m, LoRALayer)]
-    decomposed = any(isinstance(m, Decomposed) for m in modules)
+    decomposed = any(isinstance(m, DoRALayer) for m in modules)
     # Parts of a fused projection have rows, and so norms, of their own.
     apart = len({site.id for site, _ in pieces if site.part}) == len(pieces)
     if decomposed and len(modules) > 1 and not apart:
@@ -61,7 +61,7 @@ def joined_update(host: nn.Module, pieces: Sequence[tuple[Site, nn.Module]]) -> 
 
 def _factors(module: LoRALayer) -> list[tuple[Tensor, Tensor]]:
     factors = [(module.A.detach(), module.B.detach())]
-    if isinstance(module, Principal):
+    if isinstance(module, PiSSALayer):
         factors.append((module.A0, -module.B0))
     return factors
 
@@ -77,7 +77,7 @@ def _magnitude(host: nn.Module, pieces: Sequence[tuple[Site, nn.Module]]) -> Ten
     """Rows that nothing updates keep their norms."""
     norms: Tensor | None = None
     for site, module in pieces:
-        if isinstance(module, Decomposed):
+        if isinstance(module, DoRALayer):
             if site.part is None:
                 return module.magnitude.detach()
             if norms is None:

@@ -182,14 +182,14 @@ def test_a_site_tells_what_sits_there(sites, parts):
 
 @pytest.mark.parametrize("sites", [[], ["attn.*", "ffn"]])
 def test_a_site_that_does_not_tell_is_refused(sites):
-    with pytest.raises(ConfigError, match="what belongs there"):
+    with pytest.raises(ConfigError, match="which method they get"):
         ah.attach(tiny_models.model("bert"), {"unipelt": {"sites": sites}})
 
 
 def test_a_gate_of_a_sequence_is_refused_where_tokens_are_still_to_come():
     for architecture in ("llama", "bart"):
         model = tiny_models.language_model(architecture)
-        with pytest.raises(SiteError, match="has yet to give") as error:
+        with pytest.raises(SiteError, match="reads later tokens") as error:
             ah.attach(model, "unipelt(gate=sequence)")
         assert error.value.hint == "gate=token"
         assert not hasattr(model, "_adapterhub")
