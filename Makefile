@@ -15,7 +15,7 @@ test: venv
 
 # Every method on every architecture; `test` covers a core subset of the architectures.
 matrix: venv
-	ADAPTERHUB_MATRIX=full $(TEST_ENV) $(PY) -m pytest -n 2 tests/contract $(ARGS)
+	ADAPTERHUB_MATRIX=full $(TEST_ENV) $(PY) -m pytest -n 2 tests/contract tests/methods $(ARGS)
 
 # trl's trainers on attached models.
 trl: .venv-trl/.installed
@@ -27,7 +27,7 @@ torchao: .venv-torchao/.installed
 
 # The contract suite with the oldest release of each dependency that pyproject.toml allows.
 oldest: .venv-oldest/.installed
-	$(TEST_ENV) .venv-oldest/bin/python -m pytest -n 2 tests/contract $(ARGS)
+	$(TEST_ENV) .venv-oldest/bin/python -m pytest -n 2 tests/contract tests/methods $(ARGS)
 
 check: lint types test
 

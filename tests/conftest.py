@@ -1,4 +1,4 @@
-"""What several tests need: a tiny backbone on disk, small data files, and the command line."""
+"""Shared fixtures: tiny backbones on disk, small data files, and the command line."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from transformers import BertTokenizerFast
 # The hooks that write docs/support.md.
 __all__ = ["pytest_runtest_logreport", "pytest_runtest_makereport", "pytest_sessionfinish"]
 
-# A busy machine is no defect.
+# A slow machine is not a failure.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 
 
 @pytest.fixture(autouse=True)
-def same_numbers_in_any_order() -> None:
-    """A test draws the same values wherever it runs, alone or behind others."""
+def fixed_seed() -> None:
+    """Seed torch, so that results do not depend on the order of tests."""
     torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
 def backbone(tmp_path_factory) -> Path:
-    """A folder with a tiny BERT and its tokenizer."""
+    """Save a tiny BERT and its tokenizer to a folder."""
     folder = tmp_path_factory.mktemp("backbones") / "tiny-bert"
     tiny_models.model("bert", "features").save_pretrained(folder)
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
@@ -41,34 +41,36 @@ def backbone(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def backbones(backbone, tmp_path_factory):
-    """A folder with a tiny model and its tokenizer: "bert", one that generates, or a pair."""
+    """Return a function from an architecture to a folder with a tiny model and its tokenizer."""
     kinds = {"llama": ("causal-lm", "<s>", ""), "gpt2": ("causal-lm", "", ""),
              "t5": ("seq2seq", "", "</s>"), "bart": ("seq2seq", "<s>", "</s>")}  # fmt: skip
-    made = {"bert": backbone}
+    folders = {"bert": backbone}
 
     def folder_of(architecture: str) -> Path:
-        if architecture not in made:
+        if architecture not in folders:
             task, *around = kinds[architecture]
             folder = tmp_path_factory.mktemp("backbones") / f"tiny-{architecture}"
             tiny_models.model(architecture, task).save_pretrained(folder)
             word_tokenizer(*around).save_pretrained(folder)
-            made[architecture] = folder
-        return made[architecture]
+            folders[architecture] = folder
+        return folders[architecture]
 
     return folder_of
 
 
 @pytest.fixture
 def data(tmp_path) -> tuple[Path, Path]:
-    """Training and evaluation files that a tiny model learns."""
+    """Write training and evaluation files that a tiny model can learn."""
     rows = sentences(64)
     return write_tsv(tmp_path / "train.tsv", rows), write_tsv(tmp_path / "dev.tsv", rows[::3])
 
 
 @pytest.fixture
 def adapterhub(monkeypatch, capsys):
-    """Runs the command line in this process: adapterhub("train", ...) -> (exit code, stdout,
-    stderr)."""
+    """Return a function that runs the CLI in this process.
+
+    `adapterhub("train", ...)` returns (exit code, stdout, stderr).
+    """
     from adapterhub.cli import main
 
     def run(*words: object) -> tuple[int, str, str]:
@@ -86,13 +88,12 @@ def adapterhub(monkeypatch, capsys):
 
 @pytest.fixture
 def train(adapterhub, backbone, data, tmp_path):
-    """Runs `adapterhub train` on the tiny backbone and data, with more words."""
+    """Return a function that runs `adapterhub train` on the tiny backbone and data."""
 
-    def run(*words: object, output: Path | None = None) -> tuple[int, str, str]:
-        files = ("--train", data[0], "--eval", data[1])
-        where = ("--output", output or tmp_path / "run")
+    def run(*arguments: object, output: Path | None = None) -> tuple[int, str, str]:
+        files = ("--train", data[0], "--eval", data[1], "--output", output or tmp_path / "run")
         return adapterhub(
-            "train", "--backbone", backbone, *files, *where, "train.tensorboard=false", *words
+            "train", "--backbone", backbone, *files, "train.tensorboard=false", *arguments
         )
 
     return run

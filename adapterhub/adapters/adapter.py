@@ -33,7 +33,8 @@ from adapterhub.files.native import write_adapter
 from adapterhub.hooks.new_tokens import NewTokenRows
 from adapterhub.hooks.prompt import forget_prompt
 from adapterhub.hooks.slot import Slot, drop_slot
-from adapterhub.interchange.peft.exporter import ExportedModule, ExportSource, check_format, to_peft
+from adapterhub.interchange.peft.export_types import ExportedModule, ExportSource
+from adapterhub.interchange.peft.exporter import check_format, to_peft
 from adapterhub.interchange.peft.files import write_peft
 from adapterhub.interchange.peft.targets import modules_of
 from adapterhub.methods._base import Method

@@ -17,7 +17,7 @@ from adapterhub.adapters.state import ModelState
 from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.errors import MismatchError
 from adapterhub.files.manifest import Manifest, TensorInfo
-from adapterhub.interchange.imported import ImportedAdapter
+from adapterhub.interchange.imported_adapter import ImportedAdapter
 from adapterhub.methods._base import Method
 
 SMALL = 1 << 22  # numbers; 16 MiB of fp32

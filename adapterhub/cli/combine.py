@@ -44,7 +44,7 @@ def command(
     from adapterhub.adapters.load import load_folder
     from adapterhub.files.atomic import check_place
     from adapterhub.files.native import read_manifest
-    from adapterhub.inference.open import open_live
+    from adapterhub.inference.open import load_for_merging
     from adapterhub.merging.combine import combine
     from adapterhub.registry.api import pull
 
@@ -52,7 +52,7 @@ def command(
     shares = None if weights is None else _numbers(weights)
     sources = [pull(folder) for folder in folders]
     names = [f"{n}: {read_manifest(files).name}" for n, files in enumerate(sources, start=1)]
-    first, _ = open_live(sources[0], backbone, name=names[0])
+    first, _ = load_for_merging(sources[0], backbone, name=names[0])
     for files, each in zip(sources[1:], names[1:], strict=True):
         load_folder(first.model, files, name=each)
     options = {"how": how, "weights": shares, "density": density, "rank": rank, "seed": seed}

@@ -12,7 +12,7 @@ from adapterhub.errors import ConfigError
 
 if TYPE_CHECKING:
     from adapterhub.data.options import DataOptions
-    from adapterhub.inference.open import TrainingRecord
+    from adapterhub.inference.record import TrainingRecord
     from adapterhub.tasks import Task
 
 
@@ -46,9 +46,10 @@ def command(
     baseline of language-model tasks, such as zero-shot classification by a prompt. With --examples
     and --shots each prompt begins with worked examples: few-shot.
     """
-    from adapterhub.inference.open import open_adapter, open_backbone, trained
+    from adapterhub.inference.open import open_adapter, open_backbone
+    from adapterhub.inference.record import read_training_record
 
-    known = trained(folder) if folder else _untrained(backbone, task)
+    known = read_training_record(folder) if folder else _untrained(backbone, task)
     given = {name: value for name, value in columns.items() if value is not None}
     options = replace(known.data, **given)
     rows = known.task.read(data, options, "eval")
@@ -81,7 +82,7 @@ def _few_shot(
 
 def _untrained(backbone: str | None, task: str | None) -> TrainingRecord:
     from adapterhub.data.options import DataOptions
-    from adapterhub.inference.open import TrainingRecord
+    from adapterhub.inference.record import TrainingRecord
     from adapterhub.tasks import parse_task
 
     if not backbone or not task:

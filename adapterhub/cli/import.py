@@ -11,7 +11,7 @@ import click
 from adapterhub.errors import ConfigError, FileError
 
 if TYPE_CHECKING:
-    from adapterhub.interchange.imported import CheckpointInfo
+    from adapterhub.interchange.imported_adapter import CheckpointInfo
 
 
 @click.command("import")

@@ -57,7 +57,7 @@ def command(
     from adapterhub.backbones.load import storage_of
     from adapterhub.backbones.probe import probe
     from adapterhub.files.atomic import check_place
-    from adapterhub.inference.open import open_live
+    from adapterhub.inference.open import load_for_merging
     from adapterhub.merging.checkpoint import auto_class, write_checkpoint
     from adapterhub.merging.merge import merge
 
@@ -67,7 +67,9 @@ def command(
             expected="one of the two",
         )
     check_place(Path(output), overwrite=False, replaceable=())
-    adapter, tokenizer = open_live(folder, backbone, None if requantize else base_dtype or "fp32")
+    adapter, tokenizer = load_for_merging(
+        folder, backbone, None if requantize else base_dtype or "fp32"
+    )
     model = adapter.model
     base, (dtype, kind) = model.config._name_or_path, storage_of(model, {})
     made = merge(model, tolerance=tolerance, requantize=requantize)

@@ -12,7 +12,7 @@ import click
 from adapterhub.errors import DataError, printable
 
 if TYPE_CHECKING:
-    from adapterhub.inference.open import TrainingRecord
+    from adapterhub.inference.record import TrainingRecord
 
 
 @click.command("predict")
@@ -41,9 +41,10 @@ def command(
 
     On standard input the texts of one example are one line, with tabs between them.
     """
-    from adapterhub.inference.open import open_adapter, trained
+    from adapterhub.inference.open import open_adapter
+    from adapterhub.inference.record import read_training_record
 
-    known = trained(folder)
+    known = read_training_record(folder)
     if pair and known.task.fields(known.data) == 1:
         raise DataError("the adapter was trained on single texts, and a second text is given")
     if texts:

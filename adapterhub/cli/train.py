@@ -59,9 +59,10 @@ def command(words: tuple[str, ...], resume: bool, dry_run: bool, quiet: bool, **
     Any option of the recipe can be given as KEY=VALUE, such as train.learning_rate=1e-3.
     """
     recipe = read(*_recipe_words(words), _nested(flags))
+    from adapterhub.training.prepare import prepare
     from adapterhub.training.processes import is_main
     from adapterhub.training.report import reporter_for
-    from adapterhub.training.run import check_output, prepare, run
+    from adapterhub.training.run import check_output, run
 
     if dry_run:
         check_output(Path(recipe.output), resume)

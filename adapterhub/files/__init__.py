@@ -1,2 +1,4 @@
-"""Our adapter format on disk: tensors, manifest, card, atomic writes. Reads no other library's
-files, and touches no model."""
+"""The native adapter format on disk: tensors, manifest, card, atomic writes.
+
+Does not read other libraries' files and does not touch models.
+"""

@@ -1,9 +1,9 @@
-"""Folders that are written whole or not at all, and files that are read with care.
+"""Atomic folder writes, and file reads with size and checksum limits.
 
-A folder is written under a hidden name beside its place, `.adapterhub-PLACE-XXXX`, and one rename
-puts it there. What a killed process left under such a name is removed by the next save to that
-place. Where the system cannot exchange two folders, a kill between two renames leaves the old one
-under `.adapterhub-PLACE-XXXX-old`, and the next save or read brings it back.
+A folder is written under a hidden name next to its destination, `.adapterhub-HASH-XXXX`, and moved
+there with one rename. Staging folders left by a killed process are removed by the next save to the
+same destination. On systems that cannot exchange two folders atomically, a kill between two renames
+leaves the old folder as `.adapterhub-HASH-XXXX-old`; the next save or read restores it.
 """
 
 from __future__ import annotations
@@ -30,99 +30,111 @@ except ImportError:  # Windows
 
 
 class UnreadableError(Exception):
-    """Why one file cannot be used; the caller knows its name and turns it into a FileError."""
+    """The reason why a file cannot be used; callers turn it into a FileError with its name."""
 
 
 @contextlib.contextmanager
 def explained(folder: Path) -> Iterator[None]:
-    """Turn the operating system's errors into an OutputError that says what to do."""
+    """Convert an OSError into an OutputError with a hint."""
     try:
         yield
     except OSError as error:
         raise OutputError(
             f"cannot write {folder}: {error.strerror or error}",
-            expected="a writable place with enough free space",
+            expected="a writable location with enough free space",
             hint=_remedy(folder, error.errno),
         ) from error
 
 
 def _remedy(folder: Path, code: int | None) -> str:
     if code in (errno.ENOSPC, errno.EDQUOT):
-        return f"free some space, or save to another disk; nothing was left in {folder.parent}"
+        return f"free some space or save to another disk; {folder.parent} is unchanged"
     if code in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return f"make {folder.parent} writable, or save to another folder"
+        return f"make {folder.parent} writable or save to another folder"
     if code in (errno.ENAMETOOLONG, errno.EINVAL):
-        return "use a shorter, plainer folder name"
+        return "use a shorter folder name with plain characters"
     return "save to another folder"
 
 
 def check_place(folder: Path, overwrite: bool, replaceable: Collection[str]) -> None:
-    """Raise OutputError unless `folder` is free, or may be replaced.
+    """Check that an output folder can be created or replaced.
 
-    Only a folder that holds nothing but `replaceable` files may be: a wrong path deletes no work.
+    A folder is replaced only if all its files are `replaceable`, so a wrong path cannot delete
+    other work.
+
+    Args:
+        folder: the output folder.
+        overwrite: whether an existing folder may be replaced.
+        replaceable: names of the files that an overwrite may delete.
+
+    Raises:
+        OutputError: the folder exists and cannot be replaced, or its name is not usable.
     """
     if folder.name in ("", ".."):
         raise OutputError(
             f"{str(folder)!r} does not name a new folder",
-            expected="a folder of its own for each adapter",
+            expected="a separate folder for each adapter",
             hint="out/my-adapter",
         )
     if not os.path.lexists(folder):
         return
     if not overwrite:
         raise OutputError(
-            f"{folder} exists already",
+            f"{folder} already exists",
             expected="a folder that does not exist",
             hint="another folder name"
             + (", or overwrite=True to replace the adapter in it" if replaceable else ""),
         )
     if folder.is_symlink() or not folder.is_dir():
         raise OutputError(
-            f"{folder} is not a folder, so it is not replaced",
+            f"{folder} is not a folder and is not replaced",
             expected="an adapter folder",
             hint="another folder name",
         )
-    others = sorted(entry.name for entry in folder.iterdir() if entry.name not in replaceable)
-    if others:
+    other_files = sorted(entry.name for entry in folder.iterdir() if entry.name not in replaceable)
+    if other_files:
         raise OutputError(
-            f"{folder} holds more than an adapter, so it is not replaced",
-            expected="nothing but the files of an adapter",
-            hint="move these away, or use another folder name",
-            offenders=shorten(others),
+            f"{folder} contains other files and is not replaced",
+            expected="only the files of an adapter",
+            hint="move these files elsewhere, or use another folder name",
+            offenders=shorten(other_files),
         )
 
 
 @contextlib.contextmanager
 def staging(folder: Path) -> Iterator[Path]:
-    """A new hidden folder beside `folder`, gone at the end; what others left there goes first."""
+    """Yield a new hidden folder next to `folder`, and remove it on exit.
+
+    Removes stale staging folders of earlier, killed processes first.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     restore_old(folder)
-    for rest in _leftovers(folder):
-        with _locked(rest) as free:
-            if free:
-                shutil.rmtree(rest, ignore_errors=True)
+    for leftover in _leftovers(folder):
+        with _try_lock(leftover) as acquired:
+            if acquired:
+                shutil.rmtree(leftover, ignore_errors=True)
     staged = folder.with_name(f"{_prefix(folder)}{secrets.token_hex(8)}")
     staged.mkdir()
     try:
-        with _locked(staged):
+        with _try_lock(staged):
             yield staged
     finally:
         shutil.rmtree(staged, ignore_errors=True)
 
 
 def restore_old(folder: Path) -> None:
-    """Bring back the folder that a save took away and was killed before it put the new one in."""
+    """Restore a folder that a killed save had moved aside before the new one was in place."""
     if os.path.lexists(folder):
         return
-    for rest in _leftovers(folder):
-        if rest.name.endswith("-old"):
+    for leftover in _leftovers(folder):
+        if leftover.name.endswith("-old"):
             with contextlib.suppress(OSError):
-                os.rename(rest, folder)
+                os.rename(leftover, folder)
             return
 
 
 def _prefix(folder: Path) -> str:
-    # Two names of one start must not share leftovers, and a name may be as long as a name can be.
+    # A hash: names with a common prefix must not share leftovers, and a name may have full length.
     return f".adapterhub-{hashlib.sha256(os.fsencode(folder.name)).hexdigest()[:16]}-"
 
 
@@ -131,15 +143,21 @@ def _leftovers(folder: Path) -> list[Path]:
         entries = list(os.scandir(folder.parent))
     except OSError:
         return []
-    start = _prefix(folder)
-    found = [e for e in entries if e.name.startswith(start) and e.is_dir(follow_symlinks=False)]
-    return sorted(Path(entry.path) for entry in found)
+    prefix = _prefix(folder)
+    return sorted(
+        Path(entry.path)
+        for entry in entries
+        if entry.name.startswith(prefix) and entry.is_dir(follow_symlinks=False)
+    )
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """Whether the lock of a folder could be taken: a process that still writes there holds it, and
-    the system frees it with the process. Without such locks (Windows) nothing is free."""
+def _try_lock(folder: Path) -> Iterator[bool]:
+    """Yield whether the lock of a folder was acquired.
+
+    The process that writes the folder holds the lock; the system releases it when that process
+    ends. Without file locks (Windows) the lock is never acquired.
+    """
     if fcntl is None:
         yield False
         return
@@ -150,17 +168,17 @@ def _locked(folder: Path) -> Iterator[bool]:
         return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        free = True
+        acquired = True
     except OSError:
-        free = False
+        acquired = False
     try:
-        yield free
+        yield acquired
     finally:
         os.close(descriptor)
 
 
 def write_files(staged: Path, payload: Mapping[str, bytes]) -> None:
-    """Write the files of `payload` into `staged`, and wait until the disk has them."""
+    """Write the files of `payload` into `staged` and fsync them."""
     for name, data in payload.items():
         with open(staged / name, "xb") as handle:
             handle.write(data)
@@ -170,7 +188,7 @@ def write_files(staged: Path, payload: Mapping[str, bytes]) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file such that a kill leaves the old one or the new one."""
+    """Replace a file atomically: a crash leaves either the old or the new content."""
     staged = path.with_name(f".{path.name}.new")
     with open(staged, "wb") as handle:
         handle.write(data)
@@ -179,11 +197,21 @@ def replace_file(path: Path, data: bytes) -> None:
     os.replace(staged, path)
 
 
+def sync_files(folder: Path) -> None:
+    """Wait until the disk has the files of `folder`, which other code wrote, and their names."""
+    for path in sorted(folder.iterdir()):
+        _sync(path, os.O_RDWR)  # Windows flushes no descriptor that is read-only
+    _sync_folder(folder)
+
+
 def _sync_folder(folder: Path) -> None:
     """Make renames durable; Windows cannot open a folder and needs no such call."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
+    if os.name != "nt":
+        _sync(folder, os.O_RDONLY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)
     finally:
@@ -194,12 +222,17 @@ def put_in_place(staged: Path, folder: Path, overwrite: bool) -> None:
     """Rename `staged` to `folder` in one step.
 
     After an exchange the old folder is at `staged`, and the caller removes it.
+
+    Args:
+        staged: the complete new folder.
+        folder: its destination.
+        overwrite: whether an existing folder is replaced.
     """
     if not (overwrite and folder.exists()):
         os.rename(staged, folder)
     elif not _exchange(staged, folder):
         old = staged.with_name(f"{staged.name}-old")
-        with _locked(folder):  # nobody shall take it for a leftover
+        with _try_lock(folder):  # so that another process does not remove it as a leftover
             os.rename(folder, old)
             try:
                 os.rename(staged, folder)
@@ -207,13 +240,13 @@ def put_in_place(staged: Path, folder: Path, overwrite: bool) -> None:
                 os.rename(old, folder)
                 raise
             shutil.rmtree(old, ignore_errors=True)
-    # The new folder is sound and in place: without this a power cut may bring the old one back.
+    # Without this, a power cut may bring the old folder back.
     with contextlib.suppress(OSError):
         _sync_folder(folder.parent)
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Swap two folders in one step by Linux's renameat2(RENAME_EXCHANGE); False if unsupported."""
+    """Swap two folders atomically with Linux's renameat2(RENAME_EXCHANGE); False if unsupported."""
     if not sys.platform.startswith("linux"):
         return False
     swap = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
@@ -228,19 +261,29 @@ def _exchange(first: Path, second: Path) -> bool:
     raise OSError(code, os.strerror(code), str(second))
 
 
-def read_file(path: Path, least: int, most: int, sha256: str | None) -> bytes:
-    """The bytes of a regular file; its size is checked before it is read, its sha256 after."""
+def read_file(path: Path, min_bytes: int, max_bytes: int, sha256: str | None) -> bytes:
+    """Read a regular file, checking its size before reading and its sha256 after.
+
+    Args:
+        path: the file; symbolic links are not followed.
+        min_bytes: smallest accepted size.
+        max_bytes: largest accepted size.
+        sha256: expected digest in hexadecimal, or None to skip the check.
+
+    Raises:
+        UnreadableError: the file is missing, too small, too large, altered, or not a regular file.
+    """
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
         with os.fdopen(os.open(path, flags | getattr(os, "O_BINARY", 0)), "rb") as handle:
             status = os.fstat(handle.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise UnreadableError("not a regular file")
-            if status.st_size > most:
-                raise UnreadableError(f"{status.st_size} bytes, more than {most}")
-            if status.st_size == 0 or status.st_size < least:
+            if status.st_size > max_bytes:
+                raise UnreadableError(f"{status.st_size} bytes, more than {max_bytes}")
+            if status.st_size == 0 or status.st_size < min_bytes:
                 raise UnreadableError(
-                    f"truncated: {status.st_size} of at least {max(least, 1)} bytes"
+                    f"truncated: {status.st_size} of at least {max(min_bytes, 1)} bytes"
                 )
             data = handle.read(status.st_size + 1)
     except FileNotFoundError:
@@ -249,6 +292,6 @@ def read_file(path: Path, least: int, most: int, sha256: str | None) -> bytes:
         raise UnreadableError(f"cannot be read: {error.strerror or error}") from None
     if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
         raise UnreadableError(
-            f"its sha256 is not the expected one ({len(data)} bytes): altered or truncated"
+            f"sha256 differs from the expected one ({len(data)} bytes): altered or truncated"
         )
     return data

@@ -1,12 +1,12 @@
-"""The model card of an adapter (`README.md`), for people: made from the manifest.
+"""The model card of an adapter (`README.md`), generated from the manifest.
 
-    ---                          metadata, as the Hub reads them
-    ...                          the writer's own text, which is kept
-    <!-- adapterhub -->          what it is, its results, how to load it, how it was trained:
-    <!-- /adapterhub -->         written anew when the adapter is published
+    ---                          metadata in the Hub's format
+    ...                          the author's text, preserved
+    <!-- adapterhub -->          description, results, how to load it, training:
+    <!-- /adapterhub -->         regenerated when the adapter is published
 
-Text outside of the two comments is its writer's, and so are metadata that the manifest says nothing
-about.
+Text outside the two comments belongs to the author, and so do metadata fields that the manifest
+does not define.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ _MOST_RECIPE = 20_000
 
 @dataclass(frozen=True)
 class InPeft:
-    """Whether peft loads the repository that the card is for: `problems` tell why not. `kind` is
-    the kind of model that it is loaded on."""
+    """Whether peft can load the published repository.
+
+    `kind` is the task of the model that it is loaded on (a key of TASK_MODELS); `problems` lists
+    the reasons why peft cannot load it.
+    """
 
     kind: str | None
     problems: tuple[str, ...] = ()
@@ -40,11 +43,18 @@ class InPeft:
 def card(
     manifest: Manifest, old: str = "", *, reference: str = UNPUBLISHED, peft: InPeft | None = None
 ) -> str:
-    """The card of an adapter; of an `old` one the writer's own text stays. `reference` is what
-    loads the adapter; `peft` is known when it is pushed."""
+    """Return the card of an adapter, preserving the author's text of an `old` card.
+
+    Args:
+        manifest: the adapter's manifest.
+        old: the previous card, or "".
+        reference: the reference to load the adapter by.
+        peft: whether peft can load it; None if unknown (before publishing).
+    """
     metadata, text = split_card(old)
     start, end = text.find(_START), text.find(_END)
-    before, after = (text[:start], text[end + len(_END) :]) if 0 <= start < end else (text, "\n")
+    has_block = 0 <= start < end
+    before, after = (text[:start], text[end + len(_END) :]) if has_block else (text, "\n")
     title = "" if before.strip() else f"# {_name(manifest, reference)}\n\n"
     block = f"{_START}\n\n{title}{_block(manifest, reference, peft)}\n\n{_END}"
     text = f"{before.strip()}\n\n{block}{after}"
@@ -53,17 +63,23 @@ def card(
 
 
 def export_card(name: str, methods: Sequence[str], labels: Sequence[str]) -> str:
-    """The card beside an adapter in the format of peft alone, which has no names of labels."""
-    rows = "".join(f"{i}. {label}\n" for i, label in enumerate(labels))
-    made = f"An adapter ({', '.join(methods)}), exported by adapterhub {__version__}."
-    return f"---\nlibrary_name: peft\n---\n\n# {name}\n\n{made}\n" + (
-        rows and f"\nLabels:\n\n{rows}"
-    )
+    """Return the card of an adapter exported to peft, whose format has no label names.
+
+    Args:
+        name: the adapter's name.
+        methods: names of its methods.
+        labels: names of its classes, in the order of the logits.
+    """
+    origin = f"An adapter ({', '.join(methods)}), exported by adapterhub {__version__}."
+    text = f"---\nlibrary_name: peft\n---\n\n# {name}\n\n{origin}\n"
+    if labels:
+        text += "\nLabels:\n\n" + "".join(f"{i}. {label}\n" for i, label in enumerate(labels))
+    return text
 
 
 def model_kind(manifest: Manifest) -> str | None:
-    """The kind of model that an adapter was trained on, a key of TASK_MODELS, where it says so."""
-    from adapterhub.backbones.load import TASK_MODELS  # its models are slow to import
+    """Return the task of the model an adapter was trained on (a key of TASK_MODELS), or None."""
+    from adapterhub.backbones.load import TASK_MODELS  # imports transformers models: slow
 
     recorded = manifest.head.kind if manifest.head else manifest.training.get("kind")
     for kind in (recorded, manifest.task):
@@ -73,28 +89,28 @@ def model_kind(manifest: Manifest) -> str | None:
 
 
 def split_card(old: str) -> tuple[dict[str, Any], str]:
-    """The metadata of a card, none where they cannot be read, and its text."""
+    """Split a card into its metadata ({} if unreadable) and its text."""
     text = old.replace("\r\n", "\n")
-    found = re.match(r"---\n(.*?\n)?---[ \t]*(?:\n|$)", text, re.DOTALL)
-    if not found:
+    front_matter = re.match(r"---\n(.*?\n)?---[ \t]*(?:\n|$)", text, re.DOTALL)
+    if not front_matter:
         return {}, text
-    metadata, rest = found[1] or "", text[found.end() :]
+    metadata, body = front_matter[1] or "", text[front_matter.end() :]
     try:
-        return (parse_mapping(metadata, "the card") if len(metadata) <= MAX_BYTES else {}), rest
+        return (parse_mapping(metadata, "the card") if len(metadata) <= MAX_BYTES else {}), body
     except ConfigError:
-        return {}, rest
+        return {}, body
 
 
 def _name(manifest: Manifest, reference: str) -> str:
-    """What it is called: where it is published, by that name."""
+    """Return the published name, or the manifest's name before publishing."""
     return manifest.name if reference == UNPUBLISHED else reference.rpartition("/")[2]
 
 
 def _metadata(manifest: Manifest, tags: object, peft: InPeft | None) -> dict[str, Any]:
-    own = tags if isinstance(tags, list) else []
+    old_tags = tags if isinstance(tags, list) else []
     task = [manifest.task] if manifest.task else []
     library = ["peft"] if peft and not peft.problems else []
-    all_tags = (*own, "adapterhub", *library, *_methods(manifest), *task, *manifest.tags)
+    all_tags = (*old_tags, "adapterhub", *library, *_methods(manifest), *task, *manifest.tags)
     on_hub = "/" in manifest.backbone.id
     fields = {
         "base_model": manifest.backbone.id if on_hub else None,
@@ -138,9 +154,9 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "task", manifest.task
     if manifest.labels:
         yield "labels", _cut(manifest.labels)
-    numbers = sum(math.prod(info.shape) for info in infos)
-    yield "size", f"{numbers:,} numbers, {sum(info.nbytes for info in infos) / 1e6:.2f} MB"
-    yield "licence", manifest.license or "not stated by its publisher"
+    parameters = sum(math.prod(info.shape) for info in infos)
+    yield "size", f"{parameters:,} parameters, {sum(info.nbytes for info in infos) / 1e6:.2f} MB"
+    yield "licence", manifest.license or "not stated by the publisher"
     if manifest.language:
         yield "language", ", ".join(manifest.language)
 
@@ -173,16 +189,16 @@ def _in_peft(manifest: Manifest, reference: str, peft: InPeft) -> str:
     outputs = len(manifest.labels) or 1
     heads = f", num_labels={outputs}" if manifest.head and auto.endswith("Classification") else ""
     _, _, name = reference.rpartition("://")[2].partition("/")
-    own = "://" in reference  # a hub that peft does not look on by itself
+    other_hub = "://" in reference  # peft downloads from the Hugging Face Hub only
     fetch = f"folder = snapshot_download({name!r}, endpoint={reference.removesuffix('/' + name)!r})"
-    place = "folder" if own else repr(reference.removeprefix("hf:"))
+    source = "folder" if other_hub else repr(reference.removeprefix("hf:"))
     lines = (
-        *(["from huggingface_hub import snapshot_download"] if own else []),
+        *(["from huggingface_hub import snapshot_download"] if other_hub else []),
         "from peft import PeftModel",
         f"from transformers import {auto}",
-        *([fetch] if own else []),
+        *([fetch] if other_hub else []),
         f"backbone = {auto}.from_pretrained({manifest.backbone.id!r}{heads})",
-        f"model = PeftModel.from_pretrained(backbone, {place})",
+        f"model = PeftModel.from_pretrained(backbone, {source})",
     )
     return f"With peft:\n\n{_code('python', lines)}"
 
@@ -194,14 +210,14 @@ def _training(manifest: Manifest) -> Iterator[str]:
     text = dump_yaml({"backbone": manifest.backbone.id, **recipe})
     data, tools = manifest.training.get("data"), manifest.versions.items()
     yield "## Training"
-    said = [f"seed {manifest.training.get('seed')}", f"steps {manifest.training.get('steps')}"]
+    facts = [f"seed {manifest.training.get('seed')}", f"steps {manifest.training.get('steps')}"]
     if isinstance(data, dict):
-        said += [f"{data.get('train')} examples to train and {data.get('eval')} to evaluate"]
-        said += [f"data sha256 {str(data.get('sha256'))[:12]}"]
-    yield f"{'; '.join(said)}; {', '.join(f'{name} {version}' for name, version in tools)}."
+        facts += [f"{data.get('train')} training and {data.get('eval')} evaluation examples"]
+        facts += [f"data sha256 {str(data.get('sha256'))[:12]}"]
+    yield f"{'; '.join(facts)}; {', '.join(f'{name} {version}' for name, version in tools)}."
     if len(text) <= _MOST_RECIPE:
         code = _code("yaml", text.splitlines())
-        yield f"<details><summary>The recipe, without the places of the data</summary>\n\n{code}"
+        yield f"<details><summary>The recipe, without data paths</summary>\n\n{code}"
         yield "</details>"
 
 
@@ -220,7 +236,7 @@ def _table(columns: tuple[str, str], rows: Iterable[tuple[str, str]]) -> str:
 
 
 def _cell(value: str) -> str:
-    """A text that cannot end its cell."""
+    """Escape text for a Markdown table cell."""
     return " ".join(value.split()).replace("|", "\\|")
 
 

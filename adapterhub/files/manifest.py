@@ -1,13 +1,13 @@
-"""The manifest of a saved adapter (`adapter.json`): what it is, whom it fits, how it was made.
+"""The manifest of a saved adapter (`adapter.json`): contents, backbone, training.
 
-One table, `_SCHEMA`, is the schema. It is closed, and both directions use it: `to_json` refuses to
-write what `from_json` would refuse to read. The bytes are canonical (sorted keys, two spaces, LF,
-UTF-8, one newline at the end), and the field `sha256` is the digest of the same bytes without that
-field, so a flipped byte anywhere is found. It guards against damage, not against forgery.
+The closed schema `_SCHEMA` is used in both directions: `to_json` refuses to write what `from_json`
+would refuse to read. The bytes are canonical (sorted keys, two spaces, LF, UTF-8, one newline at
+the end). The field `sha256` is the digest of the canonical bytes without that field, so any changed
+byte is detected. It protects against damage, not against forgery.
 
 A reader ignores an unknown field that is null, false, "", [] or {}: a later version may write such
-a field where it means nothing. Any other unknown field raises "needs a newer adapterhub"; which
-one, `requires` tells.
+a field where it has no effect. Any other unknown field raises "needs a newer adapterhub"; the field
+`requires` names the version.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from adapterhub.files.schema import canonical_json, show
 
 SCHEMA_VERSION = 1
 LOWER_IS_BETTER = frozenset({"loss", "mse", "rmse", "mae", "perplexity"})
-"""The metrics of which the smaller is the better."""
+"""Metrics for which smaller values are better."""
 REQUIRES = "0.1.0"  # the oldest adapterhub that reads what this one writes
 MAX_MANIFEST_BYTES = 1 << 20
 MAX_METHODS_BYTES = 64 << 10
@@ -41,10 +41,9 @@ DTYPE_BYTES: Mapping[str, int] = {
 class BackboneRef:
     """The backbone that an adapter belongs to.
 
-    `id` is a Hub id or a logical name, never a path; `revision` is the resolved commit, None where
-    the backbone has none; `fingerprint` is the content identity; `model_type` is the family.
-    `dtype` and `quantization` say how it was loaded when the adapter was trained; they are no part
-    of its identity.
+    `id` is a Hub id or a logical name, never a path; `revision` is the resolved commit, or None;
+    `fingerprint` identifies the weights; `model_type` is the family. `dtype` and `quantization`
+    record how the backbone was loaded for training; they are not part of its identity.
     """
 
     id: str
@@ -57,8 +56,11 @@ class BackboneRef:
 
 @dataclass(frozen=True, slots=True)
 class TaskHead:
-    """The task head: the `kind` of model that has it (a task of `load_backbone`), and what
-    transformers calls the `problem_type` of its loss."""
+    """The task head of an adapter.
+
+    `kind` is a task of `load_backbone`; `problem_type` is the one of transformers, which selects
+    the loss.
+    """
 
     kind: str | None = None
     problem_type: str | None = None
@@ -66,8 +68,7 @@ class TaskHead:
 
 @dataclass(frozen=True, slots=True)
 class NewToken:
-    """A token that the backbone's tokenizer lacks: its text, its id, and how it matches text (as
-    in `tokenizers.AddedToken`)."""
+    """A token added to the backbone's tokenizer: text, id, and the flags of `AddedToken`."""
 
     content: str
     id: int
@@ -80,7 +81,7 @@ class NewToken:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """The safetensors dtype (a key of `DTYPE_BYTES`) and the shape of one tensor."""
+    """The safetensors dtype (a key of `DTYPE_BYTES`) and shape of a tensor."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -93,11 +94,11 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Everything about a saved adapter but its numbers.
+    """Everything about a saved adapter except its tensor values.
 
     `methods` is the normalised method spec, one `{name: {option: value}}` each, with all options;
     `tokenizer` is the identity of the backbone's tokenizer without the new `tokens`; `training`
-    holds the recipe, the data hash and the seed; `tensors` and `files` (sha256 of the tensors'
+    contains the recipe, the data hash and the seed; `tensors` and `files` (sha256 of the tensor
     file) are filled on saving. `description`, `license`, `language` and `tags` are for registries.
     """
 
@@ -124,9 +125,10 @@ class Manifest:
 
 
 def to_json(manifest: Manifest) -> bytes:
-    """The canonical bytes of a manifest.
+    """Serialize a manifest to canonical bytes.
 
-    Raises OutputError, with every offending field, if it is not one that `from_json` accepts.
+    Raises:
+        OutputError: `from_json` would refuse the manifest; lists every offending field.
     """
     tree = _tree(manifest)
     offenders = _SCHEMA("", {**tree, "sha256": "0" * 64})
@@ -145,9 +147,10 @@ def to_json(manifest: Manifest) -> bytes:
 
 
 def from_json(data: bytes, source: str = "adapter.json") -> Manifest:
-    """The manifest in `data`; `source` names the file in errors.
+    """Parse the manifest in `data`; `source` names the file in errors.
 
-    Raises FileError, with every offender, for anything but the canonical bytes of a sound manifest.
+    Raises:
+        FileError: `data` is not the canonical bytes of a valid manifest; lists every problem.
     """
     tree, offenders = schema.parse_object(data, MAX_MANIFEST_BYTES)
     _refuse_newer(tree, source)
@@ -159,24 +162,24 @@ def from_json(data: bytes, source: str = "adapter.json") -> Manifest:
         offenders = ["the bytes are not canonical: the file was edited or damaged"]
     if offenders:
         raise FileError(
-            f"{source} is not a sound adapter manifest",
+            f"{source} is not a valid adapter manifest",
             expected="the file exactly as adapterhub wrote it",
-            hint="copy or pull the adapter again; if it was made by a newer adapterhub, upgrade",
+            hint="copy or pull the adapter again; if a newer adapterhub wrote it, upgrade",
             offenders=schema.shorten(offenders),
         )
     return _build(tree)
 
 
 def _refuse_newer(tree: Mapping[str, Any], source: str) -> None:
-    """Before all else: what a later version wrote has offenders that tell nothing."""
+    """Refuse manifests of later versions first: their schema problems would be misleading."""
     version, requires = tree.get("schema_version"), tree.get("requires")
     schema_newer = type(version) is int and version > SCHEMA_VERSION
-    known = isinstance(requires, str) and re.fullmatch(_RELEASE, requires)
-    requires_newer = known and _release(str(requires)) > _release(__version__)
+    is_release = isinstance(requires, str) and re.fullmatch(_RELEASE, requires)
+    requires_newer = is_release and _release(str(requires)) > _release(__version__)
     if schema_newer or requires_newer:
-        wanted = f">= {requires}" if requires_newer else f"with schema version {version}"
+        needed = f">= {requires}" if requires_newer else f"with schema version {version}"
         raise FileError(
-            f"{source} needs a newer adapterhub: it needs adapterhub {wanted}",
+            f"{source} needs a newer adapterhub: it needs adapterhub {needed}",
             expected=f"schema version {SCHEMA_VERSION}, for adapterhub {__version__} or older",
             hint="pip install --upgrade adapterhub",
         )
@@ -187,12 +190,12 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def tensor_name_problems(names: Iterable[object]) -> list[str]:
-    """One line for each name that cannot be a tensor's name in an adapter."""
+    """Return one line for each invalid tensor name."""
     return [line for name in names for line in _tensor_name("tensors", name)]
 
 
 def name_problems(name: object) -> list[str]:
-    """One line for each reason why an adapter cannot be called so."""
+    """Return one line for each reason why an adapter name is invalid."""
     return _name("name", name)
 
 
@@ -212,27 +215,27 @@ def _fields(record: Any) -> dict[str, Any]:
 
 
 def _as_float(value: Any) -> Any:
-    """1 and 1.0 are the same metric, so they must be the same bytes."""
+    """Convert integers to floats: the metrics 1 and 1.0 must give the same bytes."""
     return float(value) if type(value) is int and abs(value) < 2**53 else value
 
 
 def _build(tree: dict[str, Any]) -> Manifest:
-    known = {name: tree[name] for name in Manifest.__dataclass_fields__}
+    fields = {name: tree[name] for name in Manifest.__dataclass_fields__}
     for name in ("methods", "labels", "language", "tags"):
-        known[name] = tuple(tree[name])
-    known["backbone"] = _made(BackboneRef, tree["backbone"])
-    known["head"] = _made(TaskHead, tree["head"]) if tree["head"] else None
-    known["tokens"] = tuple(_made(NewToken, token) for token in tree["tokens"])
-    known["metrics"] = {name: float(value) for name, value in tree["metrics"].items()}
-    known["tensors"] = {
+        fields[name] = tuple(tree[name])
+    fields["backbone"] = _build_record(BackboneRef, tree["backbone"])
+    fields["head"] = _build_record(TaskHead, tree["head"]) if tree["head"] else None
+    fields["tokens"] = tuple(_build_record(NewToken, token) for token in tree["tokens"])
+    fields["metrics"] = {name: float(value) for name, value in tree["metrics"].items()}
+    fields["tensors"] = {
         name: TensorInfo(info["dtype"], tuple(info["shape"]))
         for name, info in tree["tensors"].items()
     }
-    return Manifest(**known)
+    return Manifest(**fields)
 
 
-def _made(cls: Any, tree: Mapping[str, Any]) -> Any:
-    """A record of what this version knows; what else stands there says nothing."""
+def _build_record(cls: Any, tree: Mapping[str, Any]) -> Any:
+    """Build a record from its known fields; the schema has accepted others as neutral."""
     return cls(**{name: tree[name] for name in cls.__dataclass_fields__})
 
 
@@ -245,7 +248,7 @@ def _name(path: str, value: object) -> list[str]:
     if not isinstance(value, str) or not 0 < len(value) <= 200:
         return [f"{path}: {show(value)} is not a name of 1 to 200 characters"]
     if value != value.strip() or not value.isprintable():
-        return [f"{path}: {show(value)} has blanks at its ends, or is not printable"]
+        return [f"{path}: {show(value)} has surrounding whitespace or is not printable"]
     if {"", ".", ".."} & set(re.split(r"[/\\]", value)):
         return [f"{path}: {show(value)} has empty, '.' or '..' parts"]
     return schema.surrogate_problem(path, value) + schema.path_problem(path, value)
@@ -253,21 +256,21 @@ def _name(path: str, value: object) -> list[str]:
 
 def _labels(path: str, value: object) -> list[str]:
     label = schema.text(r"(?s).{0,1000}", "a label of at most 1000 characters")
-    found = schema.sequence(label, 0, 100_000)(path, value)
-    if not found and isinstance(value, (list, tuple)) and len(set(value)) < len(value):
-        found = [f"{path}: a label is given twice"]
-    return found
+    problems = schema.sequence(label, 0, 100_000)(path, value)
+    if not problems and isinstance(value, (list, tuple)) and len(set(value)) < len(value):
+        problems = [f"{path}: duplicate label"]
+    return problems
 
 
 def _tokens(path: str, value: object) -> list[str]:
-    found = schema.sequence(_token, 0, 10_000)(path, value)
-    if not found and isinstance(value, (list, tuple)):
+    problems = schema.sequence(_token, 0, 10_000)(path, value)
+    if not problems and isinstance(value, (list, tuple)):
         ids = [token["id"] for token in value]
         if len({token["content"] for token in value}) < len(value):
-            found.append(f"{path}: a token is given twice")
+            problems.append(f"{path}: duplicate token")
         if any(second <= first for first, second in itertools.pairwise(ids)):
-            found.append(f"{path}: the ids do not rise")
-    return found
+            problems.append(f"{path}: the ids are not in increasing order")
+    return problems
 
 
 def _head(path: str, value: object) -> list[str]:
@@ -288,17 +291,17 @@ _tensor_name = schema.text(
 )
 _backbone_id = schema.text(
     r"(?!.*\.\.)(?=.{1,200}$)(?:[A-Za-z0-9_][A-Za-z0-9_.-]*/)?[A-Za-z0-9_][A-Za-z0-9_.-]*",
-    "a Hub id ('owner/name') or a logical name; a path belongs to one machine",
+    "a Hub id ('owner/name') or a logical name; paths are not portable",
 )
 _method = schema.mapping(schema.text(r"[a-z0-9][a-z0-9_-]{0,63}", "a method"), schema.free, 1, 1)
 
 
 def _methods(path: str, value: object) -> list[str]:
-    found = schema.sequence(_method, 1, 64)(path, value)
-    size = 0 if found else len(canonical_json({path: value}))
-    if size > MAX_METHODS_BYTES:  # a rank for each site of 100 layers takes half of that
+    problems = schema.sequence(_method, 1, 64)(path, value)
+    size = 0 if problems else len(canonical_json({path: value}))
+    if size > MAX_METHODS_BYTES:  # ranks for every site of 100 layers take half of that
         return [f"{path}: {size} bytes, more than {MAX_METHODS_BYTES}"]
-    return found
+    return problems
 
 
 _tensor = schema.record(
@@ -308,7 +311,7 @@ _tensor = schema.record(
     }
 )
 _text = schema.text(r"(?s).{1,2000}", "a text of 1 to 2000 characters, or null", null=True)
-# A template has slashes that are no paths, and Jinja's sandbox is what renders it.
+# Slashes in a template are not paths, and it is rendered in Jinja's sandbox.
 _template = schema.text(r"(?s).{1,131072}", "a template of 1 to 131072 characters", null=True)
 _RELEASE = r"\d{1,6}\.\d{1,6}(\.\d{1,6})?"
 _tags = schema.sequence(schema.text(r"[\w][\w .:+/-]{0,99}", "a tag"), 0, 100)

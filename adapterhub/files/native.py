@@ -1,45 +1,48 @@
-"""The native adapter format, version 1: a folder with three files (the same page: docs/format.md).
+"""The native adapter format, version 1: a folder with three files (also in docs/format.md).
 
     polite/
-      adapter.safetensors   the numbers
+      adapter.safetensors   the tensors
       adapter.json          the manifest (see `adapterhub.files.manifest`)
-      README.md             the model card, for people; no reader opens it
+      README.md             the model card, for people; readers do not open it
 
 A writer MUST
- - write all three; `adapter.json` holds sha256 of the numbers' file, and each tensor's dtype and
-   shape. The card has no sha256: people edit it on the Hub, and that breaks no adapter;
+ - write all three files; `adapter.json` contains the sha256 of the tensor file and the dtype and
+   shape of each tensor. The card has no sha256, so editing it does not break the adapter;
  - name tensors by site id, method and parameter (`encoder.0.attn.q.lora.A`), by head
    (`head.classifier.weight`) or `tokens.*` (rows of new tokens): 1 to 256 of `A-Z a-z 0-9 _ . -`,
-   no `..`. No adapter name is in them, so a renamed adapter has the same numbers;
- - write canonical bytes: the same adapter gives the same sha256 on every machine, with every hash
-   seed, and no absolute path is in them;
- - write every option of every method, and every field of the manifest;
- - refuse an empty adapter, an empty tensor and a number that is not finite: each is a lost run;
- - re-open what it wrote and compare it with the live tensors before anybody can see the folder;
- - put the folder in place by one rename, so that a crash leaves the old adapter or the new one.
-A writer MAY put PEFT's `adapter_config.json` and `adapter_model.safetensors` beside the three.
+   no `..`. Names do not contain the adapter name, so renaming an adapter does not change its
+   tensors;
+ - write canonical bytes: the same adapter has the same sha256 on every machine and with every hash
+   seed, and contains no absolute path;
+ - write every option of every method and every field of the manifest;
+ - refuse an empty adapter, an empty tensor and non-finite values: they come from failed runs;
+ - read back the written files and compare them with the live tensors before the folder is visible;
+ - move the folder into place with one rename: a crash leaves the old adapter or the new one.
+A writer MAY add PEFT's `adapter_config.json` and `adapter_model.safetensors` to the three.
 These five are the closed list `FILES`: no other file is ever written, replaced or published.
 A reader MUST
- - open only the first two, and only regular ones. A symbolic link directly in the folder is
-   refused: it can lead outside. Other files and folders MAY lie there; they are ignored;
- - compare sha256 before it parses anything but the manifest;
- - refuse a header with a name or field given twice, or a field beside dtype, shape and offsets;
+ - open only the first two files, and only regular ones. Symbolic links in the folder are refused,
+   because they can point outside it. Other files and folders MAY exist; they are ignored;
+ - compare sha256 before parsing anything but the manifest;
+ - refuse a header with duplicate names or fields, or with fields other than dtype, shape and
+   offsets;
  - raise one error that lists every missing, unexpected or wrong tensor, and repair nothing;
  - ignore an unknown field or method option that is null, false, "", [] or {}, and refuse any other
-   with "needs a newer adapterhub". So a later version gives each new field and option such a value
-   where it changes nothing, and names itself in `requires` where it does;
- - take a method option that is missing for that neutral value.
+   with "needs a newer adapterhub". A later version therefore gives a new field or option such a
+   value where it has no effect, and sets `requires` to itself where it has one;
+ - use that neutral value for a missing method option.
 A reader MAY read `adapter.json` alone (`read_manifest`), to list adapters fast.
 
-Limits, and why
- - 1 MiB for the manifest, 32 levels deep: room for some 8000 tensors, and no parser to exhaust.
- - 64 KiB for the methods with their options: patterns are matched with every site.
- - 1 MiB for the card. 8 MiB for the safetensors header: it repeats what the manifest lists.
- - 64 GiB of tensors: a full fine-tune of 16 billion fp32 parameters; more is not an adapter.
-   The size of the file is compared with the declared shapes before memory is taken for it.
- - 10,000 new tokens: more is a new tokenizer. Their ids are less than 10,000 above the rows of the
-   backbone, for logits are as wide as the last id. 128 Ki characters for the chat template.
- - dtypes F64 F32 F16 BF16 I64 I32 I16 I8 U8 BOOL: what torch computes with on every device.
+Limits and their reasons
+ - 1 MiB for the manifest, 32 levels deep: room for about 8000 tensors, and bounded parsing.
+ - 64 KiB for the methods with their options: patterns are matched against every site.
+ - 1 MiB for the card. 8 MiB for the safetensors header: it repeats the manifest's tensor list.
+ - 64 GiB of tensors: a full fine-tune of 16 billion fp32 parameters.
+   The file size is compared with the declared shapes before memory is allocated.
+ - 10,000 new tokens; more would be a new tokenizer. Their ids are less than 10,000 above the rows
+   of the backbone, because logits are as wide as the last id. 128 Ki characters for the chat
+   template.
+ - dtypes F64 F32 F16 BF16 I64 I32 I16 I8 U8 BOOL: those that torch supports on every device.
 """
 
 from __future__ import annotations
@@ -91,9 +94,9 @@ _DTYPES: Mapping[str, torch.dtype] = {
 }
 _ENTRY = {"dtype", "shape", "data_offsets"}
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-_AGAIN = "copy or pull the adapter again; a damaged file is never repaired"
+_COPY_AGAIN = "copy or pull the adapter again; damaged files are not repaired"
 PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
-# PEFT's two would be stale after an overwrite, so they are replaced too.
+# PEFT's two files would be stale after an overwrite, so they are replaced too.
 FILES = frozenset({TENSORS_FILE, MANIFEST_FILE, CARD_FILE, *PEFT_FILES})
 
 
@@ -105,18 +108,28 @@ def write_adapter(
     card: str = "",
     overwrite: bool = False,
 ) -> Manifest:
-    """Write an adapter to `folder`, and return its manifest with `tensors` and `files` filled in.
+    """Write an adapter to `folder`; return its manifest with `tensors` and `files` filled in.
 
-    Missing parents are made. An existing folder is replaced only with `overwrite`, in one step, and
-    only if it holds nothing but an adapter. Raises OutputError, and leaves `folder` alone, if the
-    adapter is empty or cannot be represented, or if the place cannot be written.
+    Creates missing parent folders. An existing folder is replaced atomically, and only if it
+    contains nothing but an adapter.
+
+    Args:
+        folder: the output folder.
+        manifest: the manifest, without `tensors` and `files`.
+        tensors: the adapter's tensors by name.
+        card: the model card; by default it is generated from the manifest.
+        overwrite: whether an existing adapter is replaced.
+
+    Raises:
+        OutputError: the adapter is empty or not representable, or `folder` cannot be written; the
+            old folder is unchanged.
     """
     folder = Path(folder)
-    numbers = _checked(manifest, tensors)
-    payload = {TENSORS_FILE: safetensors.torch.save(numbers)}
+    copies = _checked_copies(manifest, tensors)
+    payload = {TENSORS_FILE: safetensors.torch.save(copies)}
     filled = replace(
         manifest,
-        tensors={name: _info(tensor) for name, tensor in sorted(numbers.items())},
+        tensors={name: _info(tensor) for name, tensor in sorted(copies.items())},
         files={TENSORS_FILE: hashlib.sha256(payload[TENSORS_FILE]).hexdigest()},
     )
     payload[MANIFEST_FILE] = to_json(filled)
@@ -131,23 +144,23 @@ def write_adapter(
 
 
 def find_adapter(folder: Path) -> Path | None:
-    """The folder with the adapter's files: the one given, or `adapter` in a run's folder."""
+    """Return the folder with the adapter's files: `folder` or its subfolder `adapter`, or None."""
     inner = folder / "adapter"
     try:
         candidates = (folder,) if inner.is_symlink() else (folder, inner)
         return next((c for c in candidates if (c / MANIFEST_FILE).is_file()), None)
-    except OSError:  # no name that a file could have
+    except OSError:  # not a valid file name
         return None
 
 
 def adapter_folder(folder: Path) -> Path:
-    """As `find_adapter`, where there must be one.
+    """Return the folder with the adapter's files, as `find_adapter`.
 
     Raises:
-        FileError: there is none.
+        FileError: there is no adapter.
     """
-    if found := find_adapter(folder):
-        return found
+    if inner := find_adapter(folder):
+        return inner
     raise FileError(
         f"there is no adapter in {folder}",
         expected=f"a folder with {MANIFEST_FILE}, or the output folder of a run",
@@ -155,18 +168,20 @@ def adapter_folder(folder: Path) -> Path:
 
 
 def read_adapter(folder: Path) -> tuple[Manifest, dict[str, torch.Tensor]]:
-    """The manifest and the tensors (on the CPU, sorted by name) of the adapter in `folder`.
+    """Read the manifest and the tensors (on the CPU, sorted by name) of the adapter in `folder`.
 
-    Raises FileError, with every offender, unless the folder holds exactly what was written.
+    Raises:
+        FileError: the files are not exactly as written; lists every problem.
     """
     manifest = read_manifest(folder)
     return manifest, read_tensors(folder, manifest)
 
 
 def read_tensors(folder: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
-    """The tensors (on the CPU, sorted by name) of the adapter in `folder` that has this manifest.
+    """Read the tensors (on the CPU, sorted by name) of the adapter with this manifest.
 
-    Raises FileError, with every offender, unless they are exactly what was written.
+    Raises:
+        FileError: the tensors do not match the manifest; lists every problem.
     """
     folder = Path(folder)
     declared = sum(info.nbytes for info in manifest.tensors.values())
@@ -174,25 +189,26 @@ def read_tensors(folder: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
     data = b""
     try:
         if not problems:
-            most = 8 + MAX_HEADER_BYTES + declared
+            max_bytes = 8 + MAX_HEADER_BYTES + declared
             sha256 = manifest.files[TENSORS_FILE]
-            data = read_file(folder / TENSORS_FILE, declared, most, sha256)
+            data = read_file(folder / TENSORS_FILE, declared, max_bytes, sha256)
     except UnreadableError as error:
         problems = [f"{TENSORS_FILE}: {error}"]
     if problems:
         raise FileError(
             f"the adapter in {folder} is damaged",
             expected="the files exactly as they were written",
-            hint=_AGAIN,
+            hint=_COPY_AGAIN,
             offenders=problems,
         )
-    return _tensors(folder, manifest, data)
+    return _parse_tensors(folder, manifest, data)
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The verified manifest of the adapter in `folder`; the other files are not opened.
+    """Read and verify the manifest of the adapter in `folder`; open no other file.
 
-    Raises FileError if it is missing or not sound, or if the folder holds symbolic links.
+    Raises:
+        FileError: the manifest is missing or invalid, or the folder contains symbolic links.
     """
     folder = Path(folder)
     _check_folder(folder)
@@ -203,40 +219,43 @@ def read_manifest(folder: Path) -> Manifest:
         raise FileError(
             f"{folder / MANIFEST_FILE}: {error}",
             expected="an adapter folder with its manifest",
-            hint=f"these are files of peft: adapterhub import {folder} --output OUT"
+            hint=f"this is a peft checkpoint: adapterhub import {folder} --output OUT"
             if peft
-            else _AGAIN,
+            else _COPY_AGAIN,
         ) from None
     manifest = from_json(data, str(folder / MANIFEST_FILE))
-    listed = TENSORS_FILE in manifest.files
-    absent = [] if listed else [f"files: {TENSORS_FILE} is not listed"]
+    problems = []
+    if TENSORS_FILE not in manifest.files:
+        problems.append(f"files: {TENSORS_FILE} is not listed")
     if not manifest.tensors:
-        absent.append("tensors: none, so the adapter is empty")
-    if absent:
+        problems.append("tensors: none, the adapter is empty")
+    if problems:
         raise FileError(
             f"{folder / MANIFEST_FILE} is not complete",
             expected="the manifest of a saved adapter",
-            hint=_AGAIN,
-            offenders=absent,
+            hint=_COPY_AGAIN,
+            offenders=problems,
         )
     return manifest
 
 
-def _checked(manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Contiguous copies on the CPU, or one OutputError for all that cannot be saved."""
+def _checked_copies(
+    manifest: Manifest, tensors: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return contiguous copies on the CPU, or raise one OutputError that lists every problem."""
     problems = tensor_name_problems(tensors)
     problems += [line for name, t in tensors.items() for line in _tensor_problems(name, t)]
     if not tensors:
         problems.append("no tensors: the adapter is empty")
     if manifest.head and not any(str(name).startswith("head.") for name in tensors):
-        problems.append("the manifest promises a task head, but no tensor is named head.*")
+        problems.append("the manifest has a task head, but no tensor is named head.*")
     if not problems:
         problems = _size_problems(sum(_info(t).nbytes for t in tensors.values()))
     if problems:
         raise OutputError(
             f"adapter {manifest.name!r} cannot be saved",
-            expected="named tensors that are not empty, finite, dense, and of a known dtype",
-            hint="save before the run diverged, and gather sharded parameters before saving",
+            expected="named, non-empty, finite, dense tensors of a supported dtype",
+            hint="use a checkpoint from before the run diverged; gather sharded parameters first",
             offenders=shorten(problems),
         )
     return {name: _on_cpu(tensors[name]).clone() for name in sorted(tensors)}
@@ -260,7 +279,7 @@ def _tensor_problems(name: str, tensor: torch.Tensor) -> list[str]:
 
 def _finite_problems(name: str, tensor: torch.Tensor) -> list[str]:
     bad = int(tensor.numel() - torch.isfinite(tensor.detach()).sum())
-    return [f"{name}: {bad} of {tensor.numel()} numbers are NaN or infinite"] if bad else []
+    return [f"{name}: {bad} of {tensor.numel()} values are NaN or infinite"] if bad else []
 
 
 def _size_problems(nbytes: int) -> list[str]:
@@ -274,10 +293,10 @@ def _info(tensor: torch.Tensor) -> TensorInfo:
 
 
 def card_bytes(card: str) -> bytes:
-    """A card as it is written.
+    """Encode a card as UTF-8 with Unix line ends.
 
     Raises:
-        OutputError: it is too large.
+        OutputError: the card is too large.
     """
     text = card.replace("\r\n", "\n").rstrip("\n") + "\n"
     data = text.encode("utf-8", errors="replace")
@@ -291,24 +310,24 @@ def card_bytes(card: str) -> bytes:
 
 
 def _verify(staged: Path, manifest: bytes, tensors: Mapping[str, torch.Tensor]) -> Manifest:
-    """Read back what was written and compare it with the live tensors, bit by bit."""
+    """Read back the written files and compare them with the live tensors, bit by bit."""
     problems: list[str] = []
     try:
-        found, read = read_adapter(staged)
+        written, read = read_adapter(staged)
     except FileError as error:
         problems = [error.problem, *error.offenders]
     else:
-        if to_json(found) != manifest:
+        if to_json(written) != manifest:
             problems.append("the manifest differs")
         if set(read) != set(tensors):
-            problems.append("the names of the tensors differ")
+            problems.append("the tensor names differ")
         problems += [n for n in read.keys() & tensors.keys() if not _same(read[n], tensors[n])]
         if not problems:
-            return found
+            return written
     raise OutputError(
-        "the adapter that was written is not the one in memory, so it was removed",
+        "the written files differ from the adapter in memory and were removed",
         expected="the same names, dtypes, shapes and bytes",
-        hint="save again while nothing trains; if it happens again, check the disk",
+        hint="save again while no training is running; if it happens again, check the disk",
         offenders=shorten(sorted(problems)),
     )
 
@@ -331,21 +350,21 @@ def _check_folder(folder: Path) -> None:
     links = sorted(entry.name for entry in folder.iterdir() if entry.is_symlink())
     if links:
         raise FileError(
-            f"{folder} holds symbolic links",
+            f"{folder} contains symbolic links",
             expected="regular files only",
-            hint="copy the adapter with links followed (cp -rL) if you trust where they lead",
+            hint="if you trust the link targets, copy the adapter with links followed (cp -rL)",
             offenders=shorten([ascii(name) for name in links]),
         )
 
 
-def _tensors(folder: Path, manifest: Manifest, data: bytes) -> dict[str, torch.Tensor]:
+def _parse_tensors(folder: Path, manifest: Manifest, data: bytes) -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
     views: dict[str, Any] = {}
-    problems = _strict_header(data)
+    problems = _raw_header_problems(data)
     try:
         views = {} if problems else dict(safetensors.deserialize(data))
     except safetensors.SafetensorError as error:
-        problems = [f"not a sound safetensors file: {printable(str(error))}"]
+        problems = [f"not a valid safetensors file: {printable(str(error))}"]
     problems = problems or _header_problems(manifest, views)
     for name in () if problems else sorted(views):
         flat = torch.frombuffer(views[name]["data"], dtype=_DTYPES[views[name]["dtype"]])
@@ -353,23 +372,23 @@ def _tensors(folder: Path, manifest: Manifest, data: bytes) -> dict[str, torch.T
         problems += _finite_problems(name, tensors[name])
     if problems:
         raise FileError(
-            f"{folder / TENSORS_FILE} does not hold what its manifest says",
-            expected="every tensor of the manifest, no other one, and finite numbers only",
-            hint=_AGAIN,
+            f"{folder / TENSORS_FILE} does not match its manifest",
+            expected="exactly the tensors of the manifest, with finite values",
+            hint=_COPY_AGAIN,
             offenders=shorten(problems),
         )
     return tensors
 
 
-def _strict_header(data: bytes) -> list[str]:
-    """What of a safetensors header its own parser lets pass, such as a name given twice."""
+def _raw_header_problems(data: bytes) -> list[str]:
+    """Find header problems that safetensors' own parser accepts, such as duplicate names."""
     length = int.from_bytes(data[:8], "little")
     if length > min(len(data) - 8, MAX_HEADER_BYTES):
         return [f"the header claims {length} bytes, the file has {max(len(data) - 8, 0)}"]
     header, problems = parse_object(data[8 : 8 + length], length)
     for name, entry in header.items():
         if name != "__metadata__" and not (isinstance(entry, dict) and entry.keys() == _ENTRY):
-            problems.append(f"{show(name)}: not exactly {', '.join(sorted(_ENTRY))}")
+            problems.append(f"{show(name)}: its fields must be exactly {', '.join(sorted(_ENTRY))}")
     return [f"header: {line}" for line in problems]
 
 
@@ -378,8 +397,9 @@ def _header_problems(manifest: Manifest, views: Mapping[str, Mapping[str, object
     problems = [f"{name}: missing" for name in sorted(declared.keys() - views.keys())]
     problems += [f"{name!a}: unexpected" for name in sorted(views.keys() - declared.keys())]
     for name in sorted(declared.keys() & views.keys()):
-        want = (declared[name].dtype, list(declared[name].shape))
-        found = (views[name]["dtype"], views[name]["shape"])
-        if found != want:
-            problems.append(f"{name}: {found[0]} {found[1]}, the manifest says {want[0]} {want[1]}")
+        expected = (declared[name].dtype, list(declared[name].shape))
+        actual = (views[name]["dtype"], views[name]["shape"])
+        if actual != expected:
+            dtype, shape = expected
+            problems.append(f"{name}: {actual[0]} {actual[1]}, the manifest has {dtype} {shape}")
     return problems

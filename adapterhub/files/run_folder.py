@@ -1,4 +1,4 @@
-"""What lies beside an adapter in the folder of its run."""
+"""Files next to an adapter in the output folder of its training run."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from adapterhub.config.yaml import load_yaml
 
 
 def backbone_of_run(files: Path) -> str | None:
-    """The backbone of the recipe beside an adapter, if that is a folder on this machine.
+    """Return the backbone named in the recipe next to an adapter, if it is a local folder.
 
-    A recipe is its user's own file. Were it a stranger's, it could choose among the folders of this
-    machine, to be read as data: checkpoints run no code, and the fingerprint decides. A network
-    path is not even looked at, since that alone tells a server who looks.
+    The recipe is usually the user's own file. An untrusted one could at most select a local folder
+    to read as data: checkpoints run no code, and the fingerprint check still applies. Network paths
+    are not opened, because opening one already contacts a server.
     """
     recipe = files.parent / "recipe.yaml"
     if not recipe.is_file() or recipe.is_symlink():
         return None
     backbone = str(load_yaml(recipe).get("backbone", ""))
-    elsewhere = backbone.startswith(("\\\\", "//")) or "\0" in backbone
-    return backbone if not elsewhere and Path(backbone).is_dir() else None
+    is_remote = backbone.startswith(("\\\\", "//")) or "\0" in backbone
+    return backbone if not is_remote and Path(backbone).is_dir() else None

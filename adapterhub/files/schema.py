@@ -1,7 +1,7 @@
-"""Closed JSON schemas: a strict parser, canonical bytes, and checks that compose into one table.
+"""Closed JSON schemas: a strict parser, canonical bytes, and composable checks.
 
-A check takes the path of a value and the value, and returns one line for each thing wrong with it.
-The values come from strangers, so messages are short, escaped, and limited in number.
+A check takes a value and its path and returns one line for each problem. The values are untrusted,
+so messages are short, escaped, and limited in number.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ _MAX_OFFENDERS = 50
 
 
 def canonical_json(tree: Mapping[str, Any]) -> bytes:
-    """`tree` as canonical JSON bytes: sorted keys, two spaces, LF, UTF-8, a newline at the end."""
+    """Serialize `tree` as canonical JSON: sorted keys, two spaces, LF, UTF-8, a final newline."""
     text = json.dumps(tree, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)
     return f"{text}\n".encode()
 
 
 def parse_object(data: bytes, max_bytes: int) -> tuple[dict[str, Any], list[str]]:
-    """The JSON object in `data`, and the offenders: all that Python's own parser lets pass.
+    """Parse the JSON object in `data`; return it with a list of problems.
 
-    The object is empty where nothing could be read. Depth is counted before the parser recurses.
+    Also reports what Python's parser accepts: duplicate keys, non-finite numbers, integers beyond
+    64 bits, lone surrogates. The object is empty if parsing failed. The depth is limited before the
+    parser recurses.
     """
     if len(data) > max_bytes:
         return {}, [f"{len(data)} bytes, more than {max_bytes}"]
@@ -57,14 +59,14 @@ def parse_object(data: bytes, max_bytes: int) -> tuple[dict[str, Any], list[str]
         tree = json.loads(data.decode("utf-8"), parse_float=number, parse_int=number, **hooks)
         json.dumps(tree, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
-        return {}, [*offenders, "a string holds a lone surrogate"]
+        return {}, [*offenders, "a string contains a lone surrogate"]
     except ValueError as error:
         return {}, [*offenders, f"not JSON in UTF-8: {error}"]
     return (tree, offenders) if isinstance(tree, dict) else ({}, ["not a JSON object"])
 
 
 def json_depth(data: bytes) -> int:
-    """How deep brackets nest outside strings; it stops counting just above `MAX_DEPTH`."""
+    """Return the nesting depth of brackets outside strings; stop just above `MAX_DEPTH`."""
     depth, deepest, quoted = 0, 0, False
     for match in re.finditer(rb'\\.|["\[\]{}]', data, re.DOTALL):
         token = match.group()
@@ -81,13 +83,13 @@ def json_depth(data: bytes) -> int:
 
 
 def shorten(offenders: list[str]) -> list[str]:
-    """The first offenders, and how many more there are."""
+    """Truncate a list of offenders, ending it with the number of omitted ones."""
     more = len(offenders) - _MAX_OFFENDERS
     return [*offenders[:_MAX_OFFENDERS], f"and {more} more"] if more > 0 else offenders
 
 
 def show(value: object) -> str:
-    """`value` for a message: short, and without characters that steer a terminal."""
+    """Format `value` for a message: short, without control characters."""
     if isinstance(value, str):
         return ascii(value[:80])
     if value is None or isinstance(value, (bool, float)):
@@ -97,8 +99,14 @@ def show(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def text(pattern: str, what: str, *, null: bool = False) -> Check:
-    """A string that matches all of `pattern`, described as `what`; or null where allowed."""
+def text(pattern: str, description: str, *, null: bool = False) -> Check:
+    """Return a check for a string.
+
+    Args:
+        pattern: regular expression that the whole string must match.
+        description: what the string should be, for the message.
+        null: whether null is accepted too.
+    """
     compiled = re.compile(pattern)
 
     def check(path: str, value: object) -> list[str]:
@@ -106,13 +114,13 @@ def text(pattern: str, what: str, *, null: bool = False) -> Check:
             return []
         if isinstance(value, str) and compiled.fullmatch(value):
             return surrogate_problem(path, value)
-        return [f"{path}: {show(value)} is not {what}"]
+        return [f"{path}: {show(value)} is not {description}"]
 
     return check
 
 
 def integer(low: int, high: int) -> Check:
-    """A whole number from `low` to `high`; true and false are not numbers."""
+    """Return a check for an integer from `low` to `high`; booleans are refused."""
 
     def check(path: str, value: object) -> list[str]:
         if type(value) is int and low <= value <= high:
@@ -123,12 +131,12 @@ def integer(low: int, high: int) -> Check:
 
 
 def boolean(path: str, value: object) -> list[str]:
-    """True or false."""
+    """Check that `value` is true or false."""
     return [] if isinstance(value, bool) else [f"{path}: {show(value)} is not true or false"]
 
 
 def number(path: str, value: object) -> list[str]:
-    """A finite number of at most 64 bits."""
+    """Check that `value` is a finite number of at most 64 bits."""
     if isinstance(value, float) and math.isfinite(value):
         return []
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63:
@@ -137,7 +145,13 @@ def number(path: str, value: object) -> list[str]:
 
 
 def sequence(item: Check, low: int, high: int) -> Check:
-    """A list of `low` to `high` items."""
+    """Return a check for a list.
+
+    Args:
+        item: check for each item.
+        low: smallest number of items.
+        high: largest number of items.
+    """
 
     def check(path: str, value: object) -> list[str]:
         if not isinstance(value, (list, tuple)) or not low <= len(value) <= high:
@@ -148,54 +162,64 @@ def sequence(item: Check, low: int, high: int) -> Check:
 
 
 def mapping(key: Check, item: Check, low: int = 0, high: int = _MAX_ENTRIES) -> Check:
-    """An object with free keys."""
+    """Return a check for an object with arbitrary keys.
+
+    Args:
+        key: check for each key.
+        item: check for each value.
+        low: smallest number of entries.
+        high: largest number of entries.
+    """
 
     def check(path: str, value: object) -> list[str]:
         if not isinstance(value, dict) or not low <= len(value) <= high:
             return [f"{path}: not an object of {low} to {high} entries"]
-        found = [line for name in value for line in key(path, name)]
-        return found + [
-            line for name, entry in value.items() for line in item(at(path, name), entry)
-        ]
+        problems = [line for name in value for line in key(path, name)]
+        for name, entry in value.items():
+            problems += item(at(path, name), entry)
+        return problems
 
     return check
 
 
 def record(fields: Mapping[str, Check]) -> Check:
-    """An object with exactly `fields`; an unknown field passes only while it says nothing."""
+    """Return a check for an object with exactly these fields.
+
+    Unknown fields are accepted only with a neutral value (`config.options.is_neutral`).
+    """
 
     def check(path: str, value: object) -> list[str]:
         if not isinstance(value, dict):
             return [f"{path}: {show(value)} is not an object"]
-        found = [f"{at(path, name)}: missing" for name in fields if name not in value]
+        problems = [f"{at(path, name)}: missing" for name in fields if name not in value]
         for name, entry in value.items():
             if name in fields:
-                found += fields[name](at(path, name), entry)
+                problems += fields[name](at(path, name), entry)
             elif not is_neutral(entry):
-                found.append(f"{at(path, name)}: unknown, it needs a newer adapterhub")
-        return found
+                problems.append(f"{at(path, name)}: unknown, it needs a newer adapterhub")
+        return problems
 
     return check
 
 
 def free(path: str, value: object) -> list[str]:
-    """Any JSON object, limited in depth and size, finite, and without paths of one machine."""
+    """Check a free-form JSON object: limited depth and size, finite, without local paths."""
     if not isinstance(value, dict):
         return [f"{path}: {show(value)} is not an object"]
-    found: list[str] = []
+    problems: list[str] = []
     queue: list[tuple[str, object, int]] = [(path, value, 1)]
-    for seen, (where, entry, depth) in enumerate(queue):
-        if seen >= _MAX_FREE_NODES or depth > _MAX_FREE_DEPTH:
+    for visited, (location, entry, depth) in enumerate(queue):
+        if visited >= _MAX_FREE_NODES or depth > _MAX_FREE_DEPTH:
             limits = f"{_MAX_FREE_NODES} values or {_MAX_FREE_DEPTH} levels"
-            return [*found, f"{path}: more than {limits}"]
+            return [*problems, f"{path}: more than {limits}"]
         if isinstance(entry, dict):
-            found += [line for key in entry for line in _free_key(where, key)]
-            queue += [(at(where, key), item, depth + 1) for key, item in entry.items()]
+            problems += [line for key in entry for line in _free_key(location, key)]
+            queue += [(at(location, key), item, depth + 1) for key, item in entry.items()]
         elif isinstance(entry, (list, tuple)):
-            queue += [(f"{where}.{i}", item, depth + 1) for i, item in enumerate(entry)]
+            queue += [(f"{location}.{i}", item, depth + 1) for i, item in enumerate(entry)]
         else:
-            found += _free_leaf(where, entry)
-    return found
+            problems += _free_leaf(location, entry)
+    return problems
 
 
 def _free_key(path: str, key: object) -> list[str]:
@@ -213,15 +237,15 @@ def _free_leaf(path: str, value: object) -> list[str]:
 
 
 def surrogate_problem(path: str, value: str) -> list[str]:
-    """One line if `value` cannot be written as UTF-8."""
+    """Return one line if `value` cannot be encoded as UTF-8, else none."""
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
-        return [f"{path}: {show(value)} holds a lone surrogate"]
+        return [f"{path}: {show(value)} contains a lone surrogate"]
     return []
 
 
-# Also finds a path inside a longer text, such as a recorded command line.
+# Also matches a path inside a longer text, such as a recorded command line.
 _PATH = re.compile(
     r"""^/\S|^file:/|^~[\w.-]*$|^\\\\
     |(?:^|[\s='":(,;\[])(?:/[\w.+-]+/[\w.+-]|~[\w.-]*[/\\]|[A-Za-z]:[\\/]|\\\\\w)""",
@@ -230,14 +254,14 @@ _PATH = re.compile(
 
 
 def path_problem(path: str, value: str) -> list[str]:
-    """One line if `value` is or holds an absolute path, a home path or a Windows path."""
+    """Return one line if `value` contains an absolute, home or Windows path, else none."""
     if _PATH.search(value):
-        return [f"{path}: {show(value)} holds an absolute path of one machine"]
+        return [f"{path}: {show(value)} contains an absolute path of one machine"]
     return []
 
 
 def at(path: str, key: object) -> str:
-    """The path of `key` inside `path`, for messages."""
+    """Return the path of `key` inside `path`, for messages."""
     plain = isinstance(key, str) and re.fullmatch(r"[A-Za-z0-9_.-]{1,80}", key)
     name = str(key) if plain else show(key)
     return f"{path}.{name}" if path else name

@@ -1,1 +1,1 @@
-"""Open a trained adapter, predict and evaluate. Trains nothing."""
+"""Open a trained adapter, predict and evaluate."""

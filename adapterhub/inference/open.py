@@ -1,8 +1,8 @@
-"""Open a trained adapter for use: its backbone, its head, its labels, from its folder alone."""
+"""Open a trained adapter for use: its folder alone determines backbone, head and labels."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.load import load_folder
 from adapterhub.backbones.load import TASK_MODELS, load_backbone
-from adapterhub.config.options import from_dict
-from adapterhub.data.options import DataOptions
-from adapterhub.errors import ConfigError, FileError, MergeError
-from adapterhub.files.manifest import Manifest
+from adapterhub.errors import ConfigError, MergeError
 from adapterhub.files.native import read_manifest
 from adapterhub.files.run_folder import backbone_of_run
+from adapterhub.inference.record import training_record
 from adapterhub.registry.api import pull
-from adapterhub.tasks import TASKS, Prediction, Setting, Task, parse_task
-from adapterhub.training.run import PLACES, make_ready, positions_of
+from adapterhub.tasks import TASKS, Prediction, Setting, Task
+from adapterhub.training.prepare import make_ready, max_positions
 
 
 @dataclass(frozen=True)
-class Opened:
+class Predictor:
     """A model, with or without an adapter, ready to predict."""
 
     model: PreTrainedModel
@@ -32,166 +30,90 @@ class Opened:
     setting: Setting
 
     def predict(self, examples: Sequence[Any], batch_size: int = 64) -> list[Prediction]:
-        """One prediction an example."""
+        """Return one prediction per example."""
         encoded = self.task.encode(examples, self.setting, labelled=False)
         return self.task.predict(self.model, encoded, batch_size)
 
     def evaluate(self, examples: Sequence[Any], batch_size: int = 64) -> dict[str, float]:
-        """The task's metrics on labelled examples.
+        """Compute the task's metrics on labelled examples.
 
         Raises:
-            DataError: their labels are not those of the adapter.
+            DataError: the examples have labels that the adapter lacks.
         """
         self.task.check(self.setting.labels, examples)
         encoded = self.task.encode(examples, self.setting, labelled=True)
         return self.task.evaluate(self.model, encoded, batch_size)
 
 
-def open_adapter(reference: str | Path, backbone: str | None = None) -> Opened:
-    """The adapter of a reference (a run's folder too) on the backbone that it names.
+def open_adapter(reference: str | Path, backbone: str | None = None) -> Predictor:
+    """Load an adapter on its backbone.
 
-    `backbone` is where to load it from instead; the fingerprint decides whether it is the right
-    one.
+    Args:
+        reference: a reference to an adapter, or the folder of an adapter or a run.
+        backbone: where to load the backbone from, if not from the id in the manifest; its
+            fingerprint must match.
 
     Raises:
-        ConfigError, RegistryError: no reference, or nothing is there.
-        FileError: there is no adapter, or its files are broken.
-        BackboneError: its backbone cannot be loaded.
-        MismatchError: the backbone or the tokenizer is another.
+        ConfigError: the reference is malformed.
+        RegistryError: the reference cannot be resolved.
+        FileError: the folder has no adapter, or its files are broken.
+        BackboneError: the backbone cannot be loaded.
+        MismatchError: the adapter belongs to another backbone or tokenizer.
     """
-    files = pull(reference)
-    manifest = read_manifest(files)
-    known = _recorded(manifest)
-    task = known.task
-    model, tokenizer = open_bare(files, backbone)
+    folder = pull(reference)
+    record = training_record(read_manifest(folder))
+    model, tokenizer = load_bare_backbone(folder, backbone)
     make_ready(model)
-    labels = load_folder(model, files).labels
-    limit = min(known.max_length, positions_of(model))
-    setting = Setting(tokenizer, limit, labels, known.seed, positions_of(model))
-    return Opened(model, task, setting)
+    labels = load_folder(model, folder).labels
+    limit = min(record.max_length, max_positions(model))
+    setting = Setting(tokenizer, limit, labels, record.seed, max_positions(model))
+    return Predictor(model, record.task, setting)
 
 
-def open_bare(
-    files: Path,
-    backbone: str | None = None,
-    dtype: str | None = None,
-    quantize: str | None = None,
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The backbone that an adapter's files name, for its task, without the adapter; and the
-    tokenizer. With a `dtype` it is whole; by default as it was when the adapter was trained by a
-    recipe, quantized or not, unless `quantize` says how.
+def open_backbone(backbone: str, task: Task, max_length: int = 128) -> Predictor:
+    """Load a pre-trained backbone without an adapter, as a baseline.
+
+    Args:
+        backbone: a Hub id or a folder.
+        task: a task that needs no trained head.
+        max_length: the longest input, in tokens.
 
     Raises:
-        BackboneError: it cannot be loaded.
-    """
-    manifest = read_manifest(files)
-    trained = {} if dtype else manifest.training.get("recipe", {})
-    return load_backbone(
-        backbone or backbone_of_run(files) or manifest.backbone.id,
-        task=_recorded(manifest).task.head,
-        labels=manifest.labels,
-        revision=None if backbone else manifest.backbone.revision,
-        dtype=dtype or trained.get("dtype"),
-        quantize=quantize or trained.get("quantize"),
-    )
-
-
-def open_backbone(backbone: str, task: Task, max_length: int = 128) -> Opened:
-    """A backbone as it is, for a task that needs no trained head: the baseline of all training.
-
-    Raises:
-        ConfigError: the task has a head, which training must make first.
-        BackboneError: it cannot be loaded.
+        ConfigError: the task needs a trained head.
+        BackboneError: the backbone cannot be loaded.
     """
     if TASK_MODELS[task.head].has_head:
-        free = sorted(n for n, cls in TASKS.items() if not TASK_MODELS[cls().head].has_head)
+        headless = sorted(n for n, cls in TASKS.items() if not TASK_MODELS[cls().head].has_head)
         raise ConfigError(
-            f"{task.name} needs a trained head", expected=f"an adapter, or one of {', '.join(free)}"
+            f"{task.name} needs a trained head",
+            expected=f"an adapter, or one of {', '.join(headless)}",
         )
     model, tokenizer = load_backbone(backbone, task=task.head)
     make_ready(model)
-    limit = min(max_length, positions_of(model))
-    return Opened(model, task, Setting(tokenizer, limit, positions=positions_of(model)))
+    limit = min(max_length, max_positions(model))
+    return Predictor(model, task, Setting(tokenizer, limit, positions=max_positions(model)))
 
 
-@dataclass(frozen=True)
-class TrainingRecord:
-    """What an adapter was trained on: the task, and options that are defaults for new data."""
-
-    task: Task
-    data: DataOptions
-    max_length: int = 128
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class _Record:
-    data: DataOptions
-    max_length: int
-    seed: int
-
-    def __post_init__(self) -> None:
-        if self.max_length < 1 or self.seed < 0:
-            raise ConfigError(
-                f"max_length is {self.max_length}, seed is {self.seed}",
-                expected="a length of 1 or more, a seed of 0 or more",
-            )
-
-
-def trained(reference: str | Path) -> TrainingRecord:
-    """What an adapter was trained on; no model is loaded.
-
-    Raises:
-        FileError: there is no adapter, its files are broken, or what it says of its training is no
-            record of a run.
-    """
-    return _recorded(read_manifest(pull(reference)))
-
-
-def _recorded(manifest: Manifest) -> TrainingRecord:
-    """What is used again of the recipe in a manifest. It may be a stranger's: columns and formats
-    are taken from it, but no place where data are."""
-    try:
-        recipe = _mapping(manifest.training, "recipe")
-        data, train = _mapping(recipe, "data"), _mapping(recipe, "train")
-        record = from_dict(
-            _Record,
-            {
-                "data": {k: v for k, v in data.items() if k not in (*PLACES, "rows")},
-                "max_length": train.get("max_length", 128),
-                "seed": manifest.training.get("seed", 0),
-            },
-        )
-        task = parse_task(recipe.get("task") or manifest.task or "classification")
-    except ConfigError as error:
-        raise FileError(
-            f"what {manifest.name!r} records of its training cannot be used",
-            offenders=[error.problem, *error.offenders],
-            expected="the record of a run of this version of adapterhub, or of an older one",
-        ) from error
-    return TrainingRecord(task, record.data, record.max_length, record.seed)
-
-
-def _mapping(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = parent.get(name) or {}
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{name} is no mapping")
-    return value
-
-
-def open_live(
+def load_for_merging(
     folder: str | Path,
     backbone: str | None = None,
     dtype: str | None = "fp32",
     name: str | None = None,
 ) -> tuple[Adapter, PreTrainedTokenizerBase]:
-    """The adapter of a folder (a run's, or the `adapter` in it) on its backbone, and the tokenizer.
-    The backbone is loaded whole in this dtype whatever it was trained on; without a dtype it is
-    quantized as it was then. `name` renames the adapter.
+    """Load an adapter on its backbone in one dtype, with its tokenizer.
+
+    Args:
+        folder: the folder of an adapter or a run, or a reference.
+        backbone: where to load the backbone from, if not from the id in the manifest.
+        dtype: the dtype of the backbone, which is not quantized then; None quantizes it as in
+            training.
+        name: a new name for the adapter.
 
     Raises:
-        MergeError: without a dtype, where the backbone was not quantized.
-        FileError, BackboneError, MismatchError: as `open_adapter`.
+        MergeError: `dtype` is None, but the backbone was not quantized in training.
+        FileError: the folder has no adapter, or its files are broken.
+        BackboneError: the backbone cannot be loaded.
+        MismatchError: the adapter belongs to another backbone or tokenizer.
     """
     files = pull(folder)
     quantize = None if dtype else read_manifest(files).backbone.quantization
@@ -201,5 +123,35 @@ def open_live(
             "quantize again",
             hint="adapterhub merge without --requantize",
         )
-    model, tokenizer = open_bare(files, backbone, dtype, quantize)
+    model, tokenizer = load_bare_backbone(files, backbone, dtype, quantize)
     return load_folder(model, files, name=name), tokenizer
+
+
+def load_bare_backbone(
+    folder: Path,
+    backbone: str | None = None,
+    dtype: str | None = None,
+    quantize: str | None = None,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load the backbone of an adapter, for its task but without the adapter, and its tokenizer.
+
+    Args:
+        folder: the adapter's folder.
+        backbone: where to load the backbone from, if not from the id in the manifest.
+        dtype: the dtype of the weights; None loads them in the dtype and quantization of the
+            training recipe.
+        quantize: a quantization that replaces the recipe's.
+
+    Raises:
+        BackboneError: the backbone cannot be loaded.
+    """
+    manifest = read_manifest(folder)
+    recipe = {} if dtype else manifest.training.get("recipe", {})
+    return load_backbone(
+        backbone or backbone_of_run(folder) or manifest.backbone.id,
+        task=training_record(manifest).task.head,
+        labels=manifest.labels,
+        revision=None if backbone else manifest.backbone.revision,
+        dtype=dtype or recipe.get("dtype"),
+        quantize=quantize or recipe.get("quantize"),
+    )

@@ -1,4 +1,4 @@
-"""Other libraries' adapter formats, a folder each, translated to and from ours.
+"""Translates other libraries' adapter checkpoints to and from ours, one folder per library.
 
-Translates for a backbone's anatomy; attaches nothing to a model.
+Translates for a backbone's anatomy; does not attach anything to a model.
 """

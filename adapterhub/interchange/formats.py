@@ -1,4 +1,4 @@
-"""The formats of other libraries, told apart by their files."""
+"""The checkpoint formats of other libraries, detected by their files."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from adapterhub.interchange.adapters_library.importer import (
     adapters_checkpoint_info,
     import_adapters,
 )
-from adapterhub.interchange.imported import CheckpointInfo, ImportedAdapter
+from adapterhub.interchange.imported_adapter import CheckpointInfo, ImportedAdapter
 from adapterhub.interchange.peft.files import is_peft
 from adapterhub.interchange.peft.importer import import_peft, peft_checkpoint_info
 
 
 class Reader(Protocol):
-    """Reads the adapter of a folder for a backbone; without `head` it leaves the task head out."""
+    """Imports the checkpoint in a folder for a backbone; `head=False` omits the task head."""
 
     def __call__(
         self, folder: Path, anatomy: Anatomy, *, allow_pickle: bool = False, head: bool = True
     ) -> ImportedAdapter:
-        """The checkpoint in our terms."""
+        """Return the translated checkpoint."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """A format: whether a folder is of it, its reader, and what to load a backbone with."""
+    """A checkpoint format: detection, reader, and what to load a backbone with."""
 
     name: str
     detect: Callable[[Path], bool]
@@ -38,7 +38,7 @@ class Format:
     checkpoint_info: Callable[[Path], CheckpointInfo]
 
 
-# Both have an adapter_config.json: the one that is known by more comes first.
+# Both have an adapter_config.json, so the format with the stricter detection comes first.
 FORMATS = (
     Format("adapters", is_adapters, import_adapters, adapters_checkpoint_info),
     Format("peft", is_peft, import_peft, peft_checkpoint_info),
@@ -46,7 +46,7 @@ FORMATS = (
 
 
 def detect(folder: Path) -> Format | None:
-    """The foreign format of a folder; None where it holds an adapter of ours, or nothing known."""
+    """Return the other library's format of a folder; None for native or unknown formats."""
     if (folder / MANIFEST_FILE).exists():
         return None
     return next((f for f in FORMATS if f.detect(folder)), None)

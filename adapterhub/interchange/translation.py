@@ -1,4 +1,4 @@
-"""A translation in the making: what an importer gathers, and what is common to all of them."""
+"""A translation in progress: what an importer collects, and the steps that all importers share."""
 
 from __future__ import annotations
 
@@ -25,8 +25,11 @@ HEAD = "head"
 
 @dataclass
 class Translation:
-    """Methods, tensors, and new `values` of the model's own parameters by their paths; `problems`
-    are what cannot be expressed, `notes` what the user should know."""
+    """The methods and tensors of a checkpoint, collected for one backbone.
+
+    `values` are new values of the model's own parameters by path; `problems` are what cannot be
+    expressed; `notes` tell the user what was changed.
+    """
 
     anatomy: Anatomy
     methods: list[Mapping[str, Mapping[str, Any]]] = field(default_factory=list)
@@ -37,110 +40,121 @@ class Translation:
     labels: tuple[str, ...] = ()
     head: bool = False
 
+    def note_dropout(self, rate: float) -> None:
+        """Note that a method without a dropout option drops the one of training."""
+        if rate:
+            self.notes.append(f"dropout {rate} of training is not carried over")
+
     def raise_problems(self, source: str) -> None:
-        """Refuse what cannot be expressed.
+        """Refuse the checkpoint if anything cannot be expressed.
 
         Raises:
-            MismatchError: there are problems; all of them.
+            MismatchError: there are problems; lists all of them.
         """
         if self.problems:
-            kind = self.anatomy.model.config.model_type
+            model_type = self.anatomy.model.config.model_type
             raise MismatchError(
-                f"{source} cannot be imported on this {kind} backbone",
+                f"{source} cannot be imported on this {model_type} backbone",
                 offenders=shorten(sorted(set(self.problems))),
-                expected="modules and sizes that this backbone has, and options known here",
+                expected="modules and shapes of this backbone, and supported options",
                 hint="load the backbone that it was trained on, with the same task",
             )
 
     def finalize(self) -> None:
-        """Turn the new values of parameters into a task head and into methods that hold
-        parameters."""
+        """Turn the new parameter values into a task head and into methods for the rest."""
         heads = tuple(f"{name}." for name in self.anatomy.head())
-        inside = {p: v for p, v in self.values.items() if heads and p.startswith(heads)}
-        rest = {p: v for p, v in self.values.items() if p not in inside}
-        self._finalize_head(inside)
-        known = self.anatomy.parameters()
-        rest = self._without_ties(rest)
+        head_values = {p: v for p, v in self.values.items() if heads and p.startswith(heads)}
+        values = {p: v for p, v in self.values.items() if p not in head_values}
+        self._finalize_head(head_values)
+        parameters = self.anatomy.parameters()
+        values = self._without_ties(values)
         self.problems += [
             f"{path}: this model has no such parameter"
-            for path in sorted(rest.keys() - known.keys())
+            for path in sorted(values.keys() - parameters.keys())
         ]
-        self._finalize_parameters({p: v for p, v in rest.items() if p in known})
+        self._finalize_parameters({p: v for p, v in values.items() if p in parameters})
         if not self.methods and not self.problems:
             self.methods += dump_methods([Head()])
 
-    def _finalize_head(self, saved: Mapping[str, Tensor]) -> None:
-        if not saved:
+    def _finalize_head(self, values: Mapping[str, Tensor]) -> None:
+        if not values:
             return
         self.head = True
-        fresh: frozenset[str] = getattr(self.anatomy.model, NEWLY_INITIALIZED, frozenset())
-        own = {
+        new: frozenset[str] = getattr(self.anatomy.model, NEWLY_INITIALIZED, frozenset())
+        model_head = {
             f"{child}.{name}": p
             for child, module in self.anatomy.head().items()
             for name, p in module.state_dict().items()
         }
         self.problems += [
-            f"{path}: the head has no such tensor" for path in sorted(saved.keys() - own.keys())
+            f"{path}: the head has no such tensor"
+            for path in sorted(values.keys() - model_head.keys())
         ]
-        for path, value in own.items():
-            if path not in saved:
-                note = f"{path}: a part of the task head that the files do not hold"
-                (self.problems if path in fresh else self.notes).append(note)
-            self.tensors[f"{HEAD}.{path}"] = saved.get(path, value).detach().to(torch.float32)
-        self.labels = self._labels(own, saved)
+        for path, model_value in model_head.items():
+            if path not in values:
+                line = f"{path}: part of the task head, missing from the files"
+                (self.problems if path in new else self.notes).append(line)
+            value = values.get(path, model_value)
+            self.tensors[f"{HEAD}.{path}"] = value.detach().to(torch.float32)
+        self.labels = self._labels(model_head, values)
 
-    def _labels(self, own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> tuple[str, ...]:
+    def _labels(
+        self, model_head: Mapping[str, Tensor], values: Mapping[str, Tensor]
+    ) -> tuple[str, ...]:
+        """Name the outputs of the checkpoint's head: as in the model, if it has as many."""
         config = self.anatomy.model.config
         count = outputs = config.num_labels or 0
-        for path, value in own.items():
-            other = saved.get(path, value)
-            fits = value.ndim and other.ndim and other.shape[1:] == value.shape[1:]
-            if fits and value.shape[0] == count != other.shape[0]:
-                outputs = other.shape[0]
+        for path, model_value in model_head.items():
+            value = values.get(path, model_value)
+            same_width = (
+                model_value.ndim and value.ndim and value.shape[1:] == model_value.shape[1:]
+            )
+            if same_width and model_value.shape[0] == count != value.shape[0]:
+                outputs = value.shape[0]
         if outputs == 1:
             return ()
-        known: dict[Any, str] = dict(config.id2label or {}) if outputs == count else {}
-        return tuple(str(known.get(i, f"LABEL_{i}")) for i in range(outputs))
+        names: dict[Any, str] = dict(config.id2label or {}) if outputs == count else {}
+        return tuple(str(names.get(i, f"LABEL_{i}")) for i in range(outputs))
 
     def _without_ties(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Of tied parameters the name that the anatomy knows; refused where only some were
-        changed."""
-        named = dict(self.anatomy.model.named_parameters(remove_duplicate=False))
-        known = self.anatomy.parameters()
-        kept: dict[str, Tensor] = {}
+        """Keep one path of tied parameters, the anatomy's; refuse ties with different values."""
+        by_path = dict(self.anatomy.model.named_parameters(remove_duplicate=False))
+        parameters = self.anatomy.parameters()
+        untied: dict[str, Tensor] = {}
         for path, value in values.items():
-            ties = [n for n, p in named.items() if p is named.get(path)] or [path]
+            ties = [n for n, p in by_path.items() if p is by_path.get(path)] or [path]
             if not all(n in values and torch.equal(values[n], value) for n in ties):
                 others = ", ".join(n for n in ties if n != path)
-                self.problems.append(f"{path}: it is tied to {others} here, and was not there")
-            kept[next((n for n in ties if n in known), path)] = value
-        return kept
+                self.problems.append(
+                    f"{path}: tied to {others} in this model, but not in the checkpoint"
+                )
+            untied[next((n for n in ties if n in parameters), path)] = value
+        return untied
 
     def _finalize_parameters(self, values: Mapping[str, Tensor]) -> None:
         if not values:
             return
-        anatomy = self.anatomy
-        parameters = anatomy.parameters()
+        parameters = self.anatomy.parameters()
         self.problems += [
             f"{path}: shape {tuple(v.shape)}, the backbone needs {tuple(parameters[path].shape)}"
             for path, v in values.items()
             if v.shape != parameters[path].shape
         ]
-        method = _holder(anatomy, values)
+        method = _method_for(self.anatomy, values)
         self.methods += dump_methods([method])
         for path, value in values.items():
-            site, _, name = anatomy.key(path).rpartition(".")
+            site, _, name = self.anatomy.key(path).rpartition(".")
             self.tensors[f"{site}.{method.name}.{name}"] = value
 
 
-def _holder(anatomy: Anatomy, paths: Iterable[str]) -> Method:
-    """The method that trains exactly these parameters."""
-    wanted = set(paths)
+def _method_for(anatomy: Anatomy, paths: Iterable[str]) -> Method:
+    """Return the method that trains exactly these parameters."""
+    trained = set(paths)
     for method in (BitFit(), Norms(), Norms(outside=False)):
         try:
             plan = {step.path for step in method.plan(anatomy) if isinstance(step, Unfrozen)}
         except AdapterhubError:
             continue
-        if plan == wanted:
+        if plan == trained:
             return method
-    return SelectedParameters(names=tuple(sorted(anatomy.key(path) for path in wanted)))
+    return SelectedParameters(names=tuple(sorted(anatomy.key(path) for path in trained)))

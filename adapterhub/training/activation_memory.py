@@ -1,18 +1,18 @@
-"""What the backward pass keeps of a batch: counted in forward passes over small ones.
+"""Activation memory: what the backward pass keeps of a batch, extrapolated from small batches.
 
-Each tensor that autograd saves counts once, and those of the model not at all. Of B rows of T
-tokens they take
+Every tensor that autograd saves is counted once; tensors of the model are not counted. A batch of B
+rows of T tokens takes
 
     p(T) + B q(T)      bytes
 
-p and q are polynomials of degree 2: p has the trained parameters in the dtype of the computation
-and relative positions, q what attention keeps without a fused kernel. All is counted as this model,
-this method and this attention compute it, and it is exact for any B and T as far as sizes follow
-the polynomials. With gradient checkpointing the inputs of the layers are kept, and all of one layer
-at a time.
+with polynomials p and q of degree 2: p covers the trained parameters in the dtype of the
+computation and relative positions; the quadratic term of q is attention without a fused kernel.
+Both are measured on this model, method and attention implementation, and are exact for any B and T
+if sizes follow the polynomials. With gradient checkpointing, the inputs of all layers are kept, and
+everything of one layer at a time.
 
-Logits of a language model with their loss in fp32 add LOGIT_BYTES each. What single operations need
-for their own time is not counted.
+The logits of a language model, with their fp32 loss, add LOGIT_BYTES each. Temporary buffers within
+single operations are not counted.
 """
 
 from __future__ import annotations
@@ -30,41 +30,47 @@ from adapterhub.backbones.weights import device_of
 from adapterhub.training.gradient_checkpointing import recompute
 
 LOGIT_BYTES = 12.5  # measured: transformers keeps them in fp32, twice, and their gradient
-LONGEST = 24  # tokens of a row of the small batches
+LONGEST = 24  # tokens per row of the small batches
 
 
 def activation_bytes(adapter: Adapter, rows: int, tokens: int, recomputed: bool = False) -> int:
-    """What the backward pass will keep of a batch. The model is left as it was."""
+    """Predict the bytes that the backward pass keeps of a batch. The model is not changed.
+
+    Args:
+        adapter: the attached adapter.
+        rows: the batch size.
+        tokens: the tokens per row.
+        recomputed: with gradient checkpointing.
+    """
     model = adapter.model
     modes = {module: module.training for module in model.modules()}
     adapter.train_mode()
     try:
-        kept = _extrapolated(adapter, rows, tokens, False)
+        total = _extrapolated(adapter, rows, tokens, recomputed=False)
         if recomputed:
             with recompute(model, True) as layers:
                 count = len(layers.layers) if layers else 1
-            inputs = _extrapolated(adapter, rows, tokens, True)
-            kept = inputs + (kept - inputs) / count
+            inputs = _extrapolated(adapter, rows, tokens, recomputed=True)
+            total = inputs + (total - inputs) / count
     finally:
         for module, mode in modes.items():
             module.training = mode
-    scores = model.get_output_embeddings() is not None
-    vocabulary = model.config.get_text_config().vocab_size if scores else 0
-    return round(kept + LOGIT_BYTES * rows * tokens * vocabulary)
+    has_logits = model.get_output_embeddings() is not None
+    vocabulary = model.config.get_text_config().vocab_size if has_logits else 0
+    return round(total + LOGIT_BYTES * rows * tokens * vocabulary)
 
 
 def _extrapolated(adapter: Adapter, rows: int, tokens: int, recomputed: bool) -> float:
-    last = min(tokens, LONGEST)
-    sizes = sorted({max(1, last // 3), max(1, 2 * last // 3), last})
-    one, two = (
-        {size: saved_bytes(adapter, batch, size, recomputed) for size in sizes} for batch in (1, 2)
-    )
-    each = {size: two[size] - one[size] for size in sizes}
-    return _through(one, tokens) + (rows - 1) * _through(each, tokens)
+    longest = min(tokens, LONGEST)
+    lengths = sorted({max(1, longest // 3), max(1, 2 * longest // 3), longest})
+    one_row = {length: saved_bytes(adapter, 1, length, recomputed) for length in lengths}
+    two_rows = {length: saved_bytes(adapter, 2, length, recomputed) for length in lengths}
+    per_row = {length: two_rows[length] - one_row[length] for length in lengths}
+    return _polynomial(one_row, tokens) + (rows - 1) * _polynomial(per_row, tokens)
 
 
-def _through(points: dict[int, int], at: int) -> float:
-    """The polynomial of the least degree through these points (Lagrange)."""
+def _polynomial(points: dict[int, int], at: int) -> float:
+    """Evaluate the polynomial of least degree through `points` (Lagrange)."""
     return sum(
         value * math.prod((at - other) / (x - other) for other in points if other != x)
         for x, value in points.items()
@@ -72,18 +78,26 @@ def _through(points: dict[int, int], at: int) -> float:
 
 
 def saved_bytes(adapter: Adapter, rows: int, tokens: int, recomputed: bool = False) -> int:
-    """What autograd saves of a batch of random tokens, in bytes."""
-    model, kept = adapter.model, {}
-    own = (*model.parameters(), *model.buffers())
-    known = {storage.data_ptr() for tensor in own for storage in _storages(tensor)}
+    """Measure the bytes that autograd saves of a batch of random tokens.
 
-    def keep(tensor: Tensor) -> Tensor:
+    Args:
+        adapter: the attached adapter.
+        rows: the batch size.
+        tokens: the tokens per row.
+        recomputed: with gradient checkpointing.
+    """
+    model = adapter.model
+    model_tensors = (*model.parameters(), *model.buffers())
+    model_storages = {s.data_ptr() for tensor in model_tensors for s in _storages(tensor)}
+    saved: dict[int, torch.UntypedStorage] = {}
+
+    def record(tensor: Tensor) -> Tensor:
         for storage in _storages(tensor):
-            if storage.data_ptr() not in known:
-                kept[storage.data_ptr()] = storage  # alive, so that no other takes its place
+            if storage.data_ptr() not in model_storages:
+                saved[storage.data_ptr()] = storage  # kept alive, so that no address is reused
         return tensor
 
-    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    hooks = torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor)
     device = device_of(model)
     gpus = [device] if device is not None and device.type == "cuda" else []
     with (
@@ -96,11 +110,11 @@ def saved_bytes(adapter: Adapter, rows: int, tokens: int, recomputed: bool = Fal
         with hooks:
             outputs = model(**probe_batch(model, rows=rows, tokens=tokens))
     del outputs
-    return sum(storage.nbytes() for storage in kept.values())
+    return sum(storage.nbytes() for storage in saved.values())
 
 
 def _storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
-    """Where the numbers of a tensor lie: of torchao's, those of the tensors that it wraps."""
+    """Yield the storages of a tensor; for a torchao tensor, those of the tensors that it wraps."""
     if is_traceable_wrapper_subclass(tensor):
         for name in tensor.__tensor_flatten__()[0]:
             yield from _storages(getattr(tensor, name))

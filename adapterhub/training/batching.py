@@ -1,4 +1,4 @@
-"""Which examples form which batch: a pure function, so a resumed run can skip without state."""
+"""Which examples form which batch: a pure function, so resuming a run needs no sampler state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MEGA_BATCH = 50
 
 
 class BatchList(Protocol):
-    """The batches of one epoch. An item is made when it is asked for, so skipping costs nothing."""
+    """The batches of one epoch. A batch is collated on access, so skipping costs nothing."""
 
     def __len__(self) -> int: ...
 
@@ -22,7 +22,7 @@ class BatchList(Protocol):
 
 
 class LazyBatches:
-    """A `BatchList` from index lists (`batch_order`) and a function that collates one of them."""
+    """A `BatchList` from index lists (`batch_order`) and a collate function."""
 
     def __init__(self, order: Sequence[list[int]], collate: Callable[[list[int]], Batch]) -> None:
         self.order = order
@@ -38,12 +38,19 @@ class LazyBatches:
 def batch_order(
     lengths: Sequence[int], batch_size: int, epoch: int, seed: int, grouped: bool
 ) -> list[list[int]]:
-    """Index lists of the batches of one epoch; every index of `lengths` is in exactly one.
+    """Return the index lists of the batches of one epoch; each example is in exactly one.
 
-    All are of `batch_size`, save the last where the count does not divide. With `grouped`, shuffled
-    runs of 50 batches are sorted by length (tokens) before they are cut, so that a batch needs
-    little padding; then the full batches are shuffled, so that no length comes first. The same
-    arguments give the same order: nothing else is read, no global random state is used.
+    The last batch is smaller if the number of examples is not a multiple of `batch_size`. The order
+    depends on the arguments alone; global random states are neither read nor changed.
+
+    Args:
+        lengths: the length of each example, in tokens.
+        batch_size: examples per batch.
+        epoch: the epoch, counted from 0.
+        seed: the seed of the run.
+        grouped: sort shuffled runs of 50 batches by length before they are cut, which saves
+            padding; the full batches are then shuffled again, so that lengths do not follow an
+            order.
     """
     random = np.random.default_rng([seed, epoch])
     order = random.permutation(len(lengths))
@@ -57,9 +64,15 @@ def batch_order(
 
 
 def share(window: range, rank: int, world: int) -> list[int]:
-    """The batches of one optimizer step that process `rank` of `world` computes.
+    """Return the batches of one optimizer step that one process computes.
 
-    Each process gets the same number; where they do not divide, the first are computed twice.
+    Each process gets the same number of batches; if they do not divide, the first ones are computed
+    twice.
+
+    Args:
+        window: the batches of the step.
+        rank: the process.
+        world: the number of processes.
     """
     rounds = -(-len(window) // world)
     return [window[(rank + i * world) % len(window)] for i in range(rounds)]

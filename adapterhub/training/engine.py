@@ -1,12 +1,16 @@
-"""One optimizer step, on accelerate: precision, accumulation, clipping, and the checks on them."""
+"""One optimizer step with accelerate: precision, accumulation, clipping, and checks of the result.
+
+`Engine.step` is the whole path from a batch to changed weights: forward pass, backward pass,
+clipping, optimizer, schedule.
+"""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -22,51 +26,22 @@ from adapterhub.training.batching import Batch, BatchList, share
 from adapterhub.training.optimizers import OPTIMIZERS
 from adapterhub.training.options import TrainOptions
 from adapterhub.training.schedules import DEFAULT, schedule
-
-
-class Trainee(Protocol):
-    """What is trained: a model whose output has a `loss`, and which tensors of it change."""
-
-    @property
-    def model(self) -> torch.nn.Module:
-        """Called as `model(**batch)`."""
-
-    def param_groups(self, options: TrainOptions) -> list[dict[str, Any]]:
-        """Groups for AdamW, each with "name", "lr" and "params". One without a "weight_decay" of
-        its own decays by `options.weight_decay`, save its 1-D parameters."""
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The live trained parameters by name; a checkpoint is restored by copying into them. One
-        that does not require a gradient now (a method with a schedule) is saved all the same."""
-
-    @property
-    def staged(self) -> bool:
-        """Whether `enter` ever changes what trains."""
-
-    def enter(self, epoch: int, improved: Sequence[bool]) -> bool:
-        """Lets those tensors require a gradient that train now; returns whether that changed.
-
-        Called before the first step of a session, and after each epoch and evaluation. It must
-        depend on its arguments alone: `epoch` is that of the next step, `improved` says of each
-        evaluation so far whether it was the best until then.
-        """
-
-    def train_mode(self, dropout: bool) -> None:
-        """Puts each module in its mode for training; `dropout`: that of the frozen part is on."""
+from adapterhub.training.trainee import Trainee
 
 
 class NotFinite(TrainingError):
-    """A loss, gradient or trained tensor is infinite or not a number."""
+    """A loss, gradient norm or trained tensor is infinite or NaN."""
 
 
 class Engine:
     """Optimizer, schedule and accelerator of one run, on the device of the trained tensors.
 
-    The gradient of a step is the mean over its micro-batches, also where the last step of an epoch
-    has fewer. In fp16 a step whose gradient overflows is skipped, and the schedule waits.
+    The gradient of a step is the mean over its micro-batches, even if the last step of an epoch has
+    fewer. In fp16, a step whose gradient overflows is skipped, and the schedule does not advance.
 
-    Raises `ConfigError` for a precision that the device lacks, `TrainingError` for trained tensors
-    in half precision.
+    Raises:
+        ConfigError: the device does not support the precision.
+        TrainingError: trained tensors are in half precision, or there are none.
     """
 
     scheduler: torch.optim.lr_scheduler.LambdaLR
@@ -88,7 +63,7 @@ class Engine:
         self.checked = False
 
     def begin(self, total: int) -> None:
-        """Makes the optimizer and a schedule of `total` steps."""
+        """Create the optimizer and a schedule of `total` steps."""
         options = self.options
         self.optimizer = OPTIMIZERS[options.optimizer].make(self.groups, options)
         multiplier = schedule(options.schedule or DEFAULT, total, options.warmup)
@@ -96,7 +71,11 @@ class Engine:
         self.prepared = self.accelerator.prepare_optimizer(self.optimizer, device_placement=False)
 
     def step(self, epoch: BatchList, window: range) -> int:
-        """One optimizer step on these batches of the epoch; returns the number of examples."""
+        """Take one optimizer step on the batches `window` of an epoch.
+
+        Returns:
+            The number of examples, over all processes.
+        """
         indices = share(window, self.accelerator.process_index, self.world)
         loss = torch.zeros((), device=self.device)
         examples = 0
@@ -108,90 +87,20 @@ class Engine:
             examples += len(next(iter(batch.values()))) * self.world
         if not self.checked:
             self._check_gradients()
-        limit = self.options.max_grad_norm or math.inf
-        norm = self.accelerator.clip_grad_norm_(self.params, limit)
-        self.prepared.step()
-        if not self.prepared.step_was_skipped:
-            self.scheduler.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        # Both stay on the device: to read them each step would make the host wait for it.
+        norm = self._update()
+        # Both stay on the device: reading them at each step would make the host wait for it.
         self.unread.append(torch.stack([loss, norm]))
         return examples
 
-    def read(self, step: int) -> list[float]:
-        """The losses since the last call, `step` being that of the newest.
-
-        Raises `NotFinite` for the first step whose loss or gradient norm is not finite.
-        """
-        if not self.unread:
-            return []
-        seen = torch.stack(self.unread)
-        if self.world > 1:
-            seen = self.accelerator.reduce(seen, "mean")
-        self.unread.clear()
-        rows = seen.tolist()
-        scaler = self.accelerator.scaler
-        scaled = scaler is not None and scaler.is_enabled()
-        for number, (loss, norm) in enumerate(rows, start=step - len(rows) + 1):
-            # With loss scaling an infinite norm is normal: that step was skipped.
-            if not (math.isfinite(loss) and (scaled or math.isfinite(norm))):
-                raise self.not_finite(f"step {number} has loss {loss} and gradient norm {norm}")
-        return [loss for loss, _ in rows]
-
-    def finite_tensors(self) -> dict[str, torch.Tensor]:
-        """The trained tensors on the CPU. Raises `NotFinite` when one is not finite."""
-        tensors = {name: t.detach().cpu() for name, t in self.trainee.tensors().items()}
-        bad = [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
-        if bad:
-            raise self.not_finite(f"not finite any more: {', '.join(bad)}")
-        return tensors
-
-    def not_finite(self, problem: str) -> NotFinite:
-        """The error for a run that has diverged."""
-        rate = max(group["lr"] for group in self.groups)
-        mixed = self.options.mixed_precision != "no"
-        return NotFinite(
-            f"training stopped, {problem}",
-            expected="finite losses; the last checkpoint, from before this, is kept",
-            hint=f"a lower train.learning_rate (the peak was {rate:g})"
-            f"{', train.mixed_precision=no' * mixed}, or look for broken examples in the data",
-        )
-
-    def agreed(self, metrics: dict[str, float]) -> dict[str, float]:
-        """The metrics of the first process, in each: rounding differs between devices, and what is
-        best must not."""
-        return metrics if self.world == 1 else broadcast_object_list([metrics])[0]
-
-    def rates(self) -> dict[str, float]:
-        """The learning rate of each group in the step that was the last."""
-        multiplier = self.scheduler.lr_lambdas[0](max(0, self.scheduler.last_epoch - 1))
-        return {g["name"]: g["initial_lr"] * multiplier for g in self.optimizer.param_groups}
-
-    def state(self) -> dict[str, Any]:
-        """What `load_state` needs to go on exactly."""
-        scaler = self.accelerator.scaler
-        return {
-            "optimizer": self.optimizer.state_dict(),
-            "scheduler": self.scheduler.state_dict(),
-            "scaler": {} if scaler is None else scaler.state_dict(),
-        }
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Puts back what `state` returned; after `begin`."""
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scheduler.load_state_dict(state["scheduler"])
-        if self.accelerator.scaler is not None:
-            self.accelerator.scaler.load_state_dict(state["scaler"])
-
     def _backward(self, batch: Batch, parts: int) -> torch.Tensor:
-        """Adds the gradients of one micro-batch of `parts`; returns its share of the loss."""
+        """Add the gradients of one of `parts` micro-batches; return its share of the loss."""
         moved = {k: v.to(self.device, non_blocking=True) for k, v in batch.items()}
         try:
             with self.accelerator.autocast():
                 loss: torch.Tensor | None = self.model(**moved).loss
             if loss is None:
                 raise TrainingError(
-                    "the model gave no loss",
+                    "the model returned no loss",
                     expected="labels in each batch",
                     hint=f"the batch has {', '.join(sorted(batch))}",
                 )
@@ -201,8 +110,90 @@ class Engine:
             raise _out_of_memory(self.options) from error
         return part.detach()
 
+    def _update(self) -> torch.Tensor:
+        """Clip the gradients, step optimizer and schedule; return the gradient norm."""
+        limit = self.options.max_grad_norm or math.inf
+        norm: torch.Tensor = self.accelerator.clip_grad_norm_(self.params, limit)
+        self.prepared.step()
+        if not self.prepared.step_was_skipped:
+            self.scheduler.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def read(self, step: int) -> list[float]:
+        """Return the losses since the last call; `step` is the number of the latest step.
+
+        Raises:
+            NotFinite: a loss or gradient norm is not finite; the error names the first such step.
+        """
+        if not self.unread:
+            return []
+        unread = torch.stack(self.unread)
+        if self.world > 1:
+            unread = self.accelerator.reduce(unread, "mean")
+        self.unread.clear()
+        rows = unread.tolist()
+        scaler = self.accelerator.scaler
+        scaled = scaler is not None and scaler.is_enabled()
+        for number, (loss, norm) in enumerate(rows, start=step - len(rows) + 1):
+            # With loss scaling an infinite norm is normal: that step was skipped.
+            if not (math.isfinite(loss) and (scaled or math.isfinite(norm))):
+                raise self.not_finite(f"step {number} has loss {loss} and gradient norm {norm}")
+        return [loss for loss, _ in rows]
+
+    def finite_tensors(self) -> dict[str, torch.Tensor]:
+        """Return the trained tensors on the CPU.
+
+        Raises:
+            NotFinite: a tensor is not finite.
+        """
+        tensors = {name: t.detach().cpu() for name, t in self.trainee.tensors().items()}
+        bad = [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
+        if bad:
+            raise self.not_finite(f"these tensors are no longer finite: {', '.join(bad)}")
+        return tensors
+
+    def not_finite(self, problem: str) -> NotFinite:
+        """Build the error for a run that has diverged."""
+        rate = max(group["lr"] for group in self.groups)
+        mixed = self.options.mixed_precision != "no"
+        return NotFinite(
+            f"training stopped: {problem}",
+            expected="finite losses; the last checkpoint, from before this, is kept",
+            hint=f"a lower train.learning_rate (the peak was {rate:g})"
+            f"{', train.mixed_precision=no' * mixed}, or look for broken examples in the data",
+        )
+
+    def agreed(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Return the metrics of the first process in every process.
+
+        Rounding differs between devices, but all processes must choose the same best checkpoint.
+        """
+        return metrics if self.world == 1 else broadcast_object_list([metrics])[0]
+
+    def rates(self) -> dict[str, float]:
+        """Return the learning rate of each group in the latest step."""
+        multiplier = self.scheduler.lr_lambdas[0](max(0, self.scheduler.last_epoch - 1))
+        return {g["name"]: g["initial_lr"] * multiplier for g in self.optimizer.param_groups}
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of optimizer, schedule and loss scaler, for `load_state`."""
+        scaler = self.accelerator.scaler
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "scaler": {} if scaler is None else scaler.state_dict(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore a state that `state` returned; call `begin` first."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        if self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+
     def _check_gradients(self) -> None:
-        """At the first step: the loss reaches everything that should train."""
+        """Check, at the first step, that the loss reaches every tensor that should train."""
         self.checked = True
         offenders = list(self._untrained())
         if offenders:
@@ -214,34 +205,37 @@ class Engine:
             )
 
     def _untrained(self) -> Iterator[str]:
-        known = {id(p) for p in self.params}
+        optimized = {id(p) for p in self.params}
         tensors = {k: t for k, t in self.trainee.tensors().items() if t.requires_grad}
         for name, tensor in tensors.items():
             if tensor.grad is None:
                 yield f"{name}: no gradient"
-            elif id(tensor) not in known:
+            elif id(tensor) not in optimized:
                 yield f"{name}: not in the optimizer"
         gradients = [t.grad for t in tensors.values() if t.grad is not None]
         if not tensors:
-            yield "none requires a gradient"
+            yield "no tensor requires a gradient"
         elif len(gradients) == len(tensors) and not any(bool(g.any()) for g in gradients):
             yield "every gradient is zero"
 
 
 def _accelerator(options: TrainOptions, device: torch.device, staged: bool) -> Accelerator:
-    """An accelerator of this run's own: accelerate keeps one state a process, and would refuse a
-    second run with another precision or device."""
+    """Create an accelerator with a fresh state.
+
+    accelerate keeps one state per process, and would refuse a second run with another precision or
+    device.
+    """
     AcceleratorState._reset_state()
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         PartialState._reset_state()
-    # DDP waits for the gradient of every tensor that trains at any time, unless told to look.
+    # DDP waits for the gradient of every tensor that ever trains, unless it looks for unused ones.
     parallel = DistributedDataParallelKwargs(find_unused_parameters=staged)
     try:
         return Accelerator(
             mixed_precision=options.mixed_precision,
             cpu=device.type == "cpu",
             kwargs_handlers=[parallel],
-            # `accelerate launch` may name a number of steps, by which each loss would be divided.
+            # `accelerate launch` may set a number of steps, by which each loss would be divided.
             gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
         )
     except ValueError as error:
@@ -252,16 +246,18 @@ def _accelerator(options: TrainOptions, device: torch.device, staged: bool) -> A
 
 
 def _decay_groups(groups: list[dict[str, Any]], decay: float) -> list[dict[str, Any]]:
-    """Splits each group without its own decay in matrices, which decay, and 1-D, which do not."""
+    """Split each group without "weight_decay" into matrices (decayed) and 1-D (not decayed)."""
     split: list[dict[str, Any]] = []
     for group in groups:
         if "weight_decay" in group:
             split.append(group)
             continue
         params = list(group["params"])
-        wide, flat = [p for p in params if p.ndim > 1], [p for p in params if p.ndim <= 1]
-        parts = ((wide, decay), (flat, 0.0))
-        split += [{**group, "params": part, "weight_decay": d} for part, d in parts if part]
+        matrices, vectors = [p for p in params if p.ndim > 1], [p for p in params if p.ndim <= 1]
+        if matrices:
+            split.append({**group, "params": matrices, "weight_decay": decay})
+        if vectors:
+            split.append({**group, "params": vectors, "weight_decay": 0.0})
     return split
 
 
@@ -273,9 +269,10 @@ def _check_fp32(trainee: Trainee) -> None:
     offenders = [f"{name}: {t.dtype}" for name, t in tensors.items() if t.dtype in half]
     if offenders:
         raise TrainingError(
-            "some trained tensors are in half precision, where small updates are lost",
-            expected="trained tensors in fp32; train.mixed_precision sets that of the computation",
-            hint="load the backbone in fp32 where the method trains its own parameters",
+            "some trained tensors are in half precision, which loses small updates",
+            expected="trained tensors in fp32; train.mixed_precision sets the precision of the "
+            "computation",
+            hint="load the backbone in fp32 if the method trains backbone parameters",
             offenders=offenders,
         )
 

@@ -1,11 +1,11 @@
-"""Gradient checkpointing: activations of a layer are computed again in the backward pass.
+"""Gradient checkpointing: the activations of a layer are recomputed in the backward pass.
 
 transformers checkpoints a layer only while `layer.training` is true. A frozen backbone is in
-evaluation mode, so that its dropout is off, and there the option would silently do nothing. Here
-the layer is in training mode for that check alone, and back in its own mode while it computes.
+evaluation mode, which disables its dropout, so there the option would silently have no effect. Here
+the layer is in training mode for that check alone, and in its own mode while it computes.
 
-What a layer keeps beside autograd's saved tensors is not seen here: bitsandbytes' int8 layers do
-(`adapterhub.backbones.quantized.forget_input`).
+Inputs that a layer keeps outside autograd's saved tensors are not freed by this: see bitsandbytes'
+int8 layers (`adapterhub.backbones.quantized.forget_input`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from torch.utils.checkpoint import checkpoint
 from adapterhub.errors import ConfigError
 
 
-class Recompute:
-    """Gradient checkpointing on the layers of one model, until `undo`.
+class CheckpointedLayers:
+    """The layers of one model that are recomputed, from `apply` until `undo`.
 
-    Raises `ConfigError` when the model has no layer that transformers can checkpoint.
+    Raises:
+        ConfigError: the model has no layer that transformers can checkpoint.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -40,15 +41,15 @@ class Recompute:
         self.modes = [layer.training for layer in self.layers]
 
     def apply(self) -> None:
-        """Turns it on, for the modes that the layers have now. Call again when modes change."""
+        """Enable it with the current modes of the layers. Call again when modes change."""
         self.modes = [layer.training for layer in self.layers]
         for layer, mode in zip(self.layers, self.modes, strict=True):
             layer.gradient_checkpointing = True
-            layer._gradient_checkpointing_func = _in_mode(layer, mode)
+            layer._gradient_checkpointing_func = _checkpoint_in_mode(layer, mode)
             layer.training = True
 
     def undo(self) -> None:
-        """Puts modes and layers back as they were."""
+        """Restore the layers and their modes."""
         for layer, mode in zip(self.layers, self.modes, strict=True):
             layer.training = mode
             layer.__dict__.pop("gradient_checkpointing", None)
@@ -56,9 +57,9 @@ class Recompute:
 
 
 @contextmanager
-def recompute(model: torch.nn.Module, on: bool) -> Iterator[Recompute | None]:
-    """Gradient checkpointing while the block runs, if `on`."""
-    layers = Recompute(model) if on else None
+def recompute(model: torch.nn.Module, enabled: bool) -> Iterator[CheckpointedLayers | None]:
+    """Allow gradient checkpointing while the block runs, if `enabled`; `apply` turns it on."""
+    layers = CheckpointedLayers(model) if enabled else None
     try:
         yield layers
     finally:
@@ -66,14 +67,16 @@ def recompute(model: torch.nn.Module, on: bool) -> Iterator[Recompute | None]:
             layers.undo()
 
 
-def _in_mode(layer: torch.nn.Module, mode: bool) -> Callable[..., Any]:
+def _checkpoint_in_mode(layer: torch.nn.Module, mode: bool) -> Callable[..., Any]:
     def run(function: Callable[..., Any], *inputs: Any) -> Any:
-        return checkpoint(_quietly, layer, mode, function, *inputs, use_reentrant=False)
+        return checkpoint(_call_in_mode, layer, mode, function, *inputs, use_reentrant=False)
 
     return run
 
 
-def _quietly(layer: torch.nn.Module, mode: bool, function: Callable[..., Any], *inputs: Any) -> Any:
+def _call_in_mode(
+    layer: torch.nn.Module, mode: bool, function: Callable[..., Any], *inputs: Any
+) -> Any:
     layer.training = mode
     try:
         return function(*inputs)

@@ -1,25 +1,20 @@
 """The training loop: the same for every method, task and backbone.
 
-An epoch is a `BatchList`: its length is known and a batch is made only when it is asked for, so a
-resumed run starts in the middle of an epoch without collating what it skips. `batches(epoch)` must
-depend on `epoch` alone, and all epochs have one length. What trains may change between steps, where
-`Trainee.enter` says so (a method with stages): that too follows from the saved progress alone.
+An epoch is a `BatchList`: its length is known and its batches are collated on access, so a resumed
+run starts in the middle of an epoch without collating the batches that it skips. `batches(epoch)`
+must depend on `epoch` alone, and all epochs have one length. Which tensors train may change between
+steps (`Trainee.enter`); that too depends only on the saved progress.
 
-A run that was stopped at any moment, kill -9 included, and resumed ends with the bytes of a run
-that was not: tensors, and `metrics.jsonl`.
+A run that was stopped at any moment, `kill -9` included, and resumed ends with the same tensors and
+the same `metrics.jsonl`, to the byte, as an uninterrupted run.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import signal
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,22 +25,24 @@ from adapterhub.errors import ConfigError, OutputError, TrainingError, did_you_m
 from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.training import checkpoint
 from adapterhub.training.batching import BatchList
-from adapterhub.training.engine import Engine, Trainee
-from adapterhub.training.gradient_checkpointing import Recompute, recompute
+from adapterhub.training.clock import RunClock
+from adapterhub.training.engine import Engine
+from adapterhub.training.gradient_checkpointing import CheckpointedLayers, recompute
 from adapterhub.training.options import TrainOptions
-from adapterhub.training.report import Evaluated, Reporter, Silent, Timing, TrainingLine
+from adapterhub.training.progress import RunProgress
+from adapterhub.training.report import Evaluated, Reporter, TrainingLine
 from adapterhub.training.stages import improvements
-
-__all__ = ["Trainee", "TrainingResult", "train"]
+from adapterhub.training.stop_signals import StopRequest, catch_stop_signals
+from adapterhub.training.trainee import Trainee
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """How a run ended. `history` has the metrics of each evaluation with "step" and "epoch".
+    """The result of a run. `history` has the metrics of each evaluation with "step" and "epoch".
 
-    `seconds` is all work over all sessions of the run; `examples_per_second` is of training alone;
-    `peak_memory` is bytes: of the accelerator where there is one, else of the process. `best` is
-    empty where the metric was never finite; the tensors are then those of the last step.
+    `seconds` is the time of all work over all sessions of the run; `examples_per_second` counts
+    training alone; `peak_memory` is in bytes, of the GPU or, without one, of the process. `best` is
+    empty if the metric was never finite; the tensors are then those of the last step.
     """
 
     best: dict[str, float]
@@ -72,112 +69,94 @@ def train(
     run: Mapping[str, Any],
     reporter: Reporter,
 ) -> TrainingResult:
-    """Trains on the device where the trained tensors are, and ends with the best tensors live.
+    """Train on the device of the trained tensors; at the end these are the best tensors.
 
-    `evaluate` is called in evaluation mode, without gradients. `run` describes the run (recipe,
-    data hash); a resume of another run is refused. `resume` without a checkpoint starts anew.
+    Args:
+        trainee: the model and its trained tensors.
+        batches: returns the batches of an epoch.
+        evaluate: returns the metrics; called in evaluation mode, without gradients.
+        options: the training options.
+        output: the folder for checkpoints.
+        seed: the seed of dropout.
+        main_metric: the metric that selects the best tensors, unless the options name one.
+        resume: continue from the last checkpoint, if there is one.
+        run: the description of the run (recipe, data hash); that of a checkpoint must be equal.
+        reporter: where progress is reported.
 
-    Raises `ConfigError` (another run, a precision that the device lacks), `OutputError` (a run is
-    already in `output`, or the disk is full), `TrainingError` (loss not finite, tensors without a
-    gradient, out of memory, or Ctrl-C and SIGTERM, after the state is saved).
+    Raises:
+        ConfigError: the checkpoint is of another run, or the device does not support the precision.
+        OutputError: `output` has a run already (without `resume`), or cannot be written.
+        TrainingError: a loss is not finite, tensors get no gradient, memory is exhausted, or a
+            signal stopped the run, after its state was saved.
     """
     engine = Engine(trainee, options)
-    described = {**run, "train": dataclasses.asdict(options), "seed": seed}
-    described["processes"] = engine.world
-    session = _Session(engine, evaluate, options, output, main_metric, described)
+    fixed = {"train": dataclasses.asdict(options), "seed": seed, "processes": engine.world}
+    session = _Session(engine, evaluate, output, main_metric, {**run, **fixed})
     set_seed(seed, device_specific=True)
-    saved = session.saved_state(resume)
-    session.reporter = reporter if session.engine.accelerator.is_main_process else Silent()
-    on = options.gradient_checkpointing
+    saved = session.load_saved(resume)
+    session.reporter = reporter if engine.accelerator.is_main_process else Reporter()
     try:
-        with _stop_signals() as session.stop, recompute(trainee.model, on) as session.layers:
-            epoch = batches(session.progress.epoch)
-            session.begin(epoch, saved)
-            while not session.progress.finished:
-                session.train_epoch(epoch)
-                if not session.progress.finished:
-                    epoch = batches(session.progress.epoch)
+        with (
+            catch_stop_signals() as session.stop,
+            recompute(trainee.model, options.gradient_checkpointing) as session.layers,
+        ):
+            session.train(batches, saved)
         return session.finish()
     finally:
         session.reporter.close()
 
 
-@dataclass
-class _Progress:
-    """Where a run is, as a checkpoint keeps it. `batch` is the next micro-batch of `epoch`.
-
-    `losses` are those since the last report, `stale` the evaluations since the best.
-    """
-
-    step: int = 0
-    epoch: int = 0
-    batch: int = 0
-    best_step: int | None = None
-    stale: int = 0
-    finished: bool = False
-    losses: list[float] = field(default_factory=list)
-    history: list[dict[str, float]] = field(default_factory=list)
-    examples: int = 0
-    train_seconds: float = 0.0
-    other_seconds: float = 0.0
-    peak_memory: int = 0
-
-    def record(self, step: int | None) -> dict[str, float]:
-        """The evaluation at `step`."""
-        return next(record for record in self.history if record["step"] == step)
-
-
-class _Stop:
-    """Whether a signal asked the run to end after its step."""
-
-    requested = False
-
-
 class _Session:
-    """What `train` holds between its steps."""
+    """One session of a run: the state that `train` keeps between steps."""
 
-    stop: _Stop
-    layers: Recompute | None
+    stop: StopRequest
+    layers: CheckpointedLayers | None
     reporter: Reporter
+    clock: RunClock
     total: int
 
     def __init__(
         self,
         engine: Engine,
         evaluate: Callable[[], Mapping[str, float]],
-        options: TrainOptions,
         output: Path,
         main_metric: str,
         run: dict[str, Any],
     ) -> None:
-        self.engine, self.trainee = engine, engine.trainee
-        self.evaluate, self.options, self.run = evaluate, options, run
-        self.metric = options.best_metric or main_metric
+        self.engine, self.trainee, self.options = engine, engine.trainee, engine.options
+        self.evaluate, self.run = evaluate, run
+        self.metric = self.options.best_metric or main_metric
         self.last = checkpoint.folder_of(output, "last")
         self.best = checkpoint.folder_of(output, "best")
-        self.progress = _Progress()
-        self.reported = (0, 0.0)
-        self.clock = time.perf_counter()
+        self.progress = RunProgress()
 
-    def saved_state(self, resume: bool) -> checkpoint.State | None:
-        """The checkpoint to go on from; its tensors and progress are already taken over."""
+    def load_saved(self, resume: bool) -> checkpoint.State | None:
+        """Load tensors and progress of the last checkpoint, if there is one, and return it."""
         if not checkpoint.exists(self.last):
             return None
         if not resume:
             raise OutputError(
-                f"{self.last.parent} already holds a training run",
-                expected="a new output folder, or a run to go on with",
+                f"{self.last.parent} already contains a training run",
+                expected="a new output folder, or --resume",
                 hint="add --resume, or choose another output folder",
             )
         saved = checkpoint.load_checkpoint(self.last)
         checkpoint.check_same_run(saved.run, self.run)
         checkpoint.copy_tensors(self.trainee.tensors(), saved.tensors)
-        self.progress = _Progress(**saved.progress)
-        self.reported = (self.progress.examples, self.progress.train_seconds)
+        self.progress = RunProgress(**saved.progress)
         return saved
 
-    def begin(self, epoch: BatchList, saved: checkpoint.State | None) -> None:
-        """Starts, or goes on, with epochs that are as long as this one."""
+    def train(self, batches: Callable[[int], BatchList], saved: checkpoint.State | None) -> None:
+        """Train until the run is finished."""
+        epoch = batches(self.progress.epoch)
+        self._begin(epoch, saved)
+        while not self.progress.finished:
+            self._train_epoch(epoch)
+            if not self.progress.finished:
+                epoch = batches(self.progress.epoch)
+
+    def _begin(self, epoch: BatchList, saved: checkpoint.State | None) -> None:
+        """Start or resume; all epochs are as long as `epoch`."""
         if len(epoch) == 0:
             raise TrainingError("there is nothing to train on: the epoch has no batches")
         steps = -(-len(epoch) // self.engine.per_step)
@@ -186,7 +165,7 @@ class _Session:
         self.reporter.start(self.total, self.progress.step)
         if self.engine.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.engine.device)
-        self._enter()
+        self._enter_stage()
         self._train_mode()
         if saved is not None and saved.training is not None:
             if self.progress.best_step == self.progress.step:
@@ -194,32 +173,29 @@ class _Session:
                 self._save_best()
             self.engine.load_state(saved.training["engine"])
             checkpoint.set_random_state(saved.training["random"])
-        self.clock = time.perf_counter()
+        self.clock = RunClock(self.progress, self.engine.device)
 
-    def train_epoch(self, epoch: BatchList) -> None:
-        """The rest of one epoch, from where `progress` is."""
+    def _train_epoch(self, epoch: BatchList) -> None:
+        """Train on the rest of one epoch, from `progress.batch` on."""
         progress, per_step = self.progress, self.engine.per_step
         for start in range(progress.batch, len(epoch), per_step):
             window = range(start, min(start + per_step, len(epoch)))
             progress.examples += self.engine.step(epoch, window)
-            progress.step += 1
-            ended = window.stop == len(epoch)
-            progress.epoch += ended
-            progress.batch = 0 if ended else window.stop
-            self._after_step(ended, progress.epoch + progress.batch / len(epoch))
+            epoch_ended = progress.advance(window.stop, len(epoch))
+            self._after_step(epoch_ended, progress.epoch + progress.batch / len(epoch))
             if progress.finished:
                 return
 
     def _after_step(self, epoch_ended: bool, epoch: float) -> None:
-        """Report, evaluate, save, where due. The save is last: a resume repeats none of it."""
+        """Report, evaluate and save, as due. Saving is last: a resume repeats none of it."""
         progress, options = self.progress, self.options
         if _is_free_to_read(self.engine.device):
-            self._read()
+            self._read_losses()
         progress.finished = progress.step >= self.total
         self.reporter.advance(progress.step)
         if progress.step % options.log_every == 0 or progress.finished:
             self._report(epoch)
-        due = progress.finished or _every(options.eval_every, progress.step, epoch_ended)
+        due = progress.finished or _is_due(options.eval_every, progress.step, epoch_ended)
         improved = due and self._evaluate(epoch)
         save = due if options.save_every is None else progress.step % options.save_every == 0
         if save or improved or progress.finished or self.stop.requested:
@@ -227,18 +203,19 @@ class _Session:
         if improved:
             self._save_best()
         if due or epoch_ended:
-            self._enter()
+            self._enter_stage()
         if self.stop.requested and not progress.finished:
             raise TrainingError(
-                f"stopped by a signal after step {progress.step} of {self.total}; it is saved",
-                hint="the same command with --resume goes on from there",
+                f"stopped by a signal after step {progress.step} of {self.total}; the state is "
+                "saved",
+                hint="run the same command with --resume to continue",
             )
 
-    def _read(self) -> None:
+    def _read_losses(self) -> None:
         self.progress.losses += self.engine.read(self.progress.step)
 
     def _report(self, epoch: float) -> None:
-        self._read()
+        self._read_losses()
         progress, losses = self.progress, self.progress.losses
         line = TrainingLine(
             step=progress.step,
@@ -247,16 +224,16 @@ class _Session:
             learning_rate=self.engine.rates(),
         )
         losses.clear()
-        self.reporter.trained(line, self._timing())
-        self.reported = (progress.examples, progress.train_seconds)
+        self.reporter.trained(line, self.clock.timing())
+        self.clock.restart_speed()
 
     def _evaluate(self, epoch: float) -> bool:
-        """Evaluates; returns whether this is the best so far."""
-        self._read()
-        self._trained_until_now()
+        """Evaluate; return whether this is the best evaluation so far."""
+        self._read_losses()
+        self.clock.add_training()
         metrics = self.engine.agreed(self._metrics())
+        self.clock.add_other()
         progress = self.progress
-        progress.other_seconds += self._lap()
         progress.history.append({"step": progress.step, "epoch": epoch, **metrics})
         best = self._improved()[-1]
         progress.best_step = progress.step if best else progress.best_step
@@ -264,7 +241,7 @@ class _Session:
         patience = self.options.patience
         progress.finished |= patience is not None and progress.stale >= patience
         line = Evaluated(step=progress.step, epoch=epoch, metrics=metrics, best=best)
-        self.reporter.evaluated(line, self._timing())
+        self.reporter.evaluated(line, self.clock.timing())
         return best
 
     def _metrics(self) -> dict[str, float]:
@@ -281,12 +258,12 @@ class _Session:
         return metrics
 
     def _improved(self) -> list[bool]:
-        """Of each evaluation, whether it was the best until then."""
+        """Compute for each evaluation whether it was the best until then."""
         lower = self.metric.removeprefix("eval_") in LOWER_IS_BETTER
         return improvements([record[self.metric] for record in self.progress.history], lower)
 
-    def _enter(self) -> None:
-        """Let the stage begin that is due."""
+    def _enter_stage(self) -> None:
+        """Begin the stage that is due; its gradients are checked at the next step."""
         if self.trainee.enter(self.progress.epoch, self._improved()):
             self.engine.checked = False
             self._train_mode()
@@ -297,59 +274,40 @@ class _Session:
             self.layers.apply()
 
     def _save(self) -> None:
-        """The whole state. It comes before the best copy, so that `best` is never ahead of it."""
-        self._read()
+        """Save the whole state. It precedes the best copy, so that `best` is never ahead of it."""
+        self._read_losses()
         tensors = self.engine.finite_tensors()
-        self._trained_until_now()
+        self.clock.add_training()
         self.reporter.flush()
         if self.engine.accelerator.is_main_process:
             training = {"engine": self.engine.state(), "random": checkpoint.random_state()}
             progress = dataclasses.asdict(self.progress)
             checkpoint.save(self.last, checkpoint.State(tensors, progress, self.run, training))
         self.engine.accelerator.wait_for_everyone()
-        self.progress.other_seconds += self._lap()
+        self.clock.add_other()
 
     def _save_best(self) -> None:
         if self.engine.accelerator.is_main_process:
-            record = self.progress.record(self.progress.best_step)
+            record = self.progress.evaluation(self.progress.best_step)
             state = checkpoint.State(self.trainee.tensors(), record, self.run)
             checkpoint.save(self.best, state)
         self.engine.accelerator.wait_for_everyone()
 
-    def _lap(self) -> float:
-        now = time.perf_counter()
-        lap, self.clock = now - self.clock, now
-        return lap
-
-    def _trained_until_now(self) -> None:
-        self.progress.train_seconds += self._lap()
-        peak = _peak_memory(self.engine.device)
-        self.progress.peak_memory = max(self.progress.peak_memory, peak)
-
-    def _timing(self) -> Timing:
-        self._trained_until_now()
-        progress, (examples, seconds) = self.progress, self.reported
-        speed = (progress.examples - examples) / max(progress.train_seconds - seconds, 1e-9)
-        total = progress.train_seconds + progress.other_seconds
-        return Timing(total, speed, progress.peak_memory)
-
     def finish(self) -> TrainingResult:
-        """Makes the best tensors live and puts the model in evaluation mode."""
+        """Restore the best tensors, and set the model to evaluation mode."""
         progress = self.progress
         if progress.best_step is not None:
-            checkpoint.copy_tensors(
-                self.trainee.tensors(), checkpoint.load_checkpoint(self.best).tensors
-            )
+            best = checkpoint.load_checkpoint(self.best)
+            checkpoint.copy_tensors(self.trainee.tensors(), best.tensors)
         accelerator = self.engine.accelerator
         accelerator.unwrap_model(self.engine.model, keep_fp32_wrapper=False).eval()
-        best = progress.best_step and _metrics_of(progress.record(progress.best_step))
         return TrainingResult(
-            best=best or {},
+            best=progress.metrics(progress.best_step),
             best_step=progress.best_step,
-            last=_metrics_of(progress.history[-1]),
+            last=progress.metrics(int(progress.history[-1]["step"])),
             history=progress.history,
             steps=progress.step,
-            seconds=progress.train_seconds + progress.other_seconds,
+            seconds=progress.seconds,
             examples_per_second=progress.examples / max(progress.train_seconds, 1e-9),
             peak_memory=progress.peak_memory,
             stopped_early=progress.step < self.total,
@@ -357,45 +315,9 @@ class _Session:
 
 
 def _is_free_to_read(device: torch.device) -> bool:
-    """Whether a loss can be read without waiting for the device."""
+    """Return whether reading a loss does not wait for the device."""
     return device.type == "cpu"
 
 
-def _every(when: str | int, step: int, epoch_ended: bool) -> bool:
-    return step % when == 0 if isinstance(when, int) else epoch_ended
-
-
-def _metrics_of(record: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in record.items() if name not in ("step", "epoch")}
-
-
-def _peak_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    if sys.platform == "win32":
-        return 0
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
-@contextmanager
-def _stop_signals() -> Iterator[_Stop]:
-    """Ctrl-C or SIGTERM ends the run after its step; a second one at once."""
-    stop = _Stop()
-
-    def note(number: int, frame: object) -> None:
-        if stop.requested:
-            raise KeyboardInterrupt
-        stop.requested = True
-
-    # Python allows handlers in its main thread only.
-    main = threading.current_thread() is threading.main_thread()
-    numbers = (signal.SIGINT, signal.SIGTERM) if main else ()
-    before = {number: signal.signal(number, note) for number in numbers}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _is_due(eval_every: str | int, step: int, epoch_ended: bool) -> bool:
+    return step % eval_every == 0 if isinstance(eval_every, int) else epoch_ended

@@ -1,15 +1,15 @@
-"""Optimizers: AdamW, and two forms of it that keep less on the device.
+"""Optimizers: AdamW, and two variants whose state takes less memory.
 
-    adamw             both averages of the gradient in fp32: 8 bytes a parameter
-    adamw-8bit        in 8 bits, one scale for 256 values: 2 bytes; a tensor of fewer than 4,096
-                      values keeps fp32
-    paged-adamw-8bit  the same in CUDA managed memory, which may move to the host
+    adamw             both moments in fp32: 8 bytes per parameter
+    adamw-8bit        both in 8 bits, with one scale per 256 values: 2 bytes; tensors with fewer
+                      than 4,096 values keep fp32
+    paged-adamw-8bit  the same in CUDA managed memory, which may be paged to the host
 
 Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization", https://arxiv.org/abs/1711.05101;
 Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization",
 https://arxiv.org/abs/2110.02861; paged: Dettmers et al. 2023, section 3,
-https://arxiv.org/abs/2305.14314. An adapter is small: it is with methods that train whole layers
-that 8 bits save memory that counts.
+https://arxiv.org/abs/2305.14314. Most adapters are small: 8-bit states matter for methods that
+train whole layers.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Groups = Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Row:
-    """How an optimizer is made of parameter groups, and what its state of a parameter takes."""
+class OptimizerRow:
+    """How to build an optimizer from parameter groups, and the bytes of its state per tensor."""
 
     make: Callable[[Groups, TrainOptions], torch.optim.Optimizer]
     bytes: Callable[[Tensor], int]
@@ -46,7 +46,9 @@ def _adamw(groups: Groups, options: TrainOptions) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, **_common(options), fused=fused)
 
 
-def _eight_bits(groups: Groups, options: TrainOptions, paged: bool) -> torch.optim.Optimizer:
+def _adamw_8bit(
+    groups: Groups, options: TrainOptions, paged: bool = False
+) -> torch.optim.Optimizer:
     if importlib.util.find_spec("bitsandbytes") is None:
         raise ConfigError(
             f"train.optimizer={options.optimizer} needs bitsandbytes, which is not installed",
@@ -55,17 +57,19 @@ def _eight_bits(groups: Groups, options: TrainOptions, paged: bool) -> torch.opt
     from bitsandbytes.optim import AdamW8bit, PagedAdamW8bit
 
     cls = PagedAdamW8bit if paged and torch.cuda.is_available() else AdamW8bit
-    made: torch.optim.Optimizer = cls(groups, **_common(options), min_8bit_size=SMALLEST)
-    return made
+    optimizer: torch.optim.Optimizer = cls(groups, **_common(options), min_8bit_size=SMALLEST)
+    return optimizer
 
 
-def _state_bytes(parameter: Tensor) -> int:
+def _state_bytes_8bit(parameter: Tensor) -> int:
     values = parameter.numel()
     return 8 * values if values < SMALLEST else 2 * (values + 4 * -(-values // BLOCK))
 
 
 OPTIMIZERS = {
-    "adamw": Row(_adamw, lambda parameter: 8 * parameter.numel()),
-    "adamw-8bit": Row(lambda g, o: _eight_bits(g, o, paged=False), _state_bytes),
-    "paged-adamw-8bit": Row(lambda g, o: _eight_bits(g, o, paged=True), _state_bytes),
+    "adamw": OptimizerRow(_adamw, lambda parameter: 8 * parameter.numel()),
+    "adamw-8bit": OptimizerRow(_adamw_8bit, _state_bytes_8bit),
+    "paged-adamw-8bit": OptimizerRow(
+        lambda groups, options: _adamw_8bit(groups, options, paged=True), _state_bytes_8bit
+    ),
 }

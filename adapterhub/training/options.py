@@ -13,39 +13,40 @@ from adapterhub.errors import ConfigError
 class TrainOptions:
     """How to train. The defaults suit an adapter on a frozen encoder of about 100 M parameters.
 
-    Raises `ConfigError`, with every bad value listed, when a value is out of range.
+    Raises:
+        ConfigError: some values are out of range; all of them are listed.
     """
 
     epochs: int = option(3, "passes over the training data")
     max_steps: int | None = option(None, "exact number of optimizer steps, instead of epochs")
     batch_size: int = option(16, "examples in one forward pass")
-    eval_batch_size: int = option(64, "examples in one forward pass of an evaluation")
-    gradient_accumulation: int = option(1, "forward passes in one optimizer step")
+    eval_batch_size: int = option(64, "examples in one forward pass when evaluating")
+    gradient_accumulation: int = option(1, "forward passes per optimizer step")
     optimizer: Literal["adamw", "adamw-8bit", "paged-adamw-8bit"] = option(
-        "adamw", "adamw, or one with its state in 8 bits (needs bitsandbytes)"
+        "adamw", "adamw, or a variant with 8-bit state (needs bitsandbytes)"
     )
-    learning_rate: float | None = option(None, "peak learning rate (none: the method's own)")
+    learning_rate: float | None = option(None, "peak learning rate (none: the method's default)")
     head_learning_rate: float | None = option(
         None, "peak learning rate of the task head (none: 5e-3)"
     )
     weight_decay: float = option(0.01, "AdamW weight decay; 1-D parameters are never decayed")
-    beta1: float = option(0.9, "AdamW decay of the gradient average")
-    beta2: float = option(0.999, "AdamW decay of the squared gradient average")
-    eps: float = option(1e-8, "AdamW term against division by zero")
-    max_grad_norm: float = option(1.0, "largest gradient norm, larger ones are scaled (0: off)")
+    beta1: float = option(0.9, "AdamW decay rate of the first moment")
+    beta2: float = option(0.999, "AdamW decay rate of the second moment")
+    eps: float = option(1e-8, "AdamW term that avoids division by zero")
+    max_grad_norm: float = option(1.0, "clip the gradient norm to this value (0: no clipping)")
     schedule: Literal["linear", "cosine", "slanted", "constant"] | None = option(
-        None, "shape of the learning rate after the warm-up (none: the method's own, else linear)"
+        None, "learning-rate schedule after the warm-up (none: the method's default, else linear)"
     )
     warmup: float | None = option(
         None, "warm-up: a fraction of all steps if below 1, else steps (none: 0.06, slanted 0.1)"
     )
     mixed_precision: Literal["no", "bf16", "fp16"] = option(
-        "no", "precision of the computation; trained parameters stay fp32"
+        "no", "precision of the computation; trained parameters stay in fp32"
     )
     gradient_checkpointing: bool = option(
-        False, "compute activations again in the backward pass: less memory, more time"
+        False, "recompute activations in the backward pass: less memory, more time"
     )
-    eval_every: Literal["epoch"] | int = option("epoch", "evaluate each epoch or each N steps")
+    eval_every: Literal["epoch"] | int = option("epoch", "evaluate every epoch or every N steps")
     best_metric: str | None = option(
         None, "metric that selects the best checkpoint (none: the main metric of the task)"
     )
@@ -53,22 +54,24 @@ class TrainOptions:
         None, "stop after this many evaluations in a row without improvement (none: never)"
     )
     length_grouped: bool = option(True, "batch examples of similar length: less padding")
-    max_length: int = option(128, "longest input, in tokens; longer ones are cut")
-    save_every: int | None = option(None, "save each N steps (none: at each evaluation)")
-    log_every: int = option(10, "report the loss each N steps")
-    tensorboard: bool = option(True, "write TensorBoard events, where it is installed")
-    dropout: bool = option(False, "keep the dropout of the frozen backbone on while training")
+    max_length: int = option(128, "longest input, in tokens; longer inputs are truncated")
+    save_every: int | None = option(
+        None, "save a checkpoint every N steps (none: at each evaluation)"
+    )
+    log_every: int = option(10, "report the loss every N steps")
+    tensorboard: bool = option(True, "write TensorBoard events, if TensorBoard is installed")
+    dropout: bool = option(False, "train with the dropout of the frozen backbone")
 
     def __post_init__(self) -> None:
-        offenders = [*self._small(), *self._odd()]
+        offenders = [*self._bad_counts(), *self._bad_values()]
         if offenders:
             raise ConfigError(
                 "these training options are out of range",
                 offenders=offenders,
-                hint="correct them in the recipe, or on the command line as train.NAME=VALUE",
+                hint="correct them in the recipe, or pass train.NAME=VALUE on the command line",
             )
 
-    def _small(self) -> list[str]:
+    def _bad_counts(self) -> list[str]:
         names = (
             "epochs", "max_steps", "batch_size", "eval_batch_size", "gradient_accumulation",
             "patience", "max_length", "save_every", "log_every",
@@ -80,17 +83,17 @@ class TrainOptions:
             if value is not None and value < 1
         ]
 
-    def _odd(self) -> list[str]:
+    def _bad_values(self) -> list[str]:
         every, lr, head = self.eval_every, self.learning_rate, self.head_learning_rate
         checks = (
             ("learning_rate", lr is None or lr > 0, "more than 0"),
             ("head_learning_rate", head is None or head > 0, "more than 0"),
-            ("weight_decay", self.weight_decay >= 0, "from 0"),
-            ("beta1", 0 <= self.beta1 < 1, "from 0, below 1"),
-            ("beta2", 0 <= self.beta2 < 1, "from 0, below 1"),
+            ("weight_decay", self.weight_decay >= 0, "at least 0"),
+            ("beta1", 0 <= self.beta1 < 1, "at least 0, below 1"),
+            ("beta2", 0 <= self.beta2 < 1, "at least 0, below 1"),
             ("eps", self.eps > 0, "more than 0"),
-            ("max_grad_norm", self.max_grad_norm >= 0, "from 0"),
-            ("warmup", self.warmup is None or self.warmup >= 0, "from 0"),
+            ("max_grad_norm", self.max_grad_norm >= 0, "at least 0"),
+            ("warmup", self.warmup is None or self.warmup >= 0, "at least 0"),
             ("eval_every", every == "epoch" or (isinstance(every, int) and every >= 1),
              "'epoch' or a whole number of steps from 1"),
         )  # fmt: skip

@@ -1,19 +1,26 @@
-"""What a run will train and cost, before its first step."""
+"""The plan of a run, before its first step: what will train, and how much memory that takes."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.backbones.quantized import bytes_of, size_of
 from adapterhub.training.activation_memory import activation_bytes
 from adapterhub.training.optimizers import OPTIMIZERS
-from adapterhub.training.run import Prepared
+from adapterhub.training.prepare import PreparedRun
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """`sites` lists (site or parameter group, method, parameters); `memory` is in bytes."""
+    """The plan of a run.
+
+    `sites` lists (site or parameter group, method, parameters); `backbone`, `trainable` and `head`
+    count parameters, `tokens` those of an epoch, `longest` those of the longest example; `memory`
+    is in bytes.
+    """
 
     sites: tuple[tuple[str, str, int], ...]
     backbone: int
@@ -25,21 +32,20 @@ class TrainingPlan:
     memory: dict[str, int]
 
 
-def plan_of(ready: Prepared) -> TrainingPlan:
-    """The plan of a prepared run."""
-    adapter, options = ready.adapter, ready.recipe.train
+def plan_of(prepared: PreparedRun) -> TrainingPlan:
+    """Compute the plan of a prepared run."""
+    adapter, options, encoded = prepared.adapter, prepared.recipe.train, prepared.train
     trainable = sum(p.numel() for p in adapter.parameters())
-    parameters = adapter.anatomy.parameters().values()
-    batches = -(-len(ready.train.rows) // options.batch_size)
+    batches = -(-len(encoded.rows) // options.batch_size)
     steps = options.max_steps or -(-batches // options.gradient_accumulation) * options.epochs
-    longest = max(ready.train.lengths)
+    longest = max(encoded.lengths)
     return TrainingPlan(
-        sites=_sites(ready),
-        backbone=sum(map(size_of, parameters)),
+        sites=tuple(_sites(adapter)),
+        backbone=sum(map(size_of, adapter.anatomy.parameters().values())),
         trainable=trainable,
         head=trainable - adapter.count(),
         steps=steps,
-        tokens=sum(ready.train.lengths),
+        tokens=sum(encoded.lengths),
         longest=longest,
         memory={
             "backbone weights": weight_bytes(adapter),
@@ -54,31 +60,33 @@ def plan_of(ready: Prepared) -> TrainingPlan:
 
 
 def weight_bytes(adapter: Adapter) -> int:
-    """What the frozen backbone takes, with its own head and with parameters that the adapter has
-    a copy of; tied ones once."""
-    own = {id(t) for t in adapter.tensors().values()}
-    model = [p for p in adapter.model.parameters() if id(p) not in own]
-    aside = [changed.original for changed in adapter.changed]
-    heads = adapter.head.original.values() if adapter.head else ()
-    aside += [p for module in heads for p in module.parameters()]
-    buffers = sum(b.numel() * b.element_size() for b in adapter.model.buffers() if id(b) not in own)
-    return sum(map(bytes_of, {id(p): p for p in (*model, *aside)}.values())) + buffers
+    """Count the bytes of the frozen backbone.
 
-
-def _sites(ready: Prepared) -> tuple[tuple[str, str, int], ...]:
-    adapter = ready.adapter
-    placed = [
-        (p.site.id, p.method.name, sum(t.numel() for t in p.module.parameters()))
-        for p in adapter.placed
-    ]
-    groups: dict[tuple[str, str], int] = {}
-    for changed in adapter.changed:
-        part = ".".join(changed.name.split(".")[:2])
-        key = (f"{part}.*", changed.method.name if changed.method else "new in the checkpoint")
-        groups[key] = groups.get(key, 0) + changed.own.numel()
-    heads = adapter.head.own.items() if adapter.head else ()
-    return (
-        *placed,
-        *((site, method, count) for (site, method), count in groups.items()),
-        *((f"head.{name}", "head", sum(p.numel() for p in m.parameters())) for name, m in heads),
+    They include the backbone's own head and the original parameters that the adapter has copies of;
+    tied parameters count once.
+    """
+    trained = {id(t) for t in adapter.tensors().values()}
+    parameters = [p for p in adapter.model.parameters() if id(p) not in trained]
+    parameters += [changed.original for changed in adapter.changed]
+    for head in adapter.head.original.values() if adapter.head else ():
+        parameters += head.parameters()
+    buffers = [b for b in adapter.model.buffers() if id(b) not in trained]
+    return sum(map(bytes_of, {id(p): p for p in parameters}.values())) + sum(
+        b.numel() * b.element_size() for b in buffers
     )
+
+
+def _sites(adapter: Adapter) -> Iterator[tuple[str, str, int]]:
+    """Yield (site or parameter group, method, parameters)."""
+    for placed in adapter.placed:
+        count = sum(t.numel() for t in placed.module.parameters())
+        yield placed.site.id, placed.method.name, count
+    groups: Counter[tuple[str, str]] = Counter()
+    for changed in adapter.changed:
+        group = ".".join(changed.name.split(".")[:2])
+        method = changed.method.name if changed.method else "newly initialized"
+        groups[f"{group}.*", method] += changed.own.numel()
+    for (group, method), count in groups.items():
+        yield group, method, count
+    for name, module in (adapter.head.own if adapter.head else {}).items():
+        yield f"head.{name}", "head", sum(p.numel() for p in module.parameters())

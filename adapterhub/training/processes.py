@@ -1,7 +1,7 @@
-"""The processes of one run, as `accelerate launch` and `torchrun` start them.
+"""The processes of one run, as started by `accelerate launch` or `torchrun`.
 
-Each computes; the first alone writes and prints. Which one a process is stands in its environment,
-so that it is known before anything is loaded.
+Every process computes; only the first one writes and prints. A process reads its rank from its
+environment variables, before anything is loaded.
 """
 
 from __future__ import annotations
@@ -22,35 +22,38 @@ _SHARDING = {
 
 
 def is_main() -> bool:
-    """Whether this process is the first of its run, or the only one."""
+    """Return True in the first process of a run, or the only one."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def wait() -> None:
-    """Go on when all processes of the run are here."""
+def wait_for_everyone() -> None:
+    """Wait until all processes of the run get here."""
     if PartialState._shared_state:
         PartialState().wait_for_everyone()
 
 
 def own_device() -> torch.device:
-    """Where this process computes: on a GPU of its own, or on the CPU where there is none or where
-    accelerate was told so."""
+    """Return the device of this process: its own GPU, or the CPU.
+
+    It is the CPU if there is no GPU, or if accelerate is configured to use the CPU.
+    """
     if not torch.cuda.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU"):
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def check_launcher() -> None:
-    """Refuse a launcher that wants the model in shards.
+    """Refuse a launcher that is configured to shard the model.
 
     Raises:
-        ConfigError: what it wants, and what to type.
+        ConfigError: the launcher uses FSDP, DeepSpeed or Megatron-LM.
     """
-    if wanted := [name for flag, name in _SHARDING.items() if parse_flag_from_env(flag)]:
+    sharding = [name for flag, name in _SHARDING.items() if parse_flag_from_env(flag)]
+    if sharding:
         raise ConfigError(
-            f"the launcher asks for {', '.join(wanted)}, and `adapterhub train` does not shard a "
-            "model",
-            expected="a whole model in each process",
+            f"the launcher is configured for {', '.join(sharding)}, but `adapterhub train` does "
+            "not shard models",
+            expected="the whole model in each process",
             hint="accelerate launch --multi_gpu --num_processes N -m adapterhub train ...; for "
-            "FSDP2, attach and then fully_shard in a training loop of your own (docs/trainers.md)",
+            "FSDP2, attach and then call fully_shard in your own training loop (docs/trainers.md)",
         )

@@ -1,4 +1,4 @@
-"""The recipe: everything that decides a training run, in one dataclass and one YAML file."""
+"""The recipe: everything that determines a training run, in one dataclass and one YAML file."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from adapterhub.errors import ConfigError
 from adapterhub.training.options import TrainOptions
 
 SPECS = ("method", "task")
+DATA_SOURCES = ("train", "eval", "train_target", "eval_target")  # paths in `data`, of one machine
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,10 @@ class Recipe:
     revision: str | None = option(None, "branch, tag or commit of a Hub backbone")
     dtype: str | None = option(
         None,
-        "precision of the frozen backbone: fp32, bf16, fp16 (none: fp32, bf16 where quantized)",
+        "precision of the frozen backbone: fp32, bf16, fp16 (none: fp32, or bf16 if quantized)",
     )
     quantize: str | None = option(None, "quantize the frozen backbone: nf4, fp4, int8, int8-weight")
-    new_tokens: tuple[str, ...] = option((), "tokens that the backbone's tokenizer lacks")
+    new_tokens: tuple[str, ...] = option((), "tokens to add to the backbone's tokenizer")
     method: object = option(
         "lora", "a method spec: lora, lora(rank=16), {lora: {rank: 16}}, or a list"
     )
@@ -37,12 +38,12 @@ class Recipe:
     )
     name: str = option("default", "the adapter's name")
     output: str = option("", "folder for the run: the adapter, the recipe, metrics, checkpoints")
-    seed: int = option(0, "seed of initial values, sampling and batch order")
+    seed: int = option(0, "seed of initialization, sampling and batch order")
     data: DataOptions = field(default_factory=DataOptions)
     train: TrainOptions = field(default_factory=TrainOptions)
 
     def to_yaml(self) -> str:
-        """The recipe as `read` takes it."""
+        """Return the recipe as YAML, for `read`."""
         return dump_yaml(to_dict(self))
 
 
@@ -51,24 +52,32 @@ def read(
     overrides: Iterable[str] = (),
     flags: Mapping[str, Any] | None = None,
 ) -> Recipe:
-    """A recipe from a YAML file (or none), `key.sub=value` overrides, and nested flags, later ones
-    winning.
+    """Read a recipe. Flags override the file, and `overrides` override both.
+
+    Args:
+        path: a YAML file, or None.
+        overrides: words such as `train.epochs=1`.
+        flags: options as a nested mapping.
 
     Raises:
-        ConfigError: unknown keys with the nearest names, wrong types, or an entry that every run
-            needs.
+        ConfigError: unknown options (with the nearest names), values of a wrong type, or a required
+            option is missing.
     """
     data: dict[str, Any] = load_yaml(path) if path else {}
     for layer in (flags or {}, parse_overrides(overrides)):
-        # A spec replaces the other, options and all: two mappings would merge into two methods.
+        # A spec replaces the earlier one entirely: merging two mappings would give two methods.
         data = merge_options(
             {k: v for k, v in data.items() if k not in SPECS or k not in layer}, layer
         )
     recipe = from_dict(Recipe, data)
-    needed = {"backbone": recipe.backbone, "data.train": recipe.data.train, "output": recipe.output}
-    if missing := [name for name, value in needed.items() if not value]:
+    required = {
+        "backbone": recipe.backbone,
+        "data.train": recipe.data.train,
+        "output": recipe.output,
+    }
+    if missing := [name for name, value in required.items() if not value]:
         raise ConfigError(
-            "the recipe is not complete",
+            "the recipe is incomplete",
             offenders=[f"{name} is missing" for name in missing],
             hint="adapterhub train --backbone ID --train FILE --eval FILE --output DIR",
         )

@@ -1,7 +1,7 @@
-"""Where the progress of a run goes: terminal, JSON lines, TensorBoard, nowhere.
+"""Where a run reports its progress: terminal, JSON lines, TensorBoard.
 
-`metrics.jsonl` holds only what the seed decides, so two equal runs write equal bytes; wall times go
-to `timings.jsonl`. On resume each reporter drops what it has beyond the checkpoint.
+`metrics.jsonl` holds only values that the seed determines, so two equal runs write equal bytes;
+wall times go to `timings.jsonl`. On resume, each reporter drops what it wrote after the checkpoint.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -25,7 +25,7 @@ from adapterhub.training.processes import is_main
 
 @dataclass(frozen=True)
 class Timing:
-    """What the clock and the allocator say: since the start (s), examples/s, peak bytes."""
+    """Seconds since the start of the run, training speed, and peak memory in bytes."""
 
     seconds: float
     examples_per_second: float
@@ -34,7 +34,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class TrainingLine:
-    """Mean loss of the steps since the previous such line, and the learning rate of each group."""
+    """The mean loss since the previous such line, and the learning rate of each group."""
 
     step: int
     epoch: float
@@ -52,118 +52,104 @@ class Evaluated:
     best: bool
 
 
-class Reporter(Protocol):
-    """What a training loop tells. `flush` comes before each checkpoint, `close` at the end."""
+class Reporter:
+    """Reports nothing; subclasses override what they report."""
 
     def start(self, total: int, done: int) -> None:
-        """The run has `total` steps, `done` of them before: drop what is reported after those."""
+        """Begin a run of `total` steps after step `done`, and drop reports of later steps."""
 
     def advance(self, step: int) -> None:
-        """This many steps are done."""
+        """Report that `step` is done; called after every step."""
 
     def trained(self, line: TrainingLine, timing: Timing) -> None:
-        """Each `log_every` steps."""
+        """Report the loss; called every `log_every` steps."""
 
     def evaluated(self, line: Evaluated, timing: Timing) -> None:
-        """After each evaluation."""
+        """Report the metrics; called after each evaluation."""
 
     def note(self, text: str) -> None:
-        """One sentence for the user."""
+        """Show one sentence to the user."""
 
     def flush(self) -> None:
-        """Make what was reported survive a kill."""
+        """Write everything to disk; called before each checkpoint."""
 
     def close(self) -> None:
-        """No more comes."""
+        """Close all files; called once, at the end."""
 
 
-class Silent:
-    """Reports nothing. The others start from it and override what they need."""
-
-    def start(self, total: int, done: int) -> None:
-        pass
-
-    def advance(self, step: int) -> None:
-        pass
-
-    def trained(self, line: TrainingLine, timing: Timing) -> None:
-        pass
-
-    def evaluated(self, line: Evaluated, timing: Timing) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class Several:
-    """Hands everything to each of its reporters."""
+class Several(Reporter):
+    """Forwards each report to several reporters."""
 
     def __init__(self, reporters: Iterable[Reporter]) -> None:
         self.reporters = tuple(reporters)
 
     def start(self, total: int, done: int) -> None:
+        """Start each reporter."""
         for reporter in self.reporters:
             reporter.start(total, done)
 
     def advance(self, step: int) -> None:
+        """Forward to each reporter."""
         for reporter in self.reporters:
             reporter.advance(step)
 
     def trained(self, line: TrainingLine, timing: Timing) -> None:
+        """Forward to each reporter."""
         for reporter in self.reporters:
             reporter.trained(line, timing)
 
     def evaluated(self, line: Evaluated, timing: Timing) -> None:
+        """Forward to each reporter."""
         for reporter in self.reporters:
             reporter.evaluated(line, timing)
 
     def note(self, text: str) -> None:
+        """Forward to each reporter."""
         for reporter in self.reporters:
             reporter.note(text)
 
     def flush(self) -> None:
+        """Flush each reporter."""
         for reporter in self.reporters:
             reporter.flush()
 
     def close(self) -> None:
+        """Close each reporter."""
         for reporter in self.reporters:
             reporter.close()
 
 
-class PlainLines(Silent):
-    """One line a report, for logs and pipes."""
+class PlainLines(Reporter):
+    """One line of text per report, for logs and pipes."""
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         self.stream = sys.stderr if stream is None else stream
         self.total = 0
 
     def start(self, total: int, done: int) -> None:
+        """Print the step that a resumed run continues from."""
         self.total = total
         if done:
             self.note(f"resumed after step {done} of {total}")
 
     def trained(self, line: TrainingLine, timing: Timing) -> None:
+        """Print loss, learning rate and speed."""
         rate = f"{timing.examples_per_second:,.0f} examples/s"
         self.note(
             f"step {line.step}/{self.total}  epoch {line.epoch:.2f}  {_train_text(line)}  {rate}"
         )
 
     def evaluated(self, line: Evaluated, timing: Timing) -> None:
+        """Print the metrics."""
         self.note(_eval_text(line))
 
     def note(self, text: str) -> None:
+        """Print one line."""
         print(text, file=self.stream, flush=True)
 
 
-class Bar(Silent):
-    """A progress bar with loss, learning rate and examples/s; evaluations are lines above it."""
+class Bar(Reporter):
+    """A progress bar with loss, learning rate and examples/s; metrics are printed above it."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.progress = Progress(
@@ -177,51 +163,62 @@ class Bar(Silent):
         self.task = self.progress.add_task("", total=None)
 
     def start(self, total: int, done: int) -> None:
+        """Show the bar."""
         self.progress.update(self.task, total=total, completed=done)
         self.progress.start()
 
     def advance(self, step: int) -> None:
+        """Move the bar."""
         self.progress.update(self.task, completed=step)
 
     def trained(self, line: TrainingLine, timing: Timing) -> None:
+        """Show loss, learning rate and speed beside the bar."""
         text = f"{_train_text(line)}  {timing.examples_per_second:,.0f} examples/s"
         self.progress.update(self.task, description=text)
 
     def evaluated(self, line: Evaluated, timing: Timing) -> None:
+        """Print the metrics above the bar."""
         self.note(_eval_text(line))
 
     def note(self, text: str) -> None:
+        """Print one line above the bar."""
         self.progress.console.print(text, markup=False, highlight=False)
 
     def close(self) -> None:
+        """Stop the display."""
         self.progress.stop()
 
 
-class JsonLines(Silent):
-    """`metrics.jsonl` and `timings.jsonl` in `folder`, one object a line, each with its step."""
+class JsonLines(Reporter):
+    """`metrics.jsonl` and `timings.jsonl` in `folder`: one object per line, each with its step."""
 
     def __init__(self, folder: Path) -> None:
         self.paths = (folder / "metrics.jsonl", folder / "timings.jsonl")
         self.files: tuple[IO[str], ...] = ()
 
     def start(self, total: int, done: int) -> None:
+        """Open the files, cut after step `done`."""
         for path in self.paths:
             path.parent.mkdir(parents=True, exist_ok=True)
             _cut_after(path, done)
         self.files = tuple(path.open("a", encoding="utf-8", newline="\n") for path in self.paths)
 
     def trained(self, line: TrainingLine, timing: Timing) -> None:
+        """Write the loss and its timing."""
         self._write("train", line.step, dataclasses.asdict(line), timing)
 
     def evaluated(self, line: Evaluated, timing: Timing) -> None:
+        """Write the metrics and their timing."""
         self._write("eval", line.step, dataclasses.asdict(line), timing)
 
     def flush(self) -> None:
+        """Write both files to disk."""
         for file in self.files:
             file.flush()
             os.fsync(file.fileno())
 
     def close(self) -> None:
+        """Close both files."""
         for file in self.files:
             file.close()
 
@@ -232,8 +229,8 @@ class JsonLines(Silent):
         timings.write(json.dumps(_json_ready({"event": event, **clock})) + "\n")
 
 
-class TensorBoard(Silent):
-    """Scalars for TensorBoard in `folder`; where it is not installed, `note` says so once."""
+class TensorBoard(Reporter):
+    """TensorBoard scalars in `folder`; if TensorBoard is not installed, one note on the console."""
 
     def __init__(self, folder: Path, console: Reporter) -> None:
         self.folder = folder
@@ -241,6 +238,7 @@ class TensorBoard(Silent):
         self.writer: Any = None
 
     def start(self, total: int, done: int) -> None:
+        """Open the event file, or tell the user that TensorBoard is missing."""
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
@@ -249,18 +247,22 @@ class TensorBoard(Silent):
         self.writer = SummaryWriter(str(self.folder), purge_step=done + 1)
 
     def trained(self, line: TrainingLine, timing: Timing) -> None:
+        """Write loss, learning rates and speed."""
         rates = {f"learning_rate/{name}": rate for name, rate in line.learning_rate.items()}
         speed = {"train/examples_per_second": timing.examples_per_second}
         self._add({"train/loss": line.loss, **rates, **speed}, line.step)
 
     def evaluated(self, line: Evaluated, timing: Timing) -> None:
+        """Write the metrics."""
         self._add({f"eval/{name}": value for name, value in line.metrics.items()}, line.step)
 
     def flush(self) -> None:
+        """Write the events to disk."""
         if self.writer is not None:
             self.writer.flush()
 
     def close(self) -> None:
+        """Close the event file."""
         if self.writer is not None:
             self.writer.close()
 
@@ -271,21 +273,28 @@ class TensorBoard(Silent):
 
 
 def reporter_for(output: Path, options: TrainOptions, *, quiet: bool = False) -> Reporter:
-    """What a run in `output` reports to: the terminal (a bar, or lines when stderr is not one),
-    the JSON lines, and TensorBoard if wanted. `quiet` leaves only the files. Of several processes
-    the first alone reports."""
+    """Return the reporter of a run: terminal, JSON lines and, if enabled, TensorBoard.
+
+    The terminal shows a bar, or plain lines if stderr is no terminal. Only the first of several
+    processes reports.
+
+    Args:
+        output: the output folder of the run.
+        options: the training options.
+        quiet: report to files only.
+    """
     if not is_main():
-        return Silent()
-    console = _console(quiet)
+        return Reporter()
+    console = _console_reporter(quiet)
     reporters: list[Reporter] = [console, JsonLines(output)]
     if options.tensorboard:
         reporters.append(TensorBoard(output / "tensorboard", console))
     return Several(reporters)
 
 
-def _console(quiet: bool) -> Reporter:
+def _console_reporter(quiet: bool) -> Reporter:
     if quiet:
-        return Silent()
+        return Reporter()
     return Bar() if sys.stderr.isatty() else PlainLines()
 
 
@@ -299,16 +308,16 @@ def _eval_text(line: Evaluated) -> str:
 
 
 def _cut_after(path: Path, step: int) -> None:
-    """Cuts a JSON-lines file at the first line that is of a later step, or that a kill tore."""
+    """Truncate a JSON-lines file at the first line that is of a later step or incomplete."""
     if not path.exists():
         return
-    kept = 0
+    size = 0
     with path.open("rb") as file:
         for line in file:
             if not _is_up_to(line, step):
                 break
-            kept += len(line)
-    os.truncate(path, kept)
+            size += len(line)
+    os.truncate(path, size)
 
 
 def _is_up_to(line: bytes, step: int) -> bool:
@@ -319,7 +328,7 @@ def _is_up_to(line: bytes, step: int) -> bool:
 
 
 def _json_ready(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become null."""
+    """Replace NaN and infinity, which JSON lacks, by null."""
     if isinstance(value, Mapping):
         return {key: _json_ready(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

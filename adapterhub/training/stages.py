@@ -1,8 +1,8 @@
-"""What trains when: the one place where the stages of methods become `requires_grad`.
+"""Stages of training: the one place where the schedules of methods become `requires_grad`.
 
-A stage follows from the epoch and the evaluations so far alone, so a resumed run is in the stage
-that it was stopped in. A tensor whose stage has not begun has no gradient: the optimizer, weight
-decay included, leaves it as it is.
+A stage depends only on the epoch and the evaluations so far, so a resumed run continues in the
+stage where it stopped. A tensor whose stage has not begun has no gradient, and the optimizer does
+not change it, not even by weight decay.
 """
 
 from __future__ import annotations
@@ -15,56 +15,77 @@ from adapterhub.methods._base import StageSchedule
 
 
 def enter(adapter: Adapter, epoch: int, improved: Sequence[bool]) -> bool:
-    """Lets those parameters require a gradient whose stage has begun; returns whether that is a
-    change."""
-    change = False
+    """Make the parameters of all stages that have begun require a gradient, and no others.
+
+    Args:
+        adapter: the adapter that trains.
+        epoch: the epoch of the next step.
+        improved: for each evaluation so far, whether it was the best until then.
+
+    Returns:
+        Whether this changed `requires_grad` of any parameter.
+    """
+    changed_any = False
     for changed in adapter.changed:
-        pace = changed.method.stage_schedule() if changed.method else None
-        trains = changed.stage <= stage(pace, epoch, improved)
-        change |= changed.own.requires_grad != trains
+        stage_schedule = changed.method.stage_schedule() if changed.method else None
+        trains = changed.stage <= stage(stage_schedule, epoch, improved)
+        changed_any |= changed.own.requires_grad != trains
         changed.own.requires_grad_(trains)
-    return change
+    return changed_any
 
 
 def unreached(adapter: Adapter, epochs: int) -> Iterator[str]:
-    """A sentence for each method of which a run of so many epochs cannot begin all stages."""
+    """Yield a warning for each method whose last stage does not begin within `epochs`."""
     for method in {id(c.method): c.method for c in adapter.changed if c.method}.values():
-        number = max(c.stage for c in adapter.changed if c.method is method)
-        pace = method.stage_schedule()
-        needed = number * (pace.epochs or 0) + 1 if pace else 1
+        last_stage = max(c.stage for c in adapter.changed if c.method is method)
+        stage_schedule = method.stage_schedule()
+        needed = last_stage * (stage_schedule.epochs or 0) + 1 if stage_schedule else 1
         if needed > epochs:
             yield (
-                f"{method.name} has {number + 1} stages, and the last begins after epoch "
-                f"{needed - 1} of {epochs}: what trains from there on stays frozen"
+                f"{method.name} has {last_stage + 1} stages, and the last begins after epoch "
+                f"{needed - 1} of {epochs}: the parameters of stages that are not reached stay "
+                "frozen"
             )
 
 
 def unfreeze_all(adapter: Adapter) -> None:
-    """Lets all of an adapter's parameters require a gradient again, as after `attach`."""
+    """Make all parameters of an adapter require a gradient again, as after `attach`."""
     for changed in adapter.changed:
         changed.own.requires_grad_(True)
 
 
-def stage(pace: StageSchedule | None, epoch: int, improved: Sequence[bool]) -> int:
-    """The stage in `epoch`, after evaluations of which `improved` says whether they were the best
-    until then. Stages count from 0."""
-    if pace is None:
+def stage(stage_schedule: StageSchedule | None, epoch: int, improved: Sequence[bool]) -> int:
+    """Return the current stage, counted from 0.
+
+    Args:
+        stage_schedule: the method's schedule; None means a single stage.
+        epoch: the epoch, counted from 0.
+        improved: for each evaluation so far, whether it was the best until then.
+    """
+    if stage_schedule is None:
         return 0
-    return plateaus(improved, pace.patience) if pace.epochs is None else epoch // pace.epochs
+    if stage_schedule.epochs is None:
+        return plateaus(improved, stage_schedule.patience)
+    return epoch // stage_schedule.epochs
 
 
 def plateaus(improved: Sequence[bool], patience: int) -> int:
-    """How often `patience` evaluations in a row were not the best; each counts for one plateau."""
-    found = stale = 0
+    """Count the plateaus: `patience` evaluations in a row without improvement are one."""
+    count = stale = 0
     for better in improved:
         stale = 0 if better else stale + 1
         if stale == patience:
-            found, stale = found + 1, 0
-    return found
+            count, stale = count + 1, 0
+    return count
 
 
 def improvements(values: Sequence[float], lower: bool) -> list[bool]:
-    """Of each value, whether it is the best until then; one that is not finite never is."""
+    """Compute for each value whether it is the best so far; values that are not finite never are.
+
+    Args:
+        values: the metric at each evaluation.
+        lower: whether lower values are better.
+    """
     best, improved = math.inf, []
     for value in values:
         signed = value if lower else -value

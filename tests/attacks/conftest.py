@@ -1,4 +1,4 @@
-"""A sound adapter to attack, and the model that it is for."""
+"""Fixtures: a valid adapter to attack, and its backbone."""
 
 from __future__ import annotations
 
@@ -6,37 +6,37 @@ import shutil
 from pathlib import Path
 
 import pytest
-from forge import new_model, save_sound
+from forge import new_model, save_valid
 
 import adapterhub as ah
 from adapterhub.adapters.state import find_state
 
 
 @pytest.fixture(scope="session")
-def one_model():
+def session_model():
     return new_model()
 
 
 @pytest.fixture
-def model(one_model):
-    yield one_model
-    if find_state(one_model):
-        ah.detach(one_model)
+def model(session_model):
+    yield session_model
+    if find_state(session_model):
+        ah.detach(session_model)
 
 
 @pytest.fixture(scope="session")
-def sound(tmp_path_factory) -> Path:
-    return save_sound(tmp_path_factory.mktemp("sound") / "a")
+def valid(tmp_path_factory) -> Path:
+    return save_valid(tmp_path_factory.mktemp("valid") / "a")
 
 
 @pytest.fixture
-def saved(sound: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(sound, tmp_path / "a"))
+def saved(valid: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(valid, tmp_path / "a"))
 
 
 @pytest.fixture
 def canary(tmp_path: Path):
-    """A file that appears when code of an attack runs."""
+    """A path that exists only if an attack's code has run."""
     path = tmp_path / "canary"
     yield path
     assert not path.exists(), "code was executed"

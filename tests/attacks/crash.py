@@ -1,10 +1,10 @@
-"""Writers that are killed, or run out of disk, at every point: run by test_crash.py in a process of
-its own, since it forks.
+"""Kill writers, or fill their disk, at every point.
 
-    python crash.py FOLDER/adapter MOST [SCENARIO ...]      prints one JSON object a scenario
+    python crash.py FOLDER/adapter MOST [SCENARIO ...]      prints one JSON object per scenario
 
-A forked child saves, and is killed (SIGKILL) before a given line of the writer's own code, its
-removal of folders, or its writing of a file (in three pieces); MOST limits the number of lines.
+A forked child saves, and is killed (SIGKILL) before a given line of the writer's code, of its
+removal of folders, or of its writing of a file (in three pieces). MOST limits the number of lines.
+test_crash.py runs this script in a separate process, because it forks.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Action = Callable[[], None]
 
 
 class Torn:
-    """A file that is written in three pieces, each at once."""
+    """A file that is written in three unbuffered pieces."""
 
     def __init__(self, path: Any, mode: str) -> None:
         self.file = open(path, mode, buffering=0)  # noqa: SIM115
@@ -66,24 +66,24 @@ class Torn:
 
 
 class Lines:
-    """Counts the lines of the writer's code as they run, and kills the process before one."""
+    """Counts the executed lines of the writer by tracing, and kills the process before one."""
 
     def __init__(self, kill_at: int | None) -> None:
-        self.seen, self.kill_at = 0, kill_at
+        self.count, self.kill_at = 0, kill_at
 
     def enter(self, frame: Any, event: str, argument: object) -> Any:
         return self.line if frame.f_code.co_filename in TRACED else None
 
     def line(self, frame: Any, event: str, argument: object) -> Any:
         if event == "line":
-            self.seen += 1
-            if self.seen == self.kill_at:
+            self.count += 1
+            if self.count == self.kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
         return self.line
 
 
 def in_a_child(action: Callable[[], int]) -> int:
-    """Fork, run, and give the exit code; -9 for a kill."""
+    """Run an action in a forked child; return its exit code, -9 if it was killed."""
     child = os.fork()
     if child == 0:
         try:
@@ -95,8 +95,8 @@ def in_a_child(action: Callable[[], int]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def lines_of(action: Action) -> int:
-    """How many lines run, counted in a child."""
+def count_lines(action: Action) -> int:
+    """Count the lines that an action executes, in a child."""
     reader, writer = os.pipe()
 
     def count() -> int:
@@ -104,7 +104,7 @@ def lines_of(action: Action) -> int:
         sys.settrace(lines.enter)
         action()
         sys.settrace(None)
-        os.write(writer, str(lines.seen).encode())
+        os.write(writer, str(lines.count).encode())
         return 0
 
     assert in_a_child(count) == 0, "the writer fails without a kill"
@@ -116,9 +116,9 @@ def lines_of(action: Action) -> int:
 def killed_at_each_line(
     prepare: Action, action: Action, check: Callable[[], str], most: int
 ) -> dict[str, Any]:
-    """The state after a kill before each line (or `most` of them, evenly)."""
+    """Kill the action before each line, or `most` evenly spaced ones, and count the outcomes."""
     prepare()
-    total = lines_of(action)
+    total = count_lines(action)
     evenly = {1 + i * total // min(most, total) for i in range(min(most, total))}
     points = sorted(evenly | {total})
     outcomes: collections.Counter[str] = collections.Counter()
@@ -135,34 +135,37 @@ def killed_at_each_line(
     return {"lines": total, "points": len(points), "outcomes": dict(outcomes)}
 
 
-def which(found: dict[str, torch.Tensor]) -> str:
-    """Old or new, whole."""
-    for name, tensors in (("old", OLD), ("new", NEW)):
-        if found.keys() == tensors.keys() and all(torch.equal(found[n], tensors[n]) for n in found):
+def which(tensors: dict[str, torch.Tensor]) -> str:
+    """Return "old" or "new"; fail for a mix."""
+    for name, expected in (("old", OLD), ("new", NEW)):
+        same = tensors.keys() == expected.keys()
+        if same and all(torch.equal(tensors[key], expected[key]) for key in tensors):
             return name
-    raise AssertionError(f"a mix: {list(found)}")
+    raise AssertionError(f"a mix: {list(tensors)}")
 
 
 def save(place: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Save an adapter with a long card."""
     native.write_adapter(place, MANIFEST, tensors, card="x" * 2000, overwrite=True)
 
 
 def check_adapter(place: Path) -> str:
-    """What is there; then a save over it, which must clean up."""
+    """Classify the folder after a kill, then save again, which must clean up."""
     visible = [p.name for p in place.parent.iterdir() if not p.name.startswith(".")]
     assert visible in ([], [place.name]), visible
     try:
-        found = which(native.read_adapter(place)[1])
+        outcome = which(native.read_adapter(place)[1])
     except AdapterhubError:
-        assert not place.exists(), "a folder that is no whole adapter"
-        found = "none"
+        assert not place.exists(), "an incomplete adapter"
+        outcome = "none"
     save(place, OLD)
     left = [p.name for p in place.parent.iterdir()]
     assert left == [place.name], f"left behind: {left}"
-    return found
+    return outcome
 
 
 def adapters(place: Path, first: bool, most: int) -> dict[str, Any]:
+    """Kill a save, the first or one over an existing adapter."""
     folder_module.open = Torn  # type: ignore[attr-defined]
 
     def prepare() -> None:
@@ -177,6 +180,7 @@ def adapters(place: Path, first: bool, most: int) -> dict[str, Any]:
 
 
 def without_exchange(place: Path, most: int) -> dict[str, Any]:
+    """Kill a save on a file system that cannot exchange two folders atomically."""
     folder_module._exchange = lambda one, other: False
     return adapters(place, False, most)
 
@@ -186,6 +190,8 @@ STATES = [checkpoint.State(t, {"step": i}, {"seed": 0}, {"engine": torch.ones(5)
 
 
 def checkpoints(place: Path, first: bool, most: int) -> dict[str, Any]:
+    """Kill the writing of a training checkpoint."""
+
     def prepare() -> None:
         shutil.rmtree(place.parent, ignore_errors=True)
         if not first:
@@ -196,18 +202,20 @@ def checkpoints(place: Path, first: bool, most: int) -> dict[str, Any]:
             return "none"
         state = checkpoint.load_checkpoint(place)
         assert state.training is not None
-        found = which(dict(state.tensors))
-        assert state.progress["step"] == (found == "new")
+        outcome = which(dict(state.tensors))
+        assert state.progress["step"] == (outcome == "new")
         checkpoint.save(place, STATES[0])
         assert [p.name for p in place.parent.iterdir()] == [place.name]
-        return found
+        return outcome
 
     return killed_at_each_line(prepare, lambda: checkpoint.save(place, STATES[1]), check, most)
 
 
 def metrics(place: Path, most: int) -> dict[str, Any]:
-    """Six steps, each reported; after each second one the files are flushed and a checkpoint is
-    taken, here a byte in a file. After a kill the lines up to it must be there, and no other."""
+    """Kill a run of six steps that reports each step and makes a checkpoint every second step.
+
+    The checkpoint is a byte in a file. After a kill, exactly the lines up to it must remain.
+    """
     done = place / "done"
 
     def prepare() -> None:
@@ -242,7 +250,7 @@ def metrics(place: Path, most: int) -> dict[str, Any]:
 
 
 def at_random(place: Path, most: int) -> dict[str, Any]:
-    """A process that saves in turn what is old and new, killed by its parent at any time."""
+    """Kill a process that saves old and new adapters in turn, at random times."""
     outcomes: collections.Counter[str] = collections.Counter()
     generator = random.Random(0)
     for _ in range(most):
@@ -261,7 +269,7 @@ def at_random(place: Path, most: int) -> dict[str, Any]:
 
 @contextmanager
 def failing(call: int, counted: list[str]) -> Iterator[None]:
-    """The disk is full from the given call that writes on."""
+    """Simulate a full disk from the given writing call onwards."""
     originals = {name: getattr(os, name) for name in ("mkdir", "fsync", "rename")}
 
     def wrap(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -288,7 +296,7 @@ def failing(call: int, counted: list[str]) -> Iterator[None]:
 
 
 def full_disk(place: Path, most: int) -> dict[str, Any]:
-    """ENOSPC at each call that writes, of a first save and of one over another."""
+    """Raise ENOSPC at each writing call, of a first save and of an overwrite."""
     outcomes: collections.Counter[str] = collections.Counter()
     for first in (True, False):
         for call in range(1, 60):
@@ -306,13 +314,13 @@ def full_disk(place: Path, most: int) -> dict[str, Any]:
                 break
             left = [p.name for p in place.parent.iterdir()]
             assert left == [place.name] * (not first or place.exists()), left
-            found = which(native.read_adapter(place)[1]) if left else "none"
-            outcomes[f"{'first' if first else 'over'}: {counted[-1]}: {found}"] += 1
+            outcome = which(native.read_adapter(place)[1]) if left else "none"
+            outcomes[f"{'first' if first else 'over'}: {counted[-1]}: {outcome}"] += 1
     return {"points": sum(outcomes.values()), "outcomes": dict(outcomes)}
 
 
 def file_size_limit(place: Path, most: int) -> dict[str, Any]:
-    """The system itself refuses bytes beyond a limit, at any size of the files."""
+    """Let the system refuse bytes beyond a limit, for limits up to the size of the files."""
     outcomes: collections.Counter[str] = collections.Counter()
     checkpoint_place = place.parent / "checkpoints" / "last"
 
@@ -337,12 +345,12 @@ def file_size_limit(place: Path, most: int) -> dict[str, Any]:
 
             code = in_a_child(limited)
             assert code in (0, 3), (name, limit, code)
-            read = native.read_adapter(place)[1] if target is place else None
-            found = which(read or dict(checkpoint.load_checkpoint(checkpoint_place).tensors))
-            assert found == ("old" if code else "new"), (name, limit, code, found)
+            tensors = native.read_adapter(place)[1] if target is place else None
+            outcome = which(tensors or dict(checkpoint.load_checkpoint(checkpoint_place).tensors))
+            assert outcome == ("old" if code else "new"), (name, limit, code, outcome)
             names = sorted(p.name for p in target.parent.iterdir())
             assert names in ([place.name, "checkpoints"], [place.name], ["last"]), names
-            outcomes[f"{name}: {found}"] += 1
+            outcomes[f"{name}: {outcome}"] += 1
     return {"points": sum(outcomes.values()), "outcomes": dict(outcomes)}
 
 
@@ -360,8 +368,8 @@ SCENARIOS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
 
 
 def main(place: Path, most: int, names: list[str]) -> None:
-    """Each scenario in a child, since they change modules."""
-    if most < 1000:  # after a kill, unlike a power cut, the system still has what was written
+    """Run each scenario in a child, because scenarios patch modules."""
+    if most < 1000:  # unlike a power cut, a kill loses nothing that was written
         os.fsync = lambda descriptor: None
     for name in names or SCENARIOS:
         shutil.rmtree(place.parent, ignore_errors=True)

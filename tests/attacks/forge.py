@@ -1,4 +1,4 @@
-"""Forged adapter files: a sound adapter, and the tools to break it and seal it again."""
+"""Forging adapter files: a valid adapter, and functions that change it and fix its digest."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ LABELS = {
     "label2id": {"ham": 0, "eggs": 1, "spam": 2},
 }
 TENSORS, MANIFEST, CARD = "adapter.safetensors", "adapter.json", "README.md"
-SECONDS = 10.0  # far more than any refusal takes, far less than an attack on time would
+SECONDS = 10.0  # far longer than any refusal, far shorter than an attack on CPU time
 
 
 def new_model() -> PreTrainedModel:
-    """The backbone of the sound adapter."""
+    """Build the backbone of the valid adapter."""
     return tiny_models.model("bert", **LABELS)
 
 
-def save_sound(folder: Path, method: Any = "lora(rank=2)") -> Path:
-    """A sound adapter of `new_model`."""
+def save_valid(folder: Path, method: Any = "lora(rank=2)") -> Path:
+    """Save a valid adapter of `new_model`."""
     adapter = ah.attach(new_model(), method)
     tiny_models.scramble(adapter)
     adapter.save(folder)
@@ -42,26 +42,26 @@ def save_sound(folder: Path, method: Any = "lora(rank=2)") -> Path:
 
 
 def read_tree(folder: Path) -> Tree:
-    """The manifest as JSON."""
+    """Read the manifest as JSON."""
     tree: Tree = json.loads((folder / MANIFEST).read_bytes())
     return tree
 
 
 def sealed(tree: Tree) -> bytes:
-    """Canonical bytes with a digest that is right: nothing shows that somebody wrote it."""
+    """Return the canonical bytes of a manifest with a correct digest, so that it looks genuine."""
     rest = {name: value for name, value in tree.items() if name != "sha256"}
     return canonical_json({**rest, "sha256": hashlib.sha256(canonical_json(rest)).hexdigest()})
 
 
 def forge(folder: Path, change: Callable[[Tree], None]) -> None:
-    """Change the manifest, and seal it."""
+    """Change the manifest and update its digest."""
     tree = read_tree(folder)
     change(tree)
     (folder / MANIFEST).write_bytes(sealed(tree))
 
 
 def forge_file(folder: Path, name: str, data: bytes) -> None:
-    """Change another file, with a manifest that vouches for it."""
+    """Replace a file and update its digest in the manifest."""
     (folder / name).write_bytes(data)
     digest = hashlib.sha256(data).hexdigest()
     if name in read_tree(folder)["files"]:
@@ -69,21 +69,21 @@ def forge_file(folder: Path, name: str, data: bytes) -> None:
 
 
 def split_header(data: bytes) -> tuple[Tree, bytes]:
-    """The header and the numbers of a safetensors file."""
+    """Split a safetensors file into its header and its data."""
     length = int.from_bytes(data[:8], "little")
     header: Tree = json.loads(data[8 : 8 + length])
     return header, data[8 + length :]
 
 
-def join_header(header: Tree | bytes, numbers: bytes, length: int | None = None) -> bytes:
-    """A safetensors file; `length` is what it claims of its header."""
+def join_header(header: Tree | bytes, data: bytes, length: int | None = None) -> bytes:
+    """Build a safetensors file; `length` is its claimed header length."""
     head = header if isinstance(header, bytes) else json.dumps(header).encode()
     claimed = len(head) if length is None else length
-    return claimed.to_bytes(8, "little") + head + numbers
+    return claimed.to_bytes(8, "little") + head + data
 
 
 class Bomb:
-    """Its pickle writes a file when it is loaded."""
+    """An object whose pickle creates a file when loaded."""
 
     def __init__(self, canary: Path) -> None:
         self.canary = canary
@@ -93,16 +93,16 @@ class Bomb:
 
 
 def bomb(canary: Path) -> bytes:
-    """A pickle that tells whether anybody loads it."""
+    """Return a pickle that creates `canary` when loaded."""
     data = pickle.dumps(Bomb(canary))
     pickle.loads(data)
-    assert canary.exists(), "a bomb that does not go off shows nothing"
+    assert canary.exists(), "this pickle would not reveal that it was loaded"
     canary.unlink()
     return data
 
 
 def state_of(model: PreTrainedModel) -> dict[str, Any]:
-    """All of a model that a refused adapter must leave as it was."""
+    """Capture everything about a model that a refused adapter must leave unchanged."""
     hooks = ("_forward_hooks", "_forward_pre_hooks")
     return {
         "class": type(model),
@@ -119,8 +119,8 @@ def state_of(model: PreTrainedModel) -> dict[str, Any]:
 
 
 @contextmanager
-def refused(model: PreTrainedModel, says: str = "") -> Iterator[None]:
-    """Expect one clear error, soon, and a model as it was."""
+def refused(model: PreTrainedModel, text: str = "") -> Iterator[None]:
+    """Expect one readable AdapterhubError, quickly, and an unchanged model."""
     before, start = state_of(model), time.process_time()
     assert "_adapterhub" not in before["attributes"]
     with pytest.raises(AdapterhubError) as error:
@@ -128,14 +128,14 @@ def refused(model: PreTrainedModel, says: str = "") -> Iterator[None]:
     assert time.process_time() - start < SECONDS
     assert state_of(model) == before
     message = str(error.value)
-    assert says in message
+    assert text in message
     assert error.value.problem
     assert len(message) < 20_000
     assert harmless_text(message), message
 
 
 def harmless_text(text: str) -> bool:
-    """No control character but tab and line end, nothing that reorders, nothing unwritable."""
+    """Whether text has no control character but tab and newline, no bidi override, no surrogate."""
     bad = {*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)}
     bad |= {*range(0xD800, 0xE000), 0x2028, 0x2029}
     return not {ord(c) for c in text} & (bad - {0x09, 0x0A})

@@ -1,10 +1,10 @@
-"""A fuzzer of everything that reads strangers' files: anything but an AdapterhubError is a finding.
+"""Fuzz everything that reads untrusted files: any exception but AdapterhubError is a finding.
 
     PYTHONPATH=.:tests/helpers:tests/attacks python tests/attacks/fuzz.py --seconds 300 [--seed 0]
 
-Sound files are made at run time, by the writers; each input is one of them after one to four
-mutations. A manifest is sealed again after most mutations, so that the checks behind the digest are
-reached. A finding is kept in a file of its own, and the seed repeats the run.
+Each input is a valid file, written at run time, after one to four mutations. Most mutated manifests
+get a valid digest, so that the checks behind the digest are reached. A finding is printed with the
+seed that reproduces it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from forge import (
     join_header,
     new_model,
     read_tree,
-    save_sound,
+    save_valid,
     sealed,
     split_header,
     state_of,
@@ -45,7 +45,7 @@ from adapterhub.data.examples import read_examples
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import AdapterhubError
 from adapterhub.files.native import CARD_FILE, read_adapter
-from adapterhub.inference.open import trained
+from adapterhub.inference.record import read_training_record
 from adapterhub.methods import METHODS
 from adapterhub.methods._spec import parse_methods
 from adapterhub.tasks import parse_task
@@ -55,7 +55,7 @@ Target = Callable[[random.Random], None]
 
 
 class Fuzzer:
-    """The targets, by name, on files in a folder of their own."""
+    """The targets by name, and the valid files that they mutate."""
 
     def __init__(self, folder: Path, methods: list[str]) -> None:
         self.folder = folder
@@ -65,10 +65,10 @@ class Fuzzer:
                              "train": {"max_length": 64}}, "seed": 3}  # fmt: skip
         self.adapters = []
         for i, method in enumerate(methods or self._fitting()):
-            sound = save_sound(folder / f"sound-{i}", method)
-            tree = read_tree(sound) | {"training": record}
-            (sound / MANIFEST).write_bytes(sealed(tree))
-            self.adapters.append({p.name: p.read_bytes() for p in sound.iterdir()})
+            valid = save_valid(folder / f"valid-{i}", method)
+            tree = read_tree(valid) | {"training": record}
+            (valid / MANIFEST).write_bytes(sealed(tree))
+            self.adapters.append({p.name: p.read_bytes() for p in valid.iterdir()})
         self.place = folder / "target"
         self.place.mkdir()
         self.checkpoint = self._checkpoint()
@@ -96,10 +96,10 @@ class Fuzzer:
         try:
             ah.load(self.model, self.place).detach()
         finally:
-            assert state_of(self.model) == self.state, "the model is not as it was"
+            assert state_of(self.model) == self.state, "the model has changed"
 
     def read_files(self, rng: random.Random) -> None:
-        """A file changed, and the manifest as it was: the digests must find it."""
+        """Change a file but not the manifest: the digests must reveal it."""
         files = dict(rng.choice(self.adapters))
         name = rng.choice(sorted(files.keys() - {CARD_FILE}))  # a card may be edited
         before = files[name]
@@ -109,7 +109,7 @@ class Fuzzer:
         assert files[name] == before, "a changed file was read"
 
     def read_numbers(self, rng: random.Random) -> None:
-        """A safetensors file changed as bytes, and vouched for."""
+        """Change the bytes of a safetensors file, and update its digest."""
         self._put(files := rng.choice(self.adapters))
         data = mutate_bytes(rng, files[TENSORS])
         forge_file(self.place, TENSORS, data)
@@ -117,7 +117,7 @@ class Fuzzer:
         assert all(bool(torch.isfinite(t).all()) for t in tensors.values())
 
     def read_headers(self, rng: random.Random) -> None:
-        """A safetensors header changed as JSON, and vouched for."""
+        """Change a safetensors header as JSON, and update the digest."""
         self._put(files := rng.choice(self.adapters))
         header, numbers = split_header(files[TENSORS])
         length = rng.choice([None] * 20 + [0, 7, 10**6, 10**8, 2**63, 2**64 - 1])
@@ -127,14 +127,14 @@ class Fuzzer:
         assert all(t.numel() for t in tensors.values())
 
     def read_manifest_bytes(self, rng: random.Random) -> None:
-        """A manifest changed as bytes."""
+        """Change the bytes of a manifest."""
         files = dict(rng.choice(self.adapters))
         files[MANIFEST] = mutate_bytes(rng, files[MANIFEST])
         self._put(files)
         self._load()
 
     def read_manifest(self, rng: random.Random) -> None:
-        """A manifest changed as JSON, and sealed."""
+        """Change a manifest as JSON, and update its digest."""
         files = dict(rng.choice(self.adapters))
         tree = mutate_tree(rng, json.loads(files[MANIFEST]))
         files[MANIFEST] = sealed(tree)
@@ -142,7 +142,7 @@ class Fuzzer:
         self._load()
 
     def read_methods(self, rng: random.Random) -> None:
-        """The methods of a manifest changed, and sealed."""
+        """Change the methods of a manifest, and update its digest."""
         files = dict(rng.choice(self.adapters))
         tree = mutate_tree(rng, json.loads(files[MANIFEST]), "methods")
         files[MANIFEST] = sealed(tree)
@@ -150,15 +150,15 @@ class Fuzzer:
         self._load()
 
     def read_record(self, rng: random.Random) -> None:
-        """What a manifest records of its training changed, and sealed."""
+        """Change the training record of a manifest, and update its digest."""
         files = dict(rng.choice(self.adapters))
         tree = mutate_tree(rng, json.loads(files[MANIFEST]), "training")
         files[MANIFEST] = sealed(tree)
         self._put(files)
-        trained(self.place)
+        read_training_record(self.place)
 
     def read_recipe(self, rng: random.Random) -> None:
-        """A recipe changed as bytes."""
+        """Change the bytes of a recipe."""
         options = DataOptions(train="train.tsv")
         text = recipe.Recipe(backbone="a/b", output="out", data=options).to_yaml().encode()
         path = self.folder / "recipe.yaml"
@@ -166,7 +166,7 @@ class Fuzzer:
         parse_methods(recipe.read(path).method)
 
     def read_specs(self, rng: random.Random) -> None:
-        """Method and task specs changed as text."""
+        """Change method and task specs as text."""
         texts = [*METHODS, "lora(rank=4, sites=['attn.q'])", "lora(ranks={'a': 1}), mam",
                  "seq2seq(metric=rouge)", "causal-lm(answer='#### (.*)', beams=2)",
                  "prompted(template='{text} {mask}', words={'0': 'a', '1': 'b'})"]  # fmt: skip
@@ -189,7 +189,7 @@ class Fuzzer:
         }
 
     def read_data(self, rng: random.Random) -> None:
-        """A data file changed as bytes."""
+        """Change the bytes of a data file."""
         name = rng.choice(sorted(self.data))
         path = self.folder / name
         path.write_bytes(mutate_bytes(rng, self.data[name]))
@@ -203,7 +203,7 @@ class Fuzzer:
         return {path.name: path.read_bytes() for path in folder.iterdir()}
 
     def read_checkpoint(self, rng: random.Random) -> None:
-        """A checkpoint with one file changed as bytes."""
+        """Change the bytes of one file of a checkpoint."""
         folder = self.folder / "checkpoint"
         name = rng.choice(sorted(self.checkpoint))
         for other, data in self.checkpoint.items():
@@ -211,16 +211,16 @@ class Fuzzer:
         checkpoint.copy_tensors({"a": torch.ones(2)}, checkpoint.load_checkpoint(folder).tensors)
 
     def read_foreign_options(self, rng: random.Random) -> None:
-        """A configuration of peft or adapters changed as JSON."""
+        """Change a configuration of peft or adapters as JSON."""
         self.foreign.read_options(rng)
 
     def read_foreign_tensors(self, rng: random.Random) -> None:
-        """The tensors of a checkpoint of peft or adapters: others, lost or renamed."""
+        """Replace, remove or rename tensors of a peft or adapters checkpoint."""
         self.foreign.read_tensors(rng)
 
 
 def outcome_of(target: Target, rng: random.Random) -> str:
-    """What a target made of one input; raises what is no AdapterhubError."""
+    """Run a target on one input; describe the outcome. Exceptions but AdapterhubError propagate."""
     try:
         target(rng)
     except AdapterhubError as error:
@@ -238,15 +238,15 @@ def fuzz(
     only: str | None = None,
     methods: Sequence[str] = (),
 ) -> tuple[dict[str, collections.Counter[str]], list[str]]:
-    """The outcomes of each target, counted, and the findings as tracebacks."""
+    """Fuzz in turn; return the outcomes of each target, counted, and tracebacks of the findings."""
     fuzzer = Fuzzer(folder, list(methods))
-    found: dict[str, collections.Counter[str]] = {
+    outcomes: dict[str, collections.Counter[str]] = {
         name: collections.Counter() for name in fuzzer.targets if only in (None, name)
     }
     findings: list[str] = []
     end, number = time.monotonic() + seconds, 0
     while time.monotonic() < end and (inputs is None or number < inputs):
-        name = list(found)[number % len(found)]
+        name = list(outcomes)[number % len(outcomes)]
         start = time.monotonic()
         try:
             outcome = outcome_of(fuzzer.targets[name], random.Random(f"{seed}-{number}"))
@@ -254,33 +254,37 @@ def fuzz(
             frames = traceback.extract_tb(error.__traceback__)
             ours = [f"{f.filename}:{f.lineno}" for f in frames if "/adapterhub/" in f.filename]
             outcome = f"FINDING {type(error).__name__} {' '.join(ours[-1:])}"
-            if not found[name][outcome]:  # one of a kind is enough to mend it
+            if not outcomes[name][outcome]:  # one finding of a kind is enough to fix it
                 findings.append(f"{name}, seed {seed}-{number}\n{traceback.format_exc()}")
             if isinstance(error, KeyboardInterrupt):
                 break
         if time.monotonic() - start > 20:
             findings.append(f"{name}, seed {seed}-{number}: {time.monotonic() - start:.0f} s")
-        found[name][outcome] += 1
+        outcomes[name][outcome] += 1
         number += 1
-    return found, findings
+    return outcomes, findings
 
 
 def main() -> None:
     """Run, and print the number of inputs and of distinct outcomes of each target."""
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--seconds", type=float, default=60)
-    options.add_argument("--inputs", type=int)
-    options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--only")
-    given = options.parse_args()
-    limit = 24 << 30  # address space: what is allocated beyond is a finding
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--inputs", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only")
+    options = parser.parse_args()
+    limit = 24 << 30  # of the address space; a larger allocation is a finding
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    with tempfile.TemporaryDirectory() as place:
-        found, findings = fuzz(Path(place), given.seed, given.inputs, given.seconds, given.only)
+    with tempfile.TemporaryDirectory() as folder:
+        outcomes, findings = fuzz(
+            Path(folder), options.seed, options.inputs, options.seconds, options.only
+        )
     total: collections.Counter[str] = collections.Counter()
-    for name, counts in found.items():
+    for name, counts in outcomes.items():
         accepted = counts["accepted"]
-        print(f"{name:16} {counts.total():8,} inputs  {len(counts):5} outcomes  {accepted:6} sound")
+        print(
+            f"{name:16} {counts.total():8,} inputs  {len(counts):5} outcomes  {accepted:6} accepted"
+        )
         total += counts
     print(
         f"{'all':16} {total.total():8,} inputs  {len(total):5} outcomes  {len(findings)} findings"

@@ -1,4 +1,4 @@
-"""Checkpoints of peft and of adapters for the fuzzer: as we export them, and golden ones."""
+"""Checkpoints of peft and adapters for the fuzzer: exported ones and golden files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMED = ("target_modules", "exclude_modules", "layers_pattern", "feedforward_mod
 
 
 class Foreign:
-    """Sound checkpoints, each with the model that it is for and that model's state."""
+    """Valid checkpoints, each with its model and the model's state."""
 
     def __init__(self, folder: Path) -> None:
         self.place = folder / "foreign"
@@ -52,10 +52,10 @@ class Foreign:
             head = rng.random() < 0.5
             ah.load(model, self.place, any_backbone=True, allow_pickle=True, head=head).detach()
         finally:
-            assert state_of(model) == self.states[id(model)], "the model is not as it was"
+            assert state_of(model) == self.states[id(model)], "the model has changed"
 
     def read_options(self, rng: random.Random) -> None:
-        """A configuration changed as JSON; regular expressions above all."""
+        """Change a configuration as JSON, its regular expressions in particular."""
         model = self._copy(rng)
         path = rng.choice([p for name in OPTIONS if (p := self.place / name).exists()])
         tree = mutate_tree(rng, json.loads(path.read_text(encoding="utf-8")))
@@ -66,7 +66,7 @@ class Foreign:
         self._load(model, rng)
 
     def read_tensors(self, rng: random.Random) -> None:
-        """One to three tensors changed."""
+        """Change one to three tensors."""
         model = self._copy(rng)
         paths = [p for name in WEIGHTS if (p := self.place / f"{name}.safetensors").exists()]
         if not paths:

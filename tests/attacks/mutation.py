@@ -1,4 +1,4 @@
-"""Random changes of bytes, and of JSON trees."""
+"""Random mutations of bytes and of JSON trees."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VALUES: list[Any] = [
 
 
 def mutate_bytes(rng: random.Random, data: bytes) -> bytes:
-    """One to four changes of bytes."""
+    """Apply one to four random changes to bytes."""
     for _ in range(rng.randint(1, 4)):
         at, length = rng.randint(0, len(data)), rng.choice([1, 1, 2, 4, 8, 16, 64, 256])
         cut = data[at : at + length]
@@ -52,7 +52,7 @@ NUMBERS = [value for value in VALUES if type(value) is int]
 
 
 def nodes(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """Each place in a JSON tree, as (container, key)."""
+    """Yield each node of a JSON tree as (container, key)."""
     pairs = list(tree.items() if isinstance(tree, dict) else enumerate(tree))
     for key, value in pairs:
         yield tree, key
@@ -61,20 +61,20 @@ def nodes(tree: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def mutate_tree(rng: random.Random, tree: Tree, under: str | None = None) -> Tree:
-    """One to four changes of values and keys."""
+    """Apply one to four random changes to the values and keys of a JSON tree."""
     tree = copy.deepcopy(tree)
     for _ in range(rng.randint(1, 4)):
         root = tree.get(under) if under else tree
-        places = list(nodes(root)) if isinstance(root, (dict, list)) else []
-        if not places:
+        candidates = list(nodes(root)) if isinstance(root, (dict, list)) else []
+        if not candidates:
             tree[under or "x"] = copy.deepcopy(rng.choice(VALUES))
             continue
-        holder, key = rng.choice(places)
+        holder, key = rng.choice(candidates)
         kind = rng.randrange(6)
         if kind < 3:
             holder[key] = copy.deepcopy(rng.choice(VALUES))
         elif kind == 3:
-            other, name = rng.choice(places)
+            other, name = rng.choice(candidates)
             if isinstance(other, list) or name in other:
                 holder[key] = copy.deepcopy(other[name]) if not isinstance(other, list) else 0
         elif kind == 4 and isinstance(holder, dict):

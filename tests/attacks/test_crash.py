@@ -1,4 +1,4 @@
-"""Kill -9 at any moment of saving, and a full disk: the old files or the new ones, never a mix."""
+"""SIGKILL during a save, or a full disk, leaves the old files or the new ones, never a mix."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import tiny_models
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="it forks a process at each point")
-# Of several hundred lines that run, so many in a usual run of the tests.
-FULL = os.environ.get("ADAPTERHUB_MATRIX") == "full"
-MOST = 999 if FULL else 20
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="crash.py forks at each point")
+# The number of lines, of several hundred, before which a writer is killed.
+MOST = 999 if tiny_models.FULL_MATRIX else 20
 KILLED = {
     "first save": {"none", "new"},
     "overwrite": {"old", "new"},
@@ -24,11 +24,11 @@ KILLED = {
 }
 
 
-def test_a_kill_or_a_full_disk_at_any_point(tmp_path: Path) -> None:
-    """The checks are in crash.py; here, that they were made, and met each state."""
+def test_a_kill_or_a_full_disk_never_leaves_a_mix(tmp_path: Path) -> None:
+    """crash.py makes the checks; this test verifies that it met every state."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, Path(__file__).with_name("crash.py"), tmp_path / "x" / "a"]
-    if FULL:
+    if tiny_models.FULL_MATRIX:
         names = ["first save", "overwrite", "overwrite without an exchange", "first checkpoint",
                  "checkpoint", "metrics", "full disk"]  # fmt: skip
         command += [str(MOST), *names]
@@ -36,17 +36,17 @@ def test_a_kill_or_a_full_disk_at_any_point(tmp_path: Path) -> None:
         command += [str(MOST)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = {line["scenario"]: line for line in map(json.loads, done.stdout.splitlines())}
+    results = {line["scenario"]: line for line in map(json.loads, done.stdout.splitlines())}
     for name, states in KILLED.items():
-        assert found[name]["points"] >= min(MOST, found[name]["lines"]) >= 20
-        assert set(found[name]["outcomes"]) >= states, name
-    assert found["full disk"]["points"] >= 15
-    if not FULL:
-        assert found["at random"]["points"] == MOST
-        assert found["file size limit"]["points"] >= 2 * MOST
+        assert results[name]["points"] >= min(MOST, results[name]["lines"]) >= 20
+        assert set(results[name]["outcomes"]) >= states, name
+    assert results["full disk"]["points"] >= 15
+    if not tiny_models.FULL_MATRIX:
+        assert results["at random"]["points"] == MOST
+        assert results["file size limit"]["points"] >= 2 * MOST
 
 
-def test_leftovers_of_a_killed_save_are_no_adapters(tmp_path: Path) -> None:
+def test_the_next_save_removes_the_leftovers_of_a_killed_one(tmp_path: Path) -> None:
     from crash import MANIFEST, OLD, save
 
     from adapterhub.files.atomic import _prefix
@@ -62,10 +62,12 @@ def test_leftovers_of_a_killed_save_are_no_adapters(tmp_path: Path) -> None:
         read_adapter(place)
     write_adapter(place, MANIFEST, OLD)
     left = sorted(path.name for path in tmp_path.iterdir())
-    assert left == sorted([place.name, other.name, ".hidden"]), "only what is this place's own"
+    assert left == sorted([place.name, other.name, ".hidden"]), (
+        "a save removes only its own leftovers"
+    )
 
 
-def test_a_save_leaves_that_of_a_living_process_alone(tmp_path: Path) -> None:
+def test_a_save_leaves_a_concurrent_save_alone(tmp_path: Path) -> None:
     from crash import OLD, save
 
     from adapterhub.files.atomic import staging

@@ -1,4 +1,4 @@
-"""A short run of the fuzzer, and hypothesis over whole JSON trees."""
+"""A short run of the fuzzer, and property tests of manifests, specs and tensor files."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ INPUTS = 1200
 METHODS = ("lora", "houlsby", "prompt", "bitfit")
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # of what an import does not carry over
-def test_no_input_of_a_short_run_is_a_finding(tmp_path) -> None:
-    found, findings = fuzz.fuzz(tmp_path, seed=0, inputs=INPUTS, seconds=120, methods=METHODS)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of options that an import drops
+def test_a_short_fuzzing_run_has_no_findings(tmp_path) -> None:
+    outcomes, findings = fuzz.fuzz(tmp_path, seed=0, inputs=INPUTS, seconds=120, methods=METHODS)
     assert not findings, "\n".join(findings)
-    assert len(found) >= 13
-    assert sum(counts.total() for counts in found.values()) == INPUTS
-    assert sum(counts["accepted"] for counts in found.values()) >= INPUTS / 100
-    assert len(set().union(*found.values())) >= 100, "many kinds of refusal"
+    assert len(outcomes) >= 13
+    assert sum(counts.total() for counts in outcomes.values()) == INPUTS
+    assert sum(counts["accepted"] for counts in outcomes.values()) >= INPUTS / 100
+    assert len(set().union(*outcomes.values())) >= 100, "too few kinds of refusal"
 
 
 JSON = st.recursive(
@@ -45,8 +45,8 @@ quick = settings(max_examples=300, suppress_health_check=list(HealthCheck), dead
 
 @quick
 @given(data=st.data(), value=JSON)
-def test_any_json_in_any_place_of_a_manifest(sound, data: st.DataObject, value: Any) -> None:
-    tree = copy.deepcopy(read_tree(sound))
+def test_any_json_in_a_manifest_is_valid_or_refused(valid, data: st.DataObject, value: Any) -> None:
+    tree = copy.deepcopy(read_tree(valid))
     holder, key = data.draw(st.sampled_from(list(nodes(tree))))
     holder[key] = value
     try:
@@ -61,7 +61,7 @@ def test_any_json_in_any_place_of_a_manifest(sound, data: st.DataObject, value: 
 @given(text=st.text(max_size=60) | st.text("()[]{},='\"-+*#x1.: \n", max_size=60))
 @example(text="lora)#")
 @example(text="lora)+(x")
-def test_any_text_as_a_spec_or_a_recipe(tmp_path_factory, text: str) -> None:
+def test_any_text_as_a_spec_or_recipe_is_valid_or_refused(tmp_path_factory, text: str) -> None:
     path = tmp_path_factory.getbasetemp() / "recipe.yaml"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     for read, argument in ((parse_methods, text), (parse_task, text), (load_yaml, path)):
@@ -73,10 +73,12 @@ def test_any_text_as_a_spec_or_a_recipe(tmp_path_factory, text: str) -> None:
 
 @quick
 @given(junk=st.binary(max_size=200), at=st.floats(0, 1))
-def test_any_bytes_in_a_safetensors_file(saved, sound, junk: bytes, at: float) -> None:
-    data = (sound / TENSORS).read_bytes()
-    place = int(at * len(data))
-    changed = data[:place] + junk + data[place + len(junk) :]
+def test_changed_bytes_of_a_safetensors_file_are_refused(
+    saved, valid, junk: bytes, at: float
+) -> None:
+    data = (valid / TENSORS).read_bytes()
+    start = int(at * len(data))
+    changed = data[:start] + junk + data[start + len(junk) :]
     (saved / TENSORS).write_bytes(changed)
     if changed == data:
         read_adapter(saved)

@@ -1,5 +1,4 @@
-"""Folders and safetensors files that a stranger made: nothing but the three files is opened, and
-those only as what they are."""
+"""Hostile adapter folders and safetensors files: only the three known files are ever opened."""
 
 from __future__ import annotations
 
@@ -126,53 +125,54 @@ def _socket(path: Path) -> None:
     import socket
 
     with socket.socket(socket.AF_UNIX) as server:
-        here = Path.cwd()
+        working_directory = Path.cwd()
         os.chdir(path.parent)  # the name of a socket is short
         try:
             server.bind(path.name)
         finally:
-            os.chdir(here)
+            os.chdir(working_directory)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has none of these")
 @pytest.mark.parametrize("name", [TENSORS, MANIFEST, CARD])
 @pytest.mark.parametrize("kind", LINKED)
-def test_what_is_no_file_is_refused_and_never_waited_for(saved, tmp_path, model, kind, name):
+def test_links_pipes_and_devices_are_refused_without_waiting(saved, tmp_path, model, kind, name):
     real = tmp_path / "real"
     (saved / name).rename(real)
     try:
         LINKED[kind](saved / name, real)
     except PermissionError:
-        pytest.skip("not allowed to make one here")
+        pytest.skip("creating one needs more permissions")
     if name in (TENSORS, MANIFEST):
         with refused(model, name):
             ah.load(model, saved)
         return
     start = time.process_time()
-    with contextlib.suppress(AdapterhubError):  # the card is for people: it may be left alone
+    with contextlib.suppress(AdapterhubError):  # loading may ignore the card
         ah.load(model, saved)
     assert time.process_time() - start < SECONDS
 
 
-def test_a_hard_link_is_a_file_like_any_other(saved, tmp_path, model) -> None:
-    """Caches share files by hard links; an archive's can name only what its reader could copy."""
+def test_a_hard_link_is_accepted(saved, tmp_path, model) -> None:
+    """Caches share files by hard links, which give no access beyond that of a copy."""
     (saved / TENSORS).rename(tmp_path / "real")
     os.link(tmp_path / "real", saved / TENSORS)
     assert ah.load(model, saved).active
 
 
-def test_the_folder_itself_may_be_a_link_that_the_user_names(saved, tmp_path, model) -> None:
+def test_the_folder_may_be_a_symbolic_link(saved, tmp_path, model) -> None:
     (tmp_path / "latest").symlink_to(saved)
     assert ah.load(model, tmp_path / "latest").active
 
 
-def first(header: Tree) -> Tree:
+def first_entry(header: Tree) -> Tree:
     entry: Tree = header[sorted(header)[0]]
     return entry
 
 
-def with_(**fields: object) -> Header:
-    return lambda header: first(header).update(fields)
+def with_fields(**fields: object) -> Header:
+    """Change fields of the first tensor's entry."""
+    return lambda header: first_entry(header).update(fields)
 
 
 def gap(header: Tree) -> None:
@@ -188,26 +188,26 @@ def overlap(header: Tree) -> None:
 HEADERS: dict[str, Header] = {
     "overlapping": overlap,
     "a gap": gap,
-    "out of range": with_(data_offsets=[0, 10**9]),
-    "backwards": with_(data_offsets=[256, 0]),
-    "negative": with_(data_offsets=[-256, 0]),
-    "beyond 64 bits": with_(data_offsets=[0, 2**64]),
-    "near 64 bits": with_(data_offsets=[2**64 - 256, 2**64 - 1]),
-    "fractions": with_(data_offsets=[0.0, 256.0]),
-    "three offsets": with_(data_offsets=[0, 1, 2]),
-    "no offsets": lambda header: first(header).pop("data_offsets") and None,
-    "shape of true": with_(shape=[True, 64]),
-    "negative shape": with_(shape=[-2, -32]),
-    "float shape": with_(shape=[2.0, 32.0]),
-    "another shape": with_(shape=[64]),
-    "overflow to the right size": with_(shape=[2**63 + 32, 2]),
-    "a product beyond 64 bits": with_(shape=[2**40, 2**40]),
-    "an unknown dtype": with_(dtype="PICKLE"),
-    "a packed dtype": with_(dtype="F4"),
-    "an 8-bit float": with_(dtype="F8_E4M3", shape=[256]),
-    "another dtype": with_(dtype="I32"),
-    "complex": with_(dtype="C64", shape=[32]),
-    "an unknown field": with_(auto_map="evil.Evil"),
+    "out of range": with_fields(data_offsets=[0, 10**9]),
+    "backwards": with_fields(data_offsets=[256, 0]),
+    "negative": with_fields(data_offsets=[-256, 0]),
+    "beyond 64 bits": with_fields(data_offsets=[0, 2**64]),
+    "near 64 bits": with_fields(data_offsets=[2**64 - 256, 2**64 - 1]),
+    "fractions": with_fields(data_offsets=[0.0, 256.0]),
+    "three offsets": with_fields(data_offsets=[0, 1, 2]),
+    "no offsets": lambda header: first_entry(header).pop("data_offsets") and None,
+    "shape of true": with_fields(shape=[True, 64]),
+    "negative shape": with_fields(shape=[-2, -32]),
+    "float shape": with_fields(shape=[2.0, 32.0]),
+    "another shape": with_fields(shape=[64]),
+    "overflow to the right size": with_fields(shape=[2**63 + 32, 2]),
+    "a product beyond 64 bits": with_fields(shape=[2**40, 2**40]),
+    "an unknown dtype": with_fields(dtype="PICKLE"),
+    "a packed dtype": with_fields(dtype="F4"),
+    "an 8-bit float": with_fields(dtype="F8_E4M3", shape=[256]),
+    "another dtype": with_fields(dtype="I32"),
+    "complex": with_fields(dtype="C64", shape=[32]),
+    "an unknown field": with_fields(auto_map="evil.Evil"),
     "a renamed tensor": lambda header: header.update({"../x": header.pop(sorted(header)[0])}),
     "a tensor more": lambda h: h.update(z={"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}),
     "no tensors": lambda header: header.clear(),
@@ -225,9 +225,9 @@ def deep(levels: int) -> list:
 
 @pytest.mark.parametrize("attack", HEADERS)
 def test_a_forged_header_is_refused(saved, model, attack) -> None:
-    header, numbers = split_header((saved / TENSORS).read_bytes())
+    header, data = split_header((saved / TENSORS).read_bytes())
     HEADERS[attack](header)
-    forge_file(saved, TENSORS, join_header(header, numbers))
+    forge_file(saved, TENSORS, join_header(header, data))
     with refused(model, TENSORS):
         ah.load(model, saved)
 
@@ -277,14 +277,14 @@ def test_a_forged_file_is_refused(saved, model, attack) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_numbers_that_are_not_finite_are_named_on_both_ways(saved, model, tmp_path, value) -> None:
+def test_non_finite_values_are_refused_on_load_and_save(saved, model, tmp_path, value) -> None:
     tensors = read_adapter(saved)[1]
     name = sorted(tensors)[-1]
     tensors[name].view(-1)[0] = value
     header, _ = split_header((saved / TENSORS).read_bytes())
     order = sorted(header, key=lambda n: header[n]["data_offsets"][0])
-    numbers = b"".join(tensors[n].numpy().tobytes() for n in order if n in tensors)
-    forge_file(saved, TENSORS, join_header(header, numbers))
+    data = b"".join(tensors[n].numpy().tobytes() for n in order if n in tensors)
+    forge_file(saved, TENSORS, join_header(header, data))
     with refused(model, f"{name}: 1 of"):
         ah.load(model, saved)
     adapter = ah.attach(model, "lora(rank=2)")

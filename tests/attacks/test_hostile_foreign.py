@@ -1,5 +1,4 @@
-"""Checkpoints of other libraries that a stranger made: their configurations are junk, their regular
-expressions take for ever, their files are not what they are called."""
+"""Hostile checkpoints of other libraries: junk options, slow regular expressions, wrong files."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from adapterhub.adapters.state import find_state
 from adapterhub.errors import AdapterhubError
 from adapterhub.interchange.peft import targets
 
-# Code is found by torch's loader, which says that it looks odd.
+# torch's loader warns about pickles with unusual content.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 CONFIG = "adapter_config.json"
 GOLDEN = Path(__file__).parents[1] / "golden" / "adapters" / "bert"
@@ -43,7 +42,7 @@ def backbones() -> dict[str, PreTrainedModel]:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory) -> Path:
-    """Checkpoints of peft, as we write them."""
+    """Export peft checkpoints."""
     folder: Path = tmp_path_factory.mktemp("exported")
     for name, method in PEFT.items():
         adapter = ah.attach(tiny_models.model("bert"), method)
@@ -54,7 +53,7 @@ def exported(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def checkpoint(exported: Path, backbones, tmp_path: Path):
-    """A copy of a checkpoint, and the model that it is for."""
+    """Return a function that copies a checkpoint and returns it with its model."""
 
     def copy(source: str) -> tuple[Path, PreTrainedModel]:
         form, _, name = source.partition("-")
@@ -77,7 +76,7 @@ def edit(folder: Path, change: Callable[[Tree], Any]) -> None:
     (folder / CONFIG).write_text(json.dumps(tree), encoding="utf-8")
 
 
-# (a+)+ and its kin take 2^n steps on a path of n letters that does not fit.
+# Expressions like (a+)+ take 2^n steps on a path of n letters that does not match.
 EVIL = r"(?:(?:[a-z0-9_.]|[a-z0-9_.]{2})+)+[!&]"
 PLACES: dict[str, tuple[str, Tree]] = {
     "target_modules": ("peft-lora", {"target_modules": EVIL}),
@@ -93,7 +92,7 @@ PLACES: dict[str, tuple[str, Tree]] = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_an_expression_that_takes_for_ever_is_stopped(checkpoint, place, monkeypatch) -> None:
+def test_an_exponential_regular_expression_is_stopped(checkpoint, place, monkeypatch) -> None:
     source, change = PLACES[place]
     folder, model = checkpoint(source)
     monkeypatch.setattr(targets, "SECONDS", 0.1)
@@ -104,7 +103,7 @@ def test_an_expression_that_takes_for_ever_is_stopped(checkpoint, place, monkeyp
 
 @pytest.mark.parametrize("text", ["(", "(" * 5000, "a{9999999999999}", "[", "(?P<x"])
 @pytest.mark.parametrize("place", [p for p in PLACES if p != "many"])
-def test_what_is_no_expression_is_refused(checkpoint, place, text) -> None:
+def test_an_invalid_regular_expression_is_refused(checkpoint, place, text) -> None:
     source, change = PLACES[place]
     folder, model = checkpoint(source)
     edit(
@@ -118,29 +117,29 @@ def test_what_is_no_expression_is_refused(checkpoint, place, text) -> None:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_junk_in_any_option_is_refused_or_fits(checkpoint, source) -> None:
+def test_junk_in_any_option_is_valid_or_refused(checkpoint, source) -> None:
     folder, model = checkpoint(source)
-    sound = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    valid = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     rng, keys = random.Random(0), list(model.state_dict())
-    places = [(sound, name) for name in sound]
-    config = sound.get("config") or {}
+    places = [(valid, name) for name in valid]
+    config = valid.get("config") or {}
     for options in [config, *(config.get("configs") or ())]:
         places += [(options, name) for name in options]
     tried = 0
     for holder, name in places:
-        kept = holder[name]
+        original = holder[name]
         for value in rng.sample(VALUES, 2):
             holder[name] = value
-            (folder / CONFIG).write_text(json.dumps(sound), encoding="utf-8")
+            (folder / CONFIG).write_text(json.dumps(valid), encoding="utf-8")
             try:
                 load(model, folder).detach()
             except AdapterhubError as error:
                 str(error).encode()
             assert list(model.state_dict()) == keys
             tried += 1
-        holder[name] = kept
+        holder[name] = original
     assert tried >= 10
-    (folder / CONFIG).write_text(json.dumps(sound), encoding="utf-8")
+    (folder / CONFIG).write_text(json.dumps(valid), encoding="utf-8")
     load(model, folder)
 
 
@@ -153,17 +152,17 @@ def test_a_pickle_under_another_name_never_runs(checkpoint, canary, source) -> N
     files = [name for name in WEIGHTS if (folder / name).exists()]
     assert files
     for name in (*files, CONFIG):
-        kept = (folder / name).read_bytes()
+        original = (folder / name).read_bytes()
         (folder / name).write_bytes(bomb(canary))
         with refused(model):
             load(model, folder)
-        (folder / name).write_bytes(kept)
+        (folder / name).write_bytes(original)
 
 
 @pytest.mark.parametrize(
     "source", [s for s in SOURCES if s not in ("adapters-prefix", "adapters-unipelt")]
 )
-def test_numbers_that_are_not_finite_and_names_without_a_place(checkpoint, source) -> None:
+def test_non_finite_missing_and_unknown_tensors_are_refused(checkpoint, source) -> None:
     folder, model = checkpoint(source)
     path = next(folder / name for name in WEIGHTS if (folder / name).exists())
     tensors = load_file(path)
@@ -181,11 +180,11 @@ def test_numbers_that_are_not_finite_and_names_without_a_place(checkpoint, sourc
             load(model, folder)
 
 
-def header(tree: Tree, numbers: bytes = b"", length: int | None = None) -> bytes:
-    return join_header(tree, numbers, length)
+def header(tree: Tree, data: bytes = b"", length: int | None = None) -> bytes:
+    return join_header(tree, data, length)
 
 
-def one(**fields: Any) -> Tree:
+def one_tensor(**fields: Any) -> Tree:
     return {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} | fields}
 
 
@@ -195,13 +194,13 @@ RAW: dict[str, bytes] = {
     "no tensors": header({}),
     "100 MB of header": header({}, b"", 100_000_000),
     "2^63 bytes of header": header({}, b"", 2**63),
-    "out of range": header(one(data_offsets=[0, 10**12]), bytes(8)),
-    "backwards": header(one(data_offsets=[8, 0]), bytes(8)),
-    "overlapping": header({**one(), "b": one()["a"]}, bytes(8)),
-    "a terabyte": header(one(shape=[2**38]), bytes(8)),
-    "an overflow": header(one(shape=[2**63 + 2, 2**62]), bytes(8)),
-    "zero": header(one(shape=[0, 2**60], data_offsets=[0, 0])),
-    "a trailing program": header(one(), bytes(8) + b"\x80\x04cos\nsystem\n."),
+    "out of range": header(one_tensor(data_offsets=[0, 10**12]), bytes(8)),
+    "backwards": header(one_tensor(data_offsets=[8, 0]), bytes(8)),
+    "overlapping": header({**one_tensor(), "b": one_tensor()["a"]}, bytes(8)),
+    "a terabyte": header(one_tensor(shape=[2**38]), bytes(8)),
+    "an overflow": header(one_tensor(shape=[2**63 + 2, 2**62]), bytes(8)),
+    "zero": header(one_tensor(shape=[0, 2**60], data_offsets=[0, 0])),
+    "a trailing program": header(one_tensor(), bytes(8) + b"\x80\x04cos\nsystem\n."),
     "deep": (20_000).to_bytes(8, "little") + b"[" * 20_000,
 }
 FILES: dict[str, Callable[[Path], object]] = {
@@ -217,16 +216,16 @@ FILES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no pipes in folders")
 @pytest.mark.parametrize("kind", FILES)
 @pytest.mark.parametrize("source", ["peft-lora", "adapters-lora"])
-def test_a_forged_file_is_refused_and_never_waited_for(checkpoint, source, kind) -> None:
+def test_a_forged_file_is_refused_without_waiting(checkpoint, source, kind) -> None:
     folder, model = checkpoint(source)
     for name in (next(name for name in WEIGHTS if (folder / name).exists()), CONFIG):
-        kept = (folder / name).read_bytes()
+        original = (folder / name).read_bytes()
         (folder / name).unlink()
         FILES[kind](folder / name)
         with refused(model):
             load(model, folder)
         shutil.rmtree(folder / name) if kind == "a folder" else (folder / name).unlink()
-        (folder / name).write_bytes(kept)
+        (folder / name).write_bytes(original)
 
 
 JSON = {
@@ -242,7 +241,7 @@ JSON = {
 
 @pytest.mark.parametrize("attack", JSON)
 @pytest.mark.parametrize("source", ["peft-lora", "adapters-lora"])
-def test_a_configuration_that_no_writer_writes_is_refused(checkpoint, source, attack) -> None:
+def test_a_malformed_configuration_is_refused(checkpoint, source, attack) -> None:
     folder, model = checkpoint(source)
     (folder / CONFIG).write_bytes(JSON[attack])
     with refused(model):
@@ -259,20 +258,20 @@ CODE = {
 }
 
 
-def test_fields_that_name_code_or_places_have_no_effect(checkpoint, canary) -> None:
+def test_fields_that_name_code_or_paths_have_no_effect(checkpoint, canary) -> None:
     folder, model = checkpoint("peft-lora")
     expected = {name: t.clone() for name, t in load(model, folder).tensors().items()}
     ah.detach(model)
     for name, value in CODE.items():
-        kept = (folder / CONFIG).read_bytes()
+        original = (folder / CONFIG).read_bytes()
         edit(folder, lambda tree, name=name, value=value: tree.update({name: value}))
         try:
-            found = load(model, folder).tensors()
-            assert all(torch.equal(found[name], t) for name, t in expected.items())
+            tensors = load(model, folder).tensors()
+            assert all(torch.equal(tensors[name], t) for name, t in expected.items())
             ah.detach(model)
         except AdapterhubError as error:
             str(error).encode()
-        (folder / CONFIG).write_bytes(kept)
+        (folder / CONFIG).write_bytes(original)
 
 
 def test_the_tables_are_not_empty() -> None:
@@ -280,8 +279,8 @@ def test_the_tables_are_not_empty() -> None:
 
 
 @pytest.mark.parametrize("new", [True, False])
-def test_a_broken_pickle_is_one_error(checkpoint, new) -> None:
-    """torch's reader of tensors fails in many ways on bytes that were changed."""
+def test_a_broken_pickle_raises_one_error(checkpoint, new) -> None:
+    """torch raises many kinds of exceptions on changed bytes."""
     folder, model = checkpoint("adapters-pickle")
     path = folder / "pytorch_adapter.bin"
     tensors = torch.load(path, weights_only=True)

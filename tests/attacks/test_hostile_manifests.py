@@ -1,4 +1,4 @@
-"""Manifests that a stranger wrote, with a right digest: refused as a whole, or without effect."""
+"""Hostile manifests with a valid digest: each is refused, or the change has no effect."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ESC, OVERRIDE = "\x1b[2J\x1b]0;owned\x07", "\u202egnp.exe"
 
 
 def put(path: str, value: Any) -> Callable[[Tree], None]:
-    """Set a field: `backbone.id`, `labels`."""
+    """Return a function that sets a field, such as `backbone/id`."""
 
     def change(tree: Tree) -> None:
         *parents, last = path.split("/")
@@ -69,7 +69,7 @@ CODE = {
 }
 
 REFUSED: dict[str, Callable[[Tree], None]] = {
-    # names that are paths, or steer a terminal
+    # names that are paths or contain terminal escapes
     "name: parent folder": put("name", "../../etc/cron.d/x"),
     "name: absolute": put("name", "/etc/passwd"),
     "name: windows": put("name", "C:\\Windows\\x"),
@@ -225,7 +225,7 @@ HARMLESS: dict[str, Callable[[Tree], None]] = {
 
 
 @pytest.mark.parametrize("attack", REFUSED)
-def test_it_is_refused(saved: Path, model, attack: str) -> None:
+def test_a_hostile_manifest_is_refused(saved: Path, model, attack: str) -> None:
     before = (saved / MANIFEST).read_bytes()
     forge(saved, REFUSED[attack])
     assert (saved / MANIFEST).read_bytes() != before
@@ -234,7 +234,7 @@ def test_it_is_refused(saved: Path, model, attack: str) -> None:
 
 
 @pytest.mark.parametrize("attack", HARMLESS)
-def test_it_has_no_effect(saved: Path, model, attack: str) -> None:
+def test_a_harmless_change_has_no_effect(saved: Path, model, attack: str) -> None:
     before = state_of(model)
     expected = logits(model, ah.load(model, saved))
     forge(saved, HARMLESS[attack])
@@ -243,10 +243,11 @@ def test_it_has_no_effect(saved: Path, model, attack: str) -> None:
 
 
 def logits(model, adapter):
+    """Compute the logits with an adapter, and detach it."""
     with torch.no_grad():
-        found = model(**tiny_models.batch()).logits
+        output = model(**tiny_models.batch()).logits
     adapter.detach()
-    return found
+    return output
 
 
 def text(old: str, new: str) -> Callable[[bytes], bytes]:
@@ -291,15 +292,15 @@ RAW: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("attack", RAW)
-def test_bytes_that_no_writer_writes_are_refused(saved: Path, model, attack: str) -> None:
+def test_non_canonical_bytes_are_refused(saved: Path, model, attack: str) -> None:
     data = RAW[attack]((saved / MANIFEST).read_bytes())
     (saved / MANIFEST).write_bytes(data)
     with refused(model, MANIFEST):
         ah.load(model, saved)
 
 
-def test_the_forger_makes_what_the_writer_makes(saved: Path, model) -> None:
-    """Else an attack would be refused for the seal alone."""
+def test_a_forged_manifest_equals_a_written_one(saved: Path, model) -> None:
+    """Otherwise attacks would be refused for a wrong digest alone."""
     assert sealed(read_tree(saved)) == (saved / MANIFEST).read_bytes()
     ah.load(model, saved).detach()
 

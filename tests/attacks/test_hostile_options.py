@@ -1,4 +1,4 @@
-"""Junk in every option of every method: refused, or it fits; never a crash of Python or torch."""
+"""Junk in every option of every method is refused or valid, and never crashes Python or torch."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def backbone(request):
 
 
 @pytest.mark.parametrize(("method", "option"), CELLS)
-def test_an_option_is_refused_or_fits(backbone, method: str, option: str) -> None:
+def test_a_junk_option_is_valid_or_refused(backbone, method: str, option: str) -> None:
     default = getattr(METHODS[method](), option)
-    assert type(default) in JUNK, "say what junk an option of this type may be given"
+    assert type(default) in JUNK, "add junk values for options of this type"
     names = [name for name, _ in backbone.named_modules()]
     for value in JUNK[type(default)]:
         try:
@@ -49,5 +49,5 @@ def test_an_option_is_refused_or_fits(backbone, method: str, option: str) -> Non
         assert [name for name, _ in backbone.named_modules()] == names
 
 
-def test_there_are_options() -> None:
+def test_many_options_are_covered() -> None:
     assert len(CELLS) >= 60

@@ -1,5 +1,7 @@
-"""What a stranger's manifest says of its training, and a run's folder that came from elsewhere: no
-field of them sets a path, an argument of a loader, or what a terminal does."""
+"""Hostile training records and run folders: no field sets a path or a loader argument.
+
+Nor can a label or an error message control the terminal.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from forge import LABELS, bomb, forge, harmless_text
 
 import adapterhub as ah
 from adapterhub.errors import AdapterhubError, BackboneError, ConfigError, FileError
-from adapterhub.inference.open import open_adapter, trained
+from adapterhub.inference.open import open_adapter
+from adapterhub.inference.record import read_training_record
 from adapterhub.tasks import parse_task
 
 STEERING = ["\x1b[2J\x1b]0;owned\x07", "\u202egnp\x9b31m", "a\tb\nc"]
@@ -22,7 +25,7 @@ STEERING = ["\x1b[2J\x1b]0;owned\x07", "\u202egnp\x9b31m", "a\tb\nc"]
 
 @pytest.fixture(scope="module")
 def run(backbone: Path, tmp_path_factory) -> Path:
-    """The folder of a run, as training leaves it."""
+    """Make the folder of a training run."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     model, _ = ah.load_backbone(str(backbone), task="classification", labels=["a", "b", "c"])
     adapter = ah.attach(model, "lora(rank=2)", name="default")
@@ -37,7 +40,8 @@ def copy(run: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(run, tmp_path / "run"))
 
 
-def recorded(folder: Path, **training: Any) -> None:
+def record(folder: Path, **training: Any) -> None:
+    """Replace the training record of a run's adapter."""
     forge(folder / "adapter", lambda tree: tree.update(training=training))
 
 
@@ -85,25 +89,25 @@ RECORDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("attack", RECORDS)
-def test_a_record_that_no_run_writes_is_refused(copy, attack) -> None:
-    recorded(copy, **RECORDS[attack])
+def test_a_hostile_record_is_refused(copy, attack) -> None:
+    record(copy, **RECORDS[attack])
     start = time.process_time()
     with pytest.raises(FileError) as error:
-        trained(copy)
+        read_training_record(copy)
     assert time.process_time() - start < 5
     assert harmless_text(str(error.value))
     assert len(str(error.value)) < 20_000
 
 
-def test_no_record_names_a_place(copy) -> None:
-    places = {"train": "x", "eval": "../x", "train_target": "x", "eval_target": "../secret"}
-    recorded(copy, **recipe(text="sentence", **places))
-    data = trained(copy).data
+def test_a_record_sets_no_path(copy) -> None:
+    paths = {"train": "x", "eval": "../x", "train_target": "x", "eval_target": "../secret"}
+    record(copy, **recipe(text="sentence", **paths))
+    data = read_training_record(copy).data
     assert data.text == "sentence"
-    assert [getattr(data, name) for name in places] == [None] * 4
+    assert [getattr(data, name) for name in paths] == [None] * 4
 
 
-def test_a_pattern_that_takes_for_ever_is_stopped() -> None:
+def test_an_exponential_answer_pattern_is_stopped() -> None:
     task: Any = parse_task({"causal-lm": {"answer": "((?:a|aa)+)$"}})
     start = time.process_time()
     with pytest.raises(ConfigError, match="too long"):
@@ -111,7 +115,7 @@ def test_a_pattern_that_takes_for_ever_is_stopped() -> None:
     assert time.process_time() - start < 10
 
 
-def test_a_terminal_is_not_steered_by_labels(copy, adapterhub) -> None:
+def test_labels_cannot_control_the_terminal(copy, adapterhub) -> None:
     forge(copy / "adapter", lambda tree: tree.update(labels=STEERING))
     code, out, err = adapterhub("predict", copy, "a good movie", "a \x1b[31mred\u202e one")
     assert code == 0, err
@@ -123,8 +127,8 @@ def test_a_terminal_is_not_steered_by_labels(copy, adapterhub) -> None:
     assert sorted(json.loads(out)["scores"]) == sorted(STEERING), "JSON keeps every character"
 
 
-def test_a_terminal_is_not_steered_by_errors(copy, adapterhub, tmp_path) -> None:
-    recorded(copy, **recipe(**dict.fromkeys(STEERING, 1)))
+def test_errors_cannot_control_the_terminal(copy, adapterhub, tmp_path) -> None:
+    record(copy, **recipe(**dict.fromkeys(STEERING, 1)))
     texts = [adapterhub("predict", copy, "x")]
     forge(copy / "adapter", lambda tree: tree.update(name=STEERING[0]))
     texts += [adapterhub("predict", copy, "x"), adapterhub("predict", tmp_path / "\x1b[31m", "x")]
@@ -134,11 +138,11 @@ def test_a_terminal_is_not_steered_by_errors(copy, adapterhub, tmp_path) -> None
         assert harmless_text(out + err)
 
 
-def test_a_run_whose_adapter_lies_elsewhere_is_refused(copy, tmp_path) -> None:
+def test_a_run_with_a_linked_adapter_is_refused(copy, tmp_path) -> None:
     (copy / "adapter").rename(tmp_path / "elsewhere")
     (copy / "adapter").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(FileError, match="there is no adapter"):
-        trained(copy)
+        read_training_record(copy)
 
 
 FOREIGN: dict[str, str] = {
@@ -153,7 +157,7 @@ FOREIGN: dict[str, str] = {
 
 
 @pytest.mark.parametrize("attack", FOREIGN)
-def test_a_hostile_recipe_beside_an_adapter(copy, attack, monkeypatch) -> None:
+def test_a_hostile_recipe_next_to_an_adapter_is_refused(copy, attack, monkeypatch) -> None:
     monkeypatch.chdir(copy)
     (copy / "recipe.yaml").write_text(FOREIGN[attack], encoding="utf-8")
     with pytest.raises(AdapterhubError) as error:
@@ -163,13 +167,13 @@ def test_a_hostile_recipe_beside_an_adapter(copy, attack, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("place", ["\\\\evil\\share", "//evil/share", '"a\\0b"', "nowhere", "[1]"])
-def test_a_recipe_that_names_no_folder_of_this_machine_counts_for_nothing(copy, place) -> None:
+def test_a_recipe_with_no_local_backbone_is_ignored(copy, place) -> None:
     (copy / "recipe.yaml").write_text(f"backbone: {place}\n", encoding="utf-8")
     with pytest.raises(BackboneError, match="no backbone 'tiny-bert'"):
         open_adapter(copy)
 
 
-def test_a_recipe_that_is_a_link_counts_for_nothing(copy, tmp_path) -> None:
+def test_a_linked_recipe_is_ignored(copy, tmp_path) -> None:
     (copy / "recipe.yaml").rename(tmp_path / "recipe.yaml")
     (copy / "recipe.yaml").symlink_to(tmp_path / "recipe.yaml")
     with pytest.raises(BackboneError, match="no backbone 'tiny-bert'"):
@@ -179,8 +183,8 @@ def test_a_recipe_that_is_a_link_counts_for_nothing(copy, tmp_path) -> None:
 CODE = "import pathlib; pathlib.Path({canary!r}).touch()\n"
 
 
-def test_a_backbone_with_code_of_its_own_runs_none_of_it(copy, canary, backbone, tmp_path) -> None:
-    """It neither runs, nor is anybody asked whether it may."""
+def test_custom_code_of_a_backbone_never_runs(copy, canary, backbone, tmp_path) -> None:
+    """The code neither runs, nor does a prompt ask whether it may."""
     evil = Path(shutil.copytree(backbone, tmp_path / "evil"))
     code = CODE.format(canary=str(canary))
     for name in ("modeling_evil.py", "configuration_evil.py", "tokenization_evil.py"):
@@ -190,7 +194,7 @@ def test_a_backbone_with_code_of_its_own_runs_none_of_it(copy, canary, backbone,
     config["auto_map"] = {auto: "modeling_evil.Evil" for auto in autos}
     (evil / "config.json").write_text(json.dumps(config))
     (copy / "recipe.yaml").write_text(f"backbone: {evil}\n", encoding="utf-8")
-    open_adapter(copy)  # its own class is known, so that one is taken
+    open_adapter(copy)  # transformers has this model type, so its own class is used
     config["model_type"] = "evil"
     (evil / "config.json").write_text(json.dumps(config))
     with pytest.raises(BackboneError, match="cannot be loaded"):
@@ -198,7 +202,7 @@ def test_a_backbone_with_code_of_its_own_runs_none_of_it(copy, canary, backbone,
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-def test_a_backbone_that_is_a_pickle_is_not_run(copy, canary, backbone, tmp_path) -> None:
+def test_a_pickled_backbone_is_never_loaded(copy, canary, backbone, tmp_path) -> None:
     evil = Path(shutil.copytree(backbone, tmp_path / "evil"))
     (evil / "model.safetensors").unlink()
     (evil / "pytorch_model.bin").write_bytes(bomb(canary))

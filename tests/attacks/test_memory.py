@@ -1,4 +1,4 @@
-"""Attacks on memory, in a process that may take no more than 300 MB beyond what a load takes."""
+"""Attacks on memory, run in a process limited to 300 MB above the memory of a normal load."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ BIG = ("huge", "claimed", "overflow", "terabyte", "digits", "many", "beyond", "M
 
 
 def sparse(folder: Path) -> None:
-    """60 GB of numbers that are on no disk: the file is as large as its manifest says."""
+    """Make a sparse file of 60 GB that agrees with its manifest."""
     forge(folder, lambda tree: next(iter(tree["tensors"].values())).update(shape=[15 * 10**9]))
     with open(folder / TENSORS, "ab") as file:
         file.truncate(60 * 10**9 + 4000)
 
 
 def attacks() -> dict[str, Callable[[Path], None]]:
-    """The attacks of all tables that aim at memory."""
-    found: dict[str, Callable[[Path], None]] = {"sparse": sparse}
+    """Collect the attacks on memory from all tables."""
+    table: dict[str, Callable[[Path], None]] = {"sparse": sparse}
     for name, change in manifests.REFUSED.items():
-        found[f"manifest, {name}"] = lambda folder, change=change: forge(folder, change)
+        table[f"manifest, {name}"] = lambda folder, change=change: forge(folder, change)
     for name, rewrite in manifests.RAW.items():
-        found[f"bytes, {name}"] = lambda folder, rewrite=rewrite: _rewrite(folder, rewrite)
+        table[f"bytes, {name}"] = lambda folder, rewrite=rewrite: _rewrite(folder, rewrite)
     for name, header in folders.HEADERS.items():
-        found[f"header, {name}"] = lambda folder, header=header: _reheader(folder, header)
+        table[f"header, {name}"] = lambda folder, header=header: _reheader(folder, header)
     for name, raw in folders.RAW.items():
-        found[f"file, {name}"] = lambda folder, raw=raw: _reraw(folder, raw)
-    return {name: attack for name, attack in found.items() if any(word in name for word in BIG)}
+        table[f"file, {name}"] = lambda folder, raw=raw: _reraw(folder, raw)
+    return {name: attack for name, attack in table.items() if any(word in name for word in BIG)}
 
 
 def _rewrite(folder: Path, rewrite: Callable[[bytes], bytes]) -> None:
@@ -63,18 +63,18 @@ def _reraw(folder: Path, raw: Callable[[bytes, bytes], bytes]) -> None:
     forge_file(folder, TENSORS, raw(data[8 : 8 + length], data[8 + length :]))
 
 
-def under_a_limit(sound: Path, place: Path) -> None:
-    """What the child process runs; it prints each outcome."""
+def under_a_limit(valid: Path, place: Path) -> None:
+    """Run every attack under the limit and print the outcomes; runs in a child process."""
     import resource
 
     model = new_model()
-    ah.load(model, sound).detach()
+    ah.load(model, valid).detach()
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + MOST
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     for name, attack in attacks().items():
         shutil.rmtree(place, ignore_errors=True)
-        shutil.copytree(sound, place)
+        shutil.copytree(valid, place)
         attack(place)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         try:
@@ -89,23 +89,23 @@ def under_a_limit(sound: Path, place: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's limits")
-def test_no_attack_takes_memory(sound: Path, tmp_path: Path) -> None:
-    code = f"import test_memory as t; t.under_a_limit(t.Path({str(sound)!r}), t.Path('a'))"
-    here = Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), *sys.path])}
+def test_no_attack_allocates_much_memory(valid: Path, tmp_path: Path) -> None:
+    code = f"import test_memory as t; t.under_a_limit(t.Path({str(valid)!r}), t.Path('a'))"
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path}
     command = [sys.executable, "-c", code]
     done = subprocess.run(
         command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=250
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(found) == len(attacks()) >= 60
-    assert not [line for line in found if line[1] != "refused"]
-    # A manifest of 1 MiB is some 20 MB as Python objects.
-    assert max(grown for _, _, grown in found) < 100 << 10, max(found, key=lambda line: line[2])
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(results) == len(attacks()) >= 60
+    assert not [line for line in results if line[1] != "refused"]
+    # A manifest of 1 MiB takes about 20 MB as Python objects.
+    assert max(grown for _, _, grown in results) < 100 << 10, max(results, key=lambda r: r[2])
 
 
-def test_a_file_that_unpacks_to_a_thousand_times_its_size(tmp_path: Path) -> None:
+def test_a_compression_bomb_is_refused(tmp_path: Path) -> None:
     bomb = tmp_path / "train.tsv.gz"
     with gzip.open(bomb, "wb", compresslevel=1) as file:
         for _ in range(80):

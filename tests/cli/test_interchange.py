@@ -99,7 +99,7 @@ def test_a_run_goes_to_peft(train, adapterhub, tmp_path):
     assert "modules_to_save" in out
     code, _, err = adapterhub("export", tmp_path / "run", "--output", tmp_path / "theirs")
     assert code == 2
-    assert "exists already" in err
+    assert "already exists" in err
 
 
 @pytest.fixture

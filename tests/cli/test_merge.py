@@ -97,7 +97,7 @@ def test_nothing_is_left_where_it_fails(saved, adapterhub, backbone, tmp_path, m
     (place / "out").mkdir()
     code, _, err = adapterhub(*arguments)
     assert code == 2
-    assert "exists already" in err
+    assert "already exists" in err
     assert "overwrite" not in err
 
 

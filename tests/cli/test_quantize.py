@@ -14,8 +14,8 @@ import adapterhub as ah
 from adapterhub.backbones import quantized
 from adapterhub.inference.open import open_adapter
 from adapterhub.training.plan import plan_of, weight_bytes
+from adapterhub.training.prepare import prepare
 from adapterhub.training.recipe import read
-from adapterhub.training.run import prepare
 
 KINDS = [k for k, scheme in quantized.QUANTIZATIONS.items() if find_spec(scheme.library)]
 pytest.importorskip("bitsandbytes", reason='pip install "adapterhub[quantized]"')

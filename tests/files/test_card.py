@@ -1,4 +1,4 @@
-"""Cards: made from the manifest, beside what their writer said."""
+"""Cards are generated from the manifest and preserve the author's text."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def metadata(text):
     return parse_mapping(text.split("---\n")[1], "card")
 
 
-def test_it_tells_what_a_reader_looks_for():
+def test_it_contains_the_facts_of_the_manifest():
     text = card(MANIFEST, reference="hf:me/polite", peft=InPeft("classification"))
     for words in (
         "# polite", "steps 9", "[acme/bert](https://huggingface.co/acme/bert) at aaaa", 
         "| method | lora |",
-        "32 numbers", "| accuracy | 0.7500 |", "not stated",
+        "32 parameters", "| accuracy | 0.7500 |", "not stated",
         "no, a\\|b c |", "ah.load(model, 'hf:m",
         "PeftModel.from_pretrained(backbone, 'me/polite')", "num_labels=2", "epochs: 2",
     ):  # fmt: skip
@@ -46,7 +46,7 @@ def test_it_tells_what_a_reader_looks_for():
 
 
 @pytest.mark.parametrize("old", ["", "# Mine\n\nBy me.\n", "---\nlicense: mit\n---\n# Mine\r\n"])
-def test_made_again_it_is_the_same(old):
+def test_regenerating_is_idempotent(old):
     once = card(MANIFEST, old)
     assert card(MANIFEST, once) == once
     other = card(dataclasses.replace(MANIFEST, name="x"), once, reference="x")
@@ -55,7 +55,7 @@ def test_made_again_it_is_the_same(old):
     assert card(MANIFEST, other) == once
 
 
-def test_what_the_writer_said_stays():
+def test_the_authors_text_is_preserved():
     old = "---\nlicense: mit\nthumbnail: a.png\ntags: [mine]\n---\n\n# Mine\n\nBy me.\n"
     text = card(MANIFEST, old)
     assert "# Mine\n\nBy me.\n" in text
@@ -76,20 +76,20 @@ def test_what_the_writer_said_stays():
 
 
 @pytest.mark.parametrize("front", ["a: [", "&a b", "- list", "x: !!python/object:os.system 1"])
-def test_metadata_that_cannot_be_read_are_left_out(front):
+def test_unreadable_metadata_is_dropped(front):
     text = card(MANIFEST, f"---\n{front}\n---\n# Mine\n")
     assert "# Mine" in text
     assert metadata(text)["library_name"] == "adapterhub"
 
 
-def test_a_backbone_without_an_owner_is_no_repository():
+def test_a_local_backbone_is_not_linked():
     local = dataclasses.replace(MANIFEST, backbone=BackboneRef("mine", None, "x", "bert"))
     text = card(local)
     assert "base_model" not in metadata(text)
     assert "huggingface.co" not in text
 
 
-def test_the_kind_of_model_is_the_heads_or_the_runs():
+def test_the_model_kind_comes_from_the_head_or_the_run():
     assert model_kind(MANIFEST) == "classification"
     bare = dataclasses.replace(MANIFEST, head=None, task="instructions")
     assert model_kind(bare) is None

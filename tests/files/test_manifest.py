@@ -1,3 +1,5 @@
+"""Manifests round-trip; the reader and the writer refuse the same invalid ones."""
+
 from __future__ import annotations
 
 import hashlib
@@ -53,14 +55,14 @@ trees = st.recursive(
 
 
 def broken(change: dict[str, Any]) -> str:
-    """What the reader says of a manifest with these top-level fields."""
+    """Return the reader's message about a manifest with these top-level fields."""
     with pytest.raises(FileError) as caught:
         from_json(canonical_json({**TREE, **change}))
     return str(caught.value)
 
 
 def refused(**change: Any) -> str:
-    """What the writer says of a manifest with these fields."""
+    """Return the writer's message about a manifest with these fields."""
     with pytest.raises(OutputError) as caught:
         to_json(replace(MANIFEST, **change))
     return str(caught.value)
@@ -86,7 +88,7 @@ def test_a_whole_metric_is_a_float() -> None:
 
 
 @given(st.dictionaries(st.sampled_from(["a", "b c", "ü"]), trees, max_size=3))
-def test_what_is_written_can_be_read(training: dict[str, Any]) -> None:
+def test_a_written_manifest_can_be_read(training: dict[str, Any]) -> None:
     manifest = replace(MANIFEST, training=training)
     data = to_json(manifest)
     assert from_json(data) == manifest
@@ -94,14 +96,14 @@ def test_what_is_written_can_be_read(training: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["lora", "mlp", "a/b", "v1.0", "höflich-🙂", "礼貌", "x" * 200])
-def test_any_plain_name_is_kept(name: str) -> None:
+def test_any_printable_name_round_trips(name: str) -> None:
     assert from_json(to_json(replace(MANIFEST, name=name))).name == name
 
 
 @pytest.mark.parametrize(
     "name", ["", " a", "a\n", "../a", "a/../b", "/a", "~/a", "C:\\a", "a//b", "\x1b[31m", "x" * 201]
 )
-def test_a_name_with_tricks_is_refused(name: str) -> None:
+def test_an_unsafe_name_is_refused(name: str) -> None:
     assert "name: " in refused(name=name)
     assert "\x1b" not in refused(name=name)
 
@@ -113,7 +115,7 @@ def test_a_name_with_tricks_is_refused(name: str) -> None:
         *("file:///srv/a", "train --data /srv/a/b.tsv", "data=/srv/a", "see ~/notes.txt"),
     ],
 )
-def test_no_path_of_this_machine_is_written(value: str) -> None:
+def test_local_paths_are_refused(value: str) -> None:
     assert "training.recipe.data: " in refused(training={"recipe": {"data": value}})
     assert "training.recipe.0" in refused(training={"recipe": [value]})
     assert "a key: " in refused(training={value: 1})
@@ -124,7 +126,7 @@ def test_no_path_of_this_machine_is_written(value: str) -> None:
 @pytest.mark.parametrize(
     "value", ["https://host/a/b", "and/or", "a.tsv", "1/2", "hf:acme/bert", "{a}"]
 )
-def test_text_that_is_not_a_path_is_kept(value: str) -> None:
+def test_text_that_is_not_a_path_round_trips(value: str) -> None:
     manifest = replace(MANIFEST, training={"note": value})
     assert from_json(to_json(manifest)) == manifest
 
@@ -174,14 +176,14 @@ def test_the_free_part_is_limited() -> None:
 
 
 @pytest.mark.parametrize("field", sorted(TREE))
-def test_each_field_is_needed_and_has_a_type(field: str) -> None:
+def test_each_field_is_required_and_typed(field: str) -> None:
     rest = {name: value for name, value in TREE.items() if name != field}
     with pytest.raises(FileError, match=f"{field}: missing"):
         from_json(canonical_json(rest))
     assert f"- {field}" in broken({field: 1.5})
 
 
-def test_an_unknown_field_that_says_nothing_is_ignored() -> None:
+def test_an_unknown_neutral_field_is_ignored() -> None:
     quiet = {**TREE, "later": None, "also": [], "flag": False, "map": {}, "text": ""}
     quiet["backbone"] = {**TREE["backbone"], "shard": None}
     quiet["sha256"] = _digest(quiet)
@@ -194,15 +196,13 @@ def _digest(tree: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("value", [1, True, "x", [0], {"a": None}])
-def test_an_unknown_field_that_says_something_is_refused(value: object) -> None:
+def test_an_unknown_non_neutral_field_is_refused(value: object) -> None:
     assert "later: unknown, it needs a newer adapterhub" in broken({"later": value})
     nested = {**TREE["backbone"], "trust_remote_code": value}
     assert "backbone.trust_remote_code: unknown" in broken({"backbone": nested})
 
 
-def test_what_needs_a_newer_adapterhub_says_which() -> None:
-    """An unknown field at its default is ignored, an unknown non-default field raises
-    "needs adapterhub >= X"."""
+def test_the_error_names_the_required_version() -> None:
     message = broken({"requires": "7.2.0", "later": 1, "name": 3})
     assert "needs adapterhub >= 7.2.0" in message
     assert "name" not in message
@@ -210,15 +210,15 @@ def test_what_needs_a_newer_adapterhub_says_which() -> None:
     assert "requires" in broken({"requires": "next"})
 
 
-def test_new_tokens_are_different_ones() -> None:
+def test_new_tokens_must_be_distinct() -> None:
     token = NewToken("<a>", 7)
-    assert "a token is given twice" in refused(tokens=(token, replace(token, id=8)))
-    assert "ids do not rise" in refused(tokens=(token, replace(token, content="<b>")))
-    assert "ids do not rise" in refused(tokens=(token, replace(token, content="<b>", id=6)))
+    assert "duplicate token" in refused(tokens=(token, replace(token, id=8)))
+    assert "not in increasing order" in refused(tokens=(token, replace(token, content="<b>")))
+    assert "not in increasing order" in refused(tokens=(token, replace(token, content="<b>", id=6)))
     assert "tokens.0.content" in refused(tokens=(replace(token, content=""),))
 
 
-def test_a_later_schema_says_so_and_nothing_else() -> None:
+def test_a_later_schema_is_the_only_problem_listed() -> None:
     message = broken({"schema_version": 2, "name": 3})
     assert "needs a newer adapterhub" in message
     assert "name" not in message
@@ -232,7 +232,7 @@ def test_the_reader_lists_every_offender() -> None:
         assert f"- {field}" in message
 
 
-def test_a_changed_value_is_found() -> None:
+def test_a_changed_value_is_detected() -> None:
     assert "altered" in broken({"name": "rude"})
     assert "not canonical" in _message(to_json(MANIFEST).replace(b"\n", b"\r\n"))
     assert "not canonical" in _message(to_json(MANIFEST).rstrip())
@@ -268,7 +268,7 @@ def _message(data: bytes) -> str:
         (b'{"\\u001b[2J": 1}', "'\\x1b[2J': unknown"),
     ],
 )
-def test_hostile_json_is_one_error(data: bytes, part: str) -> None:
+def test_hostile_json_raises_one_error(data: bytes, part: str) -> None:
     message = _message(data)
     assert part in message
     assert "\x1b" not in message

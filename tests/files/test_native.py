@@ -1,3 +1,5 @@
+"""Adapters are written canonically and read back exactly, or refused."""
+
 from __future__ import annotations
 
 import errno
@@ -52,7 +54,7 @@ def saved(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A copy of the golden adapter for tests that damage it many times and mend it each time."""
+    """Return a copy of the golden adapter for tests that damage and repair it repeatedly."""
     folder = tmp_path_factory.mktemp("scratch") / "golden"
     shutil.copytree(GOLDEN, folder)
     yield folder
@@ -71,7 +73,7 @@ def reading(folder: Path) -> str:
 
 
 def writing(folder: Path, tensors: Any = TENSORS, **more: Any) -> str:
-    """What the writer says; nothing but the folder itself may lie there before and after."""
+    """Return the writer's message; check that it leaves no files behind."""
     before = sorted(folder.parent.iterdir())
     with pytest.raises(OutputError) as caught:
         write_adapter(folder, more.pop("manifest", MANIFEST), tensors, **more)
@@ -80,7 +82,7 @@ def writing(folder: Path, tensors: Any = TENSORS, **more: Any) -> str:
 
 
 def forge(folder: Path, tensors: dict[str, torch.Tensor], **declared: TensorInfo) -> None:
-    """Files with sound checksums, as an attacker would make them, around these tensors."""
+    """Write these tensors with valid checksums, as an attacker would."""
     data = safetensors.torch.save(tensors)
     files = {"adapter.safetensors": data}
     manifest = replace(
@@ -93,11 +95,11 @@ def forge(folder: Path, tensors: dict[str, torch.Tensor], **declared: TensorInfo
         (folder / name).write_bytes(content)
 
 
-def test_the_golden_bytes_are_the_first_ones() -> None:
+def test_the_golden_bytes_have_not_changed() -> None:
     assert digests(GOLDEN) == GOLDEN_SHA256
 
 
-def test_the_golden_adapter_loads_and_is_written_again_the_same(tmp_path: Path) -> None:
+def test_the_golden_adapter_round_trips(tmp_path: Path) -> None:
     manifest, tensors = read_adapter(GOLDEN)
     assert manifest.name == "höflich/polite-🙂.v1"
     assert manifest.labels == ("no", "yes", "vielleicht später")
@@ -118,7 +120,7 @@ def test_another_process_writes_the_golden_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", READ)
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_a_flipped_bit_is_found(scratch: Path, name: str, place: float, bit: int) -> None:
+def test_a_flipped_bit_is_detected(scratch: Path, name: str, place: float, bit: int) -> None:
     data = bytearray((GOLDEN / name).read_bytes())
     data[int(place * len(data))] ^= 1 << bit
     _refuse_bytes(scratch, name, bytes(data))
@@ -126,7 +128,7 @@ def test_a_flipped_bit_is_found(scratch: Path, name: str, place: float, bit: int
 
 @pytest.mark.parametrize("name", READ)
 @given(kept=st.floats(0, 1, exclude_max=True), junk=st.binary(max_size=3))
-def test_a_cut_file_is_found(scratch: Path, name: str, kept: float, junk: bytes) -> None:
+def test_a_truncated_file_is_detected(scratch: Path, name: str, kept: float, junk: bytes) -> None:
     whole = (GOLDEN / name).read_bytes()
     changed = whole[: int(kept * len(whole))] + junk
     if changed != whole:
@@ -148,14 +150,14 @@ def test_a_missing_file_is_named(saved: Path, name: str) -> None:
     assert f"{name}: missing" in reading(saved)
 
 
-def test_a_card_that_was_edited_or_lost_breaks_no_adapter(saved: Path) -> None:
+def test_an_edited_or_missing_card_is_accepted(saved: Path) -> None:
     (saved / "README.md").write_text("edited on a page of the Hub")
     assert read_adapter(saved)[1].keys() == TENSORS.keys()
     (saved / "README.md").unlink()
     assert read_adapter(saved)[1].keys() == TENSORS.keys()
 
 
-def test_a_missing_folder_and_a_file_are_no_adapters(tmp_path: Path) -> None:
+def test_a_missing_folder_and_a_file_are_refused(tmp_path: Path) -> None:
     assert "missing" in reading(tmp_path / "nothing")
     (tmp_path / "file").write_text("x")
     assert "not a folder" in reading(tmp_path / "file")
@@ -163,7 +165,7 @@ def test_a_missing_folder_and_a_file_are_no_adapters(tmp_path: Path) -> None:
 
 def test_a_peft_folder_is_recognised(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
-    assert "files of peft" in reading(tmp_path)
+    assert "a peft checkpoint" in reading(tmp_path)
 
 
 def test_other_files_are_ignored(saved: Path) -> None:
@@ -198,7 +200,7 @@ def test_a_pipe_or_a_folder_is_refused_at_once(saved: Path, name: str) -> None:
     assert name in reading(saved)
 
 
-def test_the_tensors_must_be_those_of_the_manifest(tmp_path: Path) -> None:
+def test_the_tensors_must_match_the_manifest(tmp_path: Path) -> None:
     held = {"more": torch.ones(1), "shape": torch.ones(2, 3), "dtype": torch.ones(2)}
     f32 = TensorInfo("F32", (3, 2))
     forge(tmp_path / "a", held, less=f32, shape=f32, dtype=TensorInfo("F16", (2,)))
@@ -208,9 +210,9 @@ def test_the_tensors_must_be_those_of_the_manifest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_numbers_that_are_not_finite_are_refused(tmp_path: Path, value: float) -> None:
+def test_non_finite_values_are_refused(tmp_path: Path, value: float) -> None:
     forge(tmp_path / "a", {"x": torch.tensor([1.0, value])}, x=TensorInfo("F32", (2,)))
-    assert "x: 1 of 2 numbers" in reading(tmp_path / "a")
+    assert "x: 1 of 2 values" in reading(tmp_path / "a")
 
 
 def test_an_unknown_dtype_is_refused(tmp_path: Path) -> None:
@@ -218,7 +220,7 @@ def test_an_unknown_dtype_is_refused(tmp_path: Path) -> None:
     assert "C64" in reading(tmp_path / "a")
 
 
-def test_a_huge_shape_takes_no_memory(tmp_path: Path) -> None:
+def test_a_huge_shape_allocates_no_memory(tmp_path: Path) -> None:
     small = {"x": torch.ones(2)}
     forge(tmp_path / "a", small, x=TensorInfo("F32", (2**33,)))
     assert "truncated" in reading(tmp_path / "a")
@@ -268,12 +270,12 @@ def test_a_forged_header_is_refused(tmp_path: Path, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("change", [{"tensors": {}}, {"files": {}}])
-def test_a_manifest_that_was_never_saved_is_refused(saved: Path, change: dict[str, Any]) -> None:
+def test_an_incomplete_manifest_is_refused(saved: Path, change: dict[str, Any]) -> None:
     (saved / "adapter.json").write_bytes(to_json(replace(read_manifest(saved), **change)))
     assert "not complete" in reading(saved)
 
 
-def test_what_was_written_is_what_is_read(tmp_path: Path) -> None:
+def test_written_tensors_are_read_back_equal(tmp_path: Path) -> None:
     live = {
         "turned": torch.arange(6.0).reshape(2, 3).T,
         "tied": (shared := torch.nn.Parameter(torch.arange(4.0))),
@@ -290,13 +292,13 @@ def test_what_was_written_is_what_is_read(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["a"]
 
 
-def test_a_card_has_unix_lines(tmp_path: Path) -> None:
+def test_a_card_has_unix_line_ends(tmp_path: Path) -> None:
     write_adapter(tmp_path / "a", MANIFEST, TENSORS, card="# höflich\r\nmore")
     assert (tmp_path / "a" / "README.md").read_bytes() == "# höflich\nmore\n".encode()
     assert "card" in writing(tmp_path / "b", card="x" * (native.MAX_CARD_BYTES + 1))
 
 
-def test_everything_that_cannot_be_saved_is_in_one_error(tmp_path: Path) -> None:
+def test_one_error_lists_everything_that_cannot_be_saved(tmp_path: Path) -> None:
     message = writing(
         tmp_path / "a",
         {
@@ -327,9 +329,9 @@ def test_too_many_bytes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "28 bytes of tensors, more than 27" in writing(tmp_path / "a")
 
 
-def test_an_existing_place_is_kept(saved: Path) -> None:
+def test_an_existing_folder_is_not_replaced(saved: Path) -> None:
     before = digests(saved)
-    assert "exists already" in writing(saved, OTHER)
+    assert "already exists" in writing(saved, OTHER)
     assert digests(saved) == before
 
 
@@ -348,7 +350,7 @@ def test_overwrite_without_an_exchange(saved: Path, monkeypatch: pytest.MonkeyPa
     assert list(saved.parent.iterdir()) == [saved]
 
 
-def test_a_failed_rename_brings_the_old_one_back(
+def test_a_failed_rename_restores_the_old_adapter(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rename = os.rename
@@ -364,7 +366,7 @@ def test_a_failed_rename_brings_the_old_one_back(
     assert read_adapter(saved)[1].keys() == TENSORS.keys()
 
 
-def test_overwrite_deletes_no_other_work(saved: Path, tmp_path: Path) -> None:
+def test_overwrite_deletes_no_other_files(saved: Path, tmp_path: Path) -> None:
     (saved / "thesis.tex").write_text("x")
     assert "thesis.tex" in writing(saved, overwrite=True)
     (tmp_path / "link").symlink_to(saved)
@@ -377,7 +379,7 @@ def test_overwrite_deletes_no_other_work(saved: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["", ".", "/", "a/.."])
-def test_a_place_without_a_name_is_refused(place: str) -> None:
+def test_a_path_without_a_folder_name_is_refused(place: str) -> None:
     with pytest.raises(OutputError, match="does not name a new folder"):
         write_adapter(Path(place), MANIFEST, TENSORS)
 
@@ -442,7 +444,7 @@ def test_a_parent_that_is_a_file(tmp_path: Path) -> None:
         write_adapter(tmp_path / "file" / "a", MANIFEST, TENSORS)
 
 
-def test_a_disk_that_lies_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_truncated_write_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_files = folder_module.write_files
 
     def lose_the_end(staged: Path, payload: dict[str, bytes]) -> None:
@@ -450,10 +452,10 @@ def test_a_disk_that_lies_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         os.truncate(staged / "adapter.safetensors", 40)
 
     monkeypatch.setattr("adapterhub.files.native.write_files", lose_the_end)
-    assert "not the one in memory" in writing(tmp_path / "a")
+    assert "differ from the adapter in memory" in writing(tmp_path / "a")
 
 
-def test_other_numbers_on_the_disk_are_caught(
+def test_wrong_values_on_the_disk_are_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save = safetensors.torch.save
@@ -511,7 +513,7 @@ def test_a_crash_leaves_the_old_adapter_or_the_new_one(
 
 
 @given(st.text(min_size=1, max_size=20))
-def test_any_name_makes_the_round_trip_or_is_refused(
+def test_any_name_round_trips_or_is_refused(
     tmp_path_factory: pytest.TempPathFactory, name: str
 ) -> None:
     folder = tmp_path_factory.mktemp("names") / "a"

@@ -1,7 +1,7 @@
-"""Make the golden adapter of format version 1: `python tests/golden/make_v1.py FOLDER`.
+"""Write the golden adapter of format version 1: `python tests/golden/make_v1.py FOLDER`.
 
-`tests/golden/v1` was made by it once. Every later adapterhub must read those bytes, and write the
-same ones from the same tensors.
+This script wrote `tests/golden/v1` once. Every later release must read those bytes, and write the
+same bytes from the same tensors.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CARD = "---\nlibrary_name: adapterhub\n---\n\n# polite\n\nA golden adapter, höf
 
 
 def tensors() -> dict[str, torch.Tensor]:
-    """One tensor of each kind that a format can get wrong: each dtype, a scalar, odd sizes."""
+    """Return tensors that a writer can easily get wrong: each dtype, a scalar, odd sizes."""
     kinds = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
     kinds += [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
     made = {f"encoder.0.ffn.up.probe.{str(k)[6:]}": torch.arange(5).to(k) for k in kinds}

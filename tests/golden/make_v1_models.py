@@ -1,7 +1,7 @@
-"""Make the golden adapters of format version 1: `python tests/golden/make_v1_models.py FOLDER`.
+"""Write the golden adapters of format version 1: `python tests/golden/make_v1_models.py FOLDER`.
 
-`tests/golden/v1_models` was made by it once, with transformers 5.23. Every later adapterhub must
-load those folders onto these backbones, by the same fingerprints, and compute the same logits.
+This script wrote `tests/golden/v1_models` once, with transformers 5.23. Every later release must
+load those folders onto these backbones, check the same fingerprints, and compute the same logits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
 import tiny_models
 import torch
@@ -30,7 +30,7 @@ LABELS = {"id2label": {0: "no", 1: "yes", 2: "vielleicht später"}}
 
 @dataclass(frozen=True)
 class Case:
-    """One golden adapter: its methods, on which backbone."""
+    """The methods and the backbone of one golden adapter."""
 
     methods: Any
     architecture: str
@@ -49,15 +49,17 @@ CASES = {
 
 
 def numbers(shape: torch.Size, start: int, modulus: int, scale: int) -> torch.Tensor:
-    """Small fractions that every dtype holds exactly, without a generator or a math library."""
+    """Return small fractions that are exact in every dtype, by integer arithmetic."""
     count = torch.Size(shape).numel()
     values = (torch.arange(count) * 37 + start) % modulus - modulus // 2
     return (values.float() / scale).reshape(shape)
 
 
 def backbone_of(case: Case) -> PreTrainedModel:
-    """A tiny model whose weights a formula gives, by their layer and shape: never by a name that
-    transformers may change."""
+    """Build a tiny model whose weights follow from their layer and shape.
+
+    They do not depend on parameter names, which transformers may change.
+    """
     labels = LABELS if case.task == "classification" else {}
     model = tiny_models.model(case.architecture, case.task, **labels)
     with torch.no_grad():
@@ -65,13 +67,13 @@ def backbone_of(case: Case) -> PreTrainedModel:
             layer = int((re.findall(r"\.(\d+)\.", name) or ["7"])[0])
             parameter.copy_(numbers(parameter.shape, 11 * layer + parameter.ndim, 61, 128))
     if case.tokens:
-        tokenizer = a_tokenizer()
+        tokenizer = small_tokenizer()
         remember_tokenizer(model, tokenizer, len(tokenizer))
     return model
 
 
-def a_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer of 64 words."""
+def small_tokenizer() -> PreTrainedTokenizerFast:
+    """Build a tokenizer of 64 words."""
     words = ["<unk>", "<pad>", "</s>", "<s>", *(f"w{i}" for i in range(tiny_models.VOCAB - 4))]
     inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -80,24 +82,24 @@ def a_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def logits(model: PreTrainedModel, case: Case) -> list[Any]:
-    """What the model computes for one batch, with the new tokens in it."""
+    """Compute the logits of one batch that includes the new tokens."""
     inputs = tiny_models.batch(rows=2, length=6)
     for place in range(len(case.tokens)):
         inputs["input_ids"][:, place + 1] = tiny_models.VOCAB + place
     with torch.no_grad():
-        found = model(**inputs).logits
-    return (found if found.ndim == 2 else found[:, -1]).tolist()
+        output = model(**inputs).logits
+    return (output if output.ndim == 2 else output[:, -1]).tolist()
 
 
 def make(folder: Path) -> None:
-    """Save one adapter a case, and what it computes."""
+    """Save one adapter per case, and its logits."""
     for name, case in CASES.items():
         model = backbone_of(case)
         if case.tokens:
-            known = tokenizer_snapshot(model)
-            assert known is not None
-            known.tokenizer.add_tokens(list(case.tokens))
-            known.tokenizer.chat_template = TEMPLATE
+            snapshot = tokenizer_snapshot(model)
+            assert snapshot is not None
+            snapshot.tokenizer.add_tokens(list(case.tokens))
+            snapshot.tokenizer.chat_template = TEMPLATE
         adapter = ah.attach(model, case.methods, name=f"golden {name}")
         with torch.no_grad():
             for key, tensor in adapter.tensors().items():

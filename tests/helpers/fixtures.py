@@ -1,4 +1,4 @@
-"""Words, sentences, small files, a tokenizer and steps of training that several tests use."""
+"""Small data sets, a word-level tokenizer and a short training loop for tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from adapterhub.training.options import TrainOptions
-from adapterhub.training.run import AdapterTrainee
+from adapterhub.training.trainee import AdapterTrainee
 
 WORDS = [
     "the",
@@ -44,8 +44,10 @@ CHAT_TEMPLATE = (
 
 
 def word_tokenizer(start: str = "", end: str = "") -> PreTrainedTokenizerFast:
-    """A tokenizer of whole words, with the special ids of `tiny`, that puts `start` and `end`
-    around a text."""
+    """Build a word-level tokenizer with the special ids of `tiny_models`.
+
+    It puts the tokens `start` and `end` around each text.
+    """
     special = ["<unk>", "<pad>", "</s>", "<s>", "<mask>"]
     words = [*special, *SENTINELS, *WORDS, "user", "assistant", ":", "0", "1", "2", "3"]
     assert len(words) <= tiny_models.VOCAB
@@ -63,13 +65,13 @@ def word_tokenizer(start: str = "", end: str = "") -> PreTrainedTokenizerFast:
 
 
 def write_json_lines(path: Path, rows: list[dict]) -> Path:
-    """A JSON-lines file."""
+    """Write rows to a JSON Lines file and return its path."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
 def sentences(count: int) -> list[tuple[str, str]]:
-    """Sentences whose label one word decides, the same on every call."""
+    """Generate (sentence, label) pairs; one word of the sentence determines its label."""
     rows = []
     for i in range(count):
         label, words = ("pos", GOOD) if i % 2 else ("neg", BAD)
@@ -81,18 +83,18 @@ def sentences(count: int) -> list[tuple[str, str]]:
 
 
 def write_tsv(path: Path, rows: list[tuple[str, ...]], header: str = "text\tlabel") -> Path:
-    """A tab-separated file."""
+    """Write rows to a tab-separated file and return its path."""
     path.write_text("\n".join([header, *("\t".join(row) for row in rows)]) + "\n", encoding="utf-8")
     return path
 
 
 def json_lines(text: str) -> list[dict]:
-    """The objects of JSON lines."""
+    """Parse JSON Lines."""
     return [json.loads(line) for line in text.splitlines()]
 
 
 def train(adapter, steps, learning_rate=None):
-    """Steps of AdamW at the method's own learning rate; returns the losses."""
+    """Train with AdamW, by default at the method's own learning rate; return the losses."""
     options = TrainOptions(learning_rate=learning_rate, head_learning_rate=learning_rate or 1e-3)
     groups = AdapterTrainee(adapter).param_groups(options)
     optimizer = torch.optim.AdamW(groups)

@@ -1,7 +1,7 @@
-"""A hub in this process: the few calls of the Hugging Face Hub that publishing and pulling need.
+"""A Hugging Face Hub in this process: the few endpoints that publishing and pulling use.
 
-Everything is in memory. Every file is answered as `regular`, so that its bytes come in the commit.
-`tokens` maps a token to what it may do; without any, everybody may do everything.
+All data is in memory. Every file is reported as `regular`, not LFS, so its bytes are sent with the
+commit. `Hub.tokens` maps a token to its role, "read" or "write"; if empty, anyone may write.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ import yaml
 
 @dataclass
 class Repository:
-    """Commits, each an oid and its files, and tags."""
+    """The commits of one repository, each an (oid, files) pair, and its tags."""
 
     private: bool = False
     commits: list[tuple[str, dict[str, bytes]]] = field(default_factory=list)
     tags: dict[str, str] = field(default_factory=dict)
 
     def commit(self, files: dict[str, bytes]) -> str:
+        """Append a commit and return its oid."""
         state = repr((len(self.commits), sorted(files.items())))
         oid = hashlib.sha1(state.encode()).hexdigest()
         self.commits.append((oid, files))
         return oid
 
     def at(self, revision: str) -> tuple[str, dict[str, bytes]] | None:
+        """Return the commit of a branch, tag or oid, or None."""
         if revision in ("main", "HEAD"):
             return self.commits[-1]
         oid = self.tags.get(revision, revision)
@@ -43,35 +45,35 @@ class Repository:
 
 @dataclass
 class Hub:
-    """What the server holds, and what a test may make it do."""
+    """The server's state, and the failures that a test can inject."""
 
     repositories: dict[str, Repository] = field(default_factory=dict)
     tokens: dict[str, str] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     requests: list[str] = field(default_factory=list)
-    cut_after: int | None = None  # break the next download after so many bytes
+    cut_after: int | None = None  # drop the connection of the next download after this many bytes
     resumed_at: list[int] = field(default_factory=list)
-    before_commit: Any = None  # called between a writer's look at the head and its commit
+    before_commit: Any = None  # called after a client has read the head, before it commits
 
 
 class Failure(Exception):
-    """An answer that is an error, as the client reads it."""
+    """An HTTP error response."""
 
     def __init__(self, status: int, code: str = "", message: str = "") -> None:
         self.status, self.code, self.message = status, code, message
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request."""
+    """The request handler."""
 
     protocol_version = "HTTP/1.1"
     hub: Hub
 
     def log_message(self, *_: Any) -> None:
-        """Nothing is printed."""
+        """Print nothing."""
 
     def handle_any(self) -> None:
-        """Answer, or say what is wrong as the Hub does."""
+        """Answer the request, or send an error with the Hub's headers."""
         length = int(self.headers.get("Content-Length") or 0)
         self.body = self.rfile.read(length)
         self.url = urlsplit(self.path)
@@ -99,14 +101,15 @@ class Handler(BaseHTTPRequestHandler):
         if parts == ("repos", "create"):
             self.create(json.loads(self.body))
         elif parts == ("models",):
-            self.json([self.info(name) for name in self.hub.repositories if self.fits(name)])
+            names = (name for name in self.hub.repositories if self.matches_query(name))
+            self.json([self.info(name) for name in names])
         elif parts[0] == "models" and len(parts) >= 3:
             self.model("/".join(parts[1:3]), *parts[3:])
         else:
             self.json({})
 
     def model(self, name: str, *parts: str) -> None:
-        repository = self.readable(name)
+        repository = self.readable_repository(name)
         if not parts:
             self.json(self.info(name))
         elif parts[0] == "revision":
@@ -124,12 +127,11 @@ class Handler(BaseHTTPRequestHandler):
             self.write(name, repository, *parts)
 
     def write(self, name: str, repository: Repository, verb: str, *rest: str) -> None:
-        self.writable()
+        self.require_write()
         if verb == "preupload":
-            asked = json.loads(self.body)["files"]
-            answer = [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False}
-                      for f in asked]  # fmt: skip
-            self.json({"files": answer})
+            files = [{"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
+                     for file in json.loads(self.body)["files"]]  # fmt: skip
+            self.json({"files": files})
         elif verb == "commit":
             self.commit(name, repository)
         elif verb == "tag" and self.command == "POST":
@@ -146,8 +148,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def commit(self, name: str, repository: Repository) -> None:
         if self.hub.before_commit is not None:
-            act, self.hub.before_commit = self.hub.before_commit, None
-            act()
+            before_commit, self.hub.before_commit = self.hub.before_commit, None
+            before_commit()
         header, files = {}, {}
         for line in self.body.decode().splitlines():
             item = json.loads(line)
@@ -163,20 +165,20 @@ class Handler(BaseHTTPRequestHandler):
         address = f"http://{self.headers['Host']}"
         self.json({"commitUrl": f"{address}/{name}/commit/{oid}", "commitOid": oid})
 
-    def create(self, wanted: dict[str, Any]) -> None:
-        self.writable()
-        name = f"{wanted['organization'] or 'me'}/{wanted['name']}"
+    def create(self, options: dict[str, Any]) -> None:
+        self.require_write()
+        name = f"{options['organization'] or 'me'}/{options['name']}"
         url = f"http://{self.headers['Host']}/{name}"
         if name in self.hub.repositories:
             self.json({"url": url}, 409)
             return
-        private = wanted.get("private") or wanted.get("visibility") == "private"
+        private = options.get("private") or options.get("visibility") == "private"
         self.hub.repositories[name] = Repository(bool(private))
         self.hub.repositories[name].commit({".gitattributes": b""})
         self.json({"url": url})
 
     def file(self, name: str, revision: str, path: str) -> None:
-        oid, files = self.files(self.readable(name), revision)
+        oid, files = self.files(self.readable_repository(name), revision)
         if path not in files:
             raise Failure(404, "EntryNotFound")
         data = files[path]
@@ -189,10 +191,10 @@ class Handler(BaseHTTPRequestHandler):
         self.send(206 if start else 200, data[start:], headers)
 
     def files(self, repository: Repository, revision: str) -> tuple[str, dict[str, bytes]]:
-        found = repository.at(revision)
-        if found is None:
+        commit = repository.at(revision)
+        if commit is None:
             raise Failure(404, "RevisionNotFound", "No such revision")
-        return found
+        return commit
 
     def info(self, name: str, revision: str = "main") -> dict[str, Any]:
         repository = self.hub.repositories[name]
@@ -204,12 +206,12 @@ class Handler(BaseHTTPRequestHandler):
             "cardData": card, "siblings": [{"rfilename": path} for path in sorted(files)],
         }  # fmt: skip
 
-    def fits(self, name: str) -> bool:
+    def matches_query(self, name: str) -> bool:
         if self.hub.repositories[name].private and not self.role():
             return False
-        wanted = {w for each in self.query.get("filter", []) for w in each.split(",")}
+        filters = {tag for tags in self.query.get("filter", []) for tag in tags.split(",")}
         text = self.query.get("search", [""])[0].lower()
-        return wanted <= set(self.info(name)["tags"]) and text in name.lower()
+        return filters <= set(self.info(name)["tags"]) and text in name.lower()
 
     def role(self) -> str:
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
@@ -217,12 +219,12 @@ class Handler(BaseHTTPRequestHandler):
             raise Failure(401, message="Invalid credentials in Authorization header")
         return self.hub.tokens.get(token, "" if self.hub.tokens else "write")
 
-    def writable(self) -> None:
+    def require_write(self) -> None:
         role = self.role()
         if role != "write":
             raise Failure(403 if role else 401, message="This token may not write")
 
-    def readable(self, name: str) -> Repository:
+    def readable_repository(self, name: str) -> Repository:
         repository = self.hub.repositories.get(name)
         if repository is None or (repository.private and not self.role()):
             raise Failure(404, "RepoNotFound", "Repository not found")
@@ -246,18 +248,18 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def sizes(data: bytes) -> dict[str, Any]:
-    """What a listing says of a file."""
+    """Return the size and oid of a file in a listing."""
     return {"size": len(data), "oid": hashlib.sha1(data).hexdigest()}
 
 
 def card_data(files: dict[str, bytes]) -> dict[str, Any]:
-    """The metadata on top of a card."""
+    """Parse the YAML front matter of a model card."""
     text = files.get("README.md", b"").decode()
     return yaml.safe_load(text.split("---")[1]) or {} if text.startswith("---") else {}
 
 
 def tags(card: dict[str, Any]) -> list[str]:
-    """The tags that the Hub derives from a card."""
+    """Return the tags that the Hub derives from a card."""
     base = card.get("base_model")
     relation = f":{card['base_model_relation']}" if "base_model_relation" in card else ""
     derived = [f"base_model:{base}", f"base_model{relation}:{base}"] if base else []
@@ -266,7 +268,7 @@ def tags(card: dict[str, Any]) -> list[str]:
 
 @contextmanager
 def serving() -> Iterator[tuple[Hub, str]]:
-    """A hub and its address, on this machine alone, for as long as the context."""
+    """Run a hub on localhost; yield it with its URL."""
     hub = Hub()
     handler = type("Bound", (Handler,), {"hub": hub})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)

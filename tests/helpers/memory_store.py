@@ -1,4 +1,4 @@
-"""A store in memory: what the protocol asks for, in few lines."""
+"""An in-memory adapter store: the smallest implementation of the store protocol."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from adapterhub.registry.store import Entry, Publication, Query, chosen, ranked
 
 
 class MemoryStore:
-    """Entries in a list; the files in folders that nobody else knows."""
+    """Keeps entries in a list, and each adapter's files in a folder named by its digest."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -25,15 +25,15 @@ class MemoryStore:
     def resolve(
         self, name: str, version: str | None = None, *, backbone: str | None = None
     ) -> Entry:
-        found = self.versions(name, backbone=backbone)
-        if len({entry.backbone for entry in found}) > 1:
+        versions = self.versions(name, backbone=backbone)
+        if len({entry.backbone for entry in versions}) > 1:
             raise RegistryError(f"{name!r} is of several backbones")
-        return chosen(found, name, version)
+        return chosen(versions, name, version)
 
     def get(self, entry: Entry, folder: Path | None = None) -> Path:
-        kept = self.root / entry.digest
-        read_adapter(kept)
-        return kept if folder is None else copy_adapter(kept, folder)
+        stored = self.root / entry.digest
+        read_adapter(stored)
+        return stored if folder is None else copy_adapter(stored, folder)
 
     def put(self, folder: Path, publication: Publication) -> Entry:
         with self.lock:
@@ -41,40 +41,40 @@ class MemoryStore:
 
     def _put(self, folder: Path, publication: Publication) -> Entry:
         if self.read_only:
-            raise RegistryError("nobody may write here")
+            raise RegistryError("this store is read-only")
         read_adapter(folder)
         entry = entry_of(manifest_bytes(folder), reference="", name=publication.name, version="")
-        known = [e for e in self.entries if (e.name, e.backbone) == (entry.name, entry.backbone)]
-        same = next((e for e in known if e.digest == entry.digest), None)
-        version = same.version if same else publication.version or f"v{len(known) + 1}"
-        if same is None and any(e.version == version for e in known):
+        earlier = [e for e in self.entries if (e.name, e.backbone) == (entry.name, entry.backbone)]
+        same = next((e for e in earlier if e.digest == entry.digest), None)
+        version = same.version if same else publication.version or f"v{len(earlier) + 1}"
+        if same is None and any(e.version == version for e in earlier):
             raise RegistryError(f"{version} is published already")
         if same is None:
             copy_adapter(folder, self.root / entry.digest)
             same = replace(entry, version=version, reference=f"{entry.name}@{version}")
             self.entries.append(same)
-        moved = replace(same, tags=tuple(sorted({*same.tags, *publication.tags})))
-        self._replace(same, moved)
-        return moved
+        tagged = replace(same, tags=tuple(sorted({*same.tags, *publication.tags})))
+        self._replace(same, tagged)
+        return tagged
 
     def search(self, query: Query) -> list[Entry]:
-        standing = [e for e in self.entries if e.yanked is None]
-        newest = list({(e.backbone, e.name): e for e in standing}.values())
-        return ranked(standing if query.all_versions else newest, query)
+        available = [e for e in self.entries if e.yanked is None]
+        newest = list({(e.backbone, e.name): e for e in available}.values())
+        return ranked(available if query.all_versions else newest, query)
 
     def versions(self, name: str, *, backbone: str | None = None) -> Sequence[Entry]:
-        found = [
+        versions = [
             e
             for e in self.entries
             if e.name == name and backbone in (None, e.backbone, e.fingerprint)
         ]
-        if not found:
+        if not versions:
             raise RegistryError(f"no adapter is called {name!r}")
-        return found
+        return versions
 
     def yank(self, entry: Entry, reason: str) -> None:
-        (known,) = (e for e in self.entries if e.reference == entry.reference)
-        self._replace(known, replace(known, yanked=reason))
+        (stored,) = (e for e in self.entries if e.reference == entry.reference)
+        self._replace(stored, replace(stored, yanked=reason))
 
     def _replace(self, old: Entry, new: Entry) -> None:
         self.entries[self.entries.index(old)] = new

@@ -1,4 +1,4 @@
-"""Small sound adapters, written without a model."""
+"""Small valid adapter folders, written without a model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write(
     card: str = "",
     **metrics: float,
 ) -> Path:
-    """An adapter whose bytes depend on all that is given."""
+    """Write an adapter whose bytes depend on every argument; return its folder."""
     manifest = Manifest(
         name="polite",
         methods=({method: {}},),

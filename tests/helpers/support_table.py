@@ -1,12 +1,12 @@
-"""The support tables in docs/support.md: what the full matrix found, never typed (`make matrix`).
+"""Generate the tables of docs/support.md from the results of the full matrix (`make matrix`).
 
-A cell is a test with the parameters `method` and `architecture`, or `method` and `task`; one with
-"refused" in its name that passes is refused on purpose, for what it recorded as "reason".
+Each test with the parameters `method` and `architecture`, or `method` and `task`, counts towards
+one cell. A cell is refused by design if a test with "refused" in its name passes; the table lists
+the "reason" that the test records.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -19,7 +19,7 @@ from adapterhub.tasks import TASKS
 
 FILE = Path(__file__).parents[2] / "docs" / "support.md"
 ROWS = {"architecture": sorted(tiny_models.ARCHITECTURES), "task": sorted(TASKS)}
-_found: dict[tuple[str, str, str], Counter[str]] = {}
+_results: dict[tuple[str, str, str], Counter[str]] = {}
 _reasons: dict[tuple[str, str, str], str] = {}
 
 
@@ -40,39 +40,40 @@ def pytest_runtest_logreport(report):
     if report.when == "call" and "cell" in properties:
         *key, refused = properties["cell"]
         outcome = "refused" if refused and report.passed else report.outcome
-        _found.setdefault(tuple(key), Counter())[outcome] += 1
+        _results.setdefault(tuple(key), Counter())[outcome] += 1
         if "reason" in properties:
             _reasons[tuple(key)] = properties["reason"]
 
 
 def pytest_sessionfinish(session):
-    if os.environ.get("ADAPTERHUB_MATRIX") != "full" or hasattr(session.config, "workerinput"):
+    if not tiny_models.FULL_MATRIX or hasattr(session.config, "workerinput"):
         return
     for rows, names in ROWS.items():
-        cells = {(name, method) for kind, name, method in _found if kind == rows}
+        cells = {(name, method) for kind, name, method in _results if kind == rows}
         if cells == {(name, method) for name in names for method in METHODS}:
-            FILE.write_text(replaced(FILE.read_text(encoding="utf-8"), rows), encoding="utf-8")
+            page = FILE.read_text(encoding="utf-8")
+            FILE.write_text(with_new_table(page, rows), encoding="utf-8")
 
 
-def replaced(text: str, rows: str) -> str:
-    """The file with a new table between the marks of one kind."""
-    marks = re.compile(rf"(<!-- {rows}: .*? -->\n).*?(<!-- /{rows} -->)", re.DOTALL)
-    assert len(marks.findall(text)) == 1
-    return marks.sub(lambda found: f"{found[1]}{table(rows)}{found[2]}", text)
+def with_new_table(page: str, rows: str) -> str:
+    """Replace the table between the markers of one kind."""
+    markers = re.compile(rf"(<!-- {rows}: .*? -->\n).*?(<!-- /{rows} -->)", re.DOTALL)
+    assert len(markers.findall(page)) == 1
+    return markers.sub(lambda match: f"{match[1]}{table(rows)}{match[2]}", page)
 
 
 def table(rows: str) -> str:
-    """The Markdown table of all cells of one kind, with the reasons under it."""
+    """Format all cells of one kind as a Markdown table, followed by the reasons for refusals."""
     methods = sorted(METHODS)
     lines = [f"| {rows} | {' | '.join(methods)} |", "|---" * (len(methods) + 1) + "|"]
     for name in ROWS[rows]:
-        cells = (shown(_found[rows, name, method]) for method in methods)
+        cells = (cell_text(_results[rows, name, method]) for method in methods)
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join([*lines, *reasons(rows)]) + "\n"
 
 
 def reasons(rows: str) -> list[str]:
-    """Why cells are refused: one line a reason, with its cells."""
+    """List the reasons for refusals, one per line, each with its cells."""
     cells: dict[str, list[str]] = {}
     for (kind, name, method), reason in sorted(_reasons.items()):
         if kind == rows:
@@ -81,8 +82,8 @@ def reasons(rows: str) -> list[str]:
     return ["", "Refused:", "", *lines] if lines else []
 
 
-def shown(counts: Counter[str]) -> str:
-    """One cell."""
+def cell_text(counts: Counter[str]) -> str:
+    """Format a cell: ✗ if a test failed, - if refused, else the number of tests that passed."""
     if counts["failed"]:
         return "✗"
     return "-" if counts["refused"] else str(counts["passed"] or "")

@@ -1,5 +1,4 @@
-"""One case for each registered task: a backbone that suits it, data, and what a learned model
-gives."""
+"""One training case for each registered task: a suitable backbone, data, and expected results."""
 
 from __future__ import annotations
 
@@ -13,7 +12,10 @@ from fixtures import sentences, write_json_lines, write_tsv
 
 @dataclass
 class Case:
-    """A backbone, a task spec, data, the words of `predict`, and what a learned model gives."""
+    """A backbone, a task spec, data, the arguments of `predict`, and the expected results.
+
+    `key` is a field of each prediction; `least` and `most` bound the main metric after training.
+    """
 
     backbone: str
     task: str
@@ -27,16 +29,18 @@ class Case:
 
 
 def classes(folder: Path) -> Path:
+    """Write sentences with their class."""
     return write_tsv(folder / "classes.tsv", sentences(48))
 
 
 def numbers(folder: Path) -> Path:
+    """Write sentences with a number, 1 or -1."""
     rows = [(text, {"pos": "1.0", "neg": "-1.0"}[label]) for text, label in sentences(48)]
     return write_tsv(folder / "numbers.tsv", rows)
 
 
 def tagged(folder: Path) -> Path:
-    """CoNLL columns: `very good` and `good` are one kind of entity, `bad` another."""
+    """Write CoNLL columns in which `very good` is an entity of one kind and `bad` of another."""
     lines = []
     for text, label in sentences(48):
         inside = False
@@ -51,7 +55,7 @@ def tagged(folder: Path) -> Path:
 
 
 def questions(folder: Path) -> Path:
-    """SQuAD's form: the answer is the last word; of a question on the plot there is none."""
+    """Write SQuAD 2 JSON: the answer is the last word; questions about the plot have none."""
     paragraphs = []
     for i, (text, _) in enumerate(sentences(48)):
         answer = text.split()[-1]
@@ -65,7 +69,7 @@ def questions(folder: Path) -> Path:
 
 
 def pairs(folder: Path) -> Path:
-    """The response to a sentence is one of two words."""
+    """Write sentences, each with a response of one word."""
     rows = [
         {"text": text, "label": {"pos": "good", "neg": "bad"}[label]}
         for text, label in sentences(48)
@@ -74,8 +78,8 @@ def pairs(folder: Path) -> Path:
 
 
 def choices(folder: Path) -> Path:
-    """Of two sentences, the one that is good."""
-    texts = {label: [t for t, found in sentences(48) if found == label] for label in ("pos", "neg")}
+    """Write pairs of sentences of which one is positive."""
+    texts = {label: [t for t, given in sentences(48) if given == label] for label in ("pos", "neg")}
     rows = [
         {"text": "the movie", "choices": [one, other][:: 1 - 2 * (i % 2)], "label": "AB"[i % 2]}
         for i, (one, other) in enumerate(zip(*texts.values(), strict=True))
@@ -84,6 +88,7 @@ def choices(folder: Path) -> Path:
 
 
 def lines(folder: Path) -> Path:
+    """Write plain text, one sentence per line."""
     (folder / "raw.txt").write_text("\n".join(text for text, _ in sentences(48)) + "\n")
     return folder / "raw.txt"
 

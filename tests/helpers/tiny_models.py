@@ -1,5 +1,4 @@
-"""Tiny random models of every architecture that has a row: real transformers
-classes, no download."""
+"""Tiny random models of every supported architecture: real transformers classes, no downloads."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from adapterhub.anatomy import FAMILIES
 
 VOCAB = 64
 PAD, EOS = 1, 2
-WORDS = range(5, VOCAB - 4)  # ids that no architecture gives a meaning to
+WORDS = range(5, VOCAB - 4)  # ids without a special meaning in any architecture
 
 _PLAIN = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
@@ -95,21 +94,22 @@ _DROPOUTS = (
 )  # fmt: skip
 NO_DROPOUT = dict.fromkeys(_DROPOUTS, 0.0)
 ARCHITECTURES = tuple(FAMILIES)
-# Each mechanism once: the plain encoder, fused blocks, fused heads, a row with two stacks, ...
+# Each mechanism once: a plain encoder, fused blocks, fused heads, two stacks, ...
 CORE = (
     "bert",
     "distilbert",
-    "albert",  # layers share weights; the embedding is narrower than a layer
-    "deberta-v2",  # a sublayer with a path of its own; no attn.kv
+    "albert",  # shared layers; the embedding is narrower than a layer
+    "deberta-v2",  # its own path to a sublayer; no attn.kv
     "modernbert",  # fused gate and up
     "gpt2",  # fused in blocks
     "gpt_neox",  # fused per head
     "llama",
-    "gemma3_text",  # sliding windows, norms on the sublayers' outputs
+    "gemma3_text",  # sliding windows; norms on the outputs of sublayers
     "t5",
     "bart",
 )
-MATRIX = ARCHITECTURES if os.environ.get("ADAPTERHUB_MATRIX") == "full" else CORE
+FULL_MATRIX = os.environ.get("ADAPTERHUB_MATRIX") == "full"
+MATRIX = ARCHITECTURES if FULL_MATRIX else CORE
 _STACKS = {a: {stack.name for stack in family.stacks} for a, family in FAMILIES.items()}
 ENCODER_DECODERS = tuple(a for a in ARCHITECTURES if len(_STACKS[a]) == 2)
 DECODERS = tuple(a for a in ARCHITECTURES if _STACKS[a] == {"decoder"})
@@ -126,7 +126,7 @@ _AUTO = {
 def model(
     architecture: str, task: str = "classification", seed: int = 0, **config: Any
 ) -> PreTrainedModel:
-    """A tiny model in evaluation mode; the same seed gives the same weights."""
+    """Build a tiny model in evaluation mode; its weights depend on the seed alone."""
     tokens = {"vocab_size": VOCAB, "pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": 3}
     options = SIZES[architecture] | tokens | {"num_labels": 3} | config
     with torch.random.fork_rng(devices=[]):
@@ -136,12 +136,12 @@ def model(
 
 
 def language_model(architecture: str, seed: int = 0) -> PreTrainedModel:
-    """A tiny model that can generate."""
+    """Build a tiny model that can generate."""
     return model(architecture, "seq2seq" if architecture in ENCODER_DECODERS else "causal-lm", seed)
 
 
 def usual_model(architecture: str, seed: int = 0, **config: Any) -> PreTrainedModel:
-    """A tiny classifier, or a language model where transformers has no classifier."""
+    """Build a tiny classifier, or a language model if transformers has no classifier."""
     if architecture not in WITHOUT_CLASSIFIER:
         return model(architecture, "classification", seed, **config)
     task = "seq2seq" if architecture in ENCODER_DECODERS else "causal-lm"
@@ -149,14 +149,14 @@ def usual_model(architecture: str, seed: int = 0, **config: Any) -> PreTrainedMo
 
 
 def decoder_inputs(model: PreTrainedModel, inputs: dict[str, Any]) -> dict[str, Any]:
-    """What an encoder-decoder language model needs beside its input."""
+    """Return the extra inputs of an encoder-decoder language model; for others, nothing."""
     if model.config.model_type not in WITHOUT_CLASSIFIER or not model.config.is_encoder_decoder:
         return {}
     return {"decoder_input_ids": inputs["input_ids"][:, :4]}
 
 
 def labelled_batch(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """A batch with labels for `usual_model`."""
+    """Make a batch with labels for a `usual_model`."""
     inputs = batch()
     if model.config.model_type in WITHOUT_CLASSIFIER:
         return inputs | {"labels": inputs["input_ids"]}
@@ -164,8 +164,7 @@ def labelled_batch(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def batch(rows: int = 3, length: int = 9, seed: int = 0) -> dict[str, torch.Tensor]:
-    """A classification batch without padding; every row ends with EOS, which BART's
-    head looks for."""
+    """Make a batch without padding whose rows end with EOS, which BART's head requires."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(WORDS.start, WORDS.stop, (rows, length), generator=generator)
     ids[:, -1] = EOS
@@ -173,16 +172,16 @@ def batch(rows: int = 3, length: int = 9, seed: int = 0) -> dict[str, torch.Tens
 
 
 def scramble(adapter: Any, seed: int = 1, std: float = 0.2) -> None:
-    """Move every tensor of an adapter away from its start, so that it has an effect."""
+    """Add noise to every tensor of an adapter, as training would, so that it has an effect."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, tensor in sorted(adapter.tensors().items()):
             noise = torch.randn(tensor.shape, generator=generator)
-            backbone_own = any(name == changed.name for changed in adapter.changed)
-            tensor.add_(noise, alpha=std / 10 if backbone_own else std)
+            of_backbone = any(name == changed.name for changed in adapter.changed)
+            tensor.add_(noise, alpha=std / 10 if of_backbone else std)
 
 
-def recompute(model: PreTrainedModel) -> None:
-    """Turn on gradient checkpointing, which transformers renamed in 5.23."""
+def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
+    """Enable gradient checkpointing; transformers renamed the method in 5.23."""
     new, old = "activation_checkpointing_enable", "gradient_checkpointing_enable"
     getattr(model, new if hasattr(model, new) else old)()

@@ -1,4 +1,4 @@
-"""Site modules at one host: who sees which input and output, and in what order."""
+"""Site modules at one projection: their order, and which input and output each one reads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def down_projection(*methods):
     return model, model.bert.encoder.layer[0].output.dense, modules
 
 
-def test_a_changed_input_is_the_input_of_other_modules():
+def test_a_changed_input_reaches_the_other_modules():
     model, host, (low_rank, scale) = down_projection("lora(sites=['ffn.down'])", "ia3")
     x = torch.randn(2, 3, host.in_features)
     scaled = x * scale.scale
@@ -34,7 +34,7 @@ def test_a_changed_input_is_the_input_of_other_modules():
     torch.testing.assert_close(host(x), y + low_rank.scale * x @ low_rank.A.T @ low_rank.B.T)
 
 
-def test_two_inputs_changed_at_one_host():
+def test_two_modules_can_change_one_input():
     _, host, (first, second) = down_projection("ia3", "ia3(sites=['ffn.down'])")
     x = torch.randn(2, 3, host.in_features)
     expected = torch.nn.functional.linear(x * first.scale * second.scale, host.weight, host.bias)
@@ -42,8 +42,8 @@ def test_two_inputs_changed_at_one_host():
     assert len(host._forward_pre_hooks) == 1
 
 
-def test_a_sublayer_sees_its_input_as_it_came():
-    """A parallel adapter's x is the sublayer's, also where a module changes the projection's."""
+def test_a_parallel_adapter_reads_the_unchanged_input():
+    """Its x is the sublayer's input, even if a module changes the projection's input."""
 
     class Double(InputModule):
         def forward(self, x):

@@ -1,4 +1,4 @@
-"""Prefixes that take relative positions: T5's bias over them, step by step as at once."""
+"""Prefixes with relative positions: T5's bias over them, with and without a KV cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ARCHITECTURES = ("t5", "umt5")
 
 
 class Distances(nn.Module):
-    """A bias that is k_j - q_i itself."""
+    """A relative bias equal to the distance k_j - q_i."""
 
     def compute_bias(self, queries, keys, device=None, past_seen_tokens=0):
         distances = torch.arange(keys)[None] - torch.arange(queries)[:, None] - past_seen_tokens
@@ -25,6 +25,7 @@ class Distances(nn.Module):
 
 
 def widened(positions, past, queries, keys):
+    """Return the bias of the tokens alone, and the bias over {name: (length, positions)} too."""
     slot, lengths = Slot(), {}
     for name, (length, counts) in positions.items():
         module = PrefixModule()
@@ -33,32 +34,32 @@ def widened(positions, past, queries, keys):
         lengths[name] = length
     bias = RelativeBias(Distances())
     bias.past = past
-    own = bias.source.compute_bias(queries, keys, past_seen_tokens=past)
-    return own, bias.widen(own, lengths, slot)
+    tokens = bias.source.compute_bias(queries, keys, past_seen_tokens=past)
+    return tokens, bias.widen(tokens, lengths, slot)
 
 
-def test_tokens_that_count_see_each_other_as_before():
-    own, found = widened({"a": (2, True)}, past=3, queries=2, keys=5)
-    assert torch.equal(found[..., 2:], own)
-    assert found[0, 0, :, :2].tolist() == [[-5, -4], [-6, -5]]  # queries at 2 + 3 and 2 + 4
+def test_positions_of_tokens_do_not_change_relative_to_each_other():
+    tokens, bias = widened({"a": (2, True)}, past=3, queries=2, keys=5)
+    assert torch.equal(bias[..., 2:], tokens)
+    assert bias[0, 0, :, :2].tolist() == [[-5, -4], [-6, -5]]  # queries at 2 + 3 and 2 + 4
 
 
-def test_keys_alone_are_shifted():
-    own, found = widened({"a": (2, "keys")}, past=3, queries=2, keys=5)
-    assert torch.equal(found[..., 2:], own + 2)
-    assert found[0, 0, :, :2].tolist() == [[-3, -2], [-4, -3]]
+def test_only_keys_are_shifted():
+    tokens, bias = widened({"a": (2, "keys")}, past=3, queries=2, keys=5)
+    assert torch.equal(bias[..., 2:], tokens + 2)
+    assert bias[0, 0, :, :2].tolist() == [[-3, -2], [-4, -3]]
 
 
-def test_prefixes_in_line_take_positions_in_line():
-    given = {"near": (1, True), "none": (2, False), "far": (1, "keys")}
-    own, found = widened(given, past=0, queries=1, keys=3)
-    # From the front: far at 0, two without a position, near at 1; the query at 0 + 1.
-    assert found[0, 0, 0].tolist() == [-1, 0, 0, 0, *(own[0, 0, 0] + 1).tolist()]
+def test_several_prefixes_take_consecutive_positions():
+    prefixes = {"near": (1, True), "none": (2, False), "far": (1, "keys")}
+    tokens, bias = widened(prefixes, past=0, queries=1, keys=3)
+    # From the left: far at 0, two without a position, near at 1; the query at 0 + 1.
+    assert bias[0, 0, 0].tolist() == [-1, 0, 0, 0, *(tokens[0, 0, 0] + 1).tolist()]
 
 
 @pytest.mark.parametrize("positions", ["true", "keys"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_cache_changes_nothing(architecture, positions):
+def test_generation_is_independent_of_the_cache(architecture, positions):
     model = tiny_models.model(architecture, "seq2seq")
     bare = model.generate(
         **tiny_models.batch(),
@@ -70,15 +71,15 @@ def test_a_cache_changes_nothing(architecture, positions):
     tiny_models.scramble(ah.attach(model, f"prefix(length=3, positions={positions})"))
     options = {"max_new_tokens": 6, "do_sample": False, "output_logits": True}
     caches = ({"use_cache": False}, {}, {"cache_implementation": "static"})
-    found = [
+    logits = [
         model.generate(
             **tiny_models.batch(), **options, **cache, return_dict_in_generate=True
         ).logits
         for cache in caches
     ]
-    for other in found[1:]:
-        torch.testing.assert_close(other, found[0], atol=1e-5, rtol=1e-5)
-    assert not torch.allclose(found[0][0], bare[0], atol=1e-3)
+    for other in logits[1:]:
+        torch.testing.assert_close(other, logits[0], atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(logits[0][0], bare[0], atol=1e-3)
 
 
 def test_each_row_has_its_own_positions():
@@ -94,11 +95,11 @@ def test_each_row_has_its_own_positions():
     rows = ["keys", "none", "tokens"][: len(inputs["input_ids"])]
     with torch.no_grad():
         with ah.route(model, rows):
-            found = model(**inputs).logits
+            routed = model(**inputs).logits
         for number, name in enumerate(rows):
             ah.activate(model, name)
             alone = model(**{k: v[number : number + 1] for k, v in inputs.items()}).logits
-            torch.testing.assert_close(found[number], alone[0], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(routed[number], alone[0], atol=1e-5, rtol=1e-5)
 
 
 def test_a_reparametrized_prefix_keeps_its_positions(tmp_path):
@@ -115,13 +116,13 @@ def test_a_reparametrized_prefix_keeps_its_positions(tmp_path):
 
 
 @pytest.mark.parametrize("architecture", ["bert", "gpt2"])
-def test_keys_have_no_positions_of_their_own_elsewhere(architecture):
+def test_positions_of_keys_need_a_relative_bias(architecture):
     with pytest.raises(SiteError, match="keys have no positions of their own"):
         ah.attach(tiny_models.model(architecture), "prefix(positions=keys)")
 
 
-def test_a_table_of_positions_is_told_what_to_skip():
-    """BART's stacks take no position_ids; tokens behind a prefix of 3 see the rows 3, 4, ..."""
+def test_a_position_table_skips_the_prefix():
+    """BART's stacks take no position_ids; tokens after a prefix of 3 use the rows 3, 4, ..."""
     model = tiny_models.model("bart", "seq2seq")
     inputs = tiny_models.batch() | {"decoder_input_ids": tiny_models.batch()["input_ids"][:, :4]}
     seen = {}
@@ -134,7 +135,7 @@ def test_a_table_of_positions_is_told_what_to_skip():
     ah.attach(model, "prefix(length=3, positions=true)")
     with torch.no_grad():
         model(**inputs)
-        behind = dict(seen)
+        after_prefix = dict(seen)
         ah.activate(model)
         model(**inputs)
     for name, stack in (("encoder", model.model.encoder), ("decoder", model.model.decoder)):
@@ -142,7 +143,7 @@ def test_a_table_of_positions_is_told_what_to_skip():
         tokens = seen[name].shape[-2]
         start = table.offset
         rows = table.weight[start + 3 : start + 3 + tokens]
-        assert torch.equal(behind[name].reshape(-1, rows.shape[-1])[:tokens], rows)
+        assert torch.equal(after_prefix[name].reshape(-1, rows.shape[-1])[:tokens], rows)
         assert torch.equal(seen[name].reshape(-1, rows.shape[-1])[0], table.weight[start])
     for handle in handles:
         handle.remove()

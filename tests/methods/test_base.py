@@ -1,4 +1,4 @@
-"""A method overrides hooks of its base by name: a misspelt one would never be called."""
+"""Methods override the hooks of their base by name, so a misspelt hook would never be called."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ HOOKS = {name for name in dir(Method) if not name.startswith("_")}
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_each_function_of_a_method_is_a_hook_or_is_called(name):
+def test_every_member_of_a_method_is_a_hook_or_is_used(name):
     cls = METHODS[name]
     options = {field.name for field in dataclasses.fields(cls)}
-    own = {n for base in cls.__mro__[: cls.__mro__.index(Method)] for n in vars(base)} - options
-    assert own & HOOKS
-    names = own - HOOKS - set(Method.__annotations__)
-    assert [n for n in names if n[0] != "_" and not re.search(rf"\.{n}\b", SOURCES)] == []
+    members = {n for base in cls.__mro__[: cls.__mro__.index(Method)] for n in vars(base)} - options
+    assert members & HOOKS
+    others = members - HOOKS - set(Method.__annotations__)
+    assert [n for n in others if n[0] != "_" and not re.search(rf"\.{n}\b", SOURCES)] == []

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from adapterhub.inference.open import open_adapter, trained
+from adapterhub.inference.open import open_adapter
+from adapterhub.inference.record import read_training_record
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.store import Query
 
@@ -37,7 +38,7 @@ def test_it_is_sound_small_and_whole(registry):
 
 def score(folder: Path, sample: Path) -> dict[str, float]:
     """The metrics of an adapter on a sample."""
-    known = trained(folder)
+    known = read_training_record(folder)
     pair = "pair" if known.data.pair else None
     options = replace(known.data, text="text", pair=pair, label="label", header=True)
     examples = known.task.read(str(sample), options, "eval")

@@ -21,7 +21,7 @@ from adapterhub.tasks.multiple_choice import Choices
 from adapterhub.tasks.question_answering import Question
 from adapterhub.tasks.span_corruption import span_lengths
 from adapterhub.tasks.tagging import Sentence, entities
-from adapterhub.training.run import make_ready
+from adapterhub.training.prepare import make_ready
 
 
 @pytest.fixture

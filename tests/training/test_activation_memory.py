@@ -1,4 +1,4 @@
-"""The memory of activations is predicted from small batches."""
+"""Activation memory, extrapolated from small batches, is that of a larger batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CELLS = [
 
 @pytest.mark.parametrize(("method", "architecture"), [(m, a) for a, m in CELLS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_it_is_what_a_larger_batch_keeps(method, architecture, dtype):
+def test_the_prediction_is_what_a_larger_batch_keeps(method, architecture, dtype):
     model = tiny_models.model(architecture).to(dtype)
     adapter = ah.attach(model, example(method))
     rows, tokens = 5, 2 * LONGEST

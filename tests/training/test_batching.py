@@ -1,3 +1,5 @@
+"""The order of batches: complete, seeded, and independent of global state."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Checkpoints: round trip, kills, full disks, broken files, and resuming another run."""
+
 from __future__ import annotations
 
 import json
@@ -13,6 +15,7 @@ import pytest
 import torch
 
 from adapterhub.errors import ConfigError, FileError, OutputError
+from adapterhub.files import atomic
 from adapterhub.training import checkpoint
 from adapterhub.training.checkpoint import State
 
@@ -67,11 +70,11 @@ def test_tied_and_strided_tensors_are_saved(tmp_path: Path) -> None:
 
 
 class Kill(BaseException):
-    """Stands for the process being killed: nothing may catch it."""
+    """Simulates the end of the process: nothing may catch it."""
 
 
 def kill_at(number: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Kills before the file operation of this number; returns how many there were."""
+    """Raise Kill before the file operation of this number; the result counts the operations."""
     count = 0
 
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -85,8 +88,8 @@ def kill_at(number: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
         return counted
 
     for owner, name in ((os, "rename"), (os, "fsync"), (os, "unlink"), (os, "rmdir"),
-                        (checkpoint, "save_file"), (torch, "save"), (Path, "mkdir"),
-                        (Path, "write_text")):  # fmt: skip
+                        (atomic, "_exchange"), (checkpoint, "save_file"), (torch, "save"),
+                        (Path, "mkdir"), (Path, "write_text")):  # fmt: skip
         monkeypatch.setattr(owner, name, wrap(getattr(owner, name)))
     return lambda: count
 
@@ -99,10 +102,15 @@ def count_operations(tmp_path: Path) -> int:
     return operations()
 
 
-def test_a_kill_at_any_file_operation_leaves_the_old_or_the_new(tmp_path: Path) -> None:
+@pytest.mark.parametrize("exchange", [True, False])
+def test_a_kill_at_any_file_operation_leaves_the_old_or_the_new(
+    tmp_path: Path, exchange: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not exchange:
+        monkeypatch.setattr(atomic, "_exchange", lambda first, second: False)
     operations = count_operations(tmp_path)
     assert operations > 12
-    found = []
+    values = []
     for number in range(operations):
         folder = tmp_path / f"run{number}" / "last"
         checkpoint.save(folder, a_state(1.0))
@@ -112,22 +120,24 @@ def test_a_kill_at_any_file_operation_leaves_the_old_or_the_new(tmp_path: Path) 
                 checkpoint.save(folder, a_state(2.0))
         copy = tmp_path / f"copy{number}" / "last"
         shutil.copytree(folder.parent, copy.parent)
-        found.append(value_of(folder))
+        values.append(value_of(folder))
         checkpoint.save(copy, a_state(3.0))
         assert value_of(copy) == 3.0
         assert [p.name for p in copy.parent.iterdir()] == ["last"]
-    assert set(found) == {1.0, 2.0}
-    assert found == sorted(found)
+    assert set(values) == {1.0, 2.0}
+    assert values == sorted(values)
 
 
-def test_a_kill_in_the_first_save_leaves_none(tmp_path: Path) -> None:
+def test_a_kill_in_the_first_save_leaves_no_checkpoint(tmp_path: Path) -> None:
     folder = tmp_path / "last"
     with pytest.MonkeyPatch.context() as patch:
         kill_at(4, patch)
         with pytest.raises(Kill):
             checkpoint.save(folder, a_state(1.0))
     assert not checkpoint.exists(folder)
-    assert list(tmp_path.iterdir()) == []
+    assert not folder.exists()
+    checkpoint.save(folder, a_state(1.0))
+    assert list(tmp_path.iterdir()) == [folder], "the next save removes what the kill left"
 
 
 def test_a_full_disk_keeps_the_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The optimizers: exact resume, and the memory that is predicted for their state."""
+"""Optimizers: exact resume, and the predicted memory of their state."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
 
 
 def started(optimizer):
-    """An engine that trains all of a tiny backbone, small tensors and large ones."""
+    """An engine that trains all tensors of a tiny backbone, small and large."""
     torch.manual_seed(0)
     adapter = ah.attach(tiny_models.model("bert", **SIZES, **tiny_models.NO_DROPOUT), "full")
-    made = Engine(AdapterTrainee(adapter), TrainOptions(optimizer=optimizer))
-    made.begin(8)
-    return made
+    engine = Engine(AdapterTrainee(adapter), TrainOptions(optimizer=optimizer))
+    engine.begin(8)
+    return engine
 
 
 def steps(engine, numbers):
@@ -61,9 +61,9 @@ def test_it_resumes_exactly(name, tmp_path):
 def test_the_predicted_memory_is_the_real_one(name):
     engine = started(name)
     steps(engine, range(1))
-    kept = [v for state in engine.optimizer.state.values() for k, v in state.items()
+    state_tensors = [v for state in engine.optimizer.state.values() for k, v in state.items()
             if isinstance(v, torch.Tensor) and v.numel() > 1 and "qmap" not in k]  # fmt: skip
-    real = sum(t.numel() * t.element_size() for t in kept)
+    real = sum(t.numel() * t.element_size() for t in state_tensors)
     predicted = sum(map(OPTIMIZERS[name].bytes, engine.trainee.tensors().values()))
     assert predicted == pytest.approx(real, rel=0.01)
 

@@ -1,13 +1,18 @@
+"""Learning-rate schedules: values, warm-up, and agreement with transformers."""
+
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import get_scheduler
 
 from adapterhub.errors import ConfigError
-from adapterhub.training.schedules import SHAPES, schedule, slanted, warmup_steps
+from adapterhub.training.schedules import SHAPES, schedule, warmup_steps
 
 NAMES = sorted(SHAPES)
 
@@ -53,7 +58,7 @@ def test_slanted_is_equation_3_where_the_cut_is_whole(
     total, fraction = cut * inverse, 1 / inverse
     t = data.draw(st.integers(0, total))
     p = t / cut if t < cut else 1 - (t - cut) / (cut * (1 / fraction - 1))
-    assert slanted(t, total, cut) == pytest.approx((1 + p * 31) / 32, abs=1e-9)
+    assert schedule("slanted", total, cut)(t) == pytest.approx((1 + p * 31) / 32, abs=1e-9)
 
 
 @given(
@@ -114,6 +119,51 @@ def test_warmup_is_a_fraction_below_1_and_steps_above(
     name: str, total: int, warmup: float | None, steps: int
 ) -> None:
     assert warmup_steps(name, total, warmup) == steps
+
+
+def transformers_multiplier(name: str, total: int, warmup: int) -> Callable[[int], float]:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+    theirs = {"constant": "constant_with_warmup"}.get(name, name)
+    scheduler = get_scheduler(theirs, optimizer, warmup, total)
+    multiplier: Callable[[int], float] = scheduler.lr_lambdas[0]
+    return multiplier
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine", "constant"])
+@pytest.mark.parametrize("total", [1, 2, 3, 17, 100])
+def test_every_step_is_transformers_schedule_one_step_ahead(name: str, total: int) -> None:
+    for warmup in range(total + 1):
+        ours = schedule(name, total, warmup if warmup else 0.0)
+        # A warmup of 1 step or more is a number of steps, below 1 a fraction.
+        theirs = transformers_multiplier(name, total + 1, warmup + 1)
+        for step in range(total):
+            assert ours(step) == pytest.approx(theirs(step + 1), abs=2e-16), (warmup, step)
+
+
+def test_the_first_step_trains_unlike_that_of_transformers() -> None:
+    assert transformers_multiplier("linear", 100, 6)(0) == 0
+    assert schedule("linear", 100)(0) == pytest.approx(1 / 7)
+
+
+def test_a_resumed_scheduler_continues_with_the_same_rates() -> None:
+    def scheduler() -> torch.optim.lr_scheduler.LambdaLR:
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, schedule("cosine", 10))
+
+    def rates(running: torch.optim.lr_scheduler.LambdaLR, steps: int) -> list[float]:
+        values = []
+        for _ in range(steps):
+            values.append(running.get_last_lr()[0])
+            running.optimizer.step()
+            running.step()
+        return values
+
+    whole, first, second = scheduler(), scheduler(), scheduler()
+    expected = rates(whole, 10)
+    start = rates(first, 4)
+    second.load_state_dict(first.state_dict())
+    second.optimizer.load_state_dict(first.optimizer.state_dict())
+    assert start + rates(second, 6) == expected
 
 
 def test_unknown_name_suggests_the_nearest() -> None:

@@ -1,4 +1,4 @@
-"""What trains when, and how fast: gradual unfreezing, and what shares its mechanism."""
+"""Stages: gradual unfreezing, and the methods that share its mechanism."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import torch
 import adapterhub as ah
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.errors import ConfigError
-from adapterhub.methods import METHODS, StageSchedule
+from adapterhub.methods import StageSchedule
 from adapterhub.training import checkpoint, stages
 from adapterhub.training.batching import LazyBatches, batch_order
 from adapterhub.training.engine import Engine
 from adapterhub.training.loop import TrainingResult, train
 from adapterhub.training.options import TrainOptions
-from adapterhub.training.report import Silent
-from adapterhub.training.run import AdapterTrainee
+from adapterhub.training.report import Reporter
+from adapterhub.training.trainee import AdapterTrainee
 
 EXAMPLES, BATCH, EPOCHS = 8, 2, 5
 STEPS = EXAMPLES // BATCH
@@ -63,7 +63,7 @@ def fit(
     resume: bool = False,
     **options: Any,
 ) -> TrainingResult:
-    """Trains; the score of an evaluation follows from how far the run is, as a real one does."""
+    """Train; as in a real run, the score of an evaluation depends on the progress."""
     values = scores or [0.1 * n for n in range(1, 100)]
 
     def evaluate() -> dict[str, float]:
@@ -74,12 +74,12 @@ def fit(
     return train(
         AdapterTrainee(adapter), lambda epoch: batches(epoch, event), evaluate,
         TrainOptions(**OPTIONS | options), output=output, seed=0, main_metric="accuracy",
-        resume=resume, run={}, reporter=Silent(),
+        resume=resume, run={}, reporter=Reporter(),
     )  # fmt: skip
 
 
 def checkpoint_steps(output: Path) -> int:
-    """The number of evaluations that the last checkpoint knows of."""
+    """The number of evaluations in the last checkpoint."""
     last = checkpoint.folder_of(output, "last")
     return (
         len(checkpoint.load_checkpoint(last).progress["history"]) if checkpoint.exists(last) else 0
@@ -98,7 +98,7 @@ class Watch:
     def __init__(self, adapter: Adapter, patch: pytest.MonkeyPatch) -> None:
         self.rates: list[dict[str, float]] = []
         self.moved: list[set[str]] = []
-        own = Engine.step
+        original_step = Engine.step
 
         def step(engine: Engine, *args: Any) -> int:
             before = {name: t.detach().clone() for name, t in adapter.tensors().items()}
@@ -106,7 +106,7 @@ class Watch:
             self.rates.append(
                 {names[id(p)]: g["lr"] for g in engine.optimizer.param_groups for p in g["params"]}
             )
-            examples = own(engine, *args)
+            examples = original_step(engine, *args)
             now = adapter.tensors()
             self.moved.append({name for name in now if not torch.equal(now[name], before[name])})
             return examples
@@ -160,7 +160,7 @@ def test_each_epoch_the_next_lower_layer_joins_and_no_other_byte_moves(
     assert all(t.requires_grad for t in adapter.tensors().values())
 
 
-def test_every_and_size_set_the_pace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_and_size_set_the_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = attached("unfreeze(every=2, size=2)")
     watch = Watch(adapter, monkeypatch)
     fit(tmp_path, adapter)
@@ -193,7 +193,7 @@ def test_a_plateau_in_the_middle_of_an_epoch_counts_at_once(
 
 
 class Stopped(Exception):
-    """Stands for a kill: nothing of ours handles it."""
+    """Simulates a kill: no code of the package handles it."""
 
 
 @pytest.mark.parametrize("method", ["unfreeze", "unfreeze(every=plateau)", "staged, lora"])
@@ -226,27 +226,17 @@ def test_stopped_anywhere_and_resumed_gives_the_same_bytes(tmp_path: Path, metho
         assert final(f"at{at}") == final("whole"), f"stopped at event {at}"
 
 
-def test_what_is_frozen_now_is_in_evaluation_mode() -> None:
-    adapter = attached()
-    trainee = AdapterTrainee(adapter)
-    for epoch, modes in ((0, [False, False, True]), (1, [False, True, True]), (3, [True] * 3)):
-        trainee.enter(epoch, [])
-        trainee.train_mode(dropout=False)
-        names = [f"bert.encoder.layer.{n}.attention.self.query" for n in range(3)]
-        assert [adapter.model.get_submodule(name).training for name in names] == modes
-
-
 def test_gradient_checkpointing_changes_nothing(tmp_path: Path) -> None:
-    found = []
+    results = []
     for on in (False, True):
         adapter = attached()
         fit(tmp_path / str(on), adapter, gradient_checkpointing=on, max_steps=10)
-        found.append({name: t.detach().clone() for name, t in adapter.tensors().items()})
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+        results.append({name: t.detach().clone() for name, t in adapter.tensors().items()})
+    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
 
 
 @pytest.mark.parametrize(
-    ("pace", "expected"),
+    ("stage_schedule", "expected"),
     [
         (None, [0, 0, 0, 0, 0, 0]),
         (StageSchedule(1), [0, 1, 2, 3, 4, 5]),
@@ -255,18 +245,18 @@ def test_gradient_checkpointing_changes_nothing(tmp_path: Path) -> None:
         (StageSchedule(None, 2), [0, 0, 0, 0, 0, 1]),
     ],
 )
-def test_the_stage_of_each_epoch(pace: StageSchedule | None, expected: list[int]) -> None:
+def test_the_stage_of_each_epoch(stage_schedule: StageSchedule | None, expected: list[int]) -> None:
     improved = stages.improvements([0.5, math.nan, 0.6, 0.6, 0.6], lower=False)
     assert improved == [True, False, True, False, False]
-    assert [stages.stage(pace, epoch, improved[:epoch]) for epoch in range(6)] == expected
+    assert [stages.stage(stage_schedule, epoch, improved[:epoch]) for epoch in range(6)] == expected
 
 
 def test_the_layers_of_an_encoder_decoder_count_through() -> None:
     adapter = ah.attach(tiny_models.model("t5"), "unfreeze")
-    found: dict[int, set[str]] = {}
+    names_by_stage: dict[int, set[str]] = {}
     for changed in adapter.changed:
-        found.setdefault(changed.stage, set()).add(".".join(changed.name.split(".")[:2]))
-    assert [found[stage] for stage in range(5)] == [
+        names_by_stage.setdefault(changed.stage, set()).add(".".join(changed.name.split(".")[:2]))
+    assert [names_by_stage[stage] for stage in range(5)] == [
         {"decoder.1", "backbone.encoder", "backbone.decoder"},  # with the final norms
         {"decoder.0"},
         {"encoder.1"},
@@ -277,16 +267,16 @@ def test_the_layers_of_an_encoder_decoder_count_through() -> None:
 
 def stage_names(method: str) -> dict[int, set[str]]:
     adapter = attached(method)
-    found: dict[int, set[str]] = {}
+    names_by_stage: dict[int, set[str]] = {}
     for changed in adapter.changed:
-        found.setdefault(changed.stage, set()).add(changed.name.replace(".staged", ""))
-    return found
+        names_by_stage.setdefault(changed.stage, set()).add(changed.name.replace(".staged", ""))
+    return names_by_stage
 
 
 def test_staged_trains_the_top_layers_then_norms_then_everything() -> None:
-    found = stage_names("staged")
-    assert sorted(found) == [0, 1, 2]
-    first, second, third = (found[stage] for stage in range(3))
+    names_by_stage = stage_names("staged")
+    assert sorted(names_by_stage) == [0, 1, 2]
+    first, second, third = (names_by_stage[stage] for stage in range(3))
     assert {depth(name) for name in first} == {0, 1}
     assert any(name.startswith("backbone.pooler") for name in first)
     assert second == {
@@ -295,21 +285,25 @@ def test_staged_trains_the_top_layers_then_norms_then_everything() -> None:
         for tensor in ("weight", "bias")
     }
     assert {depth(name) for name in third} == {2, 3}
-    own = {name for names in (first, second, third) for name in names}
-    assert len(own) == len(attached("full").changed)
+    staged = {name for names in (first, second, third) for name in names}
+    assert len(staged) == len(attached("full").changed)
 
 
 def test_staged_takes_any_groups_in_any_order() -> None:
-    found = stage_names("staged(groups=['head', 'embeddings + *.attn.q.*', 'norms', 'top 1'])")
-    assert sorted(found) == [1, 2, 3], "no backbone parameter trains while the head is alone"
-    assert all("embeddings" in name or ".attn.q." in name for name in found[1])
-    assert {re.sub(r"\d", "N", name) for name in found[2]} == {
+    names_by_stage = stage_names(
+        "staged(groups=['head', 'embeddings + *.attn.q.*', 'norms', 'top 1'])"
+    )
+    assert sorted(names_by_stage) == [1, 2, 3], (
+        "no backbone parameter trains while the head is alone"
+    )
+    assert all("embeddings" in name or ".attn.q." in name for name in names_by_stage[1])
+    assert {re.sub(r"\d", "N", name) for name in names_by_stage[2]} == {
         f"encoder.N.{role}.norm.{tensor}"
         for role in ("attn", "ffn")
         for tensor in ("weight", "bias")
     }
-    assert {depth(name) for name in found[3]} == {0}
-    layers = {name for names in found.values() for name in names}
+    assert {depth(name) for name in names_by_stage[3]} == {0}
+    layers = {name for names in names_by_stage.values() for name in names}
     assert "encoder.0.ffn.up.weight" not in layers, "what no group names stays frozen"
 
 
@@ -335,27 +329,9 @@ def test_options_out_of_range_are_refused(method: str, offender: str) -> None:
     assert offender in str(error.value)
 
 
-@pytest.mark.parametrize(("method", "depths"), [("full", [0, 1, 2, 3]), ("freeze", [0, 1])])
-def test_a_decay_gives_each_layer_its_own_rate(method: str, depths: list[int]) -> None:
-    adapter = attached(f"{method}(decay=2.0)")
-    rates = {g.rate: {depth(n) for n, _ in g.named} for g in adapter.groups() if g.method}
-    assert rates == {2.0**-n: {n} for n in depths}
-    assert sum(group.method is None for group in adapter.groups()) == 1
-    groups = AdapterTrainee(adapter).param_groups(TrainOptions())
-    own = METHODS[method].learning_rate
-    found = {group["name"]: group["lr"] for group in groups}
-    assert found.pop("head") == 5e-3
-    names = {0: method, 1: f"{method} x0.5", 2: f"{method} x0.25", 3: f"{method} x0.125"}
-    assert found == {names[n]: own * 2.0**-n for n in depths}
-
-
-def test_without_a_decay_there_is_one_group() -> None:
-    assert [group.rate for group in attached("full").groups()] == [1.0, 1.0]
-
-
-def test_a_run_too_short_for_all_stages_is_told_so() -> None:
+def test_a_run_too_short_for_all_stages_gets_a_warning() -> None:
     adapter = attached("unfreeze(every=2), lora")
     assert list(stages.unreached(adapter, epochs=7)) == []
-    (sentence,) = stages.unreached(adapter, epochs=6)
-    assert sentence.startswith("unfreeze has 4 stages, and the last begins after epoch 6 of 6")
+    (warning,) = stages.unreached(adapter, epochs=6)
+    assert warning.startswith("unfreeze has 4 stages, and the last begins after epoch 6 of 6")
     assert list(stages.unreached(attached("unfreeze(every=plateau)"), epochs=1)) == []

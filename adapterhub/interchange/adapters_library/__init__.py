@@ -1,1 +1,1 @@
-"""Checkpoints of `adapters` (AdapterHub): read and translated."""
+"""Checkpoints of `adapters` (AdapterHub): read and import."""

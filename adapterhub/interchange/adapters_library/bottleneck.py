@@ -3,8 +3,8 @@
     y' = y + s up(f(down(source)))
 
 Its sequential adapters read the output of a sublayer or, with `original_ln_before`, the block; its
-parallel ones read the residual stream. A learned scale s is folded into up, and so is that of a
-gated adapter.
+parallel ones read the residual stream. A learned scale s is folded into up, and so is the scale of
+a gated adapter.
 """
 
 from __future__ import annotations
@@ -20,16 +20,14 @@ from transformers.activations import ACT2FN
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.interchange.adapters_library.files import MethodConfig
 from adapterhub.interchange.adapters_library.gated import add_gated
-from adapterhub.interchange.adapters_library.places import (
-    Held,
-    check_places,
-    common,
+from adapterhub.interchange.adapters_library.module_paths import (
+    RemainingTensors,
+    check_sites,
     layer_number,
-    note_dropout,
+    sites_with_roles,
     sublayer_at,
-    wanted_sites,
 )
-from adapterhub.interchange.specs import sites_option
+from adapterhub.interchange.method_options import sites_option, size_options
 from adapterhub.interchange.translation import Translation
 from adapterhub.methods.bottleneck import Houlsby, Parallel, Pfeiffer, ScaledParallel
 from adapterhub.methods.compacter import Compacter
@@ -37,9 +35,11 @@ from adapterhub.methods.compacter import Compacter
 _ONE = torch.ones(1)
 _ROLES = {"mh_adapter": "attn", "cross_adapter": "cross", "output_adapter": "ffn"}
 _ACTIVATIONS = {"leakyrelu": "leaky_relu"}
-_NAMES = {"adapter_down.0.": "down.", "adapter_up.": "up."}
+_LAYERS = {"adapter_down.0.": "down.", "adapter_up.": "up."}
+_LINEAR = {"weight": "weight", "bias": "bias"}
 _KRONECKER = {"W_left": "s", "W_right": "t", "b": "bias"}
-_KNOWN_RULE = {
+_GATE = ("gate.weight", "gate.bias")
+_COMPACTER_OPTIONS = {
     "factorized_phm_W": True,
     "shared_phm_rule": True,
     "phm_bias": True,
@@ -49,167 +49,192 @@ _KNOWN_RULE = {
 
 
 @dataclass(frozen=True)
-class _Found:
-    """What a checkpoint has of bottlenecks; a network's width and tensors by its sublayer's id."""
+class _Networks:
+    """The bottlenecks of a checkpoint.
+
+    `sizes` are the bottleneck widths by site id, `tensors` the tensors of each network by site id.
+    """
 
     options: Mapping[str, Any]
+    sites: Mapping[str, Site]
     sizes: Mapping[str, int]
-    networks: Mapping[str, tuple[Site, dict[str, Tensor]]]
-    held: Held
+    tensors: Mapping[str, dict[str, Tensor]]
+    remaining: RemainingTensors
 
 
-def import_bottleneck(part: MethodConfig, held: Held, draft: Translation) -> None:
-    """Translate the bottleneck adapters of a checkpoint."""
-    options = part.options
+def import_bottleneck(
+    part: MethodConfig, remaining: RemainingTensors, translation: Translation
+) -> None:
+    """Translate bottleneck adapters or Compacter.
+
+    Args:
+        part: the options.
+        remaining: the checkpoint's tensors.
+        translation: collects the result.
+    """
+    options, anatomy = part.options, translation.anatomy
     roles = [role for flag, role in _ROLES.items() if options[flag]]
-    wanted = wanted_sites(draft.anatomy, roles, options["leave_out"])
-    networks = _networks(held, wanted, draft)
-    note_dropout(options, draft)
-    check_places((site for site, _ in networks.values()), wanted, draft)
-    sizes = {site.id: _size(draft.anatomy, site, options["reduction_factor"]) for site in wanted}
-    source = _source(options, draft)
-    name = options["non_linearity"].lower()
-    activation = _ACTIVATIONS.get(name, name)
-    if activation not in ACT2FN:
-        draft.problems.append(f"non_linearity: {name!a} is not known here")
-    if not wanted:
-        draft.problems.append("bottleneck: its options name no sublayer of this backbone")
-    if draft.problems:
-        return
+    named = sites_with_roles(anatomy, roles, options["leave_out"])
+    sites, tensors = _take_networks(remaining, named, anatomy)
+    translation.note_dropout(options["dropout"])
+    check_sites(sites.values(), named, translation)
     spec = {
-        "activation": activation,
-        "source": source,
-        "sites": sites_option(draft.anatomy, wanted),
+        "activation": _activation(options, translation),
+        "source": _source(options, translation),
+        "sites": sites_option(anatomy, named),
     }
+    if not named:
+        translation.problems.append("bottleneck: the options name no sublayer of this backbone")
+    if translation.problems:
+        return
+    sizes = {site.id: _size(anatomy, site, options["reduction_factor"]) for site in named}
+    networks = _Networks(options, sites, sizes, tensors, remaining)
     gated, low_rank = options["use_gating"], options["phm_layer"]
-    translate = _gated if gated else _compacter if low_rank else _bottleneck
-    translate(_Found(options, sizes, networks, held), spec, draft)
+    add = _add_gated if gated else _add_compacter if low_rank else _add_bottleneck
+    add(networks, spec, translation)
 
 
-def _networks(
-    held: Held, wanted: Iterable[Site], draft: Translation
-) -> dict[str, tuple[Site, dict[str, Tensor]]]:
-    """The tensors of each sublayer that the options name; another part may have others."""
-    ids = {site.id for site in wanted}
+def _take_networks(
+    remaining: RemainingTensors, named: Iterable[Site], anatomy: Anatomy
+) -> tuple[dict[str, Site], dict[str, dict[str, Tensor]]]:
+    """Take the tensors at the named sublayers; others may belong to another part."""
+    ids = {site.id for site in named}
 
-    def is_wanted(path: str) -> bool:
-        site = sublayer_at(draft.anatomy, path)
+    def is_named(path: str) -> bool:
+        site = sublayer_at(anatomy, path)
         return site is not None and site.id in ids
 
-    found: dict[str, tuple[Site, dict[str, Tensor]]] = {}
-    for path, parameter, tensor in held.take("adapters", is_wanted):
-        if site := sublayer_at(draft.anatomy, path):
-            found.setdefault(site.id, (site, {}))[1][parameter] = tensor
-    return found
+    sites: dict[str, Site] = {}
+    tensors: dict[str, dict[str, Tensor]] = {}
+    for path, parameter, tensor in remaining.take("adapters", is_named):
+        if site := sublayer_at(anatomy, path):
+            sites[site.id] = site
+            tensors.setdefault(site.id, {})[parameter] = tensor
+    return sites, tensors
 
 
 def _size(anatomy: Anatomy, site: Site, factor: float | Mapping[str, float]) -> int:
+    """Return the bottleneck width at a site."""
     if isinstance(factor, Mapping):
         factor = factor.get(str(layer_number(anatomy, site)), factor.get("default", 0))
     return max(int(site.d_out // factor), 1) if factor > 0 else 1
 
 
-def _source(options: Mapping[str, Any], draft: Translation) -> str:
+def _activation(options: Mapping[str, Any], translation: Translation) -> str:
+    name: str = options["non_linearity"].lower()
+    activation = _ACTIVATIONS.get(name, name)
+    if activation not in ACT2FN:
+        translation.problems.append(f"non_linearity: unknown activation {name!a}")
+    return activation
+
+
+def _source(options: Mapping[str, Any], translation: Translation) -> str:
     if options["is_parallel"]:
         return "residual"
     if options["original_ln_before"] and options["residual_before_ln"] is not True:
-        draft.problems.append(
-            f"residual_before_ln: {options['residual_before_ln']!r:.40} puts the block in the "
-            "place of the output, which is not expressible"
+        translation.problems.append(
+            f"residual_before_ln: {options['residual_before_ln']!r:.40} replaces the output by the "
+            "block, which is not supported"
         )
     return "block" if options["original_ln_before"] else "output"
 
 
-def _bottleneck(found: _Found, spec: dict[str, Any], draft: Translation) -> None:
-    options = found.options
+def _common_size(networks: _Networks, flag: str, translation: Translation) -> int:
+    """Return the width of all networks; refuse different ones."""
+    if len(set(networks.sizes.values())) > 1:
+        translation.problems.append(f"reduction_factor: with {flag}, all sites need one size")
+    return next(iter(networks.sizes.values()))
+
+
+def _add_bottleneck(networks: _Networks, spec: dict[str, Any], translation: Translation) -> None:
+    options = networks.options
     learned = isinstance(options["scaling"], str)
-    spec |= common("size", found.sizes) | {"scale": 1.0 if learned else float(options["scaling"])}
+    scaling = 1.0 if learned else float(options["scaling"])
+    spec |= size_options("size", networks.sizes) | {"scale": scaling}
     if options["is_parallel"]:
-        method = Parallel.name if spec["scale"] == 1 else ScaledParallel.name
+        method = Parallel.name if scaling == 1 else ScaledParallel.name
     else:
         method = Houlsby.name if options["mh_adapter"] else Pfeiffer.name
-    draft.methods.append({method: spec})
+    translation.methods.append({method: spec})
     if learned:
-        draft.notes.append("learned scales are folded into up")
-    for site_id, (_, tensors) in found.networks.items():
+        translation.notes.append("learned scales are folded into up")
+    for site_id, tensors in networks.tensors.items():
         scale = tensors.pop("scaling", _ONE) if learned else _ONE
-        _take(tensors, scale, f"{site_id}.{method}", draft)
+        _add_network(tensors, scale, f"{site_id}.{method}", translation)
 
 
-def _gated(found: _Found, spec: dict[str, Any], draft: Translation) -> None:
-    options = found.options
+def _add_gated(networks: _Networks, spec: dict[str, Any], translation: Translation) -> None:
+    options, scaling = networks.options, networks.options["scaling"]
     if options["is_parallel"] or options["phm_layer"]:
-        draft.problems.append("use_gating: of bottlenecks, only sequential ones are expressible")
-    if len(set(found.sizes.values())) > 1:
-        draft.problems.append("reduction_factor: with use_gating all sites have one size")
-    if draft.problems:
+        translation.problems.append("use_gating: only sequential bottlenecks are supported")
+    size = _common_size(networks, "use_gating", translation)
+    if translation.problems:
         return
-    shared = {name: spec[name] for name in ("source", "activation")}
-    own = {"size": next(iter(found.sizes.values()))} | shared
-    add_gated(own, (site for site, _ in found.networks.values()), draft)
-    scaling = options["scaling"]
+    part_options = {"size": size, "source": spec["source"], "activation": spec["activation"]}
+    add_gated(part_options, networks.sites.values(), translation)
     if scaling != 1:
-        draft.notes.append("scales of gated adapters are folded into up")
-    for site_id, (_, tensors) in found.networks.items():
-        place = f"{site_id}.{Pfeiffer.name}"
-        for name in [name for name in tensors if name in ("gate.weight", "gate.bias")]:
-            draft.tensors[f"{place}.{name}"] = tensors.pop(name)
+        translation.notes.append("scales of gated adapters are folded into up")
+    for site_id, tensors in networks.tensors.items():
+        prefix = f"{site_id}.{Pfeiffer.name}"
+        for name in [name for name in tensors if name in _GATE]:
+            translation.tensors[f"{prefix}.{name}"] = tensors.pop(name)
         learned = isinstance(scaling, str)
         scale = tensors.pop("scaling", _ONE) if learned else torch.tensor([float(scaling)])
-        _take(tensors, scale, f"{place}.update", draft)
+        _add_network(tensors, scale, f"{prefix}.update", translation)
 
 
-def _take(tensors: Mapping[str, Tensor], scale: Tensor, place: str, draft: Translation) -> None:
-    """The tensors of one network, to this place; its scale, (1,) or (d,), is folded into up."""
+def _add_network(
+    tensors: Mapping[str, Tensor], scale: Tensor, prefix: str, translation: Translation
+) -> None:
+    """Add the tensors of one network; fold its scale, (1,) or (d,), into up."""
     for name, tensor in tensors.items():
-        own = _renamed(name, {"weight": "weight", "bias": "bias"})
-        if own is None:
-            draft.problems.append(f"{place}: {name} has no place here")
-        elif own.startswith("up."):
+        new_name = _renamed(name, _LINEAR)
+        if new_name is None:
+            translation.problems.append(f"{prefix}: unexpected tensor {name}")
+        elif new_name.startswith("up."):
             if scale.dim() != 1 or not tensor.dim() or len(scale) not in (1, len(tensor)):
-                draft.problems.append(f"{place}: a scale of shape {tuple(scale.shape)} at {name}")
+                translation.problems.append(
+                    f"{prefix}: a scale of shape {tuple(scale.shape)} at {name}"
+                )
                 continue
             tensor = tensor * (scale[:, None] if tensor.dim() == 2 else scale)
-        draft.tensors[f"{place}.{own}"] = tensor
+        translation.tensors[f"{prefix}.{new_name}"] = tensor
 
 
-def _compacter(found: _Found, spec: dict[str, Any], draft: Translation) -> None:
-    options = found.options
-    problems = [
-        f"{name}: {options[name]!r:.40}, only {known} is expressible"
-        for name, known in _KNOWN_RULE.items()
-        if options[name] is not known
+def _add_compacter(networks: _Networks, spec: dict[str, Any], translation: Translation) -> None:
+    options = networks.options
+    translation.problems += [
+        f"{name}: {options[name]!r:.40}, only {supported} is supported"
+        for name, supported in _COMPACTER_OPTIONS.items()
+        if options[name] is not supported
     ]
     if options["is_parallel"] or isinstance(options["scaling"], str):
-        problems.append("phm_layer: only sequential adapters with a fixed scale are expressible")
-    if len(set(found.sizes.values())) > 1:
-        problems.append("reduction_factor: with phm_layer all sites have one size")
-    if problems:
-        draft.problems += problems
+        translation.problems.append("phm_layer: must be sequential, with a fixed scale")
+    size = _common_size(networks, "phm_layer", translation)
+    if translation.problems:
         return
-    method, scale = Compacter.name, options["scaling"]
-    size = next(iter(found.sizes.values()))
+    method = Compacter.name
     spec |= {"size": size, "n": options["phm_dim"], "rank": options["phm_rank"]}
-    draft.methods.append({method: spec})
-    for site_id, (_, tensors) in found.networks.items():
+    translation.methods.append({method: spec})
+    for site_id, tensors in networks.tensors.items():
         for name, tensor in tensors.items():
-            own = _renamed(name, _KRONECKER)
-            if own is None:
-                draft.problems.append(f"{site_id}: {name} has no place here")
-            elif own in ("up.t", "up.bias"):
-                tensor = tensor * scale
-            draft.tensors[f"{site_id}.{method}.{own}"] = tensor
-    first = next(i for i in draft.anatomy.sites if i in found.networks)
-    for _, name, tensor in found.held.take("shared_parameters"):
+            new_name = _renamed(name, _KRONECKER)
+            if new_name is None:
+                translation.problems.append(f"{site_id}: unexpected tensor {name}")
+            scaled = new_name in ("up.t", "up.bias")
+            value = tensor * options["scaling"] if scaled else tensor
+            translation.tensors[f"{site_id}.{method}.{new_name}"] = value
+    first = next(i for i in translation.anatomy.sites if i in networks.tensors)
+    for _, name, tensor in networks.remaining.take("shared_parameters"):
         if name == "phm_rule":
-            draft.tensors[f"{first}.{method}.shared.A"] = tensor
+            translation.tensors[f"{first}.{method}.shared.A"] = tensor
         else:
-            draft.problems.append(f"shared_parameters: {name} has no place here")
+            translation.problems.append(f"shared_parameters: unexpected tensor {name}")
 
 
 def _renamed(name: str, parameters: Mapping[str, str]) -> str | None:
-    """The name of a network's tensor here, None where it has none."""
-    for theirs, own in _NAMES.items():
-        if name.startswith(theirs) and name.removeprefix(theirs) in parameters:
-            return own + parameters[name.removeprefix(theirs)]
+    """Return our name of a network's tensor, None if unknown."""
+    for prefix, layer in _LAYERS.items():
+        if name.startswith(prefix) and name.removeprefix(prefix) in parameters:
+            return layer + parameters[name.removeprefix(prefix)]
     return None

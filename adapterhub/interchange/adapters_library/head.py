@@ -1,8 +1,8 @@
-"""Heads of `adapters`, as the heads of models of transformers that compute the same.
+"""Heads of `adapters`, mapped to equivalent heads of transformers models.
 
-Its head is a stack of linear layers (0: dropout, 1: linear, 2: activation, 3: dropout, 4: linear)
-on the first token, the last one, or every one. FORMS holds, by the class of our model, where each
-layer is in the head that transformers has for the task.
+A head of `adapters` is a stack of layers (0: dropout, 1: linear, 2: activation, 3: dropout, 4:
+linear) on the first token, the last token, or every token. FORMS maps the linear layers to modules
+of the head in transformers, by model class.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 import transformers
+from torch import Tensor
 
 from adapterhub.backbones.load import TASK_MODELS
 from adapterhub.files.schema import show
 from adapterhub.interchange.adapters_library.files import AdaptersHead
-from adapterhub.interchange.adapters_library.places import same
 from adapterhub.interchange.translation import Translation
 
 TASKS = {
@@ -33,9 +33,12 @@ _LANGUAGE_MODELS = ("seq2seq_lm", "causal_lm")
 
 @dataclass(frozen=True)
 class Form:
-    """A head of a model class: its kind there, the module of each linear layer by its number, the
-    activation between two, and whether it is on the pooled output, and has a bias. `rescaled`:
-    where embeddings are tied, it reads d**-0.5 times the output there, and the output here."""
+    """The head of a model class, in terms of `adapters`.
+
+    `kind` is its head type; `layers` maps the linear layers' numbers to module paths; `activation`
+    is the one between two layers; `pooled` heads read the pooled output. `rescaled`: with tied
+    embeddings, the head of `adapters` reads d**-0.5 times the output, and ours the output.
+    """
 
     kind: str
     layers: Mapping[str, str]
@@ -45,7 +48,7 @@ class Form:
     rescaled: bool = False
 
     def fits(self, options: Mapping[str, Any]) -> bool:
-        """Whether a head with these options is of this form."""
+        """Tell whether a head with these options has this form."""
         return (
             options.get("head_type") == self.kind
             and options.get("layers") == len(self.layers)
@@ -65,7 +68,7 @@ _SPAN = (Form("question_answering", {"1": "qa_outputs"}),)
 _T5_SPAN = (Form("question_answering", {"1": "qa_outputs"}, rescaled=True),)
 _SCORE = (Form("classification", {"1": "score"}, bias=False),)
 _POOLED = (
-    # Its first layer stands in for the pooler, which is a linear layer and tanh too.
+    # The first layer replaces the pooler, which is also a linear layer with tanh.
     Form("classification", {"1": "bert.pooler.dense", "4": "classifier"}, "tanh"),
     Form("classification", _ONE, pooled=True),
 )
@@ -102,64 +105,68 @@ FORMS: Mapping[str, tuple[Form, ...]] = {
 
 
 def import_head(
-    head: AdaptersHead, draft: Translation
+    head: AdaptersHead, translation: Translation
 ) -> tuple[str | None, tuple[str, ...] | None]:
-    """Translate a head: the task, and the labels where they are told."""
+    """Translate a head; return its task and its labels, None if not recorded."""
     options = head.options
-    if not options:  # the head of a class of transformers, by its own names
-        draft.values |= {path: t.float() for path, t in head.tensors.items()}
+    if not options:  # the head of a transformers class, with its parameter names
+        translation.values |= {path: t.float() for path, t in head.tensors.items()}
         return None, tuple(sorted(head.labels, key=head.labels.__getitem__)) or None
     kind = str(options.get("head_type"))
     if kind in _LANGUAGE_MODELS and options.get("layers") == 1:
-        _language_model(head, draft)
+        _check_language_model(head, translation)
         return TASKS[kind], ()
-    name = type(draft.anatomy.model).__name__
-    form = next((form for form in FORMS.get(name, ()) if form.fits(options)), None)
+    model = translation.anatomy.model
+    forms = FORMS.get(type(model).__name__, ())
+    form = next((form for form in forms if form.fits(options)), None)
     if form is None:
-        draft.problems.append(_refusal(name, options, draft.anatomy.model.config))
+        translation.problems.append(_refusal(type(model).__name__, options, model.config))
         return None, None
-    config = draft.anatomy.model.config
-    tied = form.rescaled and getattr(config, "scale_decoder_outputs", False)
+    tied = form.rescaled and getattr(model.config, "scale_decoder_outputs", False)
     for path, tensor in head.tensors.items():
         number, _, parameter = path.partition(".")
         if number in form.layers:
-            factor = config.hidden_size**-0.5 if tied and parameter == "weight" else 1.0
-            draft.values[f"{form.layers[number]}.{parameter}"] = tensor.float() * factor
+            factor = model.config.hidden_size**-0.5 if tied and parameter == "weight" else 1.0
+            translation.values[f"{form.layers[number]}.{parameter}"] = tensor.float() * factor
         else:
-            draft.problems.append(f"heads: {path} has no place here")
+            translation.problems.append(f"heads: unexpected tensor {path}")
     return head_task(options), _labels(head)
 
 
-def _language_model(head: AdaptersHead, draft: Translation) -> None:
-    """A tied head is the backbone's own, which every adapter shares: nothing of it is carried."""
-    own = draft.anatomy.model.get_output_embeddings()
-    weight = own.weight.detach().float().cpu() if own is not None else torch.empty(0)
-    if head.tensors.keys() != {"0.weight"} or not same(head.tensors["0.weight"].float(), weight):
-        draft.problems.append(
-            f"heads: a {show(head.options.get('head_type'))} head that is not the backbone's own "
-            "is not expressible; head=False imports the adapter without it"
+def _check_language_model(head: AdaptersHead, translation: Translation) -> None:
+    """Check that the head is the backbone's output layer, so it need not be imported."""
+    output = translation.anatomy.model.get_output_embeddings()
+    weight: Tensor = output.weight.detach().float().cpu() if output is not None else torch.empty(0)
+    is_output = head.tensors.keys() == {"0.weight"} and torch.equal(
+        head.tensors["0.weight"].float(), weight
+    )
+    if not is_output:
+        translation.problems.append(
+            f"heads: a {show(head.options.get('head_type'))} head other than the backbone's output "
+            "layer is not supported; head=False imports the adapter without it"
         )
 
 
 def _refusal(name: str, options: Mapping[str, Any], config: object) -> str:
+    """Describe an unsupported head, and the task whose model has such a head, if any."""
     keys = ("head_type", "layers", "activation_function", "use_pooler", "bias")
-    asked = ", ".join(f"{key} {show(options[key])}" for key in keys if key in options)
+    description = ", ".join(f"{key} {show(options[key])}" for key in keys if key in options)
     task = TASKS.get(str(options.get("head_type")))
-    other = getattr(transformers, TASK_MODELS[task].auto)._model_mapping if task else {}
-    found = other[type(config)].__name__ if type(config) in other else ""
-    fits = found != name and any(form.fits(options) for form in FORMS.get(found, ()))
-    hint = f"load_backbone(..., task={task!r}) has a place for it, or " if fits else ""
-    return f"heads: {asked}: not the head of {name}; {hint}head=False imports without it"
+    classes = getattr(transformers, TASK_MODELS[task].auto)._model_mapping if task else {}
+    task_class = classes[type(config)].__name__ if type(config) in classes else ""
+    fits = task_class != name and any(form.fits(options) for form in FORMS.get(task_class, ()))
+    hint = f"load_backbone(..., task={task!r}) has such a head, or " if fits else ""
+    return f"heads: {description}: not the head of {name}; {hint}head=False imports without it"
 
 
 def head_task(options: Mapping[str, Any]) -> str | None:
-    """The kind of model that a head with these options is for."""
+    """Return the task of a head with these options, None if unknown."""
     kind = str(options.get("head_type"))
     return (_ONE_OUTPUT if options.get("num_labels") == 1 else {}).get(kind, TASKS.get(kind))
 
 
 def _labels(head: AdaptersHead) -> tuple[str, ...] | None:
-    """The names of the classes; None where the model's own serve."""
+    """Return the names of the classes; None to use the model's."""
     count = head.options.get("num_labels")
     if head.options.get("head_type") == "question_answering" or not isinstance(count, int):
         return None

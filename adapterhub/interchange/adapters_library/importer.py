@@ -1,14 +1,14 @@
-"""Checkpoints of `adapters` (AdapterHub), translated for a backbone.
+"""Import of checkpoints of `adapters` (AdapterHub), translated for a backbone.
 
-Its files do not tell the weights of the backbone that the adapter was trained on: the model that
-the user gives is taken as the one. Tensors are named by the modules of the model that they sit on:
+The files do not identify the backbone's weights: the user's model is assumed to be the right one.
+Tensors are named by the modules that they belong to:
 
     bert.encoder.layer.0.output.adapters.NAME.adapter_down.0.weight      a bottleneck adapter
     bert.encoder.layer.0.attention.self.query.loras.NAME.lora_A          LoRA, and (IA)^3 as lora_B
-    bert.prefix_tuning.prefix_tunings.NAME.self_prefix.control_trans     a prefix, of all layers
-    bert.shared_parameters.NAME.phm_rule                                 what Compacter shares
+    bert.prefix_tuning.prefix_tunings.NAME.self_prefix.control_trans     prefixes of all layers
+    bert.shared_parameters.NAME.phm_rule                                 shared by Compacter's sites
 
-Options alone decide where tensors must be: one that is missing there, or has no place, is refused.
+The options determine the expected tensors: missing and unexpected ones are refused.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from adapterhub.interchange.adapters_library.files import (
 )
 from adapterhub.interchange.adapters_library.head import head_task, import_head
 from adapterhub.interchange.adapters_library.low_rank import import_adapters_low_rank
-from adapterhub.interchange.adapters_library.places import Held
+from adapterhub.interchange.adapters_library.module_paths import RemainingTensors
 from adapterhub.interchange.adapters_library.prefix import import_adapters_prefix
-from adapterhub.interchange.imported import CheckpointInfo, ImportedAdapter
+from adapterhub.interchange.imported_adapter import CheckpointInfo, ImportedAdapter
 from adapterhub.interchange.translation import Translation
 
-# The model types whose layers `adapters` changes in a way that is compared with ours by tests. On
-# others it hooks into the model, and norms the sum of a block with the norm of the last layer.
-KNOWN = frozenset(
+# Model types for which tests compare the results with those of `adapters`. On other types it uses
+# a generic integration, which applies the last layer's norm to the sum of a block.
+SUPPORTED = frozenset(
     ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "gpt2", "llama", "mistral")
 ) | frozenset(("t5", "mt5", "bart", "mbart"))
 _OLD_NAMES = re.compile(
     r"\.(attention_text_task|attention_text_lang|layer_text_task|layer_text_lang)_adapters\."
 )
-_IMPORTERS: Mapping[str, Callable[[MethodConfig, Held, Translation], None]] = {
+_IMPORTERS: Mapping[str, Callable[[MethodConfig, RemainingTensors, Translation], None]] = {
     "bottleneck": import_bottleneck,
     "prefix_tuning": import_adapters_prefix,
     "lora": import_adapters_low_rank,
@@ -53,21 +53,26 @@ _IMPORTERS: Mapping[str, Callable[[MethodConfig, Held, Translation], None]] = {
 def import_adapters(
     folder: Path, anatomy: Anatomy, *, allow_pickle: bool = False, head: bool = True
 ) -> ImportedAdapter:
-    """The checkpoint of `adapters` in a folder, for a backbone; without `head` it leaves the task
-    head out.
+    """Import the checkpoint of `adapters` in a folder for a backbone.
+
+    Args:
+        folder: the checkpoint.
+        anatomy: the backbone's anatomy.
+        allow_pickle: whether .bin files may be opened.
+        head: whether to import the task head.
 
     Raises:
-        FileError: the files are broken, or have options that are not known here.
-        MismatchError: they do not fit the backbone; everything that does not is listed.
+        FileError: the files are damaged, or have options that are not supported.
+        MismatchError: the checkpoint does not fit the backbone; lists everything that does not.
     """
     return from_adapters(read_adapters(folder, allow_pickle=allow_pickle, head=head), anatomy)
 
 
 def adapters_checkpoint_info(folder: Path) -> CheckpointInfo:
-    """What a checkpoint of `adapters` says before a backbone is loaded for it.
+    """Read what a checkpoint of `adapters` records about its backbone and its head.
 
     Raises:
-        FileError: its configuration cannot be read.
+        FileError: a configuration cannot be read.
     """
     config, head = read_options(folder)
     options = head.get("config") if isinstance(head.get("config"), dict) else {}
@@ -80,45 +85,50 @@ def adapters_checkpoint_info(folder: Path) -> CheckpointInfo:
 
 
 def from_adapters(files: AdaptersFiles, anatomy: Anatomy) -> ImportedAdapter:
-    """A checkpoint of `adapters` in our terms."""
-    _check_type(files, anatomy)
-    draft = Translation(anatomy)
-    held = Held(files.name, _renamed(files.tensors))
+    """Translate a checkpoint of `adapters` for a backbone.
+
+    Raises:
+        MismatchError: the checkpoint does not fit the backbone; lists everything that does not.
+    """
+    _check_model_type(files, anatomy)
+    translation = Translation(anatomy)
+    remaining = RemainingTensors(files.name, _with_current_names(files.tensors))
     for part in files.parts:
-        _IMPORTERS[part.kind](part, held, draft)
-    draft.problems += [f"{name}: has no place here" for name in held.left()]
+        _IMPORTERS[part.kind](part, remaining, translation)
+    translation.problems += [f"{name}: unexpected tensor" for name in remaining.names()]
     labels: tuple[str, ...] | None = None
     task: str | None = None
     if files.head is not None:
-        task, labels = import_head(files.head, draft)
-    draft.finalize()
-    draft.raise_problems(f"the checkpoint {files.name!r} of adapters")
+        task, labels = import_head(files.head, translation)
+    translation.finalize()
+    translation.raise_problems(f"the checkpoint {files.name!r} of adapters")
     return ImportedAdapter(
         format="adapters",
         name=files.name,
-        methods=tuple(draft.methods),
-        tensors=draft.tensors,
-        head=draft.head,
-        labels=draft.labels if labels is None else labels,
+        methods=tuple(translation.methods),
+        tensors=translation.tensors,
+        head=translation.head,
+        labels=translation.labels if labels is None else labels,
         task=task,
         backbone=files.model_name,
-        notes=tuple(draft.notes),
+        notes=tuple(translation.notes),
     )
 
 
-def _renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _with_current_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {_OLD_NAMES.sub(".adapters.", name): tensor for name, tensor in tensors.items()}
 
 
-def _check_type(files: AdaptersFiles, anatomy: Anatomy) -> None:
-    here = anatomy.model.config.model_type
-    if files.model_type == here and here in KNOWN:
+def _check_model_type(files: AdaptersFiles, anatomy: Anatomy) -> None:
+    model_type = anatomy.model.config.model_type
+    if files.model_type == model_type and model_type in SUPPORTED:
         return
-    wanted: Iterable[str] = [files.model_type] if files.model_type in KNOWN else sorted(KNOWN)
+    is_supported = files.model_type in SUPPORTED
+    expected: Iterable[str] = [files.model_type] if is_supported else sorted(SUPPORTED)
     raise MismatchError(
-        f"the checkpoint {files.name!r} is for a {files.model_type} backbone, this is a {here}",
-        expected=f"a model of type {', '.join(wanted)}",
+        f"the checkpoint {files.name!r} is for a {files.model_type} backbone, not {model_type}",
+        expected=f"a model of type {', '.join(expected)}",
         hint="load the backbone that it was trained on"
-        if files.model_type in KNOWN
-        else "other types are not imported, for what they compute is not verified",
+        if is_supported
+        else "other types are not imported: no test compares their outputs",
     )

@@ -1,8 +1,8 @@
-"""LoRA and (IA)^3 of `adapters`, which are two modes of one configuration there.
+"""LoRA and (IA)^3 of `adapters`, two modes of one configuration.
 
-Its (IA)^3 rescales the output of a projection everywhere: of the first one of the feed-forward
-network too, before the activation. On Llama and Mistral it has the feed-forward projections the
-other way round. A fused projection holds A of all its adapted parts stacked, and B likewise.
+Its (IA)^3 always rescales a projection's output, also that of the first feed-forward projection,
+before the activation. On Llama and Mistral the names of the feed-forward projections are swapped. A
+fused projection stores A of all adapted parts stacked, and B likewise.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from typing import Any
 from adapterhub.anatomy.sites import Site
 from adapterhub.interchange.adapters_library.files import MethodConfig
 from adapterhub.interchange.adapters_library.gated import add_gated
-from adapterhub.interchange.adapters_library.places import (
-    Held,
-    check_places,
-    note_dropout,
+from adapterhub.interchange.adapters_library.module_paths import (
+    RemainingTensors,
+    check_sites,
     projections_at,
-    wanted_sites,
+    sites_with_roles,
 )
-from adapterhub.interchange.specs import sites_option
+from adapterhub.interchange.method_options import sites_option
 from adapterhub.interchange.translation import Translation
 from adapterhub.methods.ia3 import IA3
 from adapterhub.methods.lora import LoRA
@@ -33,57 +32,71 @@ _GATED = {"lora_A": "update.A", "lora_B": "update.B"} | {
 }
 
 
-def import_adapters_low_rank(part: MethodConfig, held: Held, draft: Translation) -> None:
-    """Translate the LoRA or (IA)^3 of a checkpoint."""
+def import_adapters_low_rank(
+    part: MethodConfig, remaining: RemainingTensors, translation: Translation
+) -> None:
+    """Translate LoRA or (IA)^3.
+
+    Args:
+        part: the options.
+        remaining: the checkpoint's tensors.
+        translation: collects the result.
+    """
     options, gated = part.options, part.options["use_gating"]
-    adds = options["composition_mode"] == "add"
-    names = _SCALE if not adds else _GATED if gated else _LOW_RANK
-    method = LoRA.name if adds else IA3.name
-    if gated and not adds:
-        draft.problems.append("use_gating: with composition_mode scale it is not expressible")
-    found: dict[str, Site] = {}
-    for path, parameter, tensor in held.take("loras"):
-        sites = _adapted(projections_at(draft.anatomy, path), options["attn_matrices"])
+    is_lora = options["composition_mode"] == "add"
+    names = _SCALE if not is_lora else _GATED if gated else _LOW_RANK
+    method = LoRA.name if is_lora else IA3.name
+    if gated and not is_lora:
+        translation.problems.append("use_gating: not supported with composition_mode scale")
+    adapted: dict[str, Site] = {}
+    for path, parameter, tensor in remaining.take("loras"):
+        sites = _adapted_parts(projections_at(translation.anatomy, path), options["attn_matrices"])
         if not sites or parameter not in names or not tensor.dim():
-            draft.problems.append(f"{path}.{parameter}: has no place here")
+            translation.problems.append(f"{path}.{parameter}: unexpected tensor")
             continue
-        for site, piece in zip(sites, tensor.chunk(len(sites)), strict=False):
-            found[site.id] = site
-            own = piece.flatten() if names[parameter] == "scale" else piece
-            draft.tensors[f"{site.id}.{method}.{names[parameter]}"] = own.clone()
-    check_places(found.values(), _wanted(options, found.values(), draft), draft)
-    if found and gated:  # a gate stands in the place of alpha / r
-        note_dropout(options, draft)
-        add_gated({"rank": options["r"]}, found.values(), draft)
-    elif found and not draft.problems:
-        draft.methods.append({method: _spec(options, found, draft)})
+        for site, chunk in zip(sites, tensor.chunk(len(sites)), strict=False):
+            adapted[site.id] = site
+            value = chunk.flatten() if names[parameter] == "scale" else chunk
+            translation.tensors[f"{site.id}.{method}.{names[parameter]}"] = value.clone()
+    check_sites(adapted.values(), _named(options, adapted.values(), translation), translation)
+    if adapted and gated:  # the gate replaces alpha / r
+        translation.note_dropout(options["dropout"])
+        add_gated({"rank": options["r"]}, adapted.values(), translation)
+    elif adapted and not translation.problems:
+        translation.methods.append({method: _spec(options, adapted.values(), translation)})
 
 
-def _adapted(sites: list[Site], matrices: Iterable[str]) -> list[Site]:
-    """Of the parts of a fused projection those that are adapted."""
+def _adapted_parts(sites: list[Site], matrices: Iterable[str]) -> list[Site]:
+    """Return the adapted parts of a fused projection, or the projection itself."""
     return [s for s in sites if s.part is None or s.role.rpartition(".")[2] in matrices]
 
 
-def _wanted(options: Mapping[str, Any], found: Iterable[Site], draft: Translation) -> list[Site]:
+def _named(
+    options: Mapping[str, Any], adapted: Iterable[Site], translation: Translation
+) -> list[Site]:
+    """Return the sites that the options name."""
     matrices = options["attn_matrices"] if options["selfattn_lora"] else []
     roles = {f"{sublayer}.{m}" for sublayer in ("attn", "cross") for m in matrices}
-    feed_forward = {site.role for site in found if site.role.startswith("ffn.")}
+    feed_forward = {site.role for site in adapted if site.role.startswith("ffn.")}
     flags = [flag for flag in _FEED_FORWARD if options[flag]]
     if len(feed_forward) != len(flags):
-        draft.problems.append(
-            f"{' and '.join(flags) or 'no feed-forward projection'}: the options name, and tensors "
+        translation.problems.append(
+            f"the options name {' and '.join(flags) or 'no feed-forward projection'}, but tensors "
             f"are at {', '.join(sorted(feed_forward)) or 'none'}"
         )
-    return wanted_sites(draft.anatomy, roles | feed_forward, options["leave_out"])
+    return sites_with_roles(translation.anatomy, roles | feed_forward, options["leave_out"])
 
 
 def _spec(
-    options: Mapping[str, Any], found: Mapping[str, Site], draft: Translation
+    options: Mapping[str, Any], adapted: Iterable[Site], translation: Translation
 ) -> dict[str, Any]:
-    sites = sites_option(draft.anatomy, found.values())
+    """Return our options of LoRA or (IA)^3."""
+    sites = sites_option(translation.anatomy, adapted)
     if options["composition_mode"] == "add":
         alpha, dropout = float(options["alpha"]), float(options["dropout"])
         return {"rank": options["r"], "alpha": alpha, "dropout": dropout, "sites": sites}
     if options["r"] != 1 or options["alpha"] != 1:
-        draft.problems.append("composition_mode: scale is expressible with r 1 and alpha 1 alone")
+        translation.problems.append(
+            "composition_mode: scale is supported only with r 1 and alpha 1"
+        )
     return {"sites": sites, "inputs": []}

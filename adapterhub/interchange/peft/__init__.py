@@ -1,1 +1,1 @@
-"""Checkpoints of `peft`: read, translated, written."""
+"""Checkpoints of `peft`: read, write, import, export."""

@@ -1,56 +1,115 @@
-"""Prompts and prefixes of peft in our terms.
+"""Prompts and prefixes between peft and ours.
 
-peft keeps the one prompt that a network gave, or the prefixes of all layers side by side. Its
-prefix lies in the KV cache, so tokens count their positions behind it. A classifier of peft reads
-what stands at the first position, which in an encoder is a virtual token: ours never is.
+peft stores the prompt that a reparametrization network produced, or the prefixes of all layers side
+by side. Its prefix is stored in the KV cache, so positions of tokens start after it. A classifier
+of peft reads the first position, which in an encoder is a virtual token; ours never reads one.
 
 Where peft counts two submodules (an encoder and a decoder) it lays the prefixes out for two KV
-caches, and the self-attention of layer i gets the prefix of layer 2 i, counted round. So it trained
-them, and so they are imported; prefixes that differ in all layers cannot be exported to there.
+caches, and the self-attention of layer i gets the prefix of layer 2 i (modulo the number of
+layers). Such prefixes are imported as trained. They cannot be exported if all layers differ.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.errors import SiteError
+from adapterhub.interchange.method_options import sites_option
+from adapterhub.interchange.peft.export_types import CheckpointPart, ExportSource
 from adapterhub.interchange.peft.files import PeftFiles
 from adapterhub.interchange.peft.targets import ModuleFinder
-from adapterhub.interchange.specs import sites_option
 from adapterhub.interchange.translation import Translation
-from adapterhub.methods.prefix import Prefix
-from adapterhub.methods.prompt import Prompt
+from adapterhub.methods.prefix import Prefix, PrefixKeyValues
+from adapterhub.methods.prompt import Prompt, VirtualTokens
 
 TENSOR = "prompt_embeddings"
 
 
 def import_peft_prompt(
-    files: PeftFiles, places: ModuleFinder, draft: Translation
+    files: PeftFiles, finder: ModuleFinder, translation: Translation
 ) -> dict[str, Tensor]:
-    """Translate a prompt into the draft; returns the other tensors."""
-    rest, table = _table(files, draft)
-    anatomy, length = draft.anatomy, files.config["num_virtual_tokens"]
+    """Translate a prompt.
+
+    Args:
+        files: the checkpoint.
+        finder: not used; importers of all kinds have the same parameters.
+        translation: collects the result.
+
+    Returns:
+        The tensors that are not of the prompt.
+    """
+    rest, table = _table(files, translation)
+    anatomy, length = translation.anatomy, files.config["num_virtual_tokens"]
     method = Prompt(length=length)
     site = method.site(anatomy)
     if table is not None:
-        # In an encoder-decoder the rows of a second prompt are kept, and never used.
+        # An encoder-decoder has rows of a second prompt, which peft never uses.
         table = table[:length]
-        if tuple(table.shape) != (length, site.d_out):
-            draft.problems.append(
-                f"{TENSOR}: shape {tuple(table.shape)}, this backbone needs {(length, site.d_out)}"
-            )
-        draft.problems += prompt_problems(anatomy)
-        draft.methods.append({method.name: {"length": length, "sites": ["embed"]}})
-        draft.tensors[f"{site.id}.{method.name}.prompt"] = table
+        shape, expected = tuple(table.shape), (length, site.d_out)
+        if shape != expected:
+            translation.problems.append(f"{TENSOR}: shape {shape}, this backbone needs {expected}")
+        translation.problems += prompt_problems(anatomy)
+        translation.methods.append({method.name: {"length": length, "sites": ["embed"]}})
+        translation.tensors[f"{site.id}.{method.name}.prompt"] = table
     return rest
 
 
+def import_peft_prefix(
+    files: PeftFiles, finder: ModuleFinder, translation: Translation
+) -> dict[str, Tensor]:
+    """Translate a prefix.
+
+    Args:
+        files: the checkpoint.
+        finder: not used; importers of all kinds have the same parameters.
+        translation: collects the result.
+
+    Returns:
+        The tensors that are not of the prefix.
+    """
+    rest, table = _table(files, translation)
+    anatomy = translation.anatomy
+    translation.problems += prefix_problems(anatomy)
+    sites, length = prefix_sites(anatomy), files.config["num_virtual_tokens"]
+    if table is None or translation.problems:
+        return rest
+    shape, expected = tuple(table.shape), (length, sum(2 * site.d_out for site in sites))
+    if shape != expected:
+        translation.problems.append(f"{TENSOR}: shape {shape}, this backbone needs {expected}")
+        return rest
+    submodules = files.config["num_transformer_submodules"] or 1
+    if submodules != len(anatomy.stacks):
+        translation.problems.append(
+            f"num_transformer_submodules: {submodules}, this backbone has {len(anatomy.stacks)}"
+        )
+        return rest
+    pairs = table.view(length, len(sites), 2, -1).permute(1, 2, 0, 3)  # (layers, 2, length, d_kv)
+    pairs = pairs[[submodules * number % len(sites) for number in range(len(sites))]]
+    options = {"length": length, "positions": True, "sites": sites_option(anatomy, sites)}
+    translation.methods.append({Prefix.name: options})
+    for site, pair in zip(sites, pairs, strict=True):
+        translation.tensors[f"{site.id}.{Prefix.name}.prefix"] = pair.contiguous()
+    return rest
+
+
+def _table(files: PeftFiles, translation: Translation) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Split the tensors into the others and the table of virtual tokens."""
+    rest = dict(files.tensors)
+    table = rest.pop(TENSOR, None)
+    if table is None or table.ndim != 2:
+        translation.problems.append(f"{TENSOR}: missing, or not a matrix")
+        return rest, None
+    return rest, table.to(torch.float32)
+
+
 def prompt_problems(anatomy: Anatomy) -> list[str]:
-    """Why a prompt does not mean the same here and in peft."""
+    """List the reasons why a prompt computes something else here than in peft."""
     if "encoder" in anatomy.stacks and anatomy.head() and _reads_one_position(anatomy):
-        return ["the head reads one position: in peft a virtual token's, here one of the text"]
+        return ["the head reads one position: in peft a virtual token, here a token of the text"]
     return []
 
 
@@ -59,59 +118,72 @@ def _reads_one_position(anatomy: Anatomy) -> bool:
     return "ForSequenceClassification" in name or "ForMultipleChoice" in name
 
 
-def _table(files: PeftFiles, draft: Translation) -> tuple[dict[str, Tensor], Tensor | None]:
-    rest = dict(files.tensors)
-    table = rest.pop(TENSOR, None)
-    if table is None or table.ndim != 2:
-        draft.problems.append(f"{TENSOR}: missing, or no table")
-        return rest, None
-    return rest, table.to(torch.float32)
-
-
 def prefix_sites(anatomy: Anatomy) -> list[Site]:
-    """The attentions that a prefix of peft enters: those of the text's own layers, in order."""
+    """Return the attentions that peft's prefixes enter, in layer order: self-attentions only."""
     stack = "decoder" if "decoder" in anatomy.stacks else "encoder"
     sites = anatomy.sites.values()
     return [s for s in sites if s.stack == stack and s.role == "attn.kv"]
 
 
 def prefix_problems(anatomy: Anatomy) -> list[str]:
-    """Why a prefix does not mean the same here and in peft."""
+    """List the reasons why a prefix computes something else here than in peft."""
     config = anatomy.model.config.get_text_config()
-    windows = getattr(config, "sliding_window", None) and getattr(
-        config, "use_sliding_window", True
-    )
-    found = ["a prefix in the KV cache leaves a sliding window, ours never does"] if windows else []
+    problems = []
+    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        problems.append("a prefix in the KV cache leaves a sliding window, ours never does")
     if not prefix_sites(anatomy):
-        return [*found, f"prefixes cannot enter the attention of {config.model_type}"]
+        return [*problems, f"prefixes cannot enter the attention of {config.model_type}"]
     try:
         list(Prefix(positions=True, sites=("attn.kv",)).plan(anatomy))
     except SiteError as error:
-        found.append(error.problem)
-    return found
+        problems.append(error.problem)
+    return problems
 
 
-def import_peft_prefix(
-    files: PeftFiles, places: ModuleFinder, draft: Translation
-) -> dict[str, Tensor]:
-    """Translate a prefix into the draft; returns the other tensors."""
-    rest, table = _table(files, draft)
-    draft.problems += prefix_problems(draft.anatomy)
-    sites, length = prefix_sites(draft.anatomy), files.config["num_virtual_tokens"]
-    if table is None or draft.problems:
-        return rest
-    wanted = (length, sum(2 * site.d_out for site in sites))
-    if tuple(table.shape) != wanted:
-        draft.problems.append(f"{TENSOR}: shape {tuple(table.shape)}, here it must be {wanted}")
-        return rest
-    step = files.config["num_transformer_submodules"] or 1
-    if step != len(draft.anatomy.stacks):
-        draft.problems.append(f"num_transformer_submodules: {step}, not as here")
-        return rest
-    pairs = table.view(length, len(sites), 2, -1).permute(1, 2, 0, 3)  # (layers, 2, length, d_kv)
-    pairs = pairs[[step * number % len(sites) for number in range(len(sites))]]
-    options = {"length": length, "positions": True, "sites": sites_option(draft.anatomy, sites)}
-    draft.methods.append({Prefix.name: options})
-    for site, pair in zip(sites, pairs, strict=True):
-        draft.tensors[f"{site.id}.{Prefix.name}.prefix"] = pair.contiguous()
-    return rest
+def export_prompt(source: ExportSource) -> CheckpointPart:
+    """Return the prompt as peft's table; several prompts are joined."""
+    prompts = [p.module.prompt for p in source.parts if isinstance(p.module, VirtualTokens)]
+    table = torch.cat([prompt.detach() for prompt in prompts])
+    options = _prompt_options(source.anatomy, table)
+    return CheckpointPart(
+        config=options | {"prompt_tuning_init": "RANDOM"},
+        tensors={TENSOR: table},
+        problems=prompt_problems(source.anatomy),
+    )
+
+
+def export_prefix(source: ExportSource) -> CheckpointPart:
+    """Return the prefixes as peft's table: (length, layers * 2 * d_kv)."""
+    parts = [p for p in source.parts if isinstance(p.module, PrefixKeyValues)]
+    prefixes = {p.site.id: p.module.prefix for p in parts if isinstance(p.module, PrefixKeyValues)}
+    site_ids = [site.id for site in prefix_sites(source.anatomy)]
+    problems = prefix_problems(source.anatomy)
+    if set(prefixes) != set(site_ids) or len(prefixes) < len(parts):
+        problems.append("prefix: peft needs exactly one in every self-attention")
+    if len(source.anatomy.stacks) == 2:
+        problems.append("prefix: after an encoder, peft gives layer i that of layer 2 i")
+    if not all(isinstance(p.method, Prefix) and p.method.positions is True for p in parts):
+        problems.append(
+            "prefix: in peft, positions of tokens start after it, as with prefix(positions=true)"
+        )
+    if problems:
+        return CheckpointPart(problems=problems)
+    pairs = torch.stack([prefixes[i].detach() for i in site_ids])  # (layers, 2, length, d_kv)
+    options = _prompt_options(source.anatomy, pairs[0, 0])
+    return CheckpointPart(
+        config=options | {"prefix_projection": False},
+        tensors={TENSOR: pairs.permute(2, 0, 1, 3).reshape(pairs.shape[2], -1)},
+    )
+
+
+def _prompt_options(anatomy: Anatomy, table: Tensor) -> dict[str, Any]:
+    """Return peft's options for virtual tokens of shape (length, width)."""
+    config = anatomy.model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return {
+        "num_virtual_tokens": len(table),
+        "token_dim": table.shape[1],
+        "num_transformer_submodules": 1,
+        "num_attention_heads": heads,
+        "num_layers": config.num_hidden_layers,
+    }

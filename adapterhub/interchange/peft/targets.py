@@ -1,9 +1,9 @@
-"""Which modules of a model a configuration of peft names.
+"""Finds the modules that a peft configuration names.
 
-`target_modules` is a regular expression for the whole path, a list of paths or ends of paths, or
-`all-linear`. With a list, `layers_to_transform` keeps some layers, whose number follows
-`layers_pattern`, or is the first number in the path. `exclude_modules` and `modules_to_save` are
-never targets.
+`target_modules` is a regular expression for the whole path, a list of paths or path endings, or
+`all-linear`. With a list, `layers_to_transform` selects layers by number: the number follows
+`layers_pattern`, or is the first one in the path. `exclude_modules` and `modules_to_save` are never
+targets.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from transformers.pytorch_utils import Conv1D
 from adapterhub.anatomy.sites import CHILD, Anatomy
 from adapterhub.errors import FileError
 
-# What peft calls the head of a classifier, and so leaves out of "all-linear".
+# peft's names for the head of a classifier, which "all-linear" does not include.
 _HEADS = ("score", "classifier")
 SECONDS = 2.0
 
 
 def modules_of(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """The modules of a model by path, without those of adapters."""
-    named = model.named_modules(remove_duplicate=False)
-    return {path: m for path, m in named if f".{CHILD}." not in f".{path}."}
+    """Return the modules of a model by path, without those of adapters."""
+    modules = model.named_modules(remove_duplicate=False)
+    return {path: m for path, m in modules if f".{CHILD}." not in f".{path}."}
 
 
 def ends_with(path: str, names: Iterable[str]) -> bool:
-    """Whether a path is, or ends with, one of these names."""
+    """Tell whether a path equals one of these names or ends with it."""
     return any(path == name or path.endswith(f".{name}") for name in names)
 
 
 class Targets:
-    """What the names and regular expressions of one configuration mean.
+    """Matches module paths with the names and regular expressions of one configuration.
 
-    They are a stranger's: some expressions take time that grows exponentially with the path. All of
-    them together have SECONDS.
+    The expressions are untrusted: matching can take time exponential in the path's length. All
+    matches together are limited to SECONDS.
     """
 
     def __init__(self, config: Mapping[str, Any], model: PreTrainedModel) -> None:
-        self.config, self.model, self.left = config, model, SECONDS
+        self.config, self.model, self.seconds_left = config, model, SECONDS
 
     def __contains__(self, path: str) -> bool:
-        """Whether the configuration names the module at a path."""
+        """Tell whether the module at a path is a target."""
         targets = self.config["target_modules"]
         if targets is None or self._excluded(path):
             return False
@@ -60,32 +60,37 @@ class Targets:
         return path in targets or (ends_with(path, targets) and self._in_layers(path))
 
     def value_at(self, patterns: Mapping[str, Any] | None, path: str, default: Any) -> Any:
-        """The value of the first pattern that a path ends with, as rank_pattern and
-        alpha_pattern."""
+        """Return the value of the first pattern that matches the end of a path.
+
+        Args:
+            patterns: values by pattern, as in rank_pattern and alpha_pattern.
+            path: a module's path.
+            default: the value if no pattern matches.
+        """
         for pattern, value in (patterns or {}).items():
             if self._match(rf"(.*\.)?({pattern})$", path):
                 return value
         return default
 
     def is_feedforward(self, path: str) -> bool:
-        """Whether a scale at a path is one of the input."""
+        """Tell whether (IA)^3 rescales the input of the module at a path."""
         names = self.config["feedforward_modules"] or ()
         if isinstance(names, str):
             return self._match(names, path, whole=True) is not None
-        return any(path.endswith(name) for name in names)  # peft asks for no dot here
+        return any(path.endswith(name) for name in names)  # peft requires no dot here
 
     def _match(self, pattern: str, path: str, whole: bool = False) -> regex.Match[str] | None:
         compiled, start = _compiled(pattern), time.monotonic()
         try:
             match = compiled.fullmatch if whole else compiled.match
-            return match(path, timeout=self.left)
+            return match(path, timeout=self.seconds_left)
         except TimeoutError:
             raise FileError(
                 f"{pattern!r:.200} takes too long on module paths",
-                expected=f"regular expressions that take less than {SECONDS} s together",
+                expected=f"regular expressions that take less than {SECONDS} s in total",
             ) from None
         finally:
-            self.left = max(self.left - (time.monotonic() - start), 1e-3)
+            self.seconds_left = max(self.seconds_left - (time.monotonic() - start), 1e-3)
 
     def _excluded(self, path: str) -> bool:
         exclude = self.config["exclude_modules"]
@@ -101,8 +106,8 @@ class Targets:
         if layers is None or layers == []:
             return True
         patterns = [patterns] if isinstance(patterns, str) else patterns
-        found = self._layer_number(path, [p for p in patterns or () if p])
-        return found is not None and found in ([layers] if isinstance(layers, int) else layers)
+        number = self._layer_number(path, [p for p in patterns or () if p])
+        return number is not None and number in ([layers] if isinstance(layers, int) else layers)
 
     def _layer_number(self, path: str, patterns: list[str]) -> int | None:
         forms = [rf"(?:^|.*?\.){p}\.(\d+)\." for p in patterns] or [r".*?\.[^.]*\.(\d+)\."]
@@ -113,29 +118,30 @@ class Targets:
     def _all_linear(self) -> set[str]:
         output = self.model.get_output_embeddings()
         head = next((m for n in _HEADS if (m := getattr(self.model, n, None)) is not None), None)
-        left_out = (output,) if output is not None else (head,)
+        excluded = output if output is not None else head
         return {
             path
             for path, module in modules_of(self.model).items()
-            if isinstance(module, (nn.Linear, Conv1D)) and not any(module is m for m in left_out)
+            if isinstance(module, (nn.Linear, Conv1D)) and module is not excluded
         }
 
 
 @lru_cache(maxsize=1024)
 def _compiled(pattern: str) -> regex.Pattern[str]:
     try:
-        re.compile(pattern)  # what it means in peft
+        re.compile(pattern)  # peft uses re
         return regex.compile(pattern)
     except (re.error, regex.error, RecursionError, OverflowError, MemoryError) as error:
         raise FileError(f"{pattern!r:.200} is not a regular expression: {error}") from None
 
 
 class ModuleFinder:
-    """Finds the modules that a checkpoint names in a model.
+    """Finds the modules of a checkpoint in a model.
 
-    A module may be called otherwise here: by another class around the base model, or in another
-    version of transformers. Then the base model's path is put before or taken off, or, where that
-    does not help, the one module is taken whose path ends alike from a layer's number on.
+    A module's path can differ between classes around the base model and between versions of
+    transformers. Then the base model's path is added or removed. If that does not help, the module
+    is used whose path is the only one with the same ending from the layer number on. `renamed`
+    maps the paths that differ.
     """
 
     def __init__(self, anatomy: Anatomy, config: Mapping[str, Any]) -> None:
@@ -145,11 +151,11 @@ class ModuleFinder:
         self.renamed: dict[str, str] = {}
 
     def find(self, path: str) -> str | None:
-        """The path in the model; None if there is no such module, or more than one."""
-        found = next((p for p in self._candidates(path) if p in self.modules), None)
-        if found is not None and found != path:
-            self.renamed[path] = found
-        return found
+        """Return a module's path in the model; None if there is no such module or several."""
+        model_path = next((p for p in self._candidates(path) if p in self.modules), None)
+        if model_path is not None and model_path != path:
+            self.renamed[path] = model_path
+        return model_path
 
     def _candidates(self, path: str) -> Iterator[str]:
         yield path
@@ -161,7 +167,7 @@ class ModuleFinder:
         for start in range(len(parts)):
             if any(part.isdecimal() for part in parts[start:]):
                 tail = ".".join(parts[start:])
-                alike = [p for p in self.modules if p.endswith(f".{tail}")]
-                if alike:
-                    yield from alike if len(alike) == 1 else ()
+                similar = [p for p in self.modules if p.endswith(f".{tail}")]
+                if similar:
+                    yield from similar if len(similar) == 1 else ()
                     return

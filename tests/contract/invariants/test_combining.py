@@ -1,4 +1,4 @@
-"""Task vectors: the rules agree with peft; what is combined is an adapter that saves and loads."""
+"""Combining adapters: task-vector arithmetic agrees with peft; the result is a complete adapter."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from adapterhub.merging.task_vectors import (
 SEED = 7
 
 
-def vectors(count=3, shape=(12, 10)):
+def random_vectors(count=3, shape=(12, 10)):
     torch.manual_seed(0)
     return [torch.randn(shape) for _ in range(count)]
 
 
 @pytest.mark.parametrize("density", [0.2, 0.55])
 @pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0), (0.5, -0.3, 2.0)])
-def test_the_rules_agree_with_peft(density, weights):
-    taus, shares, generator = vectors(), torch.tensor(weights), torch.Generator()
+def test_task_vector_rules_agree_with_peft(density, weights):
+    taus, shares, generator = random_vectors(), torch.tensor(weights), torch.Generator()
     torch.testing.assert_close(
         linear_combination(taus, weights, density, generator),
         merge_utils.task_arithmetic(taus, shares),
@@ -48,20 +48,20 @@ def test_the_rules_agree_with_peft(density, weights):
     ("ours", "theirs"), [(dare, merge_utils.dare_linear), (dare_ties, merge_utils.dare_ties)]
 )
 def test_dare_agrees_with_peft_on_the_same_mask(ours, theirs, monkeypatch):
-    taus, weights, density = vectors(), (0.5, 0.25, 1.0), 0.4
+    taus, weights, density = random_vectors(), (0.5, 0.25, 1.0), 0.4
     generator = torch.Generator().manual_seed(SEED)
     masks = iter([(torch.rand(t.shape, generator=generator) < density).float() for t in taus])
     monkeypatch.setattr(merge_utils.torch, "bernoulli", lambda *args, **kwargs: next(masks))
     expected = theirs(taus, torch.tensor(weights), density)
-    found = ours(taus, weights, density, torch.Generator().manual_seed(SEED))
-    torch.testing.assert_close(found, expected)
+    combined = ours(taus, weights, density, torch.Generator().manual_seed(SEED))
+    torch.testing.assert_close(combined, expected)
 
 
-def test_ties_by_hand():
+def test_ties_equals_a_hand_computed_example():
     first, second = torch.tensor([4.0, -1.0, 0.1, 2.0]), torch.tensor([-1.0, -3.0, 0.2, 4.0])
-    found = ties([first, second], (1.0, 1.0), 0.5, torch.Generator())
-    # Trimmed: [4, 0, 0, 2] and [0, -3, 0, 4]; each entry is the mean of those that remain.
-    assert found.tolist() == [4, -3, 0, 3]
+    merged = ties([first, second], (1.0, 1.0), 0.5, torch.Generator())
+    # Trimmed to [4, 0, 0, 2] and [0, -3, 0, 4]; each entry is the mean of the nonzero values.
+    assert merged.tolist() == [4, -3, 0, 3]
 
 
 def test_dare_keeps_the_expected_value():
@@ -71,7 +71,7 @@ def test_dare_keeps_the_expected_value():
     assert abs(dropped.mean() - 1) < 0.05
 
 
-def test_low_rank_is_the_nearest():
+def test_low_rank_is_the_best_approximation():
     torch.manual_seed(0)
     product = torch.randn(12, 3) @ torch.randn(3, 9)
     left, right = low_rank(product, 3)
@@ -86,16 +86,17 @@ def logits(model):
         return model(**tiny_models.batch()).logits
 
 
-def pair(architecture, first, second, std=0.1):
+def with_two_adapters(architecture, first, second, std=0.1):
+    """A model with the adapters `a` and `b`."""
     model = tiny_models.usual_model(architecture)
     for seed, (name, method) in enumerate([("a", first), ("b", second)]):
         tiny_models.scramble(ah.attach(model, method, name=name), seed=seed + 1, std=std)
     return model
 
 
-def test_trimming_counts_the_rows_of_a_site_alone():
-    """Where q, k and v are one weight, the rows of what no adapter sits at are no zeros to trim."""
-    found = {}
+def test_trimming_ignores_rows_without_an_adapter():
+    """If q, k and v are one weight, the rows without an adapter do not count as trimmed zeros."""
+    changed = {}
     for architecture in ("gpt2", "llama"):  # one weight, and three
         model = tiny_models.usual_model(architecture)
         ah.attach(model, "lora(sites=['attn.q'], rank=32, layers='first 1')", name="a")
@@ -104,12 +105,12 @@ def test_trimming_counts_the_rows_of_a_site_alone():
             if tensor.shape == (32, 32):
                 torch.nn.init.normal_(tensor)
         made = ah.combine(model, ["a"], how="ties", density=0.25, name="new")
-        found[architecture] = sum((c.own != c.original).sum().item() for c in made.changed)
-    assert found["gpt2"] == found["llama"] == 256
+        changed[architecture] = sum((c.own != c.original).sum().item() for c in made.changed)
+    assert changed["gpt2"] == changed["llama"] == 256
 
 
 def same_head(model):
-    """Give both adapters the head of the first, so that outputs show the backbone's change."""
+    """Give both adapters the head of the first, so that outputs differ by the backbone alone."""
     a, b = (model._adapterhub.adapters[name] for name in "ab")
     for child, module in b.head.own.items():
         module.load_state_dict(a.head.own[child].state_dict())
@@ -119,13 +120,13 @@ def same_head(model):
 @pytest.mark.parametrize(
     "methods", [("lora", "rslora(rank=3)"), ("pissa", "lora"), ("lora", "ia3")]
 )
-def test_the_sum_of_two_is_both_at_once(architecture, methods, tmp_path):
-    """Exactly: by concatenated ranks, or as whole weights where an adapter has no low rank."""
+def test_a_sum_equals_both_adapters_active(architecture, methods, tmp_path):
+    """The sum is exact: by concatenated ranks, or as full weights if an update has no low rank."""
     sites = "sites=['attn.q', 'attn.v']"
     first, second = (
         m.replace(")", f", {sites})") if "(" in m else f"{m}({sites})" for m in methods
     )
-    model = pair(architecture, first, second)
+    model = with_two_adapters(architecture, first, second)
     same_head(model)
     ah.activate(model, "a")
     alone = logits(model)
@@ -134,7 +135,7 @@ def test_the_sum_of_two_is_both_at_once(architecture, methods, tmp_path):
     made.detach()
     made = ah.combine(model, ["a", "b"], weights=[1.0, 1.0])
     both = logits(model)
-    if methods[1] != "ia3":  # which scales what comes before it, and so does not just add
+    if methods[1] != "ia3":  # ia3 also scales the updates before it
         ah.activate(model, "a", "b")
         torch.testing.assert_close(logits(model), both, atol=1e-4, rtol=1e-4)
     assert [m.name for m in made.methods] == (["lora"] if "ia3" not in methods else ["staged"])
@@ -145,8 +146,8 @@ def test_the_sum_of_two_is_both_at_once(architecture, methods, tmp_path):
     assert again.metadata.training["combined"]["weights"] == [1.0, 1.0]
 
 
-def test_whole_parameters_add_up():
-    model = pair("gpt2", "norms", "norms")
+def test_changes_of_full_parameters_add_up():
+    model = with_two_adapters("gpt2", "norms", "norms")
     made = ah.combine(model, ["a", "b"], weights=[2.0, -0.5])
     assert [m.name for m in made.methods] == ["norms"]
     a, b = (model._adapterhub.adapters[name] for name in "ab")
@@ -155,8 +156,8 @@ def test_whole_parameters_add_up():
         torch.testing.assert_close(new.own, expected)
 
 
-def test_negation_takes_an_adapter_away(tmp_path):
-    """On the model that has the adapter merged, its negation gives the backbone."""
+def test_a_negated_adapter_undoes_a_merge(tmp_path):
+    """Loaded onto the merged model, the negated adapter restores the backbone's outputs."""
     model = tiny_models.model("llama", "features")
     hidden = lambda: model(**tiny_models.batch()).last_hidden_state.detach()  # noqa: E731
     bare = hidden()
@@ -172,8 +173,10 @@ def test_negation_takes_an_adapter_away(tmp_path):
 
 @pytest.mark.parametrize("how", sorted(set(COMBINE) - {"linear"}))
 @pytest.mark.parametrize("architecture", ["bert", "gpt2"])
-def test_trimmed_updates_are_kept_whole_or_in_a_rank(how, architecture):
-    model = pair(architecture, "lora(sites=['attn.q', 'attn.v'])", "lora(sites=['attn.q'])")
+def test_trimmed_updates_are_saved_in_full_or_in_a_rank(how, architecture):
+    model = with_two_adapters(
+        architecture, "lora(sites=['attn.q', 'attn.v'])", "lora(sites=['attn.q'])"
+    )
     whole = ah.combine(model, ["a", "b"], how=how, density=0.5, name="whole")
     expected = logits(model)
     assert [m.name for m in whole.methods] == ["staged"]
@@ -189,8 +192,8 @@ def test_trimmed_updates_are_kept_whole_or_in_a_rank(how, architecture):
         assert torch.equal(tensor, again.tensors()[name])
 
 
-def test_a_linear_combination_above_the_rank_is_cut():
-    model = pair("bert", "lora(rank=8)", "lora(rank=8)")
+def test_a_rank_limits_a_linear_combination():
+    model = with_two_adapters("bert", "lora(rank=8)", "lora(rank=8)")
     exact = ah.combine(model, ["a", "b"], name="exact")
     assert {len(p.module.A) for p in exact.placed} == {16}
     assert exact.metadata.training["combined"]["weights"] == [0.5, 0.5]
@@ -200,9 +203,9 @@ def test_a_linear_combination_above_the_rank_is_cut():
     assert all(p.requires_grad for p in cut.parameters())
 
 
-def test_the_new_adapter_can_be_merged_and_leaves_the_others_alone():
-    model = pair("bert", "lora", ["dora", "bitfit"])
-    own = [t.clone() for a in model._adapterhub.adapters.values() for t in a.tensors().values()]
+def test_a_combined_adapter_merges_and_its_sources_are_unchanged():
+    model = with_two_adapters("bert", "lora", ["dora", "bitfit"])
+    before = [t.clone() for a in model._adapterhub.adapters.values() for t in a.tensors().values()]
     torch.manual_seed(0)
     draw = torch.rand(1)
     torch.manual_seed(0)
@@ -210,7 +213,7 @@ def test_the_new_adapter_can_be_merged_and_leaves_the_others_alone():
     assert torch.equal(torch.rand(1), draw)
     live = logits(model)
     after = [t for n in "ab" for t in model._adapterhub.adapters[n].tensors().values()]
-    assert all(map(torch.equal, own, after))
+    assert all(map(torch.equal, before, after))
     assert made.labels == model._adapterhub.adapters["a"].labels
     ah.detach(model, "a")
     ah.detach(model, "b")
@@ -218,8 +221,8 @@ def test_the_new_adapter_can_be_merged_and_leaves_the_others_alone():
     torch.testing.assert_close(logits(model), live, atol=1e-4, rtol=1e-4)
 
 
-def test_what_cannot_be_combined_says_why():
-    model = pair("bert", "lora", "prefix")
+def test_refused_combinations_name_the_reason():
+    model = with_two_adapters("bert", "lora", "prefix")
     with pytest.raises(MergeError, match=r"prefix at encoder\.attn\.kv"):
         ah.combine(model, ["a", "b"])
     with pytest.raises(ConfigError, match="did you mean 'ties'"):

@@ -1,4 +1,4 @@
-"""torch.compile takes an attached model whole, without a graph break, and follows activation."""
+"""torch.compile captures a model with adapters as one graph, and activation still takes effect."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import functools
 import pytest
 import tiny_models
 import torch
-from matrix import ALL, REFUSED, example
+from matrix import ALL_CELLS, REFUSED, example
 
 import adapterhub as ah
 
-# The full matrix takes an encoder too.
-COMPILED = ("bert", "llama") if tiny_models.MATRIX == tiny_models.ARCHITECTURES else ("llama",)
+# The full matrix also compiles an encoder.
+COMPILED = ("bert", "llama") if tiny_models.FULL_MATRIX else ("llama",)
 OLD = torch.__version__ < "2.7"
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 
@@ -24,7 +24,7 @@ def logits(model):
 
 @functools.cache
 def bare_compiles(architecture):
-    """Whether transformers' own model is one graph: not with torch 2.6."""
+    """Whether transformers' own model compiles to one graph; with torch 2.6 some do not."""
     torch._dynamo.reset()
     try:
         torch.compile(tiny_models.model(architecture), backend="eager", fullgraph=True)(
@@ -36,7 +36,7 @@ def bare_compiles(architecture):
 
 
 def compiled_model(model):
-    """The model as one graph. Torch 2.6 does not get the bare backbone into one."""
+    """Compile a model as one graph; skip if the bare backbone does not compile either."""
     if OLD and not bare_compiles(model.config.model_type):
         pytest.skip(f"torch {torch.__version__} cannot compile the bare backbone")
     return torch.compile(model, backend="eager", fullgraph=True)
@@ -50,9 +50,9 @@ def fresh_compiler():
 
 
 @pytest.mark.parametrize(
-    ("method", "architecture"), [c for c in ALL if c[1] in COMPILED and c not in REFUSED]
+    ("method", "architecture"), [c for c in ALL_CELLS if c[1] in COMPILED and c not in REFUSED]
 )
-def test_one_graph_with_equal_results(method, architecture):
+def test_compiles_to_one_graph_with_equal_outputs(method, architecture):
     model = tiny_models.model(architecture)
     adapter = ah.attach(model, example(method))
     tiny_models.scramble(adapter)

@@ -1,5 +1,7 @@
-"""What holds for every method on every architecture. Both lists are the registries: what is
-registered is tested."""
+"""Invariants of every method on every architecture.
+
+The matrix is built from the registries, so a new method or architecture is tested automatically.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import pytest
 import tiny_models
 import torch
 from fixtures import train
-from matrix import ALL, CELLS, REFUSED, UPDATES, example, matrix
+from matrix import ALL_CELLS, CELLS, LOW_RANK_METHODS, REFUSED, every_cell, example
 
 import adapterhub as ah
 from adapterhub.errors import AttachError, SiteError
@@ -22,15 +24,15 @@ def test_the_matrix_covers_every_method_and_architecture():
     assert len(tiny_models.ARCHITECTURES) >= 37
     assert set(tiny_models.SIZES) == set(tiny_models.ARCHITECTURES)
     assert set(tiny_models.CORE) <= set(tiny_models.ARCHITECTURES)
-    assert REFUSED.keys() < set(ALL)
+    assert REFUSED.keys() < set(ALL_CELLS)
     refused = [cell for cell in REFUSED if cell[1] in tiny_models.MATRIX]
     assert len(CELLS) + len(refused) == len(METHODS) * len(tiny_models.MATRIX)
 
 
-def test_the_number_of_refused_cells():
-    """By method: a cell is never skipped, it works or it is refused on purpose."""
+def test_the_number_of_refused_cells_is_known():
+    """No cell is skipped: it works, or it is refused by design."""
     counts = collections.Counter(method for method, _ in REFUSED)
-    updates = dict.fromkeys(UPDATES, 1)
+    updates = dict.fromkeys(LOW_RANK_METHODS, 1)
     expected = {
         "prefix": 9,
         "mam": 9,
@@ -45,7 +47,7 @@ def test_the_number_of_refused_cells():
 
 
 @pytest.mark.parametrize(("method", "architecture"), REFUSED)
-def test_a_refused_cell_names_the_methods_that_fit(method, architecture):
+def test_a_refused_cell_names_the_supported_methods(method, architecture):
     model = tiny_models.usual_model(architecture)
     keys, flags = list(model.state_dict()), [p.requires_grad for p in model.parameters()]
     with pytest.raises(REFUSED[method, architecture]) as error:
@@ -55,9 +57,9 @@ def test_a_refused_cell_names_the_methods_that_fit(method, architecture):
     if error.type is SiteError:
         assert method in error.value.problem
         named = error.value.hint.partition(": ")[2].split(", ")
-        here = {m: kind for (m, a), kind in REFUSED.items() if a == architecture}
-        refused_here = {m for m, kind in here.items() if kind is not AttachError}
-        assert set(named) == METHODS.keys() - refused_here
+        cells = [m for m, a in REFUSED if a == architecture]
+        refused = {m for m in cells if REFUSED[m, architecture] is not AttachError}
+        assert set(named) == METHODS.keys() - refused
 
 
 def logits(model, **inputs):
@@ -66,10 +68,9 @@ def logits(model, **inputs):
         return model(**inputs, **tiny_models.decoder_inputs(model, inputs)).logits
 
 
-@matrix
-def test_start(method, architecture):
-    """Before training the backbone computes what it did, or what the paper's
-    initialization gives."""
+@every_cell
+def test_initial_outputs_match_the_declared_start(method, architecture):
+    """Before training, outputs are unchanged, nearly unchanged, or those of the paper's start."""
     model = tiny_models.usual_model(architecture)
     before = logits(model)
     ah.attach(model, example(method))
@@ -82,11 +83,11 @@ def test_start(method, architecture):
         assert change > 0
 
 
-# XLNet masks by a vector in pre-training alone, and has segments only where token types are given.
+# XLNet uses its mask vector in pre-training only, and its segment parameters with token types only.
 UNUSED = {"xlnet": (".mask_emb", ".r_s_bias", ".seg_embed")}
 
 
-@matrix
+@every_cell
 def test_exactly_the_declared_parameters_train(method, architecture):
     model = tiny_models.usual_model(architecture)
     adapter = ah.attach(model, example(method))
@@ -95,7 +96,7 @@ def test_exactly_the_declared_parameters_train(method, architecture):
     assert {id(p) for p in model.parameters() if p.requires_grad} == declared
     others = {n: p.detach().clone() for n, p in model.named_parameters() if id(p) not in declared}
     buffers = {n: b.clone() for n, b in model.named_buffers()}
-    own = {n: t.detach().clone() for n, t in adapter.tensors().items()}
+    start = {n: t.detach().clone() for n, t in adapter.tensors().items()}
     train(adapter, steps=3)
     for name, tensor in adapter.tensors().items():
         if name.endswith(UNUSED.get(architecture, ())):
@@ -103,31 +104,31 @@ def test_exactly_the_declared_parameters_train(method, architecture):
             continue
         trains = isinstance(tensor, torch.nn.Parameter)
         assert (tensor.grad is not None) == trains, name
-        assert torch.equal(tensor, own[name]) != trains, f"{name} did not move, or should not have"
+        assert torch.equal(tensor, start[name]) != trains, f"{name}: a wrong change, or none"
     for name, parameter in model.named_parameters():
         if name in others:
             assert parameter.grad is None, name
-            assert torch.equal(parameter, others[name]), f"{name} moved"
+            assert torch.equal(parameter, others[name]), f"{name} changed"
     for name, buffer in model.named_buffers():
         assert torch.equal(buffer, buffers[name]), name
 
 
-@matrix
+@every_cell
 def test_parameter_count_equals_its_formula(method, architecture):
     model = tiny_models.usual_model(architecture)
     formula = example(method).count(ah.anatomy_of(model))
     assert ah.attach(model, example(method)).count() == formula
 
 
-@matrix
-def test_loss_falls(method, architecture):
+@every_cell
+def test_training_lowers_the_loss(method, architecture):
     torch.manual_seed(0)
     losses = train(ah.attach(tiny_models.usual_model(architecture), example(method)), steps=20)
     assert losses[-1] < losses[0]
 
 
-@matrix
-def test_detach_restores_everything(method, architecture):
+@every_cell
+def test_detach_restores_every_byte(method, architecture):
     model = tiny_models.usual_model(architecture)
     next(model.parameters()).requires_grad_(False)
     before = copy.deepcopy(model.state_dict())
@@ -138,7 +139,7 @@ def test_detach_restores_everything(method, architecture):
     attributes = {name: set(vars(m)) for name, m in model.named_modules()}
     expected = logits(model)
     adapter = ah.attach(model, example(method))
-    assert set(before) <= set(model.state_dict()), "base keys are unchanged"
+    assert set(before) <= set(model.state_dict()), "the backbone's keys are unchanged"
     train(adapter, steps=2)
     adapter.detach()
     after = model.state_dict()
@@ -157,7 +158,7 @@ def test_detach_restores_everything(method, architecture):
 WITHOUT_CHECKPOINTING = ("albert", "mpnet", "xlnet", "openai-gpt")
 
 
-@matrix
+@every_cell
 def test_gradient_checkpointing_gives_equal_gradients(method, architecture):
     gradients = []
     for checkpointing in (False, True):
@@ -167,10 +168,10 @@ def test_gradient_checkpointing_gives_equal_gradients(method, architecture):
         tiny_models.scramble(adapter)
         if checkpointing and architecture in WITHOUT_CHECKPOINTING:
             with pytest.raises(ValueError, match="does not support"):
-                tiny_models.recompute(model)
+                tiny_models.enable_gradient_checkpointing(model)
             return
         if checkpointing:
-            tiny_models.recompute(model)
+            tiny_models.enable_gradient_checkpointing(model)
         model.train()
         model(**tiny_models.labelled_batch(model)).loss.backward()
         tensors = adapter.tensors().items()
@@ -183,7 +184,7 @@ def test_gradient_checkpointing_gives_equal_gradients(method, architecture):
         )
 
 
-# Here the end of a row, padding or not, is what the head reads, or the head is at every token.
+# Their head reads the last position, padding included, or every position.
 READS_THE_END = ("xlnet", "xglm")
 
 
@@ -192,8 +193,8 @@ def hidden(model, ids, mask):
         return model.base_model(input_ids=ids, attention_mask=mask)[0]
 
 
-@matrix
-def test_a_padded_batch_equals_its_single_rows(method, architecture):
+@every_cell
+def test_padding_does_not_change_a_row(method, architecture):
     model = tiny_models.usual_model(architecture)
     adapter = ah.attach(model, example(method))
     tiny_models.scramble(adapter)
@@ -213,9 +214,9 @@ def test_a_padded_batch_equals_its_single_rows(method, architecture):
     torch.testing.assert_close(together, torch.cat(alone), atol=2e-5, rtol=1e-4)
 
 
-@matrix
-def test_the_adapter_has_an_effect(method, architecture):
-    """Trained tensors change the output: no method is silently not applied."""
+@every_cell
+def test_an_adapter_has_an_effect_only_while_active(method, architecture):
+    """Changed tensors change the output, and deactivation restores it."""
     model = tiny_models.usual_model(architecture)
     before = logits(model)
     adapter = ah.attach(model, example(method))
@@ -249,8 +250,8 @@ WINDOWED = ("gemma3_text",)
 
 
 @pytest.mark.parametrize(("method", "architecture"), GENERATING)
-def test_generate_with_and_without_cache_agrees(method, architecture):
-    """A batch of two, one row padded on the left: neither the cache nor the padding changes it."""
+def test_generation_is_independent_of_cache_and_padding(method, architecture):
+    """Neither the KV cache nor left padding changes the generated logits."""
     model = tiny_models.language_model(architecture)
     ids = tiny_models.batch(2, 8, seed=5)["input_ids"]
     ids[:, -1] = 9
@@ -262,10 +263,8 @@ def test_generate_with_and_without_cache_agrees(method, architecture):
     assert not torch.allclose(cached, bare, atol=1e-3), "the adapter is not applied"
     torch.testing.assert_close(generated(model, ids, use_cache=False), cached, atol=1e-4, rtol=1e-4)
     if architecture in WINDOWED and any(p.site.kind == "embed" for p in adapter.placed):
-        return  # the window counts the padding between the virtual tokens and the row's own
-    if (
-        architecture in tiny_models.ENCODER_DECODERS
-    ):  # left padding moves the positions of an encoder's tokens
+        return  # the sliding window includes the padding between virtual tokens and the row
+    if architecture in tiny_models.ENCODER_DECODERS:  # left padding shifts an encoder's positions
         ids[0] = ids[0].roll(-3)
         cached = generated(model, ids)
     alone = generated(model, ids[:1, ids[0] != tiny_models.PAD])
@@ -273,7 +272,7 @@ def test_generate_with_and_without_cache_agrees(method, architecture):
 
 
 def generated(model, ids, **options):
-    """The logits of eight greedy steps: (steps, batch, vocabulary)."""
+    """Return the logits of eight greedy steps: (steps, batch, vocabulary)."""
     options |= {
         "max_new_tokens": 8,
         "min_new_tokens": 8,

@@ -1,4 +1,4 @@
-"""What the format promises: across versions, hash seeds and machines."""
+"""The file format is stable across versions, hash seeds and machines."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from adapterhub.methods._spec import dump_methods, parse_methods, restore_method
 OPTIONS_V1 = Path(__file__).parents[2] / "golden" / "options_v1.json"
 
 
-def test_unknown_options_that_say_nothing_are_ignored():
-    """An unknown field at its default is ignored."""
+def test_unknown_options_with_neutral_values_are_ignored():
+    """A neutral value (null, false, empty) of an unknown option has no effect."""
     (saved,) = dump_methods(parse_methods("lora(rank=3)"))
     later = {"lora": {**saved["lora"], "later": None, "flag": False, "names": [], "map": {}}}
     assert restore_methods([later], "x") == parse_methods("lora(rank=3)")
 
 
-def test_unknown_options_and_methods_name_what_they_need():
-    """An unknown non-default field raises, all of them in one error."""
+def test_unknown_options_and_methods_ask_for_a_newer_version():
+    """One error lists every unknown option and method."""
     with pytest.raises(FileError, match="needs a newer adapterhub") as error:
         restore_methods(
             [{"lora": {"rank": 3, "later": 1, "more": "x"}}, {"telepathy": {"depth": 2}}], "x"
@@ -43,24 +43,24 @@ def test_unknown_options_and_methods_name_what_they_need():
         restore_methods([{"lora": {"zero": 0}}], "x")
 
 
-def test_an_option_that_version_1_lacked_is_neutral_by_default():
-    """So an older reader can ignore it, and an older file means the same without it."""
+def test_options_added_after_version_1_are_neutral_by_default():
+    """An older reader can ignore it, and an older file keeps its meaning."""
     first = json.loads(OPTIONS_V1.read_text(encoding="utf-8"))
     assert len(first) > 20
     for method, names in first.items():
         options = {option.name: option.default for option in options_of(METHODS[method])}
-        assert set(names) <= options.keys(), f"{method} lost an option that files hold"
+        assert set(names) <= options.keys(), f"{method} lost an option that saved files contain"
         for name in options.keys() - set(names):
             assert is_neutral(options[name]), f"{method}.{name} must be null, false or empty"
 
 
-def test_a_saved_spec_holds_every_option():
+def test_a_saved_spec_contains_every_option():
     for name in METHODS:
         (spec,) = dump_methods(parse_methods(name))
         assert spec[name].keys() == {option.name for option in options_of(METHODS[name])}
 
 
-def test_an_error_of_a_later_option_leaves_the_model_alone(tmp_path, monkeypatch):
+def test_an_unknown_option_leaves_the_model_unchanged(tmp_path, monkeypatch):
     model = tiny_models.model("bert")
     adapter = ah.attach(model, "lora")
     manifest = adapter.manifest
@@ -81,8 +81,8 @@ main()
 """
 
 
-def test_the_same_training_gives_the_same_bytes_whatever_the_hash_seed(backbone, data, tmp_path):
-    """No set, no time and no path of the machine gets into the files."""
+def test_saved_bytes_do_not_depend_on_the_hash_seed(backbone, data, tmp_path):
+    """The files contain no set order, no time and no path of the machine."""
     runs = []
     for seed in ("0", "4242"):
         folder = tmp_path / f"a folder of seed {seed}"
@@ -121,8 +121,8 @@ def test_the_same_training_gives_the_same_bytes_whatever_the_hash_seed(backbone,
         ("", "unnamed-bert"),
     ],
 )
-def test_a_path_is_never_written(tmp_path, given, stored):
-    """It stores hub id + SHA, or for a private base a fingerprint plus a logical name."""
+def test_a_manifest_contains_no_local_path(tmp_path, given, stored):
+    """A manifest contains the Hub id and commit, or the last component of a local path."""
     model = tiny_models.model("bert")
     model.config._name_or_path = given
     ah.attach(model, "lora").save(tmp_path / "a")
@@ -132,8 +132,8 @@ def test_a_path_is_never_written(tmp_path, given, stored):
     assert backbone.revision == ("ab" * 20 if "snapshots" in given else None)
 
 
-def test_the_head_keeps_the_kind_of_its_loss(tmp_path):
-    """id2label, num_labels and problem_type are restored without the user passing them."""
+def test_the_problem_type_of_a_head_is_restored(tmp_path):
+    """problem_type is restored with the head, so the loss stays the same."""
     model = tiny_models.model("bert", problem_type="multi_label_classification")
     ah.attach(model, "lora").save(tmp_path / "a")
     again = tiny_models.model("bert", num_labels=5)

@@ -1,4 +1,4 @@
-"""Golden files of every past release load, by the same fingerprints, and compute the same."""
+"""Golden files of past releases load, compute the same outputs, and are rewritten byte for byte."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ def load_script():
 make = load_script()
 
 
-def test_the_golden_bytes_are_the_first_ones():
-    found = {
+def test_the_golden_files_are_unchanged():
+    digests = {
         name: hashlib.sha256((FOLDER / name / "adapter.json").read_bytes()).hexdigest()
         for name in make.CASES
     }
-    assert found == SHA256, "adapter.json holds the sha256 of the numbers"
+    assert digests == SHA256, "adapter.json contains the sha256 of the tensors"
     assert sorted(SHA256) == sorted(p.name for p in FOLDER.iterdir() if p.is_dir())
 
 
 @pytest.mark.parametrize("name", make.CASES)
-def test_a_golden_adapter_computes_what_it_did(name):
-    """Of another process, version and time: nothing but the backbone and the folder."""
+def test_a_golden_adapter_computes_the_recorded_logits(name):
+    """The backbone and the folder are enough, for files of an older release."""
     case = make.CASES[name]
     model = make.backbone_of(case)
     bare = {k: v.clone() for k, v in model.state_dict().items()}
     adapter = ah.load(model, FOLDER / name)
     expected = torch.tensor(json.loads((FOLDER / f"{name}.json").read_text("utf-8"))["logits"])
-    found = torch.tensor(make.logits(model, case))
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    logits = torch.tensor(make.logits(model, case))
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
     assert adapter.labels == (("no", "yes", "vielleicht später") if adapter.head else ())
     if case.tokens:
         tokenizer = tokenizer_snapshot(model).tokenizer
@@ -70,8 +70,8 @@ def test_a_golden_adapter_computes_what_it_did(name):
 
 
 @pytest.mark.parametrize("name", make.CASES)
-def test_a_golden_adapter_is_written_again_the_same(name, tmp_path):
-    """Canonical bytes: reading and writing change nothing."""
+def test_a_golden_adapter_is_rewritten_byte_for_byte(name, tmp_path):
+    """The bytes are canonical."""
     manifest, tensors = read_adapter(FOLDER / name)
     write_adapter(tmp_path / "again", manifest, tensors)
     for file in ("adapter.json", "adapter.safetensors"):

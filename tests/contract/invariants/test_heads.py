@@ -1,4 +1,4 @@
-"""An adapter with the head of each kind of model, in Python alone: saved and put back."""
+"""The task head of every kind of model is saved with an adapter and restored."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def outputs(model):
 
 
 @pytest.mark.parametrize("kind", HEADS)
-def test_a_head_is_saved_and_put_back(kind, backbone, tmp_path):
+def test_a_head_is_saved_and_restored(kind, backbone, tmp_path):
     model, _ = ah.load_backbone(str(backbone), task=kind, labels=LABELS)
     adapter = ah.attach(model, "lora")
     tiny_models.scramble(adapter)
@@ -38,5 +38,5 @@ def test_a_head_is_saved_and_put_back(kind, backbone, tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(before, outputs(fresh), strict=True))
 
 
-def test_there_are_heads():
+def test_several_kinds_of_head_are_covered():
     assert len(HEADS) > 4

@@ -1,4 +1,4 @@
-"""A reparametrization trains as a network and is saved as what the network gives."""
+"""Reparametrized methods train a network, and are saved in their inference form, without it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from safetensors.torch import load_file
 
 import adapterhub as ah
 
-FOLDING = {
+INFERENCE_FORMS = {
     "prefix(length=4, reparametrize=True, middle=6)": "prefix(length=4)",
     "p-tuning(length=4)": "prompt(length=4)",
     "p-tuning(length=4, encoder='lstm', middle=6)": "prompt(length=4)",
 }
 cells = pytest.mark.parametrize(
-    ("spec", "architecture"), [(s, a) for s in FOLDING for a in ("bert", "gpt2", "llama", "bart")]
+    ("spec", "architecture"),
+    [(s, a) for s in INFERENCE_FORMS for a in ("bert", "gpt2", "llama", "bart")],
 )
 
 
@@ -29,7 +30,7 @@ def logits(model):
 
 
 @cells
-def test_it_is_saved_and_loaded_in_its_plain_form(spec, architecture, tmp_path):
+def test_an_adapter_is_saved_and_loaded_in_its_inference_form(spec, architecture, tmp_path):
     model = tiny_models.model(architecture)
     adapter = ah.attach(model, spec)
     tiny_models.scramble(adapter)
@@ -38,8 +39,8 @@ def test_it_is_saved_and_loaded_in_its_plain_form(spec, architecture, tmp_path):
     draw = torch.rand(1)
     torch.manual_seed(0)
     adapter.save(tmp_path / "adapter")
-    assert torch.equal(torch.rand(1), draw), "saving draws nothing"
-    plain = ah.attach(tiny_models.model(architecture), FOLDING[spec])
+    assert torch.equal(torch.rand(1), draw), "saving uses no random numbers"
+    plain = ah.attach(tiny_models.model(architecture), INFERENCE_FORMS[spec])
     saved = load_file(tmp_path / "adapter" / "adapter.safetensors")
     assert {n: t.shape for n, t in saved.items()} == {
         n: t.shape for n, t in plain.tensors().items()
@@ -49,11 +50,11 @@ def test_it_is_saved_and_loaded_in_its_plain_form(spec, architecture, tmp_path):
     assert {m.name for m in loaded.methods} == {m.name for m in plain.methods}
     assert torch.equal(logits(again), expected)
     losses = train(loaded, steps=10)
-    assert losses[-1] < losses[0], "it can be trained on"
+    assert losses[-1] < losses[0], "the loaded adapter trains"
 
 
 @cells
-def test_the_network_trains(spec, architecture):
+def test_every_parameter_of_the_network_trains(spec, architecture):
     torch.manual_seed(0)
     model = tiny_models.model(architecture)
     adapter = ah.attach(model, spec)
@@ -72,7 +73,7 @@ def test_the_network_trains(spec, architecture):
 
 
 @cells
-def test_copies_carry_their_own_network(spec, architecture):
+def test_copies_have_their_own_network(spec, architecture):
     model = tiny_models.model(architecture)
     adapter = ah.attach(model, spec)
     tiny_models.scramble(adapter)
@@ -97,7 +98,7 @@ def test_the_layers_of_a_prefix_share_one_network():
     }
 
 
-def test_a_composition_with_a_network_is_folded_too(tmp_path):
+def test_a_network_in_a_composition_is_saved_in_its_inference_form(tmp_path):
     model = tiny_models.model("bert")
     adapter = ah.attach(model, ["prefix(reparametrize=True, middle=6)", "lora"])
     tiny_models.scramble(adapter)

@@ -1,5 +1,7 @@
-"""Merged weights compute what the live adapter does, for every method that weights can express, on
-every architecture; the others are refused by name. What is merged can be taken back bit by bit."""
+"""Merging keeps the outputs, and unmerging restores every byte, for every cell of the matrix.
+
+Methods that cannot be expressed as weights are refused by name.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import pytest
 import tiny_models
 import torch
 from fixtures import word_tokenizer
-from matrix import CELLS, example, matrix
+from matrix import CELLS, every_cell, example
 from torch import nn
 
 import adapterhub as ah
@@ -28,70 +30,74 @@ def logits(model, **options):
         return model(**inputs, **more).logits.float()
 
 
-def close(found, expected, dtype=torch.float32):
-    assert (found - expected).abs().max() <= TOLERANCE[dtype] * expected.abs().max()
+def assert_within_tolerance(actual, expected, dtype=torch.float32):
+    """Check the largest difference against the tolerance of merging in this dtype."""
+    assert (actual - expected).abs().max() <= TOLERANCE[dtype] * expected.abs().max()
 
 
-def of(method):
-    """A method by its name, a spec, or a list of these."""
+def method_or_spec(method):
+    """Return the example of a method name; a spec or a list stays as it is."""
     return example(method) if method in tuple(METHODS) else method
 
 
 def with_adapter(model, method, std=0.1, name="default"):
-    adapter = ah.attach(model, of(method), name=name)
+    adapter = ah.attach(model, method_or_spec(method), name=name)
     tiny_models.scramble(adapter, std=std)
     return adapter
 
 
-def mergeable(method):
-    return not blockers(ah.attach(tiny_models.usual_model("bert"), of(method)))
+def is_mergeable(method):
+    return not blockers(ah.attach(tiny_models.usual_model("bert"), example(method)))
 
 
-CAN = [name for name in sorted(METHODS) if mergeable(name)]
-CANNOT = [name for name in sorted(METHODS) if name not in CAN]
+MERGEABLE = [name for name in sorted(METHODS) if is_mergeable(name)]
+NOT_MERGEABLE = [name for name in sorted(METHODS) if name not in MERGEABLE]
 
 
-def test_both_kinds_of_methods_are_there():
+def test_mergeable_and_other_methods_are_covered():
     linear = {"lora", "rslora", "lora-plus", "dora", "pissa", "ia3", "norms", "bitfit", "full"}
     linear |= {"freeze", "unfreeze", "staged", "head"}
-    assert linear <= set(CAN)
+    assert linear <= set(MERGEABLE)
     other = {"prefix", "mam", "prompt", "p-tuning", "houlsby", "pfeiffer", "parallel", "compacter"}
-    assert other | {"scaled-parallel", "scalar-mix"} <= set(CANNOT)
-    assert len(CAN) + len(CANNOT) == len(METHODS)
-    assert sum(method in CAN for method, _ in CELLS) >= 130
-    assert sum(method in CANNOT for method, _ in CELLS) >= 100
+    assert other | {"scaled-parallel", "scalar-mix"} <= set(NOT_MERGEABLE)
+    assert len(MERGEABLE) + len(NOT_MERGEABLE) == len(METHODS)
+    assert sum(method in MERGEABLE for method, _ in CELLS) >= 130
+    assert sum(method in NOT_MERGEABLE for method, _ in CELLS) >= 100
 
 
-# fp16 and bf16 are tried on one architecture of each storage; on all with ADAPTERHUB_MATRIX=full.
-FULL = tiny_models.MATRIX == tiny_models.ARCHITECTURES
-HALVED = tiny_models.MATRIX if FULL else ("bert", "gpt2", "gpt_neox", "llama", "t5")
-# GPT's own code takes the dtype of its first parameter, the embeddings, for that of the model.
+# fp16 and bf16 are tested on one architecture per weight layout, on all in the full matrix.
+HALF_PRECISION = (
+    tiny_models.MATRIX if tiny_models.FULL_MATRIX else ("bert", "gpt2", "gpt_neox", "llama", "t5")
+)
+# GPT's code takes the dtype of its first parameter, the embedding, for the dtype of the model.
 EMBEDDINGS_GIVE_DTYPE = {(m, "openai-gpt") for m in ("full", "chosen", "staged", "unfreeze")}
-# Experts are chosen by a comparison: rounding may send a token to another one, and logits jump.
-CHOOSE_EXPERTS = ("mixtral",)
+# Experts are selected by comparison: rounding may select another expert, and the logits jump.
+SELECT_EXPERTS = ("mixtral",)
 
 
 def dtypes(method, architecture):
-    short = method in CAN and architecture in HALVED and architecture not in CHOOSE_EXPERTS
-    whole = not short or (method, architecture) in EMBEDDINGS_GIVE_DTYPE
-    return (torch.float32,) if whole else tuple(TOLERANCE)
+    """The dtypes in which a cell is tested."""
+    half = method in MERGEABLE and architecture in HALF_PRECISION
+    half = half and architecture not in SELECT_EXPERTS
+    half = half and (method, architecture) not in EMBEDDINGS_GIVE_DTYPE
+    return tuple(TOLERANCE) if half else (torch.float32,)
 
 
-@matrix
-def test_merge_and_unmerge(method, architecture):
+@every_cell
+def test_merge_keeps_outputs_and_unmerge_restores_every_byte(method, architecture):
     for dtype in dtypes(method, architecture):
         model = tiny_models.usual_model(architecture).to(dtype)
         next(model.parameters()).requires_grad_(False)
         model.train()
         base = copy.deepcopy(model.state_dict())
-        parts = [(n, id(p), p.requires_grad) for n, p in model.named_parameters()]
+        parameters = [(n, id(p), p.requires_grad) for n, p in model.named_parameters()]
         modules = [(n, id(m), m.training) for n, m in model.named_modules()]
         config = model.config.to_dict()
         adapter = with_adapter(model, method)
         model.eval()
         live = logits(model)
         model.train()
-        if method in CAN:
+        if method in MERGEABLE:
             made = ah.merge(model)
             assert [m.training for m in model.modules()] == [True] * len(modules)
             assert 0 <= made.difference <= max(made.tolerances.values())
@@ -99,15 +105,14 @@ def test_merge_and_unmerge(method, architecture):
             assert not [m for m in model.modules() if m._forward_hooks or m._forward_pre_hooks]
             same = [torch.equal(v, base[k]) for k, v in model.state_dict().items()]
             assert not all(same)
-            close(logits(model.eval()), live, dtype)
+            assert_within_tolerance(logits(model.eval()), live, dtype)
             assert ah.unmerge(model.train()) == (adapter,)
         else:
             with pytest.raises(MergeError, match="cannot be merged") as error:
                 ah.merge(model)
-            parts_named = {line.split(" at ")[0] for line in error.value.offenders}
-            own = {part.name for part in example(method).parts()}
-            assert parts_named
-            assert parts_named <= own
+            offenders = {line.split(" at ")[0] for line in error.value.offenders}
+            assert offenders
+            assert offenders <= {part.name for part in example(method).parts()}
         assert adapter.active
         assert torch.equal(logits(model.eval()), live)
         model.train()
@@ -115,18 +120,18 @@ def test_merge_and_unmerge(method, architecture):
         after = model.state_dict()
         assert list(after) == list(base)
         assert all(torch.equal(after[key], base[key]) for key in base)
-        assert [(n, id(p), p.requires_grad) for n, p in model.named_parameters()] == parts
+        assert [(n, id(p), p.requires_grad) for n, p in model.named_parameters()] == parameters
         assert [(n, id(m), m.training) for n, m in model.named_modules()] == modules
         assert model.config.to_dict() == config
 
 
-@pytest.mark.parametrize("method", CANNOT)
-def test_what_is_refused_at_a_projection_is_not_linear(method):
-    """A method that forgot to say that it is affine would be refused without a reason."""
-    adapter = ah.attach(tiny_models.usual_model("bert"), of(method))
+@pytest.mark.parametrize("method", NOT_MERGEABLE)
+def test_refused_methods_are_not_affine(method):
+    """A method whose modules are affine but not declared so would be refused without a reason."""
+    adapter = ah.attach(tiny_models.usual_model("bert"), example(method))
     tiny_models.scramble(adapter)
     for placed in (p for p in adapter.placed if p.site.kind == "linear"):
-        assert not getattr(placed.module, "affine", False)
+        assert not placed.module.affine
         x, y = torch.randn(2, 4, placed.site.d_in), torch.randn(2, 4, placed.site.d_out)
         if not getattr(placed.module, "reads_weight", False):
             f = placed.module
@@ -134,7 +139,11 @@ def test_what_is_refused_at_a_projection_is_not_linear(method):
             assert not torch.allclose(middle, (f(x[0], y[0]) + f(x[1], y[1])) / 2, atol=1e-4)
 
 
-RELOADED = [(m, a) for m, a in CELLS if m in CAN and (m == "lora" or a == "bert" or FULL)]
+RELOADED = [
+    (m, a)
+    for m, a in CELLS
+    if m in MERGEABLE and (m == "lora" or a == "bert" or tiny_models.FULL_MATRIX)
+]
 
 
 @pytest.mark.parametrize(("method", "architecture"), RELOADED)
@@ -151,7 +160,7 @@ def test_auto_model_loads_the_checkpoint(method, architecture, tmp_path):
     assert differences == made.differences
     again = auto_class(model).from_pretrained(tmp_path / "out")
     assert torch.equal(logits(again), logits(model))
-    close(logits(again), live)
+    assert_within_tolerance(logits(again), live)
     assert again.config.id2label == {0: "ham", 1: "eggs", 2: "spam"}
     assert ah.attach(again, "parallel").manifest().backbone.fingerprint == identity.fingerprint
 
@@ -161,7 +170,7 @@ TIED = [("gpt2", {}), ("gemma3_text", {}), ("bart", {}), ("t5", {"tie_word_embed
 
 @pytest.mark.parametrize(("architecture", "config"), TIED)
 @pytest.mark.parametrize("spec", ["full", ["lora", "full"]])
-def test_tied_embeddings_that_trained(architecture, config, spec, tmp_path):
+def test_trained_tied_embeddings_stay_tied(architecture, config, spec, tmp_path):
     task = "seq2seq" if architecture in tiny_models.ENCODER_DECODERS else "causal-lm"
     model = tiny_models.model(architecture, task, **config)
     tied = model.get_input_embeddings().weight
@@ -176,14 +185,14 @@ def test_tied_embeddings_that_trained(architecture, config, spec, tmp_path):
     write_checkpoint(model, word_tokenizer(), tmp_path / "out", made.expected)
     again = auto_class(model).from_pretrained(tmp_path / "out")
     assert again.get_output_embeddings().weight is again.get_input_embeddings().weight
-    close(logits(again), live)
+    assert_within_tolerance(logits(again), live)
     ah.unmerge(model)
     ah.detach(model)
     assert model.get_output_embeddings().weight is tied
     assert torch.equal(tied, before)
 
 
-def test_a_shared_weight_of_which_one_module_is_adapted_is_refused():
+def test_a_shared_weight_adapted_in_one_module_is_refused():
     model = tiny_models.model("bert")
     first, second = (layer.attention.self for layer in model.base_model.encoder.layer)
     second.query.weight = first.query.weight
@@ -193,20 +202,20 @@ def test_a_shared_weight_of_which_one_module_is_adapted_is_refused():
 
 
 @pytest.mark.parametrize("architecture", ["bert", "gpt2", "gpt_neox", "llama", "modernbert", "t5"])
-def test_methods_of_all_kinds_at_the_same_sites(architecture):
-    """Their order counts, and a method that reads weights reads the backbone's."""
+def test_different_methods_merge_at_the_same_sites(architecture):
+    """Their order matters, and methods that read weights read those of the backbone."""
     model = tiny_models.usual_model(architecture)
     sites = "sites=['attn.k', 'attn.v', 'ffn.down']"
-    parts = [f"lora({sites})", "ia3", f"dora({sites})", "norms", f"pissa({sites})"]
-    with_adapter(model, parts)
+    methods = [f"lora({sites})", "ia3", f"dora({sites})", "norms", f"pissa({sites})"]
+    with_adapter(model, methods)
     live = logits(model)
     ah.merge(model)
-    close(logits(model), live)
+    assert_within_tolerance(logits(model), live)
     ah.unmerge(model)
     assert torch.equal(logits(model), live)
 
 
-def test_the_weight_is_computed_in_fp32_and_rounded_once():
+def test_a_merged_weight_is_computed_in_fp32_and_rounded_once():
     model = tiny_models.model("gpt2").bfloat16()
     adapter = with_adapter(model, "lora(sites=['attn.qkv'])")
     host = model.transformer.h[0].attn.c_attn
@@ -218,10 +227,10 @@ def test_the_weight_is_computed_in_fp32_and_rounded_once():
         host.weight.detach(), expected.T.to(torch.bfloat16), rtol=2**-8, atol=0
     )
     changed = (host.weight != expected.T.to(torch.bfloat16)).float().mean()
-    assert changed < 0.001  # another order of summation in fp32 rounds a few otherwise
+    assert changed < 0.001  # a different summation order in fp32 rounds a few values differently
 
 
-def test_a_difference_above_the_tolerance_is_an_error_and_nothing_changes():
+def test_a_difference_above_the_tolerance_changes_nothing():
     model = tiny_models.model("bert").bfloat16()
     base = copy.deepcopy(model.state_dict())
     adapter = with_adapter(model, "lora")
@@ -239,7 +248,7 @@ def test_a_difference_above_the_tolerance_is_an_error_and_nothing_changes():
     assert all(torch.equal(v, base[k]) for k, v in model.state_dict().items())
 
 
-def test_a_merge_that_lost_the_adapter_would_be_noticed(monkeypatch):
+def test_a_merge_without_effect_is_an_error(monkeypatch):
     model = tiny_models.model("bert")
     with_adapter(model, "lora")
     monkeypatch.setattr("adapterhub.merging.merge._swaps", lambda adapters: ())
@@ -248,11 +257,11 @@ def test_a_merge_that_lost_the_adapter_would_be_noticed(monkeypatch):
 
 
 class Params4bit(nn.Parameter):
-    """As bitsandbytes keeps a weight of 4 bits."""
+    """The parameter class of bitsandbytes for 4-bit weights."""
 
 
 class Packed(torch.Tensor):
-    """As torchao keeps a quantized weight: a tensor of a kind of its own, of a float dtype."""
+    """Like torchao's quantized weights: a tensor subclass with a floating-point dtype."""
 
 
 @pytest.mark.parametrize(
@@ -264,7 +273,7 @@ class Packed(torch.Tensor):
         (lambda w: nn.Parameter(w.detach().to(torch.float8_e4m3fn)), "float8_e4m3fn"),
     ],
 )
-def test_quantized_weights_are_refused_with_the_way_out(quantized, why):
+def test_quantized_weights_are_refused_with_a_hint(quantized, why):
     model = tiny_models.model("llama")
     with_adapter(model, "lora")
     keys = list(model.state_dict())
@@ -278,7 +287,7 @@ def test_quantized_weights_are_refused_with_the_way_out(quantized, why):
     assert list(model.state_dict()) == keys
 
 
-def test_a_projection_without_bias_cannot_take_one():
+def test_a_projection_without_bias_cannot_receive_one():
     model = tiny_models.model("llama")
     adapter = with_adapter(model, "lora(sites=['attn.q'])")
 
@@ -295,24 +304,24 @@ def test_a_projection_without_bias_cannot_take_one():
     assert adapter.active
 
 
-def test_several_adapters_merge_in_the_order_given():
+def test_several_adapters_merge_in_the_given_order():
     model = tiny_models.model("gpt2")
     for name, method in [("a", "ia3"), ("b", "lora(sites=['attn.k'])")]:
         with_adapter(model, method, std=0.3, name=name)
     ah.activate(model, "b", "a")
     live = logits(model)
     ah.activate(model, "a", "b")
-    assert not torch.allclose(logits(model), live, atol=1e-3), "their order counts"
+    assert not torch.allclose(logits(model), live, atol=1e-3), "their order matters"
     with pytest.raises(AttachError, match="other adapters are attached"):
         ah.merge(model, "a")
     made = ah.merge(model, "b", "a")
     assert [adapter.name for adapter in made.adapters] == ["b", "a"]
-    close(logits(model), live)
+    assert_within_tolerance(logits(model), live)
     ah.unmerge(model)
     assert torch.equal(logits(model), live)
 
 
-def test_merges_pile_up_and_come_off_in_turn():
+def test_merges_are_undone_in_reverse_order():
     model = tiny_models.model("bert")
     bare = logits(model)
     for name in "ab":
@@ -338,7 +347,7 @@ def test_merges_pile_up_and_come_off_in_turn():
         ah.merge(model)
 
 
-def test_what_is_not_active_is_not_merged_by_mistake():
+def test_inactive_adapters_merge_only_by_name():
     model = tiny_models.model("bert")
     with_adapter(model, "lora", name="polite")
     ah.activate(model)
@@ -350,7 +359,7 @@ def test_what_is_not_active_is_not_merged_by_mistake():
     ah.merge(model, "polite")
 
 
-def test_a_merged_model_is_not_taken_for_its_base(tmp_path):
+def test_a_merged_model_has_its_own_fingerprint(tmp_path):
     model = tiny_models.model("bert")
     adapter = with_adapter(model, "lora")
     base = adapter.manifest().backbone
@@ -366,7 +375,7 @@ def test_a_merged_model_is_not_taken_for_its_base(tmp_path):
     assert adapter.manifest().backbone == base
 
 
-def test_the_head_of_the_adapter_becomes_the_models():
+def test_merging_moves_the_head_into_the_model():
     labels = {"id2label": dict(enumerate("abcde"))}
     model = tiny_models.model("bert", num_labels=5, **labels)
     with_adapter(model, "head")
@@ -378,7 +387,7 @@ def test_the_head_of_the_adapter_becomes_the_models():
 
 @pytest.mark.parametrize("architecture", tiny_models.CORE)
 @pytest.mark.parametrize("kind", ["usual", "features"])
-def test_a_probe_can_be_read_by_every_model(architecture, kind):
+def test_every_model_accepts_its_probe(architecture, kind):
     model = (
         tiny_models.usual_model(architecture)
         if kind == "usual"
@@ -390,10 +399,10 @@ def test_a_probe_can_be_read_by_every_model(architecture, kind):
         assert value.isfinite().all()
         assert torch.equal(value, again[name])
         rows = value[0].flatten(), value[1].flatten()
-        assert not torch.equal(*rows), "rows differ"
+        assert not torch.equal(*rows), "the rows of a probe differ"
 
 
-def test_a_probe_of_a_multiple_choice_model():
+def test_a_probe_fits_a_multiple_choice_model():
     from transformers import AutoConfig, AutoModelForMultipleChoice
 
     options = tiny_models.SIZES["bert"] | {"vocab_size": tiny_models.VOCAB}

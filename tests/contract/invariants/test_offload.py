@@ -1,9 +1,6 @@
-"""`device_map`: backbones of which accelerate keeps weights on a disk, and brings them in for the
-time of a call."""
+"""Backbones loaded with a `device_map`, whose weights accelerate loads from disk for each call."""
 
 from __future__ import annotations
-
-import os
 
 import pytest
 import tiny_models
@@ -19,17 +16,17 @@ HALF = {
     "model.embed_tokens": "cpu", "model.rotary_emb": "cpu", "model.norm": "cpu", "lm_head": "cpu",
     "model.layers.0": "cpu", "model.layers.1": "disk",
 }  # fmt: skip
-# accelerate before 1.15 wants something on a device.
-ALL = {
+# accelerate before 1.15 requires at least one module on a device.
+EVERYTHING = {
     "model.embed_tokens": "disk", "model.layers": "disk", "lm_head": "disk", "model.norm": "cpu",
     "model.rotary_emb": "cpu",
 }  # fmt: skip
-# They train the backbone's own parameters, which would be brought in again as they were.
+# They train parameters of the backbone, whose updates offloading would overwrite.
 BACKBONE = {"full", "freeze", "unfreeze", "staged", "norms", "bitfit", "chosen"}
-FULL = os.environ.get("ADAPTERHUB_MATRIX") == "full"
-KEPT = [m for m in sorted(METHODS) if m not in BACKBONE and m != "head"]
+SUPPORTED = [m for m in sorted(METHODS) if m not in BACKBONE and m != "head"]
 ONCE = ("lora", "dora", "pissa", "prefix", "prompt", "houlsby", "ia3", "mam", "adapterfusion")
-CELLS = [(m, ALL) for m in KEPT if FULL or m in ONCE] + [("lora", HALF), ("mam", HALF)]
+CELLS = [(m, EVERYTHING) for m in SUPPORTED if tiny_models.FULL_MATRIX or m in ONCE]
+CELLS += [("lora", HALF), ("mam", HALF)]
 
 
 def loaded(folder, device_map=None, **options):
@@ -38,7 +35,7 @@ def loaded(folder, device_map=None, **options):
 
 
 def step(model, method):
-    """The gradients of one step, and what the model computes after it."""
+    """Attach and train for one step; return the adapter, the gradients and the new logits."""
     torch.manual_seed(0)
     adapter = ah.attach(model, example(method))
     tiny_models.scramble(adapter)
@@ -56,29 +53,31 @@ def logits(model):
 
 
 @pytest.mark.parametrize(("method", "device_map"), CELLS)
-def test_it_trains_and_serves_as_on_a_backbone_that_fits(method, device_map, backbones, tmp_path):
+def test_training_and_outputs_equal_those_without_offloading(
+    method, device_map, backbones, tmp_path
+):
     folder = backbones("llama")
-    there, here = loaded(folder), loaded(folder, device_map)
-    assert any(p.is_meta for p in here.parameters())
-    bare = logits(here)
-    _, expected, after = step(there, method)
-    adapter, gradients, live = step(here, method)
+    plain, offloaded = loaded(folder), loaded(folder, device_map)
+    assert any(p.is_meta for p in offloaded.parameters())
+    bare = logits(offloaded)
+    _, expected, after = step(plain, method)
+    adapter, gradients, live = step(offloaded, method)
     assert not any(t.is_meta for t in adapter.tensors().values())
     assert gradients
     for name, gradient in gradients.items():
         assert torch.equal(gradient, expected[name]), name
     assert torch.equal(live, after)
     adapter.save(tmp_path / "a")
-    ah.detach(here)
-    assert torch.equal(logits(here), bare)
-    ah.load(here, tmp_path / "a")
-    assert torch.equal(logits(here), live)
-    ah.detach(there)
-    ah.load(there, tmp_path / "a")
-    assert torch.equal(logits(there), live)
+    ah.detach(offloaded)
+    assert torch.equal(logits(offloaded), bare)
+    ah.load(offloaded, tmp_path / "a")
+    assert torch.equal(logits(offloaded), live)
+    ah.detach(plain)
+    ah.load(plain, tmp_path / "a")
+    assert torch.equal(logits(plain), live)
 
 
-def test_a_map_onto_one_device_is_no_offloading(backbones):
+def test_a_device_map_of_one_device_does_not_offload(backbones):
     model = loaded(backbones("llama"), {"": "cpu"})
     assert not any(p.is_meta for p in model.parameters())
     _, gradients, _ = step(model, "norms")
@@ -86,8 +85,8 @@ def test_a_map_onto_one_device_is_no_offloading(backbones):
 
 
 @pytest.mark.parametrize("method", sorted(BACKBONE - {"bitfit"}))
-def test_what_trains_the_backbone_is_refused(method, backbones):
-    model = loaded(backbones("llama"), ALL)
+def test_methods_that_train_offloaded_weights_are_refused(method, backbones):
+    model = loaded(backbones("llama"), EVERYTHING)
     flags = [p.requires_grad for p in model.parameters()]
     with pytest.raises(SiteError, match="offloaded") as error:
         ah.attach(model, example(method))
@@ -96,34 +95,34 @@ def test_what_trains_the_backbone_is_refused(method, backbones):
     assert [p.requires_grad for p in model.parameters()] == flags
 
 
-def test_parameters_of_layers_that_stay_may_train(backbones):
+def test_parameters_of_layers_in_memory_can_train(backbones):
     model = loaded(backbones("llama"), HALF)
     with pytest.raises(SiteError, match="offloaded"):
         ah.attach(model, "norms")
     ah.attach(model, "chosen(names=['decoder.0.*.norm.*'])")
 
 
-def test_a_head_that_is_offloaded_says_where_to_put_it(backbone):
+def test_an_offloaded_head_is_refused_with_a_hint(backbone):
     options = {"task": "classification", "labels": ["a", "b", "c"]}
-    kept = {"bert.embeddings": "cpu", "bert.encoder": "disk", "bert.pooler": "disk"}
+    device_map = {"bert.embeddings": "cpu", "bert.encoder": "disk", "bert.pooler": "disk"}
     with pytest.raises(AttachError, match="offloaded") as error:
-        ah.attach(loaded(backbone, kept | {"classifier": "disk"}, **options), "lora")
+        ah.attach(loaded(backbone, device_map | {"classifier": "disk"}, **options), "lora")
     assert "'classifier': DEVICE" in error.value.hint
-    model = loaded(backbone, kept | {"classifier": "cpu"}, **options)
+    model = loaded(backbone, device_map | {"classifier": "cpu"}, **options)
     adapter = ah.attach(model, "lora")
     loss = model(**tiny_models.labelled_batch(model)).loss
     loss.backward()
     assert all(p.grad is not None for p in adapter.parameters())
 
 
-def test_new_tokens_need_their_table(backbones):
-    model = loaded(backbones("llama"), ALL, task="causal-lm", new_tokens=["<new>"])
+def test_new_tokens_need_the_embedding_in_memory(backbones):
+    model = loaded(backbones("llama"), EVERYTHING, task="causal-lm", new_tokens=["<new>"])
     with pytest.raises(AttachError, match="rows of new tokens") as error:
         ah.attach(model, "lora")
     assert "model.embed_tokens.weight" in error.value.offenders
 
 
-def test_a_merge_is_refused(backbones):
+def test_merging_offloaded_weights_is_refused(backbones):
     model = loaded(backbones("llama"), HALF)
     tiny_models.scramble(ah.attach(model, "lora"))
     with pytest.raises(MergeError) as error:
@@ -132,10 +131,10 @@ def test_a_merge_is_refused(backbones):
     assert all("layers.1" in line for line in error.value.offenders)
 
 
-def test_routes_and_gradient_checkpointing(backbones):
-    there, here = (loaded(backbones("llama"), m) for m in (None, ALL))
-    found = []
-    for model in (there, here):
+def test_routes_and_gradient_checkpointing_work_offloaded(backbones):
+    results = []
+    for device_map in (None, EVERYTHING):
+        model = loaded(backbones("llama"), device_map)
         adapters = []
         for seed, name in enumerate("ab"):
             torch.manual_seed(0)
@@ -148,5 +147,5 @@ def test_routes_and_gradient_checkpointing(backbones):
         with recompute(model, True) as layers:
             layers.apply()
             model(**rows, labels=rows["input_ids"]).loss.backward()
-        found.append([routed, *(p.grad for p in adapters[0].parameters())])
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+        results.append([routed, *(p.grad for p in adapters[0].parameters())])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))

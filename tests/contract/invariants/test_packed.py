@@ -1,11 +1,9 @@
-"""Backbones whose projections can only be called: packed codes in buffers and no weight, as a
-checkpoint by GPTQ or AWQ has them."""
+"""Backbones with packed projections (GPTQ, AWQ): codes in buffers instead of a weight."""
 
 from __future__ import annotations
 
 import copy
 import json
-import os
 
 import pytest
 import tiny_models
@@ -22,20 +20,19 @@ from adapterhub.errors import BackboneError, MergeError, SiteError
 from adapterhub.methods import METHODS
 
 GROUP = 16
-READING, WHOLE = {"dora", "pissa"}, {"full", "freeze", "unfreeze", "staged"}
-FULL = os.environ.get("ADAPTERHUB_MATRIX") == "full"
+READ_WEIGHTS, TRAIN_WEIGHTS = {"dora", "pissa"}, {"full", "freeze", "unfreeze", "staged"}
 CELLS = [
     (m, a)
     for m in sorted(METHODS)
     for a in ("bert", "llama", "t5")
-    if (m, a) not in REFUSED and (FULL or a == "bert" or m == "lora")
+    if (m, a) not in REFUSED and (tiny_models.FULL_MATRIX or a == "bert" or m == "lora")
 ]
-TRAINING = [cell for cell in CELLS if cell[0] not in READING | WHOLE]
-NOT_TRAINING = [cell for cell in CELLS if cell not in TRAINING]
+SUPPORTED = [cell for cell in CELLS if cell[0] not in READ_WEIGHTS | TRAIN_WEIGHTS]
+UNSUPPORTED = [cell for cell in CELLS if cell not in SUPPORTED]
 
 
 class PackedLinear(nn.Module):
-    """Two codes of 4 bits a byte, with a scale and a zero for each group of a row."""
+    """A linear layer with two 4-bit codes per byte, and a scale and zero point per group."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -55,19 +52,19 @@ class PackedLinear(nn.Module):
         return nn.functional.linear(x, weight.flatten(1).to(x.dtype), self.bias)
 
 
-def packed(architecture, folder, seed=0):
-    """A model with a checkpoint that comes quantized."""
+def packed_model(architecture, folder, seed=0):
+    """Build a model with packed projections, and save it as a quantized checkpoint."""
     model = tiny_models.model(architecture, seed=seed)
     for host in {s.host for s in anatomy_of(model).sites.values() if s.kind == "linear"}:
-        if host.endswith(".wo"):  # transformers reads the weight of T5's, and never quantizes it
+        if host.endswith(".wo"):  # transformers reads this weight of T5, and never quantizes it
             continue
         parent, _, name = host.rpartition(".")
         setattr(model.get_submodule(parent), name, PackedLinear(model.get_submodule(host)))
     folder.mkdir(exist_ok=True)
     save_file({n: t.clone() for n, t in model.state_dict().items()}, folder / "model.safetensors")
-    facts = model.config.to_dict() | {"quantization_config": {"quant_method": "gptq", "bits": 4}}
-    (folder / "config.json").write_text(json.dumps(facts), encoding="utf-8")
-    model.config.quantization_config = facts["quantization_config"]
+    config = model.config.to_dict() | {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    model.config.quantization_config = config["quantization_config"]
     model.config._name_or_path = str(folder)
     return model.requires_grad_(False)
 
@@ -77,14 +74,14 @@ def logits(model):
         return model(**tiny_models.batch()).logits
 
 
-def test_every_method_is_there():
-    assert {m for m, _ in TRAINING} == METHODS.keys() - READING - WHOLE
-    assert {m for m, _ in NOT_TRAINING} == READING | WHOLE
+def test_every_method_is_covered():
+    assert {m for m, _ in SUPPORTED} == METHODS.keys() - READ_WEIGHTS - TRAIN_WEIGHTS
+    assert {m for m, _ in UNSUPPORTED} == READ_WEIGHTS | TRAIN_WEIGHTS
 
 
-@pytest.mark.parametrize(("method", "architecture"), TRAINING)
-def test_a_method_that_only_calls_its_hosts_trains(method, architecture, tmp_path):
-    model = packed(architecture, tmp_path / "base")
+@pytest.mark.parametrize(("method", "architecture"), SUPPORTED)
+def test_methods_that_only_call_their_hosts_train(method, architecture, tmp_path):
+    model = packed_model(architecture, tmp_path / "base")
     base, bare = copy.deepcopy(model.state_dict()), logits(model)
     torch.manual_seed(0)
     adapter = ah.attach(model, example(method))
@@ -110,19 +107,19 @@ def test_a_method_that_only_calls_its_hosts_trains(method, architecture, tmp_pat
     assert torch.equal(logits(model), live)
 
 
-@pytest.mark.parametrize(("method", "architecture"), NOT_TRAINING)
-def test_a_method_that_needs_weights_says_so(method, architecture, tmp_path):
-    model = packed(architecture, tmp_path / "base")
+@pytest.mark.parametrize(("method", "architecture"), UNSUPPORTED)
+def test_methods_that_need_weights_are_refused(method, architecture, tmp_path):
+    model = packed_model(architecture, tmp_path / "base")
     with pytest.raises(SiteError) as error:
         ah.attach(model, example(method))
-    text = str(error.value)
-    assert "cannot be read" in text if method in READING else "packed" in text
+    message = str(error.value)
+    assert ("cannot be read" if method in READ_WEIGHTS else "packed") in message
     assert "lora" in error.value.hint
     assert not any(CHILD in name for name, _ in model.named_modules())
 
 
-def test_a_merge_has_no_weights_to_go_into(tmp_path):
-    model = packed("bert", tmp_path / "base")
+def test_merging_into_packed_weights_is_refused(tmp_path):
+    model = packed_model("bert", tmp_path / "base")
     tiny_models.scramble(ah.attach(model, "lora"))
     for requantize in (False, True):
         with pytest.raises(MergeError, match="not kept as one parameter") as error:
@@ -130,16 +127,16 @@ def test_a_merge_has_no_weights_to_go_into(tmp_path):
     assert "--base-dtype" in error.value.hint
 
 
-def test_its_identity_is_that_of_its_files(tmp_path):
-    """Norms and embeddings alone would be the same for any codes."""
-    model, other = packed("bert", tmp_path / "a"), packed("bert", tmp_path / "b")
+def test_the_fingerprint_is_that_of_the_checkpoint_files(tmp_path):
+    """The fingerprint covers the packed codes, not just norms and embeddings."""
+    model, other = packed_model("bert", tmp_path / "a"), packed_model("bert", tmp_path / "b")
     assert packed_hosts(anatomy_of(model))
     host = other.get_submodule(packed_hosts(anatomy_of(other))[0])
     host.qweight.bitwise_not_()
     save_file(dict(other.state_dict()), tmp_path / "b" / "model.safetensors")
-    identities = {ah.attach(m, "lora").manifest().backbone.fingerprint for m in (model, other)}
-    assert identities == {ah.fingerprint(tmp_path / name) for name in "ab"}
-    assert len(identities) == 2
+    fingerprints = {ah.attach(m, "lora").manifest().backbone.fingerprint for m in (model, other)}
+    assert fingerprints == {ah.fingerprint(tmp_path / name) for name in "ab"}
+    assert len(fingerprints) == 2
     ah.detach(model)
     model.config._name_or_path = "moved-away"
     with pytest.raises(BackboneError, match="quantized"):

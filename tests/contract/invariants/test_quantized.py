@@ -1,11 +1,10 @@
-"""Every method on a quantized backbone: the same calls, the same promises."""
+"""Every method on quantized backbones: training, saving, loading, merging and detaching."""
 
 from __future__ import annotations
 
 import copy
 import gc
 import math
-import os
 import weakref
 from importlib.util import find_spec
 
@@ -31,11 +30,11 @@ from adapterhub.training.gradient_checkpointing import recompute
 pytest.importorskip("bitsandbytes", reason='pip install "adapterhub[quantized]"')
 
 ARCHITECTURES = ("bert", "llama", "t5")
-# Those whose library is here.
+# The quantizations whose library is installed.
 KINDS = [k for k, scheme in quantized.QUANTIZATIONS.items() if find_spec(scheme.library)]
 PRECISIONS = {
     "bf16": {"dtype": "bf16"},
-    **{kind: {"quantize": kind} for kind in KINDS if kind != "fp4"},  # as nf4, with other codes
+    **{kind: {"quantize": kind} for kind in KINDS if kind != "fp4"},  # fp4 is nf4 with other codes
 }
 LABELS = ["a", "b", "c"]
 ALL = [
@@ -45,20 +44,19 @@ ALL = [
     for p in PRECISIONS
     if (m, a) not in REFUSED
 ]
-# They train whole weights, of which a quantized backbone has codes.
+# They train full weight matrices, which a quantized backbone does not have.
 WHOLE = {"full", "freeze", "staged", "unfreeze"}
 WORKING = [cell for cell in ALL if cell[0] not in WHOLE or cell[2] == "bf16"]
 NOT_WORKING = [cell for cell in ALL if cell not in WORKING]
-FULL = os.environ.get("ADAPTERHUB_MATRIX") == "full"
-# Each method once; one of each kind of host on all.
+# Each method once, and two methods on every backbone.
 EVERYWHERE = ("lora", "bitfit")
 ONCE = [("bert", "nf4"), ("bert", "int8-weight")]
-CORE = [c for c in WORKING if FULL or c[0] in EVERYWHERE or c[1:] in ONCE]
+CORE = [c for c in WORKING if tiny_models.FULL_MATRIX or c[0] in EVERYWHERE or c[1:] in ONCE]
 cells = pytest.mark.parametrize(("method", "architecture", "precision"), CORE)
 
 
 def test_the_matrix_covers_every_method_and_precision():
-    assert {c[0] for c in CORE} == METHODS.keys() - (set() if FULL else WHOLE)
+    assert {c[0] for c in CORE} == METHODS.keys() - (set() if tiny_models.FULL_MATRIX else WHOLE)
     assert {c[1:] for c in CORE} >= {(a, p) for a in ARCHITECTURES for p in PRECISIONS}
     assert {c[0] for c in NOT_WORKING} == WHOLE
     assert PRECISIONS.keys() >= {"bf16", "int8", "nf4"}
@@ -72,17 +70,19 @@ def loaded(folder, precision, **options):
 
 @pytest.fixture(scope="module")
 def model_of(backbones):
-    """A tiny classifier of an architecture in a precision; each is loaded once, and every test
-    leaves it bare."""
-    made: dict[tuple[str, str], nn.Module] = {}
+    """Return a function from an architecture and a precision to a tiny classifier.
+
+    Each model is loaded once; every test detaches its adapters.
+    """
+    models: dict[tuple[str, str], nn.Module] = {}
 
     def get(architecture, precision):
         key = (architecture, precision)
-        if key not in made:
-            torch.manual_seed(0)  # the head is drawn
-            made[key] = loaded(backbones(architecture), precision)
-        assert not any("adapterhub" in name for name, _ in made[key].named_modules())
-        return made[key]
+        if key not in models:
+            torch.manual_seed(0)  # the head is initialized at random
+            models[key] = loaded(backbones(architecture), precision)
+        assert not any("adapterhub" in name for name, _ in models[key].named_modules())
+        return models[key]
 
     return get
 
@@ -93,7 +93,7 @@ def attached(model, method):
 
 
 def codes(tensor):
-    """A tensor as plain ones: torchao's kind of its own keeps several, and cannot be compared."""
+    """Return the plain tensors inside a tensor; torchao's subclass itself cannot be compared."""
     if type(tensor.data) is torch.Tensor or not hasattr(tensor, "__tensor_flatten__"):
         return [tensor]
     return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
@@ -112,7 +112,7 @@ def logits(model):
 
 
 @cells
-def test_it_trains_and_loads_again(method, architecture, precision, model_of, tmp_path):
+def test_an_adapter_trains_and_loads_again(method, architecture, precision, model_of, tmp_path):
     model = model_of(architecture, precision)
     base, bare = copy.deepcopy(model.state_dict()), logits(model)
     adapter = attached(model, method)
@@ -167,8 +167,8 @@ def test_gradient_checkpointing_gives_equal_gradients(method, architecture, prec
 
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 @pytest.mark.parametrize("training", [False, True])
-def test_gradient_checkpointing_keeps_no_input_of_a_projection(precision, training, backbones):
-    """bitsandbytes keeps the input of an int8 layer out of its sight: it must not stay alive."""
+def test_gradient_checkpointing_frees_the_inputs_of_projections(precision, training, backbones):
+    """bitsandbytes saves the input of an int8 layer outside of autograd's saved tensors."""
     model = ah.load_backbone(str(backbones("llama")), task="causal-lm", **PRECISIONS[precision])[0]
     inputs, hosts = [], [m for n, m in model.named_modules() if n.endswith("_proj")]
     adapter = ah.attach(model, "houlsby")
@@ -182,7 +182,7 @@ def test_gradient_checkpointing_keeps_no_input_of_a_projection(precision, traini
         layers.apply()
         loss = model(**tiny_models.batch(), labels=tiny_models.batch()["input_ids"]).loss
         gc.collect()
-        alive = {id(found) for ref in inputs if (found := ref()) is not None}
+        alive = [ref for ref in inputs if ref() is not None]
         assert len(inputs) == len(hosts)
         assert not alive
         loss.backward()
@@ -192,11 +192,11 @@ def test_gradient_checkpointing_keeps_no_input_of_a_projection(precision, traini
     assert not [m for m in model.modules() if m._forward_hooks]
 
 
-REFUSING = [cell for cell in NOT_WORKING if FULL or cell[1:] == ("bert", "nf4")]
+REFUSING = [cell for cell in NOT_WORKING if tiny_models.FULL_MATRIX or cell[1:] == ("bert", "nf4")]
 
 
 @pytest.mark.parametrize(("method", "architecture", "precision"), REFUSING)
-def test_what_trains_whole_weights_names_the_methods_that_fit(
+def test_methods_that_train_full_weights_name_the_supported_ones(
     method, architecture, precision, model_of
 ):
     model = model_of(architecture, precision)
@@ -209,21 +209,22 @@ def test_what_trains_whole_weights_names_the_methods_that_fit(
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_an_adapter_moves_between_precisions(architecture, model_of, tmp_path):
+def test_an_adapter_loads_in_every_precision(architecture, model_of, tmp_path):
     source = model_of(architecture, "nf4")
     adapter = attached(source, ["lora", "norms"])
     try:
         tiny_models.scramble(adapter)
-        own = {name: t.detach().clone() for name, t in adapter.tensors().items()}
+        tensors = {name: t.detach().clone() for name, t in adapter.tensors().items()}
         adapter.save(tmp_path / "a")
     finally:
         ah.detach(source)
     for precision in PRECISIONS.keys() - {"nf4"}:
         model = model_of(architecture, precision)
         bare = logits(model)
-        there = ah.load(model, tmp_path / "a")
+        loaded_adapter = ah.load(model, tmp_path / "a")
         try:
-            assert all(torch.equal(t, own[name]) for name, t in there.tensors().items())
+            for name, tensor in loaded_adapter.tensors().items():
+                assert torch.equal(tensor, tensors[name]), name
             assert not torch.allclose(logits(model), bare, atol=1e-2)
         finally:
             ah.detach(model)
@@ -231,7 +232,7 @@ def test_an_adapter_moves_between_precisions(architecture, model_of, tmp_path):
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory, backbone):
-    """A backbone whose rows fill the blocks of 64 values that have a scale of their own."""
+    """Save a backbone whose rows are whole blocks of 64 values, the unit of quantization."""
     from transformers import AutoTokenizer
 
     folder = tmp_path_factory.mktemp("backbones") / "wide"
@@ -243,11 +244,11 @@ def wide(tmp_path_factory, backbone):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_weight_that_is_read_is_the_one_that_computes(kind, wide):
+def test_read_weight_returns_the_weight_that_computes(kind, wide):
     model, _ = ah.load_backbone(str(wide), quantize=kind)
     full, _ = ah.load_backbone(str(wide))
     host, plain = (m.encoder.layer[0].attention.output.dense for m in (model, full))
-    for _ in range(2):  # an int8 layer moves its scales when it is called
+    for _ in range(2):  # an int8 layer moves its scales on the first call
         weight = read_weight(host)
         assert weight.shape == plain.weight.shape
         assert weight.dtype == torch.float32
@@ -259,8 +260,8 @@ def test_the_weight_that_is_read_is_the_one_that_computes(kind, wide):
     assert 0 < distance < {"int8": 0.01, "int8-weight": 0.01, "nf4": 0.1, "fp4": 0.13}[kind]
 
 
-def test_the_head_and_what_is_new_stay_in_full_precision(tmp_path, backbone):
-    """Also a pooler, which a checkpoint of a language model lacks."""
+def test_the_head_and_new_modules_stay_in_full_precision(tmp_path, backbone):
+    """So does a pooler, which a language model's checkpoint lacks."""
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
     AutoModelForMaskedLM.from_config(tiny_models.model("bert").config).save_pretrained(tmp_path)
@@ -277,9 +278,11 @@ def test_the_head_and_what_is_new_stay_in_full_precision(tmp_path, backbone):
     assert type(causal.get_output_embeddings()) is nn.Linear
 
 
-def stored_by(kind, backbone, folder):
-    """A checkpoint that comes quantized. transformers 5.23 loads one by torchao only as the class
-    that saved it."""
+def save_quantized(kind, backbone, folder):
+    """Save a quantized checkpoint.
+
+    transformers 5.23 loads a torchao checkpoint only into the class that saved it.
+    """
     task = {"task": "classification", "labels": LABELS} if "weight" in kind else {}
     model, tokenizer = ah.load_backbone(str(backbone), quantize=kind, **task)
     model.save_pretrained(folder)
@@ -288,8 +291,8 @@ def stored_by(kind, backbone, folder):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_checkpoint_that_comes_quantized(kind, backbone, tmp_path):
-    stored = stored_by(kind, backbone, tmp_path / "quantized")
+def test_a_quantized_checkpoint_trains_and_loads(kind, backbone, tmp_path):
+    stored = save_quantized(kind, backbone, tmp_path / "quantized")
     model, _ = ah.load_backbone(str(stored), task="classification", labels=LABELS)
     query = model.bert.encoder.layer[0].attention.self.query
     assert type(query.weight) is not nn.Parameter
@@ -306,13 +309,13 @@ def test_a_checkpoint_that_comes_quantized(kind, backbone, tmp_path):
     assert torch.equal(logits(model), live)
     with pytest.raises(ConfigError, match="quantized already"):
         ah.load_backbone(str(stored), quantize="int8" if kind == "nf4" else "nf4")
-    as_it_is, _ = ah.load_backbone(str(stored), task="classification", labels=LABELS, quantize=kind)
-    query_again = as_it_is.bert.encoder.layer[0].attention.self.query
+    same, _ = ah.load_backbone(str(stored), task="classification", labels=LABELS, quantize=kind)
+    query_again = same.bert.encoder.layer[0].attention.self.query
     assert type(query_again.weight) is type(query.weight)
 
 
-def test_without_bitsandbytes(monkeypatch, backbone, tmp_path):
-    stored = stored_by("nf4", backbone, tmp_path / "quantized")
+def test_a_missing_library_is_named_with_its_extra(monkeypatch, backbone, tmp_path):
+    stored = save_quantized("nf4", backbone, tmp_path / "quantized")
     monkeypatch.setattr(quantized.importlib.util, "find_spec", lambda name: None)
     for call in ({"quantize": "nf4", "backbone": str(backbone)}, {"backbone": str(stored)}):
         with pytest.raises(ConfigError) as error:
@@ -324,13 +327,13 @@ def test_without_bitsandbytes(monkeypatch, backbone, tmp_path):
     ah.load_backbone(str(backbone))
 
 
-def test_an_unknown_quantization(backbone):
+def test_an_unknown_quantization_is_refused(backbone):
     with pytest.raises(ConfigError, match=r"nf5.*did you mean 'nf4'"):
         ah.load_backbone(str(backbone), quantize="nf5")
 
 
-def test_evaluation_leaves_gradients_as_they_were(backbone):
-    """bitsandbytes packs 4-bit weights anew at a first call without gradients, on some CPUs."""
+def test_evaluation_does_not_change_gradients(backbone):
+    """On some CPUs, bitsandbytes repacks 4-bit weights on the first call without gradients."""
     four = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
                               bnb_4bit_compute_dtype=torch.bfloat16,
                               llm_int8_skip_modules=["classifier"])  # fmt: skip
@@ -350,7 +353,7 @@ def test_evaluation_leaves_gradients_as_they_were(backbone):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_merging_is_refused_with_the_way_out(model_of):
+def test_merging_is_refused_with_a_hint(model_of):
     model = model_of("bert", "nf4")
     tiny_models.scramble(attached(model, "lora"))
     try:
@@ -368,9 +371,8 @@ MERGED = [("lora", kind) for kind in KINDS] + [("dora", "nf4"), ("ia3", "int8")]
 
 
 @pytest.mark.parametrize(("method", "kind"), MERGED)
-def test_merged_weights_are_quantized_again_only_when_asked(method, kind, wide, tmp_path):
-    """What is lost is no more than what the backbone lost when it was quantized; the way back is
-    exact."""
+def test_requantized_merges_are_close_and_undone_exactly(method, kind, wide, tmp_path):
+    """The error is at most that of quantizing the backbone, and unmerging is exact."""
     model, tokenizer = ah.load_backbone(
         str(wide), task="classification", labels=LABELS, quantize=kind
     )
@@ -379,19 +381,19 @@ def test_merged_weights_are_quantized_again_only_when_asked(method, kind, wide, 
     tiny_models.scramble(adapter)
     live = logits(model)
     hosts = [model.get_submodule(placed.site.host) for placed in adapter.placed]
-    wanted = [merged_weight_and_bias(host, host.adapterhub)[0] for host in hosts]
+    merged_weights = [merged_weight_and_bias(host, host.adapterhub)[0] for host in hosts]
     before = ah.fingerprint(wide)
     made = ah.merge(model, requantize=True)
     assert set(made.tolerances.values()) == {math.inf}
     bound = {"int8": 0.01, "int8-weight": 0.01, "nf4": 0.12, "fp4": 0.16}[kind]
-    for host, whole in zip(hosts, wanted, strict=True):
-        assert (read_weight(host) - whole).norm() < bound * whole.norm()
+    for host, weight in zip(hosts, merged_weights, strict=True):
+        assert (read_weight(host) - weight).norm() < bound * weight.norm()
     merged = logits(model)
     assert made.difference >= 0
     assert (merged - live).norm() < 0.5 * (bare - live).norm()
     assert not torch.equal(merged, bare)
     with pytest.raises(BackboneError, match="quantized"):
-        ah.attach(model, "lora").manifest()  # it is no longer its base
+        ah.attach(model, "lora").manifest()  # the model no longer equals its checkpoint
     ah.detach(model)
     write_checkpoint(model, tokenizer, tmp_path / "out", probe(model))
     again, _ = ah.load_backbone(str(tmp_path / "out"), task="classification", labels=LABELS)
@@ -406,7 +408,7 @@ def test_merged_weights_are_quantized_again_only_when_asked(method, kind, wide, 
     assert torch.equal(logits(model), bare)
 
 
-def test_quantizing_again_holds_to_a_tolerance_and_to_quantized_backbones(model_of, backbone):
+def test_requantize_respects_the_tolerance_and_needs_a_quantized_backbone(model_of, backbone):
     model = model_of("bert", "nf4")
     tiny_models.scramble(attached(model, "lora"))
     try:
@@ -422,7 +424,7 @@ def test_quantizing_again_holds_to_a_tolerance_and_to_quantized_backbones(model_
         ah.merge(plain, requantize=True)
 
 
-def test_a_changed_quantized_model_has_no_identity(backbone):
+def test_a_changed_quantized_model_has_no_fingerprint(backbone):
     model, _ = ah.load_backbone(str(backbone), quantize="nf4")
     with torch.no_grad():
         model.encoder.layer[0].output.LayerNorm.weight += 1
@@ -431,6 +433,6 @@ def test_a_changed_quantized_model_has_no_identity(backbone):
         adapter.manifest()
 
 
-def test_methods_that_train_whole_weights_are_those_of_the_registry():
+def test_methods_that_train_full_weights_declare_it():
     parts = {m for m in METHODS for part in parse_methods(m)[0].parts() if part.trains_backbone}
     assert parts >= WHOLE

@@ -1,4 +1,4 @@
-"""Rows of one batch through different adapters: each as it would be alone."""
+"""Routing: each row of a batch uses its own adapter, and equals a run with that adapter alone."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ import tiny_models
 import torch
 from fixtures import word_tokenizer
 from matrix import CELLS, example
-from transformers import AutoModelForMaskedLM
+from transformers import AutoModelForMaskedLM, BertTokenizerFast
 
 import adapterhub as ah
 from adapterhub.errors import AttachError
 from adapterhub.methods import METHODS
 
 ROUTED = [cell for cell in CELLS if not METHODS[cell[0]].trains_backbone]
-FULL = tiny_models.MATRIX == tiny_models.ARCHITECTURES
 # Each mechanism once.
 MECHANISMS = ("lora", "dora", "houlsby", "ia3", "mam", "prompt", "scalar-mix")
 GENERATING = [
     (m, a)
     for m, a in ROUTED
-    if a in tiny_models.GENERATORS and m != "head" and (FULL or m in MECHANISMS)
+    if a in tiny_models.GENERATORS and m != "head" and (tiny_models.FULL_MATRIX or m in MECHANISMS)
 ]
 routed_cells = pytest.mark.parametrize(("method", "architecture"), ROUTED)
 
-# DeBERTa-v2 sends its relative positions, which belong to no row, through these projections.
+# DeBERTa-v2 applies these projections to its relative positions too, which belong to no row.
 SHARED = {"deberta-v2": ("attn.q", "attn.k")}
-# A second adapter of the same method, where rows may differ in more than values.
+# A second adapter of the same method with other shapes or sites.
 SMALLER = {
     "prefix": "prefix(length=4)",
     "mam": "mam(length=3, size=8)",
@@ -44,8 +43,8 @@ def logits(model, **inputs):
         return model(**inputs, **tiny_models.decoder_inputs(model, inputs)).logits
 
 
-def two(model, method):
-    """Two trained adapters of one method, different in size where the method has one."""
+def attach_two(model, method):
+    """Attach two adapters of one method, of different size if the method has one."""
     first = ah.attach(model, example(method), name="a")
     tiny_models.scramble(first, seed=1)
     try:
@@ -57,13 +56,13 @@ def two(model, method):
 
 
 def alone(model, name, run):
-    """What a run gives where one adapter is active for all rows; None: no adapter."""
+    """Call `run` with one adapter active for all rows; None is the bare backbone."""
     ah.activate(model, *([name] if name else []))
     return run()
 
 
 def padded_batch():
-    """Four rows, two of them with padding at the end."""
+    """Make four rows, two of them padded on the right."""
     ids = tiny_models.batch(4, 9, seed=7)["input_ids"]
     for row, length in ((0, 5), (3, 7)):
         ids[row, length:] = tiny_models.PAD
@@ -71,7 +70,8 @@ def padded_batch():
     return {"input_ids": ids, "attention_mask": ids.ne(tiny_models.PAD).long()}
 
 
-def shared(architecture, *adapters):
+def uses_shared_projections(architecture, *adapters):
+    """Whether an adapter has modules at projections that do not see one row per example."""
     roles = SHARED.get(architecture, ())
     return any(p.site.role in roles for a in adapters for p in a.placed)
 
@@ -79,12 +79,12 @@ def shared(architecture, *adapters):
 @routed_cells
 def test_each_row_equals_its_solo_run(method, architecture):
     model = tiny_models.usual_model(architecture)
-    adapters = two(model, method)
+    adapters = attach_two(model, method)
     batch = padded_batch()
     rows = ["b", "a", None, "b"]
     solo = [alone(model, name, lambda: logits(model, **batch)) for name in rows]
     ah.activate(model, "b")
-    if shared(architecture, *adapters):
+    if uses_shared_projections(architecture, *adapters):
         with pytest.raises(AttachError, match=r"the batch at .* has 1"), ah.route(model, rows):
             logits(model, **batch)
         return
@@ -93,7 +93,7 @@ def test_each_row_equals_its_solo_run(method, architecture):
     expected = torch.stack([each[i] for i, each in enumerate(solo)])
     torch.testing.assert_close(together, expected, atol=1e-5, rtol=1e-5)
     assert not torch.allclose(together[0], solo[1][0], atol=1e-4), "the adapters differ"
-    assert torch.equal(logits(model, **batch), solo[0]), "what was active is active again"
+    assert torch.equal(logits(model, **batch), solo[0]), "the earlier activation is restored"
 
 
 def test_routing_covers_methods_and_architectures():
@@ -103,7 +103,7 @@ def test_routing_covers_methods_and_architectures():
 
 
 def generated(model, ids, beams=1, **options):
-    """The sequences that generate gives, and the logits of its steps."""
+    """Generate six tokens; return the sequences and the logits of each step."""
     output = model.generate(
         ids, attention_mask=ids.ne(tiny_models.PAD).long(), max_new_tokens=6, min_new_tokens=6,
         do_sample=False, pad_token_id=tiny_models.PAD, num_beams=beams,
@@ -117,24 +117,24 @@ def prompts(architecture):
     ids = tiny_models.batch(3, 8, seed=5)["input_ids"]
     ids[:, -1] = 9
     if architecture not in tiny_models.ENCODER_DECODERS:
-        ids[0, :3] = tiny_models.PAD  # on the left
+        ids[0, :3] = tiny_models.PAD  # left padding
     return ids
 
 
 @pytest.mark.parametrize(("method", "architecture"), GENERATING)
-def test_generate_by_rows_equals_solo_runs(method, architecture):
+def test_routed_generation_equals_solo_runs(method, architecture):
     model = tiny_models.language_model(architecture)
-    adapters = two(model, method)
+    adapters = attach_two(model, method)
     ids, rows = prompts(architecture), ["a", None, "b"]
     solo = [alone(model, name, lambda: generated(model, ids)) for name in rows]
     expected = torch.stack([each[1][:, i] for i, each in enumerate(solo)], dim=1)
     windowed = architecture == "gemma3_text"
     if windowed and any(p.site.kind == "embed" for a in adapters for p in a.placed):
-        return  # its window counts the padding of the shorter prompts
+        return  # the sliding window includes the padding of shorter prompts
     with ah.route(model, rows):
         for cache in (True, False):
-            _, found = generated(model, ids, use_cache=cache)
-            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+            _, together = generated(model, ids, use_cache=cache)
+            torch.testing.assert_close(together, expected, atol=1e-5, rtol=1e-4)
 
 
 BEAMS = [(m, a) for m, a in GENERATING if a in ("llama", "t5", "bart") and m in
@@ -144,22 +144,22 @@ BEAMS = [(m, a) for m, a in GENERATING if a in ("llama", "t5", "bart") and m in
 @pytest.mark.parametrize(("method", "architecture"), BEAMS)
 def test_beams_and_returned_sequences_follow_their_row(method, architecture):
     model = tiny_models.language_model(architecture)
-    two(model, method)
+    attach_two(model, method)
     ids, rows = prompts(architecture), ["a", None, "b"]
     options = {"beams": 3, "num_return_sequences": 2}
     solo = [alone(model, name, lambda: generated(model, ids, **options)[0]) for name in rows]
     with ah.route(model, rows):
-        found = generated(model, ids, **options)[0]
+        together = generated(model, ids, **options)[0]
     for i, each in enumerate(solo):
-        assert torch.equal(found[2 * i : 2 * i + 2], each[2 * i : 2 * i + 2])
+        assert torch.equal(together[2 * i : 2 * i + 2], each[2 * i : 2 * i + 2])
 
 
 MIXED = ["lora", "pfeiffer", "prompt(length=4)", "ia3", "scalar-mix", "prefix", "mam"]
 
 
 @pytest.mark.parametrize("architecture", ["bert", "roberta", "gpt2", "opt", "xlnet", "t5", "bart"])
-def test_methods_mix_in_one_batch(architecture):
-    """One row a method, a stack and an average."""
+def test_different_methods_run_in_one_batch(architecture):
+    """One row per method, one with a stack, one with an average."""
     model = tiny_models.model(architecture)
     names = []
     for number, method in enumerate(MIXED):
@@ -180,11 +180,11 @@ def test_methods_mix_in_one_batch(architecture):
     torch.testing.assert_close(together, expected, atol=1e-5, rtol=1e-5)
 
 
-def saved(folder, architecture, count, seed):
-    """An adapter with a head of so many classes, on disk."""
+def save_with_classes(folder, architecture, count, seed):
+    """Save an adapter whose head has `count` classes."""
     names = {"id2label": {i: f"{count}-{i}" for i in range(count)}}
     model = tiny_models.model(architecture, num_labels=count, **names)
-    plain = architecture not in ("xlnet", "mixtral")  # lora has no projections in their ffn
+    plain = architecture not in ("xlnet", "mixtral")  # their ffn has no projections for lora
     adapter = ah.attach(model, "lora(sites=['ffn.up'])" if plain else "houlsby")
     tiny_models.scramble(adapter, seed=seed)
     adapter.save(folder)
@@ -194,10 +194,10 @@ def saved(folder, architecture, count, seed):
 @pytest.mark.parametrize(
     "architecture", [a for a in tiny_models.MATRIX if a not in tiny_models.WITHOUT_CLASSIFIER]
 )
-def test_heads_of_different_sizes_in_one_batch(architecture, tmp_path):
+def test_heads_of_different_sizes_run_in_one_batch(architecture, tmp_path):
     model = tiny_models.model(architecture)
     for count in (2, 3, 5):
-        folder = saved(tmp_path / str(count), architecture, count, seed=count)
+        folder = save_with_classes(tmp_path / str(count), architecture, count, seed=count)
         ah.load(model, folder, name=str(count), any_backbone=True)
     rows = ["5", "2", None, "3", "2"]
     batch = tiny_models.batch(5, 9)
@@ -217,8 +217,8 @@ def test_heads_of_different_sizes_in_one_batch(architecture, tmp_path):
 
 @pytest.mark.parametrize("method", ["lora", "houlsby", "mam", "prompt", "scalar-mix"])
 @pytest.mark.parametrize("precision", [{"dtype": "bf16"}, {"dtype": "fp16"}, {"quantize": "nf4"}])
-def test_rows_on_a_backbone_of_a_shorter_dtype(method, precision, tmp_path):
-    """Heads, and the pooler that the checkpoint lacks, train in fp32: so they do row by row."""
+def test_rows_equal_solo_runs_in_low_precision(method, precision, tmp_path):
+    """Heads and a newly initialized pooler stay in fp32, row by row."""
     if "quantize" in precision:
         pytest.importorskip("bitsandbytes")
     bare = tmp_path / "bare"
@@ -226,8 +226,8 @@ def test_rows_on_a_backbone_of_a_shorter_dtype(method, precision, tmp_path):
     options = {"task": "classification", "labels": ["x", "y", "z"], **precision}
     word_tokenizer().save_pretrained(bare)
     model, _ = ah.load_backbone(str(bare), **options)
-    adapters = two(model, method)
-    assert all(any(c.method is None for c in a.changed) for a in adapters), "a fresh pooler"
+    adapters = attach_two(model, method)
+    assert all(any(c.method is None for c in a.changed) for a in adapters), "no new pooler"
     names = ["a", "b", None, "b"]
     batch = tiny_models.batch(len(names), 9)
     solo = [alone(model, name, lambda: logits(model, **batch))[i] for i, name in enumerate(names)]
@@ -242,15 +242,15 @@ def test_rows_on_a_backbone_of_a_shorter_dtype(method, precision, tmp_path):
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("method", ["lora", "mam", "scalar-mix", "prompt"])
-def test_gradients_by_rows_equal_those_of_solo_runs(method, checkpointing):
-    """A batch with labels trains several adapters at once, each on its rows alone."""
+def test_routed_gradients_equal_those_of_solo_runs(method, checkpointing):
+    """One batch trains several adapters, each on its own rows only."""
     gradients = []
     for together in (True, False):
         model = tiny_models.model("bert", **tiny_models.NO_DROPOUT)
         torch.manual_seed(0)
-        adapters = two(model, method)
+        adapters = attach_two(model, method)
         if checkpointing:
-            tiny_models.recompute(model)
+            tiny_models.enable_gradient_checkpointing(model)
             model.train()
         batch, labels = tiny_models.batch(4, 7), torch.tensor([0, 1, 2, 1])
         if together:
@@ -262,16 +262,113 @@ def test_gradients_by_rows_equal_those_of_solo_runs(method, checkpointing):
                 inputs = {k: v[rows] for k, v in batch.items()}
                 (2 * model(**inputs, labels=labels[rows]).loss).backward()
         gradients.append([p.grad for a in adapters for p in a.parameters()])
-    for found, expected in zip(*gradients, strict=True):
-        torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-4)
+    for routed, solo in zip(*gradients, strict=True):
+        torch.testing.assert_close(routed, solo, atol=2e-6, rtol=1e-4)
 
 
-def test_a_row_does_not_see_what_is_wrong_in_another_adapter():
+def test_nan_in_one_adapter_does_not_reach_other_rows():
     model = tiny_models.model("gpt2")
     for seed, (name, method) in enumerate({"a": "lora", "b": "lora(rank=2)", "nan": "mam"}.items()):
         tiny_models.scramble(ah.attach(model, method, name=name), seed=seed)
     for parameter in model._adapterhub.adapters["nan"].parameters():
         torch.nn.init.constant_(parameter, float("nan"))
     with ah.route(model, ["b", None, "nan", "a", "b"]):
-        found = logits(model, **tiny_models.batch(5))
-    assert found.isnan().any(1).tolist() == [False, False, True, False, False]
+        together = logits(model, **tiny_models.batch(5))
+    assert together.isnan().any(1).tolist() == [False, False, True, False, False]
+
+
+def with_adapters(methods, architecture="bert"):
+    model = tiny_models.model(architecture)
+    for name, method in methods.items():
+        tiny_models.scramble(ah.attach(model, method, name=name), seed=len(name) + ord(name[0]))
+    return model
+
+
+def test_a_route_refuses_adapters_that_cannot_be_routed():
+    model = with_adapters({"polite": "lora", "full": "full", "bias": "bitfit"})
+    with pytest.raises(AttachError, match="shared by the whole batch") as error:
+        ah.route(model, ["polite", "full", "bias"]).__enter__()
+    assert error.value.offenders == ("'full': full", "'bias': bitfit")
+    with pytest.raises(AttachError, match=r"'polit'; did you mean 'polite'\?, 'rude'"):
+        ah.route(model, ["polit", "rude", None]).__enter__()
+    for wrong in ("polite", []):
+        with pytest.raises(AttachError, match="is not a list of rows"):
+            ah.route(model, wrong).__enter__()
+    with pytest.raises(AttachError, match="no adapter is attached"):
+        ah.route(tiny_models.model("bert"), ["polite"]).__enter__()
+    with (
+        pytest.raises(AttachError, match=r"the route has 2 rows, the batch at .* has 3"),
+        ah.route(model, ["polite", None]),
+    ):
+        logits(model)
+    with ah.route(model, ["full"] * 3):  # the same adapter for all rows needs no routing
+        together = logits(model)
+    ah.activate(model, "full")
+    assert torch.equal(together, logits(model))
+
+
+@pytest.mark.parametrize("before", [(), ("a",), ("b", "a"), (ah.Average(["a", "b"]),)])
+def test_leaving_a_route_restores_the_activation(before):
+    names_only = all(isinstance(part, str) for part in before)
+    model = with_adapters({"a": "mam" if names_only else "lora", "b": "houlsby"})
+    ah.activate(model, *before)
+    expected, keys = logits(model), set(model.state_dict())
+    with pytest.raises(KeyError):
+        fail_inside_nested_routes(model)
+    assert torch.equal(logits(model), expected)
+    assert set(model.state_dict()) == keys
+
+
+def fail_inside_nested_routes(model):
+    """Nest two routes, try forbidden changes, and raise KeyError."""
+    with ah.route(model, ["a", "b", None]):
+        inner = logits(model)
+        with ah.route(model, ["b", "b", "a"]):
+            assert not torch.allclose(logits(model), inner)
+        assert torch.equal(logits(model), inner)
+        for change in (
+            lambda: ah.activate(model, "a"),
+            lambda: ah.attach(model, "lora", name="c"),
+            lambda: ah.detach(model, "a"),
+            lambda: ah.detach(model),
+        ):
+            with pytest.raises(AttachError, match="inside route"):
+                change()
+        assert torch.equal(logits(model), inner)
+        raise KeyError
+
+
+def test_an_error_inside_a_forward_pass_leaves_nothing_behind():
+    model = with_adapters({"a": "prompt", "b": "scalar-mix", "c": "parallel"})
+    bare = (ah.activate(model), logits(model))[1]
+    with (
+        pytest.raises(AttachError, match="the batch at"),
+        ah.route(model, ["a", "b", "c", None]),
+    ):
+        logits(model)
+    ah.activate(model)
+    assert torch.equal(logits(model), bare)
+
+
+def test_a_new_pooler_follows_its_row(tmp_path):
+    """Each adapter has its own copy of the modules that the checkpoint lacks."""
+    tiny_models.model("bert", "causal-lm", is_decoder=False).save_pretrained(tmp_path / "mlm")
+    (tmp_path / "mlm" / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
+    BertTokenizerFast(vocab=str(tmp_path / "mlm" / "vocab.txt")).save_pretrained(tmp_path / "mlm")
+    model, _ = ah.load_backbone(str(tmp_path / "mlm"), task="classification", labels=["no", "yes"])
+    for seed, name in enumerate("ab"):
+        adapter = ah.attach(model, "lora", name=name)
+        assert {c.name.rpartition(".")[2] for c in adapter.changed} == {"weight", "bias"}
+        tiny_models.scramble(adapter, seed=seed, std=1.0)
+    each = {}
+    for name in ("a", "b", None):
+        ah.activate(model, *([name] if name else []))
+        each[name] = logits(model)
+    rows = ["b", None, "a"]
+    with ah.route(model, rows):
+        together = logits(model)
+    expected = torch.stack([each[name][i] for i, name in enumerate(rows)])
+    torch.testing.assert_close(together, expected)
+    assert not torch.allclose(each["a"], each["b"])
+    ah.activate(model, ah.Average(["a", "b"]))
+    assert torch.isfinite(logits(model)).all()

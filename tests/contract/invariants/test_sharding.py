@@ -1,5 +1,4 @@
-"""FSDP2 (`torch.distributed.fsdp.fully_shard`) on attached models: two processes compute what one
-does, and the saved adapter is whole."""
+"""FSDP2 (`fully_shard`) on models with adapters: two processes train and save what one does."""
 
 from __future__ import annotations
 
@@ -20,11 +19,11 @@ import adapterhub as ah
 from adapterhub.backbones.weights import is_sharded
 from adapterhub.errors import AttachError
 
-# The site modules, and what changes the backbone's own parameters.
+# Site modules, a prefix, and a method that trains the backbone's own parameters.
 CORE = [("lora", "llama"), ("prefix", "bert"), ("full", "bert")]
 METHODS = ("lora", "pfeiffer", "prefix", "prompt", "full")
 ALL = [(method, architecture) for architecture in ("llama", "bert") for method in METHODS]
-CASES = ALL if tiny_models.MATRIX == tiny_models.ARCHITECTURES else CORE
+CASES = ALL if tiny_models.FULL_MATRIX else CORE
 STEPS = 2
 
 
@@ -35,7 +34,7 @@ def attached(method, architecture):
 
 
 def shard(model):
-    """As a user does: each layer, then the rest."""
+    """Shard each layer, then the whole model, as users do."""
     for module in list(model.modules()):
         if (
             isinstance(module, torch.nn.ModuleList)
@@ -47,7 +46,7 @@ def shard(model):
 
 
 def fit(model, adapter, rank=0, world=1):
-    """Steps on this process's rows of a batch; the gradient is the mean over the processes."""
+    """Train on this process's rows of a batch; gradients are averaged over the processes."""
     optimizer = torch.optim.SGD(adapter.parameters(), lr=0.5)
     ids = tiny_models.batch(4)["input_ids"]
     rows = slice(rank * 4 // world, (rank + 1) * 4 // world)
@@ -58,16 +57,17 @@ def fit(model, adapter, rank=0, world=1):
         optimizer.step()
 
 
-def work(folder):
-    """What each of the two processes does, for each case; the first says what it saw."""
+def train_sharded(folder):
+    """Train and save every case; runs in each process. Rank 0 records the parameter counts."""
     dist.init_process_group("gloo")
-    rank, seen = dist.get_rank(), {}
+    rank, counts = dist.get_rank(), {}
     for method, architecture in CASES:
         model, adapter = attached(method, architecture)
         plain = {n for n, p in model.named_parameters() if p.requires_grad}
         shard(model)
-        own = adapter.parameters()
-        seen[f"{method}-{architecture}"] = [len(own), sum(map(is_sharded, own)), len(plain)]
+        trained = adapter.parameters()
+        sharded_count = sum(map(is_sharded, trained))
+        counts[f"{method}-{architecture}"] = [len(trained), sharded_count, len(plain)]
         fit(model, adapter, rank, 2)
         adapter.save(folder / f"{method}-{architecture}")
     with pytest.raises(AttachError, match="attach first, then fully_shard"):
@@ -75,13 +75,13 @@ def work(folder):
     with pytest.raises(AttachError, match="cannot be swapped"):
         ah.activate(model)  # the last case is `full`
     if rank == 0:
-        (folder / "seen.json").write_text(json.dumps(seen))
+        (folder / "counts.json").write_text(json.dumps(counts))
     dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory):
-    """The folder where two processes saved each case."""
+    """Run two processes; return the folder where they saved each case."""
     folder = tmp_path_factory.mktemp("sharded")
     launch = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", __file__, str(folder)]
     done = subprocess.run(
@@ -93,10 +93,11 @@ def sharded(tmp_path_factory):
     return folder
 
 
-def test_all_that_trains_is_sharded(sharded):
-    seen = json.loads((sharded / "seen.json").read_text())
-    assert len(seen) == len(CASES)
-    assert all(own == parts == plain > 0 for own, parts, plain in seen.values()), seen
+def test_every_trained_parameter_is_sharded(sharded):
+    counts = json.loads((sharded / "counts.json").read_text())
+    assert len(counts) == len(CASES)
+    for trained, sharded_count, plain in counts.values():
+        assert trained == sharded_count == plain > 0, counts
 
 
 @pytest.mark.parametrize(("method", "architecture"), CASES)
@@ -114,10 +115,10 @@ def test_two_sharded_processes_save_what_one_trains(method, architecture, sharde
         torch.testing.assert_close(two[key], tensor, atol=1e-6, rtol=1e-4)
     assert any(not torch.allclose(two[k], start[k], atol=1e-4) for k in two.keys() & start.keys())
     fresh = tiny_models.model(architecture, **tiny_models.NO_DROPOUT)
-    ah.load(fresh, sharded / name)  # the fingerprint is that of the whole backbone
+    ah.load(fresh, sharded / name)  # the fingerprint is that of the unsharded backbone
     inputs = tiny_models.batch()
     torch.testing.assert_close(fresh(**inputs).logits, model(**inputs).logits, atol=1e-5, rtol=1e-4)
 
 
 if __name__ == "__main__":
-    work(Path(sys.argv[1]))
+    train_sharded(Path(sys.argv[1]))

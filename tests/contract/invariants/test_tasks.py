@@ -1,5 +1,4 @@
-"""Each method trains each task by a recipe, and its saved adapter predicts what the run's model
-did."""
+"""Each method trains each task from a recipe; the saved adapter predicts like the trained model."""
 
 from __future__ import annotations
 
@@ -7,6 +6,7 @@ import math
 import os
 
 import pytest
+import tiny_models
 import torch
 from matrix import REFUSED, example
 from task_cases import CASES
@@ -18,22 +18,22 @@ from adapterhub.methods._spec import dump_methods
 from adapterhub.tasks import TASKS
 from adapterhub.training import run as running
 from adapterhub.training.recipe import read
-from adapterhub.training.report import Silent
+from adapterhub.training.report import Reporter
 
 STEPS = 16
-FULL = os.environ.get("ADAPTERHUB_MATRIX") == "full"
-# A bottleneck, an update of weights, and virtual tokens.
+# A bottleneck, a low-rank update, and virtual tokens.
 CORE_METHODS = ("pfeiffer", "lora", "prompt")
 CORE_TASK = "tagging"
-# The language model's own head belongs to the backbone.
+# A language model's head belongs to the backbone.
 HEADLESS = {("head", task) for task in ("causal-lm", "seq2seq", "span-corruption")}
 SITELESS = {(m, t) for m in METHODS for t, case in CASES.items() if (m, case.backbone) in REFUSED}
 ALL = [(method, task) for method in sorted(METHODS) for task in sorted(TASKS)]
-NOT_HERE = sorted(SITELESS | HEADLESS)
+UNSUPPORTED = sorted(SITELESS | HEADLESS)
 CELLS = [
     (method, task)
     for method, task in ALL
-    if (method, task) not in NOT_HERE and (FULL or method in CORE_METHODS or task == CORE_TASK)
+    if (method, task) not in UNSUPPORTED
+    and (tiny_models.FULL_MATRIX or method in CORE_METHODS or task == CORE_TASK)
 ]
 
 
@@ -42,15 +42,16 @@ def test_the_matrix_covers_every_method_and_task():
     assert CASES.keys() == TASKS.keys()
     assert {method for method, _ in CELLS} == METHODS.keys()
     assert {task for _, task in CELLS} == TASKS.keys()
-    assert set(NOT_HERE) < set(ALL)
-    assert not FULL or len(CELLS) + len(NOT_HERE) == len(METHODS) * len(TASKS)
+    assert set(UNSUPPORTED) < set(ALL)
+    cells = len(METHODS) * len(TASKS)
+    assert not tiny_models.FULL_MATRIX or len(CELLS) + len(UNSUPPORTED) == cells
 
 
 @pytest.fixture
 def recipe(backbones, tmp_path):
-    """The recipe of a cell: a few steps, each on all of the data."""
+    """Return a function that makes the recipe of a cell: a few steps, each on all data."""
 
-    def of(method, task):
+    def recipe_of(method, task):
         case = CASES[task]
         file = str(case.data(tmp_path))
         flags = {
@@ -64,29 +65,29 @@ def recipe(backbones, tmp_path):
         )  # fmt: skip
         return read(None, [f"train.{option}" for option in options], flags)
 
-    return of
+    return recipe_of
 
 
 def loss(model, encoded):
-    """The loss on all of the training data."""
+    """Compute the loss on all training data."""
     model.eval()
     with torch.no_grad():
         return model(**encoded.batch(range(len(encoded.rows)))).loss.item()
 
 
 @pytest.mark.parametrize(("method", "task"), CELLS)
-def test_a_recipe_trains_and_its_adapter_is_what_it_trained(method, task, recipe, monkeypatch):
-    kept = []
+def test_a_saved_adapter_predicts_like_the_trained_model(method, task, recipe, monkeypatch):
+    captured = []
 
     def prepare(recipe):
-        kept.append(running_prepare(recipe))
-        kept.append(loss(kept[0].model, kept[0].train))
-        return kept[0]
+        ready = original_prepare(recipe)
+        captured.extend([ready, loss(ready.model, ready.train)])
+        return ready
 
-    running_prepare = running.prepare
+    original_prepare = running.prepare
     monkeypatch.setattr(running, "prepare", prepare)
-    outcome = running.run(recipe(method, task), Silent())
-    ready, before = kept
+    outcome = running.run(recipe(method, task), Reporter())
+    ready, before = captured
     after = loss(ready.model, ready.train)
     assert after < before
     metric = ready.data.task.main_metric
@@ -100,12 +101,12 @@ def test_a_recipe_trains_and_its_adapter_is_what_it_trained(method, task, recipe
     assert evaluated == pytest.approx(outcome.metrics, abs=1e-5, nan_ok=True)
 
 
-@pytest.mark.parametrize(("method", "task"), NOT_HERE)
-def test_a_refused_cell_says_why(method, task, recipe, record_property):
-    chosen = recipe(method, task)
+@pytest.mark.parametrize(("method", "task"), UNSUPPORTED)
+def test_a_refused_cell_names_the_method(method, task, recipe, record_property):
+    cell = recipe(method, task)
     kind = SiteError if (method, task) in SITELESS else AttachError
     with pytest.raises(kind) as error:
-        running.run(chosen, Silent())
+        running.run(cell, Reporter())
     record_property("reason", error.value.problem)
     assert method in error.value.problem
-    assert not os.path.exists(chosen.output)
+    assert not os.path.exists(cell.output)

@@ -1,4 +1,4 @@
-"""New tokens, the tokenizer and the chat template travel with an adapter."""
+"""New tokens, the tokenizer's identity and the chat template are saved with an adapter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from adapterhub.errors import AttachError, MismatchError
 from adapterhub.files.native import read_adapter, read_manifest, write_adapter
 
 NEW = ["<a>", "<b>"]
-BEYOND = [*(f"<n{i}>" for i in range(50)), *NEW]  # more than the rows that no token uses
+BEYOND = [*(f"<n{i}>" for i in range(50)), *NEW]  # more than the embedding's unused rows
 KINDS = {"bert": "masked-lm", "gpt2": "causal-lm", "llama": "causal-lm", "t5": "seq2seq",
          "bart": "seq2seq"}  # fmt: skip
 
@@ -44,8 +44,8 @@ def scores(model, tokenizer, text="the <a> movie <b>"):
 
 
 @pytest.mark.parametrize("tokens", [NEW, BEYOND], ids=["spare rows", "beyond the rows"])
-def test_new_tokens_are_learned_saved_and_loaded_alone(folder, tokens, tmp_path):
-    """After adding tokens only those rows are saved, and load resizes the base automatically."""
+def test_only_new_tokens_are_trained_saved_and_loaded(folder, tokens, tmp_path):
+    """Only the rows of new tokens are saved; loading restores them on an unchanged backbone."""
     torch.manual_seed(0)
     model, tokenizer = loaded(folder, new_tokens=tokens)
     before = copy.deepcopy(model.state_dict())
@@ -81,34 +81,34 @@ def test_new_tokens_are_learned_saved_and_loaded_alone(folder, tokens, tmp_path)
     old = scores(fresh, plain, "the movie").logits
     restored = ah.load(fresh, tmp_path / "a")
     assert plain.convert_tokens_to_ids(tokens) == ids
-    found = scores(fresh, plain)
-    assert torch.equal(found.logits, expected.logits)
-    assert torch.equal(found.loss, expected.loss)
+    loaded_scores = scores(fresh, plain)
+    assert torch.equal(loaded_scores.logits, expected.logits)
+    assert torch.equal(loaded_scores.loss, expected.loss)
     restored.detach()
     assert torch.equal(scores(fresh, plain, "the movie").logits, old)
     assert fresh.config.vocab_size == tiny_models.VOCAB
     assert not any("adapterhub" in name for name in fresh.state_dict())
 
 
-def test_30_tokens_grow_the_file_by_their_rows(tmp_path, backbone):
-    """The size grows by about 30 x hidden x dtype."""
+def test_30_tokens_enlarge_the_file_by_their_rows(tmp_path, backbone):
+    """The file grows by 30 rows of the hidden size, in fp32."""
     sizes = []
     for tokens in ([], [f"<t{i}>" for i in range(30)]):
         model, _ = ah.load_backbone(str(backbone), new_tokens=tokens)
-        place = tmp_path / str(len(tokens))
-        ah.attach(model, "lora").save(place)
-        sizes.append((place / "adapter.safetensors").stat().st_size)
+        folder = tmp_path / str(len(tokens))
+        ah.attach(model, "lora").save(folder)
+        sizes.append((folder / "adapter.safetensors").stat().st_size)
     rows = 30 * model.config.hidden_size * 4
     assert 0 <= sizes[1] - sizes[0] - rows < 200
 
 
-def test_a_model_that_was_resized_before(tmp_path, backbones):
-    """Plain calls of transformers, then attach: the base is still the base."""
+def test_a_resized_model_keeps_its_original_fingerprint(tmp_path, backbones):
+    """After transformers' own resize, the adapter still belongs to the original backbone."""
     folder = (backbones("llama"), "causal-lm")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder[0])
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder[0])
-    known = len(tokenizer)
-    filler = [f"<f{i}>" for i in range(tiny_models.VOCAB - known)]  # ids that have rows already
+    unused = tiny_models.VOCAB - len(tokenizer)
+    filler = [f"<f{i}>" for i in range(unused)]  # their ids already have rows
     tokenizer.add_tokens([*filler, *NEW])
     model.resize_token_embeddings(len(tokenizer))
     with pytest.raises(AttachError, match="which tokens are new") as error:
@@ -126,25 +126,23 @@ def test_a_model_that_was_resized_before(tmp_path, backbones):
     assert torch.equal(scores(base, tokenizer).logits, expected)
 
 
-def test_rows_train_alone_and_old_rows_stay(backbones):
+def test_only_the_rows_of_new_tokens_train(backbones):
     model, tokenizer = ah.load_backbone(str(backbones("gpt2")), task="causal-lm", new_tokens=NEW)
     adapter = ah.attach(model, "lora")
     rows = adapter.tensors()["tokens.input"]
-    scores_ = model(**batch(model, tokenizer))
-    scores_.loss.backward()
+    model(**batch(model, tokenizer)).loss.backward()
     assert rows.grad.abs().sum(1).gt(0).all()
     assert not model.get_input_embeddings().weight.requires_grad
     assert torch.equal(rows[0], model.get_input_embeddings().weight.mean(0))
 
 
-def test_without_its_adapter_a_model_has_its_own_size(backbones, tmp_path):
+def test_the_vocabulary_size_follows_the_active_adapter(backbones, tmp_path):
     model, tokenizer = ah.load_backbone(str(backbones("bart")), task="seq2seq")
     ah.attach(model, "lora", name="plain")
     tokenizer.add_tokens(NEW)
     adapter = ah.attach(model, "lora", name="more")
     assert adapter.new_tokens is not None
-    top = max(tokenizer.convert_tokens_to_ids(NEW)) + 1
-    size = max(top, tiny_models.VOCAB)
+    size = max(max(tokenizer.convert_tokens_to_ids(NEW)) + 1, tiny_models.VOCAB)
     assert scores(model, tokenizer, "the movie").logits.shape[-1] == size
     ah.activate(model, "plain")
     assert scores(model, tokenizer, "the movie").logits.shape[-1] == tiny_models.VOCAB
@@ -154,16 +152,16 @@ def test_without_its_adapter_a_model_has_its_own_size(backbones, tmp_path):
     assert made.shape[0] == 1
 
 
-def test_a_copied_model_keeps_its_rows(backbones):
+def test_a_copied_model_keeps_its_new_tokens(backbones):
     model, tokenizer = ah.load_backbone(str(backbones("llama")), task="causal-lm", new_tokens=NEW)
     tiny_models.scramble(ah.attach(model, "lora"))
-    twin = copy.deepcopy(model)
-    assert tokenizer_snapshot(twin).tokenizer is tokenizer
-    assert torch.equal(scores(twin, tokenizer).logits, scores(model, tokenizer).logits)
+    copied = copy.deepcopy(model)
+    assert tokenizer_snapshot(copied).tokenizer is tokenizer
+    assert torch.equal(scores(copied, tokenizer).logits, scores(model, tokenizer).logits)
 
 
 def test_another_tokenizer_is_refused(backbones, tmp_path):
-    """Loading with another tokenizer raises."""
+    """The error names both tokenizers; `any_tokenizer` overrides it."""
     folder = backbones("llama")
     model, _ = ah.load_backbone(str(folder), task="causal-lm")
     ah.attach(model, "lora").save(tmp_path / "a")
@@ -179,7 +177,7 @@ def test_another_tokenizer_is_refused(backbones, tmp_path):
     ah.load(plain, tmp_path / "a", any_tokenizer=True)
 
 
-def test_other_tokens_under_the_same_ids_are_refused(backbones, tmp_path):
+def test_different_tokens_with_the_same_ids_are_refused(backbones, tmp_path):
     folder = str(backbones("llama"))
     model, _ = ah.load_backbone(folder, task="causal-lm", new_tokens=NEW)
     ah.attach(model, "lora").save(tmp_path / "a")
@@ -191,8 +189,8 @@ def test_other_tokens_under_the_same_ids_are_refused(backbones, tmp_path):
     assert len(tokenizer) == before
 
 
-def test_an_id_that_no_tokenizer_gives_takes_no_memory(backbones, tmp_path):
-    """Nothing is allocated beyond limits: logits are as wide as the last id."""
+def test_a_huge_token_id_is_refused(backbones, tmp_path):
+    """Logits are as wide as the highest id, so a forged id far above the vocabulary is refused."""
     model, _ = ah.load_backbone(str(backbones("llama")), task="causal-lm", new_tokens=NEW)
     ah.attach(model, "lora").save(tmp_path / "a")
     manifest, tensors = read_adapter(tmp_path / "a")
@@ -204,8 +202,8 @@ def test_an_id_that_no_tokenizer_gives_takes_no_memory(backbones, tmp_path):
     assert not any("adapterhub" in name for name in plain.state_dict())
 
 
-def test_a_refused_adapter_teaches_the_tokenizer_nothing(backbones, tmp_path):
-    """Nothing is half-loaded."""
+def test_a_refused_adapter_leaves_the_tokenizer_unchanged(backbones, tmp_path):
+    """A refused load does not add its tokens to the tokenizer."""
     folder = str(backbones("llama"))
     model, _ = ah.load_backbone(folder, task="causal-lm", new_tokens=NEW)
     ah.attach(model, "lora").save(tmp_path / "a")
@@ -217,12 +215,12 @@ def test_a_refused_adapter_teaches_the_tokenizer_nothing(backbones, tmp_path):
     assert tokenizer.convert_tokens_to_ids("<a>") == tokenizer.unk_token_id
 
 
-def test_the_chat_template_travels(backbones, tmp_path):
-    """The manifest holds a tokenizer hash and the chat template."""
+def test_the_chat_template_is_saved_and_restored(backbones, tmp_path):
+    """The chat template is saved, set on load, and reset by detach."""
     folder = str(backbones("llama"))
     model, tokenizer = ah.load_backbone(folder, task="causal-lm")
-    own = tokenizer.chat_template
-    tokenizer.chat_template = template = own + "{# mine #}"
+    original = tokenizer.chat_template
+    tokenizer.chat_template = template = original + "{# mine #}"
     ah.attach(model, "lora").save(tmp_path / "a")
     manifest = read_manifest(tmp_path / "a")
     assert manifest.chat_template == template
@@ -232,7 +230,7 @@ def test_the_chat_template_travels(backbones, tmp_path):
     assert plain.chat_template == template
     assert adapter.manifest().chat_template == template
     adapter.detach()
-    assert plain.chat_template == own
+    assert plain.chat_template == original
 
 
 def identity(tokenizer):
@@ -240,8 +238,8 @@ def identity(tokenizer):
     return remember_tokenizer(model, tokenizer, len(tokenizer)).identity()
 
 
-def test_the_identity_of_a_tokenizer(backbone, tmp_path):
-    """Of its content: not of its padding, truncation, template, name or folder."""
+def test_a_tokenizer_identity_depends_on_its_content(backbone, tmp_path):
+    """It depends on the vocabulary, not on padding, truncation, template, name or folder."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(backbone)
     expected = identity(tokenizer)
     tokenizer("the movie", padding="max_length", truncation=True, max_length=8)
@@ -261,7 +259,7 @@ def test_the_identity_of_a_tokenizer(backbone, tmp_path):
     assert len({expected, identity(tokenizer), *map(identity, others)}) == 4
 
 
-def test_a_token_that_is_added_later_is_not_of_the_identity(backbones):
+def test_tokens_added_later_do_not_change_the_identity(backbones):
     model, tokenizer = ah.load_backbone(str(backbones("llama")), task="causal-lm")
     expected = tokenizer_snapshot(model).identity()
     tokenizer.add_tokens([AddedToken("don", single_word=False), "<a>"])

@@ -1,5 +1,4 @@
-"""LoRA and its siblings compute what `peft` computes, on the same backbone with the same
-tensors."""
+"""Outputs of lora, rslora, dora and pissa equal those of `peft` with the same tensors."""
 
 from __future__ import annotations
 
@@ -36,9 +35,9 @@ def modules_with(model, attribute):
 
 
 def compare(
-    architecture, spec, sites, targets, copy_more=lambda own, layer: None, atol=1e-5, **config
+    architecture, spec, sites, targets, copy_more=lambda module, layer: None, atol=1e-5, **config
 ):
-    """Ours and theirs, with the tensors of ours, give the same logits."""
+    """Copy our tensors into a peft model, and compare the logits."""
     backbone = tiny_models.model(architecture)
     ours = copy.deepcopy(backbone)
     (name, options), *_ = spec.items()
@@ -56,52 +55,52 @@ def compare(
     layers = modules_with(theirs, "lora_A")
     assert len(layers) == len(hosts) > 0
     for name, layer in layers:
-        own = hosts[name.removeprefix("base_model.model.")]
-        layer.lora_A["default"].weight.data.copy_(own.A)
-        layer.lora_B["default"].weight.data.copy_(own.B)
-        copy_more(own, layer)
+        module = hosts[name.removeprefix("base_model.model.")]
+        layer.lora_A["default"].weight.data.copy_(module.A)
+        layer.lora_B["default"].weight.data.copy_(module.B)
+        copy_more(module, layer)
     for name, module in adapter.head.own.items():
         theirs.base_model.model.get_submodule(name).load_state_dict(module.state_dict())
     with torch.no_grad():
         bare = tiny_models.model(architecture)(**tiny_models.batch()).logits
         expected = theirs(**tiny_models.batch()).logits
-        found = ours(**tiny_models.batch()).logits
-    assert not torch.allclose(found, bare, atol=1e-2)
-    torch.testing.assert_close(found, expected, atol=atol, rtol=1e-5)
+        logits = ours(**tiny_models.batch()).logits
+    assert not torch.allclose(logits, bare, atol=1e-2)
+    torch.testing.assert_close(logits, expected, atol=atol, rtol=1e-5)
 
 
 @pytest.mark.parametrize("architecture", LORA)
-def test_lora(architecture):
+def test_lora_equals_peft(architecture):
     compare(
         architecture, {"lora": {"rank": 4, "alpha": 12}}, *LORA[architecture], r=4, lora_alpha=12
     )
 
 
 @pytest.mark.parametrize("architecture", LORA)
-def test_rslora(architecture):
+def test_rslora_equals_peft(architecture):
     spec = {"rslora": {"rank": 4, "alpha": 3}}
     compare(architecture, spec, *LORA[architecture], r=4, lora_alpha=3, use_rslora=True)
 
 
-def test_ranks_that_differ():
+def test_ranks_by_site_equal_peft():
     spec = {"lora": {"rank": 4, "alpha": 12, "ranks": {"attn.q": 2, "encoder.1.attn.v": 3}}}
     ranks = {r".*query": 2, r".*layer\.1\..*value": 3}
     compare("bert", spec, *LORA["bert"], r=4, lora_alpha=12, rank_pattern=ranks)
 
 
 @pytest.mark.parametrize("architecture", LORA)
-def test_dora(architecture):
-    def magnitude(own, layer):
-        layer.lora_magnitude_vector["default"].weight.data.copy_(own.magnitude)
+def test_dora_equals_peft(architecture):
+    def copy_magnitude(module, layer):
+        layer.lora_magnitude_vector["default"].weight.data.copy_(module.magnitude)
 
     spec = {"dora": {"rank": 4, "alpha": 12}}
     options = {"r": 4, "lora_alpha": 12, "use_dora": True}
-    compare(architecture, spec, *LORA[architecture], magnitude, **options)
+    compare(architecture, spec, *LORA[architecture], copy_magnitude, **options)
 
 
 @pytest.mark.parametrize("architecture", LORA)
-def test_pissa(architecture):
-    """peft takes the principal components off its own copy of W."""
+def test_pissa_equals_peft(architecture):
+    """peft subtracts the principal components from its own copy of W."""
     spec = {"pissa": {"rank": 4, "alpha": 12, "iterations": 0}}
     options = {"r": 4, "lora_alpha": 12, "init_lora_weights": "pissa"}
     compare(architecture, spec, *LORA[architecture], atol=1e-4, **options)

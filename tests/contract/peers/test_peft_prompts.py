@@ -1,5 +1,4 @@
-"""Prefix tuning, prompt tuning and P-tuning compute what `peft` computes, on the same
-backbone with the same tensors."""
+"""Outputs of prefix, prompt and p-tuning equal those of `peft` with the same tensors."""
 
 from __future__ import annotations
 
@@ -16,14 +15,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:Futur
 
 
 def positions(length, rows=3, tokens=9):
-    """peft keeps the prefix in the KV cache, so that tokens count their positions behind it."""
+    """Return positions after the prefix, as in peft, which keeps the prefix in the KV cache."""
     return torch.arange(length, length + tokens).expand(rows, -1)
 
 
 @pytest.mark.parametrize(
     "architecture", ["gpt2", "llama", "qwen2", "gpt_neox", "phi3", "olmo2", "mixtral"]
 )
-def test_prefix(architecture):
+def test_prefix_equals_peft(architecture):
     backbone = tiny_models.model(architecture, "causal-lm")
     ours = copy.deepcopy(backbone)
     adapter = ah.attach(ours, "prefix(length=5)")
@@ -36,12 +35,12 @@ def test_prefix(architecture):
     inputs = tiny_models.batch()
     with torch.no_grad():
         expected = theirs(**inputs).logits
-        found = ours(**inputs, position_ids=positions(5)).logits
-    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+        logits = ours(**inputs, position_ids=positions(5)).logits
+    torch.testing.assert_close(logits, expected, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama", "qwen2"])
-def test_prefix_with_projection(architecture):
+def test_a_reparametrized_prefix_equals_peft(architecture):
     backbone = tiny_models.model(architecture, "causal-lm")
     ours = copy.deepcopy(backbone)
     adapter = ah.attach(ours, "prefix(length=5, reparametrize=True, middle=7)")
@@ -60,8 +59,8 @@ def test_prefix_with_projection(architecture):
     inputs = tiny_models.batch()
     with torch.no_grad():
         expected = theirs(**inputs).logits
-        found = ours(**inputs, position_ids=positions(5)).logits
-    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+        logits = ours(**inputs, position_ids=positions(5)).logits
+    torch.testing.assert_close(logits, expected, atol=2e-5, rtol=1e-4)
 
 
 DECODERS = ("gpt2", "llama", "bloom", "gptj", "phi3")
@@ -74,23 +73,23 @@ KINDS = {
 
 
 @pytest.mark.parametrize("architecture", TASKS)
-def test_prompt(architecture):
+def test_prompt_equals_peft(architecture):
     backbone = tiny_models.model(architecture, TASKS[architecture])
     ours = copy.deepcopy(backbone)
     adapter = ah.attach(ours, "prompt(length=5)")
-    # peft asks for the prompt of both stacks of an encoder-decoder, but puts it into the encoder
-    # alone.
+    # peft trains a prompt for both stacks of an encoder-decoder by default, but uses the encoder's
+    # only.
     config = peft.PromptTuningConfig(
         task_type=KINDS[TASKS[architecture]], num_virtual_tokens=5, num_transformer_submodules=1
     )
     theirs = peft.get_peft_model(backbone, config).eval()
     theirs.prompt_encoder["default"].embedding.weight.data.copy_(adapter.placed[0].module.prompt)
-    same_outputs(ours, theirs, TASKS[architecture])
+    assert_same_outputs(ours, theirs, TASKS[architecture])
 
 
 @pytest.mark.parametrize("encoder", ["mlp", "lstm"])
 @pytest.mark.parametrize("architecture", TASKS)
-def test_p_tuning(architecture, encoder):
+def test_p_tuning_equals_peft(architecture, encoder):
     backbone = tiny_models.model(architecture, TASKS[architecture])
     ours = copy.deepcopy(backbone)
     adapter = ah.attach(ours, f"p-tuning(length=5, middle=7, encoder='{encoder}')")
@@ -104,20 +103,21 @@ def test_p_tuning(architecture, encoder):
         encoder_dropout=0.0,
     )
     theirs = peft.get_peft_model(backbone, config).eval()
-    own, other = adapter.placed[0].module, theirs.prompt_encoder["default"]
-    other.embedding.weight.data.copy_(own.prompt)
-    other.mlp_head.load_state_dict(own.head.state_dict())
+    module, peft_encoder = adapter.placed[0].module, theirs.prompt_encoder["default"]
+    peft_encoder.embedding.weight.data.copy_(module.prompt)
+    peft_encoder.mlp_head.load_state_dict(module.head.state_dict())
     if encoder == "lstm":
-        other.lstm_head.load_state_dict(own.lstm.state_dict())
-    same_outputs(ours, theirs, TASKS[architecture])
+        peft_encoder.lstm_head.load_state_dict(module.lstm.state_dict())
+    assert_same_outputs(ours, theirs, TASKS[architecture])
 
 
-def same_outputs(ours, theirs, task):
+def assert_same_outputs(ours, theirs, task):
+    """Compare the outputs; peft returns those of the virtual tokens too, except for T5."""
     inputs = tiny_models.batch()
     if task == "seq2seq":
         inputs["decoder_input_ids"] = inputs["input_ids"][:, :4]
     with torch.no_grad():
-        expected, found = theirs(**inputs), ours(**inputs)
+        expected, output = theirs(**inputs), ours(**inputs)
     name = "last_hidden_state" if task == "features" else "logits"
-    strip = 0 if task == "seq2seq" else 5
-    torch.testing.assert_close(found[name], expected[name][:, strip:], atol=2e-5, rtol=1e-4)
+    virtual = 0 if task == "seq2seq" else 5
+    torch.testing.assert_close(output[name], expected[name][:, virtual:], atol=2e-5, rtol=1e-4)

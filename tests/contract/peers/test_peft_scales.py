@@ -1,4 +1,4 @@
-"""Norm tuning and IA3 compute what `peft` computes, on the same backbone with the same tensors."""
+"""Outputs of norms and ia3 equal those of `peft` with the same tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import adapterhub as ah
 
 peft = pytest.importorskip("peft")
-# peft copies a norm whatever it is, and says so of those that it has no name for.
+# peft copies any norm, and warns about classes that it does not list.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Unsupported layer type.*:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning"),
@@ -31,13 +31,13 @@ def logits(model):
         return model(**tiny_models.batch()).logits
 
 
-def same_head(adapter, theirs):
+def copy_head(adapter, theirs):
     for name, module in adapter.head.own.items():
         theirs.base_model.model.get_submodule(name).load_state_dict(module.state_dict())
 
 
 @pytest.mark.parametrize("architecture", NORMS)
-def test_norms(architecture):
+def test_norms_equal_peft(architecture):
     backbone = tiny_models.model(architecture)
     ours = copy.deepcopy(backbone)
     adapter = ah.attach(ours, "norms")
@@ -47,21 +47,21 @@ def test_norms(architecture):
     theirs = peft.get_peft_model(backbone, config).eval()
     layers = [m for m in theirs.modules() if hasattr(m, "ln_tuning_layers")]
     assert sum(p.numel() for m in layers for p in m.ln_tuning_layers.parameters()) > 0
-    own = {n: p for n, p in ours.named_parameters() if "adapterhub" not in n}
-    moved = 0
+    parameters = {n: p for n, p in ours.named_parameters() if "adapterhub" not in n}
+    copied = 0
     for name, module in theirs.base_model.model.named_modules():
         if hasattr(module, "ln_tuning_layers"):
             for key, parameter in module.ln_tuning_layers["default"].named_parameters():
-                parameter.data.copy_(own[f"{name}.{key}"])
-                moved += parameter.numel()
-    assert moved == adapter.count()
-    same_head(adapter, theirs)
+                parameter.data.copy_(parameters[f"{name}.{key}"])
+                copied += parameter.numel()
+    assert copied == adapter.count()
+    copy_head(adapter, theirs)
     assert not torch.allclose(logits(ours), logits(tiny_models.model(architecture)), atol=1e-3)
     torch.testing.assert_close(logits(ours), logits(theirs), atol=1e-6, rtol=1e-5)
 
 
 IA3 = {
-    # attention.output.dense is no target
+    # attention.output.dense is not a target
     "bert": (r".*(key|value|\d\.output\.dense)", r".*\d\.output\.dense"),
     "llama": (["k_proj", "v_proj", "down_proj"], ["down_proj"]),
     "t5": (["k", "v", "wo"], ["wo"]),
@@ -70,7 +70,7 @@ IA3 = {
 
 
 @pytest.mark.parametrize("architecture", IA3)
-def test_ia3(architecture):
+def test_ia3_equals_peft(architecture):
     targets, inputs = IA3[architecture]
     backbone = tiny_models.model(architecture)
     ours = copy.deepcopy(backbone)
@@ -84,13 +84,13 @@ def test_ia3(architecture):
     for name, layer in layers:
         parameter = layer.ia3_l["default"]
         parameter.data.copy_(hosts[name.removeprefix("base_model.model.")].scale.view_as(parameter))
-    same_head(adapter, theirs)
+    copy_head(adapter, theirs)
     assert not torch.allclose(logits(ours), logits(tiny_models.model(architecture)), atol=1e-2)
     torch.testing.assert_close(logits(ours), logits(theirs), atol=2e-6, rtol=1e-5)
 
 
-def test_ia3_on_a_fused_projection():
-    """peft rescales the whole of GPT-2's c_attn, query too: ours is theirs with ones there."""
+def test_ia3_on_a_fused_projection_equals_peft():
+    """peft scales all of GPT-2's c_attn; with ones for the query, that equals our ia3."""
     backbone = tiny_models.model("gpt2")
     ours = copy.deepcopy(backbone)
     adapter = ah.attach(ours, "ia3")
@@ -100,13 +100,13 @@ def test_ia3_on_a_fused_projection():
         target_modules=targets, feedforward_modules=targets[1:], fan_in_fan_out=True
     )
     theirs = peft.get_peft_model(backbone, config).eval()
-    own = {p.site.id: p.module.scale for p in adapter.placed}
+    scales = {p.site.id: p.module.scale for p in adapter.placed}
     for number, block in enumerate(theirs.base_model.model.transformer.h):
         key, value, middle = (
-            own[f"decoder.{number}.{r}"] for r in ("attn.k", "attn.v", "ffn.down")
+            scales[f"decoder.{number}.{r}"] for r in ("attn.k", "attn.v", "ffn.down")
         )
         whole = torch.cat([torch.ones_like(key), key, value])
         block.attn.c_attn.ia3_l["default"].data.copy_(whole[:, None])
         block.mlp.c_proj.ia3_l["default"].data.copy_(middle[None])
-    same_head(adapter, theirs)
+    copy_head(adapter, theirs)
     torch.testing.assert_close(logits(ours), logits(theirs), atol=2e-6, rtol=1e-5)

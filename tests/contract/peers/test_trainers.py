@@ -1,4 +1,4 @@
-"""The user's own tools work on an attached model: stock Trainer, a pipeline."""
+"""transformers' Trainer and pipelines work on a model with adapters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def rows(count=8):
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_stock_trainer(method, tmp_path):
+def test_the_stock_trainer_trains_only_the_adapter(method, tmp_path):
     model = tiny_models.model("bert")
     adapter = ah.attach(model, example(method))
     before = {n: t.detach().clone() for n, t in adapter.tensors().items()}
@@ -44,7 +44,7 @@ def test_stock_trainer(method, tmp_path):
         assert moved == isinstance(tensor, torch.nn.Parameter), name
 
 
-def test_pipeline(backbone):
+def test_a_pipeline_uses_the_active_adapter(backbone):
     tokenizer = AutoTokenizer.from_pretrained(backbone)
     model, _ = ah.load_backbone(str(backbone), task="classification", labels=["no", "yes"])
     adapter = ah.attach(model, "lora")

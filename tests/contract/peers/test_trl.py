@@ -1,4 +1,4 @@
-"""trl's trainers run on an attached model, with no argument that tells them of it (`make trl`)."""
+"""trl's trainers run on a model with adapters, without extra arguments (`make trl`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import adapterhub as ah
 from adapterhub.adapters.state import find_state
 from adapterhub.methods import METHODS
 
-trl = pytest.importorskip("trl", reason="its own environment: make trl")
+trl = pytest.importorskip("trl", reason="needs its own environment: make trl")
 # trl uses names that transformers 5.23 renamed.
 pytestmark = pytest.mark.filterwarnings("ignore:`(is_)?gradient_checkpointing:FutureWarning")
 
@@ -31,12 +31,12 @@ DPO = ("lora", "pfeiffer", "prefix", "prompt", "full")
 
 @pytest.fixture
 def loaded(backbones):
-    """A tiny Llama from its folder, with its tokenizer, as a user has it."""
+    """Load a tiny Llama and its tokenizer from a folder."""
     return ah.load_backbone(str(backbones("llama")), task="causal-lm")
 
 
 def pairs():
-    """A prompt, the completion that is wanted, and the one that is not."""
+    """Return prompts, each with a chosen and a rejected completion."""
     things = ("movie", "film", "plot", "actor", "scene", "end")
     return [(f"the {thing} was", " very good", " awful") for thing in things]
 
@@ -47,14 +47,14 @@ def logits(model):
 
 
 def frozen_bytes(model, adapter):
-    """Every tensor of the model that is not the adapter's."""
-    own = {id(t) for t in adapter.tensors().values()}
+    """Copy every tensor of the model that does not belong to the adapter."""
+    of_adapter = {id(t) for t in adapter.tensors().values()}
     named = [*model.named_parameters(), *model.named_buffers()]
-    return {name: t.detach().clone() for name, t in named if id(t) not in own}
+    return {name: t.detach().clone() for name, t in named if id(t) not in of_adapter}
 
 
 def train(trainer, model, adapter):
-    """Trains, checks that only the adapter moved, and returns the losses."""
+    """Train, check that only the adapter changed, and return the losses."""
     base = frozen_bytes(model, adapter)
     before = {n: t.detach().clone() for n, t in adapter.tensors().items()}
     trainer.train()
@@ -72,7 +72,7 @@ def train(trainer, model, adapter):
 
 
 @pytest.mark.parametrize("method", CAUSAL)
-def test_sft(method, loaded, tmp_path):
+def test_sft_trains_only_the_adapter(method, loaded, tmp_path):
     model, tokenizer = loaded
     adapter = ah.attach(model, example(method))
     rows = Dataset.from_list([{"prompt": p, "completion": good} for p, good, _ in pairs()])
@@ -98,9 +98,8 @@ def preferences(folder, model, tokenizer, **more):
 
 
 @pytest.mark.parametrize("method", DPO)
-def test_dpo_prefers_to_the_bare_backbone(method, loaded, tmp_path):
-    """trl loads its reference from the backbone's own folder: it is the backbone as it was before
-    any adapter, and training does not move it."""
+def test_dpo_uses_the_bare_backbone_as_reference(method, loaded, tmp_path):
+    """trl loads its reference model from the backbone's folder, and training does not change it."""
     model, tokenizer = loaded
     bare = logits(model)
     adapter = ah.attach(model, example(method))
@@ -118,8 +117,8 @@ def test_dpo_prefers_to_the_bare_backbone(method, loaded, tmp_path):
 
 
 @pytest.mark.parametrize("method", DPO)
-def test_dpo_prefers_to_a_trained_adapter_by_a_copy_of_the_model(method, loaded, tmp_path):
-    """Where an adapter was trained before (SFT), the reference is a copy of the model with it."""
+def test_dpo_uses_a_copy_with_the_adapter_as_reference(method, loaded, tmp_path):
+    """After SFT, the reference is a copy of the model with its adapter."""
     model, tokenizer = loaded
     adapter = ah.attach(model, example(method))
     tiny_models.scramble(adapter)

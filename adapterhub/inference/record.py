@@ -1,0 +1,87 @@
+"""The training record of an adapter: the settings of its run that new data is read with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from adapterhub.config.options import from_dict
+from adapterhub.data.options import DataOptions
+from adapterhub.errors import ConfigError, FileError
+from adapterhub.files.manifest import Manifest
+from adapterhub.files.native import read_manifest
+from adapterhub.registry.api import pull
+from adapterhub.tasks import Task, parse_task
+from adapterhub.training.recipe import DATA_SOURCES
+
+
+@dataclass(frozen=True)
+class TrainingRecord:
+    """What an adapter was trained for: the task, and the defaults for new data."""
+
+    task: Task
+    data: DataOptions
+    max_length: int = 128
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class _RecordedOptions:
+    data: DataOptions
+    max_length: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.max_length < 1 or self.seed < 0:
+            raise ConfigError(
+                f"max_length is {self.max_length}, seed is {self.seed}",
+                expected="a length of 1 or more, a seed of 0 or more",
+            )
+
+
+def read_training_record(reference: str | Path) -> TrainingRecord:
+    """Read the training record of an adapter, without loading a model.
+
+    Raises:
+        FileError: the adapter is missing, or its files or its training record are broken.
+    """
+    return training_record(read_manifest(pull(reference)))
+
+
+def training_record(manifest: Manifest) -> TrainingRecord:
+    """Extract the training record from a manifest.
+
+    The manifest may come from a stranger: columns and formats are taken from it, but no paths or
+    names of data.
+
+    Raises:
+        FileError: the record is broken.
+    """
+    try:
+        recipe = _mapping(manifest.training, "recipe")
+        data, train = _mapping(recipe, "data"), _mapping(recipe, "train")
+        options = from_dict(
+            _RecordedOptions,
+            {
+                "data": {k: v for k, v in data.items() if k not in (*DATA_SOURCES, "rows")},
+                "max_length": train.get("max_length", 128),
+                "seed": manifest.training.get("seed", 0),
+            },
+        )
+        task = parse_task(recipe.get("task") or manifest.task or "classification")
+    except ConfigError as error:
+        raise FileError(
+            f"the training record of {manifest.name!r} cannot be used",
+            offenders=[error.problem, *error.offenders],
+            expected="the record of a run of this or an older version of adapterhub",
+        ) from error
+    return TrainingRecord(task, options.data, options.max_length, options.seed)
+
+
+def _mapping(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = parent.get(name) or {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} is not a mapping")
+    return value

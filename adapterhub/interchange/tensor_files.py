@@ -1,0 +1,83 @@
+"""Other libraries' tensor files: safetensors, or a pickle of tensors where the user allows it."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from adapterhub.errors import FileError
+from adapterhub.files.atomic import UnreadableError, read_file
+from adapterhub.files.schema import shorten
+
+MAX_TENSOR_BYTES = 64 << 30
+
+
+def read_tensor_file(
+    folder: Path, safetensors_name: str, pickle_name: str, *, allow_pickle: bool = False
+) -> dict[str, Tensor]:
+    """Read a checkpoint's tensors from safetensors or, if allowed, from a pickle.
+
+    A pickle is opened with torch's `weights_only` loader, which runs no code.
+
+    Args:
+        folder: the checkpoint's folder.
+        safetensors_name: name of the safetensors file.
+        pickle_name: name of the pickle, used if there is no safetensors file.
+        allow_pickle: whether a pickle may be opened.
+
+    Raises:
+        FileError: the file is missing, damaged, or a pickle that was not allowed; or tensors are
+            empty, non-finite or not of a floating-point dtype.
+    """
+    is_pickle = not (folder / safetensors_name).exists() and (folder / pickle_name).exists()
+    name = pickle_name if is_pickle else safetensors_name
+    if is_pickle and not allow_pickle:
+        raise FileError(
+            f"{folder} contains {pickle_name}, a pickle",
+            expected=safetensors_name,
+            hint="allow_pickle (--allow-pickle) opens it with torch's weights_only loader",
+        )
+    try:
+        data = read_file(folder / name, 1, MAX_TENSOR_BYTES, None)
+        tensors = _load_pickle(data) if is_pickle else safetensors.torch.load(data)
+    except (UnreadableError, safetensors.SafetensorError) as error:
+        raise FileError(
+            f"{folder / name} cannot be read: {str(error)[:300]}",
+            expected="the tensors next to the configuration",
+        ) from None
+    problems = [line for name, t in tensors.items() for line in tensor_problems(name, t)]
+    if problems or not tensors:
+        raise FileError(
+            f"the tensors in {folder / name} cannot be used",
+            offenders=shorten(problems) or ["no tensors"],
+            expected="finite values",
+            hint="sharded training writes empty files: gather the parameters and save again",
+        )
+    return tensors
+
+
+def _load_pickle(data: bytes) -> dict[str, Tensor]:
+    try:
+        loaded = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:  # any type; its message would advise to load with code execution
+        raise UnreadableError(f"{type(error).__name__}: damaged, or not only tensors") from None
+    if isinstance(loaded, dict) and all(
+        isinstance(k, str) and isinstance(v, Tensor) for k, v in loaded.items()
+    ):
+        return dict(loaded)
+    raise UnreadableError("not a mapping of names to tensors")
+
+
+def tensor_problems(name: str, tensor: Tensor) -> list[str]:
+    """Return one line if a tensor cannot belong to an adapter, else none."""
+    if not tensor.is_floating_point():
+        return [f"{name!a}: {tensor.dtype} is not a floating-point dtype"]
+    if tensor.numel() == 0:
+        return [f"{name!a}: empty, shape {tuple(tensor.shape)}"]
+    bad = int(tensor.numel() - torch.isfinite(tensor).sum())
+    return [f"{name!a}: {bad} of {tensor.numel()} values are NaN or infinite"] if bad else []

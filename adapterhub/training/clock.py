@@ -1,0 +1,60 @@
+"""The clock of a run: time spent training and on other work, speed, and peak memory."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch
+
+from adapterhub.training.progress import RunProgress
+from adapterhub.training.report import Timing
+
+
+class RunClock:
+    """Adds the time of one session to the progress of a run. It runs from its creation on."""
+
+    def __init__(self, progress: RunProgress, device: torch.device) -> None:
+        self.progress = progress
+        self.device = device
+        self.reported_examples, self.reported_seconds = progress.examples, progress.train_seconds
+        self.lap_start = time.perf_counter()
+
+    def add_training(self) -> None:
+        """Count the time since the last call as training, and update the peak memory."""
+        self.progress.train_seconds += self._lap()
+        self.progress.peak_memory = max(self.progress.peak_memory, peak_memory(self.device))
+
+    def add_other(self) -> None:
+        """Count the time since the last call as other work: evaluating, saving."""
+        self.progress.other_seconds += self._lap()
+
+    def timing(self) -> Timing:
+        """Return the timing up to now, with the speed since the last `restart_speed`."""
+        self.add_training()
+        progress = self.progress
+        examples = progress.examples - self.reported_examples
+        seconds = progress.train_seconds - self.reported_seconds
+        return Timing(progress.seconds, examples / max(seconds, 1e-9), progress.peak_memory)
+
+    def restart_speed(self) -> None:
+        """Measure the training speed from here on."""
+        self.reported_examples = self.progress.examples
+        self.reported_seconds = self.progress.train_seconds
+
+    def _lap(self) -> float:
+        now = time.perf_counter()
+        lap, self.lap_start = now - self.lap_start, now
+        return lap
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the peak memory in bytes: of the GPU, or of the process if the device is the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

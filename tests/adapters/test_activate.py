@@ -1,0 +1,39 @@
+"""`ah.activate` as a user calls it."""
+
+from __future__ import annotations
+
+import pytest
+import tiny_models
+import torch
+
+import adapterhub as ah
+from adapterhub.errors import AttachError
+
+
+def test_the_order_of_names_is_the_order_of_the_stack():
+    """A scale and a low-rank update do not commute: y -> l (y + u) or l y + u."""
+    model = tiny_models.model("bert")
+    tiny_models.scramble(ah.attach(model, "ia3(sites=['attn.v'])", name="scale"), seed=1)
+    tiny_models.scramble(ah.attach(model, "lora(sites=['attn.v'])", name="update"), seed=2)
+    logits = {}
+    for names in (("scale", "update"), ("update", "scale")):
+        ah.activate(model, *names)
+        logits[names] = model(**tiny_models.batch()).logits
+    first, second = logits.values()
+    assert not torch.allclose(first, second)
+
+
+def test_no_names_is_the_bare_backbone():
+    model = tiny_models.model("bert", **tiny_models.NO_DROPOUT)
+    bare = model(**tiny_models.batch()).logits
+    tiny_models.scramble(ah.attach(model, "lora"))
+    assert not torch.equal(model(**tiny_models.batch()).logits, bare)
+    ah.activate(model)
+    assert torch.equal(model(**tiny_models.batch()).logits, bare)
+
+
+def test_what_is_no_name_is_refused():
+    model = tiny_models.model("bert")
+    ah.attach(model, "lora")
+    with pytest.raises(AttachError, match="3 is not the name of an adapter"):
+        ah.activate(model, 3)

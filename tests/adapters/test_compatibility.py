@@ -1,0 +1,93 @@
+"""Each check of a saved adapter, by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import tiny_models
+
+import adapterhub as ah
+from adapterhub.adapters.compatibility import (
+    check_backbone,
+    check_backbone_name,
+    check_size,
+    check_tensors,
+    fit_head,
+)
+from adapterhub.adapters.state import get_state
+from adapterhub.errors import MismatchError
+from adapterhub.files.manifest import TensorInfo
+from adapterhub.methods._spec import restore_methods
+
+
+@pytest.fixture
+def attached():
+    model = tiny_models.model("bert", id2label={0: "a", 1: "b", 2: "c"}, label2id={})
+    adapter = ah.attach(model, "lora(rank=2)")
+    tensors = {n: TensorInfo("F32", tuple(t.shape)) for n, t in adapter.tensors().items()}
+    return model, adapter, replace(adapter.manifest(), tensors=tensors)
+
+
+def test_the_fingerprint_decides(attached):
+    model, _, manifest = attached
+    check_backbone(manifest, get_state(model))
+    other = replace(manifest, backbone=replace(manifest.backbone, fingerprint="bf16-" + "0" * 64))
+    with pytest.raises(MismatchError, match="different backbone") as error:
+        check_backbone(other, get_state(model))
+    assert manifest.backbone.fingerprint in error.value.offenders[0]
+
+
+def test_every_tensor_that_does_not_fit_is_listed(attached):
+    _, adapter, manifest = attached
+    check_tensors(manifest, adapter)
+    tensors = dict(manifest.tensors)
+    tensors.pop("encoder.0.attn.q.lora.A")
+    tensors["encoder.9.attn.q.lora.A"] = TensorInfo("F32", (2, 32))
+    tensors["encoder.1.attn.q.lora.A"] = TensorInfo("F32", (3, 32))
+    with pytest.raises(MismatchError) as error:
+        check_tensors(replace(manifest, tensors=tensors), adapter)
+    assert error.value.offenders == (
+        "missing: encoder.0.attn.q.lora.A",
+        "unexpected: encoder.9.attn.q.lora.A",
+        "encoder.1.attn.q.lora.A: shape (3, 32), the backbone needs (2, 32)",
+    )
+
+
+def test_methods_far_larger_than_their_file_are_refused_unbuilt(attached):
+    model, _, manifest = attached
+    methods = restore_methods(manifest.methods, "a")
+    check_size(manifest, methods, get_state(model))
+    huge = restore_methods([{"lora": {"rank": 1 << 22}}], "a")
+    with pytest.raises(MismatchError, match="does not fit this model"):
+        check_size(manifest, huge, get_state(model))
+
+
+def test_a_head_gets_the_saved_number_of_outputs(attached):
+    _, adapter, manifest = attached
+    tensors = dict(manifest.tensors)
+    tensors["head.classifier.weight"] = TensorInfo("F32", (2, 32))
+    tensors["head.classifier.bias"] = TensorInfo("F32", (2,))
+    fit_head(replace(manifest, labels=("x", "y"), tensors=tensors), adapter)
+    assert adapter.labels == ("x", "y")
+    assert adapter.head.own["classifier"].out_features == 2
+
+
+def test_labels_without_outputs_are_refused(attached):
+    _, adapter, manifest = attached
+    with pytest.raises(MismatchError, match="does not fit this model"):
+        fit_head(replace(manifest, labels=("x", "y")), adapter)
+
+
+def test_a_folder_as_backbone_name_is_not_compared():
+    from adapterhub.interchange.imported_adapter import ImportedAdapter
+
+    imported = ImportedAdapter(
+        format="peft", name="a", methods=(), tensors={}, backbone="/home/someone/bert"
+    )
+    model = tiny_models.model("bert")
+    model.config._name_or_path = "acme/bert"
+    (note,) = check_backbone_name(imported, model)
+    assert "not checked" in note
+    with pytest.raises(MismatchError, match="different backbone"):
+        check_backbone_name(replace(imported, backbone="acme/other"), model)

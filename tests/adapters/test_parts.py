@@ -1,0 +1,46 @@
+"""The parts of an adapter replace parts of the model, in every place that holds them."""
+
+from __future__ import annotations
+
+import tiny_models
+import torch
+
+import adapterhub as ah
+from adapterhub.adapters.parts import parameter_holders
+
+
+def test_tied_parameters_have_all_their_holders():
+    model = tiny_models.language_model("gpt2")
+    tied = model.get_input_embeddings().weight
+    holders = parameter_holders(model)[id(tied)]
+    assert {type(module).__name__ for module, _ in holders} == {"Embedding", "Linear"}
+
+
+def test_an_owned_parameter_replaces_the_original_everywhere():
+    model = tiny_models.language_model("gpt2")
+    tied = model.get_input_embeddings().weight
+    adapter = ah.attach(model, "full")
+    owned = next(c for c in adapter.changed if c.original is tied)
+    assert model.get_input_embeddings().weight is model.lm_head.weight is owned.own
+    owned.swap(on=False)
+    assert model.get_input_embeddings().weight is model.lm_head.weight is tied
+    owned.swap(on=True)
+    assert model.lm_head.weight is owned.own
+
+
+def test_the_model_has_the_labels_of_the_active_head():
+    model = tiny_models.model("bert", id2label={0: "a", 1: "b", 2: "c"}, label2id={})
+    adapter = ah.attach(model, "lora")
+    adapter.head.labels["id2label"] = {0: "x", 1: "y", 2: "z"}
+    ah.activate(model)
+    assert model.config.id2label == {0: "a", 1: "b", 2: "c"}
+    ah.activate(model, adapter.name)
+    assert model.config.id2label == {0: "x", 1: "y", 2: "z"}
+
+
+def test_a_head_for_the_model_is_in_its_dtype():
+    model = tiny_models.model("bert").to(torch.bfloat16)
+    head = ah.attach(model, "lora").head
+    assert {p.dtype for m in head.own.values() for p in m.parameters()} == {torch.float32}
+    lowered = head.lowered()
+    assert {p.dtype for m in lowered.own.values() for p in m.parameters()} == {torch.bfloat16}

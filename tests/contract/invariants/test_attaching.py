@@ -1,0 +1,102 @@
+"""Attaching: the model keeps its class, signature and copies; a refused attach changes nothing."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+
+import pytest
+import tiny_models
+import torch
+from matrix import example
+
+import adapterhub as ah
+from adapterhub.errors import AttachError, SiteError
+from adapterhub.methods import METHODS
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(**tiny_models.batch()).logits
+
+
+def test_a_failed_attach_leaves_nothing_behind():
+    model = tiny_models.model("bert")
+    keys, flags = list(model.state_dict()), [p.requires_grad for p in model.parameters()]
+    with pytest.raises(SiteError, match=r"cross\.q"):
+        ah.attach(model, {"lora": {"sites": ["cross.q"]}})
+    assert list(model.state_dict()) == keys
+    assert [p.requires_grad for p in model.parameters()] == flags
+    with pytest.raises(AttachError, match="nothing would train"):
+        ah.attach(tiny_models.model("bert", "features"), "head")
+    with pytest.raises(AttachError, match="two methods of one kind"):
+        ah.attach(model, ["lora", "lora(rank=2)"])
+
+
+def test_an_unsupported_attention_implementation_is_refused():
+    model = tiny_models.model("llama")
+    model.config._attn_implementation_internal = "flash_attention_2"
+    keys = list(model.state_dict())
+    with pytest.raises(SiteError, match="flash_attention_2") as error:
+        ah.attach(model, "prefix")
+    assert "sdpa" in error.value.hint
+    assert list(model.state_dict()) == keys
+    assert not hasattr(model, "_adapterhub")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
+def test_a_compiled_model_is_refused():
+    with pytest.raises(AttachError, match=r"torch\.compile"):
+        ah.attach(torch.compile(tiny_models.model("bert")), "lora")
+    model = tiny_models.model("bert")
+    model.compile()
+    with pytest.raises(AttachError, match=r"torch\.compile"):
+        ah.attach(model, "lora")
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_a_copy_of_the_model_is_independent(method):
+    """Deep copies and pickles have their own copy of the adapter."""
+    model = tiny_models.model("bart")
+    adapter = ah.attach(model, example(method))
+    tiny_models.scramble(adapter)
+    expected = logits(model)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(logits(copied), expected)
+        ah.detach(copied)
+        assert not torch.equal(logits(copied), expected)
+        assert torch.equal(logits(model), expected)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_an_attached_model_keeps_its_class_and_signature(method):
+    model = tiny_models.model("qwen2")
+    kind, signature = type(model), inspect.signature(model.forward)
+    adapter = ah.attach(model, example(method))
+    assert type(model) is kind
+    assert inspect.signature(model.forward) == signature
+    if adapter.placed:
+        assert "adapterhub" in repr(model)
+
+
+TRAIN_BACKBONE = {name for name, method in METHODS.items() if method.trains_backbone}
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_trains_backbone_is_declared_correctly(method):
+    adapter = ah.attach(tiny_models.model("bert"), example(method))
+    assert bool(adapter.changed) == (method in TRAIN_BACKBONE)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS.keys() - TRAIN_BACKBONE))
+def test_a_frozen_backbone_has_no_dropout_in_training(method):
+    """`train_mode` keeps the backbone's dropout off unless `dropout=True`."""
+    model = tiny_models.model("roberta", classifier_dropout=0.0)
+    adapter = ah.attach(model, example(method))
+    tiny_models.scramble(adapter)
+    expected = logits(model)
+    adapter.train_mode()
+    assert torch.equal(logits(model), expected)
+    adapter.train_mode(dropout=True)
+    assert not torch.equal(logits(model), expected)

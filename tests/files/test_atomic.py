@@ -1,0 +1,109 @@
+"""Folders are written whole or not at all; files are read within limits."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from adapterhub.errors import OutputError
+from adapterhub.files import atomic
+from adapterhub.files.atomic import (
+    UnreadableError,
+    check_place,
+    put_in_place,
+    read_file,
+    replace_file,
+    restore_old,
+    staging,
+    write_files,
+)
+
+
+def save(folder: Path, content: bytes, overwrite: bool = False) -> None:
+    with staging(folder) as staged:
+        write_files(staged, {"a.txt": content})
+        put_in_place(staged, folder, overwrite)
+
+
+def test_a_failure_leaves_no_trace(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "out"
+    with pytest.raises(FileExistsError), staging(folder) as staged:
+        write_files(staged / "..", {staged.name: b"x"})
+    assert list(folder.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_an_overwrite_replaces_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
+) -> None:
+    if not exchange:
+        monkeypatch.setattr(atomic, "_exchange", lambda first, second: False)
+    save(tmp_path / "out", b"old")
+    save(tmp_path / "out", b"new", overwrite=True)
+    assert (tmp_path / "out" / "a.txt").read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [tmp_path / "out"]
+
+
+def test_a_folder_moved_aside_by_a_killed_save_is_restored(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    save(folder, b"old")
+    folder.rename(tmp_path / f"{atomic._prefix(folder)}0123-old")
+    restore_old(folder)
+    assert (folder / "a.txt").read_bytes() == b"old"
+
+
+@pytest.mark.skipif(atomic.fcntl is None, reason="Windows has no such locks")
+def test_stale_staging_folders_are_removed_and_locked_ones_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    stale = tmp_path / f"{atomic._prefix(folder)}0123"
+    stale.mkdir()
+    with staging(folder) as first, staging(folder):
+        assert first.is_dir()
+        assert not stale.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_replaceable_files_are_overwritten(tmp_path: Path) -> None:
+    check_place(tmp_path / "new", overwrite=False, replaceable=())
+    (tmp_path / "a.txt").write_text("x")
+    check_place(tmp_path, overwrite=True, replaceable=("a.txt",))
+    with pytest.raises(OutputError, match="already exists"):
+        check_place(tmp_path, overwrite=False, replaceable=("a.txt",))
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(OutputError) as caught:
+        check_place(tmp_path, overwrite=True, replaceable=("a.txt",))
+    assert caught.value.offenders == ("thesis.tex",)
+
+
+def test_a_file_is_replaced_in_one_step(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    replace_file(path, b"one")
+    replace_file(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_is_read_within_its_limits(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"four")
+    assert read_file(path, 4, 4, hashlib.sha256(b"four").hexdigest()) == b"four"
+    for limits, reason in (((5, 9), "truncated"), ((0, 3), "more than 3")):
+        with pytest.raises(UnreadableError, match=reason):
+            read_file(path, *limits, None)
+    with pytest.raises(UnreadableError, match="sha256"):
+        read_file(path, 0, 9, "0" * 64)
+    path.write_bytes(b"")
+    with pytest.raises(UnreadableError, match="truncated: 0 of at least 1"):
+        read_file(path, 0, 9, None)
+    with pytest.raises(UnreadableError, match="missing"):
+        read_file(tmp_path / "b", 0, 9, None)
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"x")
+    os.symlink(tmp_path / "secret", tmp_path / "a")
+    with pytest.raises(UnreadableError):
+        read_file(tmp_path / "a", 0, 9, None)

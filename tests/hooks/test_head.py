@@ -1,0 +1,80 @@
+"""Variants of a module: one task head per row of a batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from adapterhub.hooks.composition import Average, BatchPlan
+from adapterhub.hooks.head import clear_variants, set_variants, with_parameters
+
+
+class Model(nn.Module):
+    """A model that is nothing but its head."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(x)
+
+
+@pytest.fixture
+def model():
+    return Model()
+
+
+def test_each_row_is_computed_by_its_own_head(model):
+    variants, x = {"a": nn.Linear(4, 3), "b": nn.Linear(4, 3)}, torch.randn(4, 4)
+    bare = model(x)
+    set_variants(model, "head", variants, BatchPlan(["b", (), "a", "b"]))
+    output = model(x)
+    expected = [variants["b"](x)[0], bare[1], variants["a"](x)[2], variants["b"](x)[3]]
+    torch.testing.assert_close(output, torch.stack(expected))
+
+
+def test_rows_with_fewer_classes_are_filled_with_minus_infinity(model):
+    variants, x = {"five": nn.Linear(4, 5), "two": nn.Linear(4, 2)}, torch.randn(2, 4)
+    set_variants(model, "head", variants, BatchPlan(["five", "two"]))
+    output = model(x)
+    assert output.shape == (2, 5)
+    torch.testing.assert_close(output[1, :2], variants["two"](x)[1])
+    assert output[1, 2:].tolist() == [-float("inf")] * 3
+
+
+def test_an_average_of_heads_is_the_mean_of_their_outputs(model):
+    variants, x = {"a": nn.Linear(4, 3), "b": nn.Linear(4, 3)}, torch.randn(2, 4)
+    set_variants(model, "head", variants, BatchPlan([Average(["a", "b"], [0.25, 0.75])]))
+    torch.testing.assert_close(model(x), 0.25 * variants["a"](x) + 0.75 * variants["b"](x))
+
+
+def test_clearing_restores_the_model(model):
+    x, keys = torch.randn(2, 4), list(model.state_dict())
+    expected = model(x)
+    set_variants(model, "head", {"a": nn.Linear(4, 3)}, BatchPlan(["a"]))
+    assert not torch.equal(model(x), expected)
+    clear_variants(model)
+    assert torch.equal(model(x), expected)
+    assert list(model.state_dict()) == keys
+    assert not model.head._forward_hooks
+
+
+def test_a_module_with_other_parameters_leaves_the_original_unchanged(model):
+    weight = nn.Parameter(torch.zeros(3, 4))
+    other = with_parameters(model.head, {"weight": weight})
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(other(x), model.head.bias.expand(2, -1))
+    assert other.bias is model.head.bias
+    assert model.head.weight is not weight
+
+
+def test_other_parameters_in_fp32_compute_in_the_dtype_of_the_module():
+    host = nn.Linear(4, 3).bfloat16()
+    weight = nn.Parameter(host.weight.detach().float() + 1)
+    x = torch.randn(2, 4, dtype=torch.bfloat16)
+    output = with_parameters(host, {"weight": weight})(x)
+    assert output.dtype == torch.bfloat16
+    torch.testing.assert_close(output, nn.functional.linear(x, weight.bfloat16(), host.bias))
+    assert weight.dtype == torch.float32

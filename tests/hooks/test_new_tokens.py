@@ -1,0 +1,87 @@
+"""Rows of new tokens: look-up, logits, initialization, and limits."""
+
+from __future__ import annotations
+
+import pytest
+import tiny_models
+import torch
+
+from adapterhub.errors import AttachError
+from adapterhub.files.manifest import NewToken
+from adapterhub.hooks.new_tokens import MAX_NEW, TokenRows, new_token_rows
+
+VOCAB = tiny_models.VOCAB
+TOKENS = (NewToken("<a>", VOCAB - 1), NewToken("<b>", VOCAB + 1))
+
+
+def rows_on(architecture, tokens=TOKENS, **config):
+    model = tiny_models.model(architecture, "causal-lm", **config)
+    return model, new_token_rows(model, tokens, VOCAB - 1, "default-0")
+
+
+def test_look_up_replaces_the_embeddings_of_new_ids_only():
+    module = TokenRows(torch.tensor([5, 9]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    ids, y = torch.tensor([[9, 4, 5]]), torch.zeros(1, 3, 2)
+    assert module.look_up(ids, y, 2.0).tolist() == [[[6, 8], [0, 0], [2, 4]]]
+
+
+def test_scores_of_new_ids_are_products_with_their_rows():
+    module = TokenRows(torch.tensor([1, 4]), torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    x, y = torch.tensor([[2.0, 3.0]]), torch.tensor([[7.0, 7.0, 7.0]])
+    logits = module.score(x, y)[0].tolist()
+    lowest = torch.finfo(torch.float32).min
+    assert logits == [7, 2, 7, lowest, 3], "id 3 has no token"
+
+
+def test_new_rows_start_as_the_mean_of_the_known_rows():
+    model, rows = rows_on("llama")
+    table = model.get_input_embeddings().weight.detach()
+    expected = table[: VOCAB - 1].mean(0)
+    for row in rows.input.rows.detach():
+        assert row.shape == (32,)
+    torch.testing.assert_close(rows.input.rows[1].detach(), expected)
+
+
+def test_rows_that_a_resized_model_already_has_are_kept():
+    model, rows = rows_on("llama")
+    table = model.get_input_embeddings().weight.detach()
+    assert torch.equal(rows.input.rows[0].detach(), table[VOCAB - 1])
+
+
+@pytest.mark.parametrize(("architecture", "tied"), [("gpt2", True), ("llama", False)])
+def test_a_tied_output_layer_shares_the_rows(architecture, tied):
+    _, rows = rows_on(architecture)
+    assert (rows.output is None) == tied
+    names = {"tokens.input"} if tied else {"tokens.input", "tokens.output"}
+    assert set(rows.tensors()) == names
+
+
+def test_the_model_accepts_new_ids_only_while_the_rows_are_active():
+    model, rows = rows_on("llama")
+    ids = torch.tensor([[5, VOCAB + 1, 6]])
+    plain = torch.tensor([[5, 7, 6]])
+    with torch.no_grad():
+        expected = model(plain).logits
+        rows.inject()
+        assert torch.equal(model(plain).logits, expected)
+        rows.switch(True)
+        assert model(ids).logits.shape[-1] == model.config.vocab_size == VOCAB + 2
+        rows.switch(False)
+        rows.eject()
+        assert torch.equal(model(plain).logits, expected)
+    assert model.config.vocab_size == VOCAB
+    assert not any("adapterhub" in name for name, _ in model.named_modules())
+
+
+def test_an_id_far_above_the_table_is_refused():
+    with pytest.raises(AttachError) as error:
+        rows_on("llama", (NewToken("<far>", VOCAB + MAX_NEW),))
+    assert "<far>" in str(error.value)
+
+
+def test_an_embedding_that_is_not_a_table_is_refused():
+    model = tiny_models.model("llama", "causal-lm")
+    table = model.get_input_embeddings()
+    table.register_forward_hook(lambda module, args, y: y + 1)
+    with pytest.raises(AttachError):
+        new_token_rows(model, TOKENS, VOCAB - 1, "default-0")

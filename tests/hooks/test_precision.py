@@ -1,0 +1,94 @@
+"""Trained parameters in fp32 on a backbone of lower precision."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from adapterhub.hooks.precision import hold_in_fp32, raise_input, release_from_fp32
+
+
+def master(module, name):
+    """Replace a parameter by a trained fp32 copy."""
+    dtype = module.get_parameter(name).dtype
+    parameter = nn.Parameter(module.get_parameter(name).detach().float())
+    module._parameters[name] = parameter
+    hold_in_fp32(module, name, dtype)
+    return parameter
+
+
+@pytest.fixture
+def linear():
+    return nn.Linear(4, 3).bfloat16()
+
+
+def test_the_module_computes_in_its_dtype_and_keeps_the_fp32_parameter(linear):
+    x = torch.randn(2, 4, dtype=torch.bfloat16)
+    expected = linear(x)
+    weight = master(linear, "weight")
+    output = linear(x)
+    assert output.dtype == torch.bfloat16
+    assert torch.equal(output, expected)
+    assert linear.weight is weight
+    assert weight.dtype == torch.float32
+
+
+def test_gradients_arrive_in_fp32(linear):
+    weight = master(linear, "weight")
+    linear(torch.randn(2, 4, dtype=torch.bfloat16)).sum().backward()
+    assert weight.grad.dtype == torch.float32
+    assert weight.grad.any()
+
+
+def test_an_update_below_the_resolution_of_bf16_is_not_lost(linear):
+    weight = master(linear, "weight")
+    with torch.no_grad():
+        weight.fill_(1)
+        for _ in range(256):
+            weight += 2**-13  # 1 + 2^-13 rounds to 1 in bf16
+    assert linear.weight.bfloat16().unique().item() == 1 + 2**-5
+
+
+def test_an_fp32_input_is_cast_for_a_projection(linear):
+    master(linear, "weight")
+    assert linear(torch.randn(2, 4)).dtype == torch.bfloat16
+
+
+def test_the_parameter_is_restored_after_an_error(linear):
+    weight = master(linear, "weight")
+    with pytest.raises(RuntimeError):
+        linear(torch.randn(2, 5, dtype=torch.bfloat16))
+    assert linear.weight is weight
+
+
+def test_releasing_the_last_parameter_restores_the_module(linear):
+    attributes, hooks = set(vars(linear)), len(linear._forward_hooks)
+    for name in ("weight", "bias"):
+        master(linear, name)
+    release_from_fp32(linear, "weight")
+    assert len(linear._forward_hooks) > hooks, "the bias is still held"
+    release_from_fp32(linear, "bias")
+    assert set(vars(linear)) == attributes
+    assert len(linear._forward_hooks) == hooks
+    release_from_fp32(linear, "bias")  # has no effect
+
+
+def test_a_copied_module_has_its_own_fp32_parameter(linear):
+    master(linear, "weight")
+    copied = copy.deepcopy(linear)
+    x = torch.randn(2, 4, dtype=torch.bfloat16)
+    expected = linear(x)
+    with torch.no_grad():
+        linear.weight.zero_()
+    assert torch.equal(copied(x), expected)
+
+
+def test_a_head_reads_floating_point_inputs_in_fp32():
+    head = nn.Linear(4, 3)
+    head.register_forward_pre_hook(raise_input, with_kwargs=True)
+    assert head(torch.randn(2, 4, dtype=torch.bfloat16)).dtype == torch.float32
+    ids = torch.tensor([1, 2])
+    assert raise_input(head, (ids,), {})[0][0].dtype == ids.dtype

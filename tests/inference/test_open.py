@@ -1,0 +1,96 @@
+"""Opening a trained adapter: its folder alone is enough to predict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import adapterhub as ah
+from adapterhub.data.examples import Example
+from adapterhub.errors import ConfigError, DataError, MergeError, MismatchError
+from adapterhub.inference.open import (
+    load_bare_backbone,
+    load_for_merging,
+    open_adapter,
+    open_backbone,
+)
+from adapterhub.tasks import parse_task
+
+EXAMPLES = [Example("the movie was good", label="pos"), Example("the plot was bad", label="neg")]
+
+
+@pytest.fixture(scope="module")
+def folder(backbone: Path, tmp_path_factory) -> Path:
+    """The folder of an adapter with trained-looking tensors and a training record."""
+    model, _ = ah.load_backbone(str(backbone), task="classification", labels=["neg", "pos"])
+    adapter = ah.attach(model, "lora(rank=2)", name="polite")
+    with torch.no_grad():
+        for tensor in adapter.tensors().values():
+            tensor.normal_(std=0.2)
+    adapter.metadata.training = {"recipe": {"train": {"max_length": 5}}, "seed": 3}
+    folder = tmp_path_factory.mktemp("run") / "adapter"
+    adapter.save(folder)
+    (folder.parent / "recipe.yaml").write_text(f"backbone: {backbone}\n", encoding="utf-8")
+    return folder
+
+
+def test_predictions_are_those_of_the_adapter_on_its_backbone(folder: Path, backbone: Path) -> None:
+    predictor = open_adapter(folder.parent)
+    assert predictor.setting.labels == ("neg", "pos")
+    assert predictor.setting.seed == 3
+    model, tokenizer = ah.load_backbone(str(backbone), task="classification", labels=["neg", "pos"])
+    ah.load(model, folder)
+    texts = [example.text for example in EXAMPLES]
+    batch = tokenizer(texts, return_tensors="pt", padding=True, truncation=True, max_length=5)
+    with torch.no_grad():
+        expected = model.eval()(**batch).logits.argmax(-1).tolist()
+    labels = [str(prediction) for prediction in predictor.predict(EXAMPLES)]
+    assert len(labels) == 2
+    for label, index in zip(labels, expected, strict=True):
+        assert label.startswith(predictor.setting.labels[index])
+
+
+def test_evaluation_refuses_labels_that_the_adapter_lacks(folder: Path) -> None:
+    predictor = open_adapter(folder)
+    assert 0 <= predictor.evaluate(EXAMPLES)["accuracy"] <= 1
+    with pytest.raises(DataError, match="labels"):
+        predictor.evaluate([*EXAMPLES, Example("fine", label="neutral")])
+
+
+def test_another_backbone_is_refused(folder: Path, backbone: Path, tmp_path: Path) -> None:
+    model, tokenizer = ah.load_backbone(str(backbone), task="features")
+    with torch.no_grad():
+        next(model.parameters()).add_(1)
+    model.save_pretrained(tmp_path / "other")
+    tokenizer.save_pretrained(tmp_path / "other")
+    with pytest.raises(MismatchError):
+        open_adapter(folder, str(tmp_path / "other"))
+
+
+def test_a_backbone_alone_serves_only_tasks_without_a_trained_head(backbones) -> None:
+    with pytest.raises(ConfigError, match="classification needs a trained head") as error:
+        open_backbone(str(backbones("llama")), parse_task("classification"))
+    assert "causal-lm" in error.value.expected
+    predictor = open_backbone(str(backbones("llama")), parse_task("causal-lm"), max_length=9)
+    assert predictor.setting.labels == ()
+
+
+def test_a_merge_loads_the_adapter_in_one_dtype_under_a_new_name(folder: Path) -> None:
+    adapter, tokenizer = load_for_merging(folder, dtype="bf16", name="renamed")
+    assert adapter.name == "renamed"
+    assert {p.dtype for p in adapter.anatomy.parameters().values()} == {torch.bfloat16}
+    assert tokenizer("good")["input_ids"]
+    with pytest.raises(MergeError, match="not quantized"):
+        load_for_merging(folder, dtype=None)
+
+
+def test_the_bare_backbone_has_no_adapter(folder: Path, backbone: Path) -> None:
+    model, _ = load_bare_backbone(folder)
+    plain, _ = ah.load_backbone(str(backbone), task="classification", labels=["neg", "pos"])
+    tensors, expected = model.state_dict(), plain.state_dict()
+    assert tensors.keys() == expected.keys()
+    pretrained = [name for name in tensors if name.startswith("bert.")]
+    assert pretrained
+    assert all(torch.equal(tensors[name], expected[name]) for name in pretrained)

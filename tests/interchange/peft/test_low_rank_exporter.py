@@ -1,0 +1,70 @@
+"""Low-rank updates are exported with equal outputs, and imported again with the same bits."""
+
+from __future__ import annotations
+
+import pytest
+import tiny_models
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import adapterhub as ah
+from adapterhub.interchange.peft.exporter import to_peft
+from adapterhub.interchange.peft.importer import from_peft
+
+peft = pytest.importorskip("peft")
+from peft_reference import compare_export, core, same_bits  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+FUSED = {"gpt2": "attn.qkv", "phi3": "attn.qkv", "gpt_neox": "attn.qkv"}
+
+
+@pytest.mark.parametrize("architecture", core(FUSED, "gpt2"))
+def test_lora_on_a_fused_projection(tmp_path, architecture):
+    spec = {"lora": {"sites": [FUSED[architecture], "ffn.down"], "rank": 3}}
+    same_bits(*compare_export(tmp_path / "out", architecture, spec))
+
+
+@pytest.mark.parametrize("architecture", core(["bert", "gpt2"], "gpt2"))
+def test_pissa(tmp_path, architecture):
+    compare_export(tmp_path / "out", architecture, "pissa(rank=4)", atol=1e-4)
+
+
+ranks = st.dictionaries(
+    st.sampled_from(["attn.q", "attn.v", "encoder.0.attn.q", "encoder.*.ffn.up", "encoder.1.*"]),
+    st.integers(1, 6),
+    max_size=4,
+)
+
+
+BERT = tiny_models.model("bert")
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(rank=st.integers(1, 6), alpha=st.integers(1, 32), ranks=ranks, rooted=st.booleans())
+def test_any_ranks_round_trip_through_peft(rank, alpha, ranks, rooted):
+    options = {
+        "rank": rank,
+        "alpha": alpha,
+        "ranks": ranks,
+        "sites": ["attn.q", "attn.v", "ffn.up"],
+    }
+    adapter = ah.attach(BERT, {"rslora" if rooted else "lora": options})
+    try:
+        tiny_models.scramble(adapter)
+        files = to_peft(adapter.export_source())
+        back = from_peft(files, adapter.anatomy)
+        own = adapter.saved_tensors()
+    finally:
+        adapter.detach()
+    assert own.keys() == back.tensors.keys()
+    assert all(torch.equal(own[name], back.tensors[name]) for name in own)
+    again = ah.attach(BERT, [dict(spec) for spec in back.methods])
+    scales = {placed.site.id: placed.module.scale for placed in again.placed}
+    again.detach()
+    assert scales == pytest.approx({p.site.id: p.module.scale for p in adapter.placed}, rel=1e-12)

@@ -1,0 +1,37 @@
+"""`ah.merge` and `ah.unmerge` as a user calls them; the contract suite merges every method."""
+
+from __future__ import annotations
+
+import pytest
+import tiny_models
+import torch
+
+import adapterhub as ah
+from adapterhub.adapters.state import get_state
+from adapterhub.errors import MergeError
+
+
+def test_a_merged_model_is_a_plain_one_and_unmerge_restores_every_bit():
+    model = tiny_models.model("bert", **tiny_models.NO_DROPOUT).eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    tiny_models.scramble(ah.attach(model, "lora", name="a"))
+    logits = model(**tiny_models.batch()).logits
+    ah.merge(model)
+    assert list(model.state_dict()) == list(before)
+    torch.testing.assert_close(model(**tiny_models.batch()).logits, logits, atol=1e-5, rtol=1e-5)
+    (adapter,) = ah.unmerge(model)
+    assert adapter.active
+    adapter.detach()
+    after = model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
+def test_a_refused_merge_leaves_what_was_active():
+    model = tiny_models.model("bert")
+    ah.attach(model, "lora", name="a")
+    ah.attach(model, "pfeiffer", name="b")
+    ah.activate(model, "a")
+    with pytest.raises(MergeError, match="cannot be merged"):
+        ah.merge(model, "a", "b")
+    adapters = get_state(model).adapters
+    assert [name for name, adapter in adapters.items() if adapter.active] == ["a"]

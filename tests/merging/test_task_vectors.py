@@ -1,0 +1,48 @@
+"""Rules for task vectors, by hand on small vectors; the contract suite compares them with peft."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapterhub.merging.task_vectors import COMBINE, low_rank, trim
+
+A = torch.tensor([3.0, -1.0, 0.5, -4.0])
+B = torch.tensor([1.0, 2.0, -0.5, -2.0])
+
+
+def combined(how, weights=(1.0, 1.0), density=1.0, seed=0):
+    return COMBINE[how]([A, B], weights, density, torch.Generator().manual_seed(seed))
+
+
+def test_linear_is_the_weighted_sum():
+    assert torch.equal(combined("linear", (2.0, -1.0)), 2 * A - B)
+
+
+def test_trim_keeps_the_largest_magnitudes():
+    assert torch.equal(trim(A, 0.5), torch.tensor([3.0, 0.0, 0.0, -4.0]))
+
+
+def test_ties_averages_entries_of_the_elected_sign():
+    # Signs of the sums: +, +, + (a sum of 0 counts as positive), -.
+    assert torch.equal(combined("ties"), torch.tensor([2.0, 2.0, 0.5, -3.0]))
+
+
+def test_dare_keeps_the_expected_value():
+    mean = sum(combined("dare", density=0.5, seed=seed) for seed in range(2000)) / 2000
+    torch.testing.assert_close(mean, A + B, atol=0.3, rtol=0)
+
+
+@pytest.mark.parametrize("how", sorted(COMBINE))
+def test_one_seed_gives_one_result(how):
+    first, again = (combined(how, density=0.5, seed=3) for _ in range(2))
+    assert torch.equal(first, again)
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 100))
+def test_low_rank_is_exact_at_full_rank(rows, columns, seed):
+    matrix = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
+    left, right = low_rank(matrix, min(rows, columns))
+    torch.testing.assert_close(left @ right, matrix, atol=1e-5, rtol=1e-4)

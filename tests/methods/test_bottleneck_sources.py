@@ -1,0 +1,109 @@
+"""Bottleneck adapters pass the contract with every `source`: what the network reads."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import test_compile as compiled
+import test_every_method as contract
+import tiny_models
+import torch
+from fixtures import train
+
+import adapterhub as ah
+from adapterhub.errors import ConfigError, SiteError
+
+SPECS = ("pfeiffer(source=block)", "parallel(source=residual)", "compacter(source=block)")
+# Pre-norm, post-norm, norms on the outputs of sublayers, two stacks.
+CORE = ("bert", "gpt2", "gemma3_text", "t5", "bart")
+ARCHITECTURES = (
+    [a for a in tiny_models.ARCHITECTURES if a not in ("bloom", "gptj")]
+    if tiny_models.FULL_MATRIX
+    else CORE
+)
+every = pytest.mark.parametrize("architecture", ARCHITECTURES)
+spec = pytest.mark.parametrize("spec", SPECS)
+
+
+@every
+@spec
+def test_trains_saves_and_detaches(spec, architecture, tmp_path):
+    model = tiny_models.usual_model(architecture)
+    attributes = {name: set(vars(m)) for name, m in model.named_modules()}
+    before = contract.logits(model)
+    adapter = ah.attach(model, spec)
+    losses = train(adapter, steps=6)
+    assert losses[-1] < losses[0]
+    assert all(p.grad is not None for p in adapter.parameters())
+    tiny_models.scramble(adapter)
+    expected = contract.logits(copy.deepcopy(model))
+    adapter.save(tmp_path / "adapter")
+    adapter.detach()
+    assert {name: set(vars(m)) for name, m in model.named_modules()} == attributes
+    assert torch.equal(contract.logits(model), before)
+    ah.load(model, tmp_path / "adapter")
+    assert torch.equal(contract.logits(model), expected)
+
+
+@every
+@spec
+def test_padding_and_checkpointing_do_not_matter(spec, architecture):
+    contract.test_padding_does_not_change_a_row(spec, architecture)
+    contract.test_gradient_checkpointing_gives_equal_gradients(spec, architecture)
+
+
+@pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if a in tiny_models.GENERATORS])
+@spec
+def test_generation_is_independent_of_cache_and_padding(spec, architecture):
+    contract.test_generation_is_independent_of_cache_and_padding(spec, architecture)
+
+
+@pytest.mark.parametrize(("spec", "architecture"), [(SPECS[0], "bert"), (SPECS[1], "llama")])
+def test_compiles_as_one_graph(spec, architecture):
+    torch._dynamo.reset()
+    compiled.test_compiles_to_one_graph_with_equal_outputs(spec, architecture)
+
+
+def test_on_a_post_norm_backbone_the_residual_is_the_input():
+    """On a pre-norm backbone it is not."""
+    for architecture, equal in (("bert", True), ("gpt2", False)):
+        model = tiny_models.model(architecture)
+        outputs = []
+        for source in ("input", "residual"):
+            torch.manual_seed(0)
+            adapter = ah.attach(model, f"parallel(source={source})", name=source)
+            tiny_models.scramble(adapter)
+            outputs.append(contract.logits(model))
+        assert torch.equal(*outputs) == equal
+
+
+def test_each_adapter_of_a_site_has_its_own_source():
+    """Adapters with different sources work together, and alone compute what they did before."""
+    model = tiny_models.model("gpt2")
+    alone = {}
+    for source in ("houlsby", *SPECS[:2], "parallel"):
+        tiny_models.scramble(ah.attach(model, source, name=source))
+        alone[source] = contract.logits(model)
+    ah.activate(model, *alone)
+    together = contract.logits(model)
+    for name, expected in alone.items():
+        assert not torch.allclose(together, expected, atol=1e-3)
+        ah.activate(model, name)
+        assert torch.equal(contract.logits(model), expected)
+
+
+def test_a_source_of_the_other_form_is_refused():
+    with pytest.raises(ConfigError, match="source"):
+        ah.attach(tiny_models.model("bert"), "houlsby(source=input)")
+    with pytest.raises(ConfigError, match="source"):
+        ah.attach(tiny_models.model("bert"), "parallel(source=block)")
+
+
+@spec
+def test_a_backbone_without_a_known_residual_stream_is_refused(spec):
+    model = tiny_models.model("bloom")
+    with pytest.raises(SiteError, match="residual stream") as error:
+        ah.attach(model, spec)
+    assert "ffn" in error.value.offenders
+    ah.attach(model, spec.partition("(")[0])

@@ -1,0 +1,43 @@
+"""Selected parameters of the backbone (`chosen`): names, patterns and tied embeddings."""
+
+from __future__ import annotations
+
+import pytest
+import tiny_models
+import torch
+from one_site import trained_names
+
+import adapterhub as ah
+from adapterhub.errors import SiteError
+
+
+def test_the_embedding_trains_by_default():
+    model = tiny_models.model("bert")
+    table = model.get_input_embeddings().weight.detach().clone()
+    adapter = ah.attach(model, "chosen")
+    assert adapter.count() == table.numel() == adapter.methods[0].count(adapter.anatomy)
+    (changed,) = adapter.changed
+    tiny_models.scramble(adapter, std=2.0)
+    ids = torch.tensor([5, 9])
+    assert torch.equal(model.get_input_embeddings()(ids), changed.own[ids])
+    adapter.detach()
+    assert torch.equal(model.get_input_embeddings()(ids), table[ids])
+
+
+def test_patterns_select_parameters_by_name():
+    names = trained_names("bert", "chosen(names=['encoder.*.attn.q.weight'])")
+    assert names == {f"encoder.{n}.attn.q.chosen.weight" for n in (0, 1)}
+
+
+def test_a_tied_table_trains_once():
+    model = tiny_models.model("gpt2", "causal-lm")
+    adapter = ah.attach(model, "chosen")
+    assert adapter.count() == tiny_models.VOCAB * 32
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(SiteError) as error:
+        trained_names("bert", "chosen(names=['encoder.0.attn.q.weigth', 'embeddings'])")
+    (offender,) = error.value.offenders
+    assert "'encoder.0.attn.q.weight'" in offender

@@ -1,0 +1,204 @@
+"""UniPELT: outputs equal those of the `adapters` library, and gates follow their equations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tiny_models
+import torch
+import transformers
+from one_site import attention_tensors
+from safetensors.torch import load_file
+from transformers import AutoConfig
+
+import adapterhub as ah
+from adapterhub.errors import ConfigError, SiteError
+from adapterhub.methods import METHODS
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "adapters"
+KINDS = {
+    "bert": "BertForSequenceClassification",
+    "t5": "T5ForConditionalGeneration",
+    "llama": "LlamaForCausalLM",
+}
+SIZES = {"rank": 4, "length": 5, "size": 8}
+
+
+def golden(name):
+    """Load the backbone, the adapter's tensors, the inputs and the logits of a golden file."""
+    tensors = load_file(GOLDEN / f"unipelt-{name}.safetensors")
+    config = json.loads((GOLDEN / f"unipelt-{name}.json").read_text(encoding="utf-8"))
+    model = getattr(transformers, KINDS[name])(AutoConfig.for_model(**config)).eval()
+
+    def part(prefix):
+        return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+
+    model.load_state_dict(part("backbone."))
+    return model, part("adapter."), part("input."), tensors["logits"]
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(
+    ("name", "gate"), [("bert", "sequence"), ("t5", "token"), ("llama", "token")]
+)
+def test_logits_equal_those_of_adapters(name, gate, attention):
+    model, tensors, inputs, expected = golden(name)
+    model.set_attn_implementation(attention)
+    adapter = ah.attach(model, {"unipelt": SIZES | {"gate": gate}})
+    targets = {n: t for n, t in adapter.tensors().items() if not n.startswith("head.")}
+    assert targets.keys() == tensors.keys()
+    with torch.no_grad():
+        bare = model(**inputs).logits
+        for tensor_name, tensor in targets.items():
+            tensor.copy_(tensors[tensor_name])
+        logits = model(**inputs).logits
+    assert not torch.allclose(bare, expected, atol=1e-2)
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("gate", ["token", "sequence"])
+def test_a_prefix_gate_scales_the_prefix_of_each_query(gate):
+    """Two gated prefixes and a plain one equal attention with separate keys for each query."""
+    model = tiny_models.model("bert", "features")
+    gated = f"unipelt(length=3, gate={gate})"
+    adapters = [
+        ah.attach(model, method, name=name)
+        for name, method in {"a": gated, "b": "prefix(length=2)", "c": gated}.items()
+    ]
+    for number, adapter in enumerate(adapters):
+        tiny_models.scramble(adapter, seed=number, std=0.5)
+    ah.activate(model, "a", "b", "c")
+    seen = attention_tensors(model, model.encoder.layer[0].attention.self)
+    rows, tokens, width = seen["x"].shape
+    keys = seen["key"][:, None].expand(-1, tokens, -1, -1)  # (rows, queries, keys, width)
+    values = seen["value"][:, None].expand(-1, tokens, -1, -1)
+    for adapter in adapters:
+        tensors = adapter.tensors()
+        path = "encoder.0.attn.kv.prefix"
+        if f"{path}.gate.weight" not in tensors:
+            scaled = tensors[f"{path}.prefix"][:, None, None].expand(-1, rows, tokens, -1, -1)
+        else:
+            g = seen["x"] @ tensors[f"{path}.gate.weight"][0] + tensors[f"{path}.gate.bias"]
+            g = torch.sigmoid(g)
+            g = g if gate == "token" else g.mean(1, keepdim=True).expand(-1, tokens)
+            scaled = g[:, :, None, None] * tensors[f"{path}.prefix.prefix"][:, None, None]
+        keys, values = torch.cat([scaled[0], keys], 2), torch.cat([scaled[1], values], 2)
+
+    def heads(t):
+        return t.unflatten(-1, (4, -1))
+
+    scores = (
+        torch.einsum("bqhd,bqkhd->bhqk", heads(seen["query"]), heads(keys)) / (width / 4) ** 0.5
+    )
+    expected = torch.einsum("bhqk,bqkhd->bqhd", scores.softmax(-1), heads(values)).flatten(2)
+    torch.testing.assert_close(seen["output"], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["lora", "pfeiffer"])
+def test_an_update_is_scaled_by_its_gate(method):
+    model = tiny_models.model("bert", "features")
+    adapter = ah.attach(model, "unipelt")
+    tiny_models.scramble(adapter)
+    (placed, *_) = [p for p in adapter.placed if p.method.name == method]
+    site = placed.site
+    x, y = torch.randn(2, 5, site.d_in), torch.randn(2, 5, site.d_out)
+    gate, update = placed.module.gate, placed.module.update
+    assert gate.weight.shape == (1, site.d_out if method == "pfeiffer" else site.d_in)
+    g = torch.sigmoid((y if method == "pfeiffer" else x) @ gate.weight[0] + gate.bias)
+    expected = y + g[..., None] * (update(x, y) - y)
+    torch.testing.assert_close(placed.module(x, y), expected)
+    if method == "lora":
+        torch.testing.assert_close(update(x, y), y + x @ update.A.T @ update.B.T)
+
+
+@pytest.mark.parametrize("gate", ["token", "sequence"])
+def test_an_adapter_that_reads_the_block_has_its_gate_read_the_block(gate):
+    """The output equals that computed with the layer's own modules."""
+    model = tiny_models.model("bert", "features")
+    adapter = ah.attach(
+        model, f"unipelt(sites=['ffn'], layers=0, source=block, activation=tanh, gate={gate})"
+    )
+    tiny_models.scramble(adapter, std=0.5)
+    layer, seen = model.encoder.layer[0], {}
+    layer.output.dense.register_forward_pre_hook(lambda m, args: seen.update(middle=args[0]))
+    layer.output.LayerNorm.register_forward_hook(lambda m, a, y: seen.update(sum=a[0], out=y))
+    layer.intermediate.register_forward_pre_hook(lambda m, args: seen.update(residual=args[0]))
+    with torch.no_grad():
+        model(**tiny_models.batch())
+        host, tensors = layer.output.dense, adapter.tensors()
+        y = torch.nn.functional.linear(seen["middle"], host.weight, host.bias)
+        norm = layer.output.LayerNorm
+        block = torch.nn.functional.layer_norm(
+            seen["residual"] + y, norm.normalized_shape, norm.weight, norm.bias, norm.eps
+        )
+        path = "encoder.0.ffn.pfeiffer"
+        down, up = (
+            lambda z, part=part: torch.nn.functional.linear(
+                z, tensors[f"{path}.update.{part}.weight"], tensors[f"{path}.update.{part}.bias"]
+            )
+            for part in ("down", "up")
+        )
+        g = torch.sigmoid(block @ tensors[f"{path}.gate.weight"][0] + tensors[f"{path}.gate.bias"])
+        g = g if gate == "token" else g.mean(1, keepdim=True)
+        expected = seen["residual"] + y + g[..., None] * up(torch.tanh(down(block)))
+    torch.testing.assert_close(seen["sum"], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sites", "parts"),
+    [
+        (["attn.kv", "ffn"], {"attn.kv": "prefix", "ffn": "pfeiffer"}),
+        (["encoder.0.attn.q", "encoder.1.attn"], {"attn.q": "lora", "attn": "pfeiffer"}),
+        (["ffn.down", "encoder.attn.kv"], {"ffn.down": "lora", "attn.kv": "prefix"}),
+    ],
+)
+def test_the_kind_of_a_site_selects_the_method(sites, parts):
+    model = tiny_models.model("bert", "features")
+    adapter = ah.attach(model, {"unipelt": {"sites": sites, "source": "block"}})
+    assert {p.site.role: p.method.name for p in adapter.placed} == parts
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert sum(m.count(adapter.state.anatomy) for m in adapter.methods) == trained
+
+
+@pytest.mark.parametrize("sites", [[], ["attn.*", "ffn"]])
+def test_sites_without_a_kind_are_refused(sites):
+    with pytest.raises(ConfigError, match="which method they get"):
+        ah.attach(tiny_models.model("bert"), {"unipelt": {"sites": sites}})
+
+
+def test_a_sequence_gate_is_refused_in_generation():
+    for architecture in ("llama", "bart"):
+        model = tiny_models.language_model(architecture)
+        with pytest.raises(SiteError, match="reads later tokens") as error:
+            ah.attach(model, "unipelt(gate=sequence)")
+        assert error.value.hint == "gate=token"
+        assert not hasattr(model, "_adapterhub")
+    # A classifier reads all tokens at once.
+    ah.attach(tiny_models.model("llama"), "unipelt(gate=sequence)")
+    with pytest.raises(ConfigError, match="'sequence'"):
+        ah.attach(model, "unipelt(gate=sequense)")
+
+
+def test_sequence_and_token_gates_agree_if_equal():
+    logits = []
+    for gate in ("token", "sequence"):
+        model = tiny_models.model("bert")
+        torch.manual_seed(0)
+        adapter = ah.attach(model, f"unipelt(gate={gate})")
+        tiny_models.scramble(adapter)
+        for name, tensor in adapter.tensors().items():
+            if name.endswith("gate.weight"):
+                tensor.data.zero_()
+        with torch.no_grad():
+            logits.append(model(**tiny_models.batch()).logits)
+    torch.testing.assert_close(*logits)
+
+
+def test_default_sizes_are_those_of_the_paper():
+    """Section 4.1: rank 8, prefix length 10, bottleneck 48."""
+    method = METHODS["unipelt"]()
+    lora, prefix, bottleneck = method.parts()
+    assert (lora.rank, prefix.length, bottleneck.size) == (8, 10, 48)
+    assert lora.scale(8) == 1

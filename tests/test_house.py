@@ -1,0 +1,129 @@
+"""The structure of the package: imports, names, functions, and tests that are found by name."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import house
+
+import adapterhub
+
+PACKAGE = Path(adapterhub.__path__[0])
+TESTS = Path(__file__).parent
+MODULES = house.modules(PACKAGE)
+LONGEST_FUNCTION = 60  # lines
+
+# Modules without a test file of their name. The list may only shrink.
+WITHOUT_A_TEST = {
+    "adapters": (
+        "activate", "adapter", "attach", "build", "export", "fusion_sources", "load", "parts",
+        "route", "state",
+    ),
+    "anatomy": ("build", "family_source", "positions"),
+    "anatomy/families": ("decoders", "encoder_decoders", "encoders"),
+    "backbones": ("checkpoint", "layer_depth", "load", "probe", "quantized", "tokenizer"),
+    "cli": (
+        "eval", "export", "import", "inspect", "list", "lock", "methods", "predict", "publish",
+        "pull", "push", "quickstart", "show", "sync", "tasks", "train", "yank",
+    ),
+    "config": ("spec", "yaml"),
+    "data": ("options", "tables"),
+    "files": ("atomic", "run_folder", "schema"),
+    "inference": ("open",),
+    "interchange": ("formats", "imported", "specs", "tensors", "translation"),
+    "interchange/adapters_library": (
+        "bottleneck", "files", "gated", "head", "low_rank", "places", "prefix",
+    ),
+    "interchange/peft": ("files", "low_rank", "prompts", "targets", "updates", "vllm"),
+    "merging": ("affine", "checkpoint", "combine", "merge", "task_vectors"),
+    "registry": ("api", "bitmaps", "hub_card", "load", "local_versions", "secrets"),
+    "tasks": (
+        "causal_lm", "classification", "masked_lm", "multiple_choice", "prompted",
+        "question_answering", "seq2seq", "span_corruption", "tagging",
+    ),
+    "training": (
+        "engine", "gradient_checkpointing", "options", "plan", "processes", "recipe", "report",
+        "run",
+    ),
+}  # fmt: skip
+
+
+def test_the_package_is_measured():
+    assert len(MODULES) > 150
+    assert len(house.functions(MODULES)) > 1000
+
+
+def test_rooms_do_not_import_each_other_in_circles():
+    assert house.circles(house.room_imports(MODULES, PACKAGE.name)) == []
+
+
+def test_modules_do_not_import_each_other_in_circles():
+    """A module may import from its own package's `__init__`."""
+    imports = house.module_imports(MODULES, PACKAGE.name)
+    graph = {
+        module: {target for target in targets if not module.startswith(f"{target}.")}
+        for module, targets in imports.items()
+    }
+    assert house.circles(graph) == []
+
+
+def test_a_public_name_has_one_meaning():
+    """Only the CLI's modules share a name: each defines `command`."""
+    names = house.public_names(MODULES)
+    assert len(names) > 300
+    assert {name for name, modules in names.items() if len(modules) > 1} == {"command"}
+    assert all(module.startswith("cli.") for module in names["command"])
+
+
+def test_every_function_is_annotated():
+    functions = house.functions(MODULES)
+    missing = [f"{m.name}.{f.name}" for m, f in functions if not house.is_annotated(f)]
+    assert not missing
+
+
+def test_functions_are_short():
+    functions = house.functions(MODULES)
+    long = [f"{m.name}.{f.name}" for m, f in functions if house.lines(f) > LONGEST_FUNCTION]
+    assert not long
+
+
+def modules_by_folder():
+    """Yield the folder and the name of each module of a room, but private ones."""
+    for module in MODULES:
+        path = module.path.relative_to(PACKAGE)
+        if len(path.parts) > 1 and not path.stem.startswith("_"):
+            yield path.parent.as_posix(), path.stem
+
+
+def has_test(folder, name):
+    """Whether tests/FOLDER contains test_NAME.py or test_NAME_*.py."""
+    files = [TESTS / folder / f"test_{name}.py", *(TESTS / folder).glob(f"test_{name}_*.py")]
+    return any(file.exists() for file in files)
+
+
+def test_tests_are_found_by_name():
+    """adapterhub/ROOM/FILE.py is tested in tests/ROOM/test_FILE.py or test_FILE_*.py."""
+    modules = list(modules_by_folder())
+    assert len(modules) > 100
+    untested = [(folder, name) for folder, name in modules if not has_test(folder, name)]
+    new = [pair for pair in untested if pair[1] not in WITHOUT_A_TEST.get(pair[0], ())]
+    assert not new, "add a test file of this name"
+
+
+def test_the_list_of_untested_modules_only_shrinks():
+    listed = {(folder, name) for folder, names in WITHOUT_A_TEST.items() for name in names}
+    assert listed <= set(modules_by_folder()), "remove the modules that no longer exist"
+    tested = {pair for pair in listed if has_test(*pair)}
+    assert not tested, "remove the modules that have a test now"
+
+
+def test_every_public_definition_is_documented():
+    definitions = house.public_definitions(MODULES)
+    missing = [f"{m.name}.{n.name}" for m, n in definitions if not ast.get_docstring(n)]
+    assert not missing
+
+
+def test_docstrings_follow_the_form():
+    problems = house.docstring_problems(MODULES)
+    assert problems == []

@@ -1,0 +1,48 @@
+"""The clock of a run: what counts as training, and the speed between two reports."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from adapterhub.training import clock
+from adapterhub.training.clock import RunClock, peak_memory
+from adapterhub.training.progress import RunProgress
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One second passes between two readings of the clock."""
+    readings = itertools.count()
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: float(next(readings)))
+
+
+def test_time_is_training_or_other_work() -> None:
+    progress = RunProgress()
+    run_clock = RunClock(progress, CPU)
+    run_clock.add_training()
+    run_clock.add_other()
+    run_clock.add_other()
+    assert (progress.train_seconds, progress.other_seconds) == (1.0, 2.0)
+
+
+def test_speed_is_measured_since_the_last_report() -> None:
+    progress = RunProgress(examples=100, train_seconds=50.0)
+    run_clock = RunClock(progress, CPU)
+    progress.examples += 8
+    assert run_clock.timing().examples_per_second == 8.0
+    run_clock.restart_speed()
+    progress.examples += 6
+    timing = run_clock.timing()
+    assert timing.examples_per_second == 6.0
+    assert timing.seconds == 52.0
+
+
+def test_the_peak_memory_never_falls() -> None:
+    progress = RunProgress(peak_memory=1 << 60)
+    assert RunClock(progress, CPU).timing().peak_memory == 1 << 60
+    assert 1_000_000 < peak_memory(CPU) < 1 << 50

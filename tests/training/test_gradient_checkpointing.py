@@ -1,0 +1,109 @@
+"""Gradient checkpointing and dropout of a frozen backbone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from training_runs import Learner, bits, fit
+
+from adapterhub.errors import ConfigError
+from adapterhub.training import checkpoint
+from adapterhub.training.batching import LazyBatches, batch_order
+from adapterhub.training.loop import train
+from adapterhub.training.options import TrainOptions
+from adapterhub.training.report import Reporter
+
+
+class BertLearner(Learner):
+    """A tiny BERT whose query weights and classifier train; the rest is frozen."""
+
+    def __init__(self) -> None:
+        from transformers import BertConfig, BertForSequenceClassification
+
+        torch.manual_seed(0)
+        config = BertConfig(
+            vocab_size=40, hidden_size=16, num_hidden_layers=3, num_attention_heads=2,
+            intermediate_size=24, max_position_embeddings=16,
+        )  # fmt: skip
+        model = BertForSequenceClassification(config)
+        for name, p in model.named_parameters():
+            p.requires_grad_("query" in name or "classifier" in name)
+        super().__init__(model)
+
+    def train_mode(self, dropout: bool) -> None:
+        self.model.train(dropout)
+
+
+def bert_batches(epoch: int) -> LazyBatches:
+    ids = torch.randint(1, 40, (16, 9), generator=torch.Generator().manual_seed(1))
+    labels = (ids[:, 1] > 20).long()
+    order = batch_order([9] * 16, 4, epoch, 0, True)
+    return LazyBatches(order, lambda i: {"input_ids": ids[i], "labels": labels[i]})
+
+
+def fit_bert(output: Path, **options: Any) -> tuple[BertLearner, int, dict[str, bytes]]:
+    """Train; return the trainee, the number of calls of one layer, and the last tensors."""
+    trainee, calls = BertLearner(), 0
+
+    def count(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    attention = trainee.model.get_submodule("bert.encoder.layer.1.attention")
+    handle = attention.register_forward_hook(count)
+    train(
+        trainee, bert_batches, lambda: {"loss": 1.0},
+        TrainOptions(epochs=2, tensorboard=False, **options),
+        output=output, seed=0, main_metric="loss", resume=False, run={}, reporter=Reporter(),
+    )  # fmt: skip
+    handle.remove()
+    last = checkpoint.load_checkpoint(output / "checkpoints" / "last").tensors
+    return trainee, calls, bits(last)
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+def test_gradient_checkpointing_recomputes_and_changes_nothing(
+    tmp_path: Path, dropout: bool
+) -> None:
+    _, plain_calls, plain = fit_bert(tmp_path / "plain", dropout=dropout)
+    trainee, calls, same = fit_bert(
+        tmp_path / "again", dropout=dropout, gradient_checkpointing=True
+    )
+    assert (plain_calls, calls) == (8, 16)
+    assert same == plain
+    flags = [getattr(m, "gradient_checkpointing", False) for m in trainee.model.modules()]
+    assert not any(flags)
+    assert not any(m.training for m in trainee.model.modules())
+    assert not any("_gradient_checkpointing_func" in vars(m) for m in trainee.model.modules())
+
+
+def test_frozen_dropout_is_off_by_default(tmp_path: Path) -> None:
+    _, _, off = fit_bert(tmp_path / "off")
+    _, _, on = fit_bert(tmp_path / "on", dropout=True)
+    assert off != on
+
+
+def test_gradient_checkpointing_needs_layers_that_can(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Net has no layer"):
+        fit(tmp_path, TrainOptions(gradient_checkpointing=True))
+
+
+def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
+    trainee = BertLearner()
+    before = {
+        name: vars(m).keys() - {"_forward_hooks"} for name, m in trainee.model.named_modules()
+    }
+    frozen = {n: p for n, p in trainee.model.named_parameters() if not p.requires_grad}
+    frozen_bytes = bits(frozen)
+    train(
+        trainee, bert_batches, lambda: {"loss": 1.0},
+        TrainOptions(epochs=1, mixed_precision="bf16", tensorboard=False),
+        output=tmp_path, seed=0, main_metric="loss", resume=False, run={}, reporter=Reporter(),
+    )  # fmt: skip
+    after = {name: vars(m).keys() - {"_forward_hooks"} for name, m in trainee.model.named_modules()}
+    assert after == before
+    assert bits(frozen) == frozen_bytes
+    assert all(p.grad is None for p in trainee.model.parameters())

@@ -1,0 +1,127 @@
+"""Reporters: terminal, JSON lines and TensorBoard."""
+
+from __future__ import annotations
+
+import io
+import math
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from training_runs import fit, lines
+
+from adapterhub.training.options import TrainOptions
+from adapterhub.training.report import (
+    Bar,
+    JsonLines,
+    PlainLines,
+    Reporter,
+    Several,
+    Timing,
+    TrainingLine,
+    reporter_for,
+)
+
+
+def test_a_pipe_gets_plain_lines(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    fit(tmp_path, reporter=PlainLines(stream))
+    text = stream.getvalue().splitlines()
+    assert len(text) == 3 + 2
+    assert text[0].startswith("step 2/6  epoch 0.75  loss ")
+    assert "eval at step 3  epoch 1.00  accuracy" in text[1]
+
+
+def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=120)
+    fit(tmp_path, reporter=Bar(console))
+    assert "100%" in stream.getvalue()
+    assert "6/6" in stream.getvalue()
+    assert "eval at step 6" in stream.getvalue()
+
+
+def test_tensorboard_writes_events_or_says_once_that_it_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = TrainOptions(max_steps=2)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    fit(tmp_path, options, reporter=reporter_for(tmp_path, options))
+    assert capsys.readouterr().err.count("TensorBoard is not installed") == 1
+    assert not (tmp_path / "tensorboard").exists()
+
+
+def test_tensorboard_events_hold_loss_and_metrics(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    options = TrainOptions(max_steps=4, log_every=2, eval_every=2)
+    fit(tmp_path, options, reporter=reporter_for(tmp_path, options, quiet=True))
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [e.step for e in events.Scalars("train/loss")] == [2, 4]
+    assert [e.step for e in events.Scalars("eval/accuracy")] == [2, 4]
+
+
+def record(step: int, loss: float = 0.5) -> TrainingLine:
+    return TrainingLine(step=step, epoch=0.1 * step, loss=loss, learning_rate={"lora": 1e-3})
+
+
+def test_json_lines_drop_what_follows_the_checkpoint(tmp_path: Path) -> None:
+    first = JsonLines(tmp_path)
+    first.start(9, 0)
+    for step in (2, 4, 6):
+        first.trained(record(step), Timing(1.0, 2.0, 3))
+    first.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "train", "st')
+    again = JsonLines(tmp_path)
+    again.start(9, 4)
+    again.trained(record(5), Timing(1.0, 2.0, 3))
+    again.close()
+    for name in ("metrics.jsonl", "timings.jsonl"):
+        assert [row["step"] for row in lines(tmp_path / name)] == [2, 4, 5]
+
+
+def test_json_lines_write_null_for_numbers_that_json_lacks(tmp_path: Path) -> None:
+    reporter = JsonLines(tmp_path)
+    reporter.start(9, 0)
+    reporter.trained(record(1, math.nan), Timing(1.0, math.inf, 3))
+    reporter.close()
+    assert lines(tmp_path / "metrics.jsonl")[0]["loss"] is None
+    assert lines(tmp_path / "timings.jsonl")[0]["examples_per_second"] is None
+
+
+class Recorder(Reporter):
+    """Records the reports that it gets."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def advance(self, step: int) -> None:
+        self.calls.append(f"advance {step}")
+
+    def note(self, text: str) -> None:
+        self.calls.append(text)
+
+
+def test_several_forwards_every_report_to_each_reporter() -> None:
+    recorders = [Recorder(), Recorder()]
+    several = Several(recorders)
+    several.start(9, 0)
+    several.advance(1)
+    several.note("hello")
+    several.trained(record(1), Timing(1.0, 2.0, 3))
+    several.flush()
+    several.close()
+    assert [r.calls for r in recorders] == [["advance 1", "hello"]] * 2
+    forwarded = {name for name in vars(Several) if not name.startswith("_")}
+    assert forwarded == {name for name in vars(Reporter) if not name.startswith("_")}
+
+
+def test_only_the_first_process_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert type(reporter_for(tmp_path, TrainOptions())) is Reporter
+    monkeypatch.setenv("RANK", "0")
+    assert isinstance(reporter_for(tmp_path, TrainOptions()), Several)

@@ -1,0 +1,111 @@
+"""A run from its recipe to its files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from training_runs import lines
+
+from adapterhub.errors import ConfigError, OutputError
+from adapterhub.training import run as running
+from adapterhub.training.recipe import Recipe, read
+from adapterhub.training.report import Reporter, reporter_for
+from adapterhub.training.run import check_output, run
+
+
+@pytest.fixture
+def recipe(backbone: Path, data: tuple[Path, Path], tmp_path: Path) -> Recipe:
+    files = {"train": str(data[0]), "eval": str(data[1])}
+    flags = {"backbone": str(backbone), "output": str(tmp_path / "run"), "data": files}
+    words = ["method=lora(rank=2)", "train.max_steps=3", "train.tensorboard=false"]
+    return read(None, words, flags)
+
+
+def test_the_output_folder_has_every_file_of_a_run(recipe: Recipe, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    outcome = run(recipe, reporter_for(output, recipe.train, quiet=True))
+    assert {path.name for path in output.iterdir()} == {
+        "adapter", "checkpoints", "metrics.jsonl", "recipe.yaml", "timings.jsonl",
+    }  # fmt: skip
+    assert read(output / "recipe.yaml") == recipe
+    assert outcome.folder == output / "adapter"
+    assert outcome.adapter_bytes == sum(f.stat().st_size for f in outcome.folder.iterdir())
+    assert outcome.result.steps == 3
+    assert outcome.metrics == outcome.result.best
+    assert lines(output / "metrics.jsonl")[-1]["metrics"] == outcome.result.last
+
+
+def test_the_manifest_records_the_run_without_paths(recipe: Recipe, tmp_path: Path) -> None:
+    outcome = run(recipe, Reporter())
+    manifest = json.loads((outcome.folder / "adapter.json").read_text(encoding="utf-8"))
+    training = manifest["training"]
+    assert training["steps"] == 3
+    assert training["data"]["train"] == 64
+    assert training["recipe"]["method"] == [{"lora": training["recipe"]["method"][0]["lora"]}]
+    assert training["recipe"]["method"][0]["lora"]["rank"] == 2
+    assert str(tmp_path) not in json.dumps(training)
+
+
+def test_a_moved_run_resumes_with_data_at_another_path(
+    recipe: Recipe, data: tuple[Path, Path], tmp_path: Path
+) -> None:
+    whole = run(recipe, Reporter()).result
+    (tmp_path / "run").rename(tmp_path / "moved")
+    train = data[0].rename(tmp_path / "renamed.tsv")
+    moved = replace(
+        recipe, output=str(tmp_path / "moved"), data=replace(recipe.data, train=str(train))
+    )
+    assert run(moved, Reporter(), resume=True).result.history == whole.history
+    with pytest.raises(ConfigError, match="another run") as error:
+        run(replace(moved, seed=9), Reporter(), resume=True)
+    assert any(line.startswith("seed") for line in error.value.offenders)
+
+
+def test_parameters_require_a_gradient_again_after_a_failure(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = running.prepare(replace(recipe, method="unfreeze"))
+    monkeypatch.setattr(running, "prepare", lambda recipe: prepared)
+
+    def fail(*arguments: object, **options: object) -> None:
+        for tensor in prepared.adapter.tensors().values():
+            tensor.requires_grad_(False)
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(running.loop, "train", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        run(recipe, Reporter())
+    changed = [c.own.requires_grad for c in prepared.adapter.changed]
+    assert changed
+    assert all(changed)
+
+
+def test_an_output_folder_is_checked_before_any_work(tmp_path: Path) -> None:
+    check_output(tmp_path / "new" / "run", resume=False)
+    check_output(tmp_path, resume=False)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(OutputError, match="is a file"):
+        check_output(tmp_path / "file", resume=True)
+    with pytest.raises(OutputError, match="exists") as error:
+        check_output(tmp_path, resume=False)
+    assert "--resume" in error.value.hint
+    check_output(tmp_path, resume=True)
+
+
+def test_a_warning_names_stages_that_the_run_does_not_reach(recipe: Recipe) -> None:
+    class Notes(Reporter):
+        def __init__(self) -> None:
+            self.notes: list[str] = []
+
+        def note(self, text: str) -> None:
+            self.notes.append(text)
+
+    notes = Notes()
+    options = replace(recipe.train, max_steps=None, epochs=1)
+    run(replace(recipe, method="unfreeze", train=options), notes)
+    assert len(notes.notes) == 1
+    assert notes.notes[0].startswith("unfreeze has ")
