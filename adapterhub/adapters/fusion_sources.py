@@ -43,7 +43,7 @@ def build_from_sources(state: ModelState, methods: Sequence[Method], name: str) 
     initial: dict[str, Tensor] = {}
     for method in methods:
         sources = [_source(source, state.adapters, saved) for source in method.sources()]
-        built, tensors = method.built_of(sources) if sources else (method, {})
+        built, tensors = method.built_from(sources) if sources else (method, {})
         complete.append(built)
         initial |= tensors
     adapter = build_adapter(state, complete, name)

@@ -31,7 +31,7 @@ from adapterhub.files.native import read_manifest, read_tensors
 from adapterhub.hooks.new_tokens import add_new_tokens
 from adapterhub.interchange.formats import Format, detect
 from adapterhub.interchange.imported_adapter import ImportedAdapter
-from adapterhub.methods._ops import skip_init
+from adapterhub.methods._skip_init import skip_init
 from adapterhub.methods._spec import parse_methods, restore_methods
 
 

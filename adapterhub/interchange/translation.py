@@ -16,9 +16,9 @@ from adapterhub.files.schema import shorten
 from adapterhub.methods._base import Method, Unfrozen
 from adapterhub.methods._spec import dump_methods
 from adapterhub.methods.bitfit import BitFit
-from adapterhub.methods.chosen import Chosen
 from adapterhub.methods.head import Head
 from adapterhub.methods.norms import Norms
+from adapterhub.methods.selected_parameters import SelectedParameters
 
 HEAD = "head"
 
@@ -157,4 +157,4 @@ def _method_for(anatomy: Anatomy, paths: Iterable[str]) -> Method:
             continue
         if plan == trained:
             return method
-    return Chosen(names=tuple(sorted(anatomy.key(path) for path in trained)))
+    return SelectedParameters(names=tuple(sorted(anatomy.key(path) for path in trained)))

@@ -1,1 +1,1 @@
-"""Adapters into the backbone's weights, and several adapters into one. Trains nothing."""
+"""Merge adapters into the weights of their backbone, and several adapters into one."""

@@ -1,13 +1,13 @@
-"""What a projection computes with the site modules that sit at it, as a weight and a bias.
+"""The weight and bias of a projection that replace it together with its active site modules.
 
-A site module whose y' is affine in the host's input x and output y turns y = W x + b into another
-such map, so that its host can do without it:
+If a site module f is affine in the host's input x and output y = W x + b, then so is the result:
 
     y' = f(x, W x + b) = W' x + b'       W'ᵀ = f(I, Wᵀ) - f(0, 0)       b' = f(0, b)
-    x' = G x                             W' = W G
 
-f is not written a second time: the slot of the host is evaluated on the unit vectors, with all that
-is active there in its order. The input changes before all else, so G is the last factor.
+No method implements W' and b': they are computed by calling the host's slot, which applies all
+active modules in their order, as in a forward pass. As x, it gets the unit vectors, the rows of I;
+as y, their products with W, the rows of Wᵀ. The outputs are the rows of W'ᵀ, plus the constant
+f(0, 0). Modules that change the input come first, x' = G x, which gives W' G.
 """
 
 from __future__ import annotations
@@ -19,42 +19,47 @@ from adapterhub.backbones.weights import read_bias, read_weight
 from adapterhub.errors import MergeError
 from adapterhub.hooks.projection import OutputSlot
 
-CHUNK = 2048  # unit vectors at a time
+CHUNK = 2048  # unit vectors per call of the slot
 
 
 def merged_weight_and_bias(host: nn.Module, slot: OutputSlot) -> tuple[Tensor, Tensor | None]:
-    """W': (d_out, d_in) and b': (d_out,) of a projection that computes alone what it computes now
-    with its slot, in fp32; b' is None if the bias stays as it is.
+    """Compute the weight and bias with which a projection replaces itself and its slot, in fp32.
+
+    Returns:
+        W': (d_out, d_in) and b': (d_out,); b' is None if the bias does not change.
 
     Raises:
-        MergeError: it would need a bias, and has none.
+        MergeError: the result needs a bias, and the projection has none.
     """
     with torch.no_grad(), torch.autocast(next(host.parameters()).device.type, enabled=False):
         weight, bias = read_weight(host), read_bias(host)
         d_out, d_in = weight.shape
-        nothing = weight.new_zeros(1, d_in)
-        start = weight.new_zeros(1, d_out) if bias is None else bias.float()[None]
-        offset = slot(host, nothing, torch.zeros_like(start))
-        pieces = []
+        zero_x = weight.new_zeros(1, d_in)
+        old_bias = weight.new_zeros(1, d_out) if bias is None else bias.float()[None]
+        constant = slot(host, zero_x, torch.zeros_like(old_bias))
+        chunks = []
         for first in range(0, d_in, CHUNK):
             rows = weight.T[first : first + CHUNK]
             units = torch.zeros(len(rows), d_in, device=rows.device)
             units.diagonal(first).fill_(1)
-            pieces.append(slot(host, units, rows) - offset)
-        end = slot(host, nothing, start)
-        changed = not torch.equal(end, start)
-        if changed and bias is None:
+            chunks.append(slot(host, units, rows) - constant)
+        new_bias = slot(host, zero_x, old_bias)
+        bias_changes = not torch.equal(new_bias, old_bias)
+        if bias_changes and bias is None:
             raise MergeError(
                 "the adapter adds a bias to a projection that has none",
                 offenders=[site.id for site in slot.sites.values()],
-                hint="keep the adapter on the model",
+                hint="keep the adapter attached",
             )
-        return _behind_input(slot, torch.cat(pieces).T), end[0] if changed else None
+        merged = _with_input_change(slot, torch.cat(chunks).T)
+        return merged, new_bias[0] if bias_changes else None
 
 
-def _behind_input(slot: OutputSlot, weight: Tensor) -> Tensor:
-    """W: (d_out, d_in) -> W G, for the change G of the input that the slot makes: the vector-
-    Jacobian products of x' = G x with the rows of W."""
+def _with_input_change(slot: OutputSlot, weight: Tensor) -> Tensor:
+    """Compute W G, (d_out, d_in), for the slot's change of the input, x' = G x.
+
+    These are the vector-Jacobian products of x' with the rows of W.
+    """
     if not slot.takes_input:
         return weight
     with torch.enable_grad():

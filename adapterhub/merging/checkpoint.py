@@ -1,5 +1,4 @@
-"""A merged model as a plain `transformers` checkpoint, that is loaded again and compared before it
-is put in place."""
+"""Write a merged model as a plain `transformers` checkpoint, verified by loading it again."""
 
 from __future__ import annotations
 
@@ -18,11 +17,11 @@ from adapterhub.backbones.quantized_training import keep_4bit_layout
 from adapterhub.backbones.task_models import TASK_MODELS, task_kind
 from adapterhub.errors import MergeError, OutputError
 from adapterhub.files.atomic import check_place, explained, put_in_place
-from adapterhub.merging.merge import compare
+from adapterhub.merging.merge import compare_outputs
 
 
 def auto_class(model: PreTrainedModel) -> Any:
-    """The auto class that loads a checkpoint of this model, or its own class if none does."""
+    """Return the auto class that loads a checkpoint of this model, or the class of the model."""
     kind = task_kind(model)
     return getattr(transformers, TASK_MODELS[kind].auto) if kind else type(model)
 
@@ -34,28 +33,39 @@ def write_checkpoint(
     expected: dict[str, Tensor],
     tolerance: float | None = None,
 ) -> dict[str, float]:
-    """Write a model and its tokenizer as `transformers` does, load the checkpoint by its auto
-    class, and compare. Returns the largest differences from the expected outputs on the probe
-    batch, by output. The folder is there when all of that went well, and else not at all.
+    """Write a model and its tokenizer, load the checkpoint and compare the outputs.
+
+    The folder is created only if all of this succeeds.
+
+    Args:
+        model: the merged model.
+        tokenizer: its tokenizer.
+        folder: a folder that does not exist.
+        expected: the expected outputs on the probe batch, by name.
+        tolerance: the largest difference, relative to the largest value of an output; by default
+            that of the dtype.
+
+    Returns:
+        The largest absolute difference of each output on the probe batch.
 
     Raises:
         OutputError: the folder exists, or cannot be written.
-        MergeError: what was written computes something else.
+        MergeError: the checkpoint loads with other tensors, or its outputs differ.
     """
     folder = Path(folder)
     with explained(folder), quiet_loading():
         check_place(folder, overwrite=False, replaceable=())
         folder.parent.mkdir(parents=True, exist_ok=True)
-        staged = folder.parent / f".adapterhub-{secrets.token_hex(8)}"
+        temporary = folder.parent / f".adapterhub-{secrets.token_hex(8)}"
         try:
-            model.save_pretrained(staged)
-            tokenizer.save_pretrained(staged)
-            differences, _ = compare(expected, _reloaded(model, staged), tolerance)
-            put_in_place(staged, folder, overwrite=False)
+            model.save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
+            differences, _ = compare_outputs(expected, _reloaded(model, temporary), tolerance)
+            put_in_place(temporary, folder, overwrite=False)
         except SafetensorError as error:
             raise OutputError(f"cannot write {folder}: {error}", hint="free some space") from error
         finally:
-            shutil.rmtree(staged, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
     return differences
 
 
@@ -63,10 +73,12 @@ def _reloaded(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     loaded, info = auto_class(model).from_pretrained(
         folder, dtype=model.dtype, device_map={"": model.device}, output_loading_info=True
     )
-    wrong = [f"{kind}: {key}" for kind, keys in info.items() for key in keys if keys]
+    problems = [f"{kind}: {key}" for kind, keys in info.items() for key in keys if keys]
     if type(loaded) is not type(model):
-        wrong.append(f"it loads as {type(loaded).__name__}, not as {type(model).__name__}")
-    if wrong:
-        raise MergeError("the merged checkpoint does not load as it was written", offenders=wrong)
+        problems.append(f"it loads as {type(loaded).__name__}, not as {type(model).__name__}")
+    if problems:
+        raise MergeError(
+            "the merged checkpoint does not load as it was written", offenders=problems
+        )
     keep_4bit_layout(loaded)
     return loaded.eval()  # type: ignore[no-any-return]

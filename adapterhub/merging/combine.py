@@ -36,8 +36,8 @@ from adapterhub.merging.affine import merged_weight_and_bias
 from adapterhub.merging.merge import refuse_unmergeable
 from adapterhub.merging.task_vectors import COMBINE, low_rank
 from adapterhub.methods._base import Method
-from adapterhub.methods._ops import skip_init
 from adapterhub.methods._site_module import OutputModule
+from adapterhub.methods._skip_init import skip_init
 from adapterhub.methods.lora import LoRA, LoRALayer
 from adapterhub.methods.staged import Staged
 

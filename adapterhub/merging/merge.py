@@ -1,24 +1,22 @@
-"""Merge adapters into the weights of their backbone, and take the merge back.
+"""Merge adapters into the weights of their backbone, and undo it.
 
-A site module that is affine goes into the weight of its host (`adapterhub.merging.affine`). All is
-computed in fp32 and rounded once, to the dtype of the weight. Adapters that hold backbone
-parameters of their own leave these in their place, in every module that shares them, and a task
-head becomes the model's own.
+Affine site modules are merged into the weight of their host (`adapterhub.merging.affine`), in fp32,
+rounded once to the dtype of the weight. Parameters that an adapter trained in place of the
+backbone's replace these in every module that shares them, and the adapter's head replaces the
+model's head.
 
-A weight that is quantized is read as the numbers that it computes with, and takes a merge only when
-that is asked for: they are quantized once more, which rounds as coarsely as the first time, and may
-round a small update away.
+Quantized weights are dequantized, merged and, only with `requantize`, quantized again. This rounds
+as coarsely as the first quantization, and may lose a small update.
 
-Every merge is verified: the outputs on a probe batch, before and after, may differ by
+Every merge is verified on a probe batch, before and after:
 
     max |logit difference| <= TOLERANCE[dtype] * max |logit|
 
-A weight is rounded with a relative error of up to u = 2^-24 (fp32), 2^-11 (fp16) or 2^-8 (bf16),
-and so is each product before and after; over the layers such errors add up like a random walk. The
-tolerances are some 25 u for the two short formats, and wide enough for any order of summation in
-fp32. An update that is smaller than the rounding of the weight under it is lost within them, which
-is why the difference is reported. Where weights are quantized again it is reported alone: no bound
-follows from the dtype.
+Weights and products are rounded with a relative error of up to u = 2^-24 (fp32), 2^-11 (fp16) or
+2^-8 (bf16); over the layers these errors add up like a random walk. The tolerances are about 25 u
+for the 16-bit formats, and allow any order of summation in fp32. An update that is smaller than the
+rounding error of the weight is lost within the tolerance, so the difference is reported. After
+requantization it is only reported, since the dtype gives no bound.
 """
 
 from __future__ import annotations
@@ -46,77 +44,84 @@ from adapterhub.hooks.projection import OutputSlot
 from adapterhub.merging.affine import merged_weight_and_bias
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-1}
-_RECORD = "_adapterhub_merges"
-_NO_WEIGHT = {
-    "keyvalue": "it adds keys and values, which no weight of the backbone holds",
-    "embed": "it adds tokens to the input, which no weight of the backbone holds",
+_RECORDS = "_adapterhub_merges"
+_NOT_MERGEABLE = {
+    "keyvalue": "it adds keys and values, which are not a weight of the backbone",
+    "embed": "it adds tokens to the input, which are not a weight of the backbone",
     "mix": "it reads the outputs of several layers",
-    "sublayer": "it sits beside a whole sublayer, which is not linear",
-    "norm": "it sits at a normalization, which is not linear",
-    "linear": "what it computes is not linear in its input",
+    "sublayer": "it adapts a whole sublayer, which is not linear",
+    "norm": "it adapts a normalization, which is not linear",
+    "linear": "its output is not linear in its input",
 }
 
 
 @dataclass(eq=False)
-class Named:
-    """An attribute of the merged model or of a layer, and the backbone's own."""
+class AttributeSwap:
+    """The merged and the original value of an attribute of the model, its config or a layer."""
 
     owner: Any
     name: str
-    new: Any
-    old: Any
+    merged: Any
+    original: Any
 
-    def put(self, on: bool) -> None:
-        """Put the new one in place, or the old one back."""
-        setattr(self.owner, self.name, self.new if on else self.old)
+    def swap(self, on: bool) -> None:
+        """Set the merged value, or the original one."""
+        setattr(self.owner, self.name, self.merged if on else self.original)
 
 
 @dataclass(eq=False)
-class Swap:
-    """The merged model's parameter, the backbone's own one, the modules that hold it, and what a
-    quantized layer keeps `beside` it."""
+class ParameterSwap:
+    """The merged and the original parameter, and the modules that hold it.
 
-    new: nn.Parameter
-    old: nn.Parameter
+    `attributes` belong to a quantized parameter: its layer's quantization state.
+    """
+
+    merged: nn.Parameter
+    original: nn.Parameter
     holders: tuple[tuple[nn.Module, str], ...]
-    beside: tuple[Named, ...] = ()
+    attributes: tuple[AttributeSwap, ...] = ()
 
-    def put(self, on: bool) -> None:
-        """Put the new one in place, or the old one back."""
-        for module, attribute in self.holders:
-            module._parameters[attribute] = self.new if on else self.old
-        for named in self.beside:
-            named.put(on)
+    def swap(self, on: bool) -> None:
+        """Set the merged parameter, or the original one."""
+        for module, name in self.holders:
+            module._parameters[name] = self.merged if on else self.original
+        for attribute in self.attributes:
+            attribute.swap(on)
 
 
 @dataclass(eq=False)
 class Merge:
-    """Adapters that became a part of a model's own weights, and the way back.
+    """Adapters that were merged into a model, and all that is needed to undo it.
 
-    `expected` is what the model computed on the probe batch with the adapters on it, by output;
-    `differences` the largest absolute differences from it after the merge, and `tolerances` what
-    they may be.
+    Attributes:
+        adapters: the adapters, in the order of merging.
+        expected: the outputs on the probe batch before the merge, by name.
+        parameters: the merged parameters.
+        attributes: the attributes that identify the model.
+        head: the last adapter's head.
+        differences: the largest absolute difference of each output after the merge.
+        tolerances: the largest accepted differences.
     """
 
     adapters: tuple[Adapter, ...]
     expected: dict[str, Tensor] = field(repr=False)
-    swaps: tuple[Swap, ...] = field(repr=False)
-    identity: tuple[Named, ...] = field(repr=False)
+    parameters: tuple[ParameterSwap, ...] = field(repr=False)
+    attributes: tuple[AttributeSwap, ...] = field(repr=False)
     head: AdapterHead | None = field(repr=False)
     differences: dict[str, float] = field(default_factory=dict)
     tolerances: dict[str, float] = field(default_factory=dict)
 
     @property
     def difference(self) -> float:
-        """max |logit difference| on the probe batch."""
+        """The largest absolute difference of any output on the probe batch."""
         return max(self.differences.values())
 
-    def put(self, on: bool) -> None:
-        """Give the bare model the merged weights and head, or its own back."""
-        for swap in self.swaps:
-            swap.put(on)
-        for attribute in self.identity:
-            attribute.put(on)
+    def swap(self, on: bool) -> None:
+        """Give a model without adapters the merged weights and head, or the original ones."""
+        for parameter in self.parameters:
+            parameter.swap(on)
+        for attribute in self.attributes:
+            attribute.swap(on)
         if self.head:
             self.head.swap(self.adapters[0].model, on)
 
@@ -124,53 +129,60 @@ class Merge:
 def merge(
     model: PreTrainedModel, *names: str, tolerance: float | None = None, requantize: bool = False
 ) -> Merge:
-    """Put adapters into the weights of their backbone, in this order; without names, the active
-    ones. The model is a plain one afterwards, to save, compile or serve as any other.
+    """Merge adapters into the weights of their backbone.
 
-    The weights of the backbone are kept, for `unmerge`. `tolerance` is the largest difference that
-    you accept, as a part of the largest logit; by default that of the dtype. On a quantized
-    backbone `requantize` is needed: merged weights are rounded to its codes again, and whatever
-    finite difference this makes is accepted, if you give no `tolerance`.
+    Afterwards the model is a plain one, to save, compile or serve. The original weights are kept
+    for `unmerge`.
+
+    Args:
+        model: the model that the adapters are attached to.
+        names: the adapters, in the order of merging; by default the active ones.
+        tolerance: the largest accepted difference of an output, relative to its largest value; by
+            default that of the dtype, and any finite difference with `requantize`.
+        requantize: quantize the merged weights again; required for a quantized backbone.
 
     Raises:
-        MergeError: no weights can express an adapter (all its parts that cannot are listed), its
-            weights are quantized and `requantize` was not asked for (or the other way about), or
-            the merged model would compute something else; the model is as it was.
-        AttachError: no such adapter, or others are on the model: they were made for its weights.
+        MergeError: an adapter that is not a change of weights (lists all such parts), a quantized
+            backbone without `requantize` or the reverse, or outputs that differ after the merge;
+            the model is unchanged.
+        AttachError: no such adapter, or other adapters are attached, which depend on the weights.
     """
-    state, adapters = _chosen(model, names)
+    state, adapters = _selected(model, names)
     refuse_unmergeable(adapters, requantize)
     if requantize and tolerance is None:
         tolerance = math.inf
-    before = state.compositions
+    compositions = state.compositions
     heads = [adapter.head.lowered() for adapter in adapters if adapter.head]
     with activated(state, (tuple(adapter.name for adapter in adapters),)):
-        swaps, identity = _swaps(adapters), _identity(model, adapters)
-        made = Merge(adapters, probe(model), swaps, identity, heads[-1] if heads else None)
+        parameters, attributes = _swaps(adapters), _identity(model, adapters)
+        head = heads[-1] if heads else None
+        record = Merge(adapters, probe(model), parameters, attributes, head)
     state.activate(((),))
     for adapter in adapters:
         adapter.detach()
-    made.put(on=True)
+    record.swap(on=True)
     try:
-        made.differences, made.tolerances = compare(made.expected, model, tolerance)
+        record.differences, record.tolerances = compare_outputs(record.expected, model, tolerance)
     except BaseException:
-        made.put(on=False)
-        state.reattach(adapters, before)
+        record.swap(on=False)
+        state.reattach(adapters, compositions)
         raise
-    setattr(model, _RECORD, [*getattr(model, _RECORD, ()), (state, made)])
-    return made
+    setattr(model, _RECORDS, [*getattr(model, _RECORDS, ()), (state, record)])
+    return record
 
 
 def unmerge(model: PreTrainedModel) -> tuple[Adapter, ...]:
-    """Take the last merge back: the backbone has its own weights again, bit by bit, and the
-    adapters are on it and active.
+    """Undo the last merge: restore the original weights exactly, and reattach the adapters.
+
+    Returns:
+        The adapters, which are attached and active.
 
     Raises:
         MergeError: nothing is merged.
-        AttachError: adapters were put on the merged model.
+        AttachError: adapters were attached to the merged model.
     """
-    record = getattr(model, _RECORD, None)
-    if not record:
+    records = getattr(model, _RECORDS, None)
+    if not records:
         raise MergeError("nothing is merged into this model", hint="merge(model)")
     if attached := find_state(model):
         raise AttachError(
@@ -178,60 +190,64 @@ def unmerge(model: PreTrainedModel) -> tuple[Adapter, ...]:
             offenders=map(repr, attached.adapters),
             hint="detach(model) first",
         )
-    state, made = record.pop()
-    if not record:
-        delattr(model, _RECORD)
-    made.put(on=False)
-    adapters: tuple[Adapter, ...] = made.adapters
+    state, record = records.pop()
+    if not records:
+        delattr(model, _RECORDS)
+    record.swap(on=False)
+    adapters: tuple[Adapter, ...] = record.adapters
     state.reattach(adapters, (tuple(adapter.name for adapter in adapters),))
     return adapters
 
 
-def _chosen(model: PreTrainedModel, names: Sequence[str]) -> tuple[ModelState, tuple[Adapter, ...]]:
+def _selected(
+    model: PreTrainedModel, names: Sequence[str]
+) -> tuple[ModelState, tuple[Adapter, ...]]:
     state = find_state(model)
     if state is None:
         raise AttachError("no adapter is attached to this model", hint='load(model, "out/polite")')
     active = [adapter.name for adapter in state.adapters.values() if adapter.active]
-    chosen = list(dict.fromkeys(names or active))
-    require_attached(state, chosen)
-    if not chosen:
+    selected = list(dict.fromkeys(names or active))
+    require_attached(state, selected)
+    if not selected:
         raise AttachError(
             "no adapter is active", hint=f"merge(model, {next(iter(state.adapters))!r})"
         )
-    if others := [name for name in state.adapters if name not in chosen]:
+    if others := [name for name in state.adapters if name not in selected]:
         raise AttachError(
-            "other adapters are attached, and were trained on the weights as they are now",
+            "other adapters are attached, and depend on the unmerged weights",
             offenders=map(repr, others),
             hint=f"detach(model, {others[0]!r}) first, or merge them too",
         )
-    return state, tuple(state.adapters[name] for name in chosen)
+    return state, tuple(state.adapters[name] for name in selected)
 
 
 def refuse_unmergeable(adapters: Sequence[Adapter], requantize: bool = False) -> None:
-    """Refuse adapters that weights cannot express, and weights that cannot be replaced."""
+    """Refuse adapters that are not a change of weights, and weights that cannot be replaced.
+
+    Raises:
+        MergeError: lists the parts of the adapters, or the weights.
+    """
     model = adapters[0].model
     if requantize and getattr(model.config, "quantization_config", None) is None:
         raise MergeError(
-            "requantize was asked for, and this backbone is not quantized",
-            hint="merge without it; or load the backbone quantized, and the adapter on it",
+            "cannot requantize: this backbone is not quantized",
+            hint="merge without requantize, or load the backbone quantized and the adapter on it",
         )
     parts = [line for adapter in adapters for line in blockers(adapter)]
     if parts:
         names = ", ".join(repr(adapter.name) for adapter in adapters)
         raise MergeError(
-            f"{names} cannot be merged: these parts are no change of weights",
+            f"{names} cannot be merged: these parts are not a change of weights",
             offenders=parts,
             expected="methods that are linear in the weights, such as lora, ia3, norms or full",
-            hint="keep the adapter on the model: model.generate and Trainer work with it",
+            hint="keep the adapter attached: model.generate and Trainer work with it",
         )
-    stored = sorted(
-        {line for adapter in adapters for line in _storage_problems(adapter, requantize)}
-    )
-    if stored:
+    problems = {line for adapter in adapters for line in _storage_problems(adapter, requantize)}
+    if problems:
         raise MergeError(
-            "the weights of this backbone cannot take a merge",
-            offenders=stored,
-            expected="weights of their own, in fp32, bf16 or fp16",
+            "cannot merge into the weights of this backbone",
+            offenders=sorted(problems),
+            expected="weights in fp32, bf16 or fp16 that no other module shares",
             hint="reload the backbone in bf16 or fp32 without quantization, load the adapter there "
             "and merge there: adapterhub merge ADAPTER --base-dtype bf16 --output OUT; or quantize "
             "merged weights again, which may lose much of the adapter: --requantize",
@@ -239,19 +255,18 @@ def refuse_unmergeable(adapters: Sequence[Adapter], requantize: bool = False) ->
 
 
 def blockers(adapter: Adapter) -> list[str]:
-    """The parts of an adapter that no weights can express, and why; [] if it can be merged."""
-    found: dict[str, str] = {}
+    """Describe the parts of an adapter that cannot be merged; [] if all can."""
+    reasons: dict[str, str] = {}
     for placed in adapter.placed:
         site = placed.site
         if site.kind != "linear" or not placed.module.affine:
             part = f"{placed.method.name} at {site.stack}.{site.role}"
-            found[part] = _NO_WEIGHT[site.kind]
-    return [f"{part}: {reason}" for part, reason in found.items()]
+            reasons[part] = _NOT_MERGEABLE[site.kind]
+    return [f"{part}: {reason}" for part, reason in reasons.items()]
 
 
 def _storage_problems(adapter: Adapter, requantize: bool) -> Iterator[str]:
-    """Weights that are quantized and may not be so again, or that modules share of which only one
-    is adapted."""
+    """Yield the adapted weights that are offloaded, quantized or shared with other modules."""
     holders = parameter_holders(adapter.model)
     for site in {placed.site.host: placed.site for placed in adapter.placed}.values():
         host = adapter.model.get_submodule(site.host)
@@ -272,80 +287,98 @@ def _storage_problems(adapter: Adapter, requantize: bool) -> Iterator[str]:
             yield f"{changed.name}: {problem}"
 
 
-def _swaps(adapters: Sequence[Adapter]) -> tuple[Swap, ...]:
-    """The merged parameters of all that the adapters change. They are active."""
+def _swaps(adapters: Sequence[Adapter]) -> tuple[ParameterSwap, ...]:
+    """Compute the merged parameters. The adapters must be active."""
     model = adapters[0].model
-    swaps: dict[int, Swap] = {}
+    swaps: dict[int, ParameterSwap] = {}  # by the id of the parameter that is in the model now
     for changed in (c for adapter in adapters for c in adapter.changed):
-        new = changed.own.detach().to(changed.original.dtype)
-        swaps[id(changed.own)] = _swap(new, changed.original, changed.holders)
+        tensor = changed.own.detach().to(changed.original.dtype)
+        swaps[id(changed.own)] = _parameter_swap(tensor, changed.original, changed.holders)
     for path in dict.fromkeys(p.site.host for adapter in adapters for p in adapter.placed):
         host = model.get_submodule(path)
         slot = host._modules[CHILD]
         assert isinstance(slot, OutputSlot)
         weight, bias = merged_weight_and_bias(host, slot)
-        found = {"weight": as_stored(host, weight)} | ({} if bias is None else {"bias": bias})
-        for name, tensor in found.items():
-            live = host.get_parameter(name)
-            own = swaps.get(id(live))
-            old = own.old if own else live
-            made = _requantized if storage_problem(old) else _swap
-            swaps[id(live)] = made(tensor, old, ((host, name),))
+        tensors = {"weight": as_stored(host, weight)} | ({} if bias is None else {"bias": bias})
+        for name, tensor in tensors.items():
+            current = host.get_parameter(name)
+            replaced = swaps.get(id(current))
+            original = replaced.original if replaced else current
+            make_swap = _requantized_swap if storage_problem(original) else _parameter_swap
+            swaps[id(current)] = make_swap(tensor, original, ((host, name),))
     return tuple(swaps.values())
 
 
-def _swap(tensor: Tensor, old: nn.Parameter, holders: tuple[tuple[nn.Module, str], ...]) -> Swap:
-    new = nn.Parameter(tensor.to(old.dtype).contiguous(), requires_grad=old.requires_grad)
-    return Swap(new, old, holders)
+def _parameter_swap(
+    tensor: Tensor, original: nn.Parameter, holders: tuple[tuple[nn.Module, str], ...]
+) -> ParameterSwap:
+    values = tensor.to(original.dtype).contiguous()
+    merged = nn.Parameter(values, requires_grad=original.requires_grad)
+    return ParameterSwap(merged, original, holders)
 
 
-def _requantized(
-    tensor: Tensor, old: nn.Parameter, holders: tuple[tuple[nn.Module, str], ...]
-) -> Swap:
+def _requantized_swap(
+    tensor: Tensor, original: nn.Parameter, holders: tuple[tuple[nn.Module, str], ...]
+) -> ParameterSwap:
     host, _ = holders[0]
-    new, beside = requantized(host, tensor)
-    named = tuple(Named(host, n, value, getattr(host, n)) for n, value in beside.items())
-    return Swap(new, old, holders, named)
+    merged, layer_state = requantized(host, tensor)
+    attributes = tuple(
+        AttributeSwap(host, name, value, getattr(host, name)) for name, value in layer_state.items()
+    )
+    return ParameterSwap(merged, original, holders, attributes)
 
 
-def _identity(model: PreTrainedModel, adapters: Sequence[Adapter]) -> tuple[Named, ...]:
-    """The merged model is another backbone, by its name; none of its parameters is new to it."""
-    name = "-with-".join([name_and_revision(model)[0], *(adapter.name for adapter in adapters)])
-    known: list[tuple[Any, str, Any]] = [
-        (model.config, "_name_or_path", name),
+def _identity(model: PreTrainedModel, adapters: Sequence[Adapter]) -> tuple[AttributeSwap, ...]:
+    """Rename the merged model, since it is a different backbone, without new parameters."""
+    model_name = "-with-".join(
+        [name_and_revision(model)[0], *(adapter.name for adapter in adapters)]
+    )
+    values: list[tuple[Any, str, Any]] = [
+        (model.config, "_name_or_path", model_name),
         (model.config, "_commit_hash", None),
         (model, NEWLY_INITIALIZED, frozenset()),
         (model, ORIGIN, None),
     ]
-    return tuple(Named(o, n, new, getattr(o, n)) for o, n, new in known if hasattr(o, n))
+    return tuple(
+        AttributeSwap(owner, name, value, getattr(owner, name))
+        for owner, name, value in values
+        if hasattr(owner, name)
+    )
 
 
-def compare(
+def compare_outputs(
     expected: dict[str, Tensor], model: PreTrainedModel, tolerance: float | None = None
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """The largest absolute differences of what a model computes on the probe batch from what is
-    expected, by output, and what they may be: `tolerance`, or that of the dtype, times the largest
-    value.
+    """Compare the outputs of a model on the probe batch with the expected ones.
+
+    Args:
+        expected: the expected outputs, by name.
+        model: the merged model.
+        tolerance: the largest accepted difference, relative to the largest value of an output; by
+            default that of the dtype.
+
+    Returns:
+        The largest absolute difference of each output, and the largest accepted one.
 
     Raises:
         MergeError: a difference above its tolerance, or one that is not finite.
     """
-    found = probe(model)
+    outputs = probe(model)
     relative = tolerance or max(TOLERANCE.get(p.dtype, 0.0) for p in model.parameters())
-    differences = {n: (found[n] - value).abs().max().item() for n, value in expected.items()}
+    differences = {n: (outputs[n] - value).abs().max().item() for n, value in expected.items()}
     tolerances = {n: relative * _largest(value) for n, value in expected.items()}
-    wrong = [
+    too_large = [
         f"{name}: max |difference| {differences[name]:.3g}, tolerance {tolerances[name]:.3g}"
         for name in expected
-        if not differences[name] <= tolerances[name]  # NaN is not
+        if not differences[name] <= tolerances[name]  # true for NaN
     ]
-    if wrong:
+    if too_large:
         raise MergeError(
-            "the merged model does not compute what the model with its adapter does",
-            offenders=wrong,
+            "the merged model does not compute the same outputs as the model with its adapter",
+            offenders=too_large,
             expected=f"differences of at most {relative:g} times the largest value",
             hint="merge in fp32 (--base-dtype fp32), accept more (tolerance=0.3, --tolerance 0.3), "
-            "or keep the adapter on the model",
+            "or keep the adapter attached",
         )
     return differences, tolerances
 

@@ -1,18 +1,18 @@
-"""Task vectors: what training changed, and how several such changes become one.
+"""Task vectors: the changes that training made to parameters, and rules to combine them.
 
-A task vector is tau_i = theta_i - theta_0, parameter by parameter. Here each is one tensor, that of
-one parameter of the backbone; w_i are weights, k the density.
+A task vector is tau_i = theta_i - theta_0. The functions here combine the task vectors of one
+backbone parameter, tensors of its shape; w_i are weights, k is the density.
 
     linear      tau = sum_i w_i tau_i                         Ilharco et al. 2023, section 2
     ties        trim:   tau_i keeps its k largest magnitudes, the rest is 0
                 elect:  g = sign(sum_i tau_i), elementwise
-                merge:  tau = sum over {i: sign(tau_i) = g} of w_i tau_i, over their number
+                merge:  tau = mean over {i: sign(tau_i) = g} of w_i tau_i
                                                               Yadav et al. 2023, algorithm 1
     dare        tau_i = m * tau_i / k,  m ~ Bernoulli(k);  then linear
     dare-ties   the same drop and rescale; then elect and merge    Yu et al. 2024, section 3
 
-With linear, weights (1, 1) add two tasks, and (-1) forgets one. Trimming is by parameter, as peft
-and mergekit do it; the paper trims a task vector as a whole.
+With linear, weights (1, 1) add two tasks, and (-1) forgets one. Each parameter is trimmed
+separately, as in peft and mergekit; the paper trims the whole model's task vector.
 
 Ilharco et al., "Editing Models with Task Arithmetic", https://arxiv.org/abs/2212.04089.
 Yadav et al., "TIES-Merging: Resolving Interference When Merging Models",
@@ -31,58 +31,96 @@ Combine = Callable[[Sequence[Tensor], Sequence[float], float, torch.Generator], 
 
 
 def trim(tau: Tensor, density: float) -> Tensor:
-    """The share `density` of entries of the largest magnitude; the others are 0."""
-    kept = int(density * tau.numel())
+    """Set all entries to 0 but the share `density` with the largest magnitudes."""
+    count = int(density * tau.numel())
     mask = torch.zeros_like(tau).flatten()
-    mask[tau.abs().flatten().topk(kept).indices] = 1
+    mask[tau.abs().flatten().topk(count).indices] = 1
     return tau * mask.view_as(tau)
 
 
 def drop(tau: Tensor, density: float, generator: torch.Generator) -> Tensor:
-    """Each entry with probability `density`, over it, else 0: the expected value stays."""
+    """Set entries to 0 with probability 1 - density, and rescale the others.
+
+    The expected value does not change.
+
+    Args:
+        tau: a task vector.
+        density: the probability that an entry is kept.
+        generator: the random numbers.
+    """
     mask = torch.rand(tau.shape, generator=generator) < density
     return tau * mask.to(tau.device) / density
 
 
 def weighted_sum(taus: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """sum_i w_i tau_i."""
+    """Compute sum_i w_i tau_i."""
     return sum((w * tau for w, tau in zip(weights, taus, strict=True)), torch.zeros_like(taus[0]))
 
 
 def elect_and_merge(taus: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """The mean of the weighted entries whose sign is that of the sum of all. A sum of 0 counts as
-    positive, an entry of 0 has no sign."""
+    """Compute the mean of the weighted entries that have the same sign as the sum of all.
+
+    A sum of 0 counts as positive; entries of 0 have no sign.
+    """
     positive = sum(taus, torch.zeros_like(taus[0])) >= 0
     agree = [torch.where(positive, tau > 0, tau < 0) for tau in taus]
-    total = weighted_sum([tau * yes for tau, yes in zip(taus, agree, strict=True)], weights)
+    total = weighted_sum([tau * mask for tau, mask in zip(taus, agree, strict=True)], weights)
     return total / torch.stack(agree).sum(0).clamp(min=1)
 
 
 def linear_combination(
     taus: Sequence[Tensor], weights: Sequence[float], density: float, generator: torch.Generator
 ) -> Tensor:
-    """Task arithmetic; the density plays no part."""
+    """Combine by task arithmetic.
+
+    Args:
+        taus: the task vectors of one parameter.
+        weights: one for each of them.
+        density: not used.
+        generator: not used.
+    """
     return weighted_sum(taus, weights)
 
 
 def ties(
     taus: Sequence[Tensor], weights: Sequence[float], density: float, generator: torch.Generator
 ) -> Tensor:
-    """Trim, elect, merge."""
+    """Combine by TIES: trim, elect, merge.
+
+    Args:
+        taus: the task vectors of one parameter.
+        weights: one for each of them.
+        density: the share of entries to keep.
+        generator: not used.
+    """
     return elect_and_merge([trim(tau, density) for tau in taus], weights)
 
 
 def dare(
     taus: Sequence[Tensor], weights: Sequence[float], density: float, generator: torch.Generator
 ) -> Tensor:
-    """Drop and rescale, then task arithmetic."""
+    """Combine by DARE: drop and rescale, then task arithmetic.
+
+    Args:
+        taus: the task vectors of one parameter.
+        weights: one for each of them.
+        density: the probability that an entry is kept.
+        generator: the random numbers.
+    """
     return weighted_sum([drop(tau, density, generator) for tau in taus], weights)
 
 
 def dare_ties(
     taus: Sequence[Tensor], weights: Sequence[float], density: float, generator: torch.Generator
 ) -> Tensor:
-    """Drop and rescale, then elect and merge."""
+    """Combine by DARE and TIES: drop and rescale, then elect and merge.
+
+    Args:
+        taus: the task vectors of one parameter.
+        weights: one for each of them.
+        density: the probability that an entry is kept.
+        generator: the random numbers.
+    """
     return elect_and_merge([drop(tau, density, generator) for tau in taus], weights)
 
 
@@ -95,9 +133,10 @@ COMBINE: Mapping[str, Combine] = {
 
 
 def low_rank(delta: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """The nearest matrix of this rank, as a product: (d_out, rank) and (rank, d_in).
+    """Approximate a matrix by the nearest one of a rank, as a product (d_out, rank) (rank, d_in).
 
-    Eckart & Young 1936: the first singular components, here with their root in either factor.
+    These are the first singular components (Eckart & Young 1936); each factor gets the square root
+    of the singular values.
     """
     u, s, vh = torch.linalg.svd(delta, full_matrices=False)
     root = s[:rank].sqrt()

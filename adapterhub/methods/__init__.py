@@ -1,5 +1,7 @@
-"""Methods: one file each. A file that defines and registers a method is all that
-a new one needs."""
+"""Methods: one file each; a new file that registers a method is all that a new method needs.
+
+Modules with a leading underscore hold shared code.
+"""
 
 import importlib
 import pkgutil
@@ -14,6 +16,7 @@ from adapterhub.methods._base import (
 )
 
 for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+    if not _module.name.startswith("_"):
+        importlib.import_module(f"{__name__}.{_module.name}")
 
 __all__ = ["METHODS", "Method", "Placement", "StageSchedule", "Unfrozen", "method_class"]

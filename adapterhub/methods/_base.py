@@ -1,4 +1,4 @@
-"""What a method is: a frozen dataclass of options that plans what goes where on a backbone."""
+"""The base class of all methods, the steps of their plans, and the registry of methods."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Layers = str | int | tuple[int, ...]
 
 @dataclass(frozen=True)
 class Placement:
-    """A module to place at a site; the module's class fits the kind of the site."""
+    """A module to add at a site; the module's base class must fit the kind of site."""
 
     site: Site
     module: SiteModule
@@ -28,9 +28,9 @@ class Placement:
 
 @dataclass(frozen=True)
 class Unfrozen:
-    """A parameter of the backbone that the method trains, by its path from the model.
+    """A backbone parameter to train, by its path in the model.
 
-    It trains from this stage of the method's pace on, at `rate` times the method's learning rate.
+    It trains from stage `stage` of the method on, at `rate` times the method's learning rate.
     """
 
     path: str
@@ -40,8 +40,11 @@ class Unfrozen:
 
 @dataclass(frozen=True)
 class StageSchedule:
-    """When the stages of a method follow each other: one each `epochs` epochs; where that is None,
-    one after each `patience` evaluations in a row that were not the best so far."""
+    """When the next stage of a method begins.
+
+    After every `epochs` epochs; if that is None, after `patience` consecutive evaluations without
+    a new best result.
+    """
 
     epochs: int | None = 1
     patience: int = 1
@@ -51,8 +54,10 @@ PlanStep = Placement | Unfrozen
 
 
 class TrainedSource(NamedTuple):
-    """A trained adapter that another one is built of: its methods, and its tensors by the names of
-    adapter files."""
+    """A trained adapter that another one is built from: its methods, and its tensors by file name.
+
+    The names are those of adapter files: `encoder.0.attn.q.lora.A`.
+    """
 
     name: str
     methods: tuple[Method, ...]
@@ -60,14 +65,17 @@ class TrainedSource(NamedTuple):
 
 
 class Method(ABC):
-    """The base of all methods. A subclass is a frozen dataclass, and registered by its name.
+    """The base class of all methods: a subclass is a frozen dataclass of options.
 
-    `start` says what the adapted backbone computes before training: the same function (`identity`),
-    almost the same (`near-identity`), or what the paper's initialization gives (`paper`).
-    `learning_rate` is AdamW's default for the method's own parameters, and `schedule` the default
-    shape of it over a run, where the method's source names one. `trains_backbone` is set where the
-    plan unfreezes parameters of the backbone (`Unfreezing`). A composed method names its `parts`,
-    and has no plan of its own.
+    Attributes:
+        name: the name that it is registered under.
+        paper: authors, year and URL.
+        summary: one line for `adapterhub methods`.
+        start: the outputs of the adapted backbone before training: equal to the backbone's
+            (identity), almost equal (near-identity), or as in the paper (paper).
+        learning_rate: AdamW's default for the method's parameters.
+        schedule: the default learning rate schedule, if the paper prescribes one.
+        trains_backbone: whether the plan unfreezes backbone parameters (`Unfreezing`).
     """
 
     name: ClassVar[str]
@@ -80,52 +88,56 @@ class Method(ABC):
 
     @classmethod
     def example(cls) -> Method:
-        """The method with its defaults, or where it needs more, with options that fit any
-        backbone."""
+        """Return the method with options that work on any backbone; by default the defaults."""
         return cls()
 
     def sources(self) -> tuple[str, ...]:
-        """The trained adapters that it is built of, until `built_of` has put them in: names on the
-        model, or folders."""
+        """Return the trained adapters that this method still has to be built from.
+
+        Returns:
+            Names of attached adapters, or folders; () for most methods, and after `built_from`.
+        """
         return ()
 
-    def built_of(self, sources: Sequence[TrainedSource]) -> tuple[Method, dict[str, Tensor]]:
-        """The method with these adapters written into its options, and the tensors that it takes
-        over from them, by its own names."""
-        raise NotImplementedError(f"{self.name} is built of no other adapters")
+    def built_from(self, sources: Sequence[TrainedSource]) -> tuple[Method, dict[str, Tensor]]:
+        """Build the method from trained adapters.
+
+        Returns:
+            The method with the adapters in its options, and the tensors that it copies from them,
+            under its own names.
+        """
+        raise NotImplementedError(f"{self.name} is not built from other adapters")
 
     def parts(self) -> tuple[Method, ...]:
-        """The methods that this one is composed of; itself unless it is a composition."""
+        """Return the methods that this one is composed of; itself, if it is not a composition."""
         return (self,)
 
     def plan(self, anatomy: Anatomy) -> Iterator[PlanStep]:
-        """What to put where, and which backbone parameters to train.
+        """Yield the modules to add and the backbone parameters to train.
 
         Raises:
-            SiteError: the backbone lacks the sites that the options name.
+            SiteError: the backbone lacks sites that the options name.
         """
         raise NotImplementedError(f"{self.name} has neither parts nor a plan")
 
-    def pace(self) -> StageSchedule | None:
-        """When the next stage of the plan begins; None: the plan has one stage."""
+    def stage_schedule(self) -> StageSchedule | None:
+        """Return when the next stage of the plan begins; None if it has only one stage."""
         return None
 
     def rate(self, name: str) -> float:
-        """A factor on the learning rate of one parameter, by its name in adapter files."""
+        """Return the learning rate factor of a parameter, by its name in adapter files."""
         return 1.0
 
     def count(self, anatomy: Anatomy) -> int:
-        """The number of trainable parameters on this backbone, by formula, without the
-        task head."""
+        """Compute the number of trainable parameters by formula, without the task head."""
         return sum(part.count(anatomy) for part in self.parts())
 
     def inference_form(self) -> Method:
-        """The method that an adapter is saved as; another one where training has more parameters
-        than use (a reparametrization)."""
+        """Return the method to save: without parameters that only training needs."""
         return self
 
     def options(self) -> dict[str, Any]:
-        """All options by name, for specs and manifests."""
+        """Return all options by name, for specs and manifests."""
         return {
             f.name: getattr(self, f.name)
             for f in dataclasses.fields(self)  # type: ignore[arg-type]
@@ -133,16 +145,16 @@ class Method(ABC):
 
 
 class Unfreezing(Method):
-    """What methods share that train parameters of the backbone as they are."""
+    """The base class of methods that train backbone parameters in place of new modules."""
 
     trains_backbone = True
 
     def plan(self, anatomy: Anatomy) -> Iterator[Unfrozen]:
-        """The parameters of `paths`."""
+        """Yield the parameters of `paths`, all in stage 0 and at the same learning rate."""
         return map(Unfrozen, self.paths(anatomy))
 
     def paths(self, anatomy: Anatomy) -> Iterable[str]:
-        """The chosen parameters by their paths, where all train alike: from the start, at one rate.
+        """Return the paths of the parameters to train; implement either this or `plan`.
 
         Raises:
             SiteError: the backbone has none of them.
@@ -150,7 +162,7 @@ class Unfreezing(Method):
         raise NotImplementedError(f"{self.name} has neither paths nor a plan")
 
     def count(self, anatomy: Anatomy) -> int:
-        """The sizes of the chosen parameters."""
+        """Sum the sizes of the parameters."""
         parameters = anatomy.parameters()
         return sum(parameters[step.path].numel() for step in self.plan(anatomy))
 
@@ -160,16 +172,16 @@ M = TypeVar("M", bound=type[Method])
 
 
 def register_method(cls: M) -> M:
-    """Enter a method into the registry under its name."""
+    """Register a method under its name: a class decorator."""
     METHODS[cls.name] = cls
     return cls
 
 
 def method_class(name: str) -> type[Method]:
-    """The registered method of a name.
+    """Return the method that is registered under a name.
 
     Raises:
-        ConfigError: no such method; the error names the nearest and lists all.
+        ConfigError: no such method; the error suggests the nearest and lists all.
     """
     if name not in METHODS:
         raise unknown("method", name, sorted(METHODS), hint="adapterhub methods")

@@ -1,4 +1,4 @@
-"""Checks of a method's options."""
+"""Checks of option values, for the `__post_init__` of methods."""
 
 from __future__ import annotations
 
@@ -10,47 +10,56 @@ from adapterhub.methods._base import Method
 
 
 def require_positive(method: Method, *names: str) -> None:
-    """Refuse options that must be more than 0.
+    """Refuse options that are not greater than 0.
 
     Raises:
-        ConfigError: which are not.
+        ConfigError: lists the invalid options.
     """
     values = {name: getattr(method, name) for name in names}
-    if wrong := [f"{name}: {value}" for name, value in values.items() if not value > 0]:
+    if invalid := [f"{name}: {value}" for name, value in values.items() if not value > 0]:
         raise ConfigError(
-            f"options of {method.name} are out of range", offenders=wrong, expected="more than 0"
+            f"options of {method.name} are out of range",
+            offenders=invalid,
+            expected="more than 0",
         )
 
 
 def require_between(method: Method, low: float, high: float, *names: str) -> None:
-    """Refuse options outside of `low` to `high`.
+    """Refuse options outside of a range.
+
+    Args:
+        method: the method.
+        low: the smallest valid value.
+        high: the largest valid value.
+        names: the options.
 
     Raises:
-        ConfigError: which are.
+        ConfigError: lists the invalid options.
     """
     values = {name: getattr(method, name) for name in names}
-    if wrong := [f"{name}: {value}" for name, value in values.items() if not low <= value <= high]:
+    invalid = [f"{name}: {value}" for name, value in values.items() if not low <= value <= high]
+    if invalid:
         raise ConfigError(
             f"options of {method.name} are out of range",
-            offenders=wrong,
+            offenders=invalid,
             expected=f"{low:g} to {high:g}",
         )
 
 
 def require_decay(method: Method) -> None:
-    """Refuse a `decay` whose powers, one a layer, leave the range of numbers.
+    """Refuse a `decay` whose power over many layers overflows or underflows.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: it is not between 0.01 and 100.
     """
     require_between(method, 0.01, 100, "decay")
 
 
-def activation(name: str) -> nn.Module:
-    """The activation of a transformers name.
+def activation_module(name: str) -> nn.Module:
+    """Return an activation function by its transformers name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: an unknown name.
     """
     if name not in ACT2FN:
         expected = "a transformers name: relu, gelu, silu, tanh, ..."

@@ -1,14 +1,15 @@
-"""The modules that a method places at sites: one base class for each way to enter the forward pass.
+"""Base classes of the modules that methods add at sites: one for each way into the forward pass.
 
-    kind of site        base class        maps
-    linear, sublayer    OutputModule      (x, y) -> y', the host's input and output to a new output
-                        InputModule       x -> x', the host's input to a new input
-    keyvalue            KeyValueModule    () -> prefix keys and values; gated: x -> these and gates
-    embed               EmbeddingModule   () -> virtual tokens
-    mix                 LayerMixModule    (outputs of the layers below, y) -> y'
+    kind of site        base class           maps
+    linear, sublayer    OutputModule         (x, y) -> y': the host's input and output
+                        InputModule          x -> x': the host's input
+    keyvalue            KeyValueModule       () -> prefix keys and values
+                        GatedKeyValueModule  x -> prefix keys and values, and gates
+    embed               EmbeddingModule      () -> virtual tokens
+    mix                 LayerMixModule       (outputs of the layers below, y) -> y'
 
-The classes declare what the hooks need beyond `forward`. A module keeps its parameters in fp32 and
-casts them to the dtype of what it computes with.
+Besides `forward`, the classes declare what the hooks need. Parameters are in fp32; a module casts
+them to the dtype of its inputs.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ Positions: TypeAlias = bool | Literal["keys"]
 class SiteModule(nn.Module):
     """A module of an adapter at one site.
 
-    `affine` declares that the output is affine in all inputs, so that the module can be merged into
-    the weight of its host.
+    Attributes:
+        affine: the output is affine in all inputs, so the module can be merged into the weight of
+            its host.
     """
 
     affine: ClassVar[bool] = False
@@ -39,14 +41,14 @@ class SiteModule(nn.Module):
 class OutputModule(SiteModule):
     """Maps the input x and output y of a projection or sublayer to a new output y'.
 
-    `source` selects what is passed as x:
+    Attributes:
+        source: what the hook passes as x:
 
-        input      x, the host's input
-        output     x too: the module reads y
-        residual   r, the residual stream that y is added to
-        block      norm(r + y), the input of the next sublayer on post-norm backbones
-
-    With `reads_weight` the module is called with (x, y, W, b): the host's weight and bias.
+            input      x, the host's input
+            output     x; the module reads y in its place
+            residual   r, the residual stream that y is added to
+            block      norm(r + y), the input of the next sublayer on post-norm backbones
+        reads_weight: call the module with (x, y, W, b): also the host's weight and bias.
     """
 
     source: OutputSource = "input"
@@ -76,8 +78,9 @@ class InputModule(SiteModule):
 class PrefixModule(SiteModule):
     """A prefix of an attention.
 
-    `positions` selects which relative positions count from behind the prefix: none (False), those
-    of tokens (True), or those of keys only ("keys").
+    Attributes:
+        positions: which relative positions are counted from after the prefix: none (False), those
+            of all tokens (True), or those of keys only ("keys").
     """
 
     positions: Positions = False
@@ -102,7 +105,8 @@ class GatedKeyValueModule(PrefixModule):
 class EmbeddingModule(SiteModule):
     """Returns virtual tokens in front of the input.
 
-    `skipped_positions` is the number of positions left free in front of the caller's tokens.
+    Attributes:
+        skipped_positions: the number of positions left free in front of the caller's tokens.
     """
 
     skipped_positions: int = 0

@@ -1,4 +1,4 @@
-"""Which sites and parameters of a backbone a method's options name."""
+"""Find the sites and parameters of a backbone that a method's options name."""
 
 from __future__ import annotations
 
@@ -13,83 +13,122 @@ from adapterhub.methods._base import Layers, Method
 
 
 def select_sites(method: Any, anatomy: Anatomy, *kinds: Kind) -> tuple[Site, ...]:
-    """The sites that a method's `sites` and `layers` options name.
+    """Select the sites that a method's `sites` and `layers` options name.
 
-    A site that the user typed must be there; of the defaults, those that the backbone has.
+    Sites that the user named must exist; default sites may be absent from a backbone.
+
+    Args:
+        method: a method with these options.
+        anatomy: the anatomy of the backbone.
+        kinds: the kinds of site that the method supports; by default all.
 
     Raises:
-        SiteError: a site that is not there, or of another kind than the method can use.
+        SiteError: a site that does not exist, or whose kind the method does not support.
     """
     default = next(f.default for f in dataclasses.fields(method) if f.name == "sites")
-    chosen = anatomy.select(method.sites, method.layers, strict=method.sites != default)
-    if wrong := sorted({site.role for site in chosen if kinds and site.kind not in kinds}):
-        fitting = sorted({s.role for s in anatomy.sites.values() if s.kind in kinds})
+    sites = anatomy.select(method.sites, method.layers, strict=method.sites != default)
+    if unsupported := sorted({site.role for site in sites if kinds and site.kind not in kinds}):
+        supported = sorted({s.role for s in anatomy.sites.values() if s.kind in kinds})
         raise SiteError(
-            f"{method.name} cannot sit at these sites",
-            offenders=wrong,
-            expected=f"one of {', '.join(fitting)}",
+            f"{method.name} does not support these sites",
+            offenders=unsupported,
+            expected=f"one of {', '.join(supported)}",
         )
-    return chosen
+    return sites
 
 
-def require_stream(method: Method, reads: str, sites: Iterable[Site]) -> None:
-    """Refuse sites without a known residual stream, for a method that reads it.
+def require_stream(method: Method, source: str, sites: Iterable[Site]) -> None:
+    """Refuse sites without a known residual stream.
+
+    Args:
+        method: a method that reads the residual stream.
+        source: its option `source`, for the message.
+        sites: the sites that it adapts.
 
     Raises:
-        SiteError: which they are.
+        SiteError: lists the roles of these sites.
     """
-    if wrong := sorted({site.role for site in sites if site.stream is None}):
+    if roles := sorted({site.role for site in sites if site.stream is None}):
         raise SiteError(
-            f"{method.name} cannot read the {reads} at these sites: where the residual stream "
-            "meets them is not known",
-            offenders=wrong,
-            expected="sublayers of an architecture whose row names its norms",
+            f"{method.name} cannot read the {source} at these sites: their position in the "
+            "residual stream is unknown",
+            offenders=roles,
+            expected="sublayers of an architecture whose family row names its norms",
         )
 
 
 def sizes_by_site(
-    option: str, sites: Sequence[Site], size: int, sizes: Mapping[str, int]
-) -> list[tuple[Site, int]]:
-    """The rank or size of each site: that of the closest pattern in `sizes`, else `size`.
+    option: str, sites: Sequence[Site], default: int, sizes: Mapping[str, int]
+) -> dict[Site, int]:
+    """Return the rank or size of each site: that of the most specific pattern, or the default.
 
-    Patterns are those of `sites` options. Of several that name a site, one without wildcards is
-    closer, then a longer one: a site id, a stack's role (`encoder.attn.q`), a role (`attn.q`). The
-    order of a mapping decides nothing, for files do not keep it.
+    Patterns are those of `sites` options. A pattern without wildcards is more specific than one
+    with wildcards; otherwise the longer one is: a site id (`encoder.0.attn.q`), then a role of a
+    stack (`encoder.attn.q`), then a role (`attn.q`). The order of `sizes` does not matter, since
+    files do not preserve it.
+
+    Args:
+        option: the name of the option of the default, `rank` or `size`.
+        sites: the sites that the method adapts.
+        default: the size of sites that no pattern matches.
+        sizes: sizes by pattern.
 
     Raises:
-        ConfigError: a size below 1. SiteError: a pattern that names none of the sites.
+        ConfigError: a size below 1.
+        SiteError: a pattern that matches none of the sites.
     """
-    if wrong := [f"{k}: {v}" for k, v in {option: size, **sizes}.items() if v < 1]:
-        raise ConfigError(f"{option} cannot be less than 1", offenders=wrong, expected="1 or more")
-    if idle := [p for p in sizes if not any(matches(p, site) for site in sites)]:
+    _check_sizes(option, sites, default, sizes)
+    by_site = {}
+    for site in sites:
+        patterns = [pattern for pattern in sizes if matches(pattern, site)]
+        by_site[site] = sizes[max(patterns, key=_specificity)] if patterns else default
+    return by_site
+
+
+def _check_sizes(
+    option: str, sites: Sequence[Site], default: int, sizes: Mapping[str, int]
+) -> None:
+    values = {option: default, **sizes}
+    if too_small := [f"{name}: {value}" for name, value in values.items() if value < 1]:
+        raise ConfigError(
+            f"{option} cannot be less than 1", offenders=too_small, expected="1 or more"
+        )
+    if unused := [p for p in sizes if not any(matches(p, site) for site in sites)]:
         raise SiteError(
             f"{option}s names sites that the method does not adapt",
-            offenders=[repr(p) for p in idle],
+            offenders=[repr(pattern) for pattern in unused],
             expected=f"patterns of {', '.join(sorted({site.role for site in sites}))}",
         )
 
-    def closest(site: Site) -> int:
-        named = [p for p in sizes if matches(p, site)]
-        best = max(named, key=lambda p: (not set(p) & set("*?["), len(p), p), default=None)
-        return size if best is None else sizes[best]
 
-    return [(site, closest(site)) for site in sites]
+def _specificity(pattern: str) -> tuple[bool, int, str]:
+    """Return a sort key; the last item makes it independent of the order of the patterns."""
+    has_wildcard = any(character in pattern for character in "*?[")
+    return not has_wildcard, len(pattern), pattern
 
 
 def in_layers(
     anatomy: Anatomy, paths: Iterable[str], layers: Layers, outside: bool | None = None
 ) -> list[str]:
-    """Of these backbone parameters, those in the chosen layers; with `outside` those that stand
-    outside all layers too. By default they are in where all layers are.
+    """Select the backbone parameters that are in some layers.
+
+    Args:
+        anatomy: the anatomy of the backbone.
+        paths: the paths of parameters.
+        layers: the layers.
+        outside: whether to select those outside of all layers too; by default if `layers` is all.
 
     Raises:
-        SiteError: a selection that cannot be read, or a layer that is not there.
+        SiteError: an invalid selection, or a layer that does not exist.
     """
     outside = layers == "all" if outside is None else outside
     numbers = {stack: layer_numbers(layers, anatomy.depth(stack)) for stack in anatomy.stacks}
 
-    def chosen(path: str) -> bool:
-        place = anatomy.layer_of(path)
-        return outside if isinstance(place, str) else place[1] in numbers[place[0]]
+    def selected(path: str) -> bool:
+        layer = anatomy.layer_of(path)
+        if isinstance(layer, str):  # below or above the layers
+            return outside
+        stack, number = layer
+        return number in numbers[stack]
 
-    return [path for path in paths if chosen(path)]
+    return [path for path in paths if selected(path)]

@@ -1,4 +1,4 @@
-"""Method specs: one way to name methods with options, in Python, YAML and on the command line.
+"""Method specs: methods with options, written in Python, YAML or on the command line.
 
 lora                         a name
 lora(rank=16)                a name with options
@@ -8,7 +8,7 @@ lora(rank=16)                a name with options
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from adapterhub.config.options import from_dict, is_neutral, options_of, to_dict
@@ -21,11 +21,11 @@ Spec = str | Method | Mapping[str, Any] | Sequence[Any]
 
 
 def parse_methods(spec: Spec) -> tuple[Method, ...]:
-    """The methods that a spec names, with their options.
+    """Parse a spec into methods with their options.
 
     Raises:
-        ConfigError: an unknown method or option (with the nearest name), or a spec that cannot be
-            read.
+        ConfigError: an unknown method or option (the error suggests the nearest name), or an
+            invalid spec.
     """
     if isinstance(spec, Method):
         return (spec,)
@@ -41,7 +41,11 @@ def parse_methods(spec: Spec) -> tuple[Method, ...]:
 
 
 def build_method(name: str, options: Mapping[str, Any]) -> Method:
-    """One method from its name and options, strictly."""
+    """Build one method from its name and options.
+
+    Raises:
+        ConfigError: an unknown method or option, or an invalid value.
+    """
     cls = method_class(name)
     if not isinstance(options, Mapping):
         raise ConfigError(
@@ -51,47 +55,52 @@ def build_method(name: str, options: Mapping[str, Any]) -> Method:
 
 
 def dump_methods(methods: Sequence[Method]) -> tuple[dict[str, Any], ...]:
-    """The normal form of methods: one {name: all options} each."""
+    """Convert methods to their normal form: one mapping {name: all options} each."""
     return tuple({method.name: to_dict(method)} for method in methods)
 
 
 def restore_methods(
     saved: Sequence[Mapping[str, Mapping[str, Any]]], source: str
 ) -> tuple[Method, ...]:
-    """The methods of a saved adapter, of whatever version of adapterhub.
+    """Restore the methods of an adapter that any version of adapterhub saved.
 
-    An option that this version does not know is left out where it is null, false or empty.
+    Options that this version lacks are ignored if they are null, false or empty.
+
+    Args:
+        saved: the methods in their normal form.
+        source: what they belong to, for the error.
 
     Raises:
-        FileError: a later version's method, or an option that says something, all of them; `source`
-            names the adapter. ConfigError: values that no version takes.
+        FileError: methods or options of a later version; lists all of them.
+        ConfigError: an invalid value.
     """
-    known = {
-        name: {option.name for option in options_of(METHODS[name])}
-        for spec in saved
-        for name in spec
-        if name in METHODS
-    }
-    unknown = [f"the method {name!r}" for spec in saved for name in spec if name not in known]
-    unknown += [
-        f"the option {option!r} of {name}"
-        for spec in saved
-        for name, options in spec.items()
-        for option, value in options.items()
-        if name in known and option not in known[name] and not is_neutral(value)
-    ]
-    if unknown:
+    specs = [(name, options) for spec in saved for name, options in spec.items()]
+    if missing := [line for name, options in specs for line in _missing(name, options)]:
         raise FileError(
             f"{source} needs a newer adapterhub",
-            offenders=unknown,
+            offenders=missing,
             expected="methods and options of this version: adapterhub methods",
             hint="pip install --upgrade adapterhub",
         )
     return tuple(
-        build_method(name, {option: options[option] for option in options.keys() & known[name]})
-        for spec in saved
-        for name, options in spec.items()
+        build_method(name, {key: options[key] for key in options.keys() & _option_names(name)})
+        for name, options in specs
     )
+
+
+def _missing(name: str, options: Mapping[str, Any]) -> Iterator[str]:
+    """Describe what a saved method needs and this version lacks."""
+    if name not in METHODS:
+        yield f"the method {name!r}"
+        return
+    option_names = _option_names(name)
+    for option, value in options.items():
+        if option not in option_names and not is_neutral(value):
+            yield f"the option {option!r} of {name}"
+
+
+def _option_names(name: str) -> set[str]:
+    return {option.name for option in options_of(METHODS[name])}
 
 
 def _parse_text(text: str) -> tuple[Method, ...]:

@@ -1,18 +1,17 @@
-"""AdapterFusion: several trained adapters, frozen, and a learned mix of what they do.
+"""AdapterFusion: a learned mix of the updates of several trained, frozen adapters.
 
-    u_n = m_n(x, y) - y                                       what adapter n adds at this site
-    s   = softmax_n((Q y + b)ᵀ K u_n)                         of each token by itself
+    u_n = m_n(x, y) - y                                       the update of adapter n at this site
+    s   = softmax_n((Q y + b)ᵀ K u_n)                         for each token
     y'  = y + V sum_n s_n u_n                                 (section 3.2)
 
     x, y: (batch, tokens, d_in), (batch, tokens, d)    u: (batch, tokens, N, d)    s: (..., N)
     Q, K: (d, d), N(0, 0.02²)    b: (d,), zero    V: (d, d), identity
 
-Q, b, K and V train: 3 d² + d a site. The adapters do not: they are copied in when the fusion is
-attached, and saved with it, so that one folder holds all that it needs, and nothing that happens to
-the adapters afterwards changes it. They must sit at the same sites, and be of methods that map
-(x, y) to y' and leave the backbone's own parameters alone. Their task heads are not used. The
-paper's penalty on V, which keeps it near the identity, is left out: V starts there, and the
-learning rate is small. b is not in the paper; without it, Q is its Q.
+Q, b, K and V train: 3 d² + d parameters per site. The adapters are copied when the fusion is
+attached, and saved with it: its folder is complete, and later changes of the adapters do not affect
+it. They must adapt the same sites, with methods that map (x, y) to y' and train no backbone
+parameters. Their task heads are not used. The paper's penalty that keeps V near the identity is
+left out: V is initialized there, and the learning rate is small. b is not in the paper.
 
 Pfeiffer et al. 2021, "AdapterFusion: Non-Destructive Task Composition for Transfer
 Learning", https://arxiv.org/abs/2005.00247.
@@ -38,12 +37,12 @@ from adapterhub.methods._site_module import OutputModule, SiteModule
 from adapterhub.methods._spec import dump_methods, parse_methods
 
 
-class Fusion(OutputModule):
+class FusionLayer(OutputModule):
     """The map (x, y) -> y + V sum_n s_n (m_n(x, y) - y)."""
 
     def __init__(self, members: Sequence[OutputModule], width: int) -> None:
         super().__init__()
-        self.members = nn.ModuleList(freeze(member) for member in members)
+        self.members = nn.ModuleList(parameters_to_buffers(member) for member in members)
         self.query = nn.Linear(width, width)
         self.key = nn.Linear(width, width, bias=False)
         self.value = nn.Linear(width, width, bias=False)
@@ -53,28 +52,28 @@ class Fusion(OutputModule):
         nn.init.eye_(self.value.weight)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """x: (..., d_in), y: (..., d) -> y' like y."""
+        """Compute the new output. x: (..., d_in), y: (..., d) -> y' like y."""
         updates = torch.stack([member(x, y) - y for member in self.members], dim=-2)
-        # qᵀ (K u) is (Kᵀ q)ᵀ u, and V passes through the sum: one product each, not N.
+        # qᵀ (K u) = (Kᵀ q)ᵀ u, and V sum_n = sum_n V: one product each in place of N.
         query = F.linear(y, cast(self.query.weight, y), cast(self.query.bias, y))
         probe = F.linear(query, cast(self.key.weight, y).T)
         share = (updates * probe[..., None, :]).sum(-1).softmax(-1)
         mixed = (share[..., None] * updates).sum(-2)
         return y + F.linear(mixed, cast(self.value.weight, y)).to(y.dtype)
 
-    def train(self, mode: bool = True) -> Fusion:
-        """The members stay in evaluation mode."""
+    def train(self, mode: bool = True) -> FusionLayer:
+        """Set the mode; the members stay in evaluation mode."""
         super().train(mode)
         self.members.eval()
         return self
 
 
-def freeze(module: OutputModule) -> OutputModule:
-    """A module whose parameters are buffers now: saved with it, never trained."""
-    for part in module.modules():
-        for name in list(part._parameters):
-            parameter = part._parameters.pop(name)
-            part.register_buffer(name, None if parameter is None else parameter.detach())
+def parameters_to_buffers(module: OutputModule) -> OutputModule:
+    """Turn the parameters of a module into buffers: saved with it, but never trained."""
+    for child in module.modules():
+        for name in list(child._parameters):
+            parameter = child._parameters.pop(name)
+            child.register_buffer(name, None if parameter is None else parameter.detach())
     return module
 
 
@@ -85,48 +84,51 @@ class AdapterFusion(Method):
 
     name = "adapterfusion"
     paper = "Pfeiffer et al. 2021, https://arxiv.org/abs/2005.00247"
-    summary = "a learned mix of several trained adapters, which stay as they are"
+    summary = "learned mix of several trained adapters, which stay frozen"
     start = "paper"
     learning_rate = 5e-5
 
     adapters: tuple[str, ...] = option(
-        (), "the trained adapters to mix: names on the model, or folders"
+        (), "trained adapters to mix: names of attached adapters, or folders"
     )
-    members: tuple[Any, ...] = option((), "their methods; filled in from the adapters")
+    members: tuple[Any, ...] = option((), "methods of these adapters (set automatically)")
 
     @classmethod
     def example(cls) -> AdapterFusion:
-        """Of two adapters that are not trained."""
+        """Return a fusion of two untrained adapters."""
         return cls(members=("pfeiffer", "pfeiffer"))
 
     def sources(self) -> tuple[str, ...]:
-        """The adapters, until they have become members."""
+        """Return the adapters; () once their methods are in `members`."""
         return () if self.members else self.adapters
 
-    def built_of(self, sources: Sequence[TrainedSource]) -> tuple[AdapterFusion, dict[str, Tensor]]:
-        """The fusion with their methods as members, and what the tensors of these are."""
+    def built_from(
+        self, sources: Sequence[TrainedSource]
+    ) -> tuple[AdapterFusion, dict[str, Tensor]]:
+        """Set the members, and return their tensors under the names of the fusion."""
         members = tuple(list(dump_methods(source.methods)) for source in sources)
         names = tuple(source.name for source in sources)
-        start: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for number, source in enumerate(sources):
             for part in (part for method in source.methods for part in method.parts()):
                 for name, tensor in source.tensors.items():
-                    site, here, rest = name.partition(f".{part.name}.")
-                    if here:
-                        start[f"{site}.{self.name}.members.{number}.{rest}"] = tensor
-        return dataclasses.replace(self, adapters=names, members=members), start
+                    site, is_of_part, parameter = name.partition(f".{part.name}.")
+                    if is_of_part:
+                        tensors[f"{site}.{self.name}.members.{number}.{parameter}"] = tensor
+        return dataclasses.replace(self, adapters=names, members=members), tensors
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
-        """One mix a site of the members.
+        """Yield one mix for each site of the members.
 
         Raises:
-            ConfigError: fewer than two adapters. SiteError: adapters that cannot be mixed.
+            ConfigError: fewer than two adapters.
+            SiteError: adapters that cannot be mixed.
         """
         for site, modules in self._sites(anatomy):
-            yield Placement(site, Fusion(modules, site.d_out))
+            yield Placement(site, FusionLayer(modules, site.d_out))
 
     def count(self, anatomy: Anatomy) -> int:
-        """3 d² + d, summed over the sites."""
+        """Sum 3 d² + d over the sites."""
         with torch.random.fork_rng(devices=[]):
             sites = [site for site, _ in self._sites(anatomy)]
         return sum(3 * site.d_out**2 + site.d_out for site in sites)
@@ -135,30 +137,36 @@ class AdapterFusion(Method):
         if len(self.members) < 2:
             raise ConfigError(
                 f"{self.name} of {len(self.members)} adapters",
-                expected="two or more trained adapters: names on the model, or folders",
+                expected="two or more trained adapters: names of attached adapters, or folders",
                 hint=f"{self.name}(adapters=['runs/a', 'runs/b'])",
             )
         names = [repr(name) for name in self.adapters]
         names += [f"member {n}" for n in range(len(names), len(self.members))]
-        placed = [_placed(m, name, anatomy) for m, name in zip(self.members, names, strict=False)]
-        first = placed[0]
-        if wrong := [n for n, m in zip(names, placed, strict=False) if m.keys() != first.keys()]:
+        named = list(zip(names, self.members, strict=False))
+        modules = [_modules(member, name, anatomy) for name, member in named]
+        first = modules[0]
+        different = [
+            name
+            for (name, _), by_site in zip(named, modules, strict=True)
+            if by_site.keys() != first.keys()
+        ]
+        if different:
             raise SiteError(
-                f"adapters that do not sit where {names[0]} sits cannot be mixed with it",
-                offenders=wrong,
+                f"adapters at other sites than {names[0]} cannot be mixed with it",
+                offenders=different,
                 expected=", ".join(sorted({anatomy.sites[site].role for site in first})),
             )
-        return [(anatomy.sites[site], [m[site] for m in placed]) for site in first]
+        return [(anatomy.sites[site], [by_site[site] for by_site in modules]) for site in first]
 
 
-def _placed(member: Any, called: str, anatomy: Anatomy) -> dict[str, OutputModule]:
-    """The modules of one member, by their sites.
+def _modules(member: Any, name: str, anatomy: Anatomy) -> dict[str, OutputModule]:
+    """Build the modules of one member, by site id.
 
     Raises:
-        SiteError: some are none that map (x, y) to y', or two sit at one site.
+        SiteError: a module that does not map (x, y) to y', or two modules at one site.
     """
     modules: dict[str, OutputModule] = {}
-    wrong = set()
+    unsupported = set()
     for part in (part for method in parse_methods(member) for part in method.parts()):
         for step in part.plan(anatomy):
             if (
@@ -168,14 +176,13 @@ def _placed(member: Any, called: str, anatomy: Anatomy) -> dict[str, OutputModul
             ):
                 modules[step.site.id] = step.module
             else:
-                wrong.add(part.name)
-    if wrong:
+                unsupported.add(part.name)
+    if unsupported:
         raise SiteError(
-            f"the adapter {called} cannot be mixed with others",
-            offenders=sorted(wrong),
-            expected="one method a site, of those that change what a projection or a sublayer puts "
-            "out, and read nothing but its input and output: houlsby, pfeiffer, parallel, "
-            "compacter, lora",
+            f"the adapter {name} cannot be mixed with others",
+            offenders=sorted(unsupported),
+            expected="one method per site that changes the output of a projection or sublayer and "
+            "reads only its input and output: houlsby, pfeiffer, parallel, compacter, lora",
         )
     return modules
 

@@ -3,7 +3,7 @@
     y = W x + b,   W frozen, b trained; the biases of layer normalization too      (section 3)
 
 The paper's smaller set, the biases of the query and of the first feed-forward projection (b_q and
-b_m2 of section 4), is `sites: [attn.q, ffn.up]`. Parameters: the sizes of the chosen biases.
+b_m2 in section 4), is `sites: [attn.q, ffn.up]`. Parameters: the sizes of the selected biases.
 
 Ben Zaken et al. 2022, "BitFit: Simple Parameter-efficient Fine-tuning for Transformer-based Masked
 Language-models", https://arxiv.org/abs/2106.10199.
@@ -24,26 +24,26 @@ from adapterhub.methods._sites import in_layers
 @register_method
 @dataclass(frozen=True)
 class BitFit(Unfreezing):
-    """The bias terms of the backbone train."""
+    """Train only the bias terms of the backbone."""
 
     name = "bitfit"
     paper = "Ben Zaken et al. 2022, https://arxiv.org/abs/2106.10199"
-    summary = "the bias terms of the backbone train"
+    summary = "train only the bias terms of the backbone"
     learning_rate = 1e-3
 
     sites: Literal["all"] | tuple[str, ...] = option(
-        "all", "projections and norms whose bias trains: all of the backbone's, or these"
+        "all", "projections and norms whose bias to train, or all"
     )
-    layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
+    layers: Layers = option("all", "layers to train: all, 'top 4', '0..3', [0, 5]")
 
     def paths(self, anatomy: Anatomy) -> list[str]:
-        """The chosen biases.
+        """Return the selected biases.
 
         Raises:
-            SiteError: the backbone has no biases there, or a site shares its bias with others.
+            SiteError: the sites have no biases, or only a slice of one.
         """
-        named = anatomy.parameters().items()
-        biases = [path for path, p in named if path.endswith("bias") and p.ndim == 1]
+        parameters = anatomy.parameters().items()
+        biases = [path for path, p in parameters if path.endswith("bias") and p.ndim == 1]
         kind = anatomy.model.config.model_type
         if not biases:
             raise SiteError(
@@ -51,25 +51,25 @@ class BitFit(Unfreezing):
                 expected="a backbone with biases, such as bert, gpt2 or bart",
                 hint="norms, which trains the scales of the normalization layers instead",
             )
-        chosen = in_layers(anatomy, biases, self.layers)
+        selected = in_layers(anatomy, biases, self.layers)
         if self.sites != "all":
             hosts = tuple(f"{site.host}." for site in self._whole_sites(anatomy))
-            chosen = [path for path in chosen if path.startswith(hosts)]
-        if not chosen:
+            selected = [path for path in selected if path.startswith(hosts)]
+        if not selected:
             raise SiteError(
                 f"this {kind} backbone has no bias at the sites that bitfit names",
                 offenders=[f"sites {self.sites!r}, layers {self.layers!r}"],
-                expected=f"one that has, for instance {anatomy.key(biases[0])}",
+                expected=f"sites with a bias, such as {anatomy.key(biases[0])}",
                 hint="bitfit(sites=all)",
             )
-        return chosen
+        return selected
 
     def _whole_sites(self, anatomy: Anatomy) -> list[Site]:
         sites = [s for s in anatomy.select(self.sites) if s.kind in ("linear", "norm")]
-        if parts := sorted({s.role for s in sites if s.part}):
+        if slices := sorted({s.role for s in sites if s.part}):
             raise SiteError(
-                "bitfit trains whole biases, and these sites have one together",
-                offenders=parts,
-                hint=f"bitfit(sites=['{parts[0].split('.')[0]}.qkv'])",
+                "bitfit trains whole biases, and these sites share one",
+                offenders=slices,
+                hint=f"bitfit(sites=['{slices[0].split('.')[0]}.qkv'])",
             )
         return sites

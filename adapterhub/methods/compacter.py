@@ -2,15 +2,14 @@
 
     y' = y + up(f(down(y)))    up, down: x W + b    W = sum_i A_i (x) (s_i t_i)  (equations 2, 3)
 
-or, with the source `block`, down(norm(r + y)), as in the bottleneck adapters.
+or down(norm(r + y)) with the source `block`, as for bottleneck adapters.
 
-    y: (..., d)    A: (n, n, n), one for all sites, kept with the first    i = 1..n
+    y: (..., d)    A: (n, n, n), shared by all sites, stored at the first    i = 1..n
     W of down: (d, size)    s: (n, d/n, rank), t: (n, rank, size/n)    (x): the Kronecker product
     W of up: (size, d)      s: (n, size/n, rank), t: (n, rank, d/n)
 
-A has a standard deviation of 0.01, s and t are Glorot-uniform, so that the update is small at
-first. `sites: [ffn]` is the paper's Compacter++. Parameters: n^3, and (2 rank + 1)(d + size) a
-site.
+A is initialized from N(0, 0.01²), s and t Glorot-uniform, so the initial update is small.
+`sites: [ffn]` is the paper's Compacter++. Parameters: n³, and (2 rank + 1)(d + size) per site.
 
 Karimi Mahabadi et al. 2021, "Compacter: Efficient Low-Rank Hypercomplex Adapter Layers", section 3,
 https://arxiv.org/abs/2106.04647.
@@ -30,15 +29,14 @@ from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
 from adapterhub.methods._base import Layers, Method, Placement, register_method
 from adapterhub.methods._ops import cast
-from adapterhub.methods._options import activation as activation_of
-from adapterhub.methods._options import require_positive
+from adapterhub.methods._options import activation_module, require_positive
 from adapterhub.methods._site_module import OutputModule
 from adapterhub.methods._sites import require_stream, select_sites
-from adapterhub.methods.bottleneck import Sequential
+from adapterhub.methods.bottleneck import SequentialSource
 
 
-class Shared(nn.Module):
-    """Holds A."""
+class SharedFactors(nn.Module):
+    """The factors A, shared by all sites."""
 
     def __init__(self, n: int) -> None:
         super().__init__()
@@ -46,12 +44,12 @@ class Shared(nn.Module):
 
 
 class KroneckerLinear(nn.Module):
-    """The map x -> x W + b, W = sum_i A_i (x) (s_i t_i); A belongs to all such layers."""
+    """The map x -> x W + b, with W = sum_i A_i (x) (s_i t_i) and the shared A."""
 
-    def __init__(self, shared: Shared, d_in: int, d_out: int, rank: int) -> None:
+    def __init__(self, shared: SharedFactors, d_in: int, d_out: int, rank: int) -> None:
         super().__init__()
         n = len(shared.A)
-        # In a list it is not a child: A stays one tensor of the state dict, as savers require.
+        # In a list it is not a child module, so A has only one name in the state dict.
         self.shared = [shared]
         self.s = nn.Parameter(torch.empty(n, d_in // n, rank))
         self.t = nn.Parameter(torch.empty(n, rank, d_out // n))
@@ -61,39 +59,35 @@ class KroneckerLinear(nn.Module):
                 nn.init.xavier_uniform_(factor)
 
     def weight(self) -> Tensor:
-        """W: (d_in, d_out)."""
+        """Compute W: (d_in, d_out)."""
         products = self.s @ self.t  # (n, d_in / n, d_out / n)
         blocks = torch.einsum("iab,ipq->apbq", self.shared[0].A, products)
         return blocks.reshape(len(self.s) * self.s.shape[1], -1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: (..., d_in) -> (..., d_out)."""
+        """Compute x W + b. x: (..., d_in) -> (..., d_out)."""
         return F.linear(x, cast(self.weight(), x).T, cast(self.bias, x))
 
 
 class KroneckerBottleneck(OutputModule):
-    """The map (x, y) -> y + up(f(down(source))). The first of all `keeps` what they share."""
+    """The map (x, y) -> y + up(f(down(source))).
+
+    The module at the first site has `owns_shared`: A is stored there.
+    """
 
     def __init__(
-        self,
-        shared: Shared,
-        keeps: bool,
-        width: int,
-        size: int,
-        rank: int,
-        activation: str,
-        source: Sequential,
+        self, method: Compacter, width: int, shared: SharedFactors, owns_shared: bool
     ) -> None:
         super().__init__()
-        self.source = source
-        if keeps:
+        self.source = method.source
+        if owns_shared:
             self.shared = shared
-        self.down = KroneckerLinear(shared, width, size, rank)
-        self.activation = activation_of(activation)
-        self.up = KroneckerLinear(shared, size, width, rank)
+        self.down = KroneckerLinear(shared, width, method.size, method.rank)
+        self.activation = activation_module(method.activation)
+        self.up = KroneckerLinear(shared, method.size, width, method.rank)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """x: (..., d_in), y: (..., d) -> y' like y."""
+        """Compute the new output. x: (..., d_in), y: (..., d) -> y' like y."""
         source = y if self.source == "output" else x
         update: Tensor = self.up(self.activation(self.down(source)))
         return y + update.to(y.dtype)
@@ -102,19 +96,21 @@ class KroneckerBottleneck(OutputModule):
 @register_method
 @dataclass(frozen=True)
 class Compacter(Method):
-    """Bottleneck adapters out of Kronecker products with shared factors."""
+    """Bottleneck adapters built from Kronecker products with shared factors."""
 
     name = "compacter"
     paper = "Karimi Mahabadi et al. 2021, https://arxiv.org/abs/2106.04647"
-    summary = "bottleneck adapters out of Kronecker products with shared factors"
+    summary = "bottleneck adapters built from Kronecker products with shared factors"
     start = "near-identity"
     learning_rate = 3e-3
 
-    size: int = option(64, "width of the bottleneck")
-    n: int = option(4, "number of Kronecker products; divides the size and the backbone's width")
-    rank: int = option(1, "rank of the factors s_i t_i")
-    activation: str = option("gelu", "activation, by its transformers name")
-    source: Sequential = option("output", "what the network reads: y (output), norm(r + y) (block)")
+    size: int = option(64, "bottleneck width")
+    n: int = option(4, "number of Kronecker products; must divide size and the backbone's width")
+    rank: int = option(1, "rank of the products s_i t_i")
+    activation: str = option("gelu", "activation function, by its transformers name")
+    source: SequentialSource = option(
+        "output", "input of the network: y (output) or norm(r + y) (block)"
+    )
     sites: tuple[str, ...] = option(("attn", "cross", "ffn"), "sublayers to adapt")
     layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
 
@@ -122,34 +118,27 @@ class Compacter(Method):
         require_positive(self, "size", "n", "rank")
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
-        """One network a chosen sublayer, and one A for all of them.
+        """Yield one network per selected sublayer, with one A for all of them.
 
         Raises:
             ConfigError: n does not divide the size or a width.
         """
         sites = self._sites(anatomy)
-        if wrong := [w for w in sorted({self.size, *(s.d_out for s in sites)}) if w % self.n]:
+        widths = sorted({self.size, *(site.d_out for site in sites)})
+        if indivisible := [width for width in widths if width % self.n]:
             raise ConfigError(
-                f"{self.name}(n={self.n}) does not divide {', '.join(map(str, wrong))}",
+                f"{self.name}(n={self.n}) does not divide {', '.join(map(str, indivisible))}",
                 expected="an n that divides the size and the width of the backbone",
             )
-        shared = Shared(self.n)
+        shared = SharedFactors(self.n)
         for site in sites:
-            network = KroneckerBottleneck(
-                shared,
-                site is sites[0],
-                site.d_out,
-                self.size,
-                self.rank,
-                self.activation,
-                self.source,
-            )
+            network = KroneckerBottleneck(self, site.d_out, shared, owns_shared=site is sites[0])
             yield Placement(site, network)
 
     def count(self, anatomy: Anatomy) -> int:
-        """n^3 + (2 rank + 1)(d + size), the latter summed over the sites."""
-        each = (site.d_out + self.size for site in self._sites(anatomy))
-        return int(self.n**3 + (2 * self.rank + 1) * sum(each))
+        """Add up n³, and (2 rank + 1)(d + size) over the sites."""
+        widths = sum(site.d_out + self.size for site in self._sites(anatomy))
+        return int(self.n**3 + (2 * self.rank + 1) * widths)
 
     def _sites(self, anatomy: Anatomy) -> tuple[Site, ...]:
         sites = select_sites(self, anatomy)

@@ -1,15 +1,15 @@
-"""DoRA: a weight's direction gets a low-rank update, its magnitude a parameter of its own.
+"""DoRA: a low-rank update of a weight's direction, and a trained magnitude.
 
     y = m / ||V||_c * (W x + s B A x) + b,   V = W + s B A,   s = alpha / rank      (equation 5)
 
     W: (d_out, d_in), frozen    A: (rank, d_in)    B: (d_out, rank), zero    b: the host's bias
-    m: (d_out,), starts as ||W||_c, the norm of the weights of each output feature
+    m: (d_out,), initialized as ||W||_c, the norm of the weights of each output feature
 
-||V||_c is a constant in the backward pass (section 4.3). It is found without V, from
+||V||_c is a constant in the backward pass (section 4.3). It is computed without V, from
 
-    ||V||² = ||W||² + 2 s <W Aᵀ, B> + s² <B A Aᵀ, B>,   each row by itself
+    ||V||² = ||W||² + 2 s <W Aᵀ, B> + s² <B A Aᵀ, B>,   row by row
 
-which costs what one more token costs. Parameters: rank (d_in + d_out) + d_out a site.
+at the cost of about one additional token. Parameters: rank (d_in + d_out) + d_out per site.
 
 Liu et al. 2024, "DoRA: Weight-Decomposed Low-Rank Adaptation", https://arxiv.org/abs/2402.09353.
 """
@@ -30,7 +30,7 @@ from adapterhub.methods._ops import cast
 from adapterhub.methods.lora import LoRA, LoRALayer
 
 
-class Decomposed(LoRALayer):
+class DoRALayer(LoRALayer):
     """The map (x, y, W, b) -> m / ||V||_c (y - b + s B A x) + b."""
 
     reads_weight = True
@@ -42,20 +42,30 @@ class Decomposed(LoRALayer):
     def forward(  # type: ignore[override]
         self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None
     ) -> Tensor:
-        """x: (..., d_in), y: (..., d_out), weight: (d_out, d_in), bias: (d_out,) -> y' like y."""
+        """Compute the new output.
+
+        Args:
+            x: (..., d_in).
+            y: (..., d_out).
+            weight: (d_out, d_in).
+            bias: (d_out,), or None.
+
+        Returns:
+            The new output, like y.
+        """
         if self.training and self.dropout:
             x = F.dropout(x, self.dropout)
         ratio = self.magnitude / self.norm(weight)
         product = y if bias is None else y - bias.to(y.dtype)
         update = F.linear(F.linear(x, cast(self.A, x)), cast(self.B, x))
-        # Written as a change of y, so that a ratio of exactly 1 and a zero B change nothing.
+        # Written as a change of y, so a ratio of exactly 1 and a zero B return y itself.
         return y + (ratio - 1).to(y.dtype) * product + (self.scale * ratio).to(y.dtype) * update
 
     def factors(self) -> None:
-        """Return None: the update of W has no low rank."""
+        """Return None: the update of W is not low-rank."""
 
     def norm(self, weight: Tensor) -> Tensor:
-        """||W + s B A||_c: (d_out,), in fp32 and without gradient."""
+        """Compute ||W + s B A||_c: (d_out,), in fp32 and without gradient."""
         with torch.no_grad(), torch.autocast(weight.device.type, enabled=False):
             cross = ((weight @ self.A.T) * self.B).sum(1)
             square = ((self.B @ (self.A @ self.A.T)) * self.B).sum(1)
@@ -70,18 +80,18 @@ class DoRA(LoRA):
 
     name = "dora"
     paper = "Liu et al. 2024, https://arxiv.org/abs/2402.09353"
-    summary = "a low-rank update of a weight's direction, and its magnitude"
+    summary = "low-rank update of a weight's direction, with a trained magnitude"
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
-        """One update a chosen projection.
+        """Yield one update per selected projection.
 
         Raises:
-            SiteError: a site that is no projection, or whose weight cannot be read.
+            SiteError: a site that is not a projection, or whose weight cannot be read.
         """
-        for site, rank in self.ranked(anatomy, "linear"):
+        for site, rank in self.ranks_by_site(anatomy, "linear").items():
             weight = read_weight(anatomy.model.get_submodule(site.host), site.part)
-            yield Placement(site, Decomposed(weight, rank, self.scale(rank), self.dropout))
+            yield Placement(site, DoRALayer(weight, rank, self.scale(rank), self.dropout))
 
     def count(self, anatomy: Anatomy) -> int:
-        """rank (d_in + d_out) + d_out, summed over the sites."""
-        return super().count(anatomy) + sum(site.d_out for site, _ in self.ranked(anatomy))
+        """Sum rank (d_in + d_out) + d_out over the sites."""
+        return super().count(anatomy) + sum(site.d_out for site in self.ranks_by_site(anatomy))

@@ -1,11 +1,12 @@
-"""Partial fine-tuning: the first layers stay frozen, the rest trains.
+"""Partial fine-tuning: train the top layers, freeze the lower ones.
 
-The layers of an encoder-decoder count through: the encoder's, then the decoder's. What stands above
-the layers (a final norm, a pooler) trains; embeddings, below them, do not. Parameters: those of the
-trained layers.
+In an encoder-decoder the decoder's layers are above the encoder's. Modules above the layers (a
+final norm, a pooler) train; embeddings, below them, do not. Parameters: those of the trained
+layers.
 
 Lee et al. 2019, "What Would Elsa Do? Freezing Layers During Transformer Fine-Tuning",
-https://arxiv.org/abs/1911.03090; a quarter of the layers gets near the full result (section 4).
+https://arxiv.org/abs/1911.03090; training a quarter of the layers comes close to training all of
+them (section 4).
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from adapterhub.methods._options import require_decay
 @register_method
 @dataclass(frozen=True)
 class Freeze(Unfreezing):
-    """The top layers train, the layers under them stay frozen."""
+    """Train the top layers, freeze the lower ones."""
 
     name = "freeze"
     paper = "Lee et al. 2019, https://arxiv.org/abs/1911.03090"
-    summary = "the top layers train, the first stay frozen"
+    summary = "train the top layers, freeze the lower ones"
     learning_rate = 1e-4
 
-    top: int = option(2, "number of layers that train, from the top")
-    decay: float = option(1.0, "the learning rate of a layer: that of the layer above over this")
+    top: int = option(2, "number of layers to train, from the top")
+    decay: float = option(1.0, "learning rate divisor per layer, from the top down")
 
     def __post_init__(self) -> None:
         require_decay(self)
 
     def plan(self, anatomy: Anatomy) -> Iterator[Unfrozen]:
-        """The parameters of the top layers and of what stands above."""
+        """Yield the parameters of the top layers and above them."""
         for path, above in self._trained(anatomy).items():
             yield Unfrozen(path, rate=self.decay**-above)
 

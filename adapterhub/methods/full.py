@@ -1,8 +1,8 @@
-"""Full fine-tuning: every parameter of the backbone trains. Parameters: all of them.
+"""Full fine-tuning: train every parameter of the backbone. Parameters: all of them.
 
-The baseline of every paper here, for instance Devlin et al. 2019, "BERT", section 4,
-https://arxiv.org/abs/1810.04805 (whose learning rates are 2e-5 to 5e-5). With `decay` the learning
-rate falls from layer to layer: Howard & Ruder 2018, section 3.2, https://arxiv.org/abs/1801.06146.
+The baseline of the other methods' papers. Devlin et al. 2019, "BERT", section 4,
+https://arxiv.org/abs/1810.04805, use learning rates of 2e-5 to 5e-5. With `decay` the learning rate
+decreases from layer to layer: Howard & Ruder 2018, section 3.2, https://arxiv.org/abs/1801.06146.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from adapterhub.methods._options import require_decay
 @register_method
 @dataclass(frozen=True)
 class Full(Unfreezing):
-    """Every parameter of the backbone trains."""
+    """Train every parameter of the backbone."""
 
     name = "full"
     paper = "Devlin et al. 2019, https://arxiv.org/abs/1810.04805"
-    summary = "every parameter of the backbone trains"
+    summary = "train every parameter of the backbone"
     learning_rate = 5e-5
 
-    decay: float = option(1.0, "the learning rate of a layer: that of the layer above over this")
+    decay: float = option(1.0, "learning rate divisor per layer, from the top down")
 
     def __post_init__(self) -> None:
         require_decay(self)
 
     def plan(self, anatomy: Anatomy) -> Iterator[Unfrozen]:
-        """All backbone parameters."""
+        """Yield all backbone parameters."""
         for path, above in layers_above(anatomy).items():
             yield Unfrozen(path, rate=self.decay**-above)

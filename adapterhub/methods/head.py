@@ -1,8 +1,7 @@
-"""Linear probe: the backbone is frozen and only the task head trains. Parameters: none but the
-head's.
+"""Linear probe: train only the task head, on a frozen backbone. Parameters: only the head's.
 
 Devlin et al. 2019, "BERT", section 5.3 (feature-based approach), https://arxiv.org/abs/1810.04805;
-the name is of Alain & Bengio 2017, https://arxiv.org/abs/1610.01644.
+the term is from Alain & Bengio 2017, https://arxiv.org/abs/1610.01644.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from adapterhub.methods._base import Method, PlanStep, register_method
 @register_method
 @dataclass(frozen=True)
 class Head(Method):
-    """Only the task head trains."""
+    """Train only the task head."""
 
     name = "head"
     paper = "Alain & Bengio 2017, https://arxiv.org/abs/1610.01644"
-    summary = "only the task head trains (linear probe)"
+    summary = "train only the task head (linear probe)"
     learning_rate = 5e-3
 
     def plan(self, anatomy: Anatomy) -> Iterator[PlanStep]:
-        """Nothing: a head trains with every method."""
+        """Yield nothing: the head trains with every method."""
         return iter(())
 
     def count(self, anatomy: Anatomy) -> int:
-        """None but the head's."""
+        """Return 0: the head is not counted."""
         return 0

@@ -1,11 +1,11 @@
-"""IA3: learned vectors rescale keys, values and the middle of the feed-forward network.
+"""IA3: learned vectors rescale keys, values and the hidden layer of the feed-forward network.
 
     attention(Q, l_k * K, l_v * V)        ffn(x) = W_down (l_ff * f(W_up x))         (section 3.3)
 
-    l_k, l_v: (d_kv,)    l_ff: (d_ff,)    all start as ones
+    l_k, l_v: (d_kv,)    l_ff: (d_ff,)    all initialized as ones: at first, nothing changes
 
-so that the adapted backbone starts as the backbone. Keys and values are rescaled where their
-projection gives them, the middle where it enters `ffn.down`. Parameters: the sum of the sizes.
+Keys and values are rescaled at the output of their projections, the hidden layer at the input of
+`ffn.down`. Parameters: the sum of the sizes.
 
 Liu et al. 2022, "Few-Shot Parameter-Efficient Fine-Tuning is Better and Cheaper than In-Context
 Learning", https://arxiv.org/abs/2205.05638.
@@ -61,28 +61,28 @@ class IA3(Method):
 
     name = "ia3"
     paper = "Liu et al. 2022, https://arxiv.org/abs/2205.05638"
-    summary = "vectors that rescale keys, values and the middle of feed-forward"
+    summary = "learned vectors that rescale keys, values and the feed-forward hidden layer"
     learning_rate = 5e-3
 
     sites: tuple[str, ...] = option(
         ("attn.k", "attn.v", "cross.k", "cross.v", "ffn.down"),
-        "projections to rescale, at their output unless `inputs` names them",
+        "projections to rescale: at their output, unless listed in inputs",
     )
-    inputs: tuple[str, ...] = option(("ffn.down",), "those to rescale at their input")
+    inputs: tuple[str, ...] = option(("ffn.down",), "projections to rescale at their input")
     layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
-        """One vector a chosen projection.
+        """Yield one vector per selected projection.
 
         Raises:
-            SiteError: a site that is no projection.
+            SiteError: a site that is not a projection.
         """
         for site in select_sites(self, anatomy, "linear"):
             scale = InputScale if self._at_input(site) else OutputScale
             yield Placement(site, scale(self._size(site)))
 
     def count(self, anatomy: Anatomy) -> int:
-        """d_out, or d_in of those at whose input they are, summed over the sites."""
+        """Sum d_out over the sites; d_in for those in `inputs`."""
         return sum(map(self._size, select_sites(self, anatomy, "linear")))
 
     def _at_input(self, site: Site) -> bool:

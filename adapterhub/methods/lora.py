@@ -1,11 +1,11 @@
-"""LoRA: a low-rank update beside a frozen projection.
+"""LoRA: a low-rank update of a frozen projection.
 
     y = W x + s B A x,   s = alpha / rank                                         (equation 3)
 
     x: (..., d_in)    A: (rank, d_in), Kaiming-uniform    B: (d_out, rank), zero    y: (..., d_out)
 
-so that the adapted backbone starts as the backbone. Parameters: rank (d_in + d_out) a site. Sites
-may differ in rank: `ranks: {attn.q: 4, encoder.0.attn.v: 16}`.
+B is zero at first, so the initial update is zero. Parameters: rank (d_in + d_out) per site. Ranks
+may differ between sites: `ranks: {attn.q: 4, encoder.0.attn.v: 16}`.
 
 Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1,
 https://arxiv.org/abs/2106.09685. The paper adapts the query and value projections (section 7.1).
@@ -44,34 +44,34 @@ class LoRALayer(OutputModule):
         nn.init.kaiming_uniform_(self.A, a=math.sqrt(5))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """x: (..., d_in), y: (..., d_out) -> y' like y."""
+        """Compute the new output. x: (..., d_in), y: (..., d_out) -> y' like y."""
         if self.training and self.dropout:
             x = F.dropout(x, self.dropout)
         return add_product(y, F.linear(x, cast(self.A, x)), self.B, self.scale)
 
     def factors(self) -> tuple[Tensor, Tensor] | None:
-        """The update of the weight as a product: s B (d_out, rank) and A (rank, d_in)."""
+        """Return s B: (d_out, rank) and A: (rank, d_in)."""
         return self.scale * self.B, self.A
 
     def extra_repr(self) -> str:
-        """What `print(model)` shows."""
+        """Return the settings that `print(model)` shows."""
         return f"rank={self.A.shape[0]}, scale={self.scale:g}"
 
 
 @register_method
 @dataclass(frozen=True)
 class LoRA(Method):
-    """Low-rank updates of chosen projections."""
+    """Low-rank updates of projections."""
 
     name = "lora"
     paper = "Hu et al. 2022, https://arxiv.org/abs/2106.09685"
-    summary = "a low-rank update beside chosen projections"
+    summary = "low-rank updates of projections"
     learning_rate = 1e-3
 
     rank: int = option(8, "rank r of the update")
-    alpha: float = option(16.0, "scale numerator: the update is multiplied by alpha / rank")
+    alpha: float = option(16.0, "numerator of the scale: updates are multiplied by alpha / rank")
     dropout: float = option(0.0, "dropout probability on the input of A")
-    ranks: dict[str, int] = option({}, "ranks that differ, by site: {attn.q: 4}")
+    ranks: dict[str, int] = option({}, "other ranks for some sites: {attn.q: 4}")
     sites: tuple[str, ...] = option(
         ("attn.q", "attn.v", "cross.q", "cross.v"), "projections to adapt"
     )
@@ -81,19 +81,20 @@ class LoRA(Method):
         require_between(self, 0, 1, "dropout")
 
     def scale(self, rank: int) -> float:
-        """alpha / rank."""
+        """Compute alpha / rank."""
         return self.alpha / rank
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
-        """One update a chosen projection."""
-        for site, rank in self.ranked(anatomy):
+        """Yield one update per selected projection."""
+        for site, rank in self.ranks_by_site(anatomy).items():
             scale = self.scale(rank)
             yield Placement(site, LoRALayer(site.d_in, site.d_out, rank, scale, self.dropout))
 
     def count(self, anatomy: Anatomy) -> int:
-        """rank (d_in + d_out), summed over the sites."""
-        return sum(rank * (site.d_in + site.d_out) for site, rank in self.ranked(anatomy))
+        """Sum rank (d_in + d_out) over the sites."""
+        ranks = self.ranks_by_site(anatomy)
+        return sum(rank * (site.d_in + site.d_out) for site, rank in ranks.items())
 
-    def ranked(self, anatomy: Anatomy, *kinds: Kind) -> list[tuple[Site, int]]:
-        """The chosen sites, each with its rank."""
+    def ranks_by_site(self, anatomy: Anatomy, *kinds: Kind) -> dict[Site, int]:
+        """Return the rank of each selected site."""
         return sizes_by_site("rank", select_sites(self, anatomy, *kinds), self.rank, self.ranks)

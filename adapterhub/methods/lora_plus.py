@@ -1,9 +1,9 @@
-"""LoRA+: LoRA whose B learns faster than its A.
+"""LoRA+: LoRA with a higher learning rate for B than for A.
 
     y = W x + s B A x,   learning rate of B = ratio * learning rate of A
 
-With one rate for both, wide backbones learn features inefficiently. `train.learning_rate` is that
-of A. Shapes, start and parameters are those of lora: rank (d_in + d_out) a site.
+With the same learning rate for both, wide backbones learn features inefficiently.
+`train.learning_rate` is the one of A. Shapes, initialization and parameters as in lora.py.
 
 Hayou et al. 2024, "LoRA+: Efficient Low Rank Adaptation of Large Models",
 https://arxiv.org/abs/2402.12354, which recommends a ratio of 16.
@@ -21,15 +21,15 @@ from adapterhub.methods.lora import LoRA
 @register_method
 @dataclass(frozen=True)
 class LoRAPlus(LoRA):
-    """Low-rank updates whose second factor has a higher learning rate."""
+    """Low-rank updates with a higher learning rate for B."""
 
     name = "lora-plus"
     paper = "Hayou et al. 2024, https://arxiv.org/abs/2402.12354"
-    summary = "lora whose B learns faster than its A"
+    summary = "LoRA with a higher learning rate for B than for A"
     learning_rate = 2e-4
 
     ratio: float = option(16.0, "learning rate of B, as a multiple of that of A")
 
     def rate(self, name: str) -> float:
-        """The ratio for B."""
+        """Return the ratio for B, and 1 for A."""
         return self.ratio if name.endswith(".B") else 1.0

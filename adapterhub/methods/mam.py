@@ -1,10 +1,9 @@
-"""MAM adapter, "mix and match": prefix tuning of attention and a scaled parallel adapter beside
-feed-forward.
+"""MAM adapter ("mix and match"): prefix tuning and scaled parallel adapters.
 
     attn: attention(Q, [P_k; K], [P_v; V])        ffn: y' = y + s up(f(down(x)))
 
-It is the composition of two methods and adds nothing of its own. The paper's own run has length 30
-and size 512 on backbones of width 768 and more; the default size here keeps adapter files small.
+A composition of two methods. The paper uses length 30 and size 512 on backbones of width 768 and
+more; the default size here is smaller, for small adapter files.
 
 He et al. 2022, "Towards a Unified View of Parameter-Efficient Transfer Learning", section 4.6,
 https://arxiv.org/abs/2110.04366.
@@ -31,11 +30,11 @@ class Mam(Method):
     start = "paper"
 
     length: int = option(30, "prefix length in tokens")
-    size: int = option(64, "width of the bottleneck")
-    scale: float = option(4.0, "factor s of the adapter's output")
+    size: int = option(64, "bottleneck width")
+    scale: float = option(4.0, "factor s of the adapters' output")
     layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
 
     def parts(self) -> tuple[Method, ...]:
-        """The two methods."""
+        """Return the two methods."""
         adapter = ScaledParallel(size=self.size, scale=self.scale, layers=self.layers)
         return Prefix(length=self.length, layers=self.layers), adapter

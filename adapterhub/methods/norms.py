@@ -1,10 +1,10 @@
-"""Norm tuning: only the scales and biases of the normalization layers train.
+"""Norm tuning: train only the scales and biases of the normalization layers.
 
     LayerNorm:  y = g * (x - mean) / sd + b         RMSNorm:  y = g * x / rms
 
     x, y: (batch, tokens, d)    g, b: (d,), trained
 
-All of the backbone's: in the layers, and outside of them (after the embeddings, the final one).
+These are the norms in the layers and outside of them (after the embeddings, the final one).
 Parameters: the sizes of g and b.
 
 Qi et al. 2022, "Parameter-Efficient Tuning on Layer Normalization for Pre-trained Language
@@ -26,37 +26,37 @@ from adapterhub.methods._sites import in_layers
 @register_method
 @dataclass(frozen=True)
 class Norms(Unfreezing):
-    """The normalization layers of the backbone train."""
+    """Train only the normalization layers of the backbone."""
 
     name = "norms"
     paper = "Qi et al. 2022, https://arxiv.org/abs/2211.08682"
-    summary = "the normalization layers of the backbone train"
+    summary = "train only the normalization layers of the backbone"
     learning_rate = 1e-3
 
-    layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
-    outside: bool = option(True, "train the norms outside the layers too, such as the final one")
+    layers: Layers = option("all", "layers to train: all, 'top 4', '0..3', [0, 5]")
+    outside: bool = option(True, "also train norms outside the layers, such as the final one")
 
     def paths(self, anatomy: Anatomy) -> list[str]:
-        """The parameters of the chosen norms.
+        """Return the parameters of the selected norms.
 
         Raises:
-            SiteError: the backbone has no norms with parameters there.
+            SiteError: there are none.
         """
         paths = norm_parameters(anatomy)
-        chosen = in_layers(anatomy, paths, self.layers, outside=self.outside)
-        if not chosen:
+        selected = in_layers(anatomy, paths, self.layers, outside=self.outside)
+        if not selected:
             raise SiteError(
                 f"this {anatomy.model.config.model_type} backbone has no normalization layer with "
                 f"parameters in layers {self.layers!r}",
                 hint="bitfit, or norms(layers=all)",
             )
-        return chosen
+        return selected
 
 
 def norm_parameters(anatomy: Anatomy) -> list[str]:
-    """The paths of the parameters of all normalization layers, in the order of the backbone."""
-    # Of all modules of a transformer, only norms have a weight of one dimension.
-    named = anatomy.parameters()
-    weights = [path for path, p in named.items() if path.endswith(".weight") and p.ndim == 1]
+    """Return the paths of the parameters of all normalization layers, in the backbone's order."""
+    # In a transformer, only norms have one-dimensional weights.
+    parameters = anatomy.parameters()
+    weights = [path for path, p in parameters.items() if path.endswith(".weight") and p.ndim == 1]
     norms = {path.rpartition(".")[0] for path in weights}
-    return [path for path in named if path.rpartition(".")[0] in norms]
+    return [path for path in parameters if path.rpartition(".")[0] in norms]

@@ -1,15 +1,15 @@
-"""P-tuning: virtual tokens in front of the input that a network gives while they train.
+"""P-tuning: virtual tokens in front of the input, computed by a network during training.
 
     stack([h(P); E(tokens)])                                                       (section 3.2)
 
     P: (length, d), N(0, 1)    h: (length, d) -> (length, d), the prompt encoder    E: frozen
     mlp:   h = W3 relu(W2 relu(W1 P))                    W1: (middle, d)    W2: (middle, middle)
-    lstm:  h = W2 relu(W1 LSTM(P))                       W1: (2 middle, 2 middle), two layers of a
-                                                         bidirectional LSTM of width middle
+    lstm:  h = W2 relu(W1 LSTM(P))                       W1: (2 middle, 2 middle); a bidirectional
+                                                         LSTM with two layers of width middle
 
-The LSTM is the paper's encoder, the mlp a cheaper one. The network is folded away when the adapter
-is saved: the files hold a plain prompt. Parameters while it trains: length d, and those of the
-network, each matrix with a bias.
+The LSTM is the paper's encoder, the MLP a cheaper one. Adapter files contain a plain prompt,
+without the network. Parameters during training: length d, and those of the network, in which each
+matrix has a bias.
 
 Liu et al. 2021, "GPT Understands, Too", https://arxiv.org/abs/2103.10385.
 """
@@ -34,7 +34,7 @@ Encoder = Literal["mlp", "lstm"]
 
 
 class PromptEncoder(EmbeddingModule):
-    """Gives the prompt h(P)."""
+    """Computes the prompt h(P)."""
 
     def __init__(self, length: int, width: int, middle: int, encoder: Encoder) -> None:
         super().__init__()
@@ -55,13 +55,13 @@ class PromptEncoder(EmbeddingModule):
             )
 
     def forward(self) -> Tensor:
-        """-> (length, d)."""
+        """Compute the prompt: (length, d)."""
         states = self.prompt if self.lstm is None else self.lstm(self.prompt)[0]
         prompt: Tensor = self.head(states)
         return prompt
 
     def inference_form(self) -> VirtualTokens:
-        """The prompt that the network gives now."""
+        """Return the current prompt, without the network."""
         with torch.no_grad():
             return VirtualTokens(self())
 
@@ -69,15 +69,15 @@ class PromptEncoder(EmbeddingModule):
 @register_method
 @dataclass(frozen=True)
 class PTuning(Prompt):
-    """Virtual tokens that a network gives."""
+    """Virtual tokens, computed by a network during training."""
 
     name = "p-tuning"
     paper = "Liu et al. 2021, https://arxiv.org/abs/2103.10385"
-    summary = "virtual tokens in front of the input, trained through a network"
+    summary = "virtual tokens in front of the input, computed by a network during training"
     learning_rate = 1e-3
 
-    encoder: Encoder = option("mlp", "the network that gives the prompt")
-    middle: int | None = option(None, "width of the network; null: that of the embedding")
+    encoder: Encoder = option("mlp", "network that computes the prompt")
+    middle: int | None = option(None, "hidden width of the network; null: embedding width")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,13 +85,13 @@ class PTuning(Prompt):
             require_positive(self, "middle")
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
-        """One prompt, where the input enters."""
+        """Yield one prompt, at the input."""
         site = self.site(anatomy)
         middle = self.middle or site.d_out
         yield Placement(site, PromptEncoder(self.length, site.d_out, middle, self.encoder))
 
     def count(self, anatomy: Anatomy) -> int:
-        """length d, and the network's."""
+        """Add up length d and the parameters of the network."""
         d = self.site(anatomy).d_out
         h = self.middle or d
         if self.encoder == "mlp":
@@ -100,5 +100,5 @@ class PTuning(Prompt):
         return self.length * d + lstm + 2 * h * (2 * h + 1) + d * (2 * h + 1)
 
     def inference_form(self) -> Prompt:
-        """A plain prompt."""
+        """Return plain prompt tuning."""
         return Prompt(self.length, self.sites)

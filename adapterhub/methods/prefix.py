@@ -5,19 +5,19 @@
     P_k, P_v: (length, d_kv), N(0, 0.02²)    K, V: (tokens, d_kv)
     d_kv: key-value heads times head size
 
-The prefix takes no position, is never masked, and is not kept in the KV cache. With `positions` the
-tokens count theirs behind it, as in implementations that do keep it there; where positions are
-relative, `positions: keys` lets keys alone count so, and queries as without it, as in others.
-Parameters: 2 length d_kv a site. With `reparametrize` a network gives the prefix while it trains:
+The prefix has no positions, is never masked, and is not in the KV cache. With `positions: true`
+tokens count their positions from after the prefix, as in implementations that cache it. For
+relative positions, `positions: keys` does so only for keys, as in other implementations.
+Parameters: 2 length d_kv per site. With `reparametrize` a network computes the prefix during
+training:
 
     [P_k; P_v] = W_site tanh(W P' + b) + b_site                                  (section 4.3)
 
     P': (length, d_kv)    W: (middle, d_kv)    W_site: (2 d_kv, middle)
 
-P', W and b are shared by the layers, W_site and b_site are each site's own. The network is folded
-away when the adapter is saved: the files hold a plain prefix. Parameters while it trains: length
-d_kv + middle (d_kv + 1) for self-attention, and as much for cross-attention and for each stack,
-and 2 d_kv (middle + 1) a site.
+P', W and b are shared by the layers; each site has its own W_site and b_site. Adapter files contain
+a plain prefix, without the network. Parameters during training: length d_kv + middle (d_kv + 1) for
+each kind of attention (self, cross) in each stack, and 2 d_kv (middle + 1) per site.
 
 Li & Liang 2021, "Prefix-Tuning: Optimizing Continuous Prompts for Generation",
 https://arxiv.org/abs/2101.00190.
@@ -26,7 +26,7 @@ https://arxiv.org/abs/2101.00190.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -43,20 +43,20 @@ from adapterhub.methods._sites import select_sites
 
 
 class PrefixKeyValues(KeyValueModule):
-    """Gives P_k and P_v, stacked; `positions` tells what counts relative positions behind them."""
+    """Returns P_k and P_v, stacked."""
 
-    def __init__(self, start: Tensor, positions: Positions = False) -> None:
+    def __init__(self, initial: Tensor, positions: Positions = False) -> None:
         super().__init__()
-        self.prefix = nn.Parameter(start)
+        self.prefix = nn.Parameter(initial)
         self.positions = positions
 
     def forward(self) -> Tensor:
-        """-> (2, length, d_kv): keys, values."""
+        """Return keys and values: (2, length, d_kv)."""
         return self.prefix
 
 
-class Trunk(nn.Module):
-    """What the sites of a reparametrized prefix share: tanh(W P' + b)."""
+class SharedTrunk(nn.Module):
+    """The shared part of a reparametrized prefix: tanh(W P' + b)."""
 
     def __init__(self, length: int, width: int, middle: int) -> None:
         super().__init__()
@@ -64,44 +64,46 @@ class Trunk(nn.Module):
         self.inner = nn.Linear(width, middle)
 
     def forward(self) -> Tensor:
-        """-> (length, middle)."""
+        """Compute the hidden states: (length, middle)."""
         return torch.tanh(self.inner(self.prefix))
 
 
-class Reparametrized(KeyValueModule):
-    """Gives P_k and P_v, stacked, from the network."""
+class ReparametrizedKeyValues(KeyValueModule):
+    """Computes P_k and P_v, stacked, by the network."""
 
-    def __init__(self, trunk: Trunk, width: int, owner: bool, positions: Positions = False) -> None:
+    def __init__(
+        self, trunk: SharedTrunk, width: int, owns_trunk: bool, positions: Positions = False
+    ) -> None:
         super().__init__()
         self.positions = positions
-        # A child of its first site alone, so that each tensor has one name; in a list elsewhere.
-        self.trunk = trunk if owner else None
+        # A child module only at its first site, so each of its tensors has one name.
+        self.trunk = trunk if owns_trunk else None
         self.shared = [trunk]
         self.outer = nn.Linear(trunk.inner.out_features, 2 * width)
 
     def forward(self) -> Tensor:
-        """-> (2, length, d_kv): keys, values."""
-        both: Tensor = self.outer(self.shared[0]())
-        return both.view(len(both), 2, -1).transpose(0, 1)
+        """Compute keys and values: (2, length, d_kv)."""
+        key_values: Tensor = self.outer(self.shared[0]())
+        return key_values.view(len(key_values), 2, -1).transpose(0, 1)
 
     def inference_form(self) -> PrefixKeyValues:
-        """The prefix that the network gives now."""
+        """Return the current prefix, without the network."""
         with torch.no_grad():
             return PrefixKeyValues(self().contiguous(), self.positions)
 
 
-class Skip(EmbeddingModule):
-    """Gives no virtual tokens, and the number of positions that tokens skip."""
+class SkippedPositions(EmbeddingModule):
+    """Adds no virtual tokens, but makes the caller's tokens skip positions."""
 
     empty: Tensor
 
-    def __init__(self, skips: int, width: int) -> None:
+    def __init__(self, count: int, width: int) -> None:
         super().__init__()
-        self.skipped_positions = skips
+        self.skipped_positions = count
         self.register_buffer("empty", torch.zeros(0, width), persistent=False)
 
     def forward(self) -> Tensor:
-        """-> (0, d)."""
+        """Return no tokens: (0, d)."""
         return self.empty
 
 
@@ -117,10 +119,10 @@ class Prefix(Method):
     learning_rate = 1e-2
 
     length: int = option(30, "prefix length in tokens")
-    reparametrize: bool = option(False, "train the prefix as the output of a network")
-    middle: int = option(512, "width of that network")
+    reparametrize: bool = option(False, "compute the prefix by a network during training")
+    middle: int = option(512, "hidden width of that network")
     positions: Positions = option(
-        False, "tokens count positions behind the prefix; keys: as relative keys alone"
+        False, "count positions from after the prefix; keys: only relative positions of keys"
     )
     sites: tuple[str, ...] = option(("attn.kv", "cross.kv"), "attentions to adapt")
     layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
@@ -129,64 +131,67 @@ class Prefix(Method):
         require_positive(self, "length", "middle")
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
-        """One prefix a chosen attention.
+        """Yield one prefix per selected attention.
 
         Raises:
-            SiteError: with `positions`, a stack whose positions cannot be given.
+            SiteError: `positions` is set for a stack that does not support it.
         """
-        trunks: dict[tuple[str, str], Trunk] = {}
+        trunks: dict[tuple[str, str], SharedTrunk] = {}
         sites = select_sites(self, anatomy, "keyvalue")
         if self.positions:
-            yield from self._skips(anatomy, sites)
+            yield from self._skipped_positions(anatomy, sites)
         for site in sites:
-            relative = self.positions if site.bias else False
+            positions = self.positions if site.bias else False
             if not self.reparametrize:
-                start = torch.randn(2, self.length, site.d_out) * 0.02
-                yield Placement(site, PrefixKeyValues(start, relative))
+                initial = torch.randn(2, self.length, site.d_out) * 0.02
+                yield Placement(site, PrefixKeyValues(initial, positions))
                 continue
-            owner = _kind(site) not in trunks
-            if owner:
-                trunks[_kind(site)] = Trunk(self.length, site.d_out, self.middle)
-            trunk = trunks[_kind(site)]
-            yield Placement(site, Reparametrized(trunk, site.d_out, owner, relative))
+            owns_trunk = _trunk_key(site) not in trunks
+            if owns_trunk:
+                trunks[_trunk_key(site)] = SharedTrunk(self.length, site.d_out, self.middle)
+            trunk = trunks[_trunk_key(site)]
+            module = ReparametrizedKeyValues(trunk, site.d_out, owns_trunk, positions)
+            yield Placement(site, module)
 
-    def _skips(self, anatomy: Anatomy, sites: tuple[Site, ...]) -> Iterator[Placement]:
+    def _skipped_positions(self, anatomy: Anatomy, sites: Iterable[Site]) -> Iterator[Placement]:
+        """Yield a module for each stack with absolute positions."""
         relative = {site.stack for site in anatomy.sites.values() if site.bias}
         for stack in sorted({site.stack for site in sites} - relative):
             if self.positions == "keys":
                 raise SiteError(
-                    f"keys have no positions of their own in a {anatomy.model.config.model_type} "
+                    f"keys have no separate positions in a {anatomy.model.config.model_type} "
                     f"{stack}",
-                    expected="attention with a bias of relative positions, as T5 has",
+                    expected="attention with a relative position bias, such as T5's",
                     hint="prefix(positions=true)",
                 )
             embed = anatomy.sites.get(f"{stack}.embed")
             root = anatomy.model.get_submodule(embed.host) if embed else None
             if embed is None or root is None or position_module(root) is None:
                 raise SiteError(
-                    f"the positions of a {anatomy.model.config.model_type} {stack} cannot be given",
-                    expected="a stack that takes position_ids, or whose table of positions does",
+                    f"the positions of a {anatomy.model.config.model_type} {stack} cannot be set",
+                    expected="a stack with a position_ids argument, or whose position embedding "
+                    "has one",
                     hint="prefix(positions=false)",
                 )
-            yield Placement(embed, Skip(self.length, embed.d_out))
+            yield Placement(embed, SkippedPositions(self.length, embed.d_out))
 
     def count(self, anatomy: Anatomy) -> int:
-        """2 length d_kv, summed over the sites; with a network, its size."""
+        """Sum 2 length d_kv over the sites; with `reparametrize`, count the network."""
         sites = select_sites(self, anatomy, "keyvalue")
         if not self.reparametrize:
             return sum(2 * self.length * site.d_out for site in sites)
-        widths = {_kind(site): site.d_out for site in reversed(sites)}.values()
+        widths = {_trunk_key(site): site.d_out for site in reversed(sites)}.values()
         shared = sum(self.length * d + self.middle * (d + 1) for d in widths)
         return shared + sum(2 * site.d_out * (self.middle + 1) for site in sites)
 
     def rate(self, name: str) -> float:
-        """A network learns at a tenth of the rate of a plain prefix."""
+        """Return a tenth for a reparametrized prefix."""
         return 0.1 if self.reparametrize else 1.0
 
     def inference_form(self) -> Prefix:
-        """A plain prefix."""
+        """Return plain prefix tuning."""
         return dataclasses.replace(self, reparametrize=False)
 
 
-def _kind(site: Site) -> tuple[str, str]:
+def _trunk_key(site: Site) -> tuple[str, str]:
     return site.stack, site.role

@@ -2,10 +2,10 @@
 
     stack([P; E(tokens)])                                                            (section 2)
 
-    P: (length, d), rows of the embedding table drawn at random    E: the frozen embedding
+    P: (length, d), initialized with random rows of the embedding table    E: the frozen embedding
 
-In an encoder-decoder the prompt is the encoder's, and the decoder attends to it. Parameters: length
-d.
+In an encoder-decoder the prompt is in front of the encoder's input, and the decoder attends to it.
+Parameters: length d.
 
 Lester et al. 2021, "The Power of Scale for Parameter-Efficient Prompt Tuning",
 https://arxiv.org/abs/2104.08691; section 3.2 compares initializations.
@@ -29,14 +29,14 @@ from adapterhub.methods._site_module import EmbeddingModule
 
 
 class VirtualTokens(EmbeddingModule):
-    """Gives the prompt P."""
+    """Returns the prompt P."""
 
-    def __init__(self, start: Tensor) -> None:
+    def __init__(self, initial: Tensor) -> None:
         super().__init__()
-        self.prompt = nn.Parameter(start)
+        self.prompt = nn.Parameter(initial)
 
     def forward(self) -> Tensor:
-        """-> (length, d)."""
+        """Return the virtual tokens: (length, d)."""
         return self.prompt
 
 
@@ -52,29 +52,29 @@ class Prompt(Method):
     learning_rate = 3e-2
 
     length: int = option(20, "prompt length in tokens")
-    sites: tuple[str, ...] = option(("embed",), "stacks to adapt; of two, the encoder")
+    sites: tuple[str, ...] = option(("embed",), "stack to adapt; of two, the encoder")
 
     def __post_init__(self) -> None:
         require_positive(self, "length")
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
-        """One prompt, where the input enters."""
+        """Yield one prompt, at the input."""
         site = self.site(anatomy)
-        yield Placement(site, VirtualTokens(self._start(anatomy, site)))
+        yield Placement(site, VirtualTokens(self._initial(anatomy)))
 
     def count(self, anatomy: Anatomy) -> int:
-        """length d."""
+        """Return length d."""
         return self.length * self.site(anatomy).d_out
 
     def site(self, anatomy: Anatomy) -> Site:
-        """Where the input enters."""
+        """Return the site of the input."""
         sites = {site.stack: site for site in anatomy.select(self.sites)}
         return sites.get("encoder") or sites["decoder"]
 
-    def _start(self, anatomy: Anatomy, site: Site) -> Tensor:
-        # The embedding module is asked, not its weight: some scale what they look up.
+    def _initial(self, anatomy: Anatomy) -> Tensor:
+        # Call the embedding module, since some modules scale the rows of their weight.
         embedding: Any = anatomy.model.get_input_embeddings()
         rows = torch.randint(embedding.num_embeddings, (self.length,))
         with torch.no_grad():
-            start: Tensor = embedding(rows.to(device_of(embedding)))
-        return start.detach().float().clone()
+            initial: Tensor = embedding(rows.to(device_of(embedding)))
+        return initial.detach().float().clone()

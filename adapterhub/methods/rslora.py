@@ -1,9 +1,9 @@
-"""rsLoRA, "rank-stabilized LoRA": LoRA whose scale does not shrink learning at a high rank.
+"""rsLoRA, "rank-stabilized LoRA": LoRA with a scale for high ranks.
 
     y = W x + s B A x,   s = alpha / sqrt(rank)                                   (theorem 3.2)
 
-With LoRA's s = alpha / rank the size of gradients falls with the rank. Shapes, start and
-parameters are those of lora: rank (d_in + d_out) a site.
+With LoRA's s = alpha / rank, gradients become smaller as the rank grows. Shapes, initialization and
+parameters as in lora.py.
 
 Kalajdzievski 2023, "A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA",
 https://arxiv.org/abs/2312.03732.
@@ -26,11 +26,13 @@ class RsLoRA(LoRA):
 
     name = "rslora"
     paper = "Kalajdzievski 2023, https://arxiv.org/abs/2312.03732"
-    summary = "lora with the scale alpha / sqrt(rank), for high ranks"
+    summary = "LoRA with the scale alpha / sqrt(rank), for high ranks"
 
     rank: int = option(16, "rank r of the update")
-    alpha: float = option(8.0, "scale numerator: the update is multiplied by alpha / sqrt(rank)")
+    alpha: float = option(
+        8.0, "numerator of the scale: updates are multiplied by alpha / sqrt(rank)"
+    )
 
     def scale(self, rank: int) -> float:
-        """alpha / sqrt(rank)."""
+        """Compute alpha / sqrt(rank)."""
         return self.alpha / math.sqrt(rank)

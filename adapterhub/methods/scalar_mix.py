@@ -3,10 +3,10 @@
     y' = gamma sum_j softmax(w)_j h_j                                               (equation 1)
 
     h_0: input of the first layer, h_j: output of layer j    h_j, y': (batch, tokens, d)
-    w: (layers + 1), zero    gamma: one number, 1
+    w: (layers + 1,), zero    gamma: (1,), one
 
-It takes the place of the last layer's output, below a final norm where there is one. An
-encoder-decoder has one mix a stack. Parameters: layers + 2 a stack.
+y' replaces the output of the last layer, before a final norm. An encoder-decoder has one mix per
+stack. Parameters: layers + 2 per stack.
 
 Peters et al. 2018, "Deep contextualized word representations" (ELMo), section 3.2,
 https://arxiv.org/abs/1802.05365.
@@ -26,7 +26,7 @@ from adapterhub.methods._base import Method, Placement, register_method
 from adapterhub.methods._site_module import LayerMixModule
 
 
-class Mix(LayerMixModule):
+class ScalarMixLayer(LayerMixModule):
     """The map (h_0 .. h_L) -> gamma sum_j softmax(w)_j h_j."""
 
     def __init__(self, states: int) -> None:
@@ -35,7 +35,7 @@ class Mix(LayerMixModule):
         self.gamma = nn.Parameter(torch.ones(1))
 
     def forward(self, states: Sequence[Tensor], y: Tensor) -> Tensor:
-        """states: those below y, each (batch, tokens, d) as y -> y' like y."""
+        """Mix the outputs. states: h_0 .. h_(L-1), y: h_L, each (batch, tokens, d) -> y' like y."""
         shares = (self.gamma * self.w.softmax(0)).to(y.dtype)
         mixed = shares[-1] * y
         for share, state in zip(shares[:-1], states, strict=True):
@@ -46,21 +46,21 @@ class Mix(LayerMixModule):
 @register_method
 @dataclass(frozen=True)
 class ScalarMix(Method):
-    """A learned mean of the outputs of all layers."""
+    """A learned weighted mean of the outputs of all layers."""
 
     name = "scalar-mix"
     paper = "Peters et al. 2018, https://arxiv.org/abs/1802.05365"
-    summary = "a learned mean of the outputs of all layers, which are frozen"
+    summary = "learned weighted mean of the outputs of all layers"
     start = "paper"
     learning_rate = 1e-2
 
     sites: tuple[str, ...] = option(("mix",), "stacks to adapt: mix, encoder.mix, decoder.mix")
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
-        """One mix a chosen stack."""
+        """Yield one mix per selected stack."""
         for site in anatomy.select(self.sites):
-            yield Placement(site, Mix(anatomy.depth(site.stack) + 1))
+            yield Placement(site, ScalarMixLayer(anatomy.depth(site.stack) + 1))
 
     def count(self, anatomy: Anatomy) -> int:
-        """layers + 2, summed over the stacks."""
+        """Sum layers + 2 over the stacks."""
         return sum(anatomy.depth(site.stack) + 2 for site in anatomy.select(self.sites))

@@ -1,11 +1,11 @@
-"""Staged fine-tuning: groups of backbone parameters join the training one after the other.
+"""Staged fine-tuning: train groups of backbone parameters, one after the other.
 
     stage k trains the groups 0..k          the next stage begins after `every` epochs
 
-A group is what one entry of `groups` names: a word (`top 2` layers with what stands above them,
-`norms`, `embeddings`, `everything`, `head`), a pattern over parameter names (`encoder.*.attn.*`),
-or several of these joined by `+`. A parameter belongs to the first group that names it; what none
-names stays frozen. The task head trains in every stage, so `[head, everything]` is linear probing
+An entry of `groups` is a word (`top 2`: the top two layers and all above them; `norms`,
+`embeddings`, `everything`, `head`), a pattern over parameter names (`encoder.*.attn.*`), or several
+of these joined by `+`. A parameter belongs to the first group that contains it; parameters in no
+group stay frozen. The task head trains in every stage, so `[head, everything]` is linear probing
 followed by full fine-tuning. Parameters: those of the groups.
 
 Kumar et al. 2022, "Fine-Tuning can Distort Pretrained Features and Underperform
@@ -29,50 +29,50 @@ from adapterhub.methods._options import require_decay, require_positive
 from adapterhub.methods.norms import norm_parameters
 
 WORDS = ("top 2", "norms", "embeddings", "everything", "head")
-MOST_WORDS = 200  # each is compared with every parameter
+MOST_WORDS = 200  # each word is matched against every parameter
 
 
 @dataclass(frozen=True)
-class Paced(Unfreezing):
-    """What methods with stages share: when the next one begins.
+class StagedUnfreezing(Unfreezing):
+    """The base class of methods with stages.
 
-    Training with a recipe follows the stages. Another loop trains all groups from the start, unless
-    it calls `adapterhub.training.stages.enter` itself.
+    Training with a recipe follows the stages. In your own loop all groups train from the start,
+    unless it calls `adapterhub.training.stages.enter`.
     """
 
     every: int | Literal["plateau"] = option(
-        1, "epochs in a stage; plateau: until the main metric stops to improve"
+        1, "epochs per stage; plateau: until the main metric stops improving"
     )
-    patience: int = option(1, "evaluations without improvement that are a plateau")
+    patience: int = option(1, "evaluations without improvement that count as a plateau")
 
     def __post_init__(self) -> None:
-        numbers = ("every",) if self.every != "plateau" else ()
-        require_positive(self, *numbers, "patience")
+        numeric = ("every",) if self.every != "plateau" else ()
+        require_positive(self, *numeric, "patience")
 
-    def pace(self) -> StageSchedule:
-        """A stage each `every` epochs, or at each plateau."""
+    def stage_schedule(self) -> StageSchedule:
+        """Begin a stage every `every` epochs, or at each plateau."""
         return StageSchedule(None if self.every == "plateau" else self.every, self.patience)
 
     def stages(self, anatomy: Anatomy) -> dict[str, int]:
-        """The stage from which each backbone parameter trains."""
+        """Return the stage from which each backbone parameter trains, by path."""
         raise NotImplementedError
 
 
 @register_method
 @dataclass(frozen=True)
-class Staged(Paced):
-    """Chosen groups of backbone parameters join one after the other."""
+class Staged(StagedUnfreezing):
+    """Train groups of backbone parameters, one after the other."""
 
     name = "staged"
     paper = "Kumar et al. 2022, https://arxiv.org/abs/2202.10054"
-    summary = "groups of the backbone train one after the other: top layers, norms, everything"
+    summary = "train groups of parameters one after the other: top layers, norms, everything"
     learning_rate = 5e-5
 
     groups: tuple[str, ...] = option(
         ("top 2", "norms", "everything"),
-        "what joins in each stage: top N, norms, embeddings, everything, head, a pattern, or A + B",
+        "one group per stage: top N, norms, embeddings, everything, head, a pattern, or A + B",
     )
-    decay: float = option(1.0, "the learning rate of a layer: that of the layer above over this")
+    decay: float = option(1.0, "learning rate divisor per layer, from the top down")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,37 +81,37 @@ class Staged(Paced):
             raise ConfigError(f"{self.name} has {words} words", expected=f"at most {MOST_WORDS}")
 
     def plan(self, anatomy: Anatomy) -> Iterator[Unfrozen]:
-        """The parameters of the groups, from the stage of their group on.
+        """Yield the parameters of the groups, each from the stage of its group on.
 
         Raises:
-            ConfigError: groups that name nothing on this backbone.
+            ConfigError: groups without parameters on this backbone.
         """
         above = layers_above(anatomy)
         for path, stage in self.stages(anatomy).items():
             yield Unfrozen(path, stage, self.decay ** -above[path])
 
     def stages(self, anatomy: Anatomy) -> dict[str, int]:
-        """The first group that names each parameter."""
-        found: dict[str, int] = {}
-        wrong: list[str] = []
+        """Return the number of the first group that contains each parameter."""
+        stages: dict[str, int] = {}
+        empty: list[str] = []
         for stage, group in enumerate(self.groups):
             for word in (part.strip() for part in group.split("+")):
-                paths = _named(word, anatomy)
+                paths = _paths(word, anatomy)
                 if not paths and word != "head":
-                    wrong.append(f"{word!r}{did_you_mean(word, WORDS)}")
-                found |= {path: stage for path in paths if path not in found}
-        if wrong or not found:
+                    empty.append(f"{word!r}{did_you_mean(word, WORDS)}")
+                stages |= {path: stage for path in paths if path not in stages}
+        if empty or not stages:
             raise ConfigError(
                 f"groups of {self.name} name nothing on this backbone",
-                offenders=wrong or self.groups,
+                offenders=empty or self.groups,
                 expected="top N, norms, embeddings, everything, head, or a pattern over parameter "
                 "names such as encoder.*.attn.*",
             )
-        return {path: found[path] for path in anatomy.parameters() if path in found}
+        return {path: stages[path] for path in anatomy.parameters() if path in stages}
 
 
-def _named(word: str, anatomy: Anatomy) -> list[str]:
-    """The backbone parameters that one word of a group names."""
+def _paths(word: str, anatomy: Anatomy) -> list[str]:
+    """Return the paths of the parameters that one word of a group names."""
     parameters = anatomy.parameters()
     if word == "everything":
         return list(parameters)

@@ -1,16 +1,16 @@
-"""Gradual unfreezing: the top layers train first, and lower ones join them one group after another.
+"""Gradual unfreezing: train the top layers first, then unfreeze lower ones group by group.
 
-    stage k trains the groups 0..k      group k: `size` layers, k groups under the top
+    stage k trains the groups 0..k      group k: `size` layers; group 0 is at the top
 
-with learning rates that fall from the top down (discriminative fine-tuning), and rise and fall over
-the run (slanted triangular):
+with learning rates that decrease from the top down (discriminative fine-tuning), and increase and
+decrease over the run (slanted triangular):
 
     eta^(l-1) = eta^l / decay                                      (section 3.2, equations 1 and 2)
     eta_t = eta_max (1 + p (ratio - 1)) / ratio                    (section 3.2, equation 3)
 
-The group of the top layer has what stands above it (a final norm, a pooler); embeddings are a group
-of their own, the last. The layers of an encoder-decoder count through: the decoder's, then the
-encoder's. The task head trains from the start at its own rate. Parameters: all of the backbone.
+Group 0 includes the modules above the layers (a final norm, a pooler); the last group consists of
+the embeddings. In an encoder-decoder the decoder's layers are above the encoder's. The task head
+trains from the start, at its own learning rate. Parameters: all of the backbone.
 
 Howard & Ruder 2018, "Universal Language Model Fine-tuning for Text Classification",
 https://arxiv.org/abs/1801.06146; gradual unfreezing is section 3.3.
@@ -26,22 +26,22 @@ from adapterhub.backbones.layer_depth import layer_count, layers_above
 from adapterhub.config.options import option
 from adapterhub.methods._base import Unfrozen, register_method
 from adapterhub.methods._options import require_decay, require_positive
-from adapterhub.methods.staged import Paced
+from adapterhub.methods.staged import StagedUnfreezing
 
 
 @register_method
 @dataclass(frozen=True)
-class Unfreeze(Paced):
-    """Layers join the training from the top down."""
+class Unfreeze(StagedUnfreezing):
+    """Unfreeze the layers gradually, from the top down."""
 
     name = "unfreeze"
     paper = "Howard & Ruder 2018, https://arxiv.org/abs/1801.06146"
-    summary = "gradual unfreezing: layers join from the top down"
+    summary = "gradual unfreezing, from the top layer down"
     learning_rate = 1e-4
     schedule = "slanted"
 
-    size: int = option(1, "layers in a group")
-    decay: float = option(2.6, "the learning rate of a group: that of the group above over this")
+    size: int = option(1, "layers per group")
+    decay: float = option(2.6, "learning rate divisor per group, from the top down")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,12 +49,12 @@ class Unfreeze(Paced):
         require_decay(self)
 
     def plan(self, anatomy: Anatomy) -> Iterator[Unfrozen]:
-        """All backbone parameters, each from the stage of its group on."""
+        """Yield all backbone parameters, each from the stage of its group on."""
         for path, stage in self.stages(anatomy).items():
             yield Unfrozen(path, stage, self.decay**-stage)
 
     def stages(self, anatomy: Anatomy) -> dict[str, int]:
-        """The group of each parameter, counted from the top."""
+        """Return the group of each parameter, counted from the top."""
         depth = layer_count(anatomy)
         groups = -(-depth // self.size)
         return {

@@ -4,14 +4,14 @@
     attn:            attention(q, [g P_k; K], [g P_v; V])          g: of the attention's input
     ffn:             y' = y + g up(f(down(y)))                     g: of the adapter's input
 
-g is a sigmoid of one linear output, each site's own (methods/gated.py has its equations). It stands
-in the place of LoRA's scale alpha / rank. Sizes of the paper: rank 8, prefix length 10, bottleneck
-48. Here each token has its own gate unless `gate: sequence` asks for the paper's mean, and the
-adapter reads the feed-forward output before its residual connection, as ours do, unless
-`source: block` asks for the paper's, behind the normalization.
+Each site has its own gate g, a sigmoid of a linear layer with one output (equations in _gated.py),
+which replaces LoRA's scale alpha / rank. Default sizes are the paper's: rank 8, prefix length 10,
+bottleneck 48. Two defaults differ from the paper: a gate per token (`gate: sequence` is the paper's
+mean), and adapters that read the feed-forward output before the residual connection
+(`source: block` is the paper's, after the normalization).
 
-Among `sites` a projection gets a low-rank update, an attention a prefix, a sublayer an adapter; a
-kind that is not named is left out: `sites: [attn.kv, ffn]` is the paper's UniPELT (AP).
+In `sites` a projection gets a low-rank update, an attention a prefix, and a sublayer an adapter:
+`sites: [attn.kv, ffn]` is the paper's UniPELT (AP), without LoRA.
 
 Mao et al. 2022, "UniPELT: A Unified Framework for Parameter-Efficient Language Model Tuning",
 section 3.2, https://arxiv.org/abs/2110.07577.
@@ -25,9 +25,9 @@ from adapterhub.anatomy.sites import SUBLAYERS
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
 from adapterhub.methods._base import Layers, Method, register_method
-from adapterhub.methods._gated import Gated, Over
+from adapterhub.methods._gated import Gated, GateScope
 from adapterhub.methods._site_module import Positions
-from adapterhub.methods.bottleneck import Pfeiffer, Sequential
+from adapterhub.methods.bottleneck import Pfeiffer, SequentialSource
 from adapterhub.methods.lora import LoRA
 from adapterhub.methods.prefix import Prefix
 
@@ -59,28 +59,31 @@ class UniPELT(Method):
 
     rank: int = option(8, "rank of the low-rank updates")
     length: int = option(10, "prefix length in tokens")
-    size: int = option(48, "width of the bottleneck")
-    positions: Positions = option(False, "what counts positions behind the prefix, as for prefix")
-    gate: Over = option("token", "what has a gate of its own: each token, or a sequence")
-    source: Sequential = option("output", "what the adapter reads: y (output), norm(r + y) (block)")
-    activation: str = option("relu", "the adapter's activation, by its transformers name")
+    size: int = option(48, "bottleneck width")
+    positions: Positions = option(False, "count positions from after the prefix, as for prefix")
+    gate: GateScope = option("token", "one gate per token, or per sequence")
+    source: SequentialSource = option(
+        "output", "input of the adapters: y (output) or norm(r + y) (block)"
+    )
+    activation: str = option("relu", "activation of the adapters, by its transformers name")
     sites: tuple[str, ...] = option(
-        (*LoRA.sites, *Prefix.sites, *Pfeiffer.sites), "projections, attentions, sublayers to adapt"
+        (*LoRA.sites, *Prefix.sites, *Pfeiffer.sites),
+        "projections, attentions and sublayers to adapt",
     )
     layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
 
     def __post_init__(self) -> None:
-        wrong = [site for site in self.sites if set("*?[") & set(_kind(site))]
-        if wrong or not self.sites:
+        ambiguous = [site for site in self.sites if set("*?[") & set(_kind(site))]
+        if ambiguous or not self.sites:
             raise ConfigError(
-                "the sites of unipelt must tell what belongs there",
-                offenders=[repr(site) for site in wrong],
+                "the sites of unipelt must determine which method they get",
+                offenders=[repr(site) for site in ambiguous],
                 expected="names that end in a projection (attn.q), kv, or a sublayer (ffn)",
                 hint="unipelt(sites=['attn.q', 'attn.v', 'attn.kv', 'ffn'])",
             )
 
     def parts(self) -> tuple[Method, ...]:
-        """Those of the three methods that have sites."""
+        """Return those of the three methods that have sites."""
         lora = tuple(s for s in self.sites if _kind(s) not in ("kv", *SUBLAYERS))
         kv = tuple(s for s in self.sites if _kind(s) == "kv")
         sublayers = tuple(s for s in self.sites if _kind(s) in SUBLAYERS)
@@ -108,5 +111,5 @@ class UniPELT(Method):
 
 
 def _kind(site: str) -> str:
-    """The end of a site's name, which tells its kind."""
+    """Return the last part of a site's name, which determines its kind."""
     return site.rpartition(".")[2]

@@ -27,7 +27,7 @@ def enter(adapter: Adapter, epoch: int, improved: Sequence[bool]) -> bool:
     """
     changed_any = False
     for changed in adapter.changed:
-        stage_schedule = changed.method.pace() if changed.method else None
+        stage_schedule = changed.method.stage_schedule() if changed.method else None
         trains = changed.stage <= stage(stage_schedule, epoch, improved)
         changed_any |= changed.own.requires_grad != trains
         changed.own.requires_grad_(trains)
@@ -38,7 +38,7 @@ def unreached(adapter: Adapter, epochs: int) -> Iterator[str]:
     """Yield a warning for each method whose last stage does not begin within `epochs`."""
     for method in {id(c.method): c.method for c in adapter.changed if c.method}.values():
         last_stage = max(c.stage for c in adapter.changed if c.method is method)
-        stage_schedule = method.pace()
+        stage_schedule = method.stage_schedule()
         needed = last_stage * (stage_schedule.epochs or 0) + 1 if stage_schedule else 1
         if needed > epochs:
             yield (

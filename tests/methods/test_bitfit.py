@@ -49,7 +49,7 @@ def test_layers_select_one_layer():
 
 
 def test_a_part_of_a_shared_bias_is_refused():
-    with pytest.raises(SiteError, match="one together") as error:
+    with pytest.raises(SiteError, match="share one") as error:
         trained_names("gpt2", "bitfit(sites=['attn.q', 'attn.o'])")
     assert error.value.offenders == ("attn.q",)
     assert trained_names("gpt2", error.value.hint)

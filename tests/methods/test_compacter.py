@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError
-from adapterhub.methods.compacter import KroneckerLinear, Shared
+from adapterhub.methods.compacter import KroneckerLinear, SharedFactors
 
 A = "encoder.0.attn.compacter.shared.A"
 
@@ -24,7 +24,7 @@ def attached(architecture="bert", method="compacter(size=8)"):
 
 def test_a_weight_is_the_sum_of_kronecker_products():
     torch.manual_seed(0)
-    shared = Shared(4)
+    shared = SharedFactors(4)
     layer = KroneckerLinear(shared, 12, 8, rank=2)
     products = [torch.kron(shared.A[i], layer.s[i] @ layer.t[i]) for i in range(4)]
     x = torch.randn(3, 12)

@@ -50,6 +50,6 @@ def test_the_count_is_that_of_lora_and_the_magnitudes():
 
 @pytest.mark.parametrize("method", ["dora", "pissa"])
 def test_a_sublayer_has_no_weight_to_read(method):
-    with pytest.raises(SiteError, match="cannot sit at") as error:
+    with pytest.raises(SiteError, match="does not support these sites") as error:
         ah.attach(tiny_models.model("bert"), {method: {"sites": ["ffn", "attn.q"]}})
     assert error.value.offenders == ("ffn",)

@@ -164,14 +164,14 @@ def test_the_kind_of_a_site_selects_the_method(sites, parts):
 
 @pytest.mark.parametrize("sites", [[], ["attn.*", "ffn"]])
 def test_sites_without_a_kind_are_refused(sites):
-    with pytest.raises(ConfigError, match="what belongs there"):
+    with pytest.raises(ConfigError, match="which method they get"):
         ah.attach(tiny_models.model("bert"), {"unipelt": {"sites": sites}})
 
 
 def test_a_sequence_gate_is_refused_in_generation():
     for architecture in ("llama", "bart"):
         model = tiny_models.language_model(architecture)
-        with pytest.raises(SiteError, match="has yet to give") as error:
+        with pytest.raises(SiteError, match="reads later tokens") as error:
             ah.attach(model, "unipelt(gate=sequence)")
         assert error.value.hint == "gate=token"
         assert not hasattr(model, "_adapterhub")

@@ -29,7 +29,7 @@ from adapterhub.interchange.adapters_library.module_paths import (
 )
 from adapterhub.interchange.method_options import sites_option
 from adapterhub.interchange.translation import Translation
-from adapterhub.methods._options import activation
+from adapterhub.methods._options import activation_module
 from adapterhub.methods.prefix import Prefix
 
 _FLAT = {"control_trans"}
@@ -161,5 +161,5 @@ def _values(tensors: Mapping[str, Tensor], length: int, width: int, name: str) -
     shapes = [tuple(t.shape) for t in (table, *weights, biases[1])]
     if shapes != expected or biases[0].dim() != 1:
         return None
-    hidden = activation(name.lower())(F.linear(table, weights[0], biases[0]))
+    hidden = activation_module(name.lower())(F.linear(table, weights[0], biases[0]))
     return F.linear(hidden, weights[1], biases[1])

@@ -24,14 +24,14 @@ from adapterhub.interchange.peft.ia3 import export_ia3
 from adapterhub.interchange.peft.low_rank_exporter import LOW_RANK_MODULES, export_low_rank
 from adapterhub.interchange.peft.prompts import export_prefix, export_prompt
 from adapterhub.methods.ia3 import InputScale, OutputScale
-from adapterhub.methods.prefix import PrefixKeyValues, Skip
+from adapterhub.methods.prefix import PrefixKeyValues, SkippedPositions
 from adapterhub.methods.prompt import VirtualTokens
 
 NEW_TOKENS = "new tokens: their embeddings and tokenizer are not exported to peft"
 _KINDS: Mapping[type[nn.Module], Kind] = {
     **dict.fromkeys(LOW_RANK_MODULES, "LORA"),
     **dict.fromkeys((OutputScale, InputScale), "IA3"),
-    **dict.fromkeys((PrefixKeyValues, Skip), "PREFIX_TUNING"),
+    **dict.fromkeys((PrefixKeyValues, SkippedPositions), "PREFIX_TUNING"),
     VirtualTokens: "PROMPT_TUNING",
 }
 _EXPORTERS: Mapping[str, Callable[[ExportSource], CheckpointPart]] = {

@@ -24,12 +24,12 @@ from adapterhub.interchange.peft.export_types import (
     ExportSource,
     target_options,
 )
-from adapterhub.methods.dora import Decomposed
+from adapterhub.methods.dora import DoRALayer
 from adapterhub.methods.lora import LoRALayer
-from adapterhub.methods.pissa import Principal
+from adapterhub.methods.pissa import PiSSALayer
 from adapterhub.methods.rslora import RsLoRA
 
-LOW_RANK_MODULES = (LoRALayer, Decomposed, Principal)
+LOW_RANK_MODULES = (LoRALayer, DoRALayer, PiSSALayer)
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def export_low_rank(source: ExportSource) -> CheckpointPart:
         if type(part.module) in LOW_RANK_MODULES:
             by_host.setdefault(part.site.host, []).append(part)
     parts = [part for group in by_host.values() for part in group]
-    decomposed = {isinstance(part.module, Decomposed) for part in parts}
+    decomposed = {isinstance(part.module, DoRALayer) for part in parts}
     problems = []
     if len(decomposed) > 1:
         problems.append("peft uses DoRA for all updates of a checkpoint, or for none")
@@ -82,7 +82,7 @@ def export_low_rank(source: ExportSource) -> CheckpointPart:
 
 def joined_update(host: nn.Module, pieces: Sequence[tuple[Site, LoRALayer]]) -> ModuleUpdate | None:
     """Join all updates of one module; return None if DoRA makes that impossible."""
-    decomposed = any(isinstance(module, Decomposed) for _, module in pieces)
+    decomposed = any(isinstance(module, DoRALayer) for _, module in pieces)
     # Parts of a fused projection have separate rows, and so separate norms.
     separate = len({site.id for site, _ in pieces if site.part}) == len(pieces)
     if decomposed and len(pieces) > 1 and not separate:
@@ -107,7 +107,7 @@ def joined_update(host: nn.Module, pieces: Sequence[tuple[Site, LoRALayer]]) -> 
 
 def _factors(module: LoRALayer) -> list[tuple[Tensor, Tensor]]:
     factors = [(module.A.detach(), module.B.detach())]
-    if isinstance(module, Principal):
+    if isinstance(module, PiSSALayer):
         factors.append((module.A0, -module.B0))
     return factors
 
@@ -123,7 +123,7 @@ def _magnitude(host: nn.Module, pieces: Sequence[tuple[Site, LoRALayer]]) -> Ten
     """Return DoRA's magnitudes of all rows; rows without an update keep their norms."""
     norms: Tensor | None = None
     for site, module in pieces:
-        if isinstance(module, Decomposed):
+        if isinstance(module, DoRALayer):
             if site.part is None:
                 return module.magnitude.detach()
             if norms is None:

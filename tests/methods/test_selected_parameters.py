@@ -1,4 +1,4 @@
-"""Chosen parameters of the backbone: names, patterns and tied tables."""
+"""Selected parameters of the backbone (`chosen`): names, patterns and tied embeddings."""
 
 from __future__ import annotations
 

@@ -1,0 +1,67 @@
+"""Train selected parameters of the backbone, by default the token embeddings (`chosen`).
+
+    theta' = theta for all other parameters
+
+Training only the embeddings transfers a model to another language or vocabulary; other names give
+any selective fine-tuning. A tied parameter trains once, for all its uses. Parameters: the sizes of
+the selected ones.
+
+Artetxe et al. 2020, "On the Cross-lingual Transferability of Monolingual Representations", section
+2, https://arxiv.org/abs/1910.11856.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from dataclasses import dataclass
+
+from adapterhub.anatomy.sites import Anatomy
+from adapterhub.backbones.token_embedding import token_embedding
+from adapterhub.config.options import option
+from adapterhub.errors import SiteError, did_you_mean
+from adapterhub.methods._base import Unfreezing, register_method
+
+EMBEDDINGS = "embeddings"
+
+
+@register_method
+@dataclass(frozen=True)
+class SelectedParameters(Unfreezing):
+    """Train the backbone parameters that the user names."""
+
+    name = "chosen"
+    paper = "Artetxe et al. 2020, https://arxiv.org/abs/1910.11856"
+    summary = "train selected backbone parameters, by default the token embeddings"
+    learning_rate = 5e-4
+
+    names: tuple[str, ...] = option(
+        (EMBEDDINGS,),
+        "embeddings, or names as in adapter files with * as a wildcard (decoder.*.attn.q.weight)",
+    )
+
+    def paths(self, anatomy: Anatomy) -> list[str]:
+        """Return the named parameters.
+
+        Raises:
+            SiteError: names that match no parameter of the backbone.
+        """
+        parameters = anatomy.parameters()
+        path_of = {anatomy.key(path): path for path in parameters}
+        embedding = token_embedding(anatomy.model)
+        embedding_paths = [path for path, p in parameters.items() if p is embedding][:1]
+        selected: set[str] = set()
+        unmatched = []
+        for name in self.names:
+            paths = [path_of[key] for key in fnmatch.filter(path_of, name)]
+            if name == EMBEDDINGS and embedding_paths:
+                paths = embedding_paths
+            selected.update(paths)
+            if not paths:
+                unmatched.append(f"{name!r}{did_you_mean(name, path_of)}")
+        if unmatched:
+            raise SiteError(
+                "the backbone has no such parameters",
+                offenders=unmatched,
+                expected=f"{EMBEDDINGS}, or names such as {next(iter(path_of))}",
+            )
+        return [path for path in parameters if path in selected]
