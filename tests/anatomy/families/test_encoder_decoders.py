@@ -1,0 +1,32 @@
+"""Rows of encoder-decoders: two stacks, cross-attention in the second."""
+
+from __future__ import annotations
+
+import pytest
+import tiny_models
+
+import adapterhub as ah
+from adapterhub.anatomy.families import encoder_decoders
+
+TYPES = [model_type for row in encoder_decoders.ROWS for model_type in row.model_types]
+
+
+def test_the_rows_are_found():
+    assert len(TYPES) >= 8
+    assert len(set(TYPES)) == len(TYPES)
+
+
+@pytest.mark.parametrize("architecture", TYPES)
+def test_only_the_decoder_has_cross_attention(architecture):
+    anatomy = ah.anatomy_of(tiny_models.usual_model(architecture))
+    assert list(anatomy.stacks) == ["encoder", "decoder"]
+    cross = {site.stack for site in anatomy.sites.values() if site.role.startswith("cross")}
+    assert cross == {"decoder"}
+    for layer in range(anatomy.depth("decoder")):
+        assert f"decoder.{layer}.cross.q" in anatomy.sites
+
+
+def test_t5_has_a_bias_of_relative_positions_and_bart_has_none():
+    t5, bart = (ah.anatomy_of(tiny_models.usual_model(name)).sites for name in ("t5", "bart"))
+    assert t5["decoder.1.attn.kv"].bias is not None
+    assert bart["decoder.1.attn.kv"].bias is None

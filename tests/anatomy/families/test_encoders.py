@@ -1,0 +1,34 @@
+"""Rows of encoders: every row names modules that exist, in one stack."""
+
+from __future__ import annotations
+
+import pytest
+import tiny_models
+
+import adapterhub as ah
+from adapterhub.anatomy.families import encoders
+
+TYPES = [model_type for row in encoders.ROWS for model_type in row.model_types]
+
+
+def test_the_rows_are_found():
+    assert len(TYPES) >= 11
+    assert len(set(TYPES)) == len(TYPES)
+
+
+@pytest.mark.parametrize("architecture", TYPES)
+def test_an_encoder_has_one_stack_with_projections_in_every_layer(architecture):
+    model = tiny_models.usual_model(architecture)
+    anatomy = ah.anatomy_of(model)
+    assert list(anatomy.stacks) == ["encoder"]
+    for layer in range(anatomy.depth("encoder")):
+        for role in ("attn.q", "attn.v", "ffn.up", "ffn.down"):
+            site = anatomy.sites[f"encoder.{layer}.{role}"]
+            assert model.get_submodule(site.host) is not None
+    assert not any(site.role.startswith("cross") for site in anatomy.sites.values())
+
+
+def test_roberta_counts_positions_from_the_padding_index_and_bert_does_not():
+    rows = {model_type: row for row in encoders.ROWS for model_type in row.model_types}
+    assert rows["roberta"].positions_from_padding
+    assert not rows["bert"].positions_from_padding
