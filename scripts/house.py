@@ -5,7 +5,7 @@
 
 A room is a folder or a module directly under the package. The floor of a room is the length of the
 longest chain of imports between rooms that starts there; rooms that import each other (a cycle)
-share a floor. tests/test_rooms.py checks the targets.
+share a floor. tests/test_house.py checks the targets.
 """
 
 from __future__ import annotations
