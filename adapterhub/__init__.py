@@ -1,15 +1,14 @@
-"""adapterhub: every parameter-efficient fine-tuning method on every backbone, and a hub for the
-adapters.
+"""Every parameter-efficient fine-tuning method on every transformer, and a hub for the adapters.
 
-    import adapterhub as ah
+import adapterhub as ah
 
-    model, tokenizer = ah.load_backbone(
-        "sentence-transformers/all-MiniLM-L6-v2", task="classification", labels=["no", "yes"])
-    adapter = ah.attach(model, "lora", name="polite")
-    ...                                    # any training loop
-    adapter.save("out/polite")
-    adapter.detach()
-    ah.load(model, "out/polite")
+model, tokenizer = ah.load_backbone(
+    "sentence-transformers/all-MiniLM-L6-v2", task="classification", labels=["no", "yes"])
+adapter = ah.attach(model, "lora", name="polite")
+...                                    # any training loop
+adapter.save("out/polite")
+adapter.detach()
+ah.load(model, "out/polite")
 """
 
 import importlib
@@ -24,42 +23,44 @@ if TYPE_CHECKING:
     from adapterhub.adapters.attach import attach as attach
     from adapterhub.adapters.attach import detach as detach
     from adapterhub.adapters.route import route as route
-    from adapterhub.anatomy.families import anatomy_of as anatomy_of
-    from adapterhub.backbones.load import fingerprint as fingerprint
+    from adapterhub.anatomy.build import anatomy_of as anatomy_of
+    from adapterhub.backbones.fingerprint import fingerprint as fingerprint
     from adapterhub.backbones.load import load_backbone as load_backbone
     from adapterhub.hooks.composition import Average as Average
     from adapterhub.merging.combine import combine as combine
     from adapterhub.merging.merge import merge as merge
     from adapterhub.merging.merge import unmerge as unmerge
     from adapterhub.methods._base import METHODS as METHODS
-    from adapterhub.registry.api import publish as publish
-    from adapterhub.registry.api import pull as pull
-    from adapterhub.registry.api import push as push
-    from adapterhub.registry.api import search as search
-    from adapterhub.registry.api import yank as yank
     from adapterhub.registry.load import load as load
-    from adapterhub.registry.publication import PublicationInfo as PublicationInfo
+    from adapterhub.registry.publication import PublicationInfo
+    from adapterhub.registry.publish import publish as publish
+    from adapterhub.registry.pull import pull as pull
+    from adapterhub.registry.push import push as push
+    from adapterhub.registry.search import search as search
+    from adapterhub.registry.yank import yank as yank
 
-# Each of these needs torch: it is imported when one is first asked for, so that `import adapterhub`
-# is quick.
+    Listing = PublicationInfo
+
+# Name -> module, or module:attribute if the attribute has another name. These modules need torch.
+# They are imported on first access, which keeps `import adapterhub` fast.
 _LAZY = {
     "METHODS": "methods",
     "Average": "hooks.composition",
-    "Listing": "registry.publication",
+    "Listing": "registry.publication:PublicationInfo",
     "Adapter": "adapters.adapter",
     "activate": "adapters.activate",
     "anatomy_of": "anatomy",
     "attach": "adapters.attach",
     "combine": "merging.combine",
     "detach": "adapters.attach",
-    "fingerprint": "backbones.load",
+    "fingerprint": "backbones.fingerprint",
     "load": "registry.load",
     "load_backbone": "backbones.load",
-    "publish": "registry.api",
-    "pull": "registry.api",
-    "push": "registry.api",
-    "search": "registry.api",
-    "yank": "registry.api",
+    "publish": "registry.publish",
+    "pull": "registry.pull",
+    "push": "registry.push",
+    "search": "registry.search",
+    "yank": "registry.yank",
     "merge": "merging.merge",
     "unmerge": "merging.merge",
     "route": "adapters.route",
@@ -71,7 +72,8 @@ __all__ = ["AdapterhubError", "__version__", *_LAZY]
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+    module, _, attribute = _LAZY[name].partition(":")
+    return getattr(importlib.import_module(f"{__name__}.{module}"), attribute or name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""`python -m adapterhub` is the `adapterhub` command."""
+"""Run the `adapterhub` command by `python -m adapterhub`."""
 
 from adapterhub.cli import main
 

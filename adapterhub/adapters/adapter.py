@@ -23,9 +23,10 @@ from adapterhub.adapters.parts import (
     slot_at,
 )
 from adapterhub.anatomy.sites import CHILD, Anatomy
-from adapterhub.backbones.load import name_of, storage_of, task_kind
+from adapterhub.backbones.identity import name_and_revision
+from adapterhub.backbones.task_models import task_kind
 from adapterhub.backbones.tokenizer import tokenizer_snapshot
-from adapterhub.backbones.weights import is_sharded, whole
+from adapterhub.backbones.weights import dtype_and_quantization, is_sharded, whole
 from adapterhub.errors import AttachError
 from adapterhub.files.card import export_card
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead
@@ -254,7 +255,7 @@ class Adapter:
     def export_source(self) -> ExportSource:
         """Return what an exporter reads of the adapter."""
         paths = {id(m): n for n, m in modules_of(self.model).items()}
-        name, revision = name_of(self.model)
+        name, revision = name_and_revision(self.model)
         forms = [(placed.site, *placed.inference_form()) for placed in self.placed]
         return ExportSource(
             self.anatomy,
@@ -292,8 +293,8 @@ class Adapter:
         )
 
     def _backbone_ref(self) -> BackboneRef:
-        name, revision = name_of(self.model)
-        dtype, quantization = storage_of(self.model, self.state.originals())
+        name, revision = name_and_revision(self.model)
+        dtype, quantization = dtype_and_quantization(self.model, self.state.originals())
         return BackboneRef(
             id=name,
             revision=revision,

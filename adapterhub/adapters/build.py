@@ -20,7 +20,8 @@ from adapterhub.adapters.parts import (
 )
 from adapterhub.adapters.state import ModelState
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.backbones.load import NEWLY_INITIALIZED, checkpoint_vocabulary_size, token_embedding
+from adapterhub.backbones.newly_initialized import newly_initialized
+from adapterhub.backbones.token_embedding import checkpoint_vocabulary_size, token_embedding
 from adapterhub.backbones.tokenizer import tokenizer_snapshot
 from adapterhub.backbones.weights import device_of, offloaded, storage_problems
 from adapterhub.errors import AdapterhubError, AttachError, SiteError
@@ -59,7 +60,7 @@ def build_adapter(
         for part in method.parts()
         for step in _plan(method, part, anatomy)
     ]
-    new = sorted(getattr(model, NEWLY_INITIALIZED, frozenset()) & anatomy.parameters().keys())
+    new = sorted(newly_initialized(model) & anatomy.parameters().keys())
     _refuse_offloaded(anatomy, new, tokens)
     key = f"{_slug(name)}-{next(state.serial)}"  # apart from names that look alike as module names
     adapter = Adapter(

@@ -20,13 +20,15 @@ from adapterhub.adapters.activate import activate
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attach import attach
 from adapterhub.adapters.load import load_folder
-from adapterhub.anatomy.families import anatomy_of
-from adapterhub.backbones.load import NEWLY_INITIALIZED, TASK_MODELS, load_backbone, meta_model
+from adapterhub.anatomy.build import anatomy_of
+from adapterhub.backbones.load import load_backbone, meta_model
+from adapterhub.backbones.newly_initialized import NEWLY_INITIALIZED
+from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.errors import AdapterhubError, BackboneError, ConfigError, unknown
 from adapterhub.files.card import model_kind
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_manifest, read_tensors
-from adapterhub.files.run_folder import backbone_of_run
+from adapterhub.files.run_folder import backbone_of_adapter
 from adapterhub.interchange.peft.exporter import NEW_TOKENS, try_peft
 from adapterhub.interchange.peft.files import PeftFiles
 from adapterhub.interchange.peft.vllm import DEFAULT_RANK, vllm_problems
@@ -59,8 +61,9 @@ def in_peft(folder: Path, backbone: str | None = None) -> PeftExport:
         BackboneError: `backbone` is given and cannot be read.
     """
     manifest = read_manifest(folder)
-    location = backbone or backbone_of_run(folder) or manifest.backbone.id
-    revision = manifest.backbone.revision if location == manifest.backbone.id else None
+    location, revision = backbone_of_adapter(folder, manifest, backbone)
+    if location == manifest.backbone.id:
+        revision = manifest.backbone.revision
     kind = model_kind(manifest)
     if manifest.tokens:
         return PeftExport(None, (NEW_TOKENS,), kind)

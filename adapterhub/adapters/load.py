@@ -24,7 +24,7 @@ from adapterhub.adapters.compatibility import (
 )
 from adapterhub.adapters.parts import HEAD
 from adapterhub.adapters.state import activated, bare, find_state
-from adapterhub.anatomy.families import anatomy_of
+from adapterhub.anatomy.build import anatomy_of
 from adapterhub.backbones.tokenizer import tokenizer_snapshot
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo
 from adapterhub.files.native import read_manifest, read_tensors

@@ -15,16 +15,13 @@ from transformers import PreTrainedModel
 from adapterhub.adapters.activation import Activation, StackActivation, activation_of
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.parts import has_prefix
-from adapterhub.anatomy.families import anatomy_of
+from adapterhub.anatomy.build import anatomy_of
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.fingerprint import fingerprint_of
-from adapterhub.backbones.load import (
-    NEWLY_INITIALIZED,
-    checkpoint_vocabulary_size,
-    origin_of,
-    token_embedding,
-)
-from adapterhub.backbones.quantized import free_layout, hold_layout
+from adapterhub.backbones.identity import origin_of
+from adapterhub.backbones.newly_initialized import newly_initialized
+from adapterhub.backbones.quantized_training import prepare_quantized, restore_quantized
+from adapterhub.backbones.token_embedding import checkpoint_vocabulary_size, token_embedding
 from adapterhub.backbones.weights import is_sharded, packed_hosts
 from adapterhub.errors import AttachError, did_you_mean
 from adapterhub.hooks.attention import check_attention, route_attention
@@ -73,7 +70,7 @@ class ModelState:
         """
         _check_usable(adapter)
         setattr(self.model, _STATE, self)
-        self.layouts += hold_layout(self.model)
+        self.layouts += prepare_quantized(self.model)
         for parameter, _ in self.trainable:
             parameter.requires_grad_(False)
         self.adapters[adapter.name] = adapter
@@ -96,7 +93,7 @@ class ModelState:
         if not self.adapters:
             for parameter, flag in self.trainable:
                 parameter.requires_grad_(flag)
-            free_layout(self.layouts)
+            restore_quantized(self.layouts)
             delattr(self.model, _STATE)
 
     def reattach(self, adapters: Sequence[Adapter], compositions: Sequence[Composition]) -> None:
@@ -118,7 +115,7 @@ class ModelState:
     def fingerprint(self) -> str:
         """Compute the identity of the backbone as it was before any adapter."""
         originals = self.originals()
-        new: frozenset[str] = getattr(self.model, NEWLY_INITIALIZED, frozenset())
+        new = newly_initialized(self.model)
         embedding, rows = token_embedding(self.model), checkpoint_vocabulary_size(self.model)
         named = (
             # Only the rows of the checkpoint: some may have been added since.

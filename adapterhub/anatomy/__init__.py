@@ -1,7 +1,11 @@
-"""Where an architecture's projections, sublayers and norms are: sites, and one row a family. Reads
-modules and their names; loads no checkpoint and computes nothing."""
+"""Where an architecture's projections, sublayers and norms are: sites, and one row per family.
 
-from adapterhub.anatomy.families import FAMILIES, anatomy_of
-from adapterhub.anatomy.sites import Anatomy, Family, Site, Stack
+Reads modules and their names; loads no checkpoint and computes nothing.
+"""
+
+from adapterhub.anatomy.build import anatomy_of
+from adapterhub.anatomy.families import FAMILIES
+from adapterhub.anatomy.family import Family, Stack
+from adapterhub.anatomy.sites import Anatomy, Site
 
 __all__ = ["FAMILIES", "Anatomy", "Family", "Site", "Stack", "anatomy_of"]

@@ -1,4 +1,4 @@
-"""Lay a family's row over a model: the sites of its anatomy, with their hosts and sizes."""
+"""Build the anatomy of a model: apply its family's row to its modules."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
+from adapterhub.anatomy.discovery import discover
+from adapterhub.anatomy.families import FAMILIES
+from adapterhub.anatomy.family import Family, Layout, Stack
+from adapterhub.anatomy.projections import in_features, out_features
 from adapterhub.anatomy.sites import (
     NORMS,
     SUBLAYERS,
     Anatomy,
-    Family,
     FeatureSlice,
     Kind,
-    Layout,
     Site,
-    Stack,
     Stream,
     join,
 )
@@ -27,23 +28,21 @@ from adapterhub.errors import BackboneError
 FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 
 
-def in_features(module: nn.Module) -> int:
-    """The size of a projection's input: `Linear`, its quantized kinds, and GPT-2's `Conv1D`."""
-    size = getattr(module, "in_features", None) or getattr(module, "nx", None)
-    return int(size) if size else module.get_parameter("weight").shape[0]
+def anatomy_of(model: PreTrainedModel) -> Anatomy:
+    """Return the anatomy of a model, from its family's row or, without one, from its structure.
 
-
-def out_features(module: nn.Module) -> int:
-    """The size of a projection's output."""
-    size = getattr(module, "out_features", None) or getattr(module, "nf", None)
-    return int(size) if size else module.get_parameter("weight").shape[-1]
+    Raises:
+        BackboneError: there is no row for this architecture and its structure is ambiguous; the
+            error prints the row to write.
+    """
+    return build_anatomy(model, FAMILIES.get(model.config.model_type) or discover(model))
 
 
 def build_anatomy(model: PreTrainedModel, family: Family) -> Anatomy:
-    """Lay a family's row over a model.
+    """Apply a family's row to a model.
 
     Raises:
-        BackboneError: the row does not fit: it names modules that the model does not have.
+        BackboneError: the row does not fit: the model has none of the modules it names.
     """
     base = model.base_model
     base_path = "" if base is model else next(n for n, m in model.named_modules() if m is base)
@@ -52,9 +51,8 @@ def build_anatomy(model: PreTrainedModel, family: Family) -> Anatomy:
     for stack in family.stacks:
         if paths := tuple(join(base_path, path) for path in layer_paths(base, stack.layers)):
             layers[stack.name] = paths
-            embed = _embed_sites(model, base_path, stack)
-            inner = _stack_sites(model, stack, paths)
-            sites |= {s.id: s for s in (*embed, *inner, *_mix_sites(model, stack, paths))}
+            for site in _stack_sites(model, base_path, stack, paths):
+                sites[site.id] = site
     if not sites:
         raise BackboneError(
             f"the {model.config.model_type} row of families/ does not fit {type(model).__name__}",
@@ -64,7 +62,7 @@ def build_anatomy(model: PreTrainedModel, family: Family) -> Anatomy:
 
 
 def layer_paths(base: nn.Module, spec: str) -> list[str]:
-    """The paths of a stack's layers; [] where the model lacks the stack."""
+    """List the paths of a stack's layers; empty if the model does not have the stack."""
     paths = [""]
     for name in spec.split(".*."):
         lists = [join(path, name) for path in paths]
@@ -84,8 +82,8 @@ def _get(module: nn.Module, path: str) -> nn.Module | None:
         return None
 
 
-def _present(layer: nn.Module, spec: str) -> str | None:
-    """The first of the `|`-separated paths that the layer has."""
+def _first_existing(layer: nn.Module, spec: str) -> str | None:
+    """Return the first of the `|`-separated paths that exists in the layer."""
     return next((path for path in spec.split("|") if _has(layer, path)), None)
 
 
@@ -93,30 +91,30 @@ def _has(layer: nn.Module, path: str) -> bool:
     return all(_get(layer, end) is not None for end in path.split(">"))
 
 
-def _embed_sites(model: PreTrainedModel, base_path: str, stack: Stack) -> Iterator[Site]:
-    host = join(base_path, stack.root)
-    root: Any = model.get_submodule(host)
+def _stack_sites(
+    model: PreTrainedModel, base_path: str, stack: Stack, layers: tuple[str, ...]
+) -> Iterator[Site]:
+    root: Any = model.get_submodule(host := join(base_path, stack.root))
     if "input_ids" in inspect.signature(root.forward).parameters:
         width = root.get_input_embeddings().weight.shape[1]
         yield Site(f"{stack.name}.embed", stack.name, None, "embed", "embed", host, width, width)
-
-
-def _mix_sites(model: PreTrainedModel, stack: Stack, layers: tuple[str, ...]) -> Iterator[Site]:
-    # Where layers share modules, a hook does not know whose output it sees.
+    yield from _sites_of_layers(model, stack, layers)
+    # Where layers share modules, a hook cannot tell which layer's output it receives.
     if ".*." not in stack.layers:
         width = model.config.hidden_size
-        name = f"{stack.name}.mix"
-        yield Site(name, stack.name, None, "mix", "mix", layers[-1], width, width)
+        yield Site(f"{stack.name}.mix", stack.name, None, "mix", "mix", layers[-1], width, width)
 
 
-def _stack_sites(model: PreTrainedModel, stack: Stack, layers: tuple[str, ...]) -> Iterator[Site]:
+def _sites_of_layers(
+    model: PreTrainedModel, stack: Stack, layers: tuple[str, ...]
+) -> Iterator[Site]:
     bias: str | None = None
     for number, prefix in enumerate(layers):
         layer = model.get_submodule(prefix)
         paths = {
             role: tuple(join(prefix, end) for end in path.split(">"))
             for role, spec in stack.sites.items()
-            if (path := _present(layer, spec))
+            if (path := _first_existing(layer, spec))
         }
         if stack.bias and _has(layer, stack.bias):
             bias = join(prefix, stack.bias.rpartition(".")[0])
@@ -127,44 +125,67 @@ def _stack_sites(model: PreTrainedModel, stack: Stack, layers: tuple[str, ...]) 
             yield Site(site_id, stack.name, number, role, kind, **fields)
 
 
+# The functions below pass `paths`: role -> the path of its module, or of the first and last module
+# of a sublayer; and `linear`: role of a projection -> the fields of its site.
+_Paths = Mapping[str, tuple[str, ...]]
+_Fields = dict[str, Any]
+
+
 def _layer_sites(
-    model: PreTrainedModel, paths: Mapping[str, tuple[str, ...]], stack: Stack
-) -> Iterator[tuple[str, Kind, dict[str, Any]]]:
-    linear: dict[str, dict[str, Any]] = {}
-    for role, path in paths.items():
-        module = model.get_submodule(path[0])
-        name = role.rpartition(".")[2]
-        if name in NORMS:
-            # Some norms have no parameters, and some stand in for none at all.
-            if (weight := getattr(module, "weight", None)) is not None:
-                width = weight.shape[0]
-                yield role, "norm", {"host": path[0], "d_in": width, "d_out": width}
-        elif name != "kv" and role not in SUBLAYERS:
-            sizes = {"d_in": in_features(module), "d_out": out_features(module)}
-            linear[role] = {"host": path[0], **sizes}
-        if name in FUSED:
-            for part_role, part in fused_parts(
-                model, role, module, stack.fused.get(role, "blocks")
-            ):
-                size = out_features(module) // part.period * (part.stop - part.start)
-                linear[part_role] = linear[role] | {"d_out": size, "part": part}
+    model: PreTrainedModel, paths: _Paths, stack: Stack
+) -> Iterator[tuple[str, Kind, _Fields]]:
+    for role, fields in _norms(model, paths):
+        yield role, "norm", fields
+    linear = _projections(model, paths, stack)
     for role, fields in linear.items():
         yield role, "linear", fields
     for role in SUBLAYERS:
         if f"{role}.kv" in paths:
-            first, width = _entry(role, linear), linear[f"{role}.k"]["d_out"]
-            sizes = {"d_in": first["d_in"], "d_out": width, "tap": first["host"]}
-            yield f"{role}.kv", "keyvalue", {"host": paths[f"{role}.kv"][0], **sizes}
+            yield f"{role}.kv", "keyvalue", _keyvalue(role, paths, linear)
         if sublayer := _sublayer(model, role, paths, linear):
-            stream = _stream(model, stack.norms, role, paths, sublayer["tap"])
+            stream = _stream(model, stack.norms, role, paths, sublayer["input_host"])
             yield role, "sublayer", sublayer | {"stream": stream}
+
+
+def _norms(model: PreTrainedModel, paths: _Paths) -> Iterator[tuple[str, _Fields]]:
+    for role, (path, *_) in paths.items():
+        if role.rpartition(".")[2] in NORMS:
+            # Some norms have no parameters; an identity module may replace a norm.
+            weight = getattr(model.get_submodule(path), "weight", None)
+            if weight is not None:
+                yield role, {"host": path, "d_in": weight.shape[0], "d_out": weight.shape[0]}
+
+
+def _projections(model: PreTrainedModel, paths: _Paths, stack: Stack) -> dict[str, _Fields]:
+    linear: dict[str, _Fields] = {}
+    for role, (path, *_) in paths.items():
+        name = role.rpartition(".")[2]
+        if name in (*NORMS, "kv") or role in SUBLAYERS:
+            continue
+        module = model.get_submodule(path)
+        d_out = out_features(module)
+        linear[role] = {"host": path, "d_in": in_features(module), "d_out": d_out}
+        if name in FUSED:
+            layout = stack.fused.get(role, "blocks")
+            for part_role, part in fused_parts(model, role, module, layout):
+                size = d_out // part.period * (part.stop - part.start)
+                linear[part_role] = linear[role] | {"d_out": size, "part": part}
+    return linear
 
 
 def fused_parts(
     model: PreTrainedModel, role: str, module: nn.Module, layout: Layout
 ) -> Iterator[tuple[str, FeatureSlice]]:
-    """The parts of a fused projection: of `attn.qkv` attn.q, attn.k and attn.v, of `ffn.gate_up`
-    ffn.gate and ffn.up."""
+    """Yield the roles and features of a fused projection's parts.
+
+    `attn.qkv` consists of attn.q, attn.k and attn.v, `ffn.gate_up` of ffn.gate and ffn.up.
+
+    Args:
+        model: the model; its configuration has the numbers of heads.
+        role: the role of the fused projection.
+        module: the fused projection.
+        layout: how its output holds the parts, see `Stack.fused`.
+    """
     sublayer, _, name = role.rpartition(".")
     groups, sizes = 1, [out_features(module) // 2] * 2
     if name == "qkv":
@@ -181,45 +202,47 @@ def fused_parts(
         start = stop
 
 
+def _keyvalue(role: str, paths: _Paths, linear: Mapping[str, _Fields]) -> _Fields:
+    first = _first_projection(role, linear)
+    return {
+        "host": paths[f"{role}.kv"][0],
+        "d_in": first["d_in"],
+        "d_out": linear[f"{role}.k"]["d_out"],
+        "input_host": first["host"],
+    }
+
+
 def _sublayer(
-    model: PreTrainedModel,
-    role: str,
-    paths: Mapping[str, tuple[str, ...]],
-    linear: Mapping[str, dict[str, Any]],
-) -> dict[str, Any] | None:
-    """A sublayer's own path, or from the input of its first projection to the output of its last
-    one."""
+    model: PreTrainedModel, role: str, paths: _Paths, linear: Mapping[str, _Fields]
+) -> _Fields | None:
+    """Return a sublayer's fields, from its own path or from its first and last projection."""
     if role in paths:
-        entry, host = paths[role][0], paths[role][-1]
+        first_path, host = paths[role][0], paths[role][-1]
         width = model.config.get_text_config().hidden_size
-        sizes = {"d_in": width, "d_out": width}
-        return {"host": host, "tap": entry if entry != host else None, **sizes}
-    first = _entry(role, linear)
+        input_host = first_path if first_path != host else None
+        return {"host": host, "input_host": input_host, "d_in": width, "d_out": width}
+    first = _first_projection(role, linear)
     last = next((linear[r] for r in (f"{role}.o", f"{role}.down") if r in linear), None)
     if not first or last is None:
         return None
     sizes = {"d_in": first["d_in"], "d_out": last["d_out"]}
-    return {"host": last["host"], "tap": first["host"], **sizes}
+    return {"host": last["host"], "input_host": first["host"], **sizes}
+
+
+def _first_projection(role: str, linear: Mapping[str, _Fields]) -> _Fields:
+    """Return the projection whose input is the sublayer's x; {} if there is none."""
+    roles = (f"{role}.{name}" for name in ("q", "qkv", "up", "gate_up"))
+    return next((linear[r] for r in roles if r in linear), {})
 
 
 def _stream(
-    model: PreTrainedModel,
-    norms: str | None,
-    role: str,
-    paths: Mapping[str, tuple[str, ...]],
-    tap: str | None,
+    model: PreTrainedModel, norms: str | None, role: str, paths: _Paths, input_host: str | None
 ) -> Stream | None:
-    """How a sublayer meets the residual stream; None where the row does not tell."""
+    """Return how a sublayer is connected to the residual stream; None if the row has no norms."""
     if norms is None:
         return None
     norm, postnorm = (paths.get(f"{role}.{name}", (None,))[0] for name in NORMS)
     pre = norms == "pre" or (norms != "post" and getattr(model.config, norms))
     if norm is None and (postnorm is None or not pre):
         return None  # one norm serves two sublayers
-    return Stream(norm or tap, None, postnorm) if pre else Stream(tap, norm, None)
-
-
-def _entry(role: str, linear: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """The first projection of a sublayer: its input is the sublayer's x; {} where it has none."""
-    entries = (f"{role}.{name}" for name in ("q", "qkv", "up", "gate_up"))
-    return next((linear[r] for r in entries if r in linear), {})
+    return Stream(norm or input_host, None, postnorm) if pre else Stream(input_host, norm, None)

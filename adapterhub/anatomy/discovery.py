@@ -1,15 +1,16 @@
-"""Structural discovery: the row of an architecture that has none, read off its modules.
+"""Structural discovery: derive the row of an architecture without one from its modules.
 
 A layer is recognized by its attention: a module with three projections named as query, key and
-value. The rest follows from names and sizes, d being the width of a layer:
+value. The rest follows from names and sizes, with d the width of a layer:
 
-    attention output    heads -> d, beside q, k and v or in the module around them
+    attention output    heads -> d, in the same module as q, k and v or in its parent
     feed-forward        up (and gate): d -> inner, down: inner -> d
-    norms               by the sublayer they are in, else in their order
-    keyvalue            where attention asks transformers for its attention function
+    norms               by the sublayer that contains them, the others by their order
+    keyvalue            where attention uses transformers' attention interface
 
-Names alone are not trusted: sizes must fit too. A fused projection is not taken apart, for nothing
-tells its layout. What cannot be read is an error that prints the row as far as it is known.
+A name alone is not enough: the sizes must fit too. A fused projection is not split, because its
+structure does not show its layout. If anything is ambiguous, an error prints the row with the
+unknown parts left open.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
 )
 
-from adapterhub.anatomy.build import in_features, out_features
+from adapterhub.anatomy.family import Family, Stack
 from adapterhub.anatomy.family_source import UNKNOWN, row_text
-from adapterhub.anatomy.sites import CHILD, Family, Stack, join
+from adapterhub.anatomy.projections import in_features, is_projection, out_features
+from adapterhub.anatomy.sites import CHILD, join
 from adapterhub.errors import BackboneError
 
-_ENDING = re.compile(r"_(proj|projection|lin|linear|layer)$")
+_SUFFIX = re.compile(r"_(proj|projection|lin|linear|layer)$")
 _NAMES = {
     "q": ("q", "query", "wq"),
     "k": ("k", "key", "wk"),
@@ -44,16 +46,16 @@ _NAMES = {
 }
 _CROSS = re.compile(r"cross|enc_?dec|encoder_att", re.IGNORECASE)
 _HEAD_NORM = re.compile(r"^(q|k|v|query|key|value)_?[a-z]*norm", re.IGNORECASE)
-_BELOW = re.compile(r"emb|^wte$|^wpe$|^shared$|^project_in$", re.IGNORECASE)
+_EMBEDDING = re.compile(r"emb|^wte$|^wpe$|^shared$|^project_in$", re.IGNORECASE)
 REQUIRED = ("attn.q", "attn.k", "attn.v", "attn.o", "ffn.up", "ffn.down")
 
 
 def discover(model: PreTrainedModel) -> Family:
-    """The row of a model, by its structure.
+    """Derive the row of a model from its structure.
 
     Raises:
-        BackboneError: something that every row needs is not found; the error prints the row to
-            write, with what is known of it.
+        BackboneError: a required part of the row was not found; the error prints the row to write,
+            as far as it is known.
     """
     base = cast(PreTrainedModel, model.base_model)
     stacks = [_stack(model, path, layers) for path, layers in _layer_lists(base)]
@@ -66,11 +68,11 @@ def discover(model: PreTrainedModel) -> Family:
     row = replace(row, positions_from_padding=_counts_from_padding(base, row))
     if missing := list(_missing(row)):
         raise BackboneError(
-            f"no row for the architecture {model.config.model_type!r}, and its structure does not "
-            "tell all of it",
+            f"there is no row for the architecture {model.config.model_type!r}, and its structure "
+            "is not enough to write one",
             offenders=missing,
             expected="a Family row in adapterhub/anatomy/families/",
-            hint=f"put this row there, with every ... filled in:\n{row_text(row, REQUIRED)}",
+            hint=f"add this row there, with every ... filled in:\n{row_text(row, REQUIRED)}",
         )
     return row
 
@@ -82,32 +84,25 @@ def _missing(row: Family) -> Iterator[str]:
     for stack in row.stacks:
         required = [r for r in REQUIRED if "ffn" not in stack.sites or not r.startswith("ffn.")]
         for role in required:
-            if role not in stack.sites and _whole(role) not in stack.sites:
+            if role not in stack.sites and _fused_role(role) not in stack.sites:
                 yield f"the path of {role} in a layer of {stack.layers}"
         for role in stack.fused:
             yield f"whether {role} of {stack.layers} is fused in blocks or per head"
 
 
-def _whole(role: str) -> str:
-    """The fused projection that holds a part."""
+def _fused_role(role: str) -> str:
+    """Return the role of the fused projection that may contain a part."""
     sublayer, _, name = role.partition(".")
     return f"{sublayer}.qkv" if name in "qkv" else f"{sublayer}.gate_up"
 
 
-def is_projection(module: nn.Module) -> bool:
-    """Whether a module is a matrix with an input and an output size, as torch's `Linear` and its
-    quantized kinds, with a weight or with packed codes, and GPT-2's `Conv1D`."""
-    sized = hasattr(module, "in_features") or hasattr(module, "nx")
-    return sized and getattr(module, "weight", module) is not None
-
-
 def _role(name: str) -> str | None:
-    stem = _ENDING.sub("", name.lower())
+    stem = _SUFFIX.sub("", name.lower())
     return next((role for role, names in _NAMES.items() if stem in names), None)
 
 
 def _modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """All modules but those of adapters."""
+    """Yield all modules except those of adapters."""
     return ((p, m) for p, m in module.named_modules() if CHILD not in p.split("."))
 
 
@@ -116,26 +111,28 @@ def _projections(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def _attentions(layer: nn.Module) -> Iterator[tuple[str, dict[str, str]]]:
-    """Attention modules inside a layer, with the names of their projections by role."""
+    """Yield the attention modules inside a layer, with the names of their projections by role."""
     for path, module in _modules(layer):
         named = [(_role(name), name) for name, m in module.named_children() if is_projection(m)]
-        found = {role: name for role, name in named if role is not None}
-        if {"q", "k", "v"} <= found.keys() or "qkv" in found:
-            yield path, found
+        projections = {role: name for role, name in named if role is not None}
+        if {"q", "k", "v"} <= projections.keys() or "qkv" in projections:
+            yield path, projections
 
 
 def _layer_lists(base: nn.Module) -> list[tuple[str, nn.ModuleList]]:
-    """Module lists whose elements are of one class and hold attention; of nested ones, the
-    inner."""
-    found = [
+    """List the module lists whose elements have one class and contain attention.
+
+    Of nested lists only the innermost; lists in a list (`groups.0.layers`, `groups.1.layers`) are
+    one entry (`groups.*.layers`) with the modules of the first.
+    """
+    lists = [
         (path, module)
         for path, module in _modules(base)
         if isinstance(module, nn.ModuleList)
         and len({type(layer) for layer in module}) == 1
         and any(True for _ in _attentions(module[0]))
     ]
-    inner = [(p, m) for p, m in found if not any(q.startswith(f"{p}.") for q, _ in found)]
-    # Of lists in a list (`groups.0.layers`, `groups.1.layers`) the first stands for all.
+    inner = [(p, m) for p, m in lists if not any(q.startswith(f"{p}.") for q, _ in lists)]
     specs = {re.sub(r"\.\d+\.", ".*.", path): module for path, module in reversed(inner)}
     return list(reversed(specs.items()))
 
@@ -146,20 +143,22 @@ def _stack(model: PreTrainedModel, path: str, layers: nn.ModuleList) -> Stack:
     inside = path.removeprefix(f"{root}.") if root else path
     pooled = hasattr(model.base_model.get_submodule(root), "pooler")
     body = inside.split(".")[0] if pooled and "." in inside else None
-    name: Literal["encoder", "decoder"]
-    if model.config.is_encoder_decoder:
-        name = "decoder" if "cross.q" in sites else "encoder"
-    else:
-        kind = model.config.model_type
-        masked = kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES
-        causal = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        name = "decoder" if causal and not masked else "encoder"
     fused: Any = {role: UNKNOWN for role in sites if role.endswith("qkv")}
-    return Stack(name, path, sites, root, body, fused, bias=_relative(layers[0], sites))
+    bias = _relative_bias(layers[0], sites)
+    return Stack(_stack_name(model, sites), path, sites, root, body, fused, bias=bias)
 
 
-def _relative(layer: nn.Module, sites: dict[str, str]) -> str | None:
-    """The table of relative positions of a self-attention that computes their bias."""
+def _stack_name(model: PreTrainedModel, sites: dict[str, str]) -> Literal["encoder", "decoder"]:
+    if model.config.is_encoder_decoder:
+        return "decoder" if "cross.q" in sites else "encoder"
+    model_type = model.config.model_type
+    masked = model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    causal = model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return "decoder" if causal and not masked else "encoder"
+
+
+def _relative_bias(layer: nn.Module, sites: dict[str, str]) -> str | None:
+    """Return the path of the table of relative positions in self-attention, if it has one."""
     path = sites.get("attn.kv", "")
     attention = layer.get_submodule(path)
     if not hasattr(attention, "compute_bias"):
@@ -169,14 +168,14 @@ def _relative(layer: nn.Module, sites: dict[str, str]) -> str | None:
 
 
 def _merged(layers: list[dict[str, str]]) -> dict[str, str]:
-    """One map for layers that differ, as where some have experts: `a|b` takes what is there."""
+    """Merge the sites of layers that differ, as where only some have experts, into `a|b` paths."""
     roles = dict.fromkeys(role for sites in layers for role in sites)
-    found = {role: dict.fromkeys(s[role] for s in layers if role in s) for role in roles}
-    return {role: "|".join(paths) for role, paths in found.items()}
+    paths = {role: dict.fromkeys(s[role] for s in layers if role in s) for role in roles}
+    return {role: "|".join(alternatives) for role, alternatives in paths.items()}
 
 
 def _root(base: nn.Module, path: str) -> str:
-    """The nearest module around a list of layers whose forward takes tokens."""
+    """Return the nearest module around a list of layers whose forward takes token ids."""
     parts = path.split(".")
     for end in range(len(parts) - 1, 0, -1):
         module = base.get_submodule(".".join(parts[:end])) if "*" not in parts[:end] else None
@@ -187,37 +186,39 @@ def _root(base: nn.Module, path: str) -> str:
 
 def _sites(layer: nn.Module) -> dict[str, str]:
     sites: dict[str, str] = {}
-    groups: dict[str, str] = {}
-    for path, named in _attentions(layer):
+    groups: dict[str, str] = {}  # sublayer -> the module that contains its attention and output
+    for path, projections in _attentions(layer):
         sublayer = "cross" if _CROSS.search(path) or "attn" in groups else "attn"
-        if sublayer in groups:
-            continue
-        # q, k and v may be one level deeper than the output, as in BERT.
-        groups[sublayer] = path.rpartition(".")[0] or path
-        sites |= {f"{sublayer}.{r}": join(path, named[r]) for r in ("q", "k", "v") if r in named}
-        if f"{sublayer}.q" not in sites:
-            sites[f"{sublayer}.qkv"] = join(path, named["qkv"])
-        if output := _attention_output(
-            layer, path, named, groups[sublayer], sites[_first(sublayer, sites)]
-        ):
-            sites[f"{sublayer}.o"] = output
-        if _on_interface(layer.get_submodule(path)):
-            sites[f"{sublayer}.kv"] = path
+        if sublayer not in groups:
+            # q, k and v may be one level deeper than the output, as in BERT.
+            groups[sublayer] = path.rpartition(".")[0] or path
+            sites |= _attention_sites(layer, sublayer, path, projections, groups[sublayer])
     sites |= _feed_forward(layer, tuple(groups.values()), sites)
     return sites | _norms(layer, groups, sites)
 
 
-def _first(sublayer: str, sites: dict[str, str]) -> str:
-    return next(role for role in (f"{sublayer}.q", f"{sublayer}.qkv") if role in sites)
+def _attention_sites(
+    layer: nn.Module, sublayer: str, path: str, projections: dict[str, str], group: str
+) -> dict[str, str]:
+    separate = [name for name in ("q", "k", "v") if name in projections]
+    names = separate if "q" in projections else [*separate, "qkv"]
+    sites = {f"{sublayer}.{name}": join(path, projections[name]) for name in names}
+    query = projections["q" if "q" in projections else "qkv"]
+    width = in_features(layer.get_submodule(join(path, query)))
+    if output := _attention_output(layer, path, projections.get("o"), group, width):
+        sites[f"{sublayer}.o"] = output
+    if _on_interface(layer.get_submodule(path)):
+        sites[f"{sublayer}.kv"] = path
+    return sites
 
 
 def _attention_output(
-    layer: nn.Module, path: str, named: dict[str, str], group: str, query: str
+    layer: nn.Module, path: str, name: str | None, group: str, width: int
 ) -> str | None:
-    width = in_features(layer.get_submodule(query))
-    around = _projections(layer.get_submodule(group))
-    candidates = [join(path, named["o"])] if "o" in named else []
-    candidates += [join(group, p) for p in around if not join(group, p).startswith(f"{path}.")]
+    """Return the output projection: the child `name`, or one beside the attention at `path`."""
+    candidates = [join(path, name)] if name else []
+    around = (join(group, p) for p in _projections(layer.get_submodule(group)))
+    candidates += [p for p in around if not p.startswith(f"{path}.")]
     return next((c for c in candidates if out_features(layer.get_submodule(c)) == width), None)
 
 
@@ -236,14 +237,20 @@ def _feed_forward(
         return _whole_block(layer, experts)
     width = in_features(layer.get_submodule(query))
     attention = tuple(f"{group}." for group in groups)
-    free = {p: m for p, m in _projections(layer).items() if not p.startswith(attention)}
-    for path, module in reversed(free.items()):
+    candidates = {p: m for p, m in _projections(layer).items() if not p.startswith(attention)}
+    for down, module in reversed(candidates.items()):
+        if out_features(module) != width:
+            continue
         inner = in_features(module)
-        before = {p: m for p, m in free.items() if p != path and in_features(m) == width}
-        ups = [p for p, m in before.items() if out_features(m) == inner]
-        fused = [p for p, m in before.items() if "gate_up" in p and out_features(m) == 2 * inner]
-        if out_features(module) == width and (ups or fused):
-            return {"ffn.down": path} | _ups(ups, fused)
+        outputs = {
+            path: out_features(m)
+            for path, m in candidates.items()
+            if path != down and in_features(m) == width
+        }
+        ups = [path for path, size in outputs.items() if size == inner]
+        fused = [path for path, size in outputs.items() if "gate_up" in path and size == 2 * inner]
+        if ups or fused:
+            return {"ffn.down": down} | _ups(ups, fused)
     return {}
 
 
@@ -263,53 +270,74 @@ def _expert_block(layer: nn.Module) -> str | None:
 
 
 def _whole_block(layer: nn.Module, path: str) -> dict[str, str]:
-    """A mixture of experts is a sublayer as a whole, if it gives one tensor."""
+    """Return a mixture of experts as one sublayer, if its output is one tensor."""
     signature = inspect.signature(layer.get_submodule(path).forward)
     return {"ffn": path} if signature.return_annotation is torch.Tensor else {}
 
 
 def _norms(layer: nn.Module, groups: dict[str, str], sites: dict[str, str]) -> dict[str, str]:
-    norms = [
+    paths = [
         path
         for path, module in _modules(layer)
         if "norm" in type(module).__name__.lower() and not _HEAD_NORM.match(path.rpartition(".")[2])
     ]
-    inside = dict(groups)
-    around = sites.get("ffn.down", "").rpartition(".")[0]
-    while around and not any(f"{g}.".startswith(f"{around}.") for g in groups.values()):
-        inside["ffn"], around = around, around.rpartition(".")[0]
-        if isinstance(layer.get_submodule(around), nn.ModuleList):
-            break
-    found = {
+    contained = _contained_norms(paths, groups | _feed_forward_group(layer, groups, sites))
+    others = [path for path in paths if path not in contained.values() and "." not in path]
+    return contained | _ordered_norms(
+        others, [s for s in (*groups, "ffn") if f"{s}.norm" not in contained]
+    )
+
+
+def _contained_norms(paths: list[str], groups: dict[str, str]) -> dict[str, str]:
+    """Assign each norm inside a sublayer's module to that sublayer."""
+    return {
         f"{sublayer}.norm": path
-        for path in norms
-        for sublayer, group in inside.items()
+        for path in paths
+        for sublayer, group in groups.items()
         if path.startswith(f"{group}.")
     }
-    free = [path for path in norms if path not in found.values() and "." not in path]
-    sublayers = [s for s in (*groups, "ffn") if f"{s}.norm" not in found]
+
+
+def _ordered_norms(paths: list[str], sublayers: list[str]) -> dict[str, str]:
+    """Assign a layer's own norms to sublayers by order: one each, or a norm and a postnorm each.
+
+    All are postnorms if all names begin with "post".
+    """
     kinds = ["norm"]
-    if free and all(path.startswith("post") for path in free):
+    if paths and all(path.startswith("post") for path in paths):
         kinds = ["postnorm"]
-    elif len(free) == 2 * len(sublayers):
+    elif len(paths) == 2 * len(sublayers):
         kinds = ["norm", "postnorm"]
     roles = [f"{sublayer}.{kind}" for sublayer in sublayers for kind in kinds]
-    return found | dict(zip(roles, free, strict=False))
+    return dict(zip(roles, paths, strict=False))
+
+
+def _feed_forward_group(
+    layer: nn.Module, groups: dict[str, str], sites: dict[str, str]
+) -> dict[str, str]:
+    """Return the outermost module around ffn.down that does not contain attention."""
+    group = ""
+    parent = sites.get("ffn.down", "").rpartition(".")[0]
+    while parent and not any(f"{g}.".startswith(f"{parent}.") for g in groups.values()):
+        group, parent = parent, parent.rpartition(".")[0]
+        if isinstance(layer.get_submodule(parent), nn.ModuleList):
+            break
+    return {"ffn": group} if group else {}
 
 
 def _below(base: PreTrainedModel, lists: list[str]) -> Iterator[str]:
-    """The outermost modules beside the layers that embed."""
-    taken: list[str] = []
+    """Yield the outermost embedding modules outside the layers."""
+    yielded: list[str] = []
     layers = tuple(path.split(".*")[0] + "." for path in lists)
     tokens = base.get_input_embeddings()
     for path, module in _modules(base):
         name = path.rpartition(".")[2]
         around = any(layer.startswith(f"{path}.") for layer in layers)
-        embeds = module is tokens or _BELOW.search(name)
-        if path.startswith((*layers, *taken)) or around or not embeds:
+        embeds = module is tokens or _EMBEDDING.search(name)
+        if path.startswith((*layers, *yielded)) or around or not embeds:
             continue
         if any(True for _ in module.parameters()):
-            taken.append(f"{path}.")
+            yielded.append(f"{path}.")
             yield path
 
 
@@ -320,12 +348,12 @@ def _constants(base: nn.Module) -> Iterator[str]:
 
 
 def _counts_from_padding(base: nn.Module, row: Family) -> bool:
-    takes_positions = any(
+    accepts_positions = any(
         "position_ids" in inspect.signature(base.get_submodule(s.root).forward).parameters
         for s in row.stacks
     )
     name = "create_position_ids_from_input_ids"
     counters = [base.get_submodule(path) for path in row.below]
-    return takes_positions and any(
+    return accepts_positions and any(
         hasattr(m, name) or hasattr(sys.modules[type(m).__module__], name) for m in counters
     )

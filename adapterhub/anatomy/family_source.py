@@ -1,16 +1,16 @@
-"""A Family row as the Python text that defines it."""
+"""Python source of a Family row."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from adapterhub.anatomy.sites import Family, Stack
+from adapterhub.anatomy.family import Family, Stack
 
 UNKNOWN = "..."
 
 
 def row_text(row: Family, required: Iterable[str] = ()) -> str:
-    """The source of a row; `required` roles that it lacks are written as `...`."""
+    """Write a row as Python source; missing `required` roles are written as `...`."""
     stacks = row.stacks or (Stack("encoder", UNKNOWN, {}),)
     lines = ["Family("]
     lines.append(f"    {_text(row.model_types)},")

@@ -1,4 +1,4 @@
-"""Which module of a stack is told the positions of its tokens."""
+"""The module of a stack that accepts the positions of its tokens."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import inspect
 from torch import nn
 
 
-def taker_of_positions(root: nn.Module) -> nn.Module | None:
-    """The stack itself where its forward takes `position_ids`; else its table of positions, where
-    that takes them or the number of tokens before, as in BART; None: nobody can be told."""
+def position_module(root: nn.Module) -> nn.Module | None:
+    """Return the module of a stack to which token positions can be passed; None if there is none.
+
+    The stack's root, if its forward takes `position_ids`; otherwise its table of positions, if that
+    takes `position_ids` and `past_key_values_length`, as in BART.
+    """
     if "position_ids" in _parameters(root):
         return root
-    wanted = {"position_ids", "past_key_values_length"}
-    return next((m for m in root.children() if wanted <= _parameters(m)), None)
+    names = {"position_ids", "past_key_values_length"}
+    return next((m for m in root.children() if names <= _parameters(m)), None)
 
 
 def _parameters(module: nn.Module) -> set[str]:

@@ -1,7 +1,9 @@
-"""Pre-trained models: load one (quantized or not), read its weights, compute its identity. Knows no
-adapter."""
+"""Pre-trained models: load one (quantized or not), read its weights, compute its identity.
 
-from adapterhub.backbones.fingerprint import fingerprint_of
-from adapterhub.backbones.load import fingerprint, load_backbone
+Nothing here depends on adapters.
+"""
+
+from adapterhub.backbones.fingerprint import fingerprint, fingerprint_of
+from adapterhub.backbones.load import load_backbone
 
 __all__ = ["fingerprint", "fingerprint_of", "load_backbone"]

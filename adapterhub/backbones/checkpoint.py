@@ -1,7 +1,7 @@
-"""The tensors of a checkpoint on disk, of which parts are read without loading a model.
+"""Read parts of a checkpoint's tensors from disk without loading a model.
 
-safetensors, whole or in shards: a header says where each tensor's bytes are. Older torch files are
-mapped into memory, and unpickled with `weights_only`: nothing in them is executed.
+Supports safetensors, in one file or in shards: a header has the offsets of each tensor's bytes.
+Older torch files are mapped into memory and unpickled with `weights_only`, which executes no code.
 """
 
 from __future__ import annotations
@@ -24,22 +24,27 @@ _DTYPES = {
     **{"U8": torch.uint8, "BOOL": torch.bool},
     **{"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2},
 }
-_NAMES = ("model.safetensors", "pytorch_model.bin")  # in the order in which transformers looks
+_NAMES = (
+    "model.safetensors",
+    "pytorch_model.bin",
+)  # in the order that transformers tries
 _MAX_HEADER_BYTES = 100 << 20
 
-Runs = Sequence[tuple[int, int]]  # (first value, number of values), in a tensor laid out flat
+Runs = Sequence[tuple[int, int]]  # (first value, number of values) in the flattened tensor
 
 
-class Stored(NamedTuple):
-    """A tensor in a file: `read` gives the values of some runs, one after the other."""
+class StoredTensor(NamedTuple):
+    """A tensor in a file; `read` returns the values of runs, concatenated."""
 
     name: str
     shape: tuple[int, ...]
     read: Callable[[Runs], Tensor]
 
 
-def stored_tensors(folder: Path) -> Iterator[Stored]:
-    """The tensors of the checkpoint in a folder, file by file; one is read before the next comes.
+def stored_tensors(folder: Path) -> Iterator[StoredTensor]:
+    """Yield the tensors of the checkpoint in a folder, file by file.
+
+    Each must be read before the next is requested.
 
     Raises:
         BackboneError: there is no checkpoint, or one of its files is broken.
@@ -55,16 +60,16 @@ def stored_tensors(folder: Path) -> Iterator[Stored]:
             raise _broken(file, error) from error
 
 
-def _broken(file: object, why: object) -> BackboneError:
+def _broken(file: object, reason: object) -> BackboneError:
     return BackboneError(
-        f"{file} cannot be read: {why}",
-        expected="a checkpoint of transformers, complete",
+        f"{file} cannot be read: {reason}",
+        expected="a complete transformers checkpoint",
         hint="download it again",
     )
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files of a checkpoint, as transformers chooses them.
+    """List the weight files of a checkpoint, in the order of preference of transformers.
 
     Raises:
         BackboneError: there are none.
@@ -76,14 +81,14 @@ def weight_files(folder: Path) -> list[Path]:
             shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
             return [folder / Path(shard).name for shard in sorted(set(shards))]
     raise BackboneError(
-        f"{folder} holds no weights", expected=f"{' or '.join(_NAMES)}, or their shards"
+        f"{folder} contains no weights", expected=f"{' or '.join(_NAMES)}, or their shards"
     )
 
 
-def _in_safetensors(handle: BinaryIO) -> Iterator[Stored]:
+def _in_safetensors(handle: BinaryIO) -> Iterator[StoredTensor]:
     length = int.from_bytes(handle.read(8), "little")
     if length > _MAX_HEADER_BYTES:
-        raise ValueError(f"a header of {length} bytes")
+        raise ValueError(f"its header would have {length} bytes")
     header: dict[str, Any] = json.loads(handle.read(length))
     header.pop("__metadata__", None)
     end = max((info["data_offsets"][1] for info in header.values()), default=0)
@@ -95,7 +100,7 @@ def _in_safetensors(handle: BinaryIO) -> Iterator[Stored]:
         def read(runs: Runs, dtype: torch.dtype = dtype, first: int = first) -> Tensor:
             return _values(handle, first, dtype, runs)
 
-        yield Stored(name, tuple(info["shape"]), read)
+        yield StoredTensor(name, tuple(info["shape"]), read)
 
 
 def _values(handle: BinaryIO, first: int, dtype: torch.dtype, runs: Runs) -> Tensor:
@@ -108,17 +113,17 @@ def _values(handle: BinaryIO, first: int, dtype: torch.dtype, runs: Runs) -> Ten
     return torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
 
 
-def _in_torch_file(file: Path) -> Iterator[Stored]:
+def _in_torch_file(file: Path) -> Iterator[StoredTensor]:
     options: dict[str, Any] = {"map_location": "cpu", "weights_only": True}
     try:
         tensors = torch.load(file, mmap=True, **options)
     except RuntimeError:  # the format before torch 1.6 cannot be mapped
         tensors = torch.load(file, **options)
     for name, tensor in tensors.items():
-        yield Stored(name, tuple(tensor.shape), partial(pick, tensor))
+        yield StoredTensor(name, tuple(tensor.shape), partial(take_runs, tensor))
 
 
-def pick(tensor: Tensor, runs: Runs) -> Tensor:
-    """The values of some runs of a tensor, one after the other."""
+def take_runs(tensor: Tensor, runs: Runs) -> Tensor:
+    """Return the values of runs of a tensor, concatenated."""
     flat = tensor.detach().reshape(-1)
     return torch.cat([flat[start : start + count] for start, count in runs])

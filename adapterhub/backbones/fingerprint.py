@@ -1,20 +1,20 @@
-"""The fingerprint: the identity of a backbone by its weights, from a model or from its files.
+"""The fingerprint: the identity of a backbone's weights, from a model or from its files.
 
-    fingerprint = sha256(sorted set of "layer shape digest" of the tensors that count)
+    fingerprint = sha256(sorted set of "layer shape digest" of the included tensors)
     digest = sha256(16 runs of 256 values, evenly spaced, rounded to bfloat16, little-endian)
 
-What counts is what every model class of a checkpoint holds: vectors and matrices inside the layers,
-and token embeddings. Poolers, final norms, position tables and heads do not: `AutoModel` and
-`AutoModelForCausalLM` differ in them. Nor do experts, which transformers fuses when it loads, and
-buffers. Of a name only the first number counts, the layer: a renamed module changes nothing, two
-layers that changed places do. Tied copies are one line.
+Included are the tensors that every model class of a checkpoint has: vectors and matrices inside the
+layers, and token embeddings. Excluded are poolers, final norms, position tables and heads, in which
+`AutoModel` and `AutoModelForCausalLM` differ; experts, which transformers fuses on loading; and
+buffers. Only the first number of a tensor's name is used, the layer: renaming a module does not
+change the fingerprint, swapping two layers does. Tied copies are one line.
 
-Rounded, fp32 and bf16 loads of one checkpoint agree with it, whatever it is stored in. A load in
-fp16, or a quantized one, has lost what it takes: its identity is read from the files that it came
-from, if what is left of it is what these files give.
+Because of the rounding, a checkpoint and its fp32 and bf16 loads have the same fingerprint,
+whatever dtype it is stored in. An fp16 or quantized load has lost precision: its fingerprint is
+that of the files it was loaded from, provided its remaining values match these files.
 
-A tensor of up to 4,096 values is read whole. Runs rather than single values, so that a file needs
-16 reads a tensor: 8 billion parameters take less than 2 s.
+A tensor of up to 4,096 values is read completely. Sampling runs rather than single values needs 16
+reads per tensor in a file: 8 billion parameters take less than 2 s.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from adapterhub.backbones.checkpoint import pick, stored_tensors
+from adapterhub.backbones.checkpoint import stored_tensors, take_runs
+from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.weights import is_sharded, whole
 from adapterhub.errors import BackboneError
 
@@ -38,41 +39,52 @@ _NUMBER = re.compile(r"(?:^|\.)(\d+)\.")
 _EMBEDDING = re.compile(
     r"(?:^|\.)(?:word_embeddings?|embed_tokens|wte|shared|tokens_embed|embed_in|tok_embeddings)\.weight$"
 )
-# The first are fused or renamed on loading, the rest are heads and buffers.
-_NOT_COUNTED = re.compile(
+# Modules that are fused or renamed on loading, buffers, and heads.
+_EXCLUDED = re.compile(
     r"(?:^|\.)(?:experts?|rotary_emb|masked_bias)\.|\.(?:inv_freq|masked_bias|position_ids)$"
     r"|^(?:classifier|score|cls|lm_head|qa_outputs)\."
 )
 
 
-def fingerprint_of(named: Iterable[tuple[str, Tensor]], origin: Path | None = None) -> str:
-    """The identity of a model by its parameters' names and values, in any order.
-
-    `origin` is the folder that they were loaded from, if that is known.
+def fingerprint(backbone: str | Path, *, revision: str | None = None) -> str:
+    """Compute the fingerprint of a backbone, a folder or a Hub id, without loading a model.
 
     Raises:
-        BackboneError: the weights are quantized and have no origin, or nothing counts.
+        BackboneError: the backbone was not found, or its files cannot be read.
     """
-    counted = [(w, t) for name, t in named if (w := _place(name, t.shape)) is not None]
-    # Quantized values have other shapes and codes; what is left of them has to do.
-    held = [(place, t) for place, t in counted if _has_values(t)]
-    lines = {f"{place} {tensor_digest(pick(whole(t), runs(t.numel())))}" for place, t in held}
-    exact = len(held) == len(counted) and all(t.dtype in EXACT for _, t in held)
+    folder, _ = find_backbone(str(backbone), revision)
+    return fingerprint_of_files(folder)
+
+
+def fingerprint_of(named: Iterable[tuple[str, Tensor]], origin: Path | None = None) -> str:
+    """Compute the fingerprint of a model from its parameters' names and values, in any order.
+
+    `origin` is the folder they were loaded from, if known.
+
+    Raises:
+        BackboneError: the weights are quantized and do not match an origin, or no tensor is
+            included.
+    """
+    included = [(key, t) for name, t in named if (key := _key(name, t.shape)) is not None]
+    # Quantized tensors have other shapes and codes: only the others can be compared.
+    readable = [(key, t) for key, t in included if _has_values(t)]
+    lines = {f"{key} {tensor_digest(_sample(t))}" for key, t in readable}
+    exact = len(readable) == len(included) and all(t.dtype in EXACT for _, t in readable)
     if not exact and origin is not None:
         stored = _stored_lines(origin)
         if lines <= {line for pair in stored for line in pair}:
             return _identity({line for line, _ in stored})
-    if len(held) < len(counted):
+    if len(readable) < len(included):
         raise BackboneError(
-            "the weights are quantized, and not those of a checkpoint that is known",
-            expected="a model as load_backbone or from_pretrained gave it",
+            "the weights are quantized and do not match a checkpoint on disk",
+            expected="a model as loaded by load_backbone or from_pretrained",
             hint="load_backbone(FOLDER or HUB ID), and change its weights before quantizing them",
         )
     return _identity(lines)
 
 
 def fingerprint_of_files(folder: Path) -> str:
-    """The identity of the checkpoint in a folder; only the values that are sampled are read.
+    """Compute the fingerprint of the checkpoint in a folder; reads only the sampled values.
 
     Raises:
         BackboneError: there is no checkpoint, or it is broken.
@@ -81,8 +93,12 @@ def fingerprint_of_files(folder: Path) -> str:
 
 
 def _has_values(tensor: Tensor) -> bool:
-    codes = hasattr(tensor, "__tensor_flatten__") and not is_sharded(tensor)
-    return tensor.is_floating_point() and not tensor.is_meta and not codes
+    has_codes = hasattr(tensor, "__tensor_flatten__") and not is_sharded(tensor)
+    return tensor.is_floating_point() and not tensor.is_meta and not has_codes
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    return take_runs(whole(tensor), sampled_runs(tensor.numel()))
 
 
 def _identity(lines: set[str]) -> str:
@@ -92,36 +108,38 @@ def _identity(lines: set[str]) -> str:
 
 
 def _stored_lines(folder: Path) -> list[tuple[str, str]]:
-    """For each tensor its line, and the line that it gives after a load in fp16."""
+    """Compute for each tensor its line, and its line after a load in fp16."""
     pairs = []
     for name, shape, read in stored_tensors(folder):
-        if (place := _place(name, shape)) is not None:
-            values = read(runs(math.prod(shape)))
+        if (key := _key(name, shape)) is not None:
+            values = read(sampled_runs(math.prod(shape)))
             half = values.half() if values.is_floating_point() else values
-            pairs.append((f"{place} {tensor_digest(values)}", f"{place} {tensor_digest(half)}"))
+            pairs.append((f"{key} {tensor_digest(values)}", f"{key} {tensor_digest(half)}"))
     return pairs
 
 
-def _place(name: str, shape: Iterable[int]) -> str | None:
-    """The layer ("-" for embeddings) and shape of a tensor by its name in a model or a file; None
-    if it does not count."""
+def _key(name: str, shape: Iterable[int]) -> str | None:
+    """Return a tensor's layer ("-" for embeddings) and shape; None if it is not included.
+
+    `name` is its name in a model or in a file.
+    """
     size = tuple(shape)
-    if len(size) not in (1, 2) or 0 in size or _NOT_COUNTED.search(name):
+    if len(size) not in (1, 2) or 0 in size or _EXCLUDED.search(name):
         return None
     if number := _NUMBER.search(name):
         return f"{number[1]} {size}"
     return f"- {size}" if _EMBEDDING.search(name) else None
 
 
-def runs(numel: int) -> list[tuple[int, int]]:
-    """The values of a flat tensor that are sampled: (first, how many) of each run."""
+def sampled_runs(numel: int) -> list[tuple[int, int]]:
+    """List the sampled runs of a flattened tensor: (first value, number of values) each."""
     if numel <= RUNS * RUN:
         return [(0, numel)]
     return [((i * (numel - RUN)) // (RUNS - 1), RUN) for i in range(RUNS)]
 
 
 def tensor_digest(values: Tensor) -> str:
-    """sha256 of values in bfloat16; of the bytes as they are where they are codes."""
+    """Compute sha256 of values in bfloat16, or of the bytes of integers."""
     if values.is_floating_point():
         values = values.float().to(torch.bfloat16).view(torch.int16)
     return hashlib.sha256(_little_endian(values.cpu())).hexdigest()

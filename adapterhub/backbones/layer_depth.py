@@ -1,6 +1,6 @@
-"""How deep under the top of a backbone its parameters are.
+"""The depth of parameters in a backbone, counted in layers from the top.
 
-The layers of an encoder-decoder count through: the encoder's, then the decoder's above them.
+Layers of an encoder-decoder are counted through both stacks: the decoder is above the encoder.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from adapterhub.errors import SiteError
 
 
 def layer_count(anatomy: Anatomy) -> int:
-    """The number of layers of all stacks."""
+    """Count the layers of all stacks."""
     return sum(anatomy.depth(stack) for stack in anatomy.stacks)
 
 
-def layers_down(anatomy: Anatomy) -> dict[str, int]:
-    """Under how many layers each backbone parameter is, by its path.
+def layers_above(anatomy: Anatomy) -> dict[str, int]:
+    """Map the path of each backbone parameter to the number of layers above it.
 
-    0 is the top layer, and what stands above it (a final norm, a pooler); the number of layers is
-    what stands below all of them (embeddings).
+    0 is the top layer and everything after it (a final norm, a pooler); embeddings, before the
+    first layer, get the number of all layers.
 
     Raises:
-        SiteError: projections keep packed codes, of which no layer can train.
+        SiteError: weights are stored as packed codes, so whole layers cannot train.
     """
     if packed := packed_hosts(anatomy):
         more = [f"and {len(packed) - 3} more"] if len(packed) > 3 else []
         raise SiteError(
-            "whole layers cannot train: the weights of this backbone are quantized, and packed",
+            "cannot train whole layers: the weights of this backbone are quantized and packed",
             offenders=[*packed[:3], *more],
             expected="weights in fp32, bf16 or fp16",
         )
     layers = [(stack, n) for stack in anatomy.stacks for n in range(anatomy.depth(stack))]
-    down: dict[object, int] = {layer: n for n, layer in enumerate(reversed(layers))}
-    down |= {"above": 0, "below": len(layers)}
-    return {path: down[anatomy.layer_of(path)] for path in anatomy.parameters()}
+    above: dict[object, int] = {layer: n for n, layer in enumerate(reversed(layers))}
+    above |= {"above": 0, "below": len(layers)}
+    return {path: above[anatomy.layer_of(path)] for path in anatomy.parameters()}

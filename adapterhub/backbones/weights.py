@@ -1,9 +1,9 @@
-"""How the weights of a projection are stored: the only place that knows.
+"""Read weights, however they are stored; no other module depends on their storage.
 
-`nn.Linear` keeps W as (d_out, d_in), GPT-2's `Conv1D` as (d_in, d_out). A projection that is
-fused of several has one W for all of them, of which a site owns the rows `part`. FSDP2
-(`torch.distributed.fsdp.fully_shard`) leaves each process a shard of every parameter. accelerate
-keeps offloaded weights on the CPU or a disk, and brings them in for the time of a call.
+`nn.Linear` stores W as (d_out, d_in), GPT-2's `Conv1D` as (d_in, d_out). A fused projection has one
+W, of which a site owns the rows `part`. FSDP2 (`torch.distributed.fsdp.fully_shard`) leaves each
+process a shard of every parameter. accelerate keeps offloaded weights on the CPU or on disk and
+loads them for the duration of a call.
 """
 
 from __future__ import annotations
@@ -14,65 +14,93 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from accelerate.utils import align_module_device
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from adapterhub.anatomy.sites import Anatomy, FeatureSlice
-from adapterhub.backbones.quantized import dequantized
+from adapterhub.backbones.quantized import quantization_kind
+from adapterhub.backbones.quantized_weights import dequantized
 from adapterhub.errors import SiteError
 
-PLAIN = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def storage_problem(parameter: object) -> str:
-    """Why a parameter cannot be replaced by other numbers without another loss than rounding; ""
-    for a plain one of floating point numbers."""
+    """Describe why a parameter cannot be overwritten with only a rounding error.
+
+    "" for a plain floating point parameter.
+    """
     if not isinstance(parameter, nn.Parameter):
-        return "it is not kept as one parameter"
-    # Quantized weights are a kind of parameter or of tensor of their own, or keep integers.
+        return "it is not stored as one parameter"
+    # Quantized weights are a subclass of Parameter or Tensor, or hold integers.
     if type(parameter) is not nn.Parameter or type(parameter.data) is not Tensor:
         return f"it is quantized: {type(parameter).__name__}"
-    if parameter.dtype not in PLAIN:
-        return f"it is kept as {str(parameter.dtype).removeprefix('torch.')}"
+    if parameter.dtype not in DTYPES.values():
+        return f"it is stored as {str(parameter.dtype).removeprefix('torch.')}"
     return ""
 
 
 def storage_problems(
     parameters: Mapping[str, nn.Parameter], paths: Iterable[str], shown: int = 3
 ) -> list[str]:
-    """One line for each of these parameters that has a problem, in full for the first `shown`."""
-    found = [
+    """List the storage problems of parameters, one per line.
+
+    Args:
+        parameters: the parameters by path.
+        paths: the paths to check.
+        shown: the number of problems to list in full.
+    """
+    problems = [
         f"{path}: {problem}" for path in paths if (problem := storage_problem(parameters[path]))
     ]
-    more = len(found) - shown
-    return found[:shown] + ([f"and {more} more"] if more > 0 else [])
+    more = len(problems) - shown
+    return problems[:shown] + ([f"and {more} more"] if more > 0 else [])
+
+
+def dtype_and_quantization(
+    model: PreTrainedModel, originals: Mapping[int, nn.Parameter]
+) -> tuple[str | None, str | None]:
+    """Return the dtype of a model's weights, a key of DTYPES, and their kind of quantization.
+
+    `originals` maps the id of a parameter that an adapter owns to the backbone's parameter that it
+    replaces.
+    """
+    first = next(p for p in model.parameters() if p.is_floating_point())
+    stored = originals.get(id(first), first).dtype
+    dtype = next((name for name, dtype in DTYPES.items() if dtype == stored), None)
+    config = getattr(model.config, "quantization_config", None)
+    if config is None:
+        return dtype, None
+    return dtype, quantization_kind(config if isinstance(config, dict) else config.to_dict())
 
 
 def as_stored(module: nn.Module, matrix: Tensor) -> Tensor:
-    """W: (d_out, d_in), or a change of it, in the layout in which the module keeps its own; and
-    the way back, for it is the same."""
+    """Convert W or an update of it, (d_out, d_in), to the module's layout, or back."""
     return matrix.T if isinstance(module, Conv1D) else matrix
 
 
 def packed_hosts(anatomy: Anatomy) -> list[str]:
-    """The paths of projections that keep no weight as a tensor of their own, but packed codes, as
-    GPTQ and AWQ do: they can be called, and not read."""
+    """List the paths of projections that store packed codes in place of a weight.
+
+    Layers of GPTQ and AWQ do: they can be called, but their weights cannot be read.
+    """
     hosts = dict.fromkeys(s.host for s in anatomy.sites.values() if s.kind == "linear")
-    found = ((host, anatomy.model.get_submodule(host)) for host in hosts)
-    return [host for host, m in found if not isinstance(getattr(m, "weight", None), Tensor)]
+    modules = ((host, anatomy.model.get_submodule(host)) for host in hosts)
+    return [host for host, m in modules if not isinstance(getattr(m, "weight", None), Tensor)]
 
 
 def is_offloaded(module: nn.Module) -> bool:
-    """Whether accelerate keeps the module's own weights elsewhere."""
+    """Tell whether accelerate offloads the module's own weights."""
     return bool(getattr(getattr(module, "_hf_hook", None), "offload", False))
 
 
 def offloaded(model: nn.Module, paths: Iterable[str]) -> list[str]:
-    """Those of a model's parameters that accelerate keeps elsewhere."""
+    """List the parameters of a model, among `paths`, that accelerate offloads."""
     return [p for p in paths if is_offloaded(model.get_submodule(p.rpartition(".")[0]))]
 
 
 def device_of(module: nn.Module) -> torch.device | None:
-    """Where a module computes; None if it has no weights."""
+    """Return the device on which a module computes; None if it has no weights."""
     for part in module.modules():
         if is_offloaded(part):
             return torch.device(part._hf_hook.execution_device)  # type: ignore[union-attr, arg-type]
@@ -81,28 +109,29 @@ def device_of(module: nn.Module) -> torch.device | None:
     return None
 
 
-def _brought(module: nn.Module) -> AbstractContextManager[None]:
+def _onloaded(module: nn.Module) -> AbstractContextManager[None]:
     return align_module_device(module) if is_offloaded(module) else nullcontext()
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether this process holds a part of the tensor alone (a DTensor)."""
+    """Tell whether a tensor is a DTensor, of which this process may hold only a shard."""
     return hasattr(tensor, "full_tensor")
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The tensor; one that is sharded is gathered, for which all processes must call this."""
+    """Return a tensor, gathered if it is sharded: all processes must call this together."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def read_weight(module: nn.Module, part: FeatureSlice | None = None) -> Tensor:
-    """The weight W of y = W x + b, (d_out, d_in), in fp32: a view where it is stored like that, the
-    one that a quantized layer computes with.
+    """Return the weight W of y = W x + b, (d_out, d_in), in fp32.
+
+    A view of the stored weight if possible; decoded if the layer is quantized.
 
     Raises:
-        SiteError: a kind of module whose weight cannot be read.
+        SiteError: the weight of this kind of module cannot be read.
     """
-    with _brought(module):
+    with _onloaded(module):
         weight = getattr(module, "weight", None)
         rows = dequantized(module) if storage_problem(weight) else None
         if rows is None:
@@ -115,7 +144,7 @@ def _stored(module: nn.Module, weight: object) -> Tensor:
     if not plain or not isinstance(module, (nn.Linear, Conv1D)):
         raise SiteError(
             f"the weight of a {type(module).__name__} cannot be read",
-            expected="a Linear or Conv1D, of floating point numbers or of a known quantization",
+            expected="a Linear or Conv1D in floating point or in a supported quantization",
             hint="a method that does not read weights, such as lora",
         )
     assert isinstance(weight, Tensor)
@@ -123,7 +152,7 @@ def _stored(module: nn.Module, weight: object) -> Tensor:
 
 
 def read_bias(module: nn.Module, part: FeatureSlice | None = None) -> Tensor | None:
-    """The bias b of y = W x + b, (d_out,), as it is stored; None without one."""
-    with _brought(module):
+    """Return the bias b of y = W x + b, (d_out,), as stored; None if there is none."""
+    with _onloaded(module):
         bias: Tensor | None = getattr(module, "bias", None)
     return bias if bias is None or part is None else part.read(bias)

@@ -1,5 +1,7 @@
-"""The `adapterhub` command. A subcommand's file is imported when it runs, so that `--help` needs no
-torch."""
+"""The `adapterhub` command.
+
+Each subcommand is one module, imported only when it runs: `adapterhub --help` does not load torch.
+"""
 
 from __future__ import annotations
 
@@ -15,40 +17,40 @@ from adapterhub._version import __version__
 from adapterhub.errors import AdapterhubError, did_you_mean, printable
 
 COMMANDS = {
-    "train": "Train an adapter, from a recipe or from flags.",
-    "eval": "Evaluate an adapter on labelled data.",
-    "predict": "Predict with an adapter, on arguments, a file or standard input.",
+    "train": "Train an adapter from a recipe or from flags.",
+    "eval": "Evaluate an adapter, or an untrained backbone.",
+    "predict": "Predict on arguments, a file or standard input.",
     "publish": "Publish an adapter to a local registry.",
-    "push": "Push an adapter to the Hub, or a hub of your own.",
-    "pull": "Get the verified files of a published adapter.",
-    "list": "List published adapters, or search them.",
-    "show": "Show an adapter: its versions, card and manifest.",
-    "yank": "Take a version out of searches.",
-    "lock": "Pin the adapters that a project uses.",
-    "sync": "Restore the adapters of a project's lock file.",
-    "registry": "Look after a local registry.",
-    "merge": "Merge an adapter into its backbone, and write a plain checkpoint.",
-    "combine": "Combine adapters into a new one: add, average, subtract, TIES, DARE.",
+    "push": "Push an adapter to the Hugging Face Hub or your own hub.",
+    "pull": "Fetch the files of a published adapter and verify them.",
+    "list": "List or search published adapters.",
+    "show": "Show an adapter's versions, card and manifest.",
+    "yank": "Withdraw a published version, without deleting it.",
+    "lock": "Pin the adapters of a project in its lock file.",
+    "sync": "Restore the adapters pinned in the lock file.",
+    "registry": "Verify, re-index or clean a local registry.",
+    "merge": "Merge an adapter into its backbone and write a checkpoint.",
+    "combine": "Combine adapters into one: linear, TIES or DARE.",
     "import": "Import an adapter of another library, such as peft.",
-    "export": "Export an adapter to peft, or check before training whether it can be.",
-    "methods": "List the methods, with their papers.",
-    "tasks": "List the tasks, with their options.",
-    "inspect": "Show a backbone's anatomy, and which methods fit it.",
-    "quickstart": "Train, evaluate and use an adapter on text that every machine has.",
+    "export": "Export an adapter to peft, or check that it can be exported.",
+    "methods": "List the methods, or show the options of one.",
+    "tasks": "List the tasks, or show the options of one.",
+    "inspect": "Show the sites of a backbone and the methods that fit it.",
+    "quickstart": "Train, evaluate and use an adapter on built-in text.",
 }
 
 ALIASES = {"search": "list"}
 
 
 class LazyGroup(click.Group):
-    """Knows its subcommands by name and help; imports one only to run it."""
+    """A click group that lists its subcommands from COMMANDS and imports them only to run them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The subcommands, in the order of the work."""
-        return list(COMMANDS)
+        """Return the subcommands in the order of a typical workflow."""
+        return [*COMMANDS]  # here `list` is the module cli/list.py, once that is imported
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """The subcommand of a name; its module is `cli/<name>.py`, its function `command`."""
+        """Import the subcommand `name`: the function `command` of `cli/<name>.py`."""
         name = ALIASES.get(name, name)
         if name not in COMMANDS:
             return None
@@ -59,45 +61,43 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, with the nearest name for a mistyped one."""
+        """Resolve a subcommand as click does, but suggest the nearest name for a mistyped one."""
         if args and not args[0].startswith("-") and args[0] not in {*COMMANDS, *ALIASES}:
-            raise click.UsageError(
-                f"no command is called {args[0]!r}{did_you_mean(args[0], COMMANDS)}"
-            )
+            raise click.UsageError(f"unknown command {args[0]!r}{did_you_mean(args[0], COMMANDS)}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The table of subcommands, from COMMANDS alone."""
+        """Write the table of subcommands from COMMANDS, without importing their modules."""
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([*COMMANDS.items()])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="adapterhub")
 def group() -> None:
-    """Parameter-efficient fine-tuning of transformers: every method, on every backbone."""
+    """Parameter-efficient fine-tuning of transformers: train, use, share and merge adapters."""
 
 
 def main() -> None:
-    """Run the command line. An error is one message, without a traceback; its exit code is 2."""
+    """Run the command line; on an expected error print one message and exit with code 2."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    warnings.formatwarning = _note
+    warnings.formatwarning = _warning_line
     try:
         group(prog_name="adapterhub")
     except AdapterhubError as error:
         _fail(str(error))
-    except OSError as error:  # a full disk, a lost mount: no defect of ours, no traceback
+    except OSError as error:  # a full disk, a lost mount: not a bug, so no traceback
         _fail(printable(f"{error.filename or 'a file'}: {error.strerror or error}"))
 
 
-def _note(
+def _warning_line(
     message: Warning | str,
     category: type[Warning],
     filename: str,
     lineno: int,
     line: str | None = None,
 ) -> str:
-    """A warning as a user reads it, without the line of code that gave it."""
+    """Format a warning for users, without the line of code that raised it."""
     return f"{'note' if category is UserWarning else category.__name__}: {message}\n"
 
 

@@ -1,4 +1,4 @@
-"""What the commands of the registry share: what a publisher says, and how an entry is printed."""
+"""Options and output shared by the registry commands."""
 
 from __future__ import annotations
 
@@ -15,30 +15,38 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+as_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+registry_option = click.option("--registry", help="Registry folder (default: your own registry).")
+backbone_option = click.option("--backbone", help="Only for this backbone: its id or fingerprint.")
 
 
-def listing_options(function: Function) -> Function:
-    """The options by which a publisher says what an adapter is."""
+def publication_options(function: Function) -> Function:
+    """Add the options that describe an adapter to publish."""
     for option in (
-        click.option("--topic", "topics", multiple=True, help="What it is about: german, medical."),
-        click.option("--language", multiple=True, help="A language of its data: en, de."),
-        click.option("--license", help="The licence of the adapter: apache-2.0, cc-by-4.0."),
+        click.option("--topic", "topics", multiple=True, help="A subject: german, medical."),
+        click.option("--language", multiple=True, help="A language of the data: en, de."),
+        click.option("--license", help="Licence of the adapter: apache-2.0, cc-by-4.0."),
         click.option("--description", help="One sentence for the card and the listing."),
     ):
         function = option(function)
     return function
 
 
-def listing_of(options: dict[str, Any]) -> PublicationInfo:
-    """What the options of `listing_options` say."""
+def publication_info(options: dict[str, Any]) -> PublicationInfo:
+    """Build the description of a publication from the values of `publication_options`."""
     from adapterhub.registry.publication import PublicationInfo
 
     return PublicationInfo(**options)
 
 
 def print_entry(entry: Entry, as_json: bool, done: str) -> None:
-    """What was done with a version, for a person or a program."""
+    """Print a published version, as one line or as JSON.
+
+    Args:
+        entry: the version.
+        as_json: print its fields as one JSON object.
+        done: what was done with it, in the past tense: "published".
+    """
     if as_json:
         print_json(asdict(entry))
     else:
@@ -46,5 +54,5 @@ def print_entry(entry: Entry, as_json: bool, done: str) -> None:
 
 
 def print_json(value: object) -> None:
-    """One JSON document in one line."""
+    """Print a value as one line of JSON with sorted keys."""
     click.echo(json.dumps(value, sort_keys=True))

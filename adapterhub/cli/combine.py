@@ -11,24 +11,24 @@ from adapterhub.errors import ConfigError
 
 
 @click.command("combine")
-@click.argument("folders", nargs=-1, required=True, metavar="DIR...")
-@click.option("--output", required=True, help="The folder for the new adapter.")
+@click.argument("references", nargs=-1, required=True, metavar="ADAPTER...")
+@click.option("--output", required=True, help="Folder for the new adapter.")
 @click.option(
     "--how",
     type=click.Choice(["linear", "ties", "dare", "dare-ties"]),
     default="linear",
     show_default=True,
-    help="linear: the weighted sum; ties, dare: of what remains of each after trimming.",
+    help="linear: weighted sum; ties, dare: weighted sum after trimming.",
 )
-@click.option("--weights", help="One number each, as 0.7,0.3 or -1; by default the mean.")
-@click.option("--density", type=float, default=1.0, help="The share that ties and dare keep.")
-@click.option("--rank", type=int, help="Keep updates of projections in this rank.")
-@click.option("--seed", type=int, default=0, help="Seed of what dare drops.")
+@click.option("--weights", help="One number per adapter: 0.7,0.3 (default: mean).")
+@click.option("--density", type=float, default=1.0, help="Share of the values ties and dare keep.")
+@click.option("--rank", type=int, help="Truncate the combined updates to this rank.")
+@click.option("--seed", type=int, default=0, help="Seed of the values that dare drops.")
 @click.option("--name", default="combined", show_default=True, help="Name of the new adapter.")
-@click.option("--backbone", help="Where to load the backbone from, if not from its own id.")
+@click.option("--backbone", help="Load the backbone from this Hub id or folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
-    folders: tuple[str, ...],
+    references: tuple[str, ...],
     output: str,
     how: str,
     weights: str | None,
@@ -39,32 +39,35 @@ def command(
     backbone: str | None,
     as_json: bool,
 ) -> None:
-    """Combine the adapters in DIR... (runs' outputs, or adapters' folders) of one backbone into a
-    new adapter. Its head and labels are those of the first."""
+    """Combine adapters of the same backbone into a new adapter.
+
+    Each ADAPTER is a run folder, an adapter folder or a published name. The new adapter gets the
+    head and labels of the first.
+    """
     from adapterhub.adapters.load import load_folder
     from adapterhub.files.atomic import check_place
     from adapterhub.files.native import read_manifest
     from adapterhub.inference.open import load_for_merging
     from adapterhub.merging.combine import combine
-    from adapterhub.registry.api import pull
+    from adapterhub.registry.pull import pull
 
     check_place(Path(output), overwrite=False, replaceable=())
-    shares = None if weights is None else _numbers(weights)
-    sources = [pull(folder) for folder in folders]
-    names = [f"{n}: {read_manifest(files).name}" for n, files in enumerate(sources, start=1)]
-    first, _ = load_for_merging(sources[0], backbone, name=names[0])
-    for files, each in zip(sources[1:], names[1:], strict=True):
-        load_folder(first.model, files, name=each)
-    options = {"how": how, "weights": shares, "density": density, "rank": rank, "seed": seed}
-    made = combine(first.model, names, **options, name=name)  # type: ignore[arg-type]
-    made.save(output)
-    facts = made.metadata.training["combined"]
+    numbers = None if weights is None else _numbers(weights)
+    folders = [pull(reference) for reference in references]
+    names = [f"{n}: {read_manifest(folder).name}" for n, folder in enumerate(folders, start=1)]
+    first, _ = load_for_merging(folders[0], backbone, name=names[0])
+    for folder, source_name in zip(folders[1:], names[1:], strict=True):
+        load_folder(first.model, folder, name=source_name)
+    options = {"how": how, "weights": numbers, "density": density, "rank": rank, "seed": seed}
+    combined = combine(first.model, names, **options, name=name)  # type: ignore[arg-type]
+    combined.save(output)
+    facts = combined.metadata.training["combined"]
     if as_json:
-        click.echo(json.dumps({"output": output, "parameters": made.count(), **facts}))
+        click.echo(json.dumps({"output": output, "parameters": combined.count(), **facts}))
         return
-    click.echo(f"{output}: {how} of {len(names)}, {made.count():,} parameters")
+    click.echo(f"{output}: {how} of {len(names)} adapters, {combined.count():,} parameters")
     if facts["lost"]:
-        click.echo(f"rank {rank} loses up to {facts['lost']:.1%} of the change of a projection")
+        click.echo(f"rank {rank} loses up to {facts['lost']:.1%} of the update of a projection")
 
 
 def _numbers(text: str) -> list[float]:
@@ -72,5 +75,5 @@ def _numbers(text: str) -> list[float]:
         return [float(part) for part in text.split(",")]
     except ValueError as error:
         raise ConfigError(
-            f"the weights {text!r} cannot be read", expected="numbers, as 0.7,0.3"
+            f"invalid weights {text!r}", expected="numbers separated by commas: 0.7,0.3"
         ) from error

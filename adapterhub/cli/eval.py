@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from adapterhub.cli._format import examples as example_lines
+from adapterhub.cli._format import print_facts
 from adapterhub.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,21 +18,27 @@ if TYPE_CHECKING:
     from adapterhub.tasks import Task
 
 
-@click.command("eval")
-@click.argument("folder", metavar="[DIR]", required=False)
-@click.option("--data", required=True, help="The labelled data: a file, or a Hub data set.")
-@click.option("--text", help="The column with the text, if not the one of the training data.")
-@click.option("--pair", help="The column with the second text.")
-@click.option("--label", help="The column with the label.")
-@click.option("--target", "eval_target", help="A file with the target texts, one a line.")
-@click.option("--task", help="Without DIR: what to evaluate the backbone on, as it is.")
-@click.option("--examples", help="Without DIR: labelled data to draw worked examples from.")
-@click.option("--shots", type=click.IntRange(1), help="Worked examples of each label.")
-@click.option("--seed", default=0, show_default=True, help="Which examples are drawn.")
-@click.option("--backbone", help="Where to load the backbone from, if not from its own id.")
+@click.command(
+    "eval",
+    epilog=example_lines(
+        "adapterhub eval runs/sst2 --data dev.tsv",
+        'adapterhub eval --backbone ID --task "prompted(...)" --data dev.tsv',
+    ),
+)
+@click.argument("reference", metavar="[ADAPTER]", required=False)
+@click.option("--data", required=True, help="Labelled data: a file or a Hub dataset.")
+@click.option("--text", help="Text column, if not the one used in training.")
+@click.option("--pair", help="Column of the second text.")
+@click.option("--label", help="Label column.")
+@click.option("--target", "eval_target", help="File of target texts, one per line.")
+@click.option("--task", help="Without ADAPTER: the task of the backbone.")
+@click.option("--examples", help="Without ADAPTER: data for few-shot examples.")
+@click.option("--shots", type=click.IntRange(1), help="Few-shot examples per label.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the few-shot sample.")
+@click.option("--backbone", help="Load the backbone from this Hub id or folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
-    folder: str | None,
+    reference: str | None,
     data: str,
     task: str | None,
     backbone: str | None,
@@ -40,44 +48,50 @@ def command(
     as_json: bool,
     **columns: Any,
 ) -> None:
-    """Evaluate the adapter in DIR (a run's output, or an adapter's folder) on labelled data.
+    """Evaluate an adapter, or an untrained backbone, on labelled data.
 
-    Without DIR, --backbone and --task evaluate a backbone that no one trained for the task: the
-    baseline of language-model tasks, such as zero-shot classification by a prompt. With --examples
-    and --shots each prompt begins with worked examples: few-shot.
+    ADAPTER is a run folder, an adapter folder or a published name. Without it, --backbone and
+    --task evaluate a language model that was not trained for the task (zero-shot); --examples and
+    --shots put labelled examples in front of each prompt (few-shot).
     """
     from adapterhub.inference.open import open_adapter, open_backbone
     from adapterhub.inference.record import read_training_record
 
-    known = read_training_record(folder) if folder else _untrained(backbone, task)
-    given = {name: value for name, value in columns.items() if value is not None}
-    options = replace(known.data, **given)
-    rows = known.task.read(data, options, "eval")
-    if examples or shots:
-        known = replace(known, task=_few_shot(known.task, folder, examples, shots, seed, options))
-    opened = open_adapter(folder, backbone) if folder else open_backbone(str(backbone), known.task)
+    record = read_training_record(reference) if reference else _untrained(backbone, task)
+    chosen = {name: value for name, value in columns.items() if value is not None}
+    options = replace(record.data, **chosen)
+    rows = record.task.read(data, options, "eval")
+    if reference:
+        _refuse_shots(examples, shots)
+        opened = open_adapter(reference, backbone)
+    else:
+        prompted = _with_shots(record.task, examples, shots, seed, options)
+        opened = open_backbone(str(backbone), prompted)
     metrics = opened.evaluate(rows)
     if as_json:
         click.echo(json.dumps({"examples": len(rows), **metrics}))
         return
-    for name, value in {"examples": f"{len(rows):,}", **metrics}.items():
-        click.echo(f"{name:12} {value if isinstance(value, str) else f'{value:.4f}'}")
+    scores = {name: f"{value:.4f}" for name, value in metrics.items()}
+    print_facts({"examples": f"{len(rows):,}", **scores}, width=12)
 
 
-def _few_shot(
-    task: Task,
-    folder: str | None,
-    examples: str | None,
-    shots: int | None,
-    seed: int,
-    options: DataOptions,
+def _with_shots(
+    task: Task, examples: str | None, shots: int | None, seed: int, options: DataOptions
 ) -> Task:
-    if folder or not (examples and shots):
-        raise ConfigError(
-            "worked examples are for a backbone without an adapter",
-            expected="--backbone, --task, --examples FILE and --shots N",
-        )
+    if not examples and not shots:
+        return task
+    if not examples or not shots:
+        raise _shots_error("--examples and --shots go together")
     return task.with_shots(task.read(examples, options, "train"), shots, seed)
+
+
+def _refuse_shots(examples: str | None, shots: int | None) -> None:
+    if examples or shots:
+        raise _shots_error("few-shot examples are for a backbone without an adapter")
+
+
+def _shots_error(problem: str) -> ConfigError:
+    return ConfigError(problem, expected="--backbone, --task, --examples FILE and --shots N")
 
 
 def _untrained(backbone: str | None, task: str | None) -> TrainingRecord:
@@ -87,8 +101,8 @@ def _untrained(backbone: str | None, task: str | None) -> TrainingRecord:
 
     if not backbone or not task:
         raise ConfigError(
-            "there is nothing to evaluate",
-            expected="the folder of an adapter, or --backbone and --task",
-            hint="adapterhub eval DIR --data FILE",
+            "nothing to evaluate",
+            expected="ADAPTER, or --backbone and --task",
+            hint="adapterhub eval ADAPTER --data FILE",
         )
     return TrainingRecord(parse_task(task), DataOptions())

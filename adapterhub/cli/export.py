@@ -8,22 +8,36 @@ from typing import TYPE_CHECKING
 
 import click
 
+from adapterhub.cli._format import examples
 from adapterhub.errors import ConfigError
 
 if TYPE_CHECKING:
     from adapterhub.methods._spec import Spec
 
 
-@click.command("export")
+@click.command(
+    "export",
+    epilog=examples(
+        "adapterhub export runs/mine/adapter --output mine-peft",
+        'adapterhub export --check vllm --method "lora(rank=64)" \\',
+        "    --backbone Qwen/Qwen3-0.6B",
+    ),
+)
 @click.argument("source", metavar="[ADAPTER | RECIPE.yaml]", required=False)
-@click.option("--to", "form", default="peft", show_default=True, help="The format: peft.")
+@click.option("--to", "form", default="peft", show_default=True, help="Target format: peft.")
 @click.option("--output", help="Folder for the exported adapter.")
 @click.option("--overwrite", is_flag=True, help="Replace the export in the output folder.")
-@click.option("--check", "target", help="Write nothing; say what keeps peft or vllm from it.")
-@click.option("--method", help="With --check and no ADAPTER: a method spec.")
-@click.option("--backbone", help="A Hub id or a folder, if not the one that ADAPTER names.")
-@click.option("--task", help="The kind of model, such as causal-lm, if ADAPTER does not say it.")
-@click.option("--max-lora-rank", type=int, default=16, show_default=True, help="vLLM's option.")
+@click.option("--check", "target", help="Only check whether peft or vllm can load it.")
+@click.option("--method", help="Method spec to check, without ADAPTER.")
+@click.option("--backbone", help="Load the backbone from this Hub id or folder.")
+@click.option("--task", help="Kind of model, such as causal-lm, if not recorded.")
+@click.option(
+    "--max-lora-rank",
+    type=int,
+    default=16,
+    show_default=True,
+    help="Value of vLLM's --max-lora-rank.",
+)
 def command(
     source: str | None,
     form: str,
@@ -35,13 +49,10 @@ def command(
     task: str | None,
     max_lora_rank: int,
 ) -> None:
-    """Write ADAPTER in the format of another library, or check before training whether it can be.
+    """Export an adapter to another library, or check that it can be exported.
 
-    \b
-    adapterhub export runs/mine/adapter --output mine-peft
-    adapterhub export --check vllm --method "lora(rank=64)" --backbone Qwen/Qwen3-0.6B
-
-    A check needs no weights. Its exit code is 0 if nothing is in the way, else 1.
+    --check writes nothing and loads no weights: it lists what prevents the export of ADAPTER, or
+    of what RECIPE.yaml or --method would train. Its exit code is 0 if nothing does, else 1.
     """
     if target:
         _check(target, source, method, backbone, task, max_lora_rank)
@@ -49,8 +60,8 @@ def command(
         _export(source, form, output, overwrite, backbone, task)
     else:
         raise ConfigError(
-            "there is nothing to export",
-            expected="an adapter's folder and --output, or --check",
+            "nothing to export",
+            expected="ADAPTER and --output, or --check",
             hint="adapterhub export ADAPTER --output DIR",
         )
 
@@ -61,29 +72,30 @@ def _export(
     from adapterhub.adapters.load import load_folder
     from adapterhub.backbones.load import load_backbone
     from adapterhub.files.native import read_manifest
-    from adapterhub.files.run_folder import backbone_of_run
-    from adapterhub.registry.api import pull
+    from adapterhub.files.run_folder import backbone_of_adapter
+    from adapterhub.registry.pull import pull
 
     folder = pull(source)
     manifest = read_manifest(folder)
+    place, revision = backbone_of_adapter(folder, manifest, backbone)
     model, _ = load_backbone(
-        backbone or backbone_of_run(folder) or manifest.backbone.id,
+        place,
         task=_kind(task or manifest.task),
         labels=manifest.labels,
-        revision=None if backbone else manifest.backbone.revision,
+        revision=revision,
     )
     load_folder(model, folder).export(output, format=form, overwrite=overwrite)
-    click.echo(f"{output}: {manifest.name} in the format of {form}")
+    click.echo(f"{output}: {manifest.name} in {form} format")
 
 
 def _kind(task: object) -> str:
-    """The kind of model of a task, or of a kind's own name."""
-    from adapterhub.backbones.load import TASK_MODELS
+    """Return the kind of model of a task spec; a kind of model stands for itself."""
+    from adapterhub.backbones.task_models import TASK_MODELS
     from adapterhub.tasks import parse_task
 
     if task is None:
         raise ConfigError(
-            "the adapter does not say what kind of model it is for",
+            "the adapter records no task, so the kind of model is unknown",
             expected=f"--task, one of {', '.join(TASK_MODELS)}",
             hint="--task causal-lm",
         )
@@ -99,38 +111,39 @@ def _check(
     max_lora_rank: int,
 ) -> None:
     from adapterhub.adapters.export import blocking
-    from adapterhub.backbones.load import TASK_MODELS, meta_model
+    from adapterhub.backbones.load import meta_model
+    from adapterhub.backbones.task_models import TASK_MODELS
 
     spec, place, kind, labels = _subject(source, method, backbone, task)
     names = labels or (("0", "1") if TASK_MODELS[kind].classes else ())
-    found = blocking(
-        meta_model(place, task=kind, labels=names), spec, target, max_rank=max_lora_rank
-    )
-    for line in found:
-        click.echo(f"- {line}")
-    click.echo(f"{target}: {f'{len(found)} in the way' if found else 'nothing in the way'}")
-    sys.exit(1 if found else 0)
+    model = meta_model(place, task=kind, labels=names)
+    problems = blocking(model, spec, target, max_rank=max_lora_rank)
+    for problem in problems:
+        click.echo(f"- {problem}")
+    count = f"{len(problems)} problem{'s' * (len(problems) != 1)}" if problems else "no problems"
+    click.echo(f"{target}: {count}")
+    sys.exit(1 if problems else 0)
 
 
 def _subject(
     source: str | None, method: str | None, backbone: str | None, task: str | None
 ) -> tuple[Spec, str, str, tuple[str, ...]]:
-    """What is checked: a method, a backbone, the kind of model, and labels."""
+    """Return the (method spec, backbone, kind of model, labels) to check."""
     if source is None:
         if not method or not backbone:
             raise ConfigError(
-                "there is nothing to check",
+                "nothing to check",
                 expected="ADAPTER, RECIPE.yaml, or --method and --backbone",
             )
         return method, backbone, _kind(task or "causal-lm"), ()
     if Path(source).is_dir():
         from adapterhub.files.native import read_manifest
-        from adapterhub.files.run_folder import backbone_of_run
-        from adapterhub.registry.api import pull
+        from adapterhub.files.run_folder import backbone_of_adapter
+        from adapterhub.registry.pull import pull
 
         folder = pull(source)
         manifest = read_manifest(folder)
-        place = backbone or backbone_of_run(folder) or manifest.backbone.id
+        place, _ = backbone_of_adapter(folder, manifest, backbone)
         return manifest.methods, place, _kind(task or manifest.task), manifest.labels
     from adapterhub.training.recipe import read
 

@@ -8,22 +8,26 @@ from typing import TYPE_CHECKING
 
 import click
 
+from adapterhub.cli._format import examples
 from adapterhub.errors import ConfigError, FileError
 
 if TYPE_CHECKING:
     from adapterhub.interchange.imported_adapter import CheckpointInfo
 
 
-@click.command("import")
+@click.command(
+    "import",
+    epilog=examples("adapterhub import their-lora --backbone Qwen/Qwen3-0.6B --output mine"),
+)
 @click.argument("folder", metavar="FOLDER")
-@click.option("--backbone", help="A Hub id or a folder, if not the one that the files name.")
+@click.option("--backbone", help="Load the backbone from this Hub id or folder.")
 @click.option("--revision", help="Branch, tag or commit of a Hub backbone.")
-@click.option("--output", required=True, help="Folder for the adapter in our format.")
-@click.option("--task", help="The kind of model, if the files do not say it.")
-@click.option("--labels", help="The names of the classes, a,b,c, in the order of the outputs.")
-@click.option("--name", help="The adapter's name.")
-@click.option("--any-backbone", is_flag=True, help="Take a backbone of another name.")
-@click.option("--allow-pickle", is_flag=True, help="Open tensors in a pickle, without its code.")
+@click.option("--output", required=True, help="Folder for the imported adapter.")
+@click.option("--task", help="Kind of model, such as causal-lm, if not recorded.")
+@click.option("--labels", help="Class names a,b,c in the order of the outputs.")
+@click.option("--name", help="Name of the imported adapter.")
+@click.option("--any-backbone", is_flag=True, help="Accept a backbone with another name.")
+@click.option("--allow-pickle", is_flag=True, help="Read pickled tensors; no code is run.")
 @click.option("--overwrite", is_flag=True, help="Replace the adapter in the output folder.")
 def command(
     folder: str,
@@ -37,69 +41,70 @@ def command(
     allow_pickle: bool,
     overwrite: bool,
 ) -> None:
-    """Import the adapter in FOLDER, that another library wrote (peft), for its backbone.
+    """Import an adapter that peft or adapters (AdapterHub) saved in FOLDER.
 
-    \b
-    adapterhub import their-lora --backbone Qwen/Qwen3-0.6B --output my-lora
+    The adapter is loaded into its backbone, checked and saved in this library's format.
     """
     form, checkpoint_info = _recognized(Path(folder))
     source = backbone or checkpoint_info.backbone
     if not source:
-        raise ConfigError("the files do not name their backbone", hint="--backbone ID")
-    given = (
+        raise ConfigError(f"{folder} does not name its backbone", hint="--backbone ID")
+    class_names = (
         tuple(label.strip() for label in labels.split(",")) if labels else checkpoint_info.labels
     )
-    kind, names = _head(task or checkpoint_info.task, checkpoint_info.outputs, given)
-    at = revision or (checkpoint_info.revision if backbone is None else None)
+    kind, names = _head(task or checkpoint_info.task, checkpoint_info.outputs, class_names)
+    commit = revision or (checkpoint_info.revision if backbone is None else None)
     from adapterhub.adapters.load import load_folder
     from adapterhub.backbones.load import load_backbone
 
-    model, _ = load_backbone(source, task=kind, labels=names, revision=at)
+    model, _ = load_backbone(source, task=kind, labels=names, revision=commit)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         adapter = load_folder(
             model, folder, name=name, any_backbone=any_backbone, allow_pickle=allow_pickle
         )
-    _check_labels(given, adapter.labels)
+    _check_labels(class_names, adapter.labels)
     adapter.save(output, overwrite=overwrite)
     for note in caught:
         click.echo(f"note: {note.message}", err=True)
     methods = ", ".join(method.name for method in adapter.methods)
-    click.echo(f"{output}: {methods}, {adapter.count():,} parameters, from {form}")
+    click.echo(f"{output}: {methods}, {adapter.count():,} parameters, imported from {form}")
     if adapter.labels:
         click.echo(f"labels: {', '.join(adapter.labels)}")
 
 
 def _recognized(folder: Path) -> tuple[str, CheckpointInfo]:
-    """The name of a folder's format, and what its files say of their backbone."""
+    """Return the name of a folder's format and the metadata of its checkpoint."""
     from adapterhub.interchange.formats import FORMATS, detect
 
     form = detect(folder)
     if form is None:
         raise FileError(
-            f"{folder} holds no adapter of a known format",
-            expected=f"a folder of {', '.join(f.name for f in FORMATS)}",
+            f"{folder} contains no adapter in a known format",
+            expected=f"a checkpoint of {' or '.join(f.name for f in FORMATS)}",
         )
     return form.name, form.checkpoint_info(folder)
 
 
-def _check_labels(given: tuple[str, ...], found: tuple[str, ...]) -> None:
-    if given and given != found:
+def _check_labels(labels: tuple[str, ...], imported: tuple[str, ...]) -> None:
+    if labels and labels != imported:
         raise ConfigError(
-            f"{len(given)} labels for {len(found)} outputs",
-            expected=f"as many as {', '.join(found) or 'none'}",
+            f"{len(labels)} labels for {len(imported)} outputs",
+            expected=f"as many as {', '.join(imported) or 'none'}",
         )
 
 
 def _head(task: str | None, outputs: int, labels: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """The kind of model to load, and its labels."""
-    from adapterhub.backbones.load import TASK_MODELS
+    """Return the kind of model to load and its labels."""
+    from adapterhub.backbones.task_models import TASK_MODELS
 
     kind = task or "features"
     row = TASK_MODELS.get(kind)
     if row is None or not row.classes:
         return kind, ()
     if outputs == 1 and not labels:
-        one = [name for name, r in TASK_MODELS.items() if r.auto == row.auto and not r.classes]
-        return (one or [kind])[0], ()
+        without_classes = (
+            name for name, r in TASK_MODELS.items() if r.auto == row.auto and not r.classes
+        )
+        return next(without_classes, kind), ()
     return kind, labels or tuple(f"LABEL_{i}" for i in range(max(outputs, 2)))

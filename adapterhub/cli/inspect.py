@@ -8,7 +8,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from adapterhub.cli._format import count_text, print_table
+from adapterhub.cli._format import count_text, print_facts, print_table
 
 
 @click.command("inspect")
@@ -16,31 +16,36 @@ from adapterhub.cli._format import count_text, print_table
 @click.option("--revision", help="Branch, tag or commit of a Hub backbone.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(backbone: str, revision: str | None, as_json: bool) -> None:
-    """Show the anatomy of BACKBONE (a Hub id or a folder): its sites and parameters, and which
-    methods fit."""
+    """Show the sites and parameters of a backbone and the methods that fit it.
+
+    BACKBONE is a Hub id or a folder.
+    """
     from adapterhub.anatomy import anatomy_of
     from adapterhub.backbones import fingerprint, load_backbone
 
     model, _ = load_backbone(backbone, revision=revision)
     identity = fingerprint(backbone, revision=revision)
-    anatomy = anatomy_of(model)
+    anatomy, kind = anatomy_of(model), model.config.model_type
     sites = _roles(anatomy)
     methods = _methods(anatomy)
     total = sum(p.numel() for p in anatomy.parameters().values())
     if as_json:
-        facts = {"backbone": backbone, "type": model.config.model_type, "parameters": total}
-        facts["fingerprint"] = identity
+        facts = {"backbone": backbone, "type": kind, "parameters": total, "fingerprint": identity}
         click.echo(json.dumps(facts | {"sites": sites, "methods": methods}, indent=2))
         return
-    depths = ", ".join(f"{name} of {anatomy.depth(name)} layers" for name in anatomy.stacks)
-    click.echo(f"{backbone}: {model.config.model_type}, {count_text(total)} parameters, {depths}")
-    click.echo(f"fingerprint: {identity}")
+    summary = {
+        "backbone": f"{backbone} ({kind})",
+        "parameters": count_text(total),
+        "layers": ", ".join(f"{anatomy.depth(stack)} ({stack})" for stack in anatomy.stacks),
+        "fingerprint": identity,
+    }
+    print_facts(summary, width=11)
     _print(Table("site", "kind", "in", "out", "host"), [tuple(map(str, s.values())) for s in sites])
     _print(Table("method", "parameters", "of the backbone"), _method_rows(methods, total))
 
 
 def _roles(anatomy: Any) -> list[dict[str, Any]]:
-    """One row a stack and role: the sites of one layer stand for all."""
+    """List one row per stack and role, taken from the first layer that has it."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for site in anatomy.sites.values():
         name = f"{site.stack}.{site.role}"
@@ -56,16 +61,17 @@ def _roles(anatomy: Any) -> list[dict[str, Any]]:
 
 
 def _methods(anatomy: Any) -> dict[str, Any]:
+    """Map each method to its parameter count on a backbone, or to why it does not fit."""
     from adapterhub.errors import AdapterhubError
     from adapterhub.methods import METHODS
 
-    found: dict[str, Any] = {}
+    counts: dict[str, Any] = {}
     for name, method in sorted(METHODS.items()):
         try:
-            found[name] = method.example().count(anatomy)
+            counts[name] = method.example().count(anatomy)
         except AdapterhubError as error:
-            found[name] = error.problem
-    return found
+            counts[name] = error.problem
+    return counts
 
 
 def _method_rows(methods: dict[str, Any], total: int) -> list[tuple[str, ...]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +10,12 @@ import click
 from rich.table import Table
 
 from adapterhub.cli._format import bytes_text, count_text, print_table
+from adapterhub.cli._publishing import backbone_option, print_json, registry_option
 from adapterhub.errors import ConfigError
 from adapterhub.files.manifest import LOWER_IS_BETTER
+
+# Columns that a narrow terminal leaves out, the first one first.
+OPTIONAL_COLUMNS = ("parameters", "tags", "size", "task")
 
 if TYPE_CHECKING:
     from adapterhub.registry.store import Entry
@@ -20,20 +23,24 @@ if TYPE_CHECKING:
 
 @click.command("list")
 @click.argument("text", nargs=-1)
-@click.option("--registry", help="A registry's folder (none: the user's own).")
-@click.option("--hub", is_flag=True, help="Search the Hugging Face Hub instead.")
-@click.option("--endpoint", help="Search a hub of your own instead: https://hub.example.org.")
-@click.option("--backbone", help="Only adapters of this backbone: its id or fingerprint.")
-@click.option("--task", help="Only adapters for this task.")
-@click.option("--method", help="Only adapters of this method.")
+@registry_option
+@click.option("--hub", is_flag=True, help="Search the Hugging Face Hub.")
+@click.option("--endpoint", help="Search your own hub: https://hub.example.org.")
+@backbone_option
+@click.option("--task", help="Only for this task.")
+@click.option("--method", help="Only of this method.")
 @click.option("--tag", "tags", multiple=True, help="Only with this tag or topic.")
-@click.option("--metric", help="Only adapters that have this metric.")
-@click.option("--sort", default="name", help="name, size, or a metric: the best first.")
-@click.option("--all", "all_versions", is_flag=True, help="All versions, not the newest alone.")
+@click.option("--metric", help="Only with this metric.")
+@click.option("--sort", default="name", help="Sort by name, size or a metric (best first).")
+@click.option("--all", "all_versions", is_flag=True, help="List all versions, not only the newest.")
 @click.option(
-    "--limit", type=click.IntRange(1), default=50, show_default=True, help="At most so many."
+    "--limit",
+    type=click.IntRange(1),
+    default=50,
+    show_default=True,
+    help="Maximum number of adapters.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def command(
     text: tuple[str, ...],
     registry: str | None,
@@ -42,31 +49,33 @@ def command(
     as_json: bool,
     **fields: Any,
 ) -> None:
-    """List published adapters; with TEXT those whose name, backbone, task, method, tags, topics or
-    card have words that start so."""
-    from adapterhub.registry.api import search
+    """List published adapters, or those that match TEXT.
+
+    TEXT matches the beginnings of words in the name, backbone, task, method, tags, topics and card.
+    """
+    from adapterhub.registry.search import search
 
     if registry and not Path(registry).is_dir():
-        raise ConfigError(f"there is no folder {registry!r}", expected="a registry's folder")
-    found = search(" ".join(text), registry=registry, hub=endpoint or hub, **fields)
+        raise ConfigError(f"no folder {registry!r}", expected="a registry folder")
+    entries = search(" ".join(text), registry=registry, hub=endpoint or hub, **fields)
     if as_json:
-        for entry in found:
-            click.echo(json.dumps(asdict(entry), sort_keys=True))
-    elif found:
-        print_table(entries_table(found, fields["sort"]))
+        for entry in entries:
+            print_json(asdict(entry))
+    elif entries:
+        print_table(entries_table(entries, fields["sort"]), OPTIONAL_COLUMNS)
     else:
-        where = endpoint or ("the Hub" if hub else registry or "the registry")
-        click.echo(f"{where} has no such adapter", err=True)
+        store = endpoint or ("the Hub" if hub else registry or "the registry")
+        click.echo(f"no matching adapter in {store}", err=True)
         if not (hub or endpoint):
-            click.echo("adapterhub publish RUN puts one there", err=True)
+            click.echo("to add one: adapterhub publish RUN", err=True)
 
 
-def entries_table(found: list[Entry], metric: str | None = None) -> Table:
-    """What a person looks for first; `metric` is the one to show, where an adapter has it."""
+def entries_table(entries: list[Entry], metric: str | None = None) -> Table:
+    """Build the table of published versions; `score` shows `metric` where a version has it."""
     table = Table("adapter", "backbone", "task", "method", "score", "parameters", "size", "tags")
     for column in table.columns[:2]:
         column.no_wrap = True
-    for entry in found:
+    for entry in entries:
         table.add_row(
             entry.reference,
             entry.backbone.rpartition("/")[2],
@@ -82,7 +91,7 @@ def entries_table(found: list[Entry], metric: str | None = None) -> Table:
 
 
 def score_text(entry: Entry, metric: str | None = None) -> str:
-    """A metric: the one that is asked for, or the first by name that is no loss."""
+    """Format the score of a version: `metric`, or its first metric where higher is better."""
     scores = [name for name in sorted(entry.metrics) if name not in LOWER_IS_BETTER]
     name = metric if metric in entry.metrics else next(iter(scores), None)
     return "" if name is None else f"{name} {entry.metrics[name]:.3f}"

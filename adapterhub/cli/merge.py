@@ -16,29 +16,29 @@ if TYPE_CHECKING:
 
 
 @click.command("merge")
-@click.argument("folder", metavar="DIR")
-@click.option("--output", required=True, help="The folder for the checkpoint; it must not exist.")
-@click.option("--backbone", help="Where to load the backbone from, if not from its own id.")
+@click.argument("reference", metavar="ADAPTER")
+@click.option("--output", required=True, help="New folder for the checkpoint.")
+@click.option("--backbone", help="Load the backbone from this Hub id or folder.")
 @click.option(
     "--base-dtype",
     type=click.Choice(["fp32", "bf16", "fp16"]),
-    help="The dtype of the backbone and of the checkpoint; by default fp32, which rounds least.",
+    help="Dtype of the backbone and the checkpoint (default: fp32, which rounds least).",
 )
 @click.option(
     "--requantize",
     is_flag=True,
-    help="Merge into the backbone quantized as it was for training, and quantize the merged "
-    "weights again. What that loses is printed; it may be much of the adapter.",
+    help="Merge into the backbone quantized as in training and quantize the result again. "
+    "Much of the adapter may be lost; the difference is printed.",
 )
 @click.option(
     "--tolerance",
     type=float,
-    help="The largest difference to accept, as a part of the largest logit; by default 1e-4 in "
-    "fp32, 0.01 in fp16, 0.1 in bf16, and none with --requantize.",
+    help="Largest accepted difference, relative to the largest logit (default: 1e-4 in fp32, "
+    "0.01 in fp16, 0.1 in bf16, no limit with --requantize).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
-    folder: str,
+    reference: str,
     output: str,
     backbone: str | None,
     base_dtype: str | None,
@@ -46,16 +46,17 @@ def command(
     tolerance: float | None,
     as_json: bool,
 ) -> None:
-    """Merge the adapter in DIR (a run's output, or an adapter's folder) into its backbone, and
-    write a plain transformers checkpoint, which needs no adapterhub.
+    """Merge an adapter into its backbone and write a plain transformers checkpoint.
 
-    The backbone is loaded whole, without quantization unless you ask for --requantize, and the
-    merged model is compared with the live adapter on a probe batch, before it is written and after
-    it is loaded again. With --requantize the checkpoint is quantized, and what is loaded again is
-    compared with the merged model.
+    ADAPTER is a run folder, an adapter folder or a published name. The checkpoint loads without
+    adapterhub. Its outputs on a probe batch are compared with those of the adapter, before writing
+    and after reloading.
+
+    The backbone is loaded unquantized. With --requantize it is quantized, and so is the
+    checkpoint; the reloaded model is then compared with the merged one.
     """
-    from adapterhub.backbones.load import storage_of
     from adapterhub.backbones.probe import probe
+    from adapterhub.backbones.weights import dtype_and_quantization
     from adapterhub.files.atomic import check_place
     from adapterhub.inference.open import load_for_merging
     from adapterhub.merging.checkpoint import auto_class, write_checkpoint
@@ -63,33 +64,35 @@ def command(
 
     if requantize and base_dtype:
         raise ConfigError(
-            f"--base-dtype {base_dtype} loads the backbone whole, --requantize quantized",
+            f"--base-dtype {base_dtype} loads the backbone unquantized, --requantize quantized",
             expected="one of the two",
         )
     check_place(Path(output), overwrite=False, replaceable=())
     adapter, tokenizer = load_for_merging(
-        folder, backbone, None if requantize else base_dtype or "fp32"
+        reference, backbone, None if requantize else base_dtype or "fp32"
     )
     model = adapter.model
-    base, (dtype, kind) = model.config._name_or_path, storage_of(model, {})
-    made = merge(model, tolerance=tolerance, requantize=requantize)
+    base, (dtype, kind) = model.config._name_or_path, dtype_and_quantization(model, {})
+    merged = merge(model, tolerance=tolerance, requantize=requantize)
     if not as_json:
         click.echo(f"{adapter.name} merged into {base}, {kind or dtype}")
-        _print("merged", made.differences, made)
-    expected = probe(model) if requantize else made.expected
-    written = write_checkpoint(model, tokenizer, output, expected, tolerance)
+        _print_differences("merged", merged.differences, merged)
+    expected = probe(model) if requantize else merged.expected
+    reloaded = write_checkpoint(model, tokenizer, output, expected, tolerance)
     if as_json:
-        limits = {n: t if math.isfinite(t) else None for n, t in made.tolerances.items()}
+        limits = {n: t if math.isfinite(t) else None for n, t in merged.tolerances.items()}
         facts = {"output": output, "dtype": dtype, "quantization": kind, "tolerance": limits}
-        click.echo(json.dumps(facts | {"merged": made.differences, "loaded again": written}))
+        click.echo(json.dumps(facts | {"merged": merged.differences, "loaded again": reloaded}))
         return
-    _print("loaded again", written, made)
+    _print_differences("reloaded", reloaded, merged)
     click.echo(f"{auto_class(model).__name__}.from_pretrained({output!r})")
 
 
-def _print(what: str, differences: dict[str, float], made: Merge) -> None:
+def _print_differences(stage: str, differences: dict[str, float], merged: Merge) -> None:
     for name, value in differences.items():
-        limit = made.tolerances[name]
-        of = made.expected[name].abs().max().item()
-        beside = f"tolerance {limit:.2e}" if math.isfinite(limit) else f"of values up to {of:.2e}"
-        click.echo(f"{what:14} {name:20} max |difference| {value:.2e}, {beside}")
+        tolerance = merged.tolerances[name]
+        if math.isfinite(tolerance):
+            scale = f"tolerance {tolerance:.2e}"
+        else:
+            scale = f"largest value {merged.expected[name].abs().max().item():.2e}"
+        click.echo(f"{stage:8} {name:20} max |difference| {value:.2e}, {scale}")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 
 import click
-from rich.table import Table
+from rich.table import Column, Table
 
-from adapterhub.cli._format import print_table
+from adapterhub.cli._format import options_table, print_table
 from adapterhub.config.options import options_of
 from adapterhub.methods import METHODS, method_class
 
@@ -17,7 +18,7 @@ from adapterhub.methods import METHODS, method_class
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(name: str | None, as_json: bool) -> None:
-    """List the methods with their papers, or the options of one method."""
+    """List the methods with their papers, or show the options of one."""
     chosen = {name: method_class(name)} if name else dict(sorted(METHODS.items()))
     if as_json:
         click.echo(
@@ -26,9 +27,10 @@ def command(name: str | None, as_json: bool) -> None:
     elif name:
         _print_options(name)
     else:
-        table = Table("method", "what it does", "paper")
+        table = Table("method", "description", Column("paper", no_wrap=True))
+        gap = "\n" if sys.stdout.isatty() else " "
         for key, method in chosen.items():
-            table.add_row(key, method.summary, method.paper)
+            table.add_row(key, method.summary, method.paper.replace(", http", f",{gap}http"))
         print_table(table)
 
 
@@ -44,10 +46,8 @@ def _described(method: type) -> dict[str, object]:
 def _print_options(name: str) -> None:
     method = method_class(name)
     click.echo(f"{name}: {method.summary}\n{method.paper}\n")
-    table = Table("option", "values", "default", "what it is")
-    for option in options_of(method):
-        table.add_row(option.name, option.type, str(option.default), option.help)
+    table = options_table(method)
     table.add_row(
-        "train.learning_rate", "float", f"{method.learning_rate:g}", "this method's default"
+        "train.learning_rate", "float", f"{method.learning_rate:g}", "default of this method"
     )
     print_table(table)

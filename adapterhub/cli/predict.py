@@ -9,26 +9,33 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from adapterhub.cli._format import examples as example_lines
 from adapterhub.errors import DataError, printable
 
 if TYPE_CHECKING:
     from adapterhub.inference.record import TrainingRecord
 
 
-@click.command("predict")
-@click.argument("folder", metavar="DIR")
+@click.command(
+    "predict",
+    epilog=example_lines(
+        'adapterhub predict runs/sst2 "a gorgeous, witty movie"',
+        "adapterhub predict sst2@best --data reviews.txt --json",
+    ),
+)
+@click.argument("reference", metavar="ADAPTER")
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
-@click.option("--data", help="A file with texts, or - for standard input, one text a line.")
-@click.option("--text", help="The column with the text, if not the one of the training data.")
+@click.option("--data", help="File of texts, or - for standard input.")
+@click.option("--text", help="Text column, if not the one used in training.")
 @click.option(
     "--pair",
     multiple=True,
-    help="The second text or a further one (with TEXT), or the column with it (with --data).",
+    help="With TEXT: the second or a further text; with --data: its column.",
 )
-@click.option("--backbone", help="Where to load the backbone from, if not from its own id.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@click.option("--backbone", help="Load the backbone from this Hub id or folder.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def command(
-    folder: str,
+    reference: str,
     texts: tuple[str, ...],
     data: str | None,
     text: str | None,
@@ -36,29 +43,29 @@ def command(
     backbone: str | None,
     as_json: bool,
 ) -> None:
-    """Predict with the adapter in DIR: for each TEXT, for the rows of --data, or for each line of
-    standard input.
+    """Predict on each TEXT, each row of --data or each line of standard input.
 
-    On standard input the texts of one example are one line, with tabs between them.
+    ADAPTER is a run folder, an adapter folder or a published name. On standard input, tabs
+    separate the texts of an example.
     """
     from adapterhub.inference.open import open_adapter
     from adapterhub.inference.record import read_training_record
 
-    known = read_training_record(folder)
-    if pair and known.task.fields(known.data) == 1:
-        raise DataError("the adapter was trained on single texts, and a second text is given")
+    record = read_training_record(reference)
+    task = record.task
+    if pair and task.fields(record.data) == 1:
+        raise DataError("--pair gives a second text, but the adapter was trained on single texts")
     if texts:
-        examples = [known.task.example([each, *pair], known.data) for each in texts]
+        examples = [task.example([first, *pair], record.data) for first in texts]
     elif data not in (None, "-"):
-        options = replace(known.data, text=text or known.data.text)
-        examples = known.task.read(
-            str(data), replace(options, pair=(*pair, options.pair)[0]), "eval", labelled=False
-        )
+        pair_column = pair[0] if pair else record.data.pair
+        options = replace(record.data, text=text or record.data.text, pair=pair_column)
+        examples = task.read(str(data), options, "eval", labelled=False)
     else:
-        examples = _read_lines(known)
-    opened = open_adapter(folder, backbone)
+        examples = _read_lines(record)
+    opened = open_adapter(reference, backbone)
     for example, prediction in zip(examples, opened.predict(examples), strict=True):
-        shown = known.task.shown(example)
+        shown = task.shown(example)
         if as_json:
             row = {"text": shown[0], **prediction.as_dict()}
             click.echo(printable(json.dumps(row, ensure_ascii=False)))
@@ -70,11 +77,12 @@ def _one_line(text: str) -> str:
     return text.replace("\n", "\\n").replace("\t", "\\t")
 
 
-def _read_lines(known: TrainingRecord) -> list[Any]:
+def _read_lines(record: TrainingRecord) -> list[Any]:
+    """Read the examples on standard input, one per line, texts separated by tabs."""
     if sys.stdin.isatty():
-        click.echo("one text a line, then Ctrl-D:", err=True)
+        click.echo("enter one text per line, then Ctrl-D:", err=True)
     lines = [line.rstrip("\r\n") for line in sys.stdin]
     if not lines:
-        raise DataError("nothing to predict on", hint='adapterhub predict DIR "a text"')
-    tabs = known.task.fields(known.data) - 1
-    return [known.task.example(line.split("\t", tabs), known.data) for line in lines]
+        raise DataError("nothing to predict on", hint='adapterhub predict ADAPTER "a text"')
+    tabs = record.task.fields(record.data) - 1
+    return [record.task.example(line.split("\t", tabs), record.data) for line in lines]

@@ -6,16 +6,22 @@ from typing import Any
 
 import click
 
-from adapterhub.cli._publishing import as_json_option, listing_of, listing_options, print_entry
+from adapterhub.cli._publishing import (
+    as_json_option,
+    print_entry,
+    publication_info,
+    publication_options,
+    registry_option,
+)
 
 
 @click.command("publish")
 @click.argument("folder", metavar="DIR")
-@click.option("--name", help="The name in the registry (none: the adapter's own).")
-@click.option("--version", help="The version, v1 or later (none: the next).")
-@click.option("--tag", "tags", multiple=True, help="A name for this version, such as best.")
-@listing_options
-@click.option("--registry", help="A registry's folder (none: the user's own).")
+@click.option("--name", help="Name in the registry (default: the adapter's own).")
+@click.option("--version", help="Version, v1 or later (default: the next).")
+@click.option("--tag", "tags", multiple=True, help="A name for this version: best.")
+@publication_options
+@registry_option
 @as_json_option
 def command(
     folder: str,
@@ -24,17 +30,22 @@ def command(
     tags: tuple[str, ...],
     registry: str | None,
     as_json: bool,
-    **listing: Any,
+    **description: Any,
 ) -> None:
-    """Publish the adapter in DIR (a run's output, or an adapter's folder) to a local registry.
+    """Publish an adapter to a local registry.
 
-    A version never changes. The same bytes are the same version, however often they are published.
-    A tag is a name for a version, and may move to another; description, licence, languages and
-    topics belong to the version: another licence is another version.
+    DIR is a run folder or an adapter folder. A version is immutable: publishing the same bytes
+    again returns the same version. A tag can move to another version. Description, licence,
+    languages and topics are part of the version: changing the licence makes a new one.
     """
-    from adapterhub.registry.api import publish
+    from adapterhub.registry.publish import publish
 
     entry = publish(
-        folder, name, version=version, tags=tags, registry=registry, listing=listing_of(listing)
+        folder,
+        name,
+        version=version,
+        tags=tags,
+        registry=registry,
+        listing=publication_info(description),
     )
     print_entry(entry, as_json, "published")

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import click
 
-from adapterhub.cli._publishing import as_json_option, print_json
+from adapterhub.cli._publishing import (
+    as_json_option,
+    backbone_option,
+    print_json,
+    registry_option,
+)
 
 
 @click.command("pull")
 @click.argument("reference")
-@click.option("--to", "folder", help="A new folder for the files (none: the store's own).")
-@click.option("--backbone", help="Only the adapter of this backbone: its id, or fingerprint.")
-@click.option("--registry", help="A registry's folder (none: the user's own).")
-@click.option("--allow-pickle", is_flag=True, help="Take other libraries' pickles; no code runs.")
+@click.option("--to", "folder", help="New folder for the files (default: the store's copy).")
+@backbone_option
+@registry_option
+@click.option("--allow-pickle", is_flag=True, help="Accept pickled tensors; no code is run.")
 @as_json_option
 def command(
     reference: str,
@@ -22,13 +27,14 @@ def command(
     allow_pickle: bool,
     as_json: bool,
 ) -> None:
-    """Get the files of an adapter, verified, and print where they are: NAME[@VERSION],
-    hf:OWNER/NAME[@REVISION], or https://HOST/OWNER/NAME."""
-    from adapterhub.registry.api import pull
+    """Fetch the files of a published adapter, verify them and print their folder.
 
-    options = {"backbone": backbone, "registry": registry}
-    place = pull(reference, folder, **options, allow_pickle=allow_pickle)
+    REFERENCE is NAME[@VERSION], hf:OWNER/NAME[@REVISION] or https://HOST/OWNER/NAME.
+    """
+    from adapterhub.registry.pull import pull
+
+    path = pull(reference, folder, backbone=backbone, registry=registry, allow_pickle=allow_pickle)
     if as_json:
-        print_json({"folder": str(place), "reference": reference})
+        print_json({"folder": str(path), "reference": reference})
     else:
-        click.echo(place)
+        click.echo(path)

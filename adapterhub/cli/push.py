@@ -6,7 +6,12 @@ from typing import Any
 
 import click
 
-from adapterhub.cli._publishing import as_json_option, listing_of, listing_options, print_entry
+from adapterhub.cli._publishing import (
+    as_json_option,
+    print_entry,
+    publication_info,
+    publication_options,
+)
 
 
 @click.command("push")
@@ -14,9 +19,9 @@ from adapterhub.cli._publishing import as_json_option, listing_of, listing_optio
 @click.argument("reference")
 @click.option("--private", is_flag=True, help="Make a new repository private.")
 @click.option("--tag", "tags", multiple=True, help="A git tag for this version.")
-@listing_options
-@click.option("--no-peft", is_flag=True, help="Do not write peft's two files beside ours.")
-@click.option("--backbone", help="A folder with the backbone, if the Hub has it not.")
+@publication_options
+@click.option("--no-peft", is_flag=True, help="Do not add the files of the peft format.")
+@click.option("--backbone", help="Folder of the backbone, if it is not on the Hub.")
 @as_json_option
 def command(
     folder: str,
@@ -26,24 +31,23 @@ def command(
     no_peft: bool,
     backbone: str | None,
     as_json: bool,
-    **listing: Any,
+    **description: Any,
 ) -> None:
-    """Push the adapter in DIR to the Hub (hf:owner/name), or a hub of your own
-    (https://host/owner/name), with a card.
+    """Push an adapter and its card to the Hugging Face Hub or your own hub.
 
-    Where peft can express the adapter, its two files are written beside ours, so that plain peft
-    loads the repository; else the card says why not.
+    REFERENCE is hf:OWNER/NAME or https://HOST/OWNER/NAME. If peft supports the adapter, the
+    repository also gets the two files that plain peft loads; if not, the card says why.
 
-    The token is the one that huggingface_hub finds: HF_TOKEN, or `hf auth login`.
+    The access token comes from HF_TOKEN or `hf auth login`.
     """
-    from adapterhub.registry.api import push
+    from adapterhub.registry.push import push
 
     entry = push(
         folder,
         reference,
         visibility="private" if private else "public",
         tags=tags,
-        listing=listing_of(listing),
+        listing=publication_info(description),
         peft=not no_peft,
         backbone=backbone,
         note=lambda text: click.echo(text, err=True),

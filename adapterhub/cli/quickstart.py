@@ -1,4 +1,4 @@
-"""`adapterhub quickstart`: the main job from end to end, on text that every machine has."""
+"""`adapterhub quickstart`: train, evaluate and predict on docstrings of Python's library."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ RECIPE = {
 
 @click.command("quickstart")
 @click.option("--output", default="runs/quickstart", show_default=True, help="Folder for the runs.")
-@click.option("--quiet", is_flag=True, help="No progress on the terminal.")
+@click.option("--quiet", is_flag=True, help="Print no progress.")
 def command(output: str, quiet: bool) -> None:
-    """Train a LoRA that tells which part of Python's library a docstring describes, and use it.
+    """Train a LoRA that classifies docstrings of Python's library, and use it.
 
-    The same backbone with a trained head alone is the baseline. About two minutes on two cores.
+    The baseline is a trained head on the same frozen backbone. Takes about two minutes on two
+    CPU cores.
     """
     console = Console(soft_wrap=True, highlight=False)
     output = _unused(output)
-    console.print("1. The baseline: a head on the frozen backbone")
+    console.print("1. Baseline: a head on the frozen backbone")
     baseline = _train("head", output, quiet)
     console.print("2. LoRA: low-rank updates of the query and value projections")
     lora = _train("lora", output, quiet)
@@ -44,14 +45,14 @@ def command(output: str, quiet: bool) -> None:
     console.print(f"\n3. A new process loads {lora.folder} and predicts:")
     predict = [sys.executable, "-m", "adapterhub", "predict", str(lora.folder)]
     subprocess.run([*predict, *TEXTS], check=True)
-    command_line = f'adapterhub predict {lora.folder} "a text of your own"'
-    console.print(f"\nNow you: {command_line}", markup=False)
+    command_line = f'adapterhub predict {lora.folder} "your own text"'
+    console.print(f"\nTry it: {command_line}", markup=False)
     if sys.stdin.isatty():
         _predict_typed(lora.folder)
 
 
 def _unused(output: str) -> str:
-    """The folder, or with a number behind it where an earlier quickstart took it."""
+    """Return `output`, with a number appended if an earlier quickstart used it."""
     names = itertools.chain([output], (f"{output}-{n}" for n in itertools.count(2)))
     return next(name for name in names if not Path(name).exists())
 
@@ -69,16 +70,17 @@ def _train(method: str, output: str, quiet: bool) -> Any:
 
 
 def _compare(console: Console, outcomes: dict[str, Any]) -> None:
-    from adapterhub.backbones.load import find
+    from adapterhub.backbones.find import find_backbone
 
-    backbone = (find(RECIPE["backbone"])[0] / "model.safetensors").stat().st_size  # type: ignore[arg-type]
+    folder, _ = find_backbone(RECIPE["backbone"])  # type: ignore[arg-type]
+    backbone_bytes = (folder / "model.safetensors").stat().st_size
     console.print(f"\n{'':22}{'head':>14}{'lora':>14}")
     rows: dict[str, Callable[[Any], str]] = {
         "accuracy": lambda o: f"{o.metrics['accuracy']:.3f}",
         "macro F1": lambda o: f"{o.metrics['macro_f1']:.3f}",
         "trained parameters": lambda o: count_text(o.parameters + o.head_parameters),
         "adapter file": lambda o: bytes_text(o.adapter_bytes),
-        "of the backbone's file": lambda o: f"{o.adapter_bytes / backbone:.2%}",
+        "of the backbone's file": lambda o: f"{o.adapter_bytes / backbone_bytes:.2%}",
         "time": lambda o: seconds_text(o.result.seconds),
         "peak memory": lambda o: bytes_text(o.result.peak_memory),
     }
@@ -91,6 +93,6 @@ def _predict_typed(folder: Path) -> None:
     from adapterhub.inference.open import open_adapter
 
     opened = open_adapter(folder)
-    while text := click.prompt("text (empty to end)", default="", show_default=False):
+    while text := click.prompt("text (empty to quit)", default="", show_default=False):
         (prediction,) = opened.predict([Example(text)])
         click.echo(str(prediction))

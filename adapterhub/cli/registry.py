@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import click
 
-from adapterhub.cli._publishing import as_json_option, print_json
+from adapterhub.cli._publishing import as_json_option, print_json, registry_option
 from adapterhub.errors import FileError
-
-_registry = click.option("--registry", help="A registry's folder (none: the user's own).")
 
 
 @click.group("registry")
 def command() -> None:
-    """Look after a local registry."""
+    """Verify, re-index or clean a local registry."""
 
 
 @command.command()
-@_registry
+@registry_option
 @as_json_option
 def verify(registry: str | None, as_json: bool) -> None:
-    """Read every version, and name those that are damaged."""
+    """Check the files of every version and list those that are damaged."""
     from adapterhub.registry.local import LocalRegistry
 
     store = LocalRegistry(registry)
@@ -27,16 +25,16 @@ def verify(registry: str | None, as_json: bool) -> None:
     if as_json:
         print_json({"registry": str(store.root), "problems": problems})
     if problems:
-        raise FileError(f"{store.root} has damaged versions", offenders=problems)
+        raise FileError(f"damaged versions in {store.root}", offenders=problems)
     if not as_json:
-        click.echo(f"{store.root}: all versions are sound")
+        click.echo(f"{store.root}: all versions are intact")
 
 
 @command.command()
-@_registry
+@registry_option
 @as_json_option
 def reindex(registry: str | None, as_json: bool) -> None:
-    """Make the index of searches anew from the folders."""
+    """Rebuild the search index from the folders."""
     from adapterhub.registry.local import LocalRegistry
 
     store = LocalRegistry(registry)
@@ -44,14 +42,14 @@ def reindex(registry: str | None, as_json: bool) -> None:
     if as_json:
         print_json({"registry": str(store.root), "names": names})
     else:
-        click.echo(f"{store.root}: {names:,} name{'s' * (names != 1)} in the index")
+        click.echo(f"{store.root}: {names:,} name{'s' * (names != 1)} indexed")
 
 
 @command.command()
-@_registry
+@registry_option
 @as_json_option
 def gc(registry: str | None, as_json: bool) -> None:
-    """Remove what interrupted writers left."""
+    """Remove the files that interrupted writes left behind."""
     from adapterhub.registry.local import LocalRegistry
 
     store = LocalRegistry(registry)
@@ -59,4 +57,4 @@ def gc(registry: str | None, as_json: bool) -> None:
     if as_json:
         print_json({"registry": str(store.root), "removed": [str(path) for path in removed]})
     else:
-        click.echo(f"{store.root}: {len(removed)} leftovers removed")
+        click.echo(f"{store.root}: {len(removed)} leftover{'s' * (len(removed) != 1)} removed")

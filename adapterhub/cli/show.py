@@ -8,29 +8,32 @@ import re
 import click
 
 from adapterhub.cli._format import print_table
+from adapterhub.cli._publishing import backbone_option, registry_option
 
 
 @click.command("show")
 @click.argument("reference")
-@click.option("--backbone", help="Only the adapter of this backbone: its id, or fingerprint.")
-@click.option("--registry", help="A registry's folder (none: the user's own).")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: the manifest.")
+@backbone_option
+@registry_option
+@click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON.")
 def command(reference: str, backbone: str | None, registry: str | None, as_json: bool) -> None:
-    """Show an adapter: its versions, and the card and manifest of the one that is meant."""
-    from adapterhub.cli.list import entries_table
+    """Show the versions of an adapter and the card of the one REFERENCE names."""
+    from adapterhub.cli.list import OPTIONAL_COLUMNS, entries_table
     from adapterhub.files.card import split_card
     from adapterhub.files.native import CARD_FILE, MANIFEST_FILE
-    from adapterhub.registry.api import pull, read_reference, store_of
+    from adapterhub.registry.pull import pull
+    from adapterhub.registry.reference import read_reference
+    from adapterhub.registry.stores import store_of
 
     folder = pull(reference, backbone=backbone, registry=registry)
     if as_json:
         manifest = json.loads((folder / MANIFEST_FILE).read_bytes())
         click.echo(json.dumps(manifest, indent=2, sort_keys=True))
         return
-    place = read_reference(reference)
-    if place.place != "folder":
-        versions = store_of(place, registry).versions(place.name, backbone=backbone)
-        print_table(entries_table(list(versions)))
+    parsed = read_reference(reference)
+    if parsed.kind != "folder":
+        versions = store_of(parsed, registry).versions(parsed.name, backbone=backbone)
+        print_table(entries_table(list(versions)), OPTIONAL_COLUMNS)
     card = folder / CARD_FILE
     if card.is_file():
         _, text = split_card(card.read_text(encoding="utf-8", errors="replace"))

@@ -6,23 +6,23 @@ from dataclasses import asdict, replace
 
 import click
 
-from adapterhub.cli._publishing import as_json_option, print_json
+from adapterhub.cli._publishing import as_json_option, print_json, registry_option
 
 
 @click.command("yank")
 @click.argument("reference")
-@click.option("--reason", required=True, help="Why: who pinned this version reads it.")
-@click.option("--registry", help="A registry's folder (none: the user's own).")
+@click.option("--reason", required=True, help="Reason, shown to users who pinned this version.")
+@registry_option
 @as_json_option
 def command(reference: str, reason: str, registry: str | None, as_json: bool) -> None:
-    """Take one version (NAME@VERSION) out of searches and of what the bare NAME means.
+    """Withdraw a published version, NAME@VERSION, without deleting it.
 
-    Its files stay: who pinned it gets it still.
+    Searches and the bare NAME skip it from now on. NAME@VERSION still loads, with a warning.
     """
-    from adapterhub.registry.api import yank
+    from adapterhub.registry.yank import yank
 
     entry = yank(reference, reason, registry=registry)
     if as_json:
         print_json(asdict(replace(entry, yanked=reason)))
     else:
-        click.echo(f"{entry.reference} is yanked: {reason}")
+        click.echo(f"yanked {entry.reference}: {reason}")

@@ -79,7 +79,7 @@ def export_card(name: str, methods: Sequence[str], labels: Sequence[str]) -> str
 
 def model_kind(manifest: Manifest) -> str | None:
     """Return the task of the model an adapter was trained on (a key of TASK_MODELS), or None."""
-    from adapterhub.backbones.load import TASK_MODELS  # imports transformers models: slow
+    from adapterhub.backbones.task_models import TASK_MODELS  # imports transformers models: slow
 
     recorded = manifest.head.kind if manifest.head else manifest.training.get("kind")
     for kind in (recorded, manifest.task):
@@ -183,7 +183,7 @@ def _native(manifest: Manifest, reference: str, peft: InPeft | None) -> str:
 def _in_peft(manifest: Manifest, reference: str, peft: InPeft) -> str:
     if peft.problems:
         return f"Not with peft: {peft.problems[0]}."
-    from adapterhub.backbones.load import TASK_MODELS
+    from adapterhub.backbones.task_models import TASK_MODELS
 
     auto = TASK_MODELS[peft.kind].auto if peft.kind else "AutoModel"
     outputs = len(manifest.labels) or 1

@@ -5,6 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 
 from adapterhub.config.yaml import load_yaml
+from adapterhub.files.manifest import Manifest
+
+
+def backbone_of_adapter(
+    files: Path, manifest: Manifest, backbone: str | None = None
+) -> tuple[str, str | None]:
+    """Return the folder or Hub id of an adapter's backbone, and its revision.
+
+    The user's choice, otherwise the backbone of the run that made the adapter if it is on this
+    machine, otherwise the backbone of the manifest at its commit.
+
+    Args:
+        files: the adapter's folder.
+        manifest: its manifest.
+        backbone: the user's choice, if any.
+    """
+    if location := backbone or backbone_of_run(files):
+        return location, None
+    return manifest.backbone.id, manifest.backbone.revision
 
 
 def backbone_of_run(files: Path) -> str | None:

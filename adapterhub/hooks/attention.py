@@ -142,7 +142,7 @@ def keyvalue_slot(model: PreTrainedModel, site: Site, module: SiteModule) -> Key
         slot = KeyValueSlot()
         host.add_module(CHILD, slot)
     if isinstance(module, GatedKeyValueModule):
-        tap_sublayer_input(model, slot, site.tap)
+        tap_sublayer_input(model, slot, site.input_host)
     positions = isinstance(module, PrefixModule) and module.positions
     if positions and site.bias and slot.bias is None:
         slot.bias = RelativeBias(model.get_submodule(site.bias))

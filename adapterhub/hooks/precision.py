@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from adapterhub.anatomy.discovery import is_projection
+from adapterhub.anatomy.projections import is_projection
 
 _MASTERS = "_adapterhub_masters"
 

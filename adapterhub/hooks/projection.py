@@ -74,7 +74,7 @@ class OutputSlot(Slot):
         module, site = self.placed(key), self.sites[key]
         if isinstance(module, InputModule):
             return y
-        source = sublayer_x if site.tap else x
+        source = sublayer_x if site.input_host else x
         if module.source in STREAM:
             source = x if residual is None else residual
             source = self._block(source, y) if module.source == "block" else source
@@ -119,8 +119,8 @@ def _join_stream(model: nn.Module, slot: OutputSlot, stream: Stream) -> None:
     """Give a slot the residual stream and the norms behind its sublayer."""
     norms = (stream.norm, stream.postnorm)
     slot.norms = [None if path is None else model.get_submodule(path) for path in norms]
-    if stream.tap is not None:
-        module = model.get_submodule(stream.tap)
+    if stream.input_host is not None:
+        module = model.get_submodule(stream.input_host)
         slot.handles.append(Mark(module, _STREAM, slot))
         slot.handles.append(module.register_forward_pre_hook(capture_residual, prepend=True))
 
@@ -143,7 +143,7 @@ def output_slot(model: nn.Module, site: Site, module: SiteModule, batch_dim: int
     if isinstance(module, InputModule) and not slot.takes_input:
         slot.takes_input = True
         slot.handles.append(host.register_forward_pre_hook(call_slot_before))
-    tap_sublayer_input(model, slot, site.tap)
+    tap_sublayer_input(model, slot, site.input_host)
     reads_stream = isinstance(module, OutputModule) and module.source in STREAM
     if site.stream and reads_stream and not slot.norms:
         _join_stream(model, slot, site.stream)

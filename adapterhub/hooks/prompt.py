@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from adapterhub.anatomy.positions import taker_of_positions
+from adapterhub.anatomy.positions import position_module
 from adapterhub.anatomy.sites import CHILD, Anatomy, Site
 from adapterhub.errors import SiteError
 from adapterhub.hooks.slot import Slot
@@ -159,7 +159,7 @@ def prompt_slot(anatomy: Anatomy, site: Site) -> PromptSlot:
         slot.handles.append(_output_hook(model, slot, strip_encoder_output))
     if body := anatomy.stacks[site.stack].body:
         slot.handles.append(_output_hook(root.get_submodule(body), slot, strip_body))
-    if (taker := taker_of_positions(root)) is not None and taker is not root:
+    if (taker := position_module(root)) is not None and taker is not root:
         slot.handles.append(_pre_hook(taker, slot, skip_positions))
     root.add_module(CHILD, slot)
     return slot

@@ -11,12 +11,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.load import load_folder
-from adapterhub.backbones.load import TASK_MODELS, load_backbone
+from adapterhub.backbones.load import load_backbone
+from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.errors import ConfigError, MergeError
 from adapterhub.files.native import read_manifest
-from adapterhub.files.run_folder import backbone_of_run
+from adapterhub.files.run_folder import backbone_of_adapter
 from adapterhub.inference.record import training_record
-from adapterhub.registry.api import pull
+from adapterhub.registry.pull import pull
 from adapterhub.tasks import TASKS, Prediction, Setting, Task
 from adapterhub.training.prepare import make_ready, max_positions
 
@@ -146,12 +147,13 @@ def load_bare_backbone(
         BackboneError: the backbone cannot be loaded.
     """
     manifest = read_manifest(folder)
+    location, revision = backbone_of_adapter(folder, manifest, backbone)
     recipe = {} if dtype else manifest.training.get("recipe", {})
     return load_backbone(
-        backbone or backbone_of_run(folder) or manifest.backbone.id,
+        location,
         task=training_record(manifest).task.head,
         labels=manifest.labels,
-        revision=None if backbone else manifest.backbone.revision,
+        revision=revision,
         dtype=dtype or recipe.get("dtype"),
         quantize=quantize or recipe.get("quantize"),
     )

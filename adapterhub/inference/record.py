@@ -12,7 +12,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_manifest
-from adapterhub.registry.api import pull
+from adapterhub.registry.pull import pull
 from adapterhub.tasks import Task, parse_task
 from adapterhub.training.recipe import DATA_SOURCES
 

@@ -12,9 +12,9 @@ from adapterhub.anatomy.sites import Anatomy, Site
 def sites_option(anatomy: Anatomy, sites: Iterable[Site]) -> list[str]:
     """Return patterns that match exactly these sites: roles, stack-qualified roles, or ids."""
     ids = {site.id for site in sites}
-    for name_of in (lambda s: s.role, lambda s: f"{s.stack}.{s.role}"):
-        names = sorted({name_of(s) for s in anatomy.sites.values() if s.id in ids})
-        if {s.id for s in anatomy.sites.values() if name_of(s) in names} == ids:
+    for name_and_revision in (lambda s: s.role, lambda s: f"{s.stack}.{s.role}"):
+        names = sorted({name_and_revision(s) for s in anatomy.sites.values() if s.id in ids})
+        if {s.id for s in anatomy.sites.values() if name_and_revision(s) in names} == ids:
             return names
     return [s.id for s in anatomy.sites.values() if s.id in ids]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.backbones.load import NEWLY_INITIALIZED
+from adapterhub.backbones.newly_initialized import newly_initialized
 from adapterhub.errors import AdapterhubError, MismatchError
 from adapterhub.files.schema import shorten
 from adapterhub.methods._base import Method, Unfrozen
@@ -80,7 +80,7 @@ class Translation:
         if not values:
             return
         self.head = True
-        new: frozenset[str] = getattr(self.anatomy.model, NEWLY_INITIALIZED, frozenset())
+        new = newly_initialized(self.anatomy.model)
         model_head = {
             f"{child}.{name}": p
             for child, module in self.anatomy.head().items()

@@ -12,8 +12,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from adapterhub.backbones.load import TASK_MODELS, quiet_loading, task_kind
-from adapterhub.backbones.quantized import keep_layout
+from adapterhub.backbones.load import quiet_loading
+from adapterhub.backbones.quantized_training import keep_4bit_layout
+from adapterhub.backbones.task_models import TASK_MODELS, task_kind
 from adapterhub.errors import MergeError, OutputError
 from adapterhub.files.atomic import check_place, explained, put_in_place
 from adapterhub.merging.merge import compare_outputs
@@ -79,5 +80,5 @@ def _reloaded(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         raise MergeError(
             "the merged checkpoint does not load as it was written", offenders=problems
         )
-    keep_layout(loaded)
+    keep_4bit_layout(loaded)
     return loaded.eval()  # type: ignore[no-any-return]

@@ -28,7 +28,7 @@ from adapterhub.adapters.build import build_adapter
 from adapterhub.adapters.parts import PlacedModule
 from adapterhub.adapters.state import activated, bare, find_state, get_state, require_attached
 from adapterhub.anatomy.sites import CHILD, Site
-from adapterhub.backbones.load import NEWLY_INITIALIZED
+from adapterhub.backbones.newly_initialized import newly_initialized
 from adapterhub.backbones.weights import as_stored, read_bias, read_weight
 from adapterhub.errors import AttachError, ConfigError, unknown
 from adapterhub.hooks.projection import OutputSlot
@@ -260,7 +260,7 @@ def _other_parameters(
     """Yield the backbone's other parameters that any adapter replaces, with their paths."""
     model, anatomy = adapters[0].model, adapters[0].anatomy
     changed = {id(c.original) for adapter in adapters for c in adapter.changed}
-    new: frozenset[str] = getattr(model, NEWLY_INITIALIZED, frozenset())
+    new = newly_initialized(model)
     activate(model)
     for path, parameter in anatomy.parameters().items():
         if id(parameter) in changed and path not in combined | new:

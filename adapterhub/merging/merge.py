@@ -34,9 +34,10 @@ from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.parts import AdapterHead, parameter_holders
 from adapterhub.adapters.state import ModelState, activated, find_state, require_attached
 from adapterhub.anatomy.sites import CHILD
-from adapterhub.backbones.load import NEWLY_INITIALIZED, ORIGIN, name_of
+from adapterhub.backbones.identity import ORIGIN, name_and_revision
+from adapterhub.backbones.newly_initialized import NEWLY_INITIALIZED
 from adapterhub.backbones.probe import probe
-from adapterhub.backbones.quantized import can_requantize, requantized
+from adapterhub.backbones.quantized_weights import can_requantize, requantized
 from adapterhub.backbones.weights import as_stored, is_offloaded, storage_problem
 from adapterhub.errors import AttachError, MergeError
 from adapterhub.hooks.projection import OutputSlot
@@ -329,7 +330,9 @@ def _requantized_swap(
 
 def _identity(model: PreTrainedModel, adapters: Sequence[Adapter]) -> tuple[AttributeSwap, ...]:
     """Rename the merged model, since it is a different backbone, without new parameters."""
-    model_name = "-with-".join([name_of(model)[0], *(adapter.name for adapter in adapters)])
+    model_name = "-with-".join(
+        [name_and_revision(model)[0], *(adapter.name for adapter in adapters)]
+    )
     values: list[tuple[Any, str, Any]] = [
         (model.config, "_name_or_path", model_name),
         (model.config, "_commit_hash", None),

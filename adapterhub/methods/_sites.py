@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from adapterhub.anatomy.sites import Anatomy, Kind, Site, layer_numbers, matches
+from adapterhub.anatomy.layer_selection import layer_numbers
+from adapterhub.anatomy.sites import Anatomy, Kind, Site, matches
 from adapterhub.errors import ConfigError, SiteError
 from adapterhub.methods._base import Layers, Method
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.backbones.layer_depth import layer_count, layers_down
+from adapterhub.backbones.layer_depth import layer_count, layers_above
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
 from adapterhub.methods._base import Unfreezing, Unfrozen, register_method
@@ -40,8 +40,8 @@ class Freeze(Unfreezing):
 
     def plan(self, anatomy: Anatomy) -> Iterator[Unfrozen]:
         """Yield the parameters of the top layers and above them."""
-        for path, down in self._trained(anatomy).items():
-            yield Unfrozen(path, rate=self.decay**-down)
+        for path, above in self._trained(anatomy).items():
+            yield Unfrozen(path, rate=self.decay**-above)
 
     def _trained(self, anatomy: Anatomy) -> dict[str, int]:
         depth = layer_count(anatomy)
@@ -50,4 +50,4 @@ class Freeze(Unfreezing):
                 f"freeze cannot train the top {self.top} of {depth} layers",
                 expected=f"top between 1 and {depth}",
             )
-        return {path: down for path, down in layers_down(anatomy).items() if down < self.top}
+        return {path: above for path, above in layers_above(anatomy).items() if above < self.top}

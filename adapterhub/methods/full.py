@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.backbones.layer_depth import layers_down
+from adapterhub.backbones.layer_depth import layers_above
 from adapterhub.config.options import option
 from adapterhub.methods._base import Unfreezing, Unfrozen, register_method
 from adapterhub.methods._options import require_decay
@@ -34,5 +34,5 @@ class Full(Unfreezing):
 
     def plan(self, anatomy: Anatomy) -> Iterator[Unfrozen]:
         """Yield all backbone parameters."""
-        for path, down in layers_down(anatomy).items():
-            yield Unfrozen(path, rate=self.decay**-down)
+        for path, above in layers_above(anatomy).items():
+            yield Unfrozen(path, rate=self.decay**-above)

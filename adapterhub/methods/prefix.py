@@ -32,7 +32,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from adapterhub.anatomy.positions import taker_of_positions
+from adapterhub.anatomy.positions import position_module
 from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.config.options import option
 from adapterhub.errors import SiteError
@@ -166,7 +166,7 @@ class Prefix(Method):
                 )
             embed = anatomy.sites.get(f"{stack}.embed")
             root = anatomy.model.get_submodule(embed.host) if embed else None
-            if embed is None or root is None or taker_of_positions(root) is None:
+            if embed is None or root is None or position_module(root) is None:
                 raise SiteError(
                     f"the positions of a {anatomy.model.config.model_type} {stack} cannot be set",
                     expected="a stack with a position_ids argument, or whose position embedding "

@@ -16,7 +16,7 @@ import fnmatch
 from dataclasses import dataclass
 
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.backbones.load import token_embedding
+from adapterhub.backbones.token_embedding import token_embedding
 from adapterhub.config.options import option
 from adapterhub.errors import SiteError, did_you_mean
 from adapterhub.methods._base import Unfreezing, register_method

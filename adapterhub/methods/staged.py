@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.backbones.layer_depth import layers_down
+from adapterhub.backbones.layer_depth import layers_above
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError, did_you_mean
 from adapterhub.methods._base import StageSchedule, Unfreezing, Unfrozen, register_method
@@ -86,9 +86,9 @@ class Staged(StagedUnfreezing):
         Raises:
             ConfigError: groups without parameters on this backbone.
         """
-        down = layers_down(anatomy)
+        above = layers_above(anatomy)
         for path, stage in self.stages(anatomy).items():
-            yield Unfrozen(path, stage, self.decay ** -down[path])
+            yield Unfrozen(path, stage, self.decay ** -above[path])
 
     def stages(self, anatomy: Anatomy) -> dict[str, int]:
         """Return the number of the first group that contains each parameter."""
@@ -120,6 +120,6 @@ def _paths(word: str, anatomy: Anatomy) -> list[str]:
     if word == "embeddings":
         return [path for path in parameters if anatomy.layer_of(path) == "below"]
     if match := re.fullmatch(r"top (\d{1,9})", word):
-        down = layers_down(anatomy)
-        return [path for path in parameters if down[path] < int(match[1])]
+        above = layers_above(anatomy)
+        return [path for path in parameters if above[path] < int(match[1])]
     return [path for path in parameters if fnmatch.fnmatchcase(anatomy.key(path), word)]

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.backbones.layer_depth import layer_count, layers_down
+from adapterhub.backbones.layer_depth import layer_count, layers_above
 from adapterhub.config.options import option
 from adapterhub.methods._base import Unfrozen, register_method
 from adapterhub.methods._options import require_decay, require_positive
@@ -58,6 +58,6 @@ class Unfreeze(StagedUnfreezing):
         depth = layer_count(anatomy)
         groups = -(-depth // self.size)
         return {
-            path: groups if down == depth else down // self.size
-            for path, down in layers_down(anatomy).items()
+            path: groups if above == depth else above // self.size
+            for path, above in layers_above(anatomy).items()
         }

@@ -1,2 +1,1 @@
-"""Published, immutable versions of adapters in any store: a folder, the Hub. Handles files; only
-`load` touches a model."""
+"""Publish, find and fetch immutable versions of adapters, in a folder or on the Hub."""

@@ -1,11 +1,11 @@
-"""The Hugging Face Hub, or a hub of one's own that speaks its protocol, as a store.
+"""A store on the Hugging Face Hub, or on a self-hosted hub with the same protocol.
 
-A repository holds one adapter. A version is a git tag `v1`, `v2`, ... on its commit; other git tags
-are tags. Each publication is one commit on `main`, made on the head that the writer saw. In a
-repository that others made, without such tags, a version is a commit.
+A repository holds one adapter. A version is a git tag `v1`, `v2`, ... on a commit; all other git
+tags are tags. Each publication is one commit on `main` whose parent is the head that the writer
+saw. In repositories without such tags, which other tools made, a version is a commit.
 
-The client is huggingface_hub's own: its cache, tokens, resumed downloads and offline mode. It does
-not compare what it downloads with anything, so everything is verified here.
+The client is huggingface_hub: its cache, tokens, resumed downloads and offline mode. It does not
+verify the contents of its downloads, so this module does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from platformdirs import user_cache_path
 from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.files import schema
 from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, read_adapter
-from adapterhub.registry.hub_card import entry_in, hub_card
+from adapterhub.registry.hub_card import entry_from_card, hub_card
 from adapterhub.registry.local_versions import (
     PUBLISHED,
     check_tags,
@@ -52,23 +52,23 @@ from adapterhub.registry.store import (
     Entry,
     Publication,
     Query,
-    chosen,
+    choose_version,
+    filter_entries,
     free_version,
-    ranked,
     version_number,
 )
 
 YANKED_FILE = "yanked.json"
-_MOST_FOUND = 1_000
-_MAX_YANKED = 1 << 20
+_MOST_RESULTS = 1_000
+_MAX_YANKED_BYTES = 1 << 20
 
 
 class HubStore:
-    """A store on a hub. `Store` says what each of its methods does; names are `owner/name`.
+    """A store on a hub; adapter names have the form `owner/name`. See `Store` for the methods.
 
-    `endpoint` is the address of another hub than huggingface_hub's own; `token` stands in for the
-    one that huggingface_hub finds. With `allow_pickle` other libraries' adapters come in a pickle
-    where there are no safetensors.
+    `endpoint` is the URL of a hub other than huggingface_hub's default; `token` replaces the token
+    that huggingface_hub finds. `allow_pickle` accepts other libraries' adapters as pickles if they
+    have no safetensors file.
     """
 
     def __init__(
@@ -85,106 +85,125 @@ class HubStore:
     def resolve(
         self, name: str, version: str | None = None, *, backbone: str | None = None
     ) -> Entry:
-        """The version that is meant."""
-        with self._explained(name):
-            known = [] if _is_revision(version) else self._known(name)
-            entry = chosen(known, name, version) if known else self._entry(name, version or "main")
-        _refuse_other(entry, backbone)
+        """Find the version that a name refers to."""
+        with self._translated_errors(name):
+            entries = [] if _is_commit(version) else self._versions_online(name)
+            if entries:
+                entry = choose_version(entries, name, version)
+            else:
+                entry = self._entry(name, version or "main")
+        _refuse_other_backbone(entry, backbone)
         return entry
 
     def get(self, entry: Entry, folder: Path | None = None) -> Path:
-        """The verified files of a version, in `folder` or in the cache."""
-        kept = user_cache_path("adapterhub", appauthor=False) / "hub" / entry.digest
-        with self._explained(entry.name):
-            if not kept.exists():
-                # A repository may have both: ours, and the same adapter in peft's format.
-                own, pickles = bool(entry.fingerprint), PICKLES if self.allow_pickle else ()
-                files = PUBLISHED if own else (*FOREIGN, *pickles)
-                snapshot = self._snapshot(entry.name, entry.version, files)
-                if own:
-                    copy_adapter(snapshot, kept)
-                else:
-                    copy_foreign(snapshot, kept, allow_pickle=self.allow_pickle)
-        if (kept / MANIFEST_FILE).is_file():
-            read_adapter(kept)
-            if digest_of(kept) != entry.digest:
-                raise FileError(
-                    f"{entry.reference} is not what was published",
-                    expected=f"a manifest with sha256 {entry.digest}",
-                    hint="pull it again; the hub may have been changed meanwhile",
-                )
-            return kept if folder is None else copy_adapter(kept, folder)
-        allow = self.allow_pickle
-        return kept if folder is None else copy_foreign(kept, folder, allow_pickle=allow)
+        """Return the folder with the verified files of a version: `folder`, or one in the cache."""
+        cached = user_cache_path("adapterhub", appauthor=False) / "hub" / entry.digest
+        if not cached.exists():
+            with self._translated_errors(entry.name):
+                self._download(entry, cached)
+        if not (cached / MANIFEST_FILE).is_file():
+            return cached if folder is None else self._copy_foreign(cached, folder)
+        read_adapter(cached)
+        if digest_of(cached) != entry.digest:
+            raise FileError(
+                f"the files of {entry.reference} are not what was published",
+                expected=f"a manifest with sha256 {entry.digest}",
+                hint="pull it again; the hub may have changed in the meantime",
+            )
+        return cached if folder is None else copy_adapter(cached, folder)
 
     def put(self, folder: Path, publication: Publication) -> Entry:
-        """Publish an adapter's folder, as one commit."""
+        """Publish an adapter's folder as one commit."""
         read_adapter(folder)
         check_tags(publication.tags)
         files = {n: (folder / n).read_bytes() for n in PUBLISHED if (folder / n).is_file()}
         files |= publication.beside
         refuse_leaks(files)
         name = publication.name
-        with self._explained(name):
+        with self._translated_errors(name):
             private = publication.visibility == "private"
             self.api.create_repo(name, private=private, exist_ok=True)
+            # Read before the versions, so that a publication in between makes the commit fail.
             head = str(self.api.model_info(name).sha)
-            known = self._versions(name)
+            entries = self._versions(name)
             digest = digest_of(folder)
-            same = next((e.version for e in known if e.digest == digest), None)
-            version = same or free_version(name, publication.version, known)
-            if same is None:
-                entry = entry_of(
-                    files[MANIFEST_FILE],
-                    reference=f"{self.prefix}{name}@{version}",
-                    name=name,
-                    version=version,
-                    tags=publication.tags,
-                )
-                _refuse_other_backbone(known, entry)
-                files[CARD_FILE] = hub_card(files[CARD_FILE], entry)
-                message = f"Publish {version}: {' + '.join(entry.methods)}"
-                head = self._write(name, files, message, head)
-                # It is never moved: of two writers that chose one number the second is refused.
-                self.api.create_tag(name, tag=version, revision=head)
+            existing = next((entry.version for entry in entries if entry.digest == digest), None)
+            version = existing or free_version(name, publication.version, entries)
+            if existing is None:
+                self._commit_version(files, publication, version, head, entries)
             for tag in publication.tags:
                 self._tag(name, tag, version)
-            return chosen(self._versions(name), name, version)
+            return choose_version(self._versions(name), name, version)
 
     def search(self, query: Query) -> list[Entry]:
-        """The versions that a query finds: the hub filters by tags, the rest is done here."""
+        """Return the versions that match a query: the hub filters by tags, this method the rest."""
         filters = ["adapterhub"]
         backbone = query.backbone or ""
-        if "/" in backbone:  # the Hub knows no fingerprints, nor names of one's own
+        if "/" in backbone:  # the Hub indexes neither fingerprints nor ids without an owner
             filters.append(f"base_model:adapter:{backbone}")
-        with self._explained(""):
-            # Its own search for text knows names alone.
+        with self._translated_errors(""):
+            # The Hub's own text search covers repository names only.
             infos = self.api.list_models(
-                filter=filters, full=True, cardData=True, limit=_MOST_FOUND
+                filter=filters, full=True, cardData=True, limit=_MOST_RESULTS
             )
-            found = [entry for info in infos for entry in self._shown(info, query.all_versions)]
-        return ranked(found, query)
+            entries = [
+                entry for info in infos for entry in self._entries_in(info, query.all_versions)
+            ]
+        return filter_entries(entries, query)
 
     def versions(self, name: str, *, backbone: str | None = None) -> Sequence[Entry]:
-        """All versions of a name, oldest first."""
-        with self._explained(name):
-            found = self._known(name) or [self._entry(name, "main")]
-        for entry in found[-1:]:
-            _refuse_other(entry, backbone)
-        return found
+        """List all versions of a name, oldest first."""
+        with self._translated_errors(name):
+            entries = self._versions_online(name) or [self._entry(name, "main")]
+        _refuse_other_backbone(entries[-1], backbone)
+        return entries
 
     def yank(self, entry: Entry, reason: str) -> None:
-        """Take a version out of searches: a note in the repository."""
+        """Exclude a version from searches, by a file in its repository."""
         name = entry.name
-        with self._explained(name):
+        with self._translated_errors(name):
             head = str(self.api.model_info(name).sha)
-            marks = {**self._yanked(name), entry.version: reason}
-            self._write(name, {YANKED_FILE: schema.canonical_json(marks)},
-                        f"Yank {entry.version}", head)  # fmt: skip
+            reasons = {**self._yanked(name), entry.version: reason}
+            files = {YANKED_FILE: schema.canonical_json(reasons)}
+            self._commit(name, files, f"Yank {entry.version}", head)
 
-    def _known(self, name: str) -> list[Entry]:
-        """The numbered versions; none where there are none, or where the hub cannot be reached and
-        the cache has to do."""
+    def _download(self, entry: Entry, folder: Path) -> None:
+        """Download the files of a version to a new folder."""
+        if entry.fingerprint:  # ours; the repository may also hold the adapter in peft's format
+            copy_adapter(self._snapshot(entry.name, entry.version, PUBLISHED), folder)
+        else:
+            names = (*FOREIGN, *PICKLES) if self.allow_pickle else FOREIGN
+            self._copy_foreign(self._snapshot(entry.name, entry.version, names), folder)
+
+    def _copy_foreign(self, source: Path, folder: Path) -> Path:
+        return copy_foreign(source, folder, allow_pickle=self.allow_pickle)
+
+    def _commit_version(
+        self,
+        files: Mapping[str, bytes],
+        publication: Publication,
+        version: str,
+        head: str,
+        entries: Sequence[Entry],
+    ) -> None:
+        """Commit the files of a new version and tag the commit."""
+        name = publication.name
+        entry = entry_of(
+            files[MANIFEST_FILE],
+            reference=f"{self.prefix}{name}@{version}",
+            name=name,
+            version=version,
+            tags=publication.tags,
+        )
+        _refuse_second_backbone(entries, entry)
+        card = hub_card(files[CARD_FILE], entry)
+        message = f"Publish {version}: {' + '.join(entry.methods)}"
+        commit = self._commit(name, {**files, CARD_FILE: card}, message, head)
+        # Never moved: if two writers chose the same number, the second is refused.
+        self.api.create_tag(name, tag=version, revision=commit)
+
+    def _versions_online(self, name: str) -> list[Entry]:
+        """List the numbered versions; empty if there are none or the hub cannot be reached."""
         try:
             return self._versions(name)
         except HfHubHTTPError:
@@ -198,11 +217,13 @@ class HubStore:
         if not numbered:
             return []
         yanked = self._yanked(name)
-        self._file(name, "main", MANIFEST_FILE)  # what the cache gives when the hub is away
+        self._file(name, "main", MANIFEST_FILE)  # caches the newest version for offline use
         entries = []
         for version in numbered:
             tags = sorted(
-                t for t, at in refs.items() if at == refs[version] and not version_number(t)
+                tag
+                for tag, commit in refs.items()
+                if commit == refs[version] and not version_number(tag)
             )
             entry = self._entry(name, version)
             entries.append(replace(entry, tags=tuple(tags), yanked=yanked.get(version)))
@@ -212,24 +233,24 @@ class HubStore:
         return {tag.name: tag.target_commit for tag in self.api.list_repo_refs(name).tags}
 
     def _entry(self, name: str, revision: str) -> Entry:
-        away: LocalEntryNotFoundError | None = None
+        offline: LocalEntryNotFoundError | None = None
         for file, make in ((MANIFEST_FILE, entry_of), (CONFIG_FILE, entry_of_foreign)):
             try:
                 path = self._file(name, revision, file)
             except LocalEntryNotFoundError as error:  # no network, and not in the cache
-                away = error
+                offline = error
                 continue
             if path is not None:
                 version = revision if version_number(revision) else path.parent.name
                 reference = f"{self.prefix}{name}@{version}"
                 return make(path.read_bytes(), reference=reference, name=name, version=version)
-        raise away or FileError(
+        raise offline or FileError(
             f"{self.prefix}{name} holds no adapter",
             expected=f"{MANIFEST_FILE}, or another library's {CONFIG_FILE}",
         )
 
     def _file(self, name: str, revision: str, file: str) -> Path | None:
-        """One file of a repository in the cache, which links to it; None if there is none."""
+        """Return the cached path of one file of a repository, or None if it does not exist."""
         try:
             return Path(self.api.hf_hub_download(name, file, revision=revision))
         except RemoteEntryNotFoundError:
@@ -240,19 +261,20 @@ class HubStore:
         return Path(self.api.snapshot_download(name, revision=revision, allow_patterns=allowed))
 
     def _yanked(self, name: str) -> dict[str, str]:
+        """Read the yanked versions of a repository, with the reasons."""
         if (path := self._file(name, "main", YANKED_FILE)) is None:
             return {}
-        tree, problems = schema.parse_object(path.read_bytes(), _MAX_YANKED)
+        tree, problems = schema.parse_object(path.read_bytes(), _MAX_YANKED_BYTES)
         if problems or not all(isinstance(reason, str) for reason in tree.values()):
             raise FileError(f"{self.prefix}{name} has a broken {YANKED_FILE}", offenders=problems)
         return tree
 
-    def _write(self, name: str, files: Mapping[str, bytes], message: str, head: str) -> str:
+    def _commit(self, name: str, files: Mapping[str, bytes], message: str, head: str) -> str:
         operations = [CommitOperationAdd(path, data) for path, data in sorted(files.items())]
-        done = self.api.create_commit(
+        commit = self.api.create_commit(
             name, operations, commit_message=message, parent_commit=head, revision="main"
         )
-        return str(done.oid)
+        return str(commit.oid)
 
     def _tag(self, name: str, tag: str, revision: str) -> None:
         refs = self._refs(name)
@@ -263,67 +285,72 @@ class HubStore:
             self.api.delete_tag(name, tag=tag)
         self.api.create_tag(name, tag=tag, revision=target)
 
-    def _shown(self, info: Any, all_versions: bool) -> Sequence[Entry]:
-        """What a search shows of a repository: by its card, unless that is not enough."""
-        entry = entry_in(info.card_data, info.id, self.prefix)
-        if entry is not None and not all_versions and YANKED_FILE not in _files(info):
+    def _entries_in(self, info: Any, all_versions: bool) -> Sequence[Entry]:
+        """Return the entries of a repository, from its card alone if that is enough."""
+        entry = entry_from_card(info.card_data, info.id, self.prefix)
+        if entry is not None and not all_versions and YANKED_FILE not in _file_names(info):
             return [entry]
-        standing = [e for e in self._known(info.id) if e.yanked is None]
-        return standing if all_versions else standing[-1:]
+        available = [e for e in self._versions_online(info.id) if e.yanked is None]
+        return available if all_versions else available[-1:]
 
     @contextmanager
-    def _explained(self, name: str) -> Iterator[None]:
-        """Turn the client's errors into ours, which say what to do."""
+    def _translated_errors(self, name: str) -> Iterator[None]:
+        """Raise the client's errors as ours, with a hint."""
         try:
             yield
         except HTTPError as error:
-            raise _explanation(error, self._place(name)) from error
+            raise _registry_error(error, self._address(name)) from error
         except HFValidationError as error:
-            raise ConfigError(f"{name!r} cannot be a repository: {error}") from error
+            raise ConfigError(f"invalid repository name {name!r}: {error}") from error
         except (LocalEntryNotFoundError, ConnectionError) as error:
-            raise _unreachable(self._place(name), error) from error
+            raise _unreachable(self._address(name), error) from error
 
-    def _place(self, name: str) -> str:
-        """What an error is about: a repository, or the hub itself."""
+    def _address(self, name: str) -> str:
+        """Name the subject of an error: a repository, or the hub itself."""
         return f"{self.prefix}{name}" if name else self.prefix.rstrip("/").replace("hf:", "the Hub")
 
 
-def _explanation(error: HTTPError, place: str) -> RegistryError:
+def _registry_error(error: HTTPError, address: str) -> RegistryError:
     if not isinstance(error, HfHubHTTPError):
-        return _unreachable(place, error)
+        return _unreachable(address, error)
     status = error.response.status_code
     if isinstance(error, RevisionNotFoundError):
-        return RegistryError(f"{place} has no such version", hint=f"adapterhub show {place}")
+        return RegistryError(f"{address} has no such version", hint=f"adapterhub show {address}")
     if isinstance(error, GatedRepoError):
-        return RegistryError(f"{place} is gated", hint="ask for access on its page, then log in")
+        return RegistryError(
+            f"{address} is gated", hint="request access on its page, then hf auth login"
+        )
     if isinstance(error, RepositoryNotFoundError) or status == 401:
         return RegistryError(
-            f"{place} is not there, or not for you to see", hint="hf auth login, or set HF_TOKEN"
+            f"{address} does not exist, or you have no access to it",
+            hint="hf auth login, or set HF_TOKEN",
         )
     if status == 403:
-        return RegistryError(f"{place}: your token may not do this", hint="a token that may write")
+        return RegistryError(
+            f"{address}: your token lacks the permission", hint="use a token with write access"
+        )
     if status in (409, 412):
-        return RegistryError(f"{place} was changed by another writer meanwhile", hint="try again")
-    return RegistryError(f"{place}: the hub answered {status}: {error.server_message or error}")
+        return RegistryError(f"{address} was changed by another writer", hint="try again")
+    return RegistryError(f"{address}: the hub answered {status}: {error.server_message or error}")
 
 
-def _unreachable(place: str, error: Exception) -> RegistryError:
+def _unreachable(address: str, error: Exception) -> RegistryError:
     return RegistryError(
-        f"{place} cannot be reached, and is not in the cache: {type(error).__name__}",
-        hint="look at the network, HF_HUB_OFFLINE and HF_ENDPOINT",
+        f"{address} cannot be reached and is not in the cache: {type(error).__name__}",
+        hint="check the network, HF_HUB_OFFLINE and HF_ENDPOINT",
     )
 
 
-def _is_revision(version: str | None) -> bool:
-    """Whether a version is a commit: neither a number nor, by its look, a tag."""
+def _is_commit(version: str | None) -> bool:
+    """Return whether a version is a full commit hash."""
     return version is not None and len(version) == 40 and set(version) <= set("0123456789abcdef")
 
 
-def _files(info: Any) -> set[str]:
+def _file_names(info: Any) -> set[str]:
     return {sibling.rfilename for sibling in info.siblings or ()}
 
 
-def _refuse_other(entry: Entry, backbone: str | None) -> None:
+def _refuse_other_backbone(entry: Entry, backbone: str | None) -> None:
     if backbone not in (None, entry.backbone, entry.fingerprint):
         raise RegistryError(
             f"{entry.reference} is not for {backbone}",
@@ -331,10 +358,10 @@ def _refuse_other(entry: Entry, backbone: str | None) -> None:
         )
 
 
-def _refuse_other_backbone(known: Sequence[Entry], entry: Entry) -> None:
-    if known and known[-1].backbone != entry.backbone:
+def _refuse_second_backbone(entries: Sequence[Entry], entry: Entry) -> None:
+    if entries and entries[-1].backbone != entry.backbone:
         raise RegistryError(
-            f"{entry.name} is for {known[-1].backbone}, this adapter for {entry.backbone}",
-            expected="one backbone a repository",
+            f"{entry.name} is for {entries[-1].backbone}, this adapter for {entry.backbone}",
+            expected="one backbone per repository",
             hint="push it under another name",
         )

@@ -1,4 +1,4 @@
-"""A model card as the Hub understands it: what a person reads, and the tags that searches use."""
+"""The model card of a published adapter: the Hub's metadata in addition to the text."""
 
 from __future__ import annotations
 
@@ -18,48 +18,56 @@ _LISTS = ("methods", "tags", "language", "topics")
 
 
 def hub_card(card: bytes, entry: Entry) -> bytes:
-    """The card of an adapter with the metadata that the Hub reads; what its writer said stays."""
-    written = ModelCard(card.decode("utf-8", "replace"), ignore_metadata_errors=True)
-    own: dict[str, Any] = written.data.to_dict()  # type: ignore[no-untyped-call]
-    hub_id = {"base_model": entry.backbone, "base_model_relation": "adapter"}
-    every = {name: _plain(getattr(entry, name)) for name in _FIELDS}
-    fields = {name: value for name, value in every.items() if value not in (None, [])}
+    """Add the metadata that the Hub indexes to a card; the text and other metadata are kept."""
+    model_card = ModelCard(card.decode("utf-8", "replace"), ignore_metadata_errors=True)
+    metadata: dict[str, Any] = model_card.data.to_dict()  # type: ignore[no-untyped-call]
+    base_model = {"base_model": entry.backbone, "base_model_relation": "adapter"}
+    values = {name: _plain(getattr(entry, name)) for name in _FIELDS}
+    fields = {name: value for name, value in values.items() if value not in (None, [])}
     data = ModelCardData(
         **{
-            **own,
-            **(hub_id if "/" in entry.backbone else {}),
+            **metadata,
+            **(base_model if "/" in entry.backbone else {}),
             "library_name": "adapterhub",
             "model_name": entry.name.rpartition("/")[2],
-            "tags": sorted({*own.get("tags", []), "adapterhub", *entry.methods}),
+            "tags": sorted({*metadata.get("tags", []), "adapterhub", *entry.methods}),
             "eval_results": _results(entry),
             "adapterhub": fields,
         }
     )
-    text = f"---\n{data.to_yaml()}\n---\n{written.text.lstrip()}"
+    text = f"---\n{data.to_yaml()}\n---\n{model_card.text.lstrip()}"
     return text.replace("\r\n", "\n").encode()
 
 
-def entry_in(card: Any, name: str, prefix: str) -> Entry | None:
-    """The entry that a card tells of, or None if it was not written by `hub_card`.
+def entry_from_card(card: Any, name: str, prefix: str) -> Entry | None:
+    """Read the entry in the metadata that `hub_card` wrote.
 
-    A card is what its writer claims: `Store.get` verifies what is pulled.
+    A card is unverified: `Store.get` verifies the files when they are pulled.
+
+    Args:
+        card: the card's metadata, as huggingface_hub returns it.
+        name: the repository, `owner/name`.
+        prefix: the start of a reference to this hub, such as `hf:`.
+
+    Returns:
+        The entry, or None if the card has none or it cannot be read.
     """
-    data = card.to_dict() if hasattr(card, "to_dict") else dict(card or {})
-    fields = data.get("adapterhub")
-    if not isinstance(fields, Mapping) or not {"version", "digest", "methods"} <= fields.keys():
+    metadata = card.to_dict() if hasattr(card, "to_dict") else dict(card or {})
+    section = metadata.get("adapterhub")
+    if not isinstance(section, Mapping) or not {"version", "digest", "methods"} <= section.keys():
         return None
-    known = {key: fields[key] for key in _FIELDS if key in fields}
+    fields = {key: section[key] for key in _FIELDS if key in section}
     try:
         return Entry(
             **{
                 "task": None,
                 "fingerprint": "",
-                **known,
-                "reference": f"{prefix}{name}@{known['version']}",
+                **fields,
+                "reference": f"{prefix}{name}@{fields['version']}",
                 "name": name,
-                "backbone": str(known.get("backbone") or data.get("base_model", "")),
-                **{name: tuple(map(str, known.get(name, ()))) for name in _LISTS},
-                "metrics": {str(k): float(v) for k, v in known.get("metrics", {}).items()},
+                "backbone": str(fields.get("backbone") or metadata.get("base_model", "")),
+                **{key: tuple(map(str, fields.get(key, ()))) for key in _LISTS},
+                "metrics": {str(k): float(v) for k, v in fields.get("metrics", {}).items()},
             }
         )
     except (TypeError, ValueError, AttributeError):

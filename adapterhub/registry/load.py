@@ -1,4 +1,4 @@
-"""Put a published adapter on a model, by its reference."""
+"""`ah.load`: fetch an adapter by its reference and attach it to a model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.load import load_folder
 from adapterhub.adapters.state import backbone_fingerprint
-from adapterhub.registry.api import pull, read_reference
+from adapterhub.registry.pull import pull
+from adapterhub.registry.reference import read_reference
 
 
 def load(
@@ -23,24 +24,34 @@ def load(
     allow_pickle: bool = False,
     **options: Any,
 ) -> Adapter:
-    """Put a saved adapter on a model, with its head and labels, and make it the active one.
+    """Attach a saved adapter to a model, with its head and labels, and activate it.
 
-    `reference` is a folder, or a name in a registry: `"./out/polite"`, `"polite@v2"`,
-    `"hf:someone/polite"`. Of a name with adapters for several backbones, the one for this model is
-    taken. `name` replaces the name that it was saved under. `any_backbone` skips the check of the
-    fingerprint: the adapter was trained on other weights, and what it computes here is up to you.
-    `allow_pickle` takes another library's adapter from a pickle, without running code, where it has
-    no safetensors. `options` are those of `adapterhub.adapters.load.load_folder`: tokenizer,
-    any_tokenizer, head.
+    If a name in the local registry exists for several backbones, the adapter for this model is
+    loaded.
+
+    Args:
+        model: the backbone.
+        reference: a folder, or an adapter in a registry: `"./out/polite"`, `"polite@v2"`,
+            `"hf:someone/polite"`.
+        name: the name to attach it under, if not the saved one.
+        any_backbone: skip the fingerprint check. The adapter was trained on other weights, and its
+            outputs on these are not guaranteed.
+        registry: the folder of the local registry, if not the default one.
+        allow_pickle: accept another library's adapter as a pickle if it has no safetensors file;
+            its code is not run.
+        options: the other options of `adapterhub.adapters.load.load_folder`: tokenizer,
+            any_tokenizer, head.
 
     Raises:
-        ConfigError: no reference. RegistryError: it is not there, or not for this backbone.
-        FileError: the files are broken. MismatchError: the files are sound, but for another
-            backbone; every tensor that does not fit is listed. AttachError: the name is taken.
+        ConfigError: not a reference.
+        RegistryError: not found, or not for this backbone.
+        FileError: the files are broken.
+        MismatchError: the files are valid but for another backbone; every tensor that does not fit
+            is listed.
+        AttachError: the name is already used on this model.
     """
-    place = read_reference(reference)
-    local = place.place == "local" and not any_backbone
-    own = backbone_fingerprint(model) if local else None
-    folder = pull(reference, backbone=own, registry=registry, allow_pickle=allow_pickle)
+    in_registry = read_reference(reference).kind == "local"
+    fingerprint = backbone_fingerprint(model) if in_registry and not any_backbone else None
+    folder = pull(reference, backbone=fingerprint, registry=registry, allow_pickle=allow_pickle)
     options |= {"any_backbone": any_backbone, "allow_pickle": allow_pickle}
     return load_folder(model, folder, name=name, **options)

@@ -1,10 +1,10 @@
-"""A registry in a folder: any folder, in git too; one under the user's data folder is the default.
+"""A store in a folder, which may be in git; the default is in the user's data folder.
 
-    <root>/<backbone>/<name>/v1/     an adapter's files; see name_folder.py
+    <root>/<backbone>/<name>/v1/     an adapter's files; see local_versions.py
 
-A backbone's `/` is written `--`, which no Hub id has. What is searched is an index, made from the
-folders when a search finds them changed, and kept in the user's cache: the folders stay in plain
-sight, and say it all.
+`/` in a backbone's id is written `--`, which Hub ids cannot contain. Searches use an index in the
+user's cache, which is updated from the folders when they changed; the folders alone are
+authoritative.
 """
 
 from __future__ import annotations
@@ -12,34 +12,38 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from platformdirs import user_cache_path, user_data_path
 
-from adapterhub.errors import ConfigError, FileError, RegistryError, did_you_mean
+from adapterhub.errors import FileError, RegistryError, did_you_mean
 from adapterhub.files.atomic import explained
 from adapterhub.files.native import CARD_FILE, read_adapter
-from adapterhub.registry.index import FORMAT, Index, opened
+from adapterhub.registry.index import FORMAT, Index, open_index, remove_index
 from adapterhub.registry.local_versions import NameFolder, copy_adapter, digest_of
-from adapterhub.registry.reference import is_name
-from adapterhub.registry.store import Entry, Publication, Query, chosen, is_fingerprint
+from adapterhub.registry.reference import check_name
+from adapterhub.registry.store import Entry, Publication, Query, choose_version, is_fingerprint
 
-# Of a card, so many bytes are searched.
-_CARD = 4_096
+Result = TypeVar("Result")
+
+_CARD_BYTES = 4_096  # the start of a card that text searches cover
 _IGNORED = ".lock\n.adapterhub-*\n.*.new\n"
-# Up to so many names, each search looks at every folder, and so sees what git or a person changed.
+# In registries of up to so many names, each search checks every folder, and so also finds changes
+# that git or a person made; in larger ones it checks the folders of the backbones only.
 _FEW = 2_000
 
 
 def default_root() -> Path:
-    """`$ADAPTERHUB_REGISTRY`, or `registry` in the user's data folder."""
-    given = os.environ.get("ADAPTERHUB_REGISTRY")
-    return Path(given) if given else user_data_path("adapterhub", appauthor=False) / "registry"
+    """Return `$ADAPTERHUB_REGISTRY`, or else `registry` in the user's data folder."""
+    root = os.environ.get("ADAPTERHUB_REGISTRY")
+    return Path(root) if root else user_data_path("adapterhub", appauthor=False) / "registry"
 
 
 class LocalRegistry:
-    """A store in a folder. `Store` says what each of its methods does."""
+    """A store in a folder; see `Store` for the methods that all stores have."""
 
     def __init__(self, root: str | Path | None = None) -> None:
         self.root = Path(root) if root is not None else default_root()
@@ -47,152 +51,166 @@ class LocalRegistry:
     def resolve(
         self, name: str, version: str | None = None, *, backbone: str | None = None
     ) -> Entry:
-        """The version that is meant."""
-        found = self.versions(name, backbone=backbone)
-        if len(backbones := sorted({entry.backbone for entry in found})) > 1:
+        """Find the version that a name refers to."""
+        entries = self.versions(name, backbone=backbone)
+        if len(backbones := sorted({entry.backbone for entry in entries})) > 1:
             raise RegistryError(
-                f"{name!r} is an adapter of several backbones",
+                f"{name!r} exists for several backbones",
                 offenders=backbones,
-                hint=f"name one: --backbone {backbones[0]}",
+                hint=f"choose one: --backbone {backbones[0]}",
             )
-        return chosen(found, name, version)
+        return choose_version(entries, name, version)
 
     def get(self, entry: Entry, folder: Path | None = None) -> Path:
-        """The verified files of a version: those of the registry itself, or a copy in `folder`."""
-        kept = self._home(entry).path / entry.version
+        """Return the folder with the verified files of a version: `folder`, or the registry's."""
+        source = self._name_folder(entry).path / entry.version
         if folder is not None:
-            return copy_adapter(kept, folder)
-        read_adapter(kept)
-        if digest_of(kept) != entry.digest:
+            return copy_adapter(source, folder)
+        read_adapter(source)
+        if digest_of(source) != entry.digest:
             raise FileError(
-                f"{kept} is not what was published as {entry.reference}",
+                f"{source} is not what was published as {entry.reference}",
                 expected=f"a manifest with sha256 {entry.digest}",
                 hint="adapterhub registry verify",
             )
-        return kept
+        return source
 
     def put(self, folder: Path, publication: Publication) -> Entry:
         """Publish an adapter's folder."""
         manifest, _ = read_adapter(folder)
-        home = NameFolder(self._backbone(manifest.backbone.id) / _checked(publication.name))
-        _refuse_other_case(home)
-        self._ignore_locks()
-        entry = home.add(folder, publication.version, publication.tags)
-        self._changed(home)
+        check_name(publication.name)
+        name_folder = NameFolder(self._backbone(manifest.backbone.id) / publication.name)
+        _refuse_other_case(name_folder)
+        self._write_gitignore()
+        entry = name_folder.add(folder, publication.version, publication.tags)
+        _touch(name_folder)
         return entry
 
     def search(self, query: Query) -> list[Entry]:
-        """The versions that a query finds."""
+        """Return the versions that match a query, in its order."""
         if not self.root.is_dir():
             return []
-        with opened(self._index()) as index:
-            self._refresh(index)
-            return index.search(query)
+        return self._with_index(lambda index: index.search(query))
 
     def versions(self, name: str, *, backbone: str | None = None) -> Sequence[Entry]:
-        """All versions of a name, oldest first."""
-        homes = [NameFolder(path / name) for path in folders(self.root) if (path / name).is_dir()]
-        found = [entry for home in homes for entry in home.versions()]
-        by = "fingerprint" if is_fingerprint(backbone or "") else "backbone"
-        fitting = [e for e in found if backbone is None or getattr(e, by) == backbone]
-        if not fitting:
-            near = did_you_mean(name, {home.name for home in self._homes()}) if not found else ""
-            raise RegistryError(
-                f"{self.root} has no adapter {name!r}{f' for {backbone}' if found else near}",
-                offenders=sorted({f"it has one for {e.backbone}, {e.fingerprint}" for e in found}),
-                hint="adapterhub list",
-            )
-        return fitting
+        """List all versions of a name, oldest first."""
+        paths = [path / name for path in subfolders(self.root) if (path / name).is_dir()]
+        entries = [entry for path in paths for entry in NameFolder(path).versions()]
+        field = "fingerprint" if is_fingerprint(backbone or "") else "backbone"
+        matches = [e for e in entries if backbone is None or getattr(e, field) == backbone]
+        if not matches:
+            raise self._not_found(name, backbone, entries)
+        return matches
 
     def yank(self, entry: Entry, reason: str) -> None:
-        """Take a version out of searches."""
-        home = self._home(entry)
-        with home.writing():
-            home.change(yanked={entry.version: reason})
-        self._changed(home)
+        """Exclude a version from searches and from references without a version."""
+        name_folder = self._name_folder(entry)
+        with name_folder.writing():
+            name_folder.change(yanked={entry.version: reason})
+        _touch(name_folder)
 
     def tag(self, entry: Entry, tag: str) -> None:
-        """Let a tag name this version, and no other of its name."""
-        home = self._home(entry)
-        with home.writing():
-            home.change(tags={tag: entry.version})
-        self._changed(home)
+        """Move a tag to a version."""
+        name_folder = self._name_folder(entry)
+        with name_folder.writing():
+            name_folder.change(tags={tag: entry.version})
+        _touch(name_folder)
 
     def verify(self) -> list[str]:
-        """What is wrong with which version; nothing if all are sound."""
+        """Read all versions, and list the damaged ones with their problems."""
         problems = []
-        for folder in (folder for home in self._homes() for folder in home.folders()):
-            try:
-                read_adapter(folder)
-            except FileError as error:
-                lines = "; ".join((error.problem, *error.offenders))
-                problems.append(f"{folder.relative_to(self.root).as_posix()}: {lines}")
+        for name_folder in self._name_folders():
+            for folder in name_folder.folders():
+                try:
+                    read_adapter(folder)
+                except FileError as error:
+                    lines = "; ".join((error.problem, *error.offenders))
+                    problems.append(f"{folder.relative_to(self.root).as_posix()}: {lines}")
         return problems
 
     def reindex(self) -> int:
-        """Make the index anew from the folders; the number of names in it."""
-        self._index().unlink(missing_ok=True)
-        with opened(self._index()) as index:
-            self._refresh(index)
-            return index.count()
+        """Rebuild the index from the folders, and return the number of names."""
+        remove_index(self._index_path())
+        return self._with_index(lambda index: index.count())
 
     def gc(self) -> list[Path]:
-        """Remove what interrupted writers left, and say what it was."""
-        return [path for home in self._homes() for path in home.clean()]
+        """Remove the staging folders of interrupted writers, and return their paths."""
+        return [path for name_folder in self._name_folders() for path in name_folder.clean()]
 
-    def _homes(self) -> Iterator[NameFolder]:
-        for backbone in folders(self.root):
-            yield from map(NameFolder, folders(backbone))
+    def _not_found(self, name: str, backbone: str | None, others: Sequence[Entry]) -> RegistryError:
+        if others:
+            detail = f" for {backbone}"
+        else:
+            detail = did_you_mean(name, {folder.name for folder in self._name_folders()})
+        return RegistryError(
+            f"{self.root} has no adapter {name!r}{detail}",
+            offenders=sorted({f"it has one for {e.backbone}, {e.fingerprint}" for e in others}),
+            hint="adapterhub list",
+        )
 
-    def _home(self, entry: Entry) -> NameFolder:
+    def _name_folders(self) -> Iterator[NameFolder]:
+        for backbone in subfolders(self.root):
+            yield from map(NameFolder, subfolders(backbone))
+
+    def _name_folder(self, entry: Entry) -> NameFolder:
         return NameFolder(self._backbone(entry.backbone) / entry.name)
 
     def _backbone(self, backbone: str) -> Path:
         return self.root / backbone.replace("/", "--")
 
-    def _index(self) -> Path:
-        # Not in the root, which may be in git, or not writable. Another format is another file.
+    def _with_index(self, use: Callable[[Index], Result]) -> Result:
+        """Apply a function to the updated index; a corrupted index is rebuilt."""
+        try:
+            with open_index(self._index_path()) as index:
+                self._update(index)
+                return use(index)
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):  # locked, read-only or disk full
+                raise
+        remove_index(self._index_path())
+        with open_index(self._index_path()) as index:
+            self._update(index)
+            return use(index)
+
+    def _index_path(self) -> Path:
+        # Outside of the root, which may be in git or read-only. Each index format has its own file.
         key = hashlib.sha256(os.fsencode(self.root.resolve())).hexdigest()[:24]
         return (
             user_cache_path("adapterhub", appauthor=False) / "registry" / f"{key}.{FORMAT}.sqlite"
         )
 
-    def _refresh(self, index: Index) -> None:
-        """Enter what changed since the last search."""
-        whole = self._stamp()
-        if index.whole() == whole and index.holds_more_than(_FEW):
+    def _update(self, index: Index) -> None:
+        """Index the folders that changed since the last search."""
+        stamp = self._stamp()
+        if index.registry_stamp() == stamp and index.has_more_than(_FEW):
             return
-        known = index.stamps()
-        homes = {home.path.relative_to(self.root).as_posix(): home for home in self._homes()}
-        stamps = {key: home.stamp() for key, home in homes.items()}
-        index.update(
-            (
-                (key, stamp, _texts(homes[key]))
-                for key, stamp in stamps.items()
-                if known.get(key) != stamp
-            ),
-            gone=known.keys() - homes.keys(),
-            whole=whole,
-        )
+        name_folders = {f.path.relative_to(self.root).as_posix(): f for f in self._name_folders()}
+        stamps = {path: name_folder.stamp() for path, name_folder in name_folders.items()}
+        indexed = index.stamps()
+        changed = [path for path in stamps if indexed.get(path) != stamps[path]]
+        removed = indexed.keys() - stamps.keys()
+        if changed or removed or index.registry_stamp() != stamp:
+            index.update(
+                ((path, stamps[path], _versions_with_text(name_folders[path])) for path in changed),
+                removed,
+                stamp,
+            )
 
     def _stamp(self) -> str:
-        """A text that differs after each publication."""
-        paths = (self.root, *folders(self.root))
+        """Return a text that changes with each publication."""
+        paths = (self.root, *subfolders(self.root))
         return " ".join(f"{path.name}:{path.stat().st_mtime_ns}" for path in paths)
 
-    def _ignore_locks(self) -> None:
-        """Where the root is in git, what writers need for themselves is not."""
+    def _write_gitignore(self) -> None:
+        """Create the registry with a .gitignore for the writers' lock and staging files."""
         with explained(self.root), contextlib.suppress(FileExistsError):
             self.root.mkdir(parents=True, exist_ok=True)
             with open(self.root / ".gitignore", "x", encoding="utf-8") as file:
                 file.write(_IGNORED)
 
-    def _changed(self, home: NameFolder) -> None:
-        os.utime(home.path.parent)
 
-
-def folders(path: Path) -> list[Path]:
-    """The folders in a folder, sorted, without hidden ones; none if it is not there."""
+def subfolders(path: Path) -> list[Path]:
+    """List the folders in a folder, sorted, without hidden ones; empty if it does not exist."""
     if not path.is_dir():
         return []
     with os.scandir(path) as entries:
@@ -200,32 +218,27 @@ def folders(path: Path) -> list[Path]:
     return [path / name for name in names]
 
 
-def _texts(home: NameFolder) -> list[tuple[Entry, str]]:
-    return [(entry, _text(home, entry)) for entry in home.versions()]
+def _touch(name_folder: NameFolder) -> None:
+    """Change the stamp of the registry, for readers that check only the backbones' folders."""
+    os.utime(name_folder.path.parent)
 
 
-def _text(home: NameFolder, entry: Entry) -> str:
-    """What a search for text looks at: an entry's words, and its card."""
-    card = home.path / entry.version / CARD_FILE
-    start = card.read_bytes()[:_CARD] if card.is_file() else b""
+def _versions_with_text(name_folder: NameFolder) -> list[tuple[Entry, str]]:
+    return [(entry, _search_text(name_folder, entry)) for entry in name_folder.versions()]
+
+
+def _search_text(name_folder: NameFolder, entry: Entry) -> str:
+    """Return the text that searches cover: the entry's words and the start of its card."""
+    card = name_folder.path / entry.version / CARD_FILE
+    start = card.read_bytes()[:_CARD_BYTES] if card.is_file() else b""
     return " ".join((*entry.words, start.decode("utf-8", "replace")))
 
 
-def _checked(name: str) -> str:
-    if not is_name(name):
-        raise ConfigError(
-            f"{name!r} is not a name in a registry",
-            expected="1 to 96 letters, digits and . _ - that start with a letter or digit",
-            hint="--name NAME",
-        )
-    return name
-
-
-def _refuse_other_case(home: NameFolder) -> None:
-    """On some file systems `Polite` and `polite` are one folder."""
-    for other in folders(home.path.parent):
-        if other.name != home.name and other.name.casefold() == home.name.casefold():
+def _refuse_other_case(name_folder: NameFolder) -> None:
+    """Refuse a name that would be the same folder on a case-insensitive file system."""
+    for other in subfolders(name_folder.path.parent):
+        if other.name != name_folder.name and other.name.casefold() == name_folder.name.casefold():
             raise RegistryError(
-                f"{home.name!r} differs from the published {other.name!r} only in case",
+                f"{name_folder.name!r} differs from the published {other.name!r} only in case",
                 hint=f"publish it as {other.name!r}, or under another name",
             )

@@ -1,10 +1,10 @@
-"""The folder of one name in a local registry: its versions, and what may change about them.
+"""The folder of one name in a local registry: its versions, tags and yanked versions.
 
-    v1/  v2/  ...      the files of an adapter, as they were saved; they never change
+    v1/  v2/  ...      the files of an adapter as saved; they never change
     names.json         {"tags": {"best": "v1"}, "yanked": {"v2": "trained on the dev set"}}
 
-A version's folder appears whole, by one rename; `names.json` is replaced whole. Writers of one name
-wait for each other.
+A version's folder is created by one atomic rename, and `names.json` is replaced atomically. A file
+lock serializes the writers of a name.
 """
 
 from __future__ import annotations
@@ -46,56 +46,62 @@ _TAG = re.compile(r"(?!v?[0-9]+$)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 @dataclass
 class Names:
-    """What may change about the versions of a name: tags, and which were yanked, why."""
+    """The contents of `names.json`: version by tag, and reason by yanked version."""
 
     tags: dict[str, str] = field(default_factory=dict)
     yanked: dict[str, str] = field(default_factory=dict)
 
 
 class NameFolder:
-    """One name's folder, `<root>/<backbone>/<name>`."""
+    """The folder of one name, `<root>/<backbone>/<name>`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = path.name
 
     def versions(self) -> list[Entry]:
-        """All versions, oldest first.
+        """List all versions, oldest first.
 
         Raises:
-            FileError: a version whose manifest cannot be read.
+            FileError: the manifest of a version cannot be read.
         """
         names = self._names()
         return [self._entry(folder, names) for folder in self.folders()]
 
     def folders(self) -> list[Path]:
-        """The folders of all versions, oldest first."""
+        """List the folders of all versions, oldest first."""
         if not self.path.is_dir():
             return []
-        found = [p for p in self.path.iterdir() if version_number(p.name) and p.name[0] == "v"]
-        return sorted(found, key=lambda p: version_number(p.name) or 0)
+        paths = [p for p in self.path.iterdir() if version_number(p.name) and p.name[0] == "v"]
+        return sorted(paths, key=lambda p: version_number(p.name) or 0)
 
     def add(self, folder: Path, version: str | None, tags: tuple[str, ...]) -> Entry:
-        """Keep an adapter as a new version, or find the version that it is already.
+        """Add an adapter as a new version, or find the existing version with the same bytes.
+
+        Args:
+            folder: the adapter's folder.
+            version: the version number for new bytes; the next one if None.
+            tags: the tags to set on the version.
 
         Raises:
-            RegistryError: `version` is taken by other bytes. ConfigError: it, or a tag, cannot be.
+            RegistryError: `version` is taken by other bytes.
+            ConfigError: the version or a tag is invalid.
         """
         check_tags(tags)
         with self.writing():
-            known = self.versions()
+            entries = self.versions()
             digest = digest_of(folder)
-            same = next((entry.version for entry in known if entry.digest == digest), None)
-            chosen = same or free_version(self.name, version, known)
-            if same is None:
-                copy_adapter(folder, self.path / chosen)
-            self.change(tags=dict.fromkeys(tags, chosen))
-            return next(entry for entry in self.versions() if entry.version == chosen)
+            existing = next((entry.version for entry in entries if entry.digest == digest), None)
+            published = existing or free_version(self.name, version, entries)
+            if existing is None:
+                copy_adapter(folder, self.path / published)
+            self.change(tags=dict.fromkeys(tags, published))
+            return next(entry for entry in self.versions() if entry.version == published)
 
     def change(
         self, *, tags: Mapping[str, str] | None = None, yanked: Mapping[str, str] | None = None
     ) -> None:
-        """Set tags, or mark versions as yanked."""
+        """Set tags, or mark versions as yanked; call it inside `writing()`."""
         check_tags(tuple(tags or ()))
         names = self._names()
         changed = Names({**names.tags, **(tags or {})}, {**names.yanked, **(yanked or {})})
@@ -104,26 +110,26 @@ class NameFolder:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Be the only writer of this name."""
+        """Hold the lock that serializes the writers of this name."""
         with explained(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             with FileLock(self.path / ".lock"):
                 yield
 
     def stamp(self) -> str:
-        """A text that differs after each change of this folder."""
+        """Return a text that changes whenever the folder changes: its modification times."""
         times = (os.stat(p).st_mtime_ns for p in (self.path, self.path / _NAMES) if p.exists())
         return " ".join(map(str, times))
 
     def clean(self) -> list[Path]:
-        """Remove what interrupted writers left, and say what it was."""
+        """Remove the staging folders of interrupted writers, and return their paths."""
         if not list(self.path.glob(f"{_STAGED}*")):
             return []
-        with self.writing():  # a writer at work would hold the lock
-            left = sorted(self.path.glob(f"{_STAGED}*"))
-            for path in left:
+        with self.writing():  # no writer is active while we hold the lock
+            leftovers = sorted(self.path.glob(f"{_STAGED}*"))
+            for path in leftovers:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        return left
+        return leftovers
 
     def _names(self) -> Names:
         try:
@@ -135,7 +141,7 @@ class NameFolder:
             raise FileError(
                 f"{self.path / _NAMES} cannot be read: {error}",
                 expected='{"tags": {TAG: VERSION}, "yanked": {VERSION: REASON}}',
-                hint="delete it: tags and yanks of this name are lost, its versions are not",
+                hint="delete it; tags and yanks are lost, versions are not",
             ) from error
         return names
 
@@ -159,10 +165,18 @@ def entry_of(
     tags: tuple[str, ...] = (),
     yanked: str | None = None,
 ) -> Entry:
-    """What a search shows of an adapter, by the bytes of its manifest.
+    """Build the entry of an adapter from its manifest.
+
+    Args:
+        data: the contents of the manifest.
+        reference: the text to type to get this version.
+        name: the adapter's name in its store.
+        version: the version in its store.
+        tags: the tags of the version.
+        yanked: the reason, if the version was yanked.
 
     Raises:
-        FileError: they cannot be read.
+        FileError: the manifest cannot be read.
     """
     manifest = from_json(data, f"{MANIFEST_FILE} of {reference}")
     tensors = manifest.tensors.values()
@@ -188,15 +202,15 @@ def entry_of(
 
 
 def digest_of(folder: Path) -> str:
-    """The sha256 of an adapter's manifest, which holds that of its tensors."""
+    """Compute the sha256 of an adapter's manifest, which contains the sha256 of its tensors."""
     return hashlib.sha256(manifest_bytes(folder)).hexdigest()
 
 
 def manifest_bytes(folder: Path) -> bytes:
-    """The bytes of an adapter's manifest.
+    """Read the bytes of an adapter's manifest.
 
     Raises:
-        FileError: it is missing, or no regular file of a manifest's size.
+        FileError: it is missing, not a regular file, or too large.
     """
     try:
         return read_file(folder / MANIFEST_FILE, 0, MAX_MANIFEST_BYTES, None)
@@ -205,10 +219,11 @@ def manifest_bytes(folder: Path) -> bytes:
 
 
 def copy_adapter(source: Path, folder: Path) -> Path:
-    """Copy the files of an adapter to a new folder, whole or not at all, and verify the copy.
+    """Copy the files of an adapter to a new folder atomically, and verify the copy.
 
     Raises:
-        OutputError: `folder` is there, or cannot be written. FileError: `source` is not sound.
+        OutputError: `folder` exists or cannot be written.
+        FileError: `source` holds no valid adapter.
     """
     return copy_files(source, folder, PUBLISHED, read_adapter)
 
@@ -219,7 +234,17 @@ def copy_files(
     names: Sequence[str],
     verify: Callable[[Path], object] = lambda copy: None,
 ) -> Path:
-    """Copy those files that are there to a new folder, in one step, if the copy is verified."""
+    """Copy the named files that exist to a new folder, atomically.
+
+    Args:
+        source: the folder to copy from.
+        folder: the new folder.
+        names: the names of the files to copy; missing ones are skipped.
+        verify: called with the staged copy; an error it raises cancels the copy.
+
+    Raises:
+        OutputError: `folder` exists or cannot be written.
+    """
     payload = {name: (source / name).read_bytes() for name in names if (source / name).is_file()}
     with explained(folder):
         check_place(folder, False, ())
@@ -231,14 +256,15 @@ def copy_files(
 
 
 def check_tags(tags: Sequence[str]) -> None:
-    """Refuse what cannot be a tag.
+    """Refuse invalid tags.
 
     Raises:
-        ConfigError: it is no plain word, or the number of a version.
+        ConfigError: a tag has other characters, or is a version number.
     """
-    if wrong := [repr(tag) for tag in tags if not _TAG.fullmatch(tag)]:
+    if invalid := [repr(tag) for tag in tags if not _TAG.fullmatch(tag)]:
         raise ConfigError(
-            "these cannot be tags",
-            offenders=wrong,
-            expected="1 to 64 letters, digits, . _ - that are not the number of a version",
+            "invalid tags",
+            offenders=invalid,
+            expected="1 to 64 letters, digits and . _ -, starting with a letter or digit, and not a"
+            " version number",
         )

@@ -3,8 +3,8 @@
     adapterhub.lock      {"adapters": {NAME: {"reference": ..., "digest": ..., "backbone": ...,
                          "fingerprint": ...}}, "version": 1}
 
-`reference` names one version, never a tag or branch. Whoever has the lock file, and can reach the
-stores, gets the same bytes or an error.
+`reference` names one version, never a tag or branch. With the lock file and access to the stores,
+everyone gets the same bytes or an error.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from adapterhub.errors import ConfigError, FileError, MismatchError
 from adapterhub.files import schema
 from adapterhub.files.atomic import explained, replace_file
 from adapterhub.files.native import read_adapter
-from adapterhub.registry.api import pull, store_of, warn_of_yanked
 from adapterhub.registry.local_versions import copy_adapter, digest_of
-from adapterhub.registry.reference import Reference, is_name, parse_reference
+from adapterhub.registry.pull import pull, warn_if_yanked
+from adapterhub.registry.reference import Reference, check_name, parse_reference
 from adapterhub.registry.store import Entry
+from adapterhub.registry.stores import store_of
 
 _MAX_BYTES = 4 << 20
 _PIN = schema.record(
@@ -50,10 +51,10 @@ class Pin:
 
 
 def read_lock(path: Path) -> dict[str, Pin]:
-    """The pins of a lock file by name; none if there is no file.
+    """Read the pins of a lock file by name; empty if the file does not exist.
 
     Raises:
-        FileError: it cannot be read.
+        FileError: the file is not a valid lock file.
     """
     if not path.exists():
         return {}
@@ -69,7 +70,7 @@ def read_lock(path: Path) -> dict[str, Pin]:
 
 
 def write_lock(path: Path, pins: dict[str, Pin]) -> None:
-    """Write a lock file in one step; the same pins are the same bytes."""
+    """Write a lock file atomically; equal pins give equal bytes."""
     tree = {"version": 1, "adapters": {name: asdict(pin) for name, pin in pins.items()}}
     with explained(path):
         replace_file(path, schema.canonical_json(tree))
@@ -78,88 +79,104 @@ def write_lock(path: Path, pins: dict[str, Pin]) -> None:
 def pin(
     reference: str, registry: str | Path | None = None, *, name: str | None = None
 ) -> tuple[str, Pin]:
-    """The name and the pin of what a reference means now; its files are pulled and verified.
-    `name` is what the project calls it, if not by its own name.
+    """Pull and verify the version that a reference currently resolves to, and pin it.
+
+    Args:
+        reference: the adapter, in a registry or on a hub.
+        registry: the folder of the local registry, if not the default one.
+        name: the adapter's name in the project, if not its own.
+
+    Returns:
+        The name in the project, and the pin.
 
     Raises:
-        ConfigError: the reference is a folder, or the name cannot be. RegistryError, FileError: as
-            of `pull`.
+        ConfigError: the reference is a folder, or the name is invalid.
+        RegistryError: not found, or the store cannot be reached.
+        FileError: the files are invalid, or another library's.
     """
-    if name is not None and not is_name(name):
-        raise ConfigError(f"{name!r} is not a name", expected="letters, digits and . _ - inside")
-    place = parse_reference(reference)
-    if place.place == "folder":
+    if name is not None:
+        check_name(name)
+    parsed = parse_reference(reference)
+    if parsed.kind == "folder":
         raise ConfigError(
-            f"{reference} is a folder, which may change",
-            hint=f"adapterhub publish {reference}, then lock the name",
+            f"cannot pin the folder {reference}: its contents may change",
+            hint=f"adapterhub publish {reference}, then lock the published name",
         )
-    store = store_of(place, registry)
-    entry = store.resolve(place.name, place.version)
+    store = store_of(parsed, registry)
+    entry = store.resolve(parsed.name, parsed.version)
     if not entry.fingerprint:
         raise FileError(
-            f"{reference} is of another library, and names no backbone that could be checked",
-            hint=f"adapterhub pull {reference}, import it, and publish what came of it",
+            f"cannot pin {reference}: another library's adapter has no backbone fingerprint",
+            hint=f"adapterhub pull {reference}, import it, and publish the result",
         )
-    warn_of_yanked(entry)
+    warn_if_yanked(entry)
     store.get(entry)
     return name or entry.name.rpartition("/")[2], _pin_of(entry)
 
 
 def with_pins(pins: dict[str, Pin], new: Sequence[tuple[str, Pin]]) -> dict[str, Pin]:
-    """The pins with new ones, each in the place of an older one of the same adapter.
+    """Return the pins with new ones added, which replace older pins of the same adapter.
 
     Raises:
-        ConfigError: two different adapters would have one name.
+        ConfigError: two different adapters would have the same name.
     """
-    added, other = dict(pins), []
+    merged, conflicts = dict(pins), []
     for name, pinned in new:
-        old = added.get(name, pinned)
-        if _adapter(old) != _adapter(pinned):
-            other.append(f"{name}: {old.reference} and {pinned.reference}")
-        added[name] = pinned
-    if other:
+        old = merged.get(name, pinned)
+        if _unversioned(old) != _unversioned(pinned):
+            conflicts.append(f"{name}: {old.reference} and {pinned.reference}")
+        merged[name] = pinned
+    if conflicts:
         raise ConfigError(
-            "two adapters of a project would have one name",
-            offenders=other,
+            "different adapters would have the same name in the project",
+            offenders=conflicts,
             hint="adapterhub lock REFERENCE --name OTHER",
         )
-    return added
+    return merged
 
 
 def sync(pins: dict[str, Pin], folder: Path, registry: str | Path | None = None) -> list[str]:
-    """Restore every adapter to `folder/NAME`, and say which were not there already.
+    """Restore every pinned adapter to `folder/NAME`; existing ones are verified.
+
+    Args:
+        pins: the pins by name.
+        folder: the project's folder of adapters.
+        registry: the folder of the local registry, if not the default one.
+
+    Returns:
+        The names of the adapters that were missing.
 
     Raises:
-        MismatchError: a store has other bytes under a pinned reference now, or `folder` has; all
-            are listed. RegistryError: a store has not got it, or cannot be reached.
+        MismatchError: a store or `folder` has other bytes for a pinned adapter; all are listed.
+        RegistryError: a version is missing from its store, or a store cannot be reached.
     """
-    restored, other = [], []
+    restored, mismatches = [], []
     for name, pinned in pins.items():
         target = folder / name
         if not target.exists():
             source = pull(pinned.reference, backbone=pinned.fingerprint, registry=registry)
-            if _digest(source) == pinned.digest:
+            if _verified_digest(source) == pinned.digest:
                 copy_adapter(source, target)
                 restored.append(name)
             else:
-                other.append(f"{pinned.reference} is not what it was when it was locked")
-        elif _digest(target) != pinned.digest:
-            other.append(f"{target} is not {pinned.reference}")
-    if other:
+                mismatches.append(f"{pinned.reference} changed since it was locked")
+        elif _verified_digest(target) != pinned.digest:
+            mismatches.append(f"{target} is not {pinned.reference}")
+    if mismatches:
         raise MismatchError(
-            "these adapters are not those of the lock file",
-            offenders=other,
-            hint="move the folder away, or adapterhub lock REFERENCE to pin what is there now",
+            "these adapters differ from the lock file",
+            offenders=mismatches,
+            hint="move the folder away, or adapterhub lock REFERENCE to pin the current version",
         )
     return restored
 
 
-def _digest(folder: Path) -> str:
+def _verified_digest(folder: Path) -> str:
     read_adapter(folder)
     return digest_of(folder)
 
 
-def _adapter(pinned: Pin) -> Reference:
+def _unversioned(pinned: Pin) -> Reference:
     return replace(parse_reference(pinned.reference), version=None)
 
 

@@ -1,6 +1,6 @@
-"""Repositories of peft and adapters: what is taken from them, and what a search shows.
+"""Adapters of peft and of the adapters library in a store: which files to copy, what to list.
 
-They have no manifest: no fingerprint, and no digest but that of the files themselves.
+They have no manifest, and so no fingerprint; their entry's digest only identifies the version.
 """
 
 from __future__ import annotations
@@ -15,23 +15,29 @@ from adapterhub.interchange.peft import files as peft
 from adapterhub.registry.local_versions import copy_files
 from adapterhub.registry.store import Entry
 
-CONFIG_FILE = peft.CONFIG_FILE  # that of adapters is called so too
-_NUMBERS = (peft.TENSORS_FILE, adapters.WEIGHTS[0])
-FOREIGN = (CONFIG_FILE, *_NUMBERS, adapters.HEAD_CONFIG_FILE, adapters.HEAD_WEIGHTS[0])
-# Only when asked for; they are opened by torch's weights_only loader.
+CONFIG_FILE = peft.CONFIG_FILE  # the adapters library uses the same name
+_TENSOR_FILES = (peft.TENSORS_FILE, adapters.WEIGHTS[0])
+FOREIGN = (CONFIG_FILE, *_TENSOR_FILES, adapters.HEAD_CONFIG_FILE, adapters.HEAD_WEIGHTS[0])
+# Copied on request only; they are opened with torch.load(weights_only=True).
 PICKLES = (peft.PICKLE_FILE, adapters.WEIGHTS[1], adapters.HEAD_WEIGHTS[1])
-_MAX_CONFIG = 4 << 20
+_MAX_CONFIG_BYTES = 4 << 20
 
 
 def entry_of_foreign(data: bytes, *, reference: str, name: str, version: str) -> Entry:
-    """What a search shows of another library's adapter, by the bytes of its configuration.
+    """Build the entry of another library's adapter from its configuration.
+
+    Args:
+        data: the contents of `adapter_config.json`.
+        reference: the text to type to get this version.
+        name: the adapter's name in its store.
+        version: the version, usually a commit.
 
     Raises:
-        FileError: they cannot be read.
+        FileError: the configuration cannot be read.
     """
-    config, problems = schema.parse_object(data, _MAX_CONFIG)
+    config, problems = schema.parse_object(data, _MAX_CONFIG_BYTES)
     if problems:
-        raise FileError(f"{reference}: {CONFIG_FILE} cannot be read", offenders=problems)
+        raise FileError(f"{CONFIG_FILE} of {reference} cannot be read", offenders=problems)
     method = config.get("peft_type") or config.get("config", {}).get("architecture") or "bottleneck"
     backbone = config.get("base_model_name_or_path") or config.get("model_name") or ""
     return Entry(
@@ -47,17 +53,22 @@ def entry_of_foreign(data: bytes, *, reference: str, name: str, version: str) ->
 
 
 def copy_foreign(source: Path, folder: Path, *, allow_pickle: bool = False) -> Path:
-    """Copy what is read of another library's adapter to a new folder.
+    """Copy the files of another library's adapter that the importer reads to a new folder.
+
+    Args:
+        source: the adapter's folder.
+        folder: the new folder.
+        allow_pickle: copy pickles if there is no safetensors file.
 
     Raises:
-        FileError: its numbers are not there, or in a pickle that was not asked for.
+        FileError: there is no safetensors file, and no pickle or `allow_pickle` is not set.
     """
-    if any((source / name).is_file() for name in _NUMBERS):
+    if any((source / name).is_file() for name in _TENSOR_FILES):
         return copy_files(source, folder, FOREIGN)
     if allow_pickle and any((source / name).is_file() for name in PICKLES):
         return copy_files(source, folder, (*FOREIGN, *PICKLES))
     raise FileError(
-        f"{source.name} has an adapter's configuration, and no safetensors with its numbers",
-        expected=" or ".join(_NUMBERS),
-        hint="--allow-pickle (allow_pickle=True) takes its pickle, and runs no code of it",
+        f"{source.name} has an adapter's configuration but no safetensors file",
+        expected=" or ".join(_TENSOR_FILES),
+        hint="--allow-pickle (allow_pickle=True) reads a pickle instead, without running its code",
     )

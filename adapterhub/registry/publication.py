@@ -1,7 +1,7 @@
-"""An adapter's folder as it is published: with what its publisher says of it, and a card for it.
+"""Prepare an adapter's folder for publication: add the publisher's metadata and write the card.
 
-What is said stands in the manifest, so it belongs to the version like all else in it: the same
-adapter with another licence is another version.
+The metadata becomes part of the manifest, and so of the version: the same adapter under another
+licence is another version.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from adapterhub.interchange.peft.files import TENSORS_FILE as PEFT_TENSORS
 
 @dataclass(frozen=True)
 class PublicationInfo:
-    """What a publisher says of an adapter; what is None or empty stays as its manifest has it.
+    """Metadata that a publisher adds; fields that are None or empty keep the manifest's value.
 
-    `license` is an identifier such as apache-2.0, `language` codes such as en, `topics` words by
-    which the adapter is found.
+    `license` is an identifier such as apache-2.0, `language` language codes such as en, `topics`
+    search keywords.
     """
 
     description: str | None = None
@@ -34,70 +34,82 @@ class PublicationInfo:
     language: tuple[str, ...] = ()
     topics: tuple[str, ...] = ()
 
-    def on(self, manifest: Manifest) -> Manifest:
-        """The manifest that says so."""
-        said = {name: value for name, value in asdict(self).items() if value}
-        if "topics" in said:
-            said["tags"] = said.pop("topics")
-        return replace(manifest, **said)
-
-
-Listing = PublicationInfo  # its name in the public API
+    def apply(self, manifest: Manifest) -> Manifest:
+        """Return a copy of the manifest with this metadata."""
+        fields = {name: value for name, value in asdict(self).items() if value}
+        if "topics" in fields:
+            fields["tags"] = fields.pop("topics")
+        return replace(manifest, **fields)
 
 
 @contextmanager
-def prepared(
-    source: Path, listing: PublicationInfo, reference: str, peft: InPeft | None = None
+def prepared_folder(
+    source: Path, info: PublicationInfo, reference: str, peft: InPeft | None = None
 ) -> Iterator[Path]:
-    """A folder with the adapter of `source` as it is to be published, for as long as the context.
+    """Provide a folder with the adapter as it is to be published, for the length of the context.
+
+    Args:
+        source: the adapter's folder; it is used as it is if nothing changes.
+        info: the publisher's metadata.
+        reference: the text that loads the adapter, for the card.
+        peft: whether peft can load the published repository, for the card.
 
     Raises:
-        FileError: `source` holds no sound adapter. OutputError: the manifest cannot say that.
+        FileError: `source` holds no valid adapter.
+        OutputError: the metadata is invalid.
     """
     manifest, _ = native.read_adapter(source)
-    listed = listing.on(manifest)
-    if listed == manifest and peft is None:
+    published = info.apply(manifest)
+    if published == manifest and peft is None:
         yield source
         return
-    text = card(listed, _old_card(source), reference=reference, peft=peft)
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        (folder / native.MANIFEST_FILE).write_bytes(to_json(listed))
+    text = card(published, _card_text(source), reference=reference, peft=peft)
+    with tempfile.TemporaryDirectory() as path:
+        folder = Path(path)
+        (folder / native.MANIFEST_FILE).write_bytes(to_json(published))
         (folder / native.CARD_FILE).write_bytes(native.card_bytes(text))
         shutil.copyfile(source / native.TENSORS_FILE, folder / native.TENSORS_FILE)
         yield folder
 
 
-def _old_card(source: Path) -> str:
+def _card_text(source: Path) -> str:
     try:
         data = read_file(source / native.CARD_FILE, 1, native.MAX_CARD_BYTES, None)
-    except UnreadableError:  # it is for people, and need not be there
+    except UnreadableError:  # a card is optional
         return ""
     return data.decode("utf-8", "replace")
 
 
 def peft_files(source: Path, backbone: str | None) -> tuple[dict[str, bytes], InPeft]:
-    """The files that peft loads the adapter of `source` from, none where it cannot have it, and
-    what the card says of that. `backbone` is where its backbone is, if not where it says.
+    """Convert the adapter in `source` to peft's files.
+
+    Args:
+        source: the adapter's folder.
+        backbone: the folder or Hub id of the backbone, if not the one in the manifest.
+
+    Returns:
+        peft's files by name, empty if peft cannot express the adapter, and the reasons for the
+        card.
 
     Raises:
-        FileError: `source` holds no sound adapter. BackboneError: `backbone` is none.
+        FileError: `source` holds no valid adapter.
+        BackboneError: `backbone` cannot be read.
     """
-    from adapterhub.adapters.export import in_peft  # it needs the models
+    from adapterhub.adapters.export import in_peft  # imports torch and transformers
 
-    found = in_peft(source, backbone)
-    said = InPeft(found.kind, found.problems)
-    if found.files is None:
-        return {}, said
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "peft"
-        write_peft(folder, found.files)
-        return {n: (folder / n).read_bytes() for n in (CONFIG_FILE, PEFT_TENSORS)}, said
+    conversion = in_peft(source, backbone)
+    summary = InPeft(conversion.kind, conversion.problems)
+    if conversion.files is None:
+        return {}, summary
+    with tempfile.TemporaryDirectory() as path:
+        folder = Path(path) / "peft"
+        write_peft(folder, conversion.files)
+        return {n: (folder / n).read_bytes() for n in (CONFIG_FILE, PEFT_TENSORS)}, summary
 
 
 Note = Callable[[str], None]
-"""Told what a user should know that is no error."""
+"""Receives one-line messages for the user that are not errors."""
 
 
 def silent(text: str) -> None:
-    """Nobody is told."""
+    """Ignore a message."""

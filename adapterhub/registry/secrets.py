@@ -1,4 +1,4 @@
-"""What must not leave a machine: paths of it, and secrets."""
+"""Refuse to publish files that contain secrets or paths of this machine."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ _SECRETS = {
     "a Slack token": r"\bxox[abprs]-[0-9A-Za-z-]{10,}",
     "a W&B key": r"(?i)wandb\S{0,20}\s*[:=]\s*\W?[0-9a-f]{40}\b",
     "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----",
-    "a password in an address": r"[a-z]+://[^\s/:@]+:[^\s/@]+@",
+    "a password in a URL": r"[a-z]+://[^\s/:@]+:[^\s/@]+@",
 }
 _BINARY = (".safetensors",)
 
 
 def refuse_leaks(files: Mapping[str, bytes]) -> None:
-    """Refuse to publish text that holds a path of this machine or a secret.
+    """Refuse to publish text that contains a path of this machine or a secret.
 
     Raises:
-        FileError: it does; each line that holds one is listed, without the secret.
+        FileError: a file does; the error lists each such line, without the secret.
     """
-    found = [
-        f"{name}, line {number}: {what}"
+    leaks = [
+        f"{name}, line {number}: {problem}"
         for name, data in files.items()
-        for number, what in _leaks(data if not name.endswith(_BINARY) else _header(data))
+        for number, problem in _leaks(data if not name.endswith(_BINARY) else _header(data))
     ]
-    if found:
+    if leaks:
         raise FileError(
-            "these files hold what must not leave this machine",
-            offenders=shorten(found),
+            "these files contain private information",
+            offenders=shorten(leaks),
             expected="no absolute paths, tokens, keys or passwords",
-            hint="correct the text, or the recipe, and save the adapter again",
+            hint="correct the text or the recipe, and save the adapter again",
         )
 
 
 def _leaks(data: bytes) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
-        yield from ((number, what) for what, secret in _SECRETS.items() if re.search(secret, line))
-        # A shown path of home may name a person; what is shown after ~ or $ may not.
+        yield from ((number, kind) for kind, secret in _SECRETS.items() if re.search(secret, line))
+        # A spelled-out home folder may name a person; ~ and $HOME do not.
         if path_problem("", line):
             yield number, "an absolute path"
 
 
 def _header(data: bytes) -> bytes:
-    """The text in a safetensors file: its header."""
+    """Return the text of a safetensors file: its header."""
     return data[8 : 8 + int.from_bytes(data[:8], "little")]

@@ -1,8 +1,8 @@
-"""What a store of adapters can do, whatever it is made of.
+"""The interface of a store of adapters, and the rules common to all stores.
 
-A store keeps versions of adapters. A version is one adapter's files, and never changes; a tag is a
-name for a version, and may move. What a folder, the Hub or a server keep them in is their own
-affair: the same conformance suite holds for all.
+A store keeps versions of adapters. A version is one adapter's files and never changes; a tag is a
+movable name for a version. How a store keeps its files is up to the store; tests/registry/
+test_store.py runs one conformance suite against every implementation.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from adapterhub.files.manifest import LOWER_IS_BETTER
 
 @dataclass(frozen=True)
 class Entry:
-    """One published version of an adapter, as a search shows it.
+    """One published version of an adapter, as listed in search results.
 
-    `reference` is what a user types to get it, `digest` the sha256 of its manifest, and so of all
-    that the adapter computes with; `size` counts bytes, `parameters` trained numbers. `tags` name
-    this version, and may move to another; `topics` say what it is about, and never change.
+    `reference` is the text to type to get this version. `digest` is the sha256 of the manifest,
+    which in turn contains the sha256 of the tensors. `size` is in bytes, `parameters` the number of
+    trained parameters. `tags` name this version and may move to another; `topics` describe the
+    adapter and never change.
     """
 
     reference: str
@@ -47,19 +48,19 @@ class Entry:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What a search for text looks at, beside the card."""
-        said = (self.name, self.backbone, self.task or "", self.description or "")
-        return (*said, *self.methods, *self.tags, *self.topics, *self.language)
+        """The texts that a text search covers, in addition to the card."""
+        texts = (self.name, self.backbone, self.task or "", self.description or "")
+        return (*texts, *self.methods, *self.tags, *self.topics, *self.language)
 
 
 @dataclass(frozen=True)
 class Query:
-    """Which versions to find: each given field must hold; what is None or empty matches all.
+    """Search criteria, combined with AND; a field that is None or empty matches everything.
 
-    `backbone` is an id or a fingerprint, `text` starts of words in the name, task, backbone,
-    methods, tags, topics, description or card; `tags` are tags or topics. Without `all_versions`
-    only the newest of a name is found, and never one that was yanked. `sort` is a metric (best
-    first), `size` (smallest first) or `name`.
+    `backbone` is an id or a fingerprint. `text` holds prefixes of words in the name, task,
+    backbone, methods, tags, topics, description or card. `tags` are tags or topics. Unless
+    `all_versions` is set, only the newest version of each name is returned; yanked versions never
+    are. `sort` is a metric (best first), `size` (smallest first) or `name`.
     """
 
     text: str = ""
@@ -75,8 +76,11 @@ class Query:
 
 @dataclass(frozen=True)
 class Publication:
-    """What a publisher adds to an adapter's files. `beside` are files for other libraries, by name,
-    that a hub keeps beside ours."""
+    """How to publish an adapter's folder.
+
+    `beside` maps file names to the contents of other libraries' files; a hub stores them next to
+    ours, in the same repository.
+    """
 
     name: str
     version: str | None = None
@@ -91,121 +95,139 @@ class Store(Protocol):
     def resolve(
         self, name: str, version: str | None = None, *, backbone: str | None = None
     ) -> Entry:
-        """The version that is meant: the newest that was not yanked, unless one is named by its
-        number or by a tag. `backbone`, an id or fingerprint, decides between backbones.
+        """Find the version that a name refers to.
+
+        Args:
+            name: the adapter's name.
+            version: a version number or a tag; the newest version that is not yanked if None.
+            backbone: a backbone's id or fingerprint, to choose between adapters of the same name.
 
         Raises:
-            RegistryError: nothing of that name or version, or one on several backbones.
+            RegistryError: no such name or version, or the name exists for several backbones.
         """
 
     def get(self, entry: Entry, folder: Path | None = None) -> Path:
-        """The verified files of a version, in `folder` or where the store keeps them.
+        """Return the folder with the verified files of a version.
+
+        The files are copied to `folder` if it is given; otherwise the store's own copy is returned.
 
         Raises:
-            RegistryError: the store cannot be reached. FileError: what came is not what was
-                published. OutputError: `folder` cannot be written.
+            RegistryError: the store cannot be reached.
+            FileError: the files differ from the published ones.
+            OutputError: `folder` cannot be written.
         """
 
     def put(self, folder: Path, publication: Publication) -> Entry:
-        """Publish an adapter's folder. The bytes that are there already publish as the same
-        version.
+        """Publish an adapter's folder; bytes that are already published keep their version.
 
         Raises:
-            RegistryError: the version is taken by other bytes, or the store refuses the writer.
-            FileError: the folder holds no sound adapter.
+            RegistryError: the version is taken by other bytes, or the store denies write access.
+            FileError: the folder holds no valid adapter.
         """
 
     def search(self, query: Query) -> list[Entry]:
-        """The versions that a query finds."""
+        """Return the versions that match a query, in its order."""
 
     def versions(self, name: str, *, backbone: str | None = None) -> Sequence[Entry]:
-        """All versions of a name, oldest first, yanked ones too.
+        """List all versions of a name, oldest first, including yanked ones.
 
         Raises:
-            RegistryError: nothing of that name.
+            RegistryError: no adapter has this name.
         """
 
     def yank(self, entry: Entry, reason: str) -> None:
-        """Take a version out of searches and of what a bare name means. Who pinned it gets it
-        still, with the reason."""
+        """Exclude a version from searches and from references without a version.
+
+        References to exactly this version still work, with a warning that gives the reason.
+        """
 
 
-def chosen(found: Sequence[Entry], name: str, version: str | None) -> Entry:
-    """Of all versions of a name, oldest first: the newest that stands, or the one that is named.
+def choose_version(entries: Sequence[Entry], name: str, version: str | None) -> Entry:
+    """Choose a version by its number or tag, or the newest one that is not yanked.
+
+    Args:
+        entries: all versions of the name, oldest first.
+        name: the adapter's name, for the error message.
+        version: a version number or a tag, or None for the newest.
 
     Raises:
-        RegistryError: there is none.
+        RegistryError: no such version, or all versions are yanked.
     """
-    standing = [entry for entry in found if entry.yanked is None]
-    if version is None and standing:
-        return standing[-1]
+    available = [entry for entry in entries if entry.yanked is None]
+    if version is None and available:
+        return available[-1]
     number = version_number(version or "")
-    for entry in found:
+    for entry in entries:
         if version in entry.tags or (
             number is not None and number == version_number(entry.version)
         ):
             return entry
+    tags = sorted({tag for entry in entries for tag in entry.tags})
     raise RegistryError(
         f"{name!r} has no version {version}" if version else f"all versions of {name!r} are yanked",
-        offenders=[f"{e.version} was yanked: {e.yanked}" for e in found if e.yanked is not None],
-        expected=", ".join(
-            (*(e.version for e in found), *sorted({t for e in found for t in e.tags}))
-        ),
+        offenders=[f"{e.version} was yanked: {e.yanked}" for e in entries if e.yanked is not None],
+        expected=", ".join((*(entry.version for entry in entries), *tags)),
     )
 
 
-def free_version(name: str, version: str | None, known: Sequence[Entry]) -> str:
-    """The version that new bytes are published as: the one that is asked for, or the next.
+def free_version(name: str, version: str | None, entries: Sequence[Entry]) -> str:
+    """Return the version to publish new bytes as: the requested one, or the next number.
+
+    Args:
+        name: the adapter's name, for the error message.
+        version: the requested version, or None.
+        entries: the existing versions of the name.
 
     Raises:
-        ConfigError: it is no version. RegistryError: other bytes have it.
+        ConfigError: `version` is not a version number.
+        RegistryError: `version` is already published with other bytes.
     """
-    taken = {version_number(entry.version) or 0 for entry in known}
+    taken = {version_number(entry.version) or 0 for entry in entries}
     if version is None:
         return f"v{max(taken, default=0) + 1}"
     number = version_number(version)
     if number is None:
-        raise ConfigError(f"{version!r} is no version", expected="v1, v2, ...")
+        raise ConfigError(f"invalid version {version!r}", expected="v1, v2, ...")
     if number in taken:
         raise RegistryError(
-            f"{name}@v{number} is published already, with other bytes",
-            expected="a version is never changed",
+            f"{name}@v{number} is already published with other bytes",
+            expected="a version never changes",
             hint=f"publish it as v{max(taken) + 1}, or without a version",
         )
     return f"v{number}"
 
 
 def version_number(version: str) -> int | None:
-    """The number of a version: 3 for `v3` or `3`, None for a tag."""
+    """Parse a version number: 3 for `v3` or `3`, None for a tag."""
     match = re.fullmatch(r"v?([1-9][0-9]{0,8})", version)
     return int(match[1]) if match else None
 
 
 def is_fingerprint(backbone: str) -> bool:
-    """Whether a text is the fingerprint of a backbone rather than its id."""
+    """Return whether a text is a backbone's fingerprint rather than its id."""
     return re.fullmatch(r"[a-z0-9]+-[0-9a-f]{64}", backbone) is not None
 
 
-def ranked(entries: Sequence[Entry], query: Query) -> list[Entry]:
-    """Of some entries those that a query finds, in its order; for stores without an index."""
-    found = [entry for entry in entries if _fits(entry, query)]
+def filter_entries(entries: Sequence[Entry], query: Query) -> list[Entry]:
+    """Filter and sort entries by a query, for stores without an index."""
+    matches = [entry for entry in entries if _matches(entry, query)]
     if query.sort in ("name", "size"):
-        return sorted(found, key=lambda entry: getattr(entry, query.sort))[: query.limit]
-    having = [entry for entry in found if query.sort in entry.metrics]
+        return sorted(matches, key=lambda entry: getattr(entry, query.sort))[: query.limit]
+    scored = [entry for entry in matches if query.sort in entry.metrics]
     sign = 1 if query.sort in LOWER_IS_BETTER else -1
-    return sorted(having, key=lambda entry: sign * entry.metrics[query.sort])[: query.limit]
+    return sorted(scored, key=lambda entry: sign * entry.metrics[query.sort])[: query.limit]
 
 
 def words_in(text: str) -> set[str]:
-    """The words of a text, without case and accents."""
+    """Split a text into its words, case-folded and without accents."""
     if not text.isascii():
         parts = unicodedata.normalize("NFKD", text)
         text = "".join(c for c in parts if not unicodedata.combining(c))
     return set(re.findall(r"[^\W_]+", text.casefold()))
 
 
-def _fits(entry: Entry, query: Query) -> bool:
-    have = words_in(" ".join(entry.words))
+def _matches(entry: Entry, query: Query) -> bool:
+    words = words_in(" ".join(entry.words))
     return all(
         (
             entry.yanked is None,
@@ -214,6 +236,6 @@ def _fits(entry: Entry, query: Query) -> bool:
             query.method is None or query.method in entry.methods,
             set(query.tags) <= {*entry.tags, *entry.topics},
             query.metric is None or query.metric in entry.metrics,
-            all(any(w.startswith(start) for w in have) for start in words_in(query.text)),
+            all(any(w.startswith(prefix) for w in words) for prefix in words_in(query.text)),
         )
     )

@@ -1,4 +1,9 @@
-"""Tasks: one file each. A file that defines and registers a task is all that a new one needs."""
+"""The tasks, one file each; a new task is one new file that registers it.
+
+Each file defines, in this order: the example (what is read from data), the prediction, the task's
+options, and its four steps: examples from data, rows from examples (what the model is fed),
+predictions from the model's outputs, metrics from predictions.
+"""
 
 import importlib
 import pkgutil

@@ -1,7 +1,7 @@
-"""What a task is: its examples, how they become tensors, and what the model's outputs mean.
+"""The base class of tasks, their registry, and helpers to batch rows and run a model on them.
 
-A task is one frozen dataclass of options in one file, registered by its name. A task spec reads
-like a method spec: `seq2seq`, `seq2seq(metric=rouge)`, `{seq2seq: {metric: rouge}}`.
+A task is a frozen dataclass of options, registered by name. A task spec has the same syntax as a
+method spec: `seq2seq`, `seq2seq(metric=rouge)`, `{seq2seq: {metric: rouge}}`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -23,17 +22,26 @@ from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, unknown
 
-IGNORED = -100  # the label of a position that the loss leaves out
-EXAMPLES = "classification, seq2seq(metric=rouge) or {seq2seq: {metric: rouge}}"
+IGNORED = -100  # label of the positions that the loss ignores
+SPEC_EXAMPLES = "classification, seq2seq(metric=rouge) or {seq2seq: {metric: rouge}}"
+
+P = TypeVar("P")
 
 Row = dict[str, Any]
-"""The model's inputs for one example, without padding; lists of numbers, and perhaps `labels`."""
+"""The unpadded model inputs for one example: lists of numbers, and `labels` for training."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What examples are encoded for. `max_length` is that of an input, in tokens, `positions` all
-    that the model has; `seed` decides random inputs."""
+    """The model and run that examples are encoded for.
+
+    Attributes:
+        tokenizer: the tokenizer of the backbone, with the adapter's new tokens.
+        max_length: the longest input, in tokens.
+        labels: the classes, in the order of the logits.
+        seed: the seed of random inputs, such as masks.
+        positions: the number of positions of the model.
+    """
 
     tokenizer: PreTrainedTokenizerBase
     max_length: int
@@ -43,25 +51,25 @@ class Setting:
 
 
 class Prediction(ABC):
-    """What a model says of one example."""
+    """The output for one example."""
 
     @abstractmethod
     def as_dict(self) -> dict[str, Any]:
-        """For JSON lines."""
+        """Return the fields printed by `predict --json`."""
 
     @abstractmethod
     def __str__(self) -> str:
-        """For one line on a terminal."""
+        """Return the text that `predict` prints, on one line."""
 
 
 @dataclass(frozen=True)
 class Generated(Prediction):
-    """A text that a model wrote."""
+    """A generated text."""
 
     text: str
 
     def as_dict(self) -> dict[str, Any]:
-        """The text, under a name that the input does not have."""
+        """Return the text as `generated`; `text` is the input."""
         return {"generated": self.text}
 
     def __str__(self) -> str:
@@ -70,10 +78,10 @@ class Generated(Prediction):
 
 @dataclass(frozen=True)
 class Encoded:
-    """Examples as rows of token ids: cut to the longest length, padded a batch at a time.
+    """Encoded examples: rows of token ids, truncated, and padded when batched.
 
-    An example may have several rows, or a row several examples; `owners` are the indices of the
-    rows' examples, where each row has one.
+    One example may have several rows, or one row several (packed) examples. `owners[i]` is the
+    index of the example of row i; it is empty if rows are packed.
     """
 
     task: Task
@@ -84,13 +92,13 @@ class Encoded:
 
     @property
     def lengths(self) -> list[int]:
-        """The tokens of each row."""
+        """The number of tokens of each row."""
         return [len(row["input_ids"]) for row in self.rows]
 
     def batch(self, indices: Sequence[int], epoch: int = 0) -> dict[str, Tensor]:
-        """The model's inputs for some rows, padded to the longest: (batch, tokens).
+        """Return the model inputs for some rows, padded to the longest: (batch, tokens).
 
-        Inputs with a random part depend on the seed, the epoch and the row alone.
+        Random inputs, such as masks, depend only on the seed, the epoch and the row.
         """
         rows = [
             self.task.vary(self.rows[i], self.setting, (self.setting.seed, epoch, i))
@@ -100,9 +108,9 @@ class Encoded:
 
 
 class Task(ABC):
-    """The base of all tasks. A subclass is a frozen dataclass of options.
+    """The base class of tasks; a subclass is a frozen dataclass of options.
 
-    `main_metric` selects the best checkpoint.
+    Its methods follow the data: examples, rows, predictions, metrics.
     """
 
     name: ClassVar[str]
@@ -110,13 +118,12 @@ class Task(ABC):
 
     @property
     def head(self) -> str:
-        """The kind of model that `load_backbone` gives for the task."""
+        """The kind of model that `load_backbone` loads for the task."""
         return self.name
 
     @property
     def packs(self) -> bool:
-        """Whether a row may hold several examples, of which only the first follows virtual tokens
-        at the start of the row."""
+        """Whether rows may be packed: only their first example then follows virtual tokens."""
         return False
 
     @property
@@ -124,96 +131,153 @@ class Task(ABC):
     def main_metric(self) -> str:
         """The metric that selects the best checkpoint."""
 
+    # Examples
+
     @abstractmethod
     def read(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
     ) -> list[Any]:
-        """The examples of a file or Hub dataset; `split` is "train", "eval" or a Hub split.
+        """Read the examples of a file or Hub dataset.
+
+        Args:
+            source: a file or the id of a Hub dataset.
+            options: the columns and format of the data.
+            split: "train", "eval" or the name of a Hub split.
+            labelled: whether to read labels; False for data to predict on.
 
         Raises:
-            DataError: they cannot be used; every offending row is named.
+            DataError: rows are invalid; the error lists them.
         """
 
     def example(self, fields: Sequence[str], options: DataOptions) -> Any:
-        """An unlabelled example from texts that were typed, `options` being those of training.
+        """Build an unlabelled example from the texts of a command line.
+
+        `options` are those of the training data.
 
         Raises:
-            DataError: too few texts.
+            DataError: there are too few texts.
         """
         return Example(fields[0])
 
     def fields(self, options: DataOptions) -> int:
-        """How many texts such an example has; 0 is any number from two."""
+        """Return the number of texts per example; 0 means two or more."""
         return 1
 
     def shown(self, example: Any) -> list[str]:
-        """An example's texts, as they are printed beside its prediction."""
+        """Return the texts that `predict` prints next to a prediction."""
         return [example.text]
 
     def labels(self, train: Sequence[Any]) -> tuple[str, ...]:
-        """The classes, in the order of the logits; () if the task has none."""
+        """Return the classes in the order of the logits, or () if the task has none."""
         return ()
 
     def check(self, labels: Sequence[str], examples: Sequence[Any]) -> None:  # noqa: B027
-        """Refuse evaluation data that does not fit the labels of training.
+        """Check the labels of training, and evaluation examples against them.
 
         Raises:
-            DataError: it has labels that training lacks.
+            DataError: there are too few labels, or examples have others.
         """
 
     def with_shots(self, examples: Sequence[Any], shots: int, seed: int) -> Task:
-        """The task with so many worked examples of each label in front of every input, drawn from
-        `examples`: a few-shot prompt.
+        """Return the task with few-shot examples in front of each prompt.
+
+        Args:
+            examples: labelled examples to draw from.
+            shots: how many to draw per label.
+            seed: the seed of the draw.
 
         Raises:
-            ConfigError: the task has no place for them. DataError: a label has too few.
+            ConfigError: the task has no prompt.
+            DataError: a label has too few examples.
         """
         raise ConfigError(
-            f"{self.name} takes no worked examples", expected="a task that asks by a prompt"
+            f"{self.name} takes no few-shot examples", expected="a task with a prompt: prompted"
         )
+
+    # Rows
 
     @abstractmethod
     def encode(self, examples: Sequence[Any], setting: Setting, *, labelled: bool) -> Encoded:
-        """The examples as rows; with `labelled` each has what the model's loss needs."""
+        """Encode examples as rows.
+
+        Args:
+            examples: what `read` or `example` returned.
+            setting: the tokenizer, length limits, labels and seed.
+            labelled: whether rows also hold what the model's loss needs.
+        """
 
     def vary(self, row: Row, setting: Setting, key: tuple[int, int, int]) -> Row:
-        """A row as it is in one epoch; `key` (seed, epoch, row) decides all that is random."""
+        """Return the row to use in one epoch; `key` (seed, epoch, row) seeds what is random.
+
+        Args:
+            row: the encoded row.
+            setting: the tokenizer, length limits, labels and seed.
+            key: the seed, the epoch and the index of the row.
+        """
         return row
 
     def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
-        """Rows as one batch: (batch, tokens)."""
+        """Pad rows to one batch: (batch, tokens)."""
         return pad(rows, setting.tokenizer)
+
+    # Predictions
 
     @abstractmethod
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
-        """One prediction an example, in their order."""
+        """Return one prediction per example, in order.
+
+        Args:
+            model: the model, with its adapter active.
+            data: the encoded examples.
+            batch_size: rows per forward pass.
+        """
+
+    # Metrics
 
     @abstractmethod
     def metrics(
         self, examples: Sequence[Any], predictions: Sequence[Prediction]
     ) -> dict[str, float]:
-        """The metrics of predictions against the examples' labels."""
+        """Compare predictions with the labels of the examples."""
 
     def evaluate(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> dict[str, float]:
-        """The metrics of a model on labelled examples."""
+        """Predict on labelled examples and return the metrics.
+
+        Args:
+            model: the model, with its adapter active.
+            data: the encoded examples, with labels.
+            batch_size: rows per forward pass.
+        """
         return self.metrics(data.examples, self.predict(model, data, batch_size))
 
 
 def one_row_each(task: Task, examples: Sequence[Any], setting: Setting, rows: list[Row]) -> Encoded:
-    """Rows that are one an example."""
+    """Build the encoding of examples that have one row each.
+
+    Args:
+        task: the task that encoded them.
+        examples: the examples.
+        setting: the setting they were encoded for.
+        rows: one row per example, in order.
+    """
     return Encoded(task, setting, tuple(examples), rows, tuple(range(len(rows))))
 
 
 def rows_from_columns(encoded: Mapping[str, Any]) -> list[Row]:
-    """A tokenizer's columns as rows."""
+    """Convert the columns that a tokenizer returns into rows."""
     return [dict(zip(encoded, row, strict=True)) for row in zip(*encoded.values(), strict=True)]
 
 
 def pad(
     rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, side: str | None = None
 ) -> dict[str, Tensor]:
-    """Rows as tensors. Lists are padded to the longest of their name, by default on the tokenizer's
-    side: (batch, tokens); numbers become (batch,)."""
+    """Stack rows into tensors: padded lists (batch, tokens), numbers (batch,).
+
+    Args:
+        rows: rows with the same keys.
+        tokenizer: gives the padding values.
+        side: "left" or "right"; by default the padding side of the tokenizer.
+    """
     fills = {
         "input_ids": tokenizer.pad_token_id,
         "token_type_ids": tokenizer.pad_token_type_id,
@@ -233,28 +297,38 @@ def pad(
 
 
 def limit_of(setting: Setting) -> int:
-    """The tokens that an input may have, by the options and the tokenizer."""
+    """Return the longest input in tokens, by the options and the tokenizer."""
     return min(setting.max_length, setting.tokenizer.model_max_length)
 
 
 def cut_text(text: str, tokenizer: PreTrainedTokenizerBase, tokens: int) -> str:
-    """A text of at most so many tokens."""
+    """Truncate a text to a number of tokens.
+
+    Args:
+        text: the text.
+        tokenizer: a fast tokenizer.
+        tokens: the most tokens to keep, 1 or more.
+    """
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     offsets = encoded["offset_mapping"]
     return text if len(offsets) <= tokens else text[: offsets[tokens - 1][1]]
 
 
-def random_of(key: tuple[int, int, int]) -> np.random.Generator:
-    """The random numbers of one row in one epoch."""
-    return np.random.default_rng(key)
+def in_order(by_index: Mapping[int, P]) -> list[P]:
+    """List the values of a mapping from 0, 1, ... in the order of the keys."""
+    return [by_index[i] for i in range(len(by_index))]
 
 
 def forward(
     model: PreTrainedModel, data: Encoded, batch_size: int, *, labels: bool = False
 ) -> Iterator[tuple[list[int], dict[str, Tensor], Any]]:
-    """(rows, batch, output) of each batch, in the order of length, to pad less.
+    """Run a model on all rows and yield (row indices, batch, output) per batch.
 
-    `labels` are left out of the batch unless they are asked for.
+    Args:
+        model: the model, put in evaluation mode.
+        data: the encoded examples.
+        batch_size: rows per forward pass; rows of similar length share a batch.
+        labels: whether the model also gets the labels, to compute its loss.
     """
     model.eval()
     for indices in by_length(data, batch_size):
@@ -266,7 +340,7 @@ def forward(
 
 
 def by_length(data: Encoded, batch_size: int) -> Iterator[list[int]]:
-    """The rows of each batch, short ones first."""
+    """Yield the row indices of each batch, short rows first, so that little is padded."""
     lengths = data.lengths
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     for start in range(0, len(order), batch_size):
@@ -278,13 +352,13 @@ T = TypeVar("T", bound=type[Task])
 
 
 def register_task(cls: T) -> T:
-    """Enter a task into the registry under its name."""
+    """Register a task under its name."""
     TASKS[cls.name] = cls
     return cls
 
 
 def task_class(name: str) -> type[Task]:
-    """The registered task of a name.
+    """Return the task registered under a name.
 
     Raises:
         ConfigError: there is none.
@@ -295,17 +369,17 @@ def task_class(name: str) -> type[Task]:
 
 
 def parse_task(spec: object) -> Task:
-    """The task of a spec: a name, a name with options, or a mapping of one name to its options.
+    """Build a task from its spec: a name, a name with options, or {name: options}.
 
     Raises:
-        ConfigError: no such task or option, or not a spec of one task.
+        ConfigError: the task or an option is unknown, or the spec is not of one task.
     """
     if isinstance(spec, Task):
         return spec
-    found = parse_calls(spec, "task", EXAMPLES) if isinstance(spec, str) else spec
-    pairs = list(found.items()) if isinstance(found, Mapping) else found
+    parsed = parse_calls(spec, "task", SPEC_EXAMPLES) if isinstance(spec, str) else spec
+    pairs = list(parsed.items()) if isinstance(parsed, Mapping) else parsed
     if not isinstance(pairs, list) or len(pairs) != 1 or not _is_named_options(pairs[0]):
-        raise spec_error(spec, "task", EXAMPLES)
+        raise spec_error(spec, "task", SPEC_EXAMPLES)
     ((name, options),) = pairs
     return from_dict(task_class(name), options or {}, where=name)
 
@@ -317,6 +391,6 @@ def _is_named_options(pair: object) -> bool:
 
 
 def dump_task(task: Task) -> str | dict[str, Any]:
-    """The normal form of a task: its name, or {name: all options} where it has options."""
+    """Return the normal form of a task: {name: all options}, or its name if it has none."""
     assert dataclasses.is_dataclass(task)
     return {task.name: to_dict(task)} if dataclasses.fields(task) else task.name

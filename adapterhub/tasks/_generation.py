@@ -1,4 +1,4 @@
-"""What tasks with a language model share: generation, and the loss a token."""
+"""Text generation and token loss, for tasks with a language model."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from transformers import PreTrainedModel
 
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
-from adapterhub.tasks._base import IGNORED, Encoded, Generated, by_length, forward, pad
+from adapterhub.tasks._base import IGNORED, Encoded, Generated, by_length, forward, in_order, pad
 
 
 @dataclass(frozen=True)
 class Generation:
-    """How to generate: the most probable token each time, or beam search."""
+    """Options of generation: greedy search or beam search."""
 
     new_tokens: int = option(64, "longest generated text, in tokens")
-    beams: int = option(1, "beams of the search; 1 takes the most probable token each time")
+    beams: int = option(1, "beams of the search; 1 is greedy")
 
     def __post_init__(self) -> None:
         if not (0 < self.new_tokens <= 100_000 and 0 < self.beams <= 1000):
@@ -31,11 +31,18 @@ class Generation:
 def generate(
     model: PreTrainedModel, prompts: Encoded, batch_size: int, how: Generation
 ) -> list[Generated]:
-    """What the model writes for each prompt, without special tokens, in their order."""
+    """Generate a text for each prompt, in order, without special tokens.
+
+    Args:
+        model: a causal or sequence-to-sequence language model.
+        prompts: encoded prompts, one row each.
+        batch_size: prompts per call of `model.generate`.
+        how: the length and the search.
+    """
     tokenizer = prompts.setting.tokenizer
-    # A decoder goes on from the last position, which must not be padding.
+    # A decoder continues from the last position, which must not be padding.
     side = "right" if model.config.is_encoder_decoder else "left"
-    found: dict[int, Generated] = {}
+    generated: dict[int, Generated] = {}
     model.eval()
     for indices in by_length(prompts, batch_size):
         batch = pad([prompts.rows[i] for i in indices], tokenizer, side)
@@ -51,16 +58,21 @@ def generate(
             )
         first = 0 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
         texts = tokenizer.batch_decode(ids[:, first:], skip_special_tokens=True)
-        found |= zip(indices, (Generated(text.strip()) for text in texts), strict=True)
-    return [found[i] for i in range(len(found))]
+        generated |= zip(indices, (Generated(text.strip()) for text in texts), strict=True)
+    return in_order(generated)
 
 
 def token_loss(
     model: PreTrainedModel, data: Encoded, batch_size: int, *, shifted: bool = False
 ) -> dict[str, float]:
-    """The mean negative log-likelihood of a token that has a label, in nats, and its exponential.
+    """Return `loss`, the mean negative log-likelihood per labelled token in nats, and `perplexity`.
 
-    `shifted`: the model predicts each label from the positions before it, so the first has none.
+    Args:
+        model: a language model whose loss is a mean over labelled tokens.
+        data: encoded examples with labels.
+        batch_size: rows per forward pass.
+        shifted: whether the model predicts each token from the ones before it, so that the label
+            of the first position does not count.
     """
     total, count = 0.0, 0
     for _, batch, output in forward(model, data, batch_size, labels=True):

@@ -1,4 +1,4 @@
-"""How good predictions are, by the kind of what is predicted."""
+"""Metrics, by the kind of prediction."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from adapterhub.errors import DataError
 def classification_metrics(
     labels: Sequence[str] | Sequence[int], predictions: Sequence[str] | Sequence[int]
 ) -> dict[str, float]:
-    """Accuracy, F1 averaged over the classes with equal weight, and Matthews correlation.
+    """Compute accuracy, macro F1 (unweighted mean over classes) and Matthews correlation.
 
-    The classes are those in `labels` or `predictions`. Matthews correlation is 0 where the labels
-    or the predictions are all of one class.
+    The classes are those in `labels` or `predictions`. Matthews correlation is 0 if all labels or
+    all predictions are the same class.
 
-    Raises DataError where the two differ in length or are empty.
+    Raises:
+        DataError: the two differ in length or are empty.
     """
     from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
@@ -34,11 +35,12 @@ def classification_metrics(
 
 
 def regression_metrics(labels: Sequence[float], predictions: Sequence[float]) -> dict[str, float]:
-    """Pearson and Spearman correlation, and the mean squared error.
+    """Compute Pearson and Spearman correlation and the mean squared error.
 
-    A correlation is 0 where the labels or the predictions are constant.
+    A correlation is 0 if the labels or the predictions are constant.
 
-    Raises DataError where the two differ in length, are empty, or hold NaN or infinity.
+    Raises:
+        DataError: the two differ in length, are empty, or contain NaN or infinity.
     """
     from scipy.stats import pearsonr, spearmanr
     from sklearn.metrics import mean_squared_error
@@ -56,78 +58,92 @@ def regression_metrics(labels: Sequence[float], predictions: Sequence[float]) ->
 def entity_metrics(
     tags: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]
 ) -> dict[str, float]:
-    """Micro-averaged F1, precision and recall of whole entities, and the accuracy of tags.
+    """Compute micro-averaged F1, precision and recall of entities, and the accuracy of tags.
 
-    An entity counts if its kind and both its ends are right, as in conlleval and seqeval's default
-    mode. Both are one list of BIO tags a sentence.
+    An entity is correct if its kind and both boundaries are, as in conlleval and seqeval's default
+    mode. Both arguments hold one list of BIO tags per sentence.
 
-    Raises DataError where the two differ in their number of sentences or tags, or are empty.
+    Raises:
+        DataError: the two differ in the number of sentences or tags, or are empty.
     """
     from seqeval.metrics import accuracy_score, f1_score, precision_score, recall_score
 
     _check_lengths(tags, predictions)
-    for labels, found in zip(tags, predictions, strict=True):
-        _check_lengths(labels, found)
-    known, found_tags = [list(row) for row in tags], [list(row) for row in predictions]
+    for sentence, predicted in zip(tags, predictions, strict=True):
+        _check_lengths(sentence, predicted)
+    both = [list(row) for row in tags], [list(row) for row in predictions]
     return {
-        "f1": float(f1_score(known, found_tags, zero_division=0)),
-        "precision": float(precision_score(known, found_tags, zero_division=0)),
-        "recall": float(recall_score(known, found_tags, zero_division=0)),
-        "accuracy": float(accuracy_score(known, found_tags)),
+        "f1": float(f1_score(*both, zero_division=0)),
+        "precision": float(precision_score(*both, zero_division=0)),
+        "recall": float(recall_score(*both, zero_division=0)),
+        "accuracy": float(accuracy_score(*both)),
     }
 
 
 def answer_metrics(
     answers: Sequence[Sequence[str]], predictions: Sequence[str]
 ) -> dict[str, float]:
-    """F1 over words and exact match, each against the answer that fits best, averaged over the
-    questions; where some questions have no answer (an empty list), both on those that have one,
-    and the share of the others that got none.
+    """Compute word F1 and exact match against the best matching answer, averaged over questions.
 
-    Case, punctuation, articles and further blanks do not count: the rules of SQuAD's evaluation
-    script, Rajpurkar et al. 2016, section 6.1, https://arxiv.org/abs/1606.05250.
+    A question with an empty list has no answer; its right prediction is "". If there are questions
+    of both kinds, `has_answer_f1` and `no_answer_f1` are the averages over each.
+
+    Case, punctuation, articles and repeated spaces are ignored, as in SQuAD's evaluation script:
+    Rajpurkar et al. 2016, section 6.1, https://arxiv.org/abs/1606.05250.
+
+    Raises:
+        DataError: the two differ in length or are empty.
     """
     _check_lengths(answers, predictions)
-    pairs = [(known or [""], found) for known, found in zip(answers, predictions, strict=True)]
-    f1 = [max(_word_f1(text, found) for text in known) for known, found in pairs]
+    pairs = [
+        (texts or [""], predicted) for texts, predicted in zip(answers, predictions, strict=True)
+    ]
+    f1 = [max(_word_f1(text, predicted) for text in texts) for texts, predicted in pairs]
     exact = [
-        float(any(normal_answer(text) == normal_answer(found) for text in known))
-        for known, found in pairs
+        float(normal_answer(predicted) in map(normal_answer, texts)) for texts, predicted in pairs
     ]
     metrics = {"f1": _mean(f1), "exact_match": _mean(exact)}
-    parts = {"has_answer": [bool(known) for known in answers]}
-    parts["no_answer"] = [not has for has in parts["has_answer"]]
-    if not all(map(any, parts.values())):
-        return metrics
-    for part, members in parts.items():
-        metrics[f"{part}_f1"] = _mean([v for v, here in zip(f1, members, strict=True) if here])
+    answered = [score for score, texts in zip(f1, answers, strict=True) if texts]
+    unanswered = [score for score, texts in zip(f1, answers, strict=True) if not texts]
+    if answered and unanswered:
+        metrics |= {"has_answer_f1": _mean(answered), "no_answer_f1": _mean(unanswered)}
     return metrics
 
 
 def normal_answer(text: str) -> str:
-    """An answer in lower case, without punctuation and articles, single blanks between words."""
+    """Normalize an answer: lower case, no punctuation or articles, single spaces."""
     text = "".join(c for c in text.lower() if c not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
 def _word_f1(answer: str, prediction: str) -> float:
-    known, found = normal_answer(answer).split(), normal_answer(prediction).split()
-    shared = sum((collections.Counter(known) & collections.Counter(found)).values())
-    if not known or not found or not shared:
-        return float(known == found)
-    return 2 * shared / (len(known) + len(found))
+    expected, predicted = normal_answer(answer).split(), normal_answer(prediction).split()
+    shared = sum((collections.Counter(expected) & collections.Counter(predicted)).values())
+    if not expected or not predicted or not shared:
+        return float(expected == predicted)
+    return 2 * shared / (len(expected) + len(predicted))
 
 
 def generation_metrics(
     kind: str, references: Sequence[str], predictions: Sequence[str]
 ) -> dict[str, float]:
-    """How near generated texts are to their references. `kind` is one of
+    """Compare generated texts with their references.
 
-    bleu   bleu and chrf of the corpus, 0 to 100, by sacreBLEU's defaults (Post 2018,
-           https://arxiv.org/abs/1804.08771)
-    rouge  rouge1, rouge2, rougeL, rougeLsum: mean F1, 0 to 1, with stemming (Lin 2004,
-           https://aclanthology.org/W04-1013)
-    exact  exact_match: the share of texts that are the same, but for blanks at the ends
+    The kinds are
+
+        bleu   bleu and chrf of the corpus, 0 to 100, with sacreBLEU's defaults (Post 2018,
+               https://arxiv.org/abs/1804.08771)
+        rouge  rouge1, rouge2, rougeL, rougeLsum: mean F1, 0 to 1, with stemming (Lin 2004,
+               https://aclanthology.org/W04-1013)
+        exact  exact_match: the share of equal texts, ignoring spaces at the ends
+
+    Args:
+        kind: bleu, rouge or exact.
+        references: the expected texts.
+        predictions: the generated texts.
+
+    Raises:
+        DataError: the two differ in length or are empty.
     """
     _check_lengths(references, predictions)
     return _GENERATION[kind](references, predictions)
@@ -136,10 +152,10 @@ def generation_metrics(
 def _bleu(references: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
     import sacrebleu
 
-    known, found = [list(references)], list(predictions)
+    corpus = list(predictions), [list(references)]
     return {
-        "bleu": float(sacrebleu.corpus_bleu(found, known).score),
-        "chrf": float(sacrebleu.corpus_chrf(found, known).score),
+        "bleu": float(sacrebleu.corpus_bleu(*corpus).score),
+        "chrf": float(sacrebleu.corpus_chrf(*corpus).score),
     }
 
 
@@ -148,13 +164,13 @@ def _rouge(references: Sequence[str], predictions: Sequence[str]) -> dict[str, f
 
     names = ["rouge1", "rouge2", "rougeL", "rougeLsum"]
     scorer = RougeScorer(names, use_stemmer=True)
-    scores = [scorer.score(k, p) for k, p in zip(references, predictions, strict=True)]
+    scores = [scorer.score(*pair) for pair in zip(references, predictions, strict=True)]
     return {name: _mean([float(score[name].fmeasure) for score in scores]) for name in names}
 
 
 def _exact(references: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
-    same = [k.strip() == p.strip() for k, p in zip(references, predictions, strict=True)]
-    return {"exact_match": _mean([float(each) for each in same])}
+    pairs = zip(references, predictions, strict=True)
+    return {"exact_match": _mean([float(r.strip() == p.strip()) for r, p in pairs])}
 
 
 _GENERATION = {"bleu": _bleu, "rouge": _rouge, "exact": _exact}
@@ -170,7 +186,7 @@ def _correlation(
     if len(set(first)) < 2 or len(set(second)) < 2:
         return 0.0
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Nearly constant values: handled just below.
+        warnings.simplefilter("ignore")  # nearly constant values: handled below
         value = float(measure(first, second)[0])
     return value if math.isfinite(value) else 0.0
 

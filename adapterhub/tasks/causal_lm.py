@@ -1,8 +1,12 @@
-"""Causal language modelling: raw text, instructions with responses, or chats.
+"""Causal language modelling: prompts with responses, chats or raw text.
 
-The loss is that of the response's tokens (of all tokens of raw text), each predicted from those
-before it; the prompt only conditions. Texts shorter than the longest length may be packed into one
-row: each keeps its own positions, and attends to itself alone (Krell et al. 2021,
+    example      a prompt and its response, a chat, or a raw text
+    row          the tokens; `labels`: the response's tokens (all tokens of raw text)
+    prediction   a generated response, or the continuation of a text
+    metrics      loss and perplexity; with `generate` the exact match of responses
+
+The loss covers only the labelled tokens, each predicted from those before it. Short examples can be
+packed into one row: each keeps its own positions and attends only to itself (Krell et al. 2021,
 https://arxiv.org/abs/2107.02027).
 """
 
@@ -37,12 +41,12 @@ from adapterhub.tasks._metrics import generation_metrics
 from adapterhub.tasks.seq2seq import check_template, read_pairs
 
 Tokens = list[tuple[int, bool]]
-"""Token ids, and whether each is learned."""
+"""Token ids, and whether each is a label."""
 
 
 @dataclass(frozen=True)
 class Chat:
-    """Messages, each a role and a content."""
+    """A list of messages, each a (role, content)."""
 
     messages: tuple[tuple[str, str], ...]
 
@@ -50,67 +54,73 @@ class Chat:
 @register_task
 @dataclass(frozen=True)
 class CausalLM(Generation, Task):
-    """The next token, of responses or of raw text."""
+    """Next-token prediction on responses, chats or raw text."""
 
     data: Literal["pairs", "chat", "text"] = option(
-        "pairs", "prompts (text) with responses (label), chats (lists of messages), or raw text"
+        "pairs", "prompts (text) and responses (label), chats (lists of messages), or raw text"
     )
     template: str | None = option(
-        "{text}\n", "the prompt of a pair; null makes it a user's message of the chat template"
+        "{text}\n", "prompt of a pair; null applies the tokenizer's chat template"
     )
-    pack: bool = option(False, "put several texts into one row of the longest length")
-    generate: bool = option(False, "generate at evaluation, for the exact match of responses")
+    pack: bool = option(False, "pack several examples into one row of max_length tokens")
+    generate: bool = option(False, "generate in evaluation and report exact_match")
     answer: str | None = option(
-        None, "regular expression whose first group is what must match; null is all of a response"
+        None, "regular expression whose group must match; null compares whole responses"
     )
 
     name = "causal-lm"
-    summary = "the next token: instructions, chats, raw text"
+    summary = "next-token prediction: instructions, chats, raw text"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.template is not None:
             check_template(self.template)
         if len(self.answer or "") > 1000:
-            raise ConfigError(f"answer has {len(self.answer or '')} characters", expected="1000")
+            raise ConfigError(
+                f"answer has {len(self.answer or '')} characters", expected="1000 at most"
+            )
         try:
             groups = regex.compile(self.answer or "()").groups
         except (regex.error, RecursionError, MemoryError, OverflowError) as error:
-            raise ConfigError(f"answer is no regular expression: {error}") from error
+            raise ConfigError(f"answer is not a regular expression: {error}") from error
         if groups != 1:
-            raise ConfigError(f"answer has {groups} groups", expected="one, as in '#### (.*)'")
+            raise ConfigError(f"answer has {groups} groups", expected="one: '#### (.*)'")
         if self.generate and self.data == "text":
             raise ConfigError("raw text has no response to generate", hint="generate=false")
 
     @property
     def packs(self) -> bool:
-        """By the option `pack`."""
+        """The option `pack`."""
         return self.pack
 
     @property
     def main_metric(self) -> str:
-        """exact_match where evaluation generates, else loss."""
+        """exact_match if evaluation generates, else loss."""
         return "exact_match" if self.generate else "loss"
+
+    # Examples
 
     def read(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
     ) -> list[Any]:
-        """By the option `data`."""
+        """Read pairs, chats or raw texts, by the option `data`."""
         if self.data == "chat":
             build = _chat_builder(options.text, labelled)
             return read_rows(source, options, split, [options.text], build)
         return read_pairs(source, options, split, labelled and self.data == "pairs")
 
     def example(self, fields: Sequence[str], options: DataOptions) -> Any:
-        """A prompt, or a user's message."""
+        """Build a prompt, or a chat with one user message."""
         return Chat((("user", fields[0]),)) if self.data == "chat" else Example(fields[0])
 
     def shown(self, example: Any) -> list[str]:
-        """The prompt, or the last message."""
+        """Return the prompt or the last message."""
         return [example.messages[-1][1] if isinstance(example, Chat) else example.text]
 
+    # Rows
+
     def encode(self, examples: Sequence[Any], setting: Setting, *, labelled: bool) -> Encoded:
-        """Prompt and response as one row, and without `labelled` the prompt alone."""
+        """Encode prompt and response as one row; without `labelled` only the prompt."""
         if not labelled:
             return self._prompts(examples, setting)
         rows: list[Row] = []
@@ -122,13 +132,15 @@ class CausalLM(Generation, Task):
                 if self.data == "text"
                 else [_fitted(tokens, limit_of(setting))]
             )
-            rows += [_row(part) for part in parts if len(part) > 1]
-            owners += [index for part in parts if len(part) > 1]
+            trainable = [_row(part) for part in parts if len(part) > 1]
+            rows += trainable
+            owners += [index] * len(trainable)
         if self.pack:
             return Encoded(self, setting, tuple(examples), _pack(rows, limit_of(setting)), ())
         return Encoded(self, setting, tuple(examples), rows, tuple(owners))
 
     def _prompts(self, examples: Sequence[Any], setting: Setting) -> Encoded:
+        """Encode prompts, cut from the left so that `new_tokens` more positions are free."""
         room = max(min(limit_of(setting), setting.positions - self.new_tokens), 1)
         rows = []
         for example in examples:
@@ -139,7 +151,7 @@ class CausalLM(Generation, Task):
     def _tokens(
         self, example: Any, tokenizer: PreTrainedTokenizerBase, *, prompt: bool = False
     ) -> Tokens:
-        """An example's tokens; with `prompt` those up to the (last) response."""
+        """Tokenize an example; with `prompt` only up to the (last) response."""
         if isinstance(example, Chat):
             return _chat_tokens(example.messages, tokenizer, prompt)
         if self.data == "pairs" and self.template is None:
@@ -149,49 +161,53 @@ class CausalLM(Generation, Task):
             ids = _start(example.text, tokenizer)
             ends = [] if prompt else _end(tokenizer)
             return [(i, True) for i in [*ids, *ends]]
-        asked = _start(str(self.template).replace("{text}", example.text), tokenizer)
-        if prompt:
-            return [(i, False) for i in asked]
-        response = tokenizer(str(example.label), add_special_tokens=False)["input_ids"]
-        learned = [*response, *_end(tokenizer)]
-        return [*((i, False) for i in asked), *((i, True) for i in learned)]
+        filled = str(self.template).replace("{text}", example.text)
+        tokens = [(i, False) for i in _start(filled, tokenizer)]
+        if not prompt:
+            response = tokenizer(str(example.label), add_special_tokens=False)["input_ids"]
+            tokens += [(i, True) for i in [*response, *_end(tokenizer)]]
+        return tokens
 
     def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
-        """Padded behind, where no token looks."""
+        """Pad on the right, which no token attends to."""
         return pad(rows, setting.tokenizer, "right")
 
+    # Predictions
+
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
-        """A generated response, or the text that follows."""
+        """Generate a response, or the continuation of a raw text."""
         prompts = self._prompts(data.examples, data.setting)
         return list(generate(model, prompts, batch_size, self))
+
+    # Metrics
 
     def metrics(
         self, examples: Sequence[Any], predictions: Sequence[Prediction]
     ) -> dict[str, float]:
-        """exact_match, of what the option `answer` finds in both."""
-        known = [e.messages[-1][1] if isinstance(e, Chat) else str(e.label) for e in examples]
-        found = [p.text for p in predictions if isinstance(p, Generated)]
-        texts = ([self._answer(text) for text in side] for side in (known, found))
-        return generation_metrics("exact", *texts)
+        """Compute exact_match, between what the option `answer` matches in both texts."""
+        expected = [e.messages[-1][1] if isinstance(e, Chat) else str(e.label) for e in examples]
+        generated = [p.text for p in predictions if isinstance(p, Generated)]
+        answers = ([self._answer(text) for text in texts] for texts in (expected, generated))
+        return generation_metrics("exact", *answers)
 
     def _answer(self, text: str) -> str:
         try:
-            # The pattern may come with an adapter, and some take for ever.
+            # The pattern may come with a downloaded adapter, and some patterns never finish.
             match = regex.search(self.answer, text, timeout=2) if self.answer else None
         except TimeoutError as error:
             raise ConfigError(
-                f"answer takes too long on {text[:80]!r}", hint="no repetition in a repetition"
+                f"answer takes too long to match {text[:80]!r}", hint="avoid nested repetitions"
             ) from error
         return match.group(1) if match else text
 
     def evaluate(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> dict[str, float]:
-        """loss and perplexity of the learned tokens, and exact_match where it generates."""
+        """Compute loss and perplexity of the labels, and with `generate` exact_match."""
         metrics = super().evaluate(model, data, batch_size) if self.generate else {}
         return metrics | token_loss(model, data, batch_size, shifted=True)
 
 
 def _start(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The ids of a text with what the tokenizer puts in front, and not what it puts behind."""
+    """Tokenize a text with the special tokens at its start, but not at its end."""
     ids: list[int] = tokenizer(text)["input_ids"]
     ends = {tokenizer.eos_token_id, tokenizer.sep_token_id} - {tokenizer.bos_token_id, None}
     return ids[:-1] if len(ids) > 1 and ids[-1] in ends else ids
@@ -204,42 +220,55 @@ def _end(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 def _chat_tokens(
     messages: Sequence[tuple[str, str]], tokenizer: PreTrainedTokenizerBase, prompt: bool
 ) -> Tokens:
-    """A chat by the tokenizer's template; what the assistant says is learned."""
+    """Tokenize a chat by the tokenizer's template; the assistant's messages are labels."""
     if not tokenizer.chat_template:
         raise ConfigError(
             f"the tokenizer of {tokenizer.name_or_path} has no chat template",
-            expected="a backbone that was trained on chats",
+            expected="a backbone trained on chats",
             hint="pairs with a template: --task \"causal-lm(template='{text}')\"",
         )
     turns = [{"role": role, "content": content} for role, content in messages]
     if prompt and turns[-1]["role"] == "assistant":
         turns.pop()
 
-    def written(count: int, ask: bool = False) -> str:
+    pieces = _chat_pieces(turns, tokenizer, prompt)
+    return [
+        (i, learned)
+        for text, learned in pieces
+        for i in tokenizer(text, add_special_tokens=False)["input_ids"]
+    ]
+
+
+def _chat_pieces(
+    turns: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase, prompt: bool
+) -> list[tuple[str, bool]]:
+    """Split the text of a chat into pieces of (text, whether it is the assistant's).
+
+    The template formats whole chats only, so longer and longer beginnings are formatted.
+    """
+
+    def formatted(count: int, generation_prompt: bool = False) -> str:
         text = tokenizer.apply_chat_template(
-            turns[:count], tokenize=False, add_generation_prompt=ask
+            turns[:count], tokenize=False, add_generation_prompt=generation_prompt
         )
         return str(text)
 
     pieces: list[tuple[str, bool]] = []
     done = ""
     for i, turn in enumerate(turns, start=1):
-        if turn["role"] == "assistant":
-            asked, whole = written(i - 1, ask=True), written(i)
-            if not (asked.startswith(done) and whole.startswith(asked)):
-                raise ConfigError(
-                    f"the chat template of {tokenizer.name_or_path} rewrites earlier messages",
-                    expected="a template where each message adds to the text before it",
-                )
-            pieces += [(asked[len(done) :], False), (whole[len(asked) :], True)]
-            done = whole
+        if turn["role"] != "assistant":
+            continue
+        before, through = formatted(i - 1, generation_prompt=True), formatted(i)
+        if not (before.startswith(done) and through.startswith(before)):
+            raise ConfigError(
+                f"the chat template of {tokenizer.name_or_path} rewrites earlier messages",
+                expected="a template in which each message only adds text",
+            )
+        pieces += [(before[len(done) :], False), (through[len(before) :], True)]
+        done = through
     if prompt:
-        pieces.append((written(len(turns), ask=True)[len(done) :], False))
-    return [
-        (i, learned)
-        for text, learned in pieces
-        for i in tokenizer(text, add_special_tokens=False)["input_ids"]
-    ]
+        pieces.append((formatted(len(turns), generation_prompt=True)[len(done) :], False))
+    return pieces
 
 
 def _chat_builder(column: str, labelled: bool) -> Callable[[Any], Chat]:
@@ -262,7 +291,7 @@ def _is_message(value: object) -> bool:
 
 
 def _fitted(tokens: Tokens, limit: int) -> Tokens:
-    """At most `limit` tokens: first the start of the prompt goes, then the end of the response."""
+    """Cut tokens to `limit`: first from the start of the prompt, then from the end."""
     prompt = next((i for i, (_, learned) in enumerate(tokens) if learned), len(tokens))
     drop = max(min(len(tokens) - limit, prompt - 1), 0)
     return tokens[drop:][:limit]
@@ -281,8 +310,11 @@ def _row(tokens: Tokens) -> Row:
 
 
 def _pack(rows: Iterable[Row], limit: int) -> list[Row]:
-    """Rows one after another, as many as fit. Positions start anew with each, which is what tells
-    the backbone to keep them apart; so there is no attention mask."""
+    """Concatenate rows, as many as fit in `limit` tokens.
+
+    Positions restart with each example, by which the backbone separates them; there is no
+    attention mask.
+    """
     packed: list[Row] = []
     for row in rows:
         length = len(row["input_ids"])

@@ -1,9 +1,14 @@
 """Masked language modelling on raw text, for continued pre-training.
 
-Of each text `rate` of the tokens are chosen: 80 % of them become the mask token, 10 % another token
-at random, 10 % stay, and the model predicts all of these (Devlin et al. 2019, section 3.1 and
-appendix A.1, https://arxiv.org/abs/1810.04805). Each epoch chooses anew, as in Liu et al. 2019,
-section 4.1, https://arxiv.org/abs/1907.11692.
+    example      a raw text
+    row          a window of at most max_length tokens; `labels`: the chosen tokens
+    prediction   the most probable tokens for each mask in the text
+    metrics      loss and perplexity of the chosen tokens
+
+In each window a share `rate` of the tokens is chosen: 80 % of these become the mask token, 10 % a
+random token, 10 % stay, and the model predicts all of them (Devlin et al. 2019, section 3.1 and
+appendix A.1, https://arxiv.org/abs/1810.04805). Each epoch draws a new choice, as in Liu et al.
+2019, section 4.1, https://arxiv.org/abs/1907.11692.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.config.options import option
@@ -27,23 +33,22 @@ from adapterhub.tasks._base import (
     Task,
     forward,
     limit_of,
-    random_of,
     register_task,
 )
 from adapterhub.tasks._generation import token_loss
 
-_SHOWN = 5  # tokens that a prediction lists for a mask
+_CANDIDATES = 5  # most probable tokens that a prediction lists per mask
 
 
 @dataclass(frozen=True)
 class Filled(Prediction):
-    """A text with its masks filled, and for each mask the most probable tokens."""
+    """A text with its masks filled, and the most probable tokens for each mask."""
 
     text: str
     fills: tuple[dict[str, float], ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """The text, and the probability of the best tokens for each mask."""
+        """Return the text, and the probabilities of the best tokens for each mask."""
         return {"filled": self.text, "fills": list(self.fills)}
 
     def __str__(self) -> str:
@@ -51,48 +56,53 @@ class Filled(Prediction):
 
 
 class RawText(Task):
-    """What masked-lm and span-corruption share: texts without labels, none of it cut."""
+    """The examples and metrics of masked-lm and span-corruption: raw texts, never truncated."""
+
+    # Examples
 
     def read(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
     ) -> list[Example]:
-        """The texts of one column, or the lines of a text file."""
+        """Read the texts of a column, or the lines of a text file."""
         return read_texts(source, options, split)
+
+    # Metrics
 
     def metrics(
         self, examples: Sequence[Any], predictions: Sequence[Prediction]
     ) -> dict[str, float]:
-        """None: see `evaluate`."""
+        """Return nothing: the metrics come from the loss, in `evaluate`."""
         return {}
 
     def evaluate(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> dict[str, float]:
-        """loss and perplexity of what is hidden; each evaluation hides the same."""
+        """Compute loss and perplexity of the chosen tokens, the same ones in each evaluation."""
         return token_loss(model, data, batch_size)
 
 
 @register_task
 @dataclass(frozen=True)
 class MaskedLM(RawText):
-    """Hidden tokens of raw text."""
+    """Masked tokens of raw text."""
 
-    rate: float = option(0.15, "share of the tokens that the model predicts")
+    rate: float = option(0.15, "share of the tokens to predict")
 
     name = "masked-lm"
-    summary = "hidden tokens of raw text: continued pre-training of encoders"
+    summary = "masked tokens of raw text: continued pre-training of encoders"
     main_metric = "loss"
 
     def __post_init__(self) -> None:
         if not 0 < self.rate < 1:
             raise ConfigError(f"rate is {self.rate}", expected="a number between 0 and 1")
 
+    # Rows
+
     def encode(self, examples: Sequence[Example], setting: Setting, *, labelled: bool) -> Encoded:
-        """Texts as windows of the longest length; with `labelled`, `special` marks the tokens that
-        are never hidden."""
+        """Cut texts into windows; with `labelled`, `special` flags the tokens never chosen."""
         tokenizer = setting.tokenizer
         if tokenizer.mask_token_id is None or not tokenizer.is_fast:
             raise ConfigError(
                 f"the tokenizer of {tokenizer.name_or_path} has no mask token, or is slow",
-                expected="a masked language model, such as BERT",
+                expected="the fast tokenizer of a masked language model, such as BERT",
                 hint="--task causal-lm, or --task span-corruption",
             )
         rows: list[Row] = []
@@ -111,14 +121,14 @@ class MaskedLM(RawText):
                 rows.append(row | ({"special": special} if labelled else {}))
                 owners.append(index)
         if labelled and not rows:
-            raise DataError("the texts have no tokens")
+            raise DataError("the texts contain no tokens")
         return Encoded(self, setting, tuple(examples), rows, tuple(owners))
 
     def vary(self, row: Row, setting: Setting, key: tuple[int, int, int]) -> Row:
-        """Other tokens are hidden in each epoch; at least one."""
+        """Mask a row: other tokens in each epoch, at least one."""
         if "special" not in row:
             return row
-        random, tokenizer = random_of(key), setting.tokenizer
+        random, tokenizer = np.random.default_rng(key), setting.tokenizer
         free = [i for i, special in enumerate(row["special"]) if not special]
         count = max(1, round(self.rate * len(free)))
         ids, labels = list(row["input_ids"]), [IGNORED] * len(row["input_ids"])
@@ -131,30 +141,33 @@ class MaskedLM(RawText):
                 ids[position] = int(random.integers(len(tokenizer)))
         return {"input_ids": ids, "attention_mask": row["attention_mask"], "labels": labels}
 
+    # Predictions
+
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
-        """The most probable token for each mask in the texts."""
-        tokenizer, side = data.setting.tokenizer, data.setting.tokenizer.padding_side
-        plain = data.task.encode(data.examples, data.setting, labelled=False)
-        fills: dict[int, list[dict[str, float]]] = {}
-        for indices, batch, output in forward(model, plain, batch_size):
+        """Fill each mask of a text with its most probable token."""
+        tokenizer = data.setting.tokenizer
+        windows = data.task.encode(data.examples, data.setting, labelled=False)
+        candidates: dict[int, list[dict[str, float]]] = {}
+        for indices, batch, output in forward(model, windows, batch_size):
             width = batch["input_ids"].shape[1]
-            for at, i in enumerate(indices):
-                ids = plain.rows[i]["input_ids"]
-                skipped = width - len(ids) if side == "left" else 0
-                masks = [p for p, t in enumerate(ids) if t == tokenizer.mask_token_id]
-                fills[i] = [_best(output.logits[at, skipped + p], tokenizer) for p in masks]
+            for item, index in enumerate(indices):
+                ids = windows.rows[index]["input_ids"]
+                offset = width - len(ids) if tokenizer.padding_side == "left" else 0
+                masks = [p for p, token in enumerate(ids) if token == tokenizer.mask_token_id]
+                candidates[index] = [
+                    _most_probable(output.logits[item, offset + p], tokenizer) for p in masks
+                ]
+        fills: list[list[dict[str, float]]] = [[] for _ in windows.examples]
+        for index, owner in enumerate(windows.owners):
+            fills[owner] += candidates[index]
+        mask = str(tokenizer.mask_token)
         return [
-            _filled(
-                example.text,
-                [f for i, o in enumerate(plain.owners) if o == n for f in fills[i]],
-                str(tokenizer.mask_token),
-            )
-            for n, example in enumerate(plain.examples)
+            _filled(e.text, fill, mask) for e, fill in zip(windows.examples, fills, strict=True)
         ]
 
 
-def _best(logits: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, float]:
-    top = logits.float().softmax(-1).topk(_SHOWN)
+def _most_probable(logits: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, float]:
+    top = logits.float().softmax(-1).topk(_CANDIDATES)
     tokens = (str(tokenizer.decode([i])).strip() for i in top.indices.tolist())
     return dict(zip(tokens, top.values.tolist(), strict=True))
 

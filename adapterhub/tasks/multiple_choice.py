@@ -1,7 +1,12 @@
-"""Multiple choice: which of several texts goes with a text.
+"""Multiple choice: which of several texts fits a text.
 
-Each choice is encoded with the text as a pair and gets one score from the same head; the choices'
-scores go through one softmax (Devlin et al. 2019, section 4.4, https://arxiv.org/abs/1810.04805).
+    example      a text, the choices, and the index of the right one
+    row          one (text, choice) pair per choice; `labels`: the index
+    prediction   the most probable choice, and all probabilities
+    metrics      accuracy
+
+Each (text, choice) pair gets one score from the same head; the softmax is over the choices (Devlin
+et al. 2019, section 4.4, https://arxiv.org/abs/1810.04805).
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ from adapterhub.tasks._base import (
     Setting,
     Task,
     forward,
+    in_order,
     limit_of,
     one_row_each,
     pad,
@@ -37,7 +43,7 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 @dataclass(frozen=True)
 class Choices:
-    """A text, the choices, and the index of the right one if it is known."""
+    """A text, the choices, and the index of the right one or None."""
 
     text: str
     choices: tuple[str, ...]
@@ -46,14 +52,14 @@ class Choices:
 
 @dataclass(frozen=True)
 class Choice(Prediction):
-    """The index and the text of a choice, and the probability of each."""
+    """The index and text of a choice, and the probability of every choice."""
 
     index: int
     text: str
     scores: tuple[float, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """The choice by index and text, and the probability of each."""
+        """Return the index and text of the choice, and all probabilities."""
         return {"choice": self.index, "chosen": self.text, "scores": list(self.scores)}
 
     def __str__(self) -> str:
@@ -63,23 +69,26 @@ class Choice(Prediction):
 @register_task
 @dataclass(frozen=True)
 class MultipleChoice(Task):
-    """Which of several texts goes with a text."""
+    """Which of several texts fits a text."""
 
     name = "multiple-choice"
-    summary = "which of several texts goes with a text"
+    summary = "which of several texts fits a text"
     main_metric = "accuracy"
+
+    # Examples
 
     def read(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
     ) -> list[Choices]:
-        """A column with the text, choices in columns or in one list, and the label: the text of
-        a choice, its index from 0, or its letter from A."""
-        several = not isinstance(options.choices, str)
-        names = [*options.choices] if several else [str(options.choices)]
+        """Read a text, its choices (several columns, or one with lists) and the label.
+
+        The label is the text of a choice, its index from 0, or its letter from A.
+        """
+        in_columns = not isinstance(options.choices, str)
+        names = [*options.choices] if in_columns else [str(options.choices)]
 
         def build(text: Any, *values: Any) -> Choices:
-            given = values[: len(names)]
-            choices = list(given) if several else given[0]
+            choices = list(values[: len(names)]) if in_columns else values[0]
             refuse(text_problem(text, options.text), _choices_problem(choices, names))
             label = _label(values[-1], choices) if labelled else None
             return Choices(text, tuple(choices), label)
@@ -90,20 +99,22 @@ class MultipleChoice(Task):
         return examples
 
     def example(self, fields: Sequence[str], options: DataOptions) -> Choices:
-        """A text and its choices."""
+        """Build an example from a text and its choices."""
         if len(fields) < 3:
             raise DataError(
-                "a choice needs a text and two choices or more",
-                hint='adapterhub predict DIR "the text" --pair "one choice" --pair "another"',
+                "multiple choice needs a text and two or more choices",
+                hint='adapterhub predict ADAPTER "the text" --pair "one choice" --pair "another"',
             )
         return Choices(fields[0], tuple(fields[1:]))
 
     def fields(self, options: DataOptions) -> int:
-        """The text, and any number of choices."""
+        """Return 0: a text and any number of choices."""
         return 0
 
+    # Rows
+
     def encode(self, examples: Sequence[Choices], setting: Setting, *, labelled: bool) -> Encoded:
-        """A row an example, with a row a choice in it; the longest decides its length."""
+        """Encode one row per example; it holds one row per choice and has the longest's length."""
         rows: list[Row] = []
         for example in examples:
             texts = [example.text] * len(example.choices)
@@ -121,36 +132,40 @@ class MultipleChoice(Task):
         return one_row_each(self, examples, setting, rows)
 
     def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
-        """(batch, choices, tokens)."""
+        """Pad the rows of all choices: (batch, choices, tokens)."""
         flat = pad([part for row in rows for part in row["choices"]], setting.tokenizer)
         batch = {k: v.view(len(rows), -1, v.shape[-1]) for k, v in flat.items()}
         labels = [{"labels": row["labels"]} for row in rows if "labels" in row]
         return batch | pad(labels, setting.tokenizer)
 
+    # Predictions
+
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
-        """The most probable choice (softmax over the choices)."""
-        found: dict[int, Prediction] = {}
-        # Typed examples may differ in their number of choices: then each is a batch of its own.
-        same = len({len(e.choices) for e in data.examples}) == 1
-        for indices, _, output in forward(model, data, batch_size if same else 1):
+        """Return the most probable choice, with the softmax over the choices."""
+        chosen: dict[int, Prediction] = {}
+        # Examples from the command line may differ in their number of choices: one per batch then.
+        uniform = len({len(e.choices) for e in data.examples}) == 1
+        for indices, _, output in forward(model, data, batch_size if uniform else 1):
             for i, scores in zip(indices, output.logits.float().softmax(-1).tolist(), strict=True):
                 best = max(range(len(scores)), key=scores.__getitem__)
-                found[i] = Choice(best, data.examples[i].choices[best], tuple(scores))
-        return [found[i] for i in range(len(found))]
+                chosen[i] = Choice(best, data.examples[i].choices[best], tuple(scores))
+        return in_order(chosen)
+
+    # Metrics
 
     def metrics(
         self, examples: Sequence[Choices], predictions: Sequence[Prediction]
     ) -> dict[str, float]:
-        """accuracy."""
-        found = [p.index for p in predictions if isinstance(p, Choice)]
-        known = [-1 if e.label is None else e.label for e in examples]
-        return {"accuracy": classification_metrics(known, found)["accuracy"]}
+        """Compute the accuracy."""
+        labels = [-1 if e.label is None else e.label for e in examples]
+        chosen = [p.index for p in predictions if isinstance(p, Choice)]
+        return {"accuracy": classification_metrics(labels, chosen)["accuracy"]}
 
 
 def _choices_problem(choices: object, names: Sequence[str]) -> str:
     if not isinstance(choices, list) or not all(isinstance(c, str) for c in choices):
         return f"{', '.join(map(repr, names))}: not a list of texts"
-    return "" if len(choices) > 1 else "there are less than two choices"
+    return "" if len(choices) > 1 else "fewer than two choices"
 
 
 def _label(value: object, choices: Sequence[str]) -> int:
@@ -160,17 +175,17 @@ def _label(value: object, choices: Sequence[str]) -> int:
     index = _LETTERS.find(text) if len(text) == 1 and text.isalpha() else -1
     index = int(text) if text.isdecimal() else index
     if not 0 <= index < len(choices):
-        raise ValueError(f"the label {text[:40]!r} is no choice, no index from 0 and no letter")
+        raise ValueError(f"the label {text[:40]!r} is not a choice, an index from 0 or a letter")
     return index
 
 
 def _check_counts(source: str, examples: Sequence[Choices]) -> None:
-    counts = [len(e.choices) for e in examples]
-    odd = [f"{e.text[:40]!r}: {n} choices" for e, n in zip(examples, counts, strict=True)]
-    if len(set(counts)) > 1:
-        usual = max(set(counts), key=counts.count)
+    counts = [len(example.choices) for example in examples]
+    usual = max(set(counts), key=counts.count, default=0)
+    unusual = [example for example in examples if len(example.choices) != usual]
+    if unusual:
         raise DataError(
-            f"{source} has rows with another number of choices",
-            offenders=first_few([o for o, n in zip(odd, counts, strict=True) if n != usual]),
+            f"{source} has rows with different numbers of choices",
+            offenders=first_few([f"{e.text[:40]!r}: {len(e.choices)} choices" for e in unusual]),
             expected=f"{usual} choices in each row",
         )

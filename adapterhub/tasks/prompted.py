@@ -1,10 +1,15 @@
-"""Classification by a prompt: the language model itself says which label word fits.
+"""Classification by a prompt: a language model scores one word per class.
+
+    example      a text or a pair, with a class name
+    row          the filled template; `labels`: the word of the class, at the mask
+    prediction   the class whose word is most probable, and all probabilities
+    metrics      accuracy, macro F1, Matthews
 
 Schick & Schütze 2021, section 3.1, https://arxiv.org/abs/2001.07676: a template turns the text into
-a cloze, a verbalizer gives each class a word, and q(class) is the softmax of the words' logits at
-the mask, over the classes. A causal model is asked for the next token instead (Brown et al. 2020,
-https://arxiv.org/abs/2005.14165). There is no new head, so a backbone can be evaluated as it is
-(zero-shot), or with worked examples in front of each prompt (few-shot, Brown et al., section 2).
+a cloze, a verbalizer maps each class to a word, and q(class) is the softmax of the words' logits at
+the mask. A causal model predicts the next token instead (Brown et al. 2020,
+https://arxiv.org/abs/2005.14165). There is no new head, so a backbone can be evaluated untrained
+(zero-shot), or with labelled examples in front of each prompt (few-shot, Brown et al., section 2).
 Training uses the model's own loss at that position, over the whole vocabulary.
 """
 
@@ -30,13 +35,13 @@ from adapterhub.tasks._base import (
     Setting,
     cut_text,
     forward,
+    in_order,
     limit_of,
     one_row_each,
     pad,
     register_task,
 )
-from adapterhub.tasks._metrics import classification_metrics
-from adapterhub.tasks.classification import OfTexts, Scored
+from adapterhub.tasks.classification import OfTexts, best_of, score_classes
 
 _FIELDS = re.compile(r"\{(text|pair|mask)\}")
 
@@ -44,78 +49,82 @@ _FIELDS = re.compile(r"\{(text|pair|mask)\}")
 @register_task
 @dataclass(frozen=True)
 class Prompted(OfTexts):
-    """One class for a text or a pair, by a word that the language model finds fitting."""
+    """One class per text or pair, by the word that a language model prefers."""
 
     template: str = option("{text} It was {mask}.", "the prompt, with {text}, {pair} and {mask}")
     words: dict[str, str] = field(
         default_factory=lambda: {"0": "terrible", "1": "great"},
-        metadata={"help": "the word that stands for each label: {label: word}"},
+        metadata={"help": "the word of each label: {label: word}"},
     )
     model: Literal["masked-lm", "causal-lm"] = option(
-        "masked-lm", "the kind of model; a causal-lm's template ends with {mask}"
+        "masked-lm", "kind of model; with causal-lm the template ends with {mask}"
     )
     examples: tuple[tuple[str, ...], ...] = option(
-        (), "worked examples in front of each prompt: [[text, label]], or [[text, pair, label]]"
+        (), "few-shot examples in front of each prompt: [[text, label]] or [[text, pair, label]]"
     )
 
     name = "prompted"
-    summary = "classification by a prompt and label words, also without training"
+    summary = "classification by a prompt and label words, also zero-shot and few-shot"
     main_metric = "accuracy"
 
     def __post_init__(self) -> None:
-        found = [match.group(1) for match in _FIELDS.finditer(self.template)]
-        if found.count("mask") != 1 or "text" not in found:
+        fields = [match.group(1) for match in _FIELDS.finditer(self.template)]
+        if fields.count("mask") != 1 or "text" not in fields:
             raise ConfigError(
-                f"the template {self.template!r} cannot be used", expected="{text}, and {mask} once"
+                f"invalid template {self.template!r}", expected="{text}, and {mask} once"
             )
         if self.head == "causal-lm" and not self.template.endswith("{mask}"):
             raise ConfigError(
-                f"the template {self.template!r} goes on after the mask",
-                expected="a template that ends with {mask}: a causal-lm writes what comes next",
+                f"the template {self.template!r} continues after the mask",
+                expected="a template that ends with {mask}: a causal-lm predicts the next token",
             )
         if len(self.words) < 2:
-            raise ConfigError("words has less than two labels", expected="{label: word, ...}")
-        fields = 2 + ("pair" in found)
-        if wrong := [e for e in self.examples if len(e) != fields or e[-1] not in self.words]:
+            raise ConfigError("words has fewer than two labels", expected="{label: word, ...}")
+        length = 2 + ("pair" in fields)
+        if wrong := [e for e in self.examples if len(e) != length or e[-1] not in self.words]:
             raise ConfigError(
-                "worked examples that do not fit the template and the words",
+                "few-shot examples that do not fit the template and the words",
                 offenders=[repr(list(example)) for example in wrong],
-                expected=f"{fields} texts, of which the last is a label with a word",
+                expected=f"{length} texts, the last one a label that has a word",
             )
 
     @property
     def head(self) -> str:
-        """The language model of the option `model`."""
+        """The option `model`."""
         return self.model
 
+    # Examples
+
     def check(self, labels: Sequence[str], examples: Sequence[Example]) -> None:
-        """The labels that have words, and no others."""
+        """Refuse labels that have no word."""
         check_labels(tuple(self.words), (e.label for e in examples))
 
     def with_shots(self, examples: Sequence[Example], shots: int, seed: int) -> Prompted:
-        """The labels take turns, each with `shots` examples that the seed draws.
+        """Draw `shots` examples per label and put them in front of each prompt, labels in turn.
 
         Raises:
-            DataError: a label has too few.
+            DataError: a label has too few examples.
         """
         self.check((), examples)
-        pools = {w: [e for e in examples if str(e.label) == w] for w in self.words}
-        if short := [f"{w}: {len(pool)}" for w, pool in pools.items() if len(pool) < shots]:
+        pools = {label: [e for e in examples if str(e.label) == label] for label in self.words}
+        if short := [f"{label}: {len(pool)}" for label, pool in pools.items() if len(pool) < shots]:
             raise DataError("too few examples of a label", offenders=short, expected=f"{shots}")
         draw = random.Random(seed)
         turns = zip(*(draw.sample(pool, shots) for pool in pools.values()), strict=True)
-        return replace(self, examples=tuple(_worked(e) for turn in turns for e in turn))
+        return replace(self, examples=tuple(_as_option(e) for turn in turns for e in turn))
+
+    # Rows
 
     def encode(self, examples: Sequence[Example], setting: Setting, *, labelled: bool) -> Encoded:
-        """The filled template; `position` is where the label word is read off."""
-        words = dict(zip(self.words, self._word_ids(setting.tokenizer), strict=True))
+        """Fill the template; `position` is where the label word is predicted."""
+        word_ids = dict(zip(self.words, self._word_ids(setting.tokenizer), strict=True))
         rows: list[Row] = []
         for example in examples:
             ids, position = self._prompt(example, setting)
             row: Row = {"input_ids": ids, "position": position}
             if labelled:
                 row["labels"] = [IGNORED] * len(ids)
-                word = words[str(example.label)]
+                word = word_ids[str(example.label)]
                 if self.head == "causal-lm":
                     row["input_ids"], row["labels"] = [*ids, word], [*row["labels"], word]
                 else:
@@ -125,16 +134,16 @@ class Prompted(OfTexts):
         return one_row_each(self, examples, setting, rows)
 
     def _prompt(self, example: Example, setting: Setting) -> tuple[list[int], int]:
-        """The ids of a prompt, and the position whose logits are the label word's."""
+        """Return the ids of a prompt, and the position whose logits predict the label word."""
         tokenizer = setting.tokenizer
         causal = self.head == "causal-lm"
         mask = "" if causal else str(tokenizer.mask_token)
         texts = [t for t in (example.text, example.pair) if t is not None]
-        front = "".join(f"{self._filled(self.words[e[-1]], *e[:-1])}\n" for e in self.examples)
+        shots = "".join(f"{self._filled(self.words[e[-1]], *e[:-1])}\n" for e in self.examples)
         frame = self._filled(mask, *[""] * len(texts))
-        room = self._room(front, frame, setting)
+        room = self._room(shots, frame, setting)
         cut = [cut_text(t, tokenizer, max(room // len(texts), 1)) for t in texts]
-        filled = front + self._filled(mask, *cut)
+        filled = shots + self._filled(mask, *cut)
         ids: list[int] = tokenizer(filled.rstrip() if causal else filled)["input_ids"]
         if causal:
             ends = {tokenizer.eos_token_id, tokenizer.sep_token_id} - {None}
@@ -142,73 +151,75 @@ class Prompted(OfTexts):
             return ids, len(ids) - 1
         return ids, ids.index(tokenizer.mask_token_id)
 
-    def _room(self, front: str, frame: str, setting: Setting) -> int:
-        """The tokens that are left for the texts. Worked examples do not count as the input's."""
-        worked = len(setting.tokenizer(front, add_special_tokens=False)["input_ids"])
+    def _room(self, shots: str, frame: str, setting: Setting) -> int:
+        """Count the tokens left for the texts; few-shot examples do not count as input length."""
+        shot_tokens = len(setting.tokenizer(shots, add_special_tokens=False)["input_ids"])
         most = min(setting.positions, setting.tokenizer.model_max_length)
-        # One token less: the label word of a causal model.
-        taken = len(setting.tokenizer(front + frame)["input_ids"]) + 1
-        if worked and taken >= most:
+        # The additional token is the label word of a causal model.
+        taken = len(setting.tokenizer(shots + frame)["input_ids"]) + 1
+        if shot_tokens and taken >= most:
             raise ConfigError(
-                f"the worked examples have {worked} tokens, and leave no room for a text",
+                f"the few-shot examples have {shot_tokens} tokens and leave no room for a text",
                 expected=f"fewer or shorter ones: the model reads {most} tokens",
             )
-        return min(limit_of(setting) + worked, most) - taken
+        return min(limit_of(setting) + shot_tokens, most) - taken
 
     def _filled(self, mask: str, text: str, pair: str = "") -> str:
         values = {"text": text, "pair": pair, "mask": mask}
         return _FIELDS.sub(lambda match: values[match.group(1)], self.template)
 
     def _word_ids(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-        """The token of each label word, as it stands after a blank."""
+        """Return the token id of each label word, preceded by a space."""
         if self.head == "masked-lm" and tokenizer.mask_token_id is None:
             raise ConfigError(
                 f"the tokenizer of {tokenizer.name_or_path} has no mask token",
                 hint="the option model: prompted(model=causal-lm, ...)",
             )
-        found = {
-            w: tokenizer(f" {w}", add_special_tokens=False)["input_ids"]
-            for w in self.words.values()
+        tokens_of = {
+            word: tokenizer(f" {word}", add_special_tokens=False)["input_ids"]
+            for word in self.words.values()
         }
         wrong = [
-            f"{word!r}: {' '.join(tokenizer.convert_ids_to_tokens(ids)) or 'nothing'}"
-            for word, ids in found.items()
+            f"{word!r}: {' '.join(tokenizer.convert_ids_to_tokens(ids)) or 'no token'}"
+            for word, ids in tokens_of.items()
             if len(ids) != 1 or ids[0] == tokenizer.unk_token_id
         ]
-        if wrong or len({tuple(ids) for ids in found.values()}) < len(self.words):
+        if wrong or len({tuple(ids) for ids in tokens_of.values()}) < len(self.words):
             raise ConfigError(
-                "label words that cannot be told apart by one token each",
+                "label words that are not distinct single tokens",
                 offenders=wrong,
                 expected="a different word of one token for each label",
             )
-        return [ids[0] for ids in found.values()]
+        return [ids[0] for ids in tokens_of.values()]
 
     def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
-        """Padded behind, so that positions stay; without `position`, which no model takes."""
-        known = [{k: v for k, v in row.items() if k != "position"} for row in rows]
-        return pad(known, setting.tokenizer, "right")
+        """Pad on the right, which keeps positions, and drop `position`, no input of the model."""
+        inputs = [{k: v for k, v in row.items() if k != "position"} for row in rows]
+        return pad(inputs, setting.tokenizer, "right")
+
+    # Predictions
 
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
-        """The class whose word is the most probable of the label words."""
-        asked = self.encode(data.examples, data.setting, labelled=False)
-        words = self._word_ids(data.setting.tokenizer)
-        found: dict[int, Prediction] = {}
-        for indices, _, output in forward(model, asked, batch_size):
-            for at, i in enumerate(indices):
-                logits = output.logits[at, asked.rows[i]["position"]][words]
-                values = logits.float().softmax(-1).tolist()
-                scores = dict(zip(self.words, values, strict=True))
-                found[i] = Scored(max(scores, key=scores.__getitem__), scores)
-        return [found[i] for i in range(len(found))]
+        """Return the class whose word is most probable, with the softmax over the words."""
+        prompts = self.encode(data.examples, data.setting, labelled=False)
+        word_ids = self._word_ids(data.setting.tokenizer)
+        scored: dict[int, Prediction] = {}
+        for indices, _, output in forward(model, prompts, batch_size):
+            for item, index in enumerate(indices):
+                logits = output.logits[item, prompts.rows[index]["position"]][word_ids]
+                probabilities = logits.float().softmax(-1).tolist()
+                scored[index] = best_of(dict(zip(self.words, probabilities, strict=True)))
+        return in_order(scored)
+
+    # Metrics
 
     def metrics(
         self, examples: Sequence[Any], predictions: Sequence[Prediction]
     ) -> dict[str, float]:
-        """accuracy, macro_f1, matthews."""
-        found = [p.label for p in predictions if isinstance(p, Scored)]
-        return classification_metrics([str(e.label) for e in examples], found)
+        """Compute accuracy, macro_f1 and matthews."""
+        return score_classes(examples, predictions)
 
 
-def _worked(example: Example) -> tuple[str, ...]:
+def _as_option(example: Example) -> tuple[str, ...]:
     texts = (example.text, example.pair) if example.pair is not None else (example.text,)
     return (*texts, str(example.label))

@@ -1,11 +1,16 @@
-"""Extractive question answering: the span of a context that answers a question, or that none does.
+"""Extractive question answering: the span of a context that answers a question.
 
-SQuAD 1.1 (Rajpurkar et al. 2016, https://arxiv.org/abs/1606.05250) and 2.0 with questions that have
-no answer (Rajpurkar et al. 2018, https://arxiv.org/abs/1806.03822). A context longer than the model
-takes is read in windows that overlap by `stride` tokens. The score of a span (i, j) is
-start_i + end_j (Devlin et al. 2019, sections 4.2 and 4.3, https://arxiv.org/abs/1810.04805): the
-best over all windows is the answer, unless the score of no answer, that of the first token, is
-higher by more than `threshold` in the window where it is lowest.
+    example      a question, a context, and the answers with their positions in it
+    row          the question and one window of the context; `start_positions`, `end_positions`
+    prediction   the best span over all windows, or "" for no answer
+    metrics      word F1 and exact match, by SQuAD's rules
+
+SQuAD 1.1 (Rajpurkar et al. 2016, https://arxiv.org/abs/1606.05250) and 2.0, where questions may
+have no answer (Rajpurkar et al. 2018, https://arxiv.org/abs/1806.03822). A context that is too long
+is split into windows that overlap by `stride` tokens. The score of a span (i, j) is start_i + end_j
+(Devlin et al. 2019, sections 4.2 and 4.3, https://arxiv.org/abs/1810.04805). The best span over all
+windows is the answer, unless the score of no answer, that of the first token in the window where it
+is lowest, is higher by more than `threshold`.
 """
 
 from __future__ import annotations
@@ -37,13 +42,15 @@ from adapterhub.tasks._base import (
 )
 from adapterhub.tasks._metrics import answer_metrics
 
-_NOT_INPUTS = ("offsets",)
-_BEST = 20  # starts, and ends, that are tried together
+_BEST = 20  # candidate starts, and candidate ends, per window
+
+Span = tuple[float, int, int]
+"""The score, the first character, and the character after the last one."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question on a context, and its answers, each a text and where it starts, if known."""
+    """A question, its context, and its answers as (text, first character), or None."""
 
     text: str
     context: str
@@ -52,7 +59,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer(Prediction):
-    """A span of the context, "" for none; the score is that of the span less that of no answer."""
+    """A span of the context, or "" for no answer; the score is relative to that of no answer."""
 
     text: str
     start: int
@@ -60,7 +67,7 @@ class Answer(Prediction):
     score: float
 
     def as_dict(self) -> dict[str, Any]:
-        """The span, and its score against no answer."""
+        """Return the span and its score."""
         return {"answer": self.text, "start": self.start, "end": self.end, "score": self.score}
 
     def __str__(self) -> str:
@@ -73,29 +80,34 @@ class QuestionAnswering(Task):
     """The span of a context that answers a question."""
 
     unanswerable: bool = option(False, "some questions have no answer, as in SQuAD 2.0")
-    stride: int = option(64, "tokens by which two windows of a long context overlap")
+    stride: int = option(64, "tokens by which the windows of a long context overlap")
     max_answer: int = option(30, "longest answer, in tokens")
-    threshold: float = option(0.0, "how much better no answer must score to be given")
+    threshold: float = option(0.0, "margin by which no answer must score higher")
 
     name = "question-answering"
     summary = "the span of a context that answers a question"
     main_metric = "f1"
 
+    # Examples
+
     def read(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
     ) -> list[Question]:
-        """SQuAD's JSON, or columns: text (question), pair (context), label (answers, as
-        {text: [...], answer_start: [...]})."""
+        """Read SQuAD's JSON, or columns.
+
+        The columns are text (the question), pair (the context) and label (the answers, as
+        {text: [...], answer_start: [...]}).
+        """
         if _is_squad(source):
             questions = _read_squad(source, labelled)
         else:
             questions = self._read_columns(source, options, split, labelled)
-        open_ones = [q for q in questions if q.answers == ()]
-        if open_ones and not self.unanswerable:
+        unanswered = [q.text for q in questions if q.answers == ()]
+        if unanswered and not self.unanswerable:
             raise DataError(
                 f"{source} has questions without an answer",
-                offenders=first_few([q.text for q in open_ones]),
-                hint="the option unanswerable: --task 'question-answering(unanswerable=true)'",
+                offenders=first_few(unanswered),
+                hint="--task 'question-answering(unanswerable=true)'",
             )
         return questions
 
@@ -118,23 +130,29 @@ class QuestionAnswering(Task):
         return read_rows(source, options, split, columns, build)
 
     def example(self, fields: Sequence[str], options: DataOptions) -> Question:
-        """A question and its context."""
+        """Build an example from a question and its context."""
         if len(fields) < 2:
             raise DataError(
                 "a question needs a context",
-                hint='adapterhub predict DIR "the question" --pair "the context"',
+                hint='adapterhub predict ADAPTER "the question" --pair "the context"',
             )
         return Question(fields[0], fields[1])
 
     def fields(self, options: DataOptions) -> int:
-        """The question and the context."""
+        """Return 2: the question and the context."""
         return 2
 
+    def shown(self, example: Question) -> list[str]:
+        """Return the question without its context, which is long."""
+        return [example.text]
+
+    # Rows
+
     def encode(self, examples: Sequence[Question], setting: Setting, *, labelled: bool) -> Encoded:
-        """A row a window; `offsets` are the characters of each context token, else None."""
+        """Encode one row per window; `offsets` are the characters of context tokens, else None."""
         if not setting.tokenizer.is_fast:
             raise ConfigError(
-                "question-answering needs a fast tokenizer, which knows where each token stands"
+                "question-answering needs a fast tokenizer, which gives the position of each token"
             )
         rows: list[Row] = []
         owners: list[int] = []
@@ -148,7 +166,7 @@ class QuestionAnswering(Task):
 
     def _windows(self, question: Question, setting: Setting) -> Iterator[Row]:
         limit, tokenizer = limit_of(setting), setting.tokenizer
-        asked = cut_text(question.text.strip(), tokenizer, limit // 2)
+        asked = cut_text(question.text.strip(), tokenizer, limit // 2)  # half is for the context
         stride = min(self.stride, limit // 4)
         encoded = tokenizer(
             asked, question.context, truncation="only_second", max_length=limit, stride=stride,
@@ -162,41 +180,40 @@ class QuestionAnswering(Task):
             yield row
 
     def collate(self, rows: Sequence[Row], setting: Setting) -> Any:
-        """Without the offsets; positions move by what is padded on the left."""
-        known = [{k: v for k, v in row.items() if k not in _NOT_INPUTS} for row in rows]
-        batch = super().collate(known, setting)
+        """Pad rows without their offsets; shift positions by the padding on the left."""
+        inputs = [{k: v for k, v in row.items() if k != "offsets"} for row in rows]
+        batch = super().collate(inputs, setting)
         if setting.tokenizer.padding_side == "left" and "start_positions" in batch:
             width = batch["input_ids"].shape[1]
-            for i, row in enumerate(known):
+            for i, row in enumerate(inputs):
                 for name in ("start_positions", "end_positions"):
                     batch[name][i] += width - len(row["input_ids"])
         return batch
 
+    # Predictions
+
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
-        """The span with the highest score over all windows."""
-        spans: dict[int, list[tuple[float, int, int]]] = {}
-        nulls: dict[int, list[float]] = {}
-        side = data.setting.tokenizer.padding_side
-        for indices, batch, output in forward(model, data, batch_size):
-            width = batch["input_ids"].shape[1]
+        """Return the span with the highest score over all windows."""
+        spans: list[list[Span]] = [[] for _ in data.examples]
+        no_answer: list[list[float]] = [[] for _ in data.examples]
+        for indices, _, output in forward(model, data, batch_size):
             starts, ends = (
                 output[name].float().cpu().numpy() for name in ("start_logits", "end_logits")
             )
-            for at, row in enumerate(indices):
-                offsets = data.rows[row]["offsets"]
-                first = width - len(offsets) if side == "left" else 0
+            for item, index in enumerate(indices):
+                offsets = data.rows[index]["offsets"]
+                left = data.setting.tokenizer.padding_side == "left"
+                first = starts.shape[1] - len(offsets) if left else 0
                 window = slice(first, first + len(offsets))
-                start, end = starts[at, window], ends[at, window]
-                owner = data.owners[row]
-                spans.setdefault(owner, []).extend(self._spans(start, end, offsets))
-                nulls.setdefault(owner, []).append(float(start[0] + end[0]))
-        return [
-            self._answer(question, spans[i], min(nulls[i]))
-            for i, question in enumerate(data.examples)
-        ]
+                start, end = starts[item, window], ends[item, window]
+                owner = data.owners[index]
+                spans[owner] += self._spans(start, end, offsets)
+                no_answer[owner].append(float(start[0] + end[0]))
+        windows = zip(data.examples, spans, map(min, no_answer), strict=True)
+        return [self._answer(*each) for each in windows]
 
-    def _spans(self, start: Any, end: Any, offsets: list[Any]) -> Iterator[tuple[float, int, int]]:
-        """(score, first character, character after the last) of the best spans of a window."""
+    def _spans(self, start: Any, end: Any, offsets: list[Any]) -> Iterator[Span]:
+        """Yield the best spans of a window."""
         inside = np.array([o is not None and o[1] > o[0] for o in offsets])
         if not inside.any():
             return
@@ -209,28 +226,27 @@ class QuestionAnswering(Task):
                 if i <= j < i + self.max_answer:
                     yield float(start[i] + end[j]), offsets[i][0], offsets[j][1]
 
-    def _answer(
-        self, question: Question, spans: list[tuple[float, int, int]], null: float
-    ) -> Answer:
-        score, start, end = max(spans, default=(-np.inf, 0, 0))
-        if not spans or (self.unanswerable and null - score > self.threshold):
-            return Answer("", 0, 0, float(score - null) if spans else 0.0)
-        return Answer(question.context[start:end], start, end, float(score - null))
+    def _answer(self, question: Question, spans: list[Span], no_answer: float) -> Answer:
+        if not spans:
+            return Answer("", 0, 0, 0.0)
+        score, start, end = max(spans)
+        margin = float(score - no_answer)
+        if self.unanswerable and -margin > self.threshold:
+            return Answer("", 0, 0, margin)
+        return Answer(question.context[start:end], start, end, margin)
+
+    # Metrics
 
     def metrics(
         self, examples: Sequence[Question], predictions: Sequence[Prediction]
     ) -> dict[str, float]:
-        """f1 and exact match; with unanswerable questions also on each kind of question."""
-        found = [p.text for p in predictions if isinstance(p, Answer)]
-        return answer_metrics([[text for text, _ in q.answers or ()] for q in examples], found)
-
-    def shown(self, example: Question) -> list[str]:
-        """The question; contexts are long."""
-        return [example.text]
+        """Compute f1 and exact_match, and f1 with and without an answer if there are both."""
+        answers = [[text for text, _ in question.answers or ()] for question in examples]
+        return answer_metrics(answers, [p.text for p in predictions if isinstance(p, Answer)])
 
 
 def _positions(row: Row, answers: Sequence[tuple[str, int]]) -> dict[str, int]:
-    """The tokens where the first answer begins and ends; the first token if it is not all here."""
+    """Return the first and last token of the first answer; token 0 if the window cuts it."""
     offsets = row["offsets"]
     for text, start in answers[:1]:
         end = start + len(text)
@@ -242,7 +258,7 @@ def _positions(row: Row, answers: Sequence[tuple[str, int]]) -> dict[str, int]:
 
 
 def _is_squad(source: str) -> bool:
-    """Whether a file is one JSON object, as SQuAD's are, and not JSON lines."""
+    """Tell whether a file is one JSON object, as SQuAD's are, and not JSON lines."""
     if not source.lower().removesuffix(".gz").endswith(".json") or not Path(source).is_file():
         return False
     try:
@@ -263,11 +279,11 @@ def _read_squad(source: str, labelled: bool) -> list[Question]:
                     questions.append(question)
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(
-            f"{source} is not in SQuAD's form: {type(error).__name__} {error}",
+            f"{source} is not in SQuAD's format: {type(error).__name__} {error}",
             expected='{"data": [{"paragraphs": [{"context": ..., "qas": [...]}]}]}',
         ) from error
     if wrong:
-        raise DataError(f"{source} has questions that cannot be used", offenders=first_few(wrong))
+        raise DataError(f"{source} has invalid questions", offenders=first_few(wrong))
     if not questions:
         raise DataError(f"{source} has no questions")
     return questions
@@ -282,14 +298,14 @@ def _squad_question(item: Any, context: str, labelled: bool) -> tuple[Question, 
     problems = _span_problems(context, answers)
     return Question(item["question"], context, answers), [
         *problems,
-        *["it has no answer, and is not marked is_impossible"] * (not answers),
+        *["it has no answer but is not marked is_impossible"] * (not answers),
     ]
 
 
 def _span_problems(context: str, answers: Sequence[tuple[Any, Any]]) -> list[str]:
-    """Answers that do not stand in the context where they say."""
+    """List the answers that do not occur in the context at their position."""
     return [
-        f"the answer {text!r} does not stand at {start} in the context"
+        f"the answer {text!r} is not at character {start} of the context"
         for text, start in answers
         if not isinstance(start, int) or context[start : start + len(str(text))] != text or not text
     ]

@@ -1,7 +1,12 @@
-"""Sequence to sequence: a text for a text, such as a translation or a summary.
+"""Sequence to sequence: translation, summarization and other text-to-text tasks.
 
-Training is by teacher forcing: the decoder sees the target's tokens before the one that it
-predicts (Sutskever et al. 2014, https://arxiv.org/abs/1409.3215). Evaluation generates.
+    example      a text and its target text
+    row          the tokens of the filled template; `labels`: the tokens of the target
+    prediction   a generated text
+    metrics      BLEU and chrF, ROUGE or exact match; loss and perplexity of the targets
+
+Training uses teacher forcing: the decoder sees the target's tokens before the one it predicts
+(Sutskever et al. 2014, https://arxiv.org/abs/1409.3215). Evaluation generates.
 """
 
 from __future__ import annotations
@@ -40,14 +45,14 @@ _MAIN = {"bleu": "bleu", "rouge": "rougeL", "exact": "exact_match"}
 @register_task
 @dataclass(frozen=True)
 class Seq2Seq(Generation, Task):
-    """A text for a text."""
+    """Text to text."""
 
-    metric: Literal["bleu", "rouge", "exact"] = option("bleu", "how generated texts are scored")
-    template: str = option("{text}", "the input; {text} is replaced by the text")
-    max_target: int = option(128, "longest target, in tokens; longer ones are cut")
+    metric: Literal["bleu", "rouge", "exact"] = option("bleu", "metric of generated texts")
+    template: str = option("{text}", "the input, with {text} for the text")
+    max_target: int = option(128, "longest target, in tokens; longer ones are truncated")
 
     name = "seq2seq"
-    summary = "a text for a text: translation, summaries"
+    summary = "text to text: translation, summarization"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,20 +60,24 @@ class Seq2Seq(Generation, Task):
 
     @property
     def main_metric(self) -> str:
-        """That of the option `metric`."""
+        """The main score of the option `metric`."""
         return _MAIN[self.metric]
+
+    # Examples
 
     def read(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
     ) -> list[Example]:
-        """Two columns, text and label; or two plain-text files, one a target of the other."""
+        """Read two columns, text and label, or two parallel plain-text files."""
         target = options.target(split)
         if labelled and target is not None:
             return _read_parallel(source, target)
         return read_pairs(source, options, split, labelled)
 
+    # Rows
+
     def encode(self, examples: Sequence[Example], setting: Setting, *, labelled: bool) -> Encoded:
-        """Inputs and targets, each cut to its own limit."""
+        """Tokenize inputs and targets, each truncated to its own limit."""
         texts = [self.template.replace("{text}", e.text) for e in examples]
         rows = rows_from_columns(
             setting.tokenizer(texts, truncation=True, max_length=limit_of(setting))
@@ -84,38 +93,51 @@ class Seq2Seq(Generation, Task):
         return one_row_each(self, examples, setting, rows)
 
     def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
-        """Padded behind: the decoder starts at the first position."""
+        """Pad on the right: the decoder starts at the first position."""
         return pad(rows, setting.tokenizer, "right")
 
+    # Predictions
+
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
-        """A generated text each."""
+        """Generate a text for each example."""
         return list(generate(model, data, batch_size, self))
+
+    # Metrics
 
     def metrics(
         self, examples: Sequence[Example], predictions: Sequence[Prediction]
     ) -> dict[str, float]:
-        """Those of the option `metric`."""
-        found = [p.text for p in predictions if isinstance(p, Generated)]
-        return generation_metrics(self.metric, [str(e.label) for e in examples], found)
+        """Compute the scores of the option `metric`."""
+        generated = [p.text for p in predictions if isinstance(p, Generated)]
+        return generation_metrics(self.metric, [str(e.label) for e in examples], generated)
 
     def evaluate(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> dict[str, float]:
-        """The metrics of generated texts, and loss and perplexity of the targets."""
+        """Compute the metrics of generated texts, and loss and perplexity of the targets."""
         metrics = super().evaluate(model, data, batch_size)
         return metrics | token_loss(model, data, batch_size)
 
 
 def check_template(template: str) -> None:
-    """Raise ConfigError where a template has no place for the text."""
+    """Refuse a template without {text}.
+
+    Raises:
+        ConfigError: it has none.
+    """
     if "{text}" not in template:
-        raise ConfigError(
-            f"the template {template!r} has no place for the text", expected="{text} in it"
-        )
+        raise ConfigError(f"invalid template {template!r}", expected="a template with {text}")
 
 
 def read_pairs(source: str, options: DataOptions, split: str, labelled: bool) -> list[Example]:
-    """Texts, and with `labelled` the target text of each, from two columns.
+    """Read texts and their targets from two columns.
 
-    Raises DataError where the source cannot be read, or a text is missing or a target is empty.
+    Args:
+        source: a file or the id of a Hub dataset.
+        options: the columns and format of the data.
+        split: "train", "eval" or the name of a Hub split.
+        labelled: whether to read targets.
+
+    Raises:
+        DataError: the source cannot be read, a text is missing or a target is empty.
     """
 
     def build(text: Any, target: Any = None) -> Example:

@@ -1,9 +1,14 @@
-"""Tagging: entities in a sentence of tokens, by BIO tags.
+"""Tagging: named entities in a sentence, by BIO tags.
 
-B-x begins an entity of kind x, I-x continues it, O is outside of all (Ramshaw & Marcus 1995,
-https://arxiv.org/abs/cmp-lg/9505040, with B at each beginning as CoNLL does since 2002). The first
-word piece of a token carries its tag; the others have no part in the loss and none in the
-prediction, as in Devlin et al. 2019, section 5.3, https://arxiv.org/abs/1810.04805.
+    example      a sentence as tokens, with one tag per token
+    row          the word pieces; `labels`: the tag at the first piece of each token
+    prediction   one tag per token, and the entities they form
+    metrics      F1, precision and recall of entities; accuracy of tags
+
+B-x begins an entity of kind x, I-x continues it, O is outside any entity (Ramshaw & Marcus 1995,
+https://arxiv.org/abs/cmp-lg/9505040, with B at every beginning, as in CoNLL since 2002). The first
+word piece of a token carries its tag; the others are ignored in the loss and the prediction, as in
+Devlin et al. 2019, section 5.3, https://arxiv.org/abs/1810.04805.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ from adapterhub.tasks._base import (
     Setting,
     Task,
     forward,
+    in_order,
     limit_of,
     one_row_each,
     register_task,
@@ -38,7 +44,7 @@ _WORDS = re.compile(r"[@#]?\w+(?:[-.'\u2019]\w+)*|[^\w\s]")
 
 @dataclass(frozen=True)
 class Sentence:
-    """A text, its tokens in their order, and a tag each where they are known."""
+    """A text, its tokens in order, and one tag per token or None."""
 
     text: str
     tokens: tuple[str, ...]
@@ -47,7 +53,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Entity:
-    """A kind, the words, and where they begin and end in the sentence's text."""
+    """An entity: its kind, its text, and its first and end character in the sentence."""
 
     kind: str
     text: str
@@ -57,13 +63,13 @@ class Entity:
 
 @dataclass(frozen=True)
 class Tags(Prediction):
-    """A tag each token, and the entities that they make."""
+    """One tag per token, and the entities they form."""
 
     tags: tuple[str, ...]
     entities: tuple[Entity, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """The tags, and the entities with their characters' positions in `text`."""
+        """Return the tags, and the entities with their character positions in `text`."""
         return {"tags": list(self.tags), "entities": [vars(e) for e in self.entities]}
 
     def __str__(self) -> str:
@@ -73,16 +79,18 @@ class Tags(Prediction):
 @register_task
 @dataclass(frozen=True)
 class Tagging(Task):
-    """Entities in a sentence."""
+    """Named entities in a sentence."""
 
     name = "tagging"
-    summary = "entities in a sentence, by BIO tags"
+    summary = "named entities in a sentence, by BIO tags"
     main_metric = "f1"
+
+    # Examples
 
     def read(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
     ) -> list[Sentence]:
-        """Lists of tokens and of tags: CoNLL columns, JSON lines, Parquet or a Hub dataset."""
+        """Read lists of tokens and tags: CoNLL columns, JSON lines, Parquet or a Hub dataset."""
 
         def build(tokens: object, tags: object = None) -> Sentence:
             refuse(_list_problem(tokens, options.text))
@@ -96,28 +104,30 @@ class Tagging(Task):
         return read_rows(source, options, split, columns, build)
 
     def example(self, fields: Sequence[str], options: DataOptions) -> Sentence:
-        """Its tokens are the words, and each other mark by itself."""
+        """Split a text into words and punctuation marks."""
         return Sentence(fields[0], tuple(_WORDS.findall(fields[0])))
 
     def labels(self, train: Sequence[Sentence]) -> tuple[str, ...]:
-        """The tags of the training data: O, then B-x and I-x of each kind in turn."""
+        """Return the tags of the training data: O, then B-x and I-x for each kind."""
         kinds = sorted({t[2:] for s in train for t in s.tags or () if t != "O"})
         return ("O", *(f"{position}-{kind}" for kind in kinds for position in "BI"))
 
     def check(self, labels: Sequence[str], examples: Sequence[Sentence]) -> None:
-        """One kind of entity or more, and no others in evaluation."""
+        """Refuse data without entities, and evaluation tags that training lacks."""
         if len(labels) < 2:
             raise DataError(
-                "the training data has no entities: each tag is O",
+                "the training data has no entities: every tag is O",
                 hint="check the option label, the name of the column with the tags",
             )
         check_labels(labels, (t for s in examples for t in s.tags or ()))
 
+    # Rows
+
     def encode(self, examples: Sequence[Sentence], setting: Setting, *, labelled: bool) -> Encoded:
-        """Tokens in word pieces; `first` has the index of the token that begins there, else -1."""
+        """Split tokens into word pieces; `first` is the token that begins at a piece, else -1."""
         tokenizer = setting.tokenizer
         if not tokenizer.is_fast:
-            raise ConfigError("tagging needs a fast tokenizer, which knows the word of each piece")
+            raise ConfigError("tagging needs a fast tokenizer, which maps word pieces to words")
         index = {label: i for i, label in enumerate(setting.labels)}
         rows: list[Row] = []
         for sentence in examples:
@@ -136,39 +146,42 @@ class Tagging(Task):
         return one_row_each(self, examples, setting, rows)
 
     def collate(self, rows: Sequence[Row], setting: Setting) -> Any:
-        """Without `first`, which the model does not take."""
-        known = [{k: v for k, v in row.items() if k != "first"} for row in rows]
-        return super().collate(known, setting)
+        """Pad rows without `first`, which is no input of the model."""
+        inputs = [{k: v for k, v in row.items() if k != "first"} for row in rows]
+        return super().collate(inputs, setting)
+
+    # Predictions
 
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
-        """The most probable tag of each token; O where the sentence was cut."""
+        """Return the most probable tag of each token; O where the sentence was truncated."""
         labels, side = data.setting.labels, data.setting.tokenizer.padding_side
-        found: dict[int, Prediction] = {}
-        for indices, batch, output in forward(model, data, batch_size):
-            best = output.logits.argmax(-1).tolist()
-            width = batch["input_ids"].shape[1]
-            for i, classes in zip(indices, best, strict=True):
-                first = data.rows[i]["first"]
-                skipped = width - len(first) if side == "left" else 0
-                tokens = data.examples[i].tokens
-                tags = ["O"] * len(tokens)
-                for position, word in enumerate(first):
-                    if word >= 0:
-                        tags[word] = labels[classes[skipped + position]]
-                found[i] = Tags(tuple(tags), tuple(entities(data.examples[i], tags)))
-        return [found[i] for i in range(len(found))]
+        tagged: dict[int, Prediction] = {}
+        for indices, _, output in forward(model, data, batch_size):
+            for i, classes in zip(indices, output.logits.argmax(-1).tolist(), strict=True):
+                sentence, first = data.examples[i], data.rows[i]["first"]
+                offset = len(classes) - len(first) if side == "left" else 0
+                tags = ["O"] * len(sentence.tokens)
+                for position, token in enumerate(first, start=offset):
+                    if token >= 0:
+                        tags[token] = labels[classes[position]]
+                tagged[i] = Tags(tuple(tags), tuple(entities(sentence, tags)))
+        return in_order(tagged)
+
+    # Metrics
 
     def metrics(
         self, examples: Sequence[Sentence], predictions: Sequence[Prediction]
     ) -> dict[str, float]:
-        """f1, precision, recall of whole entities, and the accuracy of tags."""
-        found = [list(p.tags) for p in predictions if isinstance(p, Tags)]
-        return entity_metrics([list(e.tags or ()) for e in examples], found)
+        """Compute f1, precision and recall of entities, and the accuracy of tags."""
+        predicted = [list(p.tags) for p in predictions if isinstance(p, Tags)]
+        return entity_metrics([list(e.tags or ()) for e in examples], predicted)
 
 
 def entities(sentence: Sentence, tags: Sequence[str]) -> list[Entity]:
-    """The entities that tags make. An I-x that continues nothing begins an entity, as in
-    seqeval's default mode."""
+    """List the entities that tags form.
+
+    An I-x that follows no entity of kind x begins one, as in seqeval's default mode.
+    """
     spans: list[tuple[str, int, int]] = []
     end, before = 0, "O"
     for token, tag in zip(sentence.tokens, tags, strict=True):
@@ -188,6 +201,7 @@ def _sentence(tokens: Any, tags: Any = None) -> Sentence:
 
 
 def _first_pieces(words: Sequence[int | None]) -> list[int]:
+    """Return for each word piece the word it begins, else -1; `words` maps pieces to words."""
     before = [None, *words]
     return [
         -1 if w is None or w == b else w for w, b in zip(words, before[: len(words)], strict=True)
@@ -196,13 +210,13 @@ def _first_pieces(words: Sequence[int | None]) -> list[int]:
 
 def _list_problem(value: object, column: str) -> str:
     if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
-        kind = "list with other things in it" if isinstance(value, list) else type(value).__name__
+        kind = "list of other values" if isinstance(value, list) else type(value).__name__
         return f"{column!r} is a {kind}, not a list of strings"
     return "" if value else f"{column!r} is empty"
 
 
 def _tag_problems(tokens: Sequence[str], tags: Sequence[str]) -> list[str]:
-    """What is wrong with the tags of a sentence: their number, their form, their order."""
+    """List what is wrong with the tags of a sentence: their number, form or order."""
     if len(tokens) != len(tags):
         return [f"{len(tokens)} tokens and {len(tags)} tags"]
     problems = []
@@ -210,5 +224,5 @@ def _tag_problems(tokens: Sequence[str], tags: Sequence[str]) -> list[str]:
         if not _TAG.fullmatch(tag):
             problems.append(f"token {position}: the tag {tag!r} is not O, B-kind or I-kind")
         elif tag.startswith("I-") and before[1:] != tag[1:]:
-            problems.append(f"token {position}: {tag!r} continues nothing, it follows {before!r}")
+            problems.append(f"token {position}: {tag!r} cannot follow {before!r}")
     return problems

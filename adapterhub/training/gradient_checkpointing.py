@@ -5,7 +5,7 @@ evaluation mode, which disables its dropout, so there the option would silently 
 the layer is in training mode for that check alone, and in its own mode while it computes.
 
 Inputs that a layer keeps outside autograd's saved tensors are not freed by this: see bitsandbytes'
-int8 layers (`adapterhub.backbones.quantized.forget_input`).
+int8 layers (`adapterhub.backbones.quantized_training.drop_saved_input`).
 """
 
 from __future__ import annotations

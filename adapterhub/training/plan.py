@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from adapterhub.adapters.adapter import Adapter
-from adapterhub.backbones.quantized import bytes_of, size_of
+from adapterhub.backbones.quantized_weights import bytes_of, size_of
 from adapterhub.training.activation_memory import activation_bytes
 from adapterhub.training.optimizers import OPTIMIZERS
 from adapterhub.training.prepare import PreparedRun

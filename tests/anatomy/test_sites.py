@@ -1,4 +1,4 @@
-"""What a site promises on every architecture: its x and y."""
+"""Sites: their inputs and outputs on every architecture, and how they are selected."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import tiny_models
 import torch
 
 import adapterhub as ah
+from adapterhub.anatomy.sites import FeatureSlice, names_a_role
+from adapterhub.errors import SiteError
 
 
 @pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
-def test_a_sublayer_begins_with_its_input(architecture):
-    """The x of every sublayer has the caller's rows and tokens and the sublayer's width, however
-    often its projections are called."""
+def test_a_sublayer_receives_its_own_input(architecture):
+    """The x of a sublayer has the caller's rows and tokens and the sublayer's width, even if its
+    projections are called several times."""
     model = tiny_models.usual_model(architecture)
     roles = {site.role for site in ah.anatomy_of(model).sites.values()}
     sites = sorted(roles & {"attn", "cross", "ffn"})
@@ -28,13 +30,13 @@ def test_a_sublayer_begins_with_its_input(architecture):
     for site, (x, y) in seen.items():
         assert x.shape[-1] == site.d_in
         assert y.shape[-1] == site.d_out
-        # XLNet counts tokens first; a list of experts or of rows may be flat.
+        # XLNet puts tokens first; mixtures of experts may flatten rows and tokens.
         assert x.shape[:-1] == y.shape[:-1]
         assert x.shape[:-1].numel() in (27, 12)
 
 
 @pytest.mark.parametrize("architecture", tiny_models.MATRIX)
-def test_a_prompt_leaves_every_output_at_the_length_of_its_input(architecture):
+def test_a_prompt_keeps_the_length_of_every_output(architecture):
     model = tiny_models.usual_model(architecture)
     adapter = ah.attach(model, "prompt")
     tiny_models.scramble(adapter)
@@ -65,8 +67,8 @@ def test_constants_do_not_train(architecture):
         assert all(table is not changed.original for changed in adapter.changed)
 
 
-def test_a_layer_is_one_set_of_weights():
-    """ALBERT's two groups of two layers are four sites of a role, run sixteen times."""
+def test_layers_that_share_weights_are_one_layer():
+    """ALBERT's two groups of two layers are four sites per role, called sixteen times."""
     model = tiny_models.model("albert", num_hidden_layers=8, num_hidden_groups=2, inner_group_num=2)
     adapter = ah.attach(model, {"lora": {"sites": ["attn.q"]}})
     assert ah.anatomy_of(model).depth("encoder") == 4
@@ -82,3 +84,74 @@ def test_a_layer_is_one_set_of_weights():
     paths = ah.anatomy_of(model).parameters()
     layers = {ah.anatomy_of(model).layer_of(path) for path in paths}
     assert layers == {"below", "above", *(("encoder", number) for number in range(4))}
+
+
+def selected(model, *patterns, **options):
+    return [site.id for site in ah.anatomy_of(model).select(patterns, **options)]
+
+
+def test_patterns_select_sites_in_the_order_of_the_backbone():
+    model = tiny_models.usual_model("bart")
+    assert selected(model, "encoder.attn.v", "encoder.1.attn.q") == [
+        "encoder.0.attn.v", "encoder.1.attn.q", "encoder.1.attn.v"
+    ]  # fmt: skip
+    assert selected(model, "*.ffn.up", layers="top 1") == ["encoder.1.ffn.up", "decoder.1.ffn.up"]
+    everywhere = selected(model, "attn.q")
+    assert everywhere == [f"{stack}.{n}.attn.q" for stack in ("encoder", "decoder") for n in (0, 1)]
+    # The sites of a stack are in no layer, so a selection of layers does not exclude them.
+    assert "encoder.embed" in selected(model, "embed", "attn.q", layers=0)
+
+
+def test_all_patterns_that_match_nothing_are_in_one_error():
+    model = tiny_models.usual_model("bert")
+    with pytest.raises(SiteError, match="bert backbone has no such site") as error:
+        selected(model, "attn.q", "atn.v", "cross.q")
+    assert [line.split(";")[0] for line in error.value.offenders] == ["'atn.v'", "'cross.q'"]
+    assert "attn.v" in error.value.offenders[0]
+    assert selected(model, "attn.q", "cross.q", strict=False) == [
+        "encoder.0.attn.q",
+        "encoder.1.attn.q",
+    ]
+    with pytest.raises(SiteError):
+        selected(model, "attn.q", "atn.v", strict=False)
+    with pytest.raises(SiteError, match="in layers"):
+        selected(model, "attn.q", layers=())
+
+
+def test_valid_roles_are_recognized_on_any_backbone():
+    assert names_a_role("cross.q")
+    assert names_a_role("decoder.3.cross.*")
+    assert not names_a_role("atn.q")
+
+
+def test_a_parameter_is_named_by_site_else_by_layer_else_by_path():
+    anatomy = ah.anatomy_of(tiny_models.usual_model("bert"))
+    layer = "bert.encoder.layer.1"
+    assert anatomy.key(f"{layer}.attention.self.query.weight") == "encoder.1.attn.q.weight"
+    anatomy = ah.anatomy_of(tiny_models.usual_model("gpt2"))
+    assert anatomy.key("transformer.wpe.weight") == "backbone.wpe.weight"
+    # A fused projection has no site of its own parts in files.
+    assert anatomy.key("transformer.h.1.attn.c_attn.weight") == "decoder.1.attn.qkv.weight"
+    anatomy = ah.anatomy_of(tiny_models.usual_model("qwen3"))
+    assert (
+        anatomy.key("model.layers.0.self_attn.q_norm.weight") == "decoder.0.self_attn.q_norm.weight"
+    )
+
+
+def test_keys_of_parameters_are_unique():
+    for architecture in tiny_models.MATRIX:
+        anatomy = ah.anatomy_of(tiny_models.usual_model(architecture))
+        paths = list(anatomy.parameters())
+        assert len({anatomy.key(path) for path in paths}) == len(paths) > 10, architecture
+
+
+@pytest.mark.parametrize("part", [FeatureSlice(2, 4, 12), FeatureSlice(1, 3, 4)])
+def test_writing_a_slice_changes_only_its_features(part):
+    y = torch.randn(2, 3, 12)
+    piece = torch.zeros_like(part.read(y))
+    written = part.write(y, piece)
+    assert torch.equal(part.read(written), piece)
+    changed = [i for i in range(12) if part.start <= i % part.period < part.stop]
+    kept = [i for i in range(12) if i not in changed]
+    assert torch.equal(written[..., kept], y[..., kept])
+    assert torch.equal(part.write(y, part.read(y)), y)

@@ -30,7 +30,7 @@ def test_combine_then_predict_and_merge(folders, adapterhub, backbone, tmp_path)
         "combine", *folders, "--weights", "0.5,-0.25", "--output", tmp_path / "sum", *where
     )
     assert code == 0, err
-    assert "linear of 2" in out
+    assert "linear of 2 adapters" in out
     manifest = read_manifest(tmp_path / "sum")
     assert manifest.name == "combined"
     assert manifest.labels == ("bad", "good")

@@ -45,7 +45,7 @@ def launch(*words):
 
 
 @pytest.mark.parametrize("method", [TOGETHER, *METHODS])
-def test_two_processes_train_what_one_does_with_their_batches_summed(
+def test_two_processes_train_like_one_with_gradient_accumulation(
     method, steady, adapterhub, tmp_path
 ):
     # Five batches an epoch: the last step of each has one for both processes.

@@ -35,7 +35,7 @@ def test_merge_writes_a_checkpoint_that_needs_no_adapterhub(saved, adapterhub, b
     out, folder = tmp_path / "new" / "merged", saved()
     code, text, err = adapterhub("merge", folder, "--output", out, "--backbone", backbone)
     assert code == 0, err
-    assert [line.split()[0] for line in text.splitlines()[1:3]] == ["merged", "loaded"]
+    assert [line.split()[0] for line in text.splitlines()[1:3]] == ["merged", "reloaded"]
     assert text.count("max |difference|") == 2
     assert "AutoModelForSequenceClassification" in text
     live = open_adapter(folder, str(backbone))
@@ -67,7 +67,7 @@ def test_the_base_in_another_precision(saved, adapterhub, backbone, tmp_path, dt
     assert AutoTokenizer.from_pretrained(out)(TEXTS[0])["input_ids"]
 
 
-def test_nothing_is_left_where_it_fails(saved, adapterhub, backbone, tmp_path, monkeypatch):
+def test_a_failed_merge_leaves_no_files(saved, adapterhub, backbone, tmp_path, monkeypatch):
     place = tmp_path / "place"
     place.mkdir()
     where = ("--output", place / "out", "--backbone", backbone)
@@ -92,7 +92,7 @@ def test_nothing_is_left_where_it_fails(saved, adapterhub, backbone, tmp_path, m
         code, text, err = adapterhub(*arguments)
         assert code == 2
         assert "does not compute" in err
-        assert "max |difference|" in text, "the loss is told before anything is written"
+        assert "max |difference|" in text, "the difference is printed before anything is written"
     assert not list(place.iterdir())
     (place / "out").mkdir()
     code, _, err = adapterhub(*arguments)
@@ -101,7 +101,7 @@ def test_nothing_is_left_where_it_fails(saved, adapterhub, backbone, tmp_path, m
     assert "overwrite" not in err
 
 
-def test_what_cannot_be_merged_says_why(saved, adapterhub, backbone, tmp_path):
+def test_methods_that_cannot_be_merged_are_listed(saved, adapterhub, backbone, tmp_path):
     where = ("--output", tmp_path / "out", "--backbone", backbone)
     code, _, err = adapterhub("merge", saved("mam"), *where)
     assert code == 2

@@ -49,8 +49,8 @@ def test_train_evaluate_and_merge(train, adapterhub, backbone, data, tmp_path):
     first, merged, loaded, _ = out.splitlines()
     assert first.endswith(", nf4")
     assert "max |difference|" in merged
-    assert "of values up to" in merged
-    assert loaded.startswith("loaded again")
+    assert "largest value" in merged
+    assert loaded.startswith("reloaded")
     model = AutoModelForSequenceClassification.from_pretrained(out_folder)
     assert type(model.bert.encoder.layer[0].output.dense).__name__ == "Linear4bit"
 
@@ -63,14 +63,14 @@ def test_nothing_to_quantize_again(train, adapterhub, tmp_path):
     assert not (tmp_path / "m").exists()
 
 
-def test_the_flag_and_a_wrong_value(train, tmp_path):
+def test_an_unknown_quantization(train, tmp_path):
     code, _, err = train("--quantize", "nf3")
     assert code == 2
     assert "did you mean 'nf4'" in err
     assert not (tmp_path / "run").exists()
 
 
-def test_a_method_that_trains_whole_weights_says_what_fits(train, tmp_path):
+def test_a_method_that_trains_whole_weights_is_refused(train, tmp_path):
     code, _, err = train("--method", "full", "--quantize", "int8")
     assert code == 2
     assert "quantized" in err
@@ -79,7 +79,7 @@ def test_a_method_that_trains_whole_weights_says_what_fits(train, tmp_path):
 
 
 @pytest.mark.parametrize("precision", ["dtype=fp32", "dtype=bf16", *KINDS])
-def test_the_planned_memory_of_weights_is_the_real_one(precision, data, backbone, tmp_path):
+def test_the_planned_memory_of_weights_is_what_they_take(precision, data, backbone, tmp_path):
     tiny_models.model("bert", "features", hidden_size=128, intermediate_size=256).save_pretrained(
         tmp_path / "wide"
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from adapterhub.errors import RegistryError
 from adapterhub.files.native import read_adapter
 from adapterhub.registry.local_versions import copy_adapter, entry_of, manifest_bytes
-from adapterhub.registry.store import Entry, Publication, Query, chosen, ranked
+from adapterhub.registry.store import Entry, Publication, Query, choose_version, filter_entries
 
 
 class MemoryStore:
@@ -28,7 +28,7 @@ class MemoryStore:
         versions = self.versions(name, backbone=backbone)
         if len({entry.backbone for entry in versions}) > 1:
             raise RegistryError(f"{name!r} is of several backbones")
-        return chosen(versions, name, version)
+        return choose_version(versions, name, version)
 
     def get(self, entry: Entry, folder: Path | None = None) -> Path:
         stored = self.root / entry.digest
@@ -60,7 +60,7 @@ class MemoryStore:
     def search(self, query: Query) -> list[Entry]:
         available = [e for e in self.entries if e.yanked is None]
         newest = list({(e.backbone, e.name): e for e in available}.values())
-        return ranked(available if query.all_versions else newest, query)
+        return filter_entries(available if query.all_versions else newest, query)
 
     def versions(self, name: str, *, backbone: str | None = None) -> Sequence[Entry]:
         versions = [

@@ -7,7 +7,7 @@ import tiny_models
 from adapters_golden import GOLDEN, backbone
 
 import adapterhub as ah
-from adapterhub.anatomy.families import anatomy_of
+from adapterhub.anatomy.build import anatomy_of
 from adapterhub.interchange.formats import FORMATS, detect
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -7,7 +7,7 @@ import tiny_models
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapterhub.anatomy.families import anatomy_of
+from adapterhub.anatomy.build import anatomy_of
 from adapterhub.interchange.method_options import sites_option, size_options
 
 T5 = anatomy_of(tiny_models.model("t5", "seq2seq"))

@@ -6,7 +6,7 @@ import pytest
 import tiny_models
 import torch
 
-from adapterhub.anatomy.families import anatomy_of
+from adapterhub.anatomy.build import anatomy_of
 from adapterhub.errors import MismatchError
 from adapterhub.interchange.translation import Translation
 

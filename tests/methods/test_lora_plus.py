@@ -9,7 +9,7 @@ import torch
 import adapterhub as ah
 from adapterhub.errors import ConfigError
 from adapterhub.training.options import TrainOptions
-from adapterhub.training.run import AdapterTrainee
+from adapterhub.training.trainee import AdapterTrainee
 
 
 def test_the_learning_rate_of_b_is_a_multiple_of_that_of_a():

@@ -11,7 +11,7 @@ import adapterhub as ah
 from adapterhub.errors import ConfigError
 from adapterhub.methods.prefix import Prefix
 from adapterhub.training.options import TrainOptions
-from adapterhub.training.run import AdapterTrainee
+from adapterhub.training.trainee import AdapterTrainee
 
 
 def test_attention_reads_the_prefix_before_keys_and_values():

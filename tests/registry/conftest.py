@@ -1,4 +1,4 @@
-"""A Hub of one's own."""
+"""A local server with the Hub's protocol."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from huggingface_hub import constants
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """A server that speaks the Hub's protocol, at `hub.address`; caches are empty."""
+    """Start a server with the Hub's protocol at `hub.address`, with empty caches."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)

@@ -1,16 +1,18 @@
-"""The index finds what a look at each entry finds, whatever is asked."""
+"""The index returns the same versions as a comparison of every entry, for every query."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
+import sqlite3
 
 import pytest
 
-from adapterhub.registry import index as module
-from adapterhub.registry.bitmaps import Bitmaps, members
-from adapterhub.registry.index import opened
-from adapterhub.registry.store import Entry, Query, ranked, words_in
+from adapterhub.errors import RegistryError
+from adapterhub.registry import index as index_module
+from adapterhub.registry.index import open_index
+from adapterhub.registry.store import Entry, Query, filter_entries, words_in
 
 WORDS = ("english", "german", "legal", "Größe")
 QUERIES = [
@@ -29,8 +31,8 @@ QUERIES = [
 ]
 
 
-def entries(count: int) -> list[Entry]:
-    """Entries of two versions a name, with fields drawn at random; sizes and scores differ."""
+def random_entries(count: int) -> list[Entry]:
+    """Make entries of two versions per name with random fields; sizes and scores differ."""
     draw = random.Random(0)
     sizes = draw.sample(range(10_000), count)
     return [
@@ -56,45 +58,93 @@ def text_of(entry: Entry) -> str:
     return " ".join((entry.name, entry.task or "", *entry.methods, *entry.tags, "adapter"))
 
 
-def enter(index, found):
-    pairs = itertools.groupby(found, lambda entry: entry.name)
-    versions = [(name, name, [(e, text_of(e)) for e in group]) for name, group in pairs]
-    index.update(versions, (), "whole")
+def update(index, entries, removed=(), stamp="registry stamp"):
+    names = itertools.groupby(entries, lambda entry: entry.name)
+    folders = [(name, name, [(e, text_of(e)) for e in group]) for name, group in names]
+    index.update(folders, removed, stamp)
 
 
-@pytest.mark.parametrize("few", [0, 500])
-def test_each_query_finds_what_a_look_at_each_entry_does(tmp_path, monkeypatch, few):
-    monkeypatch.setattr(module, "_FEW", few)
-    monkeypatch.setattr(module, "_BATCH", 7)
-    known = entries(60)
-    standing = [entry for entry in known if entry.yanked is None]
-    newest = list({entry.name: entry for entry in standing}.values())
+def has_words(entry: Entry, text: str) -> bool:
+    words = words_in(text_of(entry))
+    return all(any(word.startswith(prefix) for word in words) for prefix in words_in(text))
+
+
+@pytest.mark.parametrize(
+    ("few", "most_words"), [(0, 64), (500, 64), (500, 0)], ids=["scan", "sort", "sort by prefix"]
+)
+def test_every_query_equals_a_comparison_of_every_entry(tmp_path, monkeypatch, few, most_words):
+    monkeypatch.setattr(index_module, "_FEW", few)
+    monkeypatch.setattr(index_module, "_MOST_WORDS", most_words)
+    entries = random_entries(60)
+    available = [entry for entry in entries if entry.yanked is None]
+    newest = list({entry.name: entry for entry in available}.values())
     sizes = set()
-    with opened(tmp_path / "x.sqlite") as index:
-        enter(index, known)
-        enter(index, known[:40])  # again: a folder that changed
+    with open_index(tmp_path / "x.sqlite") as index:
+        update(index, entries)
+        update(index, entries[:40])  # these folders changed
         for query in QUERIES:
-            words = words_in(query.text)
-            pool = standing if query.all_versions else newest
-            pool = [e for e in pool if all(any(w.startswith(s) for w in words_in(text_of(e)))
-                                           for s in words)]  # fmt: skip
-            found = index.search(query)
-            assert {e.reference for e in found} == {
-                e.reference for e in ranked(pool, Query(**{**vars(query), "text": ""}))
-            }, query
-            sizes.add(len(found))
+            candidates = available if query.all_versions else newest
+            candidates = [entry for entry in candidates if has_words(entry, query.text)]
+            expected = filter_entries(candidates, dataclasses.replace(query, text=""))
+            results = index.search(query)
+            if query.sort == "name":  # a tie between two versions of a name
+                assert [e.name for e in results] == [e.name for e in expected], query
+            else:
+                assert results == expected, query
+            sizes.add(len(results))
     assert len(sizes) > 5
 
 
-def test_sets_are_as_large_as_they_must_be(tmp_path):
-    with opened(tmp_path / "x.sqlite") as index:
-        sets = Bitmaps(index.db)
-        numbers = [1, 2_047, 2_048, 300_000]
-        sets.add({("k", "ab"): numbers, ("k", "ac"): [5]})
-        assert list(members(sets.of("k", "ab"))) == numbers
-        assert list(members(sets.starting("k", "a"))) == [1, 5, *numbers[1:]]
-        assert sets.starting("k", "b") == sets.of("k", "a") == sets.of("x", "ab") == 0
-        sets.remove(("k", "ab"), [2_047, 9])
-        assert list(members(sets.of("k", "ab"))) == [1, 2_048, 300_000]
-        (chunks,) = index.db.execute("SELECT count(*) FROM sets").fetchone()
-        assert chunks == 4
+def test_removed_and_yanked_versions_are_not_found(tmp_path):
+    entries = [dataclasses.replace(entry, yanked=None) for entry in random_entries(20)]
+    everything = Query("adapter", all_versions=True)
+    with open_index(tmp_path / "x.sqlite") as index:
+        update(index, entries)
+        assert len(index.search(everything)) == 20
+        update(index, [], removed=["n000", "n001"], stamp="later")
+        assert [e.name for e in index.search(everything)] == [e.name for e in entries[4:]]
+        assert (index.count(), index.registry_stamp()) == (8, "later")
+        assert "n000" not in index.stamps()
+        update(index, [dataclasses.replace(entry, yanked="why") for entry in entries[4:6]])
+        assert "n002" not in {entry.name for entry in index.search(everything)}
+        assert index.count() == 8
+
+
+@pytest.mark.parametrize("few", [0, 500], ids=["scan", "sort"])
+def test_labels_are_never_mistaken_for_words(tmp_path, monkeypatch, few):
+    monkeypatch.setattr(index_module, "_FEW", few)
+    entry = random_entries(1)[0]
+    with open_index(tmp_path / "x.sqlite") as index:
+        index.update([("a", "1", [(entry, "Größe 数据集 x_y")])], (), "")
+        for text in ("task", "_task", "newest", "74", "y x größ", "数据"):
+            expected = text in ("y x größ", "数据")
+            assert bool(index.search(Query(text))) == expected, text
+        for tag in ('" OR tokens:"', "' OR 1=1 --", "*", "_newest", ""):
+            assert index.search(Query(tags=(tag,))) == []
+            assert index.search(Query(sort=f"{tag}accuracy")) == []
+
+
+def test_a_failed_update_changes_nothing(tmp_path):
+    entries = random_entries(20)
+
+    def interrupted():
+        yield "n000", "new stamp", []
+        raise OSError(5, "Input/output error")
+
+    with open_index(tmp_path / "x.sqlite") as index:
+        update(index, entries)
+        before = index.search(Query(limit=100)), index.stamps()
+        with pytest.raises(OSError, match="Input"):
+            index.update(interrupted(), ["n001"], "later")
+        assert (index.search(Query(limit=100)), index.stamps()) == before
+        assert index.registry_stamp() == "registry stamp"
+
+
+def test_without_fts5_the_error_names_it(tmp_path, monkeypatch):
+    missing = index_module._SCHEMA.replace("fts5 (", "fts5_missing (")
+    monkeypatch.setattr(index_module, "_SCHEMA", missing)
+    with pytest.raises(RegistryError, match="FTS5"), open_index(tmp_path / "x.sqlite"):
+        pass
+    with sqlite3.connect(tmp_path / "x.sqlite") as db:  # nothing half-made is left
+        assert db.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+    db.close()

@@ -1,10 +1,12 @@
-"""A registry in a folder: in plain sight, with many writers, and an index that follows it."""
+"""A registry in a folder: its layout, concurrent writers, and the index that follows it."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
@@ -36,7 +38,7 @@ def names(registry, **query):
     return [entry.name for entry in registry.search(Query(**query))]
 
 
-def test_the_folders_are_in_plain_sight(registry, tmp_path):
+def test_the_layout_of_the_folders(registry, tmp_path):
     put(registry, tmp_path)
     version = registry.root / "acme--bert-small" / "polite" / "v1"
     assert sorted(p.name for p in version.iterdir()) == [
@@ -54,7 +56,7 @@ def test_the_default_is_in_the_users_data_folder(monkeypatch, tmp_path):
     assert LocalRegistry().root == tmp_path
 
 
-def test_an_index_is_made_anew_from_the_folders(registry, tmp_path):
+def test_a_missing_index_is_rebuilt_from_the_folders(registry, tmp_path):
     put(registry, tmp_path, "a")
     put(registry, tmp_path, "b")
     assert names(registry) == ["a", "b"]
@@ -64,7 +66,7 @@ def test_an_index_is_made_anew_from_the_folders(registry, tmp_path):
     assert names(registry) == ["a", "b"]
 
 
-def test_what_others_did_to_the_folders_is_seen(registry, tmp_path):
+def test_changes_made_by_other_programs_are_found(registry, tmp_path):
     put(registry, tmp_path, "a")
     assert names(registry) == ["a"]
     home = registry.root / "acme--bert-small"
@@ -76,7 +78,60 @@ def test_what_others_did_to_the_folders_is_seen(registry, tmp_path):
     assert names(registry) == ["b"]
 
 
-def test_of_many_names_only_publications_are_looked_at(registry, tmp_path, monkeypatch):
+@pytest.mark.parametrize("damage", ["no database", "no full-text index", "truncated"])
+def test_a_corrupted_index_is_rebuilt(registry, tmp_path, damage):
+    for number in range(40):
+        put(registry, tmp_path, f"n{number:02}")
+    expected = [f"n{number:02}" for number in range(40)]
+    assert names(registry) == expected
+    path = registry._index_path()
+    data = path.read_bytes()
+    if damage == "no database":
+        path.write_bytes(b"x" * len(data))
+    elif damage == "truncated":
+        path.write_bytes(data[: len(data) // 2])
+    else:
+        with contextlib.closing(sqlite3.connect(path)) as db, db:
+            db.execute("DELETE FROM texts_data")
+    assert names(registry, text="polite") == expected
+    assert names(registry) == expected
+
+
+def test_a_search_without_changes_writes_nothing(registry, tmp_path):
+    put(registry, tmp_path)
+    assert names(registry) == ["polite"]
+    with contextlib.closing(sqlite3.connect(registry._index_path())) as db:
+        db.execute("BEGIN IMMEDIATE")  # another process is updating the index
+        assert names(registry) == ["polite"]
+
+
+SEARCHER = """
+import sys
+from pathlib import Path
+from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.store import Query
+for _ in range(30):
+    entries = LocalRegistry(Path(sys.argv[1])).search(Query("polite", limit=1000))
+    assert len({entry.name for entry in entries}) == len(entries), entries
+"""
+
+
+def test_searches_during_publications(registry, tmp_path):
+    put(registry, tmp_path, "n")
+    words = [sys.executable, "-c", SEARCHER, str(registry.root)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    searchers = [subprocess.Popen(words, env=environment) for _ in range(2)]
+    folder = sample_adapters.write(tmp_path / "new", 1)
+    number = 0
+    while any(searcher.poll() is None for searcher in searchers):
+        number += 1
+        registry.put(folder, Publication(f"n{number}"))
+        assert f"n{number}" in names(registry, text="polite", limit=1000)
+    assert [searcher.wait() for searcher in searchers] == [0, 0]
+    assert len(names(registry, limit=1000)) == number + 1
+
+
+def test_in_a_large_registry_only_publications_are_checked(registry, tmp_path, monkeypatch):
     monkeypatch.setattr(local, "_FEW", 0)
     put(registry, tmp_path, "a")
     assert names(registry) == ["a"]
@@ -84,7 +139,7 @@ def test_of_many_names_only_publications_are_looked_at(registry, tmp_path, monke
     assert names(registry, metric="accuracy") == ["a"]
     registry.yank(registry.resolve("a"), "no")
     assert [entry.version for entry in registry.search(Query())] == ["v1"]
-    monkeypatch.setattr(local.NameFolder, "stamp", lambda self: pytest.fail("looked"))
+    monkeypatch.setattr(local.NameFolder, "stamp", lambda self: pytest.fail("checked a folder"))
     assert names(registry) == ["a"]
 
 
@@ -103,14 +158,14 @@ for seed in (number, number, 100):
 """
 
 
-def test_many_writers_at_once(registry, tmp_path):
+def test_concurrent_writers(registry, tmp_path):
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     words = [sys.executable, "-c", WRITER, str(tmp_path)]
     writers = [subprocess.Popen([*words, str(n)], env=environment) for n in range(3)]
     assert [writer.wait() for writer in writers] == [0, 0, 0]
     found = registry.versions("polite")
-    # Three of one writer each, and one that all three published.
+    # Each writer published one adapter of its own, and all three the same fourth one.
     assert [entry.version for entry in found] == ["v1", "v2", "v3", "v4"]
     assert {tag for entry in found for tag in entry.tags} == {"by-0", "by-1", "by-2"}
     assert registry.verify() == []
@@ -150,7 +205,7 @@ def test_gc_removes_what_an_interrupted_writer_left(registry, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".x", "a..b", "x" * 97, "-x", "a@b"])
-def test_names_that_cannot_be(registry, tmp_path, name):
+def test_invalid_names_are_refused(registry, tmp_path, name):
     folder = sample_adapters.write(tmp_path / "made")
     with pytest.raises(ConfigError):
         registry.put(folder, Publication(name))
@@ -158,7 +213,7 @@ def test_names_that_cannot_be(registry, tmp_path, name):
 
 
 @pytest.mark.parametrize("tag", ["", "v2", "2", "a b", "../x"])
-def test_tags_that_cannot_be(registry, tmp_path, tag):
+def test_invalid_tags_are_refused(registry, tmp_path, tag):
     folder = sample_adapters.write(tmp_path / "made")
     with pytest.raises(ConfigError):
         registry.put(folder, Publication("polite", tags=(tag,)))
@@ -190,8 +245,8 @@ def test_a_broken_file_of_tags_is_named(registry, tmp_path):
         registry.resolve("polite")
 
 
-def test_a_search_in_many_is_fast(registry, tmp_path):
-    """The full measurement is benchmarks/registry.py."""
+def test_a_search_in_many_adapters_is_fast(registry, tmp_path):
+    """benchmarks/registry.py has the full measurement."""
     folder = sample_adapters.write(tmp_path / "made", accuracy=0.5)
     home = registry.root / "acme--bert-small"
     for number in range(300):

@@ -10,9 +10,9 @@ import sample_adapters
 
 from adapterhub.errors import ConfigError, FileError, MismatchError, RegistryError
 from adapterhub.files.native import read_adapter
-from adapterhub.registry.api import pull
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.lockfile import pin, read_lock, sync, with_pins, write_lock
+from adapterhub.registry.pull import pull
 from adapterhub.registry.store import Publication
 
 
@@ -25,7 +25,7 @@ def registry(tmp_path):
     return store
 
 
-def test_a_tag_is_pinned_as_the_version_that_it_names(registry, tmp_path):
+def test_a_tag_is_pinned_as_its_version(registry, tmp_path):
     name, pinned = pin("polite@best", registry.root)
     assert (name, pinned.reference) == ("polite", "polite@v1")
     registry.tag(registry.resolve("polite", "v2"), "best")
@@ -38,7 +38,7 @@ def test_a_tag_is_pinned_as_the_version_that_it_names(registry, tmp_path):
     assert sync(again, tmp_path / "adapters", registry.root) == []
 
 
-def test_other_bytes_are_refused_and_replace_nothing(registry, tmp_path):
+def test_other_bytes_are_refused_and_nothing_is_replaced(registry, tmp_path):
     pins = dict([pin("polite@v1", registry.root)])
     kept = registry.root / "acme--bert-small" / "polite" / "v1"
     shutil.rmtree(kept)
@@ -52,7 +52,7 @@ def test_other_bytes_are_refused_and_replace_nothing(registry, tmp_path):
         sync(pins, tmp_path / "adapters", registry.root)
 
 
-def test_what_is_gone_is_an_error(registry, tmp_path):
+def test_a_missing_adapter_is_an_error(registry, tmp_path):
     pins = dict([pin("polite", registry.root)])
     with pytest.raises(RegistryError):
         sync(pins, tmp_path / "adapters", tmp_path / "empty")
@@ -64,13 +64,13 @@ def test_a_folder_cannot_be_pinned(registry, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"version": 2, "adapters": {}}', '{"version": 1}'])
-def test_what_is_no_lock_file_is_an_error(tmp_path, text):
+def test_an_invalid_lock_file_is_an_error(tmp_path, text):
     (tmp_path / "adapterhub.lock").write_text(text)
     with pytest.raises(FileError, match="not a lock file"):
         read_lock(tmp_path / "adapterhub.lock")
 
 
-def test_a_lock_file_names_no_place_outside(tmp_path):
+def test_a_name_in_a_lock_file_is_never_a_path(tmp_path):
     good = '{"backbone": "a/b", "digest": "%s", "fingerprint": "x", "reference": "polite@v1"}'
     for name in ("../x", "/etc/x", "a/b", "."):
         pinned = good % ("0" * 64)
@@ -80,12 +80,12 @@ def test_a_lock_file_names_no_place_outside(tmp_path):
             read_lock(tmp_path / "adapterhub.lock")
 
 
-def test_two_adapters_never_share_a_name(registry, tmp_path):
+def test_two_adapters_cannot_share_a_name(registry, tmp_path):
     first = pin("polite@v1", registry.root)
     pins = with_pins({}, [first])
     assert with_pins(pins, [pin("polite@v2", registry.root)])["polite"].reference == "polite@v2"
     theirs = ("polite", replace(first[1], reference="hf:someone/polite@v1"))
-    with pytest.raises(ConfigError, match="one name") as caught:
+    with pytest.raises(ConfigError, match="same name") as caught:
         with_pins(pins, [theirs])
     assert "hf:someone/polite@v1" in str(caught.value)
     name, pinned = pin("polite@v1", registry.root, name="second")
@@ -95,7 +95,7 @@ def test_two_adapters_never_share_a_name(registry, tmp_path):
             pin("polite", registry.root, name=wrong)
 
 
-def test_who_names_a_yanked_version_is_told_why(registry, tmp_path):
+def test_a_yanked_version_is_pinned_with_a_warning(registry, tmp_path):
     registry.yank(registry.resolve("polite", "v1"), "trained on the dev set")
     for act in (pin, lambda name, root: pull(name, registry=root)):
         with pytest.warns(UserWarning, match=r"polite@v1 was yanked: trained on the dev set"):

@@ -1,11 +1,13 @@
-"""Checkpoints of other libraries in repositories of the Hub: loaded by name, with equal logits."""
+"""Adapters of other libraries on the Hub: pulled without pickles, loaded with equal outputs."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import hub_server
 import pytest
+import safetensors.torch
 import tiny_models
 import torch
 from safetensors.torch import load_file
@@ -14,6 +16,8 @@ from transformers import AutoModel
 import adapterhub as ah
 from adapterhub.errors import FileError
 from adapterhub.files.native import read_manifest
+from adapterhub.registry.hub import HubStore
+from adapterhub.registry.other_formats import entry_of_foreign
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "adapters" / "bert"
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -28,7 +32,7 @@ def upload(hub, folder, name, **more):
 
 
 @pytest.mark.parametrize("method", ["lora", "dora", "ia3", "norms"])
-def test_of_peft(hub, tmp_path, method):
+def test_a_peft_adapter_has_equal_logits(hub, tmp_path, method):
     model = tiny_models.model("bert")
     adapter = ah.attach(model, method)
     tiny_models.scramble(adapter)
@@ -42,19 +46,19 @@ def test_of_peft(hub, tmp_path, method):
 
 
 @pytest.mark.parametrize("case", ["houlsby", "parallel", "lora", "ia3"])
-def test_of_adapters(hub, case):
+def test_an_adapter_of_the_adapters_library_has_equal_outputs(hub, case):
     reference = upload(hub, GOLDEN / case, "acme/theirs", **{"pytorch_adapter.bin": b"\x80\x04."})
     model = AutoModel.from_pretrained(GOLDEN / "backbone", attn_implementation="eager").eval()
     ah.load(model, reference, any_backbone=True, head=False)
     expected = load_file(GOLDEN / "expected.safetensors")
-    given = {name: t for name, t in expected.items() if "." not in name}
-    mask = given["attention_mask"].bool()
+    inputs = {name: t for name, t in expected.items() if "." not in name}
+    mask = inputs["attention_mask"].bool()
     with torch.no_grad():
-        found = model(**given)[0][mask]
-    torch.testing.assert_close(found, expected[f"{case}.hidden"][mask], atol=1e-5, rtol=1e-5)
+        hidden = model(**inputs)[0][mask]
+    torch.testing.assert_close(hidden, expected[f"{case}.hidden"][mask], atol=1e-5, rtol=1e-5)
 
 
-def test_a_pickle_is_not_even_fetched(hub):
+def test_a_pickle_is_not_downloaded_unless_allowed(hub):
     reference = upload(hub, GOLDEN / "pickle", "acme/pickle")
     with pytest.raises(FileError, match="no safetensors") as error:
         ah.load(AutoModel.from_pretrained(GOLDEN / "backbone"), reference, any_backbone=True)
@@ -62,8 +66,8 @@ def test_a_pickle_is_not_even_fetched(hub):
     assert not [line for line in hub.requests if line.startswith("GET") and ".bin" in line]
 
 
-def test_the_revision_of_the_adapter_is_not_that_of_its_base(hub, tmp_path):
-    """`@v1` names a version of the adapter; the manifest keeps the commit of the base."""
+def test_the_revision_of_the_adapter_is_not_the_revision_of_its_backbone(hub, tmp_path):
+    """`@v1` is a version of the adapter; the manifest records the commit of the backbone."""
     model = tiny_models.model("bert")
     model.config._name_or_path, model.config._commit_hash = "acme/bert", "ab" * 20
     reference = f"{hub.address}/acme/polite"
@@ -75,7 +79,58 @@ def test_the_revision_of_the_adapter_is_not_that_of_its_base(hub, tmp_path):
         assert ah.push(tmp_path / str(seed), reference).version == f"v{seed}"
     first = ah.pull(f"{reference}@v1", tmp_path / "first")
     assert read_manifest(first).backbone.revision == "ab" * 20
-    held, found = load_file(first / "adapter.safetensors"), ah.load(model, f"{reference}@v1")
-    assert all(torch.equal(found.tensors()[name], tensor) for name, tensor in held.items())
+    saved, adapter = load_file(first / "adapter.safetensors"), ah.load(model, f"{reference}@v1")
+    assert all(torch.equal(adapter.tensors()[name], tensor) for name, tensor in saved.items())
     newest = load_file(tmp_path / "2" / "adapter.safetensors")
-    assert not all(torch.equal(newest[name], tensor) for name, tensor in held.items())
+    assert not all(torch.equal(newest[name], tensor) for name, tensor in saved.items())
+
+
+def test_only_the_files_that_the_importer_reads_are_pulled(hub, tmp_path):
+    config = {"peft_type": "LORA", "base_model_name_or_path": "acme/bert", "r": 8}
+    repository = hub_server.Repository()
+    repository.commit(
+        {
+            "adapter_config.json": json.dumps(config).encode(),
+            "adapter_model.safetensors": safetensors.torch.save({"a": torch.ones(1)}),
+            "adapter_model.bin": b"\x80\x04.",
+            "setup.py": b"",
+        }
+    )
+    hub.repositories["acme/lora"] = repository
+    store = HubStore(hub.address, token=False)
+    entry = store.resolve("acme/lora")
+    assert (entry.backbone, entry.methods, entry.fingerprint) == ("acme/bert", ("lora",), "")
+    assert entry.version == repository.commits[-1][0]
+    folder = store.get(entry, tmp_path / "mine")
+    assert {p.name for p in folder.iterdir()} == {
+        "adapter_config.json", "adapter_model.safetensors",
+    }  # fmt: skip
+    assert store.get(store.resolve("acme/lora", entry.version)).is_dir()
+
+
+def test_allow_pickle_pulls_a_pickle(hub, tmp_path):
+    repository = hub_server.Repository()
+    files = {"adapter_config.json": b'{"peft_type": "LORA"}', "adapter_model.bin": b"x" * 9}
+    repository.commit(files | {"setup.py": b"", "training_args.bin": b"y"})
+    hub.repositories["acme/old"] = repository
+    with pytest.raises(FileError, match="--allow-pickle"):
+        ah.pull(f"{hub.address}/acme/old", tmp_path / "mine")
+    assert not (tmp_path / "mine").exists()
+    folder = ah.pull(f"{hub.address}/acme/old", tmp_path / "mine", allow_pickle=True)
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == files
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"peft_type": "LORA"'])
+def test_a_broken_configuration_is_an_error(data):
+    with pytest.raises(FileError, match=r"adapter_config.json of hf:a/b@x cannot be read"):
+        entry_of_foreign(data, reference="hf:a/b@x", name="a/b", version="x")
+
+
+def test_the_entry_of_another_library_names_method_and_backbone():
+    data = b'{"config": {"architecture": "prefix_tuning"}, "model_name": "acme/bert"}'
+    entry = entry_of_foreign(data, reference="hf:a/b@x", name="a/b", version="x")
+    assert (entry.methods, entry.backbone, entry.fingerprint) == (
+        ("prefix_tuning",),
+        "acme/bert",
+        "",
+    )

@@ -1,164 +1,39 @@
-"""A push for people and for other libraries: plain peft loads it, and the card says how."""
+"""A folder prepared for publication: the publisher's metadata, and a card that says the same."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import sample_adapters
 
-import hub_server
-import pytest
-import tiny_models
-import torch
-from huggingface_hub import snapshot_download
-
-import adapterhub as ah
-from adapterhub.adapters import export as exporting
-from adapterhub.errors import BackboneError, OutputError
-from adapterhub.files.native import read_adapter, read_manifest
-from adapterhub.registry.publication import PublicationInfo
-
-peft = pytest.importorskip("peft")
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
-LABELS = ["no", "maybe", "yes"]
+from adapterhub.files.card import InPeft
+from adapterhub.files.native import read_adapter
+from adapterhub.registry.publication import PublicationInfo, prepared_folder
 
 
-def saved(backbone, folder, spec):
-    """An adapter that was trained, saved, and what it computes."""
-    model, _ = ah.load_backbone(str(backbone), task="classification", labels=LABELS)
-    adapter = ah.attach(model, spec, name="polite")
-    tiny_models.scramble(adapter)
-    adapter.save(folder)
-    with torch.no_grad():
-        return model(**tiny_models.batch()).logits
+def test_empty_fields_keep_the_value_of_the_manifest(tmp_path):
+    manifest, _ = read_adapter(sample_adapters.write(tmp_path / "made"))
+    assert PublicationInfo().apply(manifest) == manifest
+    licensed = PublicationInfo(license="mit", topics=("manners",)).apply(manifest)
+    assert (licensed.license, licensed.tags) == ("mit", ("manners",))
+    assert PublicationInfo(description="Short.").apply(licensed).license == "mit"
+    assert licensed.tensors == manifest.tensors
 
 
-def files_of(hub, name="me/polite"):
-    return hub.repositories[name].commits[-1][1]
+def test_without_changes_the_folder_is_used_as_it_is(tmp_path):
+    source = sample_adapters.write(tmp_path / "made")
+    with prepared_folder(source, PublicationInfo(), "polite") as folder:
+        assert folder == source
 
 
-def push(hub, folder, **options):
-    notes = []
-    entry = ah.push(folder, f"{hub.address}/me/polite", note=notes.append, **options)
-    return entry, " ".join(notes)
-
-
-@pytest.mark.parametrize("spec", ["lora", "dora", ["lora", "norms"]])
-def test_plain_peft_loads_what_is_pushed(hub, backbone, tmp_path, spec):
-    expected = saved(backbone, tmp_path / "out", spec)
-    entry, note = push(hub, tmp_path / "out", backbone=str(backbone))
-    assert "plain peft loads it" in note
-    assert len(hub.repositories["me/polite"].commits) == 2  # the empty one, and all files
-    folder = snapshot_download("me/polite", endpoint=hub.address)
-    bare, _ = ah.load_backbone(str(backbone), task="classification", labels=LABELS)
-    theirs = peft.PeftModel.from_pretrained(bare, folder).eval()
-    with torch.no_grad():
-        torch.testing.assert_close(theirs(**tiny_models.batch()).logits, expected)
-    model, _ = ah.load_backbone(str(backbone), task="classification", labels=LABELS)
-    ah.load(model, entry.reference)
-    with torch.no_grad():
-        assert torch.equal(model(**tiny_models.batch()).logits, expected)
-
-
-def test_a_pull_takes_our_files_alone(hub, backbone, tmp_path):
-    saved(backbone, tmp_path / "out", "lora")
-    entry, _ = push(hub, tmp_path / "out", backbone=str(backbone))
-    assert {"adapter_config.json", "adapter_model.safetensors"} <= files_of(hub).keys()
-    hub.requests.clear()
-    got = ah.pull(entry.reference, tmp_path / "mine")
-    assert {p.name for p in got.iterdir()} == {"adapter.json", "adapter.safetensors", "README.md"}
-    assert not any("adapter_model" in request for request in hub.requests)
-    assert read_manifest(got) == read_manifest(tmp_path / "out")
-
-
-def test_the_card_is_for_people(hub, backbone, tmp_path):
-    saved(backbone, tmp_path / "out", "lora")
-    said = PublicationInfo("Tells who is polite.", "cc-by-4.0", ("en", "de"), ("manners",))
-    entry, _ = push(hub, tmp_path / "out", backbone=str(backbone), listing=said, tags=("best",))
-    text = files_of(hub)["README.md"].decode()
-    assert "ah.load_backbone('tiny-bert', task='classification', labels=['no', 'maybe'" in text
-    assert f"ah.load(model, '{hub.address}/me/polite')" in text
-    assert "PeftModel.from_pretrained(backbone, folder)" in text
-    assert "AutoModelForSequenceClassification.from_pretrained('tiny-bert', num_labels=3)" in text
-    for words in ("Tells who is polite.", "| licence | cc-by-4.0 |", "no, maybe, yes", "en, de"):
-        assert words in text
-    data = hub_server.card_data(files_of(hub))
-    assert (data["license"], data["language"]) == ("cc-by-4.0", ["en", "de"])
-    assert {"adapterhub", "peft", "lora", "classification", "manners"} <= set(data["tags"])
-    assert (entry.license, entry.topics, entry.tags) == ("cc-by-4.0", ("manners",), ("best",))
-    for tag in ("manners", "best"):
-        assert ah.search(hub=hub.address, tags=(tag,)) == [entry]
-    assert ah.search("manners poli", hub=hub.address, task="classification") == [entry]
-
-
-@pytest.mark.parametrize(
-    ("spec", "options", "why"),
-    [
-        ("mam", {}, "Not with peft: scaled-parallel: peft has no such method."),
-        ("lora", {"peft": False}, "Not with peft: its publisher did not"),
-    ],
-)
-def test_where_peft_cannot_have_it_the_card_says_why(hub, backbone, tmp_path, spec, options, why):
-    saved(backbone, tmp_path / "out", spec)
-    _, note = push(hub, tmp_path / "out", **({"backbone": str(backbone)} | options))
-    assert files_of(hub).keys().isdisjoint({"adapter_config.json", "adapter_model.safetensors"})
-    text = files_of(hub)["README.md"].decode()
-    assert why in text
-    assert "PeftModel" not in text
-    assert "peft" not in hub_server.card_data(files_of(hub))["tags"]
-    assert ("plain peft will not load it" in note) == (options != {"peft": False})
-
-
-def test_a_backbone_that_is_away_stops_no_push(hub, backbone, tmp_path, monkeypatch):
-    saved(backbone, tmp_path / "run" / "adapter", "lora")
-    (tmp_path / "run" / "recipe.yaml").write_text(f"backbone: {backbone}\n", encoding="utf-8")
-
-    def broken(place, **options):
-        raise BackboneError(f"the backbone {place!r} cannot be read")
-
-    monkeypatch.setattr(exporting, "meta_model", broken)
-    _, note = push(hub, tmp_path / "run")
-    assert "the backbone 'tiny-bert' cannot be read" in note
-    text = files_of(hub)["README.md"].decode()
-    assert "Not with peft: the backbone 'tiny-bert' cannot be read." in text
-    with pytest.raises(BackboneError):
-        push(hub, tmp_path / "run", backbone=str(backbone))
-
-
-def test_the_backbone_of_a_run_is_found(hub, backbone, tmp_path):
-    saved(backbone, tmp_path / "run" / "adapter", "lora")
-    (tmp_path / "run" / "recipe.yaml").write_text(f"backbone: {backbone}\n", encoding="utf-8")
-    _, note = push(hub, tmp_path / "run")
-    assert "plain peft loads it" in note
-
-
-def test_the_files_of_peft_name_no_folder_of_this_machine(hub, backbone, tmp_path):
-    saved(backbone, tmp_path / "out", "lora")
-    push(hub, tmp_path / "out", backbone=str(backbone))
-    for name, data in files_of(hub).items():
-        assert str(Path(backbone).parent).encode() not in data, name
-
-
-def test_what_is_said_belongs_to_the_version(tmp_path, backbone, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    saved(backbone, tmp_path / "out", "lora")
-    registry = tmp_path / "registry"
-
-    def publish(**said):
-        return ah.publish(tmp_path / "out", registry=registry, listing=PublicationInfo(**said))
-
-    assert publish().version == "v1"
-    first = publish(license="mit", topics=("manners",))
-    assert (first.version, first.license, first.topics) == ("v2", "mit", ("manners",))
-    assert publish(license="mit", topics=("manners",)) == first
-    assert publish(license="apache-2.0").version == "v3"
-    assert publish().version == "v1"
-    folder = ah.pull("polite@v2", registry=registry)
-    manifest, tensors = read_adapter(folder)
-    assert (manifest.license, manifest.tags) == ("mit", ("manners",))
-    assert all(t.equal(read_adapter(tmp_path / "out")[1][name]) for name, t in tensors.items())
-    assert "license: mit" in (folder / "README.md").read_text(encoding="utf-8")
-    assert ah.search(registry=registry, tags=("manners",), all_versions=True) == [first]
-    with pytest.raises(OutputError, match="license"):
-        publish(license="Apache License 2.0")
+def test_with_changes_a_copy_is_prepared_and_removed(tmp_path):
+    source = sample_adapters.write(tmp_path / "made", card="# Mine\n\nMy text.\n")
+    before = {path.name: path.read_bytes() for path in source.iterdir()}
+    in_peft = InPeft(None, ("some reason",))
+    with prepared_folder(source, PublicationInfo(license="mit"), "a/b", in_peft) as folder:
+        manifest, tensors = read_adapter(folder)
+        assert manifest.license == "mit"
+        assert all(t.equal(read_adapter(source)[1][name]) for name, t in tensors.items())
+        card = (folder / "README.md").read_text(encoding="utf-8")
+        for text in ("My text.", "license: mit", "Not with peft: some reason.", "'a/b'"):
+            assert text in card
+    assert not folder.exists()
+    assert {path.name: path.read_bytes() for path in source.iterdir()} == before

@@ -1,4 +1,4 @@
-"""One parser of references, and what it writes it reads again."""
+"""References are parsed from text, and written back to the same text."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def test_each_form(text, reference):
         ("http://h.org/a/b", "https"),
         ("https://h.org/a", "https://host/owner/name"),
         ("https://me:secret@h.org/a/b", "more than a host"),
-        ("https://h.org:x/a/b", "address"),
+        ("https://h.org:x/a/b", "URL"),
         ("ftp://h.org/a/b", "https"),
         ("-polite", "letters"),
     ],
 )
-def test_what_is_no_reference_says_what_to_type(text, remedy):
+def test_an_invalid_reference_gives_a_hint(text, remedy):
     with pytest.raises(ConfigError) as caught:
         parse_reference(text)
     assert remedy in str(caught.value)

@@ -1,4 +1,4 @@
-"""The conformance suite: what holds for every store, whatever it is made of."""
+"""The conformance suite: every store behaves the same, whatever it keeps its files in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memory_store import MemoryStore
 
 from adapterhub.errors import AdapterhubError, FileError, OutputError, RegistryError
 from adapterhub.files.native import read_adapter
-from adapterhub.registry import local_versions as name_folder
+from adapterhub.registry import local_versions
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.local_versions import digest_of
@@ -21,19 +21,19 @@ from adapterhub.registry.store import Publication, Query
 
 
 class OwnersHub(HubStore):
-    """The hub as its one owner sees it: names without the owner."""
+    """A hub with one owner, whose name is added to all adapter names."""
 
-    def _own_name(self, name):
+    def _full_name(self, name):
         return name if "/" in name else f"acme/{name}"
 
     def resolve(self, name, version=None, **options):
-        return super().resolve(self._own_name(name), version, **options)
+        return super().resolve(self._full_name(name), version, **options)
 
     def versions(self, name, **options):
-        return super().versions(self._own_name(name), **options)
+        return super().versions(self._full_name(name), **options)
 
     def put(self, folder, publication):
-        return super().put(folder, replace(publication, name=self._own_name(publication.name)))
+        return super().put(folder, replace(publication, name=self._full_name(publication.name)))
 
 
 @contextmanager
@@ -60,8 +60,8 @@ def store(request, tmp_path, monkeypatch):
         yield store
 
 
-def plain(entry):
-    """The name of an entry without its owner."""
+def short_name(entry):
+    """Return the name of an entry without its owner."""
     return entry.name.removeprefix("acme/")
 
 
@@ -78,10 +78,10 @@ def publish(store, tmp_path):
     return publish
 
 
-def test_what_is_published_can_be_had(store, publish, tmp_path):
+def test_a_published_adapter_can_be_fetched(store, publish, tmp_path):
     entry = publish(accuracy=0.9)
     assert entry.reference.endswith("polite@v1")
-    assert (plain(entry), entry.version, entry.yanked) == ("polite", "v1", None)
+    assert (short_name(entry), entry.version, entry.yanked) == ("polite", "v1", None)
     assert (entry.backbone, entry.methods, entry.task) == (
         sample_adapters.BACKBONE, ("lora",), "classification",
     )  # fmt: skip
@@ -123,7 +123,7 @@ def test_a_tag_names_a_version(store, publish):
     assert store.resolve("polite").version == "v2"
 
 
-def test_yanked_versions_are_had_by_number_only(store, publish):
+def test_yanked_versions_are_found_by_number_only(store, publish):
     publish(seed=0)
     second = publish(seed=1)
     store.yank(second, "trained on the dev set")
@@ -137,10 +137,10 @@ def test_yanked_versions_are_had_by_number_only(store, publish):
         store.resolve("polite")
 
 
-def test_backbones_are_apart(store, publish):
+def test_a_name_may_exist_for_several_backbones(store, publish):
     fingerprint = f"bf16-{'1' * 64}"
     publish(seed=0)
-    if isinstance(store, HubStore):  # a repository is of one backbone
+    if isinstance(store, HubStore):  # a repository has one backbone
         with pytest.raises(RegistryError, match="another name"):
             publish(seed=1, backbone="other/gpt", fingerprint=fingerprint)
         with pytest.raises(RegistryError, match="is not for other/gpt"):
@@ -162,7 +162,7 @@ def test_search_finds_by_each_field(store, publish):
     publish("d", seed=3, backbone="other/gpt", fingerprint=f"bf16-{'1' * 64}")
 
     def found(**query):
-        return [plain(entry) for entry in store.search(Query(**query))]
+        return [short_name(entry) for entry in store.search(Query(**query))]
 
     assert found() == ["a", "b", "c", "d"]
     assert found(backbone=sample_adapters.BACKBONE) == ["a", "b", "c"]
@@ -185,7 +185,7 @@ def test_search_shows_the_newest_unless_asked(store, publish):
     assert len(store.search(Query(all_versions=True))) == 2
 
 
-def test_what_is_not_there_is_an_error(store, publish):
+def test_a_missing_adapter_is_an_error(store, publish):
     with pytest.raises(RegistryError):
         store.resolve("polite")
     entry = publish()
@@ -196,7 +196,7 @@ def test_what_is_not_there_is_an_error(store, publish):
     assert store.search(Query(task="none")) == []
 
 
-def test_what_is_no_adapter_is_not_published(store, publish, tmp_path):
+def test_an_invalid_adapter_is_not_published(store, publish, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileError):
         store.put(tmp_path / "empty", Publication("polite"))
@@ -210,7 +210,7 @@ def test_what_is_no_adapter_is_not_published(store, publish, tmp_path):
         store.versions("polite")
 
 
-def test_a_copy_replaces_nothing(store, publish, tmp_path):
+def test_a_copy_never_overwrites(store, publish, tmp_path):
     entry = publish()
     (tmp_path / "mine").mkdir()
     with pytest.raises(OutputError):
@@ -218,7 +218,7 @@ def test_a_copy_replaces_nothing(store, publish, tmp_path):
 
 
 def refuse_writers(store):
-    """Let a store refuse its writers, each in its own way; what makes it take them again."""
+    """Make a store refuse writers; return a function that makes it accept them again."""
     if isinstance(store, HubStore):
         store.hub.tokens = {"somebody else's": "write"}
         return lambda: store.hub.tokens.clear()
@@ -229,7 +229,7 @@ def refuse_writers(store):
     return store.root.unlink
 
 
-def test_a_writer_who_is_refused_leaves_nothing(store, publish):
+def test_a_refused_writer_leaves_nothing(store, publish):
     allow = refuse_writers(store)
     with pytest.raises(AdapterhubError):
         publish()
@@ -239,12 +239,12 @@ def test_a_writer_who_is_refused_leaves_nothing(store, publish):
 
 
 def break_next_get(store, monkeypatch):
-    """Let the next download break off in the middle."""
+    """Interrupt the next download."""
     if isinstance(store, HubStore):
         monkeypatch.setattr("time.sleep", lambda seconds: None)
         store.hub.cut_after = 40
         return
-    write, calls = name_folder.write_files, []
+    write, calls = local_versions.write_files, []
 
     def broken(staged, payload):
         calls.append(staged)
@@ -253,10 +253,10 @@ def break_next_get(store, monkeypatch):
             raise OSError(5, "Input/output error")
         write(staged, payload)
 
-    monkeypatch.setattr(name_folder, "write_files", broken)
+    monkeypatch.setattr(local_versions, "write_files", broken)
 
 
-def test_a_get_that_broke_off_left_nothing_and_the_next_is_whole(
+def test_an_interrupted_get_leaves_nothing_and_the_next_succeeds(
     store, publish, tmp_path, monkeypatch
 ):
     entry = publish()
@@ -272,17 +272,17 @@ def test_a_get_that_broke_off_left_nothing_and_the_next_is_whole(
     assert sorted(p.name for p in target.parent.iterdir()) == ["mine"]
 
 
-def test_of_many_writers_at_once_none_is_lost(store, publish, tmp_path):
+def test_no_publication_of_concurrent_writers_is_lost(store, publish, tmp_path):
     folders = [sample_adapters.write(tmp_path / f"at-once-{seed}", seed) for seed in range(4)]
 
     def put(folder):
-        for _ in range(50):  # a writer who was too late is told to try again
+        for _ in range(50):  # a writer that lost a race has to try again
             try:
                 return store.put(folder, Publication("polite"))
             except RegistryError as error:
                 if "another writer" not in str(error):
                     raise
-        raise AssertionError("fifty times too late")
+        raise AssertionError("lost fifty races")
 
     with ThreadPoolExecutor(4) as pool:
         entries = list(pool.map(put, folders))

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from fixtures import json_lines
-from task_cases import CASES, classes
+from task_cases import CASES
 
 from adapterhub.tasks import TASKS, parse_task
 
@@ -50,32 +50,3 @@ def test_train_eval_predict(name, adapterhub, backbones, tmp_path):
     code, out, err = adapterhub("predict", run, "--data", file, "--json")
     assert code == 0, err
     assert len(json_lines(out)) == metrics["examples"]
-
-
-def test_a_backbone_is_a_baseline_without_training(adapterhub, backbones, tmp_path):
-    words = ("--data", classes(tmp_path), "--json")
-    task = "prompted(template='{text} is {mask}', words={'pos': 'good', 'neg': 'bad'}, model=%s)"
-    for backbone, kind in (("bert", "masked-lm"), ("llama", "causal-lm"), ("gpt2", "causal-lm")):
-        code, out, err = adapterhub(
-            "eval", "--backbone", backbones(backbone), "--task", task % kind, *words
-        )
-        assert code == 0, err
-        assert 0 <= json.loads(out)["accuracy"] <= 1
-        few = ("--examples", words[1], "--shots", 2)
-        code, out, err = adapterhub(
-            "eval", "--backbone", backbones(backbone), "--task", task % kind, *words, *few
-        )
-        assert code == 0, err
-        assert 0 <= json.loads(out)["accuracy"] <= 1
-    for extra, expected in (
-        (("--backbone", backbones("bert"), "--task", "classification"), "needs a trained head"),
-        (("--backbone", backbones("bert")), "nothing to evaluate"),
-        (("--backbone", backbones("llama"), "--task", task % "masked-lm"), "AutoModelForMaskedLM"),
-        (
-            ("--backbone", backbones("bert"), "--task", task % "masked-lm", "--shots", 2),
-            "--examples",
-        ),
-    ):
-        code, _, err = adapterhub("eval", *extra, *words)
-        assert code == 2, extra
-        assert expected in err

@@ -1,3 +1,5 @@
+"""Metrics worked by hand, and their limits."""
+
 from __future__ import annotations
 
 import json
@@ -78,12 +80,12 @@ def test_right_predictions_are_best(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", sorted(METRICS))
 @pytest.mark.parametrize("predictions", [[], [1]])
-def test_what_cannot_be_compared_is_refused(kind: str, predictions: list[int]) -> None:
+def test_lists_of_different_lengths_are_refused(kind: str, predictions: list[int]) -> None:
     with pytest.raises(DataError, match="cannot be compared"):
         METRICS[kind]([0, 1][: 2 * len(predictions)], predictions)
 
 
-def test_predictions_that_are_no_numbers_are_refused() -> None:
+def test_predictions_that_are_not_finite_are_refused() -> None:
     with pytest.raises(DataError, match="1 of 2 predictions") as caught:
         regression_metrics([1.0, 2.0], [1.0, math.nan])
     assert caught.value.offenders == ("predictions[1] is nan",)

@@ -12,7 +12,7 @@ from adapterhub.training import optimizers
 from adapterhub.training.engine import Engine
 from adapterhub.training.optimizers import OPTIMIZERS
 from adapterhub.training.options import TrainOptions
-from adapterhub.training.run import AdapterTrainee
+from adapterhub.training.trainee import AdapterTrainee
 
 pytest.importorskip("bitsandbytes", reason='pip install "adapterhub[quantized]"')
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}

@@ -1,17 +1,46 @@
-"""One row an architecture family: where T5 differs from BERT, and nowhere else.
+"""One row per architecture family: all differences between architectures are data in this folder.
 
-Paths start at the base model (stacks) or at one layer (sites). A path that a model does not have is
-skipped, so that one row serves a family's variants (gated or plain feed-forward networks).
+A row is a `Family` (see family.py for every field). BERT's, with the sites that matter most:
+
+    BERT = Family(
+        ("bert",),                                      # config.model_type values
+        stacks=(
+            Stack(
+                "encoder",                              # or "decoder"; encoder-decoders have both
+                "encoder.layer",                        # module list, from model.base_model
+                {                                       # role: module path, from one layer
+                    "attn.q": "attention.self.query",
+                    "attn.o": "attention.output.dense",
+                    "ffn.up": "intermediate.dense",
+                    ...
+                },
+                body="encoder",                         # BERT pools this module's output
+                norms="post",                           # LayerNorm(x + sublayer(x))
+            ),
+        ),
+        below=("embeddings",),                          # modules before the first layer
+    )
+
+Reading: site `encoder.3.attn.q` is the module `encoder.layer.3.attention.self.query`. sites.py
+lists the roles. A path that a model does not have is skipped, so one row serves the variants of a
+family (gated or plain feed-forward networks); `a|b` is the first of two that exists.
+
+Writing: first try without a row, because structural discovery (discovery.py) reads most
+architectures. Where it fails, its error prints a row with `...` for each unknown part. Print the
+model, fill in the paths, add the row to `ROWS` of the file for its kind, and add a tiny
+configuration to tests/helpers/tiny_models.py: the tests then run every method on it. Mind these:
+
+- Leave out `attn.kv` if the attention does not use transformers' attention interface.
+- A fused q, k, v is `attn.qkv`; check in the model's forward whether it is split in blocks or per
+  head (`fused`).
+- Leave out a norm that serves two sublayers.
+- Leave `norms` at None if the residual connection is neither pre-norm nor post-norm.
 """
 
 from __future__ import annotations
 
-from transformers import PreTrainedModel
-
-from adapterhub.anatomy.build import build_anatomy
-from adapterhub.anatomy.discovery import discover
 from adapterhub.anatomy.families import decoders, encoder_decoders, encoders
-from adapterhub.anatomy.sites import Anatomy, Family
+from adapterhub.anatomy.family import Family
 
 FAMILIES: dict[str, Family] = {
     model_type: family
@@ -19,13 +48,3 @@ FAMILIES: dict[str, Family] = {
     for family in rows.ROWS
     for model_type in family.model_types
 }
-
-
-def anatomy_of(model: PreTrainedModel) -> Anatomy:
-    """The anatomy of a model, by its family's row, or by its structure if it has none.
-
-    Raises:
-        BackboneError: no row for this architecture, and its structure does not tell enough; the
-            error prints the row to write.
-    """
-    return build_anatomy(model, FAMILIES.get(model.config.model_type) or discover(model))

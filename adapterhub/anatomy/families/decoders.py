@@ -1,8 +1,8 @@
-"""Decoders."""
+"""Rows of decoders."""
 
 from __future__ import annotations
 
-from adapterhub.anatomy.sites import Family, Stack
+from adapterhub.anatomy.family import Family, Stack
 
 _GPT2_SITES = {
     "attn.qkv": "attn.c_attn",
@@ -51,7 +51,7 @@ def _without(sites: dict[str, str], *roles: str) -> dict[str, str]:
     return {role: path for role, path in sites.items() if role not in roles}
 
 
-# Where attn.kv is left out, attention is not on transformers' attention interface.
+# A row without attn.kv: its attention does not use transformers' attention interface.
 OPENAI_GPT = Family(
     ("openai-gpt",),
     stacks=(Stack("decoder", "h", _without(_GPT2_SITES, "attn.kv"), norms="post"),),
@@ -86,7 +86,7 @@ GPT_NEO = Family(
     below=("wte", "wpe"),
 )
 
-# One norm serves attention and the feed-forward network, which stand side by side.
+# Attention and the feed-forward network run in parallel behind one norm.
 GPTJ = Family(
     ("gptj",),
     stacks=(
@@ -114,7 +114,7 @@ GPT_NEOX = Family(
     below=("embed_in",),
 )
 
-# An option of its config decides whether the residual stream is normed, so its norms stay unnamed.
+# A config option decides whether the residual is taken before or after the norm: norms is None.
 BLOOM = Family(
     ("bloom",),
     stacks=(
@@ -205,7 +205,7 @@ PHI3 = Family(
     below=("embed_tokens",),
 )
 
-# The experts' weights are tensors of one module: the feed-forward network is a sublayer as a whole.
+# The experts' weights are tensors of one module, so the feed-forward network has no projections.
 MIXTRAL = Family(
     ("mixtral",),
     stacks=(

@@ -1,8 +1,8 @@
-"""Encoder-decoders."""
+"""Rows of encoder-decoders."""
 
 from __future__ import annotations
 
-from adapterhub.anatomy.sites import Family, Stack
+from adapterhub.anatomy.family import Family, Stack
 
 _T5_ATTENTION = {
     "attn.q": "layer.0.SelfAttention.q",
@@ -16,7 +16,7 @@ _T5_BIAS = "layer.0.SelfAttention.relative_attention_bias"
 
 
 def _t5_ffn(layer: int) -> dict[str, str]:
-    # The plain network has wi, the gated one wi_0 (gate) and wi_1; a missing path is skipped.
+    # The plain network has wi, the gated one wi_0 (gate) and wi_1 (up); missing paths are skipped.
     module = f"layer.{layer}.DenseReluDense"
     return {
         "ffn.gate": f"{module}.wi_0",

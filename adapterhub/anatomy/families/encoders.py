@@ -1,8 +1,8 @@
-"""Encoders."""
+"""Rows of encoders."""
 
 from __future__ import annotations
 
-from adapterhub.anatomy.sites import Family, Stack
+from adapterhub.anatomy.family import Family, Stack
 
 _BERT_SITES = {
     "attn.q": "attention.self.query",
@@ -33,7 +33,7 @@ ELECTRA = Family(
     below=("embeddings", "embeddings_project"),
 )
 
-# A layer is one set of weights: ALBERT runs each group of them several times in one forward pass.
+# A layer is one set of weights; ALBERT runs each group of layers several times per forward pass.
 ALBERT = Family(
     ("albert",),
     stacks=(
@@ -81,8 +81,8 @@ DISTILBERT = Family(
     below=("embeddings",),
 )
 
-# Disentangled attention is not on transformers' attention interface, so there is no attn.kv. With
-# shared position projections q and k are called twice, and only the attention module's input is x.
+# No attn.kv: disentangled attention does not use transformers' attention interface. With shared
+# position projections, q and k are called twice, and only the attention module's input is x.
 DEBERTA_V2 = Family(
     ("deberta-v2",),
     stacks=(
@@ -164,8 +164,8 @@ MODERNBERT = Family(
     below=("embeddings",),
 )
 
-# XLNet's projections are tensors of the attention module, not modules of their own: a hook has
-# nothing to sit on, and its attention adds the residual before it returns.
+# XLNet's attention projections are plain tensors, on which no hook can be registered, and its
+# attention adds the residual before it returns.
 XLNET = Family(
     ("xlnet",),
     stacks=(

@@ -15,7 +15,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from adapterhub.backbones.load import TASK_MODELS
+from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.files.schema import show
 from adapterhub.interchange.adapters_library.files import AdaptersHead
 from adapterhub.interchange.translation import Translation

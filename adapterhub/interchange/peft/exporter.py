@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor, nn
 
-from adapterhub.backbones.load import task_kind
+from adapterhub.backbones.task_models import task_kind
 from adapterhub.errors import ConfigError, MismatchError
 from adapterhub.files.schema import shorten
 from adapterhub.interchange.peft.export_types import (

@@ -7,7 +7,7 @@ import tiny_models
 import torch
 
 import adapterhub as ah
-from adapterhub.backbones.load import TASK_MODELS
+from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.files.native import read_manifest
 
 HEADS = sorted(name for name, row in TASK_MODELS.items() if row.has_head)

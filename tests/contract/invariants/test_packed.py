@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import adapterhub as ah
-from adapterhub.anatomy.families import anatomy_of
+from adapterhub.anatomy.build import anatomy_of
 from adapterhub.anatomy.sites import CHILD
 from adapterhub.backbones.weights import packed_hosts
 from adapterhub.errors import BackboneError, MergeError, SiteError
@@ -122,7 +122,7 @@ def test_merging_into_packed_weights_is_refused(tmp_path):
     model = packed_model("bert", tmp_path / "base")
     tiny_models.scramble(ah.attach(model, "lora"))
     for requantize in (False, True):
-        with pytest.raises(MergeError, match="not kept as one parameter") as error:
+        with pytest.raises(MergeError, match="not stored as one parameter") as error:
             ah.merge(model, requantize=requantize)
     assert "--base-dtype" in error.value.hint
 

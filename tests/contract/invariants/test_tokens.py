@@ -183,7 +183,7 @@ def test_different_tokens_with_the_same_ids_are_refused(backbones, tmp_path):
     ah.attach(model, "lora").save(tmp_path / "a")
     other, tokenizer = ah.load_backbone(folder, task="causal-lm", new_tokens=["<b>", "<c>"])
     before = len(tokenizer)
-    with pytest.raises(MismatchError, match="other ids") as error:
+    with pytest.raises(MismatchError, match="different ids") as error:
         ah.load(other, tmp_path / "a")
     assert len(error.value.offenders) == 2
     assert len(tokenizer) == before

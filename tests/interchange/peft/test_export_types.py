@@ -5,7 +5,7 @@ from __future__ import annotations
 import tiny_models
 import torch
 
-from adapterhub.anatomy.families import anatomy_of
+from adapterhub.anatomy.build import anatomy_of
 from adapterhub.interchange.peft.export_types import (
     CheckpointPart,
     ExportSource,

@@ -1,4 +1,4 @@
-"""Where a sublayer meets the residual stream, as the rows tell it, is what the model computes."""
+"""The residual stream that the rows describe matches what the model computes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PRE = ("gpt2", "llama", "t5", "mbart", "m2m_100", "pegasus", "modernbert", "olmo
 
 
 def recorded(model, paths):
-    """The first inputs and outputs of some modules in one forward pass."""
+    """Record the first inputs and outputs of modules in one forward pass."""
     inputs, outputs = {}, {}
 
     def record(path):
@@ -37,7 +37,7 @@ def recorded(model, paths):
 
 
 @pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
-def test_the_block_is_what_the_layer_goes_on_with(architecture):
+def test_the_block_is_what_the_layer_continues_with(architecture):
     model = tiny_models.usual_model(
         architecture, **tiny_models.NO_DROPOUT, **PARALLEL.get(architecture, {})
     )
@@ -45,21 +45,21 @@ def test_the_block_is_what_the_layer_goes_on_with(architecture):
     sublayers = [site for site in anatomy.sites.values() if site.kind == "sublayer"]
     unknown = {(architecture, site.role) for site in sublayers if site.stream is None}
     assert unknown <= UNKNOWN
-    known = [site for site in sublayers if site.stream]
-    if not known or architecture == "gptj":
+    connected = [site for site in sublayers if site.stream]
+    if not connected or architecture == "gptj":
         return
-    paths = {p for site in known for p in (site.host, site.tap, *site.stream) if p}
+    paths = {p for site in connected for p in (site.host, site.input_host, *site.stream) if p}
     inputs, outputs = recorded(model, paths)
-    for site, following in zip(known, [*known[1:], None], strict=True):
-        tap, norm, postnorm = site.stream
-        residual = inputs[tap or site.host]
+    for site, following in zip(connected, [*connected[1:], None], strict=True):
+        input_host, norm, postnorm = site.stream
+        residual = inputs[input_host or site.host]
         total = residual + (outputs[postnorm] if postnorm else outputs[site.host])
         if norm:
             torch.testing.assert_close(total, inputs[norm], atol=1e-5, rtol=1e-5)
             total = outputs[norm]
         if following and (following.stack, following.layer) == (site.stack, site.layer):
-            entered = inputs[following.stream.tap or following.host]
-            torch.testing.assert_close(total, entered.view_as(total), atol=1e-5, rtol=1e-5)
+            residual = inputs[following.stream.input_host or following.host]
+            torch.testing.assert_close(total, residual.view_as(total), atol=1e-5, rtol=1e-5)
 
 
 def test_pre_norm_and_post_norm_differ():
@@ -71,7 +71,7 @@ def test_pre_norm_and_post_norm_differ():
             assert all((stream.norm is not None) == post for stream in streams)
 
 
-def test_an_option_of_opt_moves_its_norms():
+def test_a_config_option_of_opt_moves_its_norms():
     pre, post = (
         ah.anatomy_of(tiny_models.usual_model("opt", do_layer_norm_before=flag)).sites[
             "decoder.0.ffn"

@@ -1,5 +1,5 @@
-"""Fused projections: a part is where the backbone reads it, and an update on a part is the update
-of its dense rows."""
+"""Fused projections: each part is the features that the backbone uses for it, and an update of a
+part equals the update of its dense rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_fused_architectures():
 
 
 def dense_rows(architecture, role):
-    """The rows of a fused weight that belong to a role, written out by hand."""
+    """Compute the rows of a fused weight that belong to a role, independently of the package."""
     rows = torch.arange(3 * HIDDEN)
     name = role.split(".")[1]
     if name in ("gate", "up"):
@@ -46,7 +46,7 @@ def dense_rows(architecture, role):
 
 
 def model_of(architecture):
-    """Without relative positions, so that DeBERTa's attention is content to content alone."""
+    """Make a model without relative positions: DeBERTa's attention is then content to content."""
     options = {"relative_attention": False} if architecture == "deberta" else {}
     return tiny_models.model(architecture, **options)
 
@@ -61,7 +61,7 @@ def logits(model):
     [(a, f"attn.{name}") for a in FUSED for name in "qkv"]
     + [(a, f"ffn.{name}") for a in GATED for name in ("gate", "up")],
 )
-def test_an_update_of_a_part_is_the_update_of_its_rows(architecture, role):
+def test_an_update_of_a_part_equals_the_update_of_its_rows(architecture, role):
     model = model_of(architecture)
     reference = copy.deepcopy(model)
     adapter = ah.attach(model, {"lora": {"rank": 4, "alpha": 12, "sites": [role]}})
@@ -80,37 +80,37 @@ def test_an_update_of_a_part_is_the_update_of_its_rows(architecture, role):
 
 
 def recorded(model, path, inputs):
-    """The input (or the output) of a module during a forward pass."""
-    kept = {}
+    """Record the input or the output of a module during a forward pass."""
+    records = {}
     hook = model.get_submodule(path).register_forward_hook(
-        lambda _, args, output: kept.update(value=args[0] if inputs else output)
+        lambda _, args, output: records.update(value=args[0] if inputs else output)
     )
     logits(model)
     hook.remove()
-    return kept["value"]
+    return records["value"]
 
 
 def change_part(model, site, change):
-    """Let a function change what the backbone computes for a part."""
+    """Apply a function to a part of the backbone's output."""
     return model.get_submodule(site.host).register_forward_hook(
         lambda _, args, y: site.part.write(y, change(site.part.read(y)))
     )
 
 
 @pytest.mark.parametrize("architecture", FUSED)
-def test_values_are_where_attention_reads_them(architecture):
+def test_value_features_are_those_attention_uses(architecture):
     """Attention over zeros is zero."""
     model = model_of(architecture)
     sites = ah.anatomy_of(model).sites
     change_part(model, sites[next(s for s in sites if s.endswith("0.attn.v"))], torch.zeros_like)
     output = sites[next(s for s in sites if s.endswith("0.attn.o"))].host
-    # DeBERTa adds its value bias behind the projection; it is zero in a new model.
+    # DeBERTa adds its value bias after the projection; it is zero in a new model.
     assert recorded(model, output, inputs=True).abs().max() == 0
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "openai-gpt", "bloom", "deberta"])
-def test_queries_and_keys_are_where_attention_reads_them(architecture):
-    """Without rotation, softmax does not see a constant on all keys; it sees one on all queries."""
+def test_query_and_key_features_are_those_attention_uses(architecture):
+    """Without rotary positions, softmax ignores a constant added to all keys, not to queries."""
     model = model_of(architecture)
     before, sites = logits(model), ah.anatomy_of(model).sites
     for name, same in (("k", True), ("q", False)):
@@ -122,8 +122,8 @@ def test_queries_and_keys_are_where_attention_reads_them(architecture):
 
 
 @pytest.mark.parametrize("architecture", ON_INTERFACE)
-def test_attention_gets_the_parts(architecture):
-    """The first token's query, key and value are not rotated: they are the parts as they are."""
+def test_attention_receives_the_parts(architecture):
+    """The first token's query, key and value are not rotated, so they equal the parts."""
     seen = []
 
     def probe(module, query, key, value, mask, **options):
@@ -137,14 +137,14 @@ def test_attention_gets_the_parts(architecture):
     fused = sites[next(s for s in sites if s.endswith("0.attn.qkv"))]
     y = recorded(model, fused.host, inputs=False)
     assert seen
-    for name, found in zip("qkv", seen[0], strict=True):
+    for name, received in zip("qkv", seen[0], strict=True):
         part = sites[fused.id.replace("qkv", name)].part
-        torch.testing.assert_close(part.read(y)[:, 0], found)
+        torch.testing.assert_close(part.read(y)[:, 0], received)
 
 
 @pytest.mark.parametrize("architecture", GATED)
-def test_gate_and_up_are_where_the_network_reads_them(architecture):
-    """The network is linear in up, and not in gate."""
+def test_gate_and_up_features_are_those_the_network_uses(architecture):
+    """The network is linear in up and not in gate."""
     model = tiny_models.model(architecture)
     sites = ah.anatomy_of(model).sites
     named = {s.split(".", 2)[2]: s for s in sites if ".0.ffn." in s}

@@ -1,20 +1,16 @@
-"""The commands, as a user types them: train, eval, predict, methods, inspect."""
+"""`adapterhub train`: recipes, overrides, the dry run, resuming, and reproducible bytes."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
 import sys
 
 import pytest
-from fixtures import json_lines, sentences, write_tsv
+from fixtures import json_lines, write_tsv
 
-from adapterhub.backbones import fingerprint
 from adapterhub.files.native import read_manifest
-from adapterhub.methods import METHODS
-from adapterhub.tasks import TASKS
 
 LEARN = ("train.epochs=12", "train.learning_rate=5e-3")
 
@@ -37,22 +33,6 @@ def test_train_eval_predict(train, adapterhub, data, tmp_path):
     assert all(abs(sum(row["scores"].values()) - 1) < 1e-5 for row in rows)
 
 
-def test_predict_from_a_file_and_from_standard_input(
-    train, adapterhub, data, tmp_path, monkeypatch
-):
-    assert train(*LEARN)[0] == 0
-    code, from_file, _ = adapterhub(
-        "predict", tmp_path / "run" / "adapter", "--data", data[1], "--json"
-    )
-    assert code == 0
-    texts = [row["text"] for row in json_lines(from_file)]
-    assert texts == [text for text, _ in sentences(64)[::3]]
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(texts) + "\n"))
-    code, from_stdin, _ = adapterhub("predict", tmp_path / "run", "--json")
-    assert code == 0
-    assert from_stdin == from_file
-
-
 def test_a_recipe_with_overrides(adapterhub, backbone, data, tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
@@ -66,30 +46,6 @@ def test_a_recipe_with_overrides(adapterhub, backbone, data, tmp_path):
     manifest = json.loads((tmp_path / "run/adapter/adapter.json").read_text())
     assert manifest["methods"][0]["pfeiffer"]["size"] == 3
     assert manifest["training"]["recipe"]["train"]["epochs"] == 1
-
-
-def test_a_regression_of_pairs(adapterhub, backbone, tmp_path):
-    rows = [
-        (text, f"a {('good', 'bad')[i % 2]} film", f"{i % 5}.5")
-        for i, (text, _) in enumerate(sentences(40))
-    ]
-    file = write_tsv(tmp_path / "pairs.tsv", rows, header="one\ttwo\tscore")
-    columns = ("--text", "one", "--pair", "two", "--label", "score", "--task", "regression")
-    where = ("--train", file, "--eval", file, "--output", tmp_path / "run")
-    code, out, err = adapterhub(
-        "train", "--backbone", backbone, *columns, *where, "train.tensorboard=false"
-    )
-    assert code == 0, err
-    assert "pearson" in out
-    assert "spearman" in out
-    code, out, _ = adapterhub(
-        "predict", tmp_path / "run", "the movie was good", "--pair", "a film", "--json"
-    )
-    assert code == 0
-    assert isinstance(json_lines(out)[0]["value"], float)
-    code, _, err = adapterhub("predict", tmp_path / "run", "the movie was good")
-    assert code == 2
-    assert "--pair" in err
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(train, tmp_path):
@@ -154,66 +110,7 @@ def test_resume_after_a_kill_gives_the_same_bytes(train, tmp_path, backbone, dat
         ).read_bytes(), file
 
 
-def test_methods_lists_the_registry(adapterhub):
-    code, out, _ = adapterhub("methods")
-    assert code == 0
-    assert all(f" {name} " in out for name in METHODS)
-    assert "2106.09685" in out
-    code, out, _ = adapterhub("methods", "lora")
-    assert "rank" in out
-    code, out, _ = adapterhub("methods", "--json")
-    assert json.loads(out).keys() == METHODS.keys()
-
-
-def test_tasks_lists_the_registry(adapterhub):
-    code, out, _ = adapterhub("tasks")
-    assert code == 0
-    assert all(f" {name} " in out for name in TASKS)
-    code, out, _ = adapterhub("tasks", "seq2seq")
-    assert "bleu | rouge | exact" in out
-    code, out, _ = adapterhub("tasks", "--json")
-    assert json.loads(out).keys() == TASKS.keys()
-
-
-def test_inspect_shows_the_anatomy(adapterhub, backbone):
-    code, out, _ = adapterhub("inspect", backbone)
-    assert code == 0
-    assert "encoder.attn.q" in out
-    assert "encoder of 2 layers" in out
-    code, out, _ = adapterhub("inspect", backbone, "--json")
-    facts = json.loads(out)
-    assert facts["type"] == "bert"
-    assert facts["methods"].keys() == METHODS.keys()
-
-
-def seconds_of_children():
-    """CPU time, which a busy machine hardly changes."""
-    times = os.times()
-    return times.children_user + times.children_system
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import adapterhub",
-        "import sys; sys.argv=['adapterhub','--help']; from adapterhub.cli import main; main()",
-    ],
-)
-def test_import_and_help_are_quick_and_need_no_torch(code):
-    report = "atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr))"
-    child = f"import sys, atexit; {report}; {code}"
-    best = 9.0
-    for _ in range(3):
-        start = seconds_of_children()
-        done = subprocess.run(
-            [sys.executable, "-c", child], capture_output=True, text=True, check=True
-        )
-        best = min(best, seconds_of_children() - start)
-    assert done.stderr.strip() == "False"
-    assert best < 0.5
-
-
-def test_new_tokens_are_trained_and_known_to_predict(adapterhub, backbone, tmp_path):
+def test_new_tokens_are_trained_saved_and_predicted_with(adapterhub, backbone, tmp_path):
     rows = [(f"the {word} was {word}", label) for word, label in (("<x>", "pos"), ("<y>", "neg"))]
     file = write_tsv(tmp_path / "train.tsv", rows * 16)
     words = ["--backbone", backbone, "--train", file, "--eval", file, "--output", tmp_path / "run"]
@@ -228,9 +125,3 @@ def test_new_tokens_are_trained_and_known_to_predict(adapterhub, backbone, tmp_p
     code, out, err = adapterhub("predict", tmp_path / "run", *texts, "--json")
     assert code == 0, err
     assert [row["label"] for row in json_lines(out)] == ["pos", "neg"]
-
-
-def test_inspect_names_the_fingerprint(adapterhub, backbone):
-    code, out, _ = adapterhub("inspect", backbone, "--json")
-    assert code == 0
-    assert json.loads(out)["fingerprint"] == fingerprint(backbone)

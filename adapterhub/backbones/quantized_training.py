@@ -1,0 +1,73 @@
+"""Train through quantized layers: hooks and settings that bitsandbytes layers need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from adapterhub.backbones.quantized_weights import row_scales
+
+_CAN_PACK = "support_avx512bf16_for_cpu"
+_HOOK = "_adapterhub_forgets"
+
+
+def keep_4bit_layout(model: nn.Module) -> list[nn.Module]:
+    """Stop 4-bit layers from repacking their weights, and return the layers that this changes.
+
+    On some CPUs bitsandbytes repacks them for inference at the first call without gradients. The
+    packed form returns wrong gradients in later calls.
+    """
+    layers = [module for module in model.modules() if getattr(module, _CAN_PACK, False)]
+    for layer in layers:
+        layer.__dict__[_CAN_PACK] = False
+        weight: Any = layer.weight
+        if getattr(weight.quant_state, "packing_format_for_cpu", False):
+            layer.state_dict()  # unpacks the weights
+    return layers
+
+
+def prepare_quantized(model: nn.Module) -> list[nn.Module]:
+    """Prepare quantized layers for training through them.
+
+    Returns:
+        The layers that this changes, for `restore_quantized`.
+    """
+    int8_layers = [
+        module
+        for module in model.modules()
+        if row_scales(module) is not None and _HOOK not in module.__dict__
+    ]
+    for layer in int8_layers:
+        layer.__dict__[_HOOK] = layer.register_forward_hook(drop_saved_input, prepend=True)
+    return keep_4bit_layout(model) + int8_layers
+
+
+def restore_quantized(layers: list[nn.Module]) -> None:
+    """Undo `prepare_quantized`: remove hooks, and let layers repack their weights."""
+    for layer in layers:
+        if _HOOK in layer.__dict__:
+            layer.__dict__.pop(_HOOK).remove()
+        else:
+            layer.__dict__[_CAN_PACK] = True
+
+
+def drop_saved_input(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+    """Free the input that bitsandbytes saves in an int8 layer's output; a forward hook.
+
+    It is saved for a gradient of the codes, which is never computed, and in a place that gradient
+    checkpointing does not cover.
+
+    Args:
+        layer: the int8 layer.
+        args: its inputs.
+        output: its output.
+    """
+    node: Any = getattr(output, "grad_fn", None)
+    if node is None or torch.compiler.is_compiling():
+        return
+    if isinstance(tensors := getattr(node, "tensors", None), tuple):
+        node.tensors = (None,) * len(tensors)
+    if isinstance(getattr(node, "A", None), Tensor):
+        node.A = None

@@ -1,0 +1,94 @@
+"""Kinds of task model: the transformers class and the outputs of the head that each needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import transformers
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from adapterhub.errors import ConfigError, unknown
+
+
+@dataclass(frozen=True)
+class TaskModel:
+    """A kind of task model.
+
+    Attributes:
+        auto: the name of the transformers auto class.
+        outputs: the names of the head's outputs, if they are fixed; "" is a single unnamed number.
+        classes: whether the outputs are classes that the user names.
+    """
+
+    auto: str
+    outputs: tuple[str, ...] = ()
+    classes: bool = False
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the model has a head that is not pre-trained."""
+        return self.classes or bool(self.outputs)
+
+    def classes_for(self, config: PreTrainedConfig) -> tuple[type[PreTrainedModel], ...]:
+        """List the transformers classes of this kind for a configuration."""
+        classes = getattr(transformers, self.auto)._model_mapping.get(type(config), ())
+        return classes if isinstance(classes, tuple) else (classes,)
+
+
+TASK_MODELS = {
+    "features": TaskModel("AutoModel"),
+    "classification": TaskModel("AutoModelForSequenceClassification", classes=True),
+    "regression": TaskModel("AutoModelForSequenceClassification", outputs=("",)),
+    "tagging": TaskModel("AutoModelForTokenClassification", classes=True),
+    "question-answering": TaskModel("AutoModelForQuestionAnswering", outputs=("start", "end")),
+    "multiple-choice": TaskModel("AutoModelForMultipleChoice", outputs=("",)),
+    "masked-lm": TaskModel("AutoModelForMaskedLM"),
+    "causal-lm": TaskModel("AutoModelForCausalLM"),
+    "seq2seq": TaskModel("AutoModelForSeq2SeqLM"),
+}
+
+
+def task_model(task: str) -> TaskModel:
+    """Look up a kind of task model by its name.
+
+    Raises:
+        ConfigError: there is no such kind.
+    """
+    if task not in TASK_MODELS:
+        raise unknown("task", task, TASK_MODELS)
+    return TASK_MODELS[task]
+
+
+def task_kind(model: PreTrainedModel) -> str | None:
+    """Return the kind of a model, a key of TASK_MODELS, by its class; None for any other class."""
+    one_number = model.config.problem_type == "regression"
+    for name, row in TASK_MODELS.items():
+        if type(model) in row.classes_for(model.config) and not (row.classes and one_number):
+            return name
+    return None
+
+
+def label_options(task: str, labels: Sequence[str]) -> dict[str, Any]:
+    """Return the configuration options for a head's outputs; `labels` are the user's classes.
+
+    Raises:
+        ConfigError: the task needs two or more different labels.
+    """
+    row = task_model(task)
+    if row.outputs == ("",):
+        return {"num_labels": 1, "problem_type": "regression"}
+    if not row.has_head:
+        return {}
+    labels = labels if row.classes else row.outputs
+    if len(labels) < 2 or len(set(labels)) != len(labels):
+        raise ConfigError(
+            f"{task} needs two or more different labels, got {list(labels)!r}",
+            hint=f'load_backbone(..., task="{task}", labels=["no", "yes"])',
+        )
+    return {
+        "id2label": dict(enumerate(labels)),
+        "label2id": {label: i for i, label in enumerate(labels)},
+        "problem_type": "single_label_classification",
+    }

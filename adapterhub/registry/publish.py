@@ -1,0 +1,44 @@
+"""`ah.publish`: add an adapter to a local registry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from adapterhub.files.native import adapter_folder, read_manifest
+from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.publication import PublicationInfo, prepared_folder
+from adapterhub.registry.store import Entry, Publication
+
+
+def publish(
+    folder: str | Path,
+    name: str | None = None,
+    *,
+    version: str | None = None,
+    tags: tuple[str, ...] = (),
+    registry: str | Path | None = None,
+    listing: PublicationInfo | None = None,
+) -> Entry:
+    """Publish the adapter in a folder to a local registry.
+
+    Publishing the same bytes again returns the existing version.
+
+    Args:
+        folder: the adapter's folder, or the folder of its training run.
+        name: the name to publish it under, if not its own.
+        version: the version, such as `v2`; the next one if None.
+        tags: movable names for this version.
+        registry: the folder of the registry, if not the default one.
+        listing: description, licence, languages and topics; they become part of the manifest, and
+            so of the version.
+
+    Raises:
+        FileError: the folder holds no valid adapter.
+        ConfigError: the name, version or a tag is invalid.
+        OutputError: `listing` is invalid, or the registry cannot be written.
+        RegistryError: the version is taken by other bytes.
+    """
+    source = adapter_folder(Path(folder).expanduser())
+    name = name or read_manifest(source).name
+    with prepared_folder(source, listing or PublicationInfo(), name) as prepared:
+        return LocalRegistry(registry).put(prepared, Publication(name, version, tuple(tags)))

@@ -1,0 +1,83 @@
+"""`ah.push`: publish an adapter on the Hub or a self-hosted hub."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from adapterhub.errors import ConfigError
+from adapterhub.files.card import InPeft
+from adapterhub.files.native import adapter_folder
+from adapterhub.registry.publication import (
+    Note,
+    PublicationInfo,
+    peft_files,
+    prepared_folder,
+    silent,
+)
+from adapterhub.registry.reference import parse_reference
+from adapterhub.registry.store import Entry, Publication
+from adapterhub.registry.stores import store_of
+
+_NOT_REQUESTED = "it was published without peft's files"
+
+
+def push(
+    folder: str | Path,
+    reference: str,
+    *,
+    visibility: Literal["public", "private"] = "public",
+    tags: tuple[str, ...] = (),
+    listing: PublicationInfo | None = None,
+    peft: bool = True,
+    backbone: str | None = None,
+    note: Note = silent,
+) -> Entry:
+    """Publish the adapter in a folder on a hub, as one commit.
+
+    The commit holds our files, a card and, if peft can express the adapter, peft's two files, which
+    make the repository loadable with plain peft. If it cannot, `note` and the card give the reason.
+
+    Args:
+        folder: the adapter's folder, or the folder of its training run.
+        reference: `hf:owner/name` or `https://host/owner/name`.
+        visibility: of the repository, if it does not exist yet.
+        tags: git tags to set on this version.
+        listing: description, licence, languages and topics; they become part of the manifest.
+        peft: whether to add peft's files.
+        backbone: the folder or Hub id of the backbone, whose configuration peft's files need; by
+            default the one recorded with the adapter.
+        note: receives messages for the user.
+
+    Raises:
+        ConfigError: the reference is not on a hub.
+        FileError: the folder holds no valid adapter, or its files contain private information.
+        BackboneError: `backbone` cannot be read.
+        OutputError: `listing` is invalid.
+        RegistryError: the hub denies access or cannot be reached.
+    """
+    parsed = parse_reference(reference)
+    if parsed.kind not in ("hub", "server"):
+        raise ConfigError(
+            f"{reference!r} is not on a hub",
+            expected="hf:owner/name or https://host/owner/name",
+            hint=f"adapterhub publish {folder} for the local registry",
+        )
+    source = adapter_folder(Path(folder).expanduser())
+    beside: dict[str, bytes] = {}
+    in_peft = InPeft(None, (_NOT_REQUESTED,))
+    if peft:
+        beside, in_peft = peft_files(source, backbone)
+        note(_peft_note(in_peft))
+    publication = Publication(parsed.name, parsed.version, tuple(tags), visibility, beside)
+    target = str(replace(parsed, version=None))
+    with prepared_folder(source, listing or PublicationInfo(), target, in_peft) as prepared:
+        return store_of(parsed).put(prepared, publication)
+
+
+def _peft_note(in_peft: InPeft) -> str:
+    if not in_peft.problems:
+        return "plain peft can load it: peft's two files are included"
+    more = f" (and {len(in_peft.problems) - 1} more)" if len(in_peft.problems) > 1 else ""
+    return f"plain peft cannot load it: {in_peft.problems[0]}{more}"

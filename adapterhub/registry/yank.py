@@ -1,0 +1,34 @@
+"""`ah.yank`: withdraw a published version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from adapterhub.errors import ConfigError
+from adapterhub.registry.reference import parse_reference
+from adapterhub.registry.store import Entry
+from adapterhub.registry.stores import store_of
+
+
+def yank(reference: str, reason: str, *, registry: str | Path | None = None) -> Entry:
+    """Exclude a version from searches and from references without a version.
+
+    Args:
+        reference: the version, such as `polite@v1`.
+        reason: shown to everyone who still requests this version.
+        registry: the folder of the local registry, if not the default one.
+
+    Returns:
+        The entry as it was before.
+
+    Raises:
+        ConfigError: the reference has no version.
+        RegistryError: the version does not exist.
+    """
+    parsed = parse_reference(reference)
+    if parsed.version is None:
+        raise ConfigError(f"{reference!r} has no version", hint=f"{reference}@v1")
+    store = store_of(parsed, registry)
+    entry = store.resolve(parsed.name, parsed.version)
+    store.yank(entry, reason)
+    return entry

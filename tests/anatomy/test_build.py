@@ -1,0 +1,68 @@
+"""Applying a row to a model: layer lists, alternative paths, and rows that do not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import tiny_models
+from torch import nn
+
+import adapterhub as ah
+from adapterhub.anatomy import FAMILIES
+from adapterhub.anatomy.build import build_anatomy, layer_paths
+from adapterhub.errors import BackboneError
+
+
+def test_layers_of_nested_lists_are_numbered_across_them():
+    base = nn.Module()
+    base.groups = nn.ModuleList([nn.Module(), nn.Module()])
+    for group in base.groups:
+        group.layers = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)])
+    assert layer_paths(base, "groups.*.layers") == [
+        "groups.0.layers.0", "groups.0.layers.1", "groups.1.layers.0", "groups.1.layers.1"
+    ]  # fmt: skip
+    assert layer_paths(base, "encoder.layers") == []
+
+
+@pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
+def test_hosts_and_input_hosts_are_modules_of_the_model(architecture):
+    model = tiny_models.usual_model(architecture)
+    sites = ah.anatomy_of(model).sites
+    modules = dict(model.named_modules())
+    assert len(sites) > 8
+    for site_id, site in sites.items():
+        assert site_id == site.id
+        assert {site.host, site.input_host or site.host} <= modules.keys()
+        assert site.d_in > 0
+        assert site.d_out > 0
+
+
+def test_the_first_existing_alternative_path_is_used():
+    """T5's row has `wi` for the plain network and `wi_1` for the gated one."""
+    for architecture, name in (("t5", "wi"), ("mt5", "wi_1")):
+        sites = ah.anatomy_of(tiny_models.usual_model(architecture)).sites
+        assert sites["encoder.0.ffn.up"].host.endswith(f"DenseReluDense.{name}")
+        assert ("encoder.0.ffn.gate" in sites) == (architecture == "mt5")
+
+
+def test_a_stack_that_the_model_does_not_have_is_left_out():
+    anatomy = ah.anatomy_of(tiny_models.model("bart", "causal-lm", is_encoder_decoder=False))
+    assert set(anatomy.stacks) == {"decoder"}
+    assert len(anatomy.family.stacks) == 2
+
+
+def test_layers_after_the_first_use_its_relative_positions():
+    sites = ah.anatomy_of(tiny_models.usual_model("t5")).sites
+    first = "encoder.block.0.layer.0.SelfAttention"
+    assert sites["encoder.0.attn.kv"].bias.endswith(first)
+    assert sites["encoder.1.attn.kv"].bias == sites["encoder.0.attn.kv"].bias
+    assert sites["decoder.0.cross.kv"].bias is None
+
+
+def test_a_row_that_does_not_fit_is_refused():
+    stack = dataclasses.replace(FAMILIES["bert"].stacks[0], layers="nowhere.layer")
+    row = dataclasses.replace(FAMILIES["bert"], stacks=(stack,))
+    with pytest.raises(BackboneError, match=r"bert row .* does not fit") as error:
+        build_anatomy(tiny_models.usual_model("bert"), row)
+    assert "nowhere.layer" in error.value.expected

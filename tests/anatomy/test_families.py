@@ -1,0 +1,42 @@
+"""The rows: each is complete, valid, and used by the models it names."""
+
+from __future__ import annotations
+
+import pytest
+import tiny_models
+
+import adapterhub as ah
+from adapterhub.anatomy import FAMILIES
+from adapterhub.anatomy.families import decoders, encoder_decoders, encoders
+from adapterhub.anatomy.sites import ROLES
+
+
+def test_every_row_is_registered_under_all_its_model_types():
+    rows = (*encoders.ROWS, *decoders.ROWS, *encoder_decoders.ROWS)
+    model_types = [model_type for row in rows for model_type in row.model_types]
+    assert len(model_types) == len(set(model_types)) == len(FAMILIES) > 30
+    assert all(FAMILIES[model_type] in rows for model_type in model_types)
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_rows_use_valid_names(architecture):
+    row = FAMILIES[architecture]
+    assert row.below
+    for stack in row.stacks:
+        assert set(stack.sites) <= set(ROLES)
+        assert set(stack.fused) <= set(stack.sites)
+        model = tiny_models.usual_model(architecture)
+        assert stack.norms in (None, "pre", "post") or isinstance(
+            getattr(model.config, stack.norms), bool
+        )
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_each_model_has_the_stacks_and_constants_of_its_row(architecture):
+    anatomy = ah.anatomy_of(tiny_models.usual_model(architecture))
+    assert anatomy.family is FAMILIES[architecture]
+    assert set(anatomy.stacks) == {stack.name for stack in anatomy.family.stacks}
+    for path in anatomy.family.constants:
+        assert anatomy.model.base_model.get_parameter(path) is not None
+    below = [path for path in anatomy.parameters() if anatomy.layer_of(path) == "below"]
+    assert below, "the row names modules below the first layer"

@@ -1,0 +1,44 @@
+"""Layer selections."""
+
+from __future__ import annotations
+
+import pytest
+
+from adapterhub.anatomy.layer_selection import layer_numbers
+from adapterhub.errors import SiteError
+
+
+@pytest.mark.parametrize(
+    ("layers", "numbers"),
+    [
+        ("all", [0, 1, 2, 3, 4, 5]),
+        ("top 2", [4, 5]),
+        ("top 9", [0, 1, 2, 3, 4, 5]),
+        ("first 2", [0, 1]),
+        ("first 0", []),
+        ("1..3", [1, 2, 3]),
+        (" 4 ", [4]),
+        (5, [5]),
+        ((0, 5), [0, 5]),
+    ],
+)
+def test_a_selection_of_six_layers(layers, numbers):
+    assert sorted(layer_numbers(layers, 6)) == numbers
+
+
+@pytest.mark.parametrize(
+    ("layers", "problem"),
+    [
+        ("0..6", "'0..6' do not exist"),
+        ("0..999999999", "do not exist"),
+        ((0, 6, -1), r"\[-1, 6\] do not exist"),
+        ("6", r"\[6\] do not exist"),
+        ("last", "cannot parse layers 'last'"),
+        ("top ten", "cannot parse"),
+        ("", "cannot parse"),
+    ],
+)
+def test_a_bad_selection_is_refused(layers, problem):
+    with pytest.raises(SiteError, match=f"{problem}.* in a stack of 6 layers") as error:
+        layer_numbers(layers, 6)
+    assert "top 4" in error.value.expected

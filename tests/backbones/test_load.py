@@ -1,0 +1,105 @@
+"""Loading a backbone with the head of a task, and making one without weights."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+import transformers
+
+import adapterhub as ah
+from adapterhub.backbones.load import meta_model, quiet_loading
+from adapterhub.errors import BackboneError, ConfigError
+
+
+def test_the_model_is_ready_for_inference(backbone):
+    model, tokenizer = ah.load_backbone(str(backbone), task="classification", labels=["no", "yes"])
+    assert not model.training
+    assert model.config.id2label == {0: "no", 1: "yes"}
+    assert model.config._name_or_path == str(backbone)
+    assert "good" in tokenizer.get_vocab()
+    reference = transformers.AutoModel.from_pretrained(backbone).state_dict()
+    assert all(torch.equal(value, reference[k]) for k, value in model.bert.state_dict().items()
+               if not k.startswith("pooler"))  # fmt: skip
+
+
+def test_a_missing_padding_token_is_replaced_by_eos(backbones):
+    folder = backbones("gpt2")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    if tokenizer.pad_token is not None:
+        tokenizer.pad_token = None
+    model, loaded = ah.load_backbone(str(folder), task="causal-lm")
+    assert loaded.pad_token is not None
+    assert model.config.pad_token_id is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_dtype_is_the_requested_one(dtype, backbone):
+    name = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+    model, _ = ah.load_backbone(str(backbone), dtype=name)
+    assert {p.dtype for p in model.parameters()} == {dtype}
+
+
+def test_new_tokens_are_added_to_the_tokenizer_only(backbone):
+    model, tokenizer = ah.load_backbone(str(backbone), new_tokens=["<one>", "<two>"])
+    plain, _ = ah.load_backbone(str(backbone))
+    ids = tokenizer.convert_tokens_to_ids(["<one>", "<two>"])
+    assert ids == [len(tokenizer) - 2, len(tokenizer) - 1]
+    table = model.get_input_embeddings().weight
+    assert torch.equal(table, plain.get_input_embeddings().weight)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"task": "clasification"}, r"unknown task .*did you mean 'classification'"),
+        ({"dtype": "fp23"}, r"unknown dtype 'fp23'.*did you mean 'fp32'"),
+        ({"task": "tagging", "labels": ["a"]}, "two or more different labels"),
+    ],
+)
+def test_unknown_options_are_refused(options, problem, backbone):
+    with pytest.raises(ConfigError, match=problem):
+        ah.load_backbone(str(backbone), **options)
+
+
+@pytest.mark.parametrize("config", ["[]", "{", "{}", '{"quantization_config": []}'])
+def test_a_broken_configuration_is_refused(config, backbone, tmp_path):
+    folder = tmp_path / "broken"
+    shutil.copytree(backbone, folder)
+    (folder / "config.json").write_text(config, encoding="utf-8")
+    with pytest.raises(BackboneError, match="cannot be loaded by AutoModel"):
+        ah.load_backbone(str(folder))
+
+
+def test_a_backbone_that_does_not_exist_is_refused(tmp_path):
+    with pytest.raises(BackboneError, match="no backbone"):
+        ah.load_backbone(str(tmp_path / "nowhere"))
+
+
+def test_a_task_that_the_architecture_does_not_have_is_refused(backbone):
+    with pytest.raises(BackboneError, match="AutoModelForSeq2SeqLM"):
+        ah.load_backbone(str(backbone), task="seq2seq")
+
+
+def test_a_meta_model_has_the_modules_and_no_memory(backbone):
+    options = {"task": "classification", "labels": ["no", "yes"]}
+    model = meta_model(str(backbone), **options)
+    loaded, _ = ah.load_backbone(str(backbone), **options)
+    assert all(p.is_meta for p in model.parameters())
+    assert {n: p.shape for n, p in model.named_parameters()} == {
+        n: p.shape for n, p in loaded.named_parameters()
+    }
+    assert ah.anatomy_of(model).sites == ah.anatomy_of(loaded).sites
+
+
+def test_the_settings_of_transformers_return_even_after_an_error():
+    transformers.logging.enable_progress_bar()
+    before = transformers.logging.get_verbosity()
+    with quiet_loading():
+        assert transformers.logging.get_verbosity() == transformers.logging.ERROR
+        assert not transformers.logging.is_progress_bar_enabled()
+    with pytest.raises(RuntimeError), quiet_loading():
+        raise RuntimeError
+    assert transformers.logging.get_verbosity() == before
+    assert transformers.logging.is_progress_bar_enabled()

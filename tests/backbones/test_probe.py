@@ -1,0 +1,50 @@
+"""The probe: a small batch, and a model's outputs on it."""
+
+from __future__ import annotations
+
+import pytest
+import tiny_models
+import torch
+from torch import nn
+
+from adapterhub.backbones.probe import ROWS, TOKENS, probe, probe_batch
+
+
+@pytest.mark.parametrize("architecture", ["bert", "gpt2", "t5"])
+def test_the_batch_has_ordinary_tokens_and_eos_at_the_end(architecture):
+    model = tiny_models.usual_model(architecture)
+    batch = probe_batch(model)
+    ids = batch["input_ids"]
+    special = {v for k, v in vars(model.config).items() if k.endswith("token_id")}
+    assert ids.shape == batch["attention_mask"].shape == (ROWS, TOKENS)
+    assert not set(ids[:, :-1].flatten().tolist()) & special
+    assert (ids[:, -1] == tiny_models.EOS).all()
+    assert ("decoder_input_ids" in batch) == (architecture == "t5")
+
+
+def test_a_seed_determines_the_batch():
+    model = tiny_models.usual_model("bert")
+    first = probe_batch(model, seed=1)["input_ids"]
+    assert torch.equal(first, probe_batch(model, seed=1)["input_ids"])
+    assert not torch.equal(first, probe_batch(model, seed=2)["input_ids"])
+    assert probe_batch(model, rows=2, tokens=5)["input_ids"].shape == (2, 5)
+
+
+def test_the_modes_of_modules_return_even_after_an_error():
+    model = tiny_models.usual_model("bert").train()
+    dropout = next(m for m in model.modules() if isinstance(m, nn.Dropout)).eval()
+    outputs = probe(model)
+    assert outputs.keys() == {"logits"}
+    assert torch.equal(outputs["logits"], probe(model)["logits"]), "computed in evaluation mode"
+    assert model.training
+    assert not dropout.training
+    model.classifier = None
+    with pytest.raises(TypeError):
+        probe(model)
+    assert model.training
+
+
+def test_a_model_without_logits_returns_its_other_outputs_in_fp32():
+    outputs = probe(tiny_models.model("bert", "features").to(torch.bfloat16))
+    assert "last_hidden_state" in outputs
+    assert {t.dtype for t in outputs.values()} == {torch.float32}

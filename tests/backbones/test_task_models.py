@@ -1,0 +1,57 @@
+"""Kinds of task model."""
+
+from __future__ import annotations
+
+import pytest
+import tiny_models
+
+import adapterhub as ah
+from adapterhub.backbones.task_models import TASK_MODELS, label_options, task_kind, task_model
+from adapterhub.errors import ConfigError
+
+
+@pytest.mark.parametrize("task", [t for t in TASK_MODELS if t not in ("seq2seq", "causal-lm")])
+def test_a_loaded_model_has_the_kind_it_was_loaded_as(task, backbone):
+    labels = ["a", "b"] if TASK_MODELS[task].classes else []
+    model, _ = ah.load_backbone(str(backbone), task=task, labels=labels)
+    # Both kinds have one class; the number of outputs decides.
+    assert task_kind(model) == task
+    assert type(model) in task_model(task).classes_for(model.config)
+
+
+def test_language_models_have_a_kind():
+    for architecture, task in (("llama", "causal-lm"), ("t5", "seq2seq")):
+        assert task_kind(tiny_models.language_model(architecture)) == task
+
+
+def test_a_class_of_no_kind_has_none():
+    from transformers import BertForNextSentencePrediction
+
+    config = tiny_models.model("bert").config
+    assert task_kind(BertForNextSentencePrediction(config)) is None
+
+
+def test_heads_that_are_not_pretrained():
+    without = {name for name, row in TASK_MODELS.items() if not row.has_head}
+    assert without == {"features", "masked-lm", "causal-lm", "seq2seq"}
+
+
+def test_label_options():
+    options = label_options("tagging", ["O", "B"])
+    assert options["id2label"] == {0: "O", 1: "B"}
+    assert options["label2id"] == {"O": 0, "B": 1}
+    assert label_options("question-answering", [])["id2label"] == {0: "start", 1: "end"}
+    assert label_options("regression", []) == {"num_labels": 1, "problem_type": "regression"}
+    assert label_options("causal-lm", ["ignored"]) == {}
+
+
+@pytest.mark.parametrize("labels", [[], ["a"], ["a", "a"]])
+def test_classes_must_be_two_or_more_and_different(labels):
+    with pytest.raises(ConfigError, match="two or more different labels") as error:
+        label_options("classification", labels)
+    assert 'task="classification"' in error.value.hint
+
+
+def test_an_unknown_kind_is_refused():
+    with pytest.raises(ConfigError, match=r"unknown task 'causal_lm'.*did you mean 'causal-lm'"):
+        task_model("causal_lm")

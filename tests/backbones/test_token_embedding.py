@@ -1,0 +1,54 @@
+"""The token embedding, and the vocabulary size of the checkpoint."""
+
+from __future__ import annotations
+
+import tiny_models
+import torch
+import transformers
+from torch import nn
+
+import adapterhub as ah
+from adapterhub.backbones.token_embedding import (
+    checkpoint_vocabulary_size,
+    remember_vocabulary_size,
+    token_embedding,
+)
+
+
+def test_the_table_has_one_row_per_token():
+    for architecture in tiny_models.MATRIX:
+        table = token_embedding(tiny_models.usual_model(architecture))
+        assert table is not None
+        assert table.shape[0] == tiny_models.VOCAB, architecture
+
+
+def test_a_model_without_tokens_has_no_table():
+    config = transformers.ViTConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48,
+        image_size=8, patch_size=4,
+    )  # fmt: skip
+    model = transformers.ViTModel(config)
+    assert token_embedding(model) is None
+    remember_vocabulary_size(model)
+    assert checkpoint_vocabulary_size(model) is None
+
+
+def test_resizing_does_not_change_the_size_of_the_checkpoint(backbone):
+    loaded, _ = ah.load_backbone(str(backbone))
+    by_transformers = transformers.AutoModel.from_pretrained(backbone)
+    for model in (loaded, by_transformers):
+        size = token_embedding(model).shape[0]
+        model.resize_token_embeddings(size + 3)
+        assert token_embedding(model).shape[0] == size + 3
+        assert checkpoint_vocabulary_size(model) == size
+
+
+def test_a_model_that_was_never_on_disk_has_no_checkpoint():
+    model = tiny_models.model("bert", "features")
+    assert checkpoint_vocabulary_size(model) is None
+    remember_vocabulary_size(model)
+    assert checkpoint_vocabulary_size(model) == tiny_models.VOCAB
+    # A table that is no matrix of its own is not used.
+    model.set_input_embeddings(nn.Identity())
+    assert token_embedding(model) is None
+    assert torch.is_tensor(next(model.parameters()))

@@ -1,0 +1,43 @@
+"""`adapterhub eval`: labelled data for an adapter, and baselines without one."""
+
+from __future__ import annotations
+
+import json
+
+from command_line import refused
+from fixtures import sentences, write_tsv
+from task_cases import classes
+
+
+def test_a_backbone_is_a_baseline_without_training(adapterhub, backbones, tmp_path):
+    words = ("--data", classes(tmp_path), "--json")
+    task = "prompted(template='{text} is {mask}', words={'pos': 'good', 'neg': 'bad'}, model=%s)"
+    for backbone, kind in (("bert", "masked-lm"), ("llama", "causal-lm"), ("gpt2", "causal-lm")):
+        code, out, err = adapterhub(
+            "eval", "--backbone", backbones(backbone), "--task", task % kind, *words
+        )
+        assert code == 0, err
+        assert 0 <= json.loads(out)["accuracy"] <= 1
+        few = ("--examples", words[1], "--shots", 2)
+        code, out, err = adapterhub(
+            "eval", "--backbone", backbones(backbone), "--task", task % kind, *words, *few
+        )
+        assert code == 0, err
+        assert 0 <= json.loads(out)["accuracy"] <= 1
+    for extra, expected in (
+        (("--backbone", backbones("bert"), "--task", "classification"), "needs a trained head"),
+        (("--backbone", backbones("bert")), "nothing to evaluate"),
+        (("--backbone", backbones("llama"), "--task", task % "masked-lm"), "AutoModelForMaskedLM"),
+        (
+            ("--backbone", backbones("bert"), "--task", task % "masked-lm", "--shots", 2),
+            "--examples",
+        ),
+    ):
+        code, _, err = adapterhub("eval", *extra, *words)
+        assert code == 2, extra
+        assert expected in err
+
+
+def test_a_missing_column_of_new_data(adapterhub, trained, tmp_path):
+    file = write_tsv(tmp_path / "new.tsv", sentences(4), header="sentence\tlabel")
+    refused(adapterhub("eval", trained, "--data", file), "'text'", "'sentence'")

@@ -1,0 +1,67 @@
+"""`adapterhub export`."""
+
+from __future__ import annotations
+
+import pytest
+import tiny_models
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+def test_a_run_is_exported_to_peft(train, adapterhub, tmp_path):
+    assert train("--method", "lora(rank=4)", "train.epochs=1")[0] == 0
+    code, _, err = adapterhub("export", tmp_path / "run", "--output", tmp_path / "theirs")
+    assert code == 0, err
+    files = sorted(path.name for path in (tmp_path / "theirs").iterdir())
+    assert files == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
+    code, out, _ = adapterhub("export", tmp_path / "run", "--check", "peft")
+    assert (code, out) == (0, "peft: no problems\n")
+    code, out, _ = adapterhub("export", tmp_path / "run", "--check", "vllm")
+    assert code == 1
+    assert "modules_to_save" in out
+    code, _, err = adapterhub("export", tmp_path / "run", "--output", tmp_path / "theirs")
+    assert code == 2
+    assert "already exists" in err
+
+
+@pytest.fixture
+def config_only(tmp_path):
+    """A folder with a configuration, and no weights."""
+    tiny_models.model("llama", "causal-lm").config.save_pretrained(tmp_path / "llama")
+    return tmp_path / "llama"
+
+
+def test_check_before_training(adapterhub, config_only):
+    where = ("--backbone", config_only)
+    code, out, err = adapterhub("export", "--check", "vllm", "--method", "lora(rank=16)", *where)
+    assert (code, out) == (0, "vllm: no problems\n"), err
+    code, out, _ = adapterhub("export", "--check", "vllm", "--method", "dora(rank=64)", *where)
+    assert code == 1
+    assert "--max-lora-rank 64" in out
+    assert "DoRA" in out
+    code, out, _ = adapterhub("export", "--check", "peft", "--method", "houlsby", *where)
+    assert code == 1
+    assert "houlsby: peft has no such method" in out
+    code, _, err = adapterhub("export", "--check", "tgi", "--method", "lora", *where)
+    assert code == 2
+    assert "one of peft, vllm" in err
+
+
+def test_check_of_a_recipe(adapterhub, config_only, tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"backbone: {config_only}\nmethod: prefix\ntask: causal-lm\noutput: out\n"
+        "data: {train: train.txt}\n"
+    )
+    code, out, _ = adapterhub("export", recipe, "--check", "peft")
+    assert code == 1
+    assert "prefix(positions=true)" in out
+
+
+def test_neither_an_adapter_nor_a_check(adapterhub):
+    code, _, err = adapterhub("export")
+    assert code == 2
+    assert "adapterhub export ADAPTER --output DIR" in err

@@ -1,0 +1,65 @@
+"""Numbers, tables and examples as the commands print them."""
+
+from __future__ import annotations
+
+import io
+
+import click
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+from rich.table import Table
+
+from adapterhub.cli import _format
+from adapterhub.cli._format import bytes_text, count_text, examples, print_table, seconds_text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (317_700, "318 kB"),
+        (1_540_000, "1.5 MB"), (2.5e9, "2.5 GB"), (3e12, "3.0 TB"),
+    ],
+)  # fmt: skip
+def test_bytes(size, text):
+    assert bytes_text(size) == text
+
+
+def test_counts_and_durations():
+    assert count_text(1_234_567) == "1,234,567"
+    assert seconds_text(59.4) == "59.4 s"
+    assert seconds_text(75.2) == "1 min 15 s"
+
+
+def test_examples_keep_their_lines_in_the_help():
+    @click.command(epilog=examples("adapterhub train \\", "    --method lora"))
+    def command():
+        """Train."""
+
+    lines = CliRunner().invoke(command, ["--help"]).output.splitlines()
+    assert lines[-3:] == ["  Examples:", "    adapterhub train \\", "        --method lora"]
+
+
+def table() -> Table:
+    made = Table("adapter", "task", "size")
+    made.add_row("polite@v1", "classification", "318 kB")
+    return made
+
+
+@pytest.mark.parametrize(("width", "missing"), [(80, []), (36, ["size"]), (20, ["size", "task"])])
+def test_a_narrow_terminal_leaves_out_optional_columns(monkeypatch, width, missing):
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=width, no_color=True)
+    monkeypatch.setattr(_format, "Console", lambda **_: terminal)
+    print_table(table(), ("size", "task"))
+    text = terminal.file.getvalue()
+    assert "polite@v1" in text
+    cells = {"size": "318 kB", "task": "classification"}
+    assert [name for name, cell in cells.items() if cell not in text] == missing
+    assert ("not shown:" in text) == bool(missing)
+
+
+def test_a_pipe_gets_every_column_without_frames(capsys):
+    print_table(table(), ("size", "task"))
+    text = capsys.readouterr().out
+    assert all(cell in text for cell in ("polite@v1", "classification", "318 kB"))
+    assert "\u2502" not in text

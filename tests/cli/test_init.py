@@ -1,0 +1,84 @@
+"""The command line itself: help texts, start-up time, unknown commands."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from command_line import refused
+
+from adapterhub import cli
+
+
+def seconds_of_children():
+    """Return the CPU time of child processes, which barely depends on how busy the machine is."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import adapterhub",
+        "import sys; sys.argv=['adapterhub','--help']; from adapterhub.cli import main; main()",
+    ],
+)
+def test_import_and_help_are_fast_and_do_not_load_torch(code):
+    report = "atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr))"
+    child = f"import sys, atexit; {report}; {code}"
+    best = 9.0
+    for _ in range(3):
+        start = seconds_of_children()
+        done = subprocess.run(
+            [sys.executable, "-c", child], capture_output=True, text=True, check=True
+        )
+        best = min(best, seconds_of_children() - start)
+    assert done.stderr.strip() == "False"
+    assert best < 0.5
+
+
+def test_an_unknown_command_names_the_nearest(adapterhub):
+    refused(adapterhub("trian"), "'train'")
+
+
+VERBS = ("verify", "reindex", "gc")
+COMMAND_LINES = [
+    (),
+    *((name,) for name in cli.COMMANDS),
+    *(("registry", verb) for verb in VERBS),
+]
+
+
+@pytest.mark.parametrize("words", COMMAND_LINES, ids=" ".join)
+def test_each_help_text_fits_80_columns(words):
+    result = CliRunner().invoke(cli.group, [*words, "--help"], prog_name="adapterhub")
+    assert result.exit_code == 0, result.exception
+    assert result.output.startswith(f"Usage: {' '.join(('adapterhub', *words))} ")
+    assert max(map(len, result.output.splitlines())) <= 80
+
+
+def test_each_command_is_one_line_in_the_list_of_commands():
+    importlib.import_module("adapterhub.cli.list")  # binds `list` in the package to a module
+    result = CliRunner().invoke(cli.group, ["--help"], prog_name="adapterhub")
+    lines = result.output.splitlines()
+    assert result.exit_code == 0, result.exception
+    for name, summary in cli.COMMANDS.items():
+        assert f"  {name:10}  {summary}" in lines
+
+
+def test_every_command_module_is_listed():
+    modules = {path.stem for path in Path(cli.__file__).parent.glob("[!_]*.py")}
+    assert modules == cli.COMMANDS.keys()
+
+
+def test_an_os_error_is_one_line_without_a_traceback(adapterhub, monkeypatch):
+    def full(**_):
+        raise OSError(28, "No space left on device", "run/adapter")
+
+    monkeypatch.setattr(cli, "group", full)
+    assert adapterhub("train") == (2, "", "error: run/adapter: No space left on device\n")

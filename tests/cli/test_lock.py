@@ -1,0 +1,21 @@
+"""`adapterhub lock`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import sample_adapters
+
+
+def test_a_tag_is_pinned_to_its_version(typed, tmp_path):
+    sample_adapters.write(tmp_path / "run" / "adapter", 0, accuracy=0.75, card="# Polite\n")
+    typed("publish run --name polite --tag best")
+    assert typed("lock polite@best").startswith("polite = polite@v1, sha256 ")
+    pins = json.loads((tmp_path / "adapterhub.lock").read_text())["adapters"]
+    assert pins["polite"]["reference"] == "polite@v1"
+
+
+def test_a_name_is_for_one_reference(typed):
+    with pytest.raises(AssertionError, match="--name takes a single REFERENCE"):
+        typed("lock one two --name ours")

@@ -1,0 +1,81 @@
+"""`adapterhub predict`: arguments, files, standard input, pairs of texts; damaged adapters."""
+
+from __future__ import annotations
+
+import io
+import shutil
+
+import pytest
+import tiny_models
+from command_line import refused
+from fixtures import json_lines, sentences, write_tsv
+
+LEARN = ("train.epochs=12", "train.learning_rate=5e-3")
+
+
+def test_predict_from_a_file_and_from_standard_input(
+    train, adapterhub, data, tmp_path, monkeypatch
+):
+    assert train(*LEARN)[0] == 0
+    code, from_file, _ = adapterhub(
+        "predict", tmp_path / "run" / "adapter", "--data", data[1], "--json"
+    )
+    assert code == 0
+    texts = [row["text"] for row in json_lines(from_file)]
+    assert texts == [text for text, _ in sentences(64)[::3]]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(texts) + "\n"))
+    code, from_stdin, _ = adapterhub("predict", tmp_path / "run", "--json")
+    assert code == 0
+    assert from_stdin == from_file
+
+
+def test_a_regression_of_pairs(adapterhub, backbone, tmp_path):
+    rows = [
+        (text, f"a {('good', 'bad')[i % 2]} film", f"{i % 5}.5")
+        for i, (text, _) in enumerate(sentences(40))
+    ]
+    file = write_tsv(tmp_path / "pairs.tsv", rows, header="one\ttwo\tscore")
+    columns = ("--text", "one", "--pair", "two", "--label", "score", "--task", "regression")
+    where = ("--train", file, "--eval", file, "--output", tmp_path / "run")
+    code, out, err = adapterhub(
+        "train", "--backbone", backbone, *columns, *where, "train.tensorboard=false"
+    )
+    assert code == 0, err
+    assert "pearson" in out
+    assert "spearman" in out
+    code, out, _ = adapterhub(
+        "predict", tmp_path / "run", "the movie was good", "--pair", "a film", "--json"
+    )
+    assert code == 0
+    assert isinstance(json_lines(out)[0]["value"], float)
+    code, _, err = adapterhub("predict", tmp_path / "run", "the movie was good")
+    assert code == 2
+    assert "--pair" in err
+
+
+def test_the_wrong_backbone_for_an_adapter(adapterhub, trained, backbone, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(backbone, other)
+    tiny_models.model("bert", "features", seed=1).save_pretrained(other)
+    refused(
+        adapterhub("predict", trained, "good", "--backbone", other),
+        "trained on a different backbone",
+    )
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "missing", "manifest"])
+def test_damaged_files(adapterhub, trained, damage):
+    file = trained / "adapter" / ("adapter.json" if damage == "manifest" else "adapter.safetensors")
+    content = bytearray(file.read_bytes())
+    if damage == "missing":
+        file.unlink()
+    elif damage == "truncate":
+        file.write_bytes(content[: len(content) // 2])
+    else:
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+    refused(adapterhub("predict", trained, "good"), "adapter.")
+
+
+def test_a_folder_without_an_adapter(adapterhub, tmp_path):
+    refused(adapterhub("predict", tmp_path, "good"), "no adapter")

@@ -1,0 +1,23 @@
+"""`adapterhub publish`."""
+
+from __future__ import annotations
+
+import pytest
+import sample_adapters
+
+from adapterhub.errors import AdapterhubError
+
+
+def test_the_same_bytes_are_the_same_version(typed, tmp_path):
+    sample_adapters.write(tmp_path / "run" / "adapter", 0)
+    sample_adapters.write(tmp_path / "other", 1)
+    assert typed("publish run --name polite").startswith("published polite@v1 for acme/bert-small")
+    assert "polite@v2" in typed("publish ./other --name polite")
+    assert "polite@v1" in typed("publish run --name polite")
+    assert "polite@v3" in typed("publish run --name polite --license mit")
+
+
+def test_a_folder_without_an_adapter(typed):
+    with pytest.raises(AdapterhubError) as error:
+        typed("publish nothing")
+    assert "no adapter in nothing" in str(error.value)

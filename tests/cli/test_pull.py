@@ -1,0 +1,27 @@
+"""`adapterhub pull`."""
+
+from __future__ import annotations
+
+import pytest
+import sample_adapters
+
+from adapterhub.errors import AdapterhubError
+
+
+def test_pull_copies_the_verified_files(typed, tmp_path):
+    sample_adapters.write(tmp_path / "run" / "adapter", 0, accuracy=0.75, card="# Polite\n")
+    typed("publish run --name polite --tag best")
+    assert typed("pull polite@best --to mine").strip() == "mine"
+    for file in (tmp_path / "run" / "adapter").iterdir():
+        if file.name != "README.md":
+            assert (tmp_path / "mine" / file.name).read_bytes() == file.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [("pull some/polite", "hf:some/polite"), ("pull polite", "adapterhub list")],
+)
+def test_a_reference_that_names_nothing(typed, line, remedy):
+    with pytest.raises(AdapterhubError) as error:
+        typed(line)
+    assert remedy in str(error.value)

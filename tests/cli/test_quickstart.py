@@ -1,0 +1,43 @@
+"""`adapterhub quickstart`, on a tiny backbone and small data."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+quickstart = importlib.import_module("adapterhub.cli.quickstart")
+
+
+@pytest.fixture
+def small(backbone, data, monkeypatch):
+    """The quickstart on the tiny backbone; no subprocess predicts."""
+    recipe = {
+        "backbone": str(backbone),
+        "data": {"train": str(data[0]), "eval": str(data[1])},
+        "train": {"tensorboard": False, "epochs": 1},
+    }
+    monkeypatch.setattr(quickstart, "RECIPE", recipe)
+    predicted = []
+    monkeypatch.setattr(quickstart.subprocess, "run", lambda words, **_: predicted.append(words))
+    return predicted
+
+
+def test_a_head_and_a_lora_are_trained_and_compared(small, adapterhub, tmp_path):
+    code, out, err = adapterhub("quickstart", "--output", tmp_path / "runs", "--quiet")
+    assert code == 0, err
+    rows = {line[:22].strip(): line[22:].split() for line in out.splitlines()}
+    assert len(rows["trained parameters"][0]) < len(rows["trained parameters"][1])
+    assert len(rows["accuracy"]) == len(rows["macro F1"]) == 2
+    adapter = tmp_path / "runs" / "lora" / "adapter"
+    assert (adapter / "adapter.json").is_file()
+    ((*_, command, folder, first, _, _),) = small
+    assert (command, folder, first) == ("predict", str(adapter), quickstart.TEXTS[0])
+
+
+def test_an_output_folder_is_never_reused(tmp_path):
+    output = str(tmp_path / "runs")
+    assert quickstart._unused(output) == output
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs-2").mkdir()
+    assert quickstart._unused(output) == f"{output}-3"

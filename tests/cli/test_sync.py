@@ -1,0 +1,23 @@
+"""`adapterhub sync`."""
+
+from __future__ import annotations
+
+import pytest
+import sample_adapters
+
+from adapterhub.errors import AdapterhubError
+
+
+def test_sync_restores_what_is_missing(typed, tmp_path):
+    sample_adapters.write(tmp_path / "run" / "adapter", 0, accuracy=0.75, card="# Polite\n")
+    typed("publish run --name polite --tag best")
+    typed("lock polite")
+    assert typed("sync") == "adapters: 1 restored, 0 already present\n"
+    assert typed("sync") == "adapters: 0 restored, 1 already present\n"
+    assert (tmp_path / "adapters" / "polite" / "adapter.json").is_file()
+
+
+def test_a_project_without_a_lock_file(typed):
+    with pytest.raises(AdapterhubError) as error:
+        typed("sync")
+    assert "adapterhub lock" in str(error.value)

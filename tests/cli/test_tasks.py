@@ -1,0 +1,17 @@
+"""`adapterhub tasks`."""
+
+from __future__ import annotations
+
+import json
+
+from adapterhub.tasks import TASKS
+
+
+def test_tasks_lists_the_registry(adapterhub):
+    code, out, _ = adapterhub("tasks")
+    assert code == 0
+    assert all(f" {name} " in out for name in TASKS)
+    code, out, _ = adapterhub("tasks", "seq2seq")
+    assert "bleu | rouge | exact" in out
+    code, out, _ = adapterhub("tasks", "--json")
+    assert json.loads(out).keys() == TASKS.keys()

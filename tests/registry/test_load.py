@@ -1,0 +1,47 @@
+"""`ah.load` attaches an adapter by its reference."""
+
+from __future__ import annotations
+
+import pytest
+import tiny_models
+import torch
+
+import adapterhub as ah
+from adapterhub.errors import MismatchError, RegistryError
+
+
+@pytest.fixture
+def registry(tmp_path):
+    """Publish one name for two backbones that differ in their weights."""
+    for seed in (0, 1):
+        adapter = ah.attach(tiny_models.model("bert", seed=seed), "lora", name="polite")
+        tiny_models.scramble(adapter, seed=seed)
+        adapter.save(tmp_path / f"out-{seed}")
+        ah.publish(tmp_path / f"out-{seed}", registry=tmp_path / "registry")
+    return tmp_path / "registry"
+
+
+def outputs(model):
+    with torch.no_grad():
+        return model(**tiny_models.batch()).logits
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_adapter_for_the_models_backbone_is_loaded(registry, tmp_path, seed):
+    model, expected = tiny_models.model("bert", seed=seed), tiny_models.model("bert", seed=seed)
+    adapter = ah.load(model, "polite", name="renamed", registry=registry)
+    ah.load(expected, tmp_path / f"out-{seed}")
+    assert adapter.name == "renamed"
+    assert torch.equal(outputs(model), outputs(expected))
+
+
+def test_an_adapter_for_another_backbone_is_refused(registry, tmp_path):
+    model = tiny_models.model("bert", seed=2)
+    bare = outputs(model)
+    with pytest.raises(RegistryError, match="has no adapter 'polite' for"):
+        ah.load(model, "polite", registry=registry)
+    with pytest.raises(MismatchError):
+        ah.load(model, tmp_path / "out-0")
+    assert torch.equal(outputs(model), bare)
+    ah.load(model, tmp_path / "out-0", any_backbone=True)
+    assert not torch.equal(outputs(model), bare)

@@ -1,0 +1,66 @@
+"""The folder of one name: versions appear atomically, tags move, leftovers are removed."""
+
+from __future__ import annotations
+
+import pytest
+import sample_adapters
+
+from adapterhub.errors import ConfigError, FileError, OutputError
+from adapterhub.registry import local_versions
+from adapterhub.registry.local_versions import NameFolder, copy_adapter, copy_files, digest_of
+
+
+@pytest.fixture
+def name_folder(tmp_path):
+    return NameFolder(tmp_path / "acme--bert" / "polite")
+
+
+def test_equal_bytes_keep_their_version(name_folder, tmp_path):
+    made = [sample_adapters.write(tmp_path / str(seed), seed) for seed in (0, 1)]
+    assert [name_folder.add(folder, None, ()).version for folder in made] == ["v1", "v2"]
+    assert name_folder.add(made[0], "v7", ("best",)).version == "v1"
+    assert [(e.version, e.tags) for e in name_folder.versions()] == [("v1", ("best",)), ("v2", ())]
+
+
+def test_the_stamp_changes_with_versions_tags_and_yanks(name_folder, tmp_path):
+    stamps = [name_folder.stamp()]
+    name_folder.add(sample_adapters.write(tmp_path / "made"), None, ())
+    stamps.append(name_folder.stamp())
+    name_folder.change(tags={"best": "v1"})
+    stamps.append(name_folder.stamp())
+    name_folder.change(yanked={"v1": "wrong"})
+    stamps.append(name_folder.stamp())
+    name_folder.change(yanked={"v1": "wrong"})
+    assert len(set(stamps)) == 4
+    assert name_folder.stamp() == stamps[-1]
+
+
+def test_an_interrupted_writer_leaves_no_version(name_folder, tmp_path, monkeypatch):
+    folder = sample_adapters.write(tmp_path / "made")
+
+    def interrupted(staged, payload):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(local_versions, "write_files", interrupted)
+        with pytest.raises(OutputError):
+            name_folder.add(folder, None, ())
+    assert name_folder.versions() == []
+    assert name_folder.add(folder, None, ()).digest == digest_of(folder)
+
+
+def test_only_a_verified_copy_appears(tmp_path):
+    folder = sample_adapters.write(tmp_path / "made")
+    (folder / "adapter.safetensors").write_bytes(b"broken")
+    with pytest.raises(FileError):
+        copy_adapter(folder, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+    copy_files(folder, tmp_path / "copy", ("adapter.json", "missing"))
+    assert [path.name for path in (tmp_path / "copy").iterdir()] == ["adapter.json"]
+
+
+@pytest.mark.parametrize("tags", [("v1",), ("1",), ("a b",), ("ok", "")])
+def test_invalid_tags_are_listed(tags):
+    with pytest.raises(ConfigError) as caught:
+        local_versions.check_tags(tags)
+    assert caught.value.offenders == tuple(repr(tag) for tag in tags if tag != "ok")

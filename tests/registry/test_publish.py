@@ -1,0 +1,45 @@
+"""`ah.publish` adds an adapter to a registry; its metadata belongs to the version."""
+
+from __future__ import annotations
+
+import pytest
+import sample_adapters
+
+import adapterhub as ah
+from adapterhub.errors import ConfigError, FileError, OutputError
+from adapterhub.files.native import read_adapter
+
+
+def test_the_name_is_the_adapters_own_unless_given(tmp_path):
+    folder, registry = sample_adapters.write(tmp_path / "made"), tmp_path / "registry"
+    assert ah.publish(folder, registry=registry).reference == "polite@v1"
+    assert ah.publish(folder, "rude", version="v3", registry=registry).reference == "rude@v3"
+    with pytest.raises(ConfigError, match="invalid adapter name"):
+        ah.publish(folder, "a/b", registry=registry)
+    with pytest.raises(ConfigError, match="invalid version"):
+        ah.publish(folder, "other", version="best", registry=registry)
+    with pytest.raises(FileError):
+        ah.publish(tmp_path, registry=registry)
+
+
+def test_a_change_of_metadata_is_a_new_version(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder, registry = sample_adapters.write(tmp_path / "made"), tmp_path / "registry"
+
+    def publish(**fields):
+        return ah.publish(folder, registry=registry, listing=ah.Listing(**fields))
+
+    assert publish().version == "v1"
+    first = publish(license="mit", topics=("manners",))
+    assert (first.version, first.license, first.topics) == ("v2", "mit", ("manners",))
+    assert publish(license="mit", topics=("manners",)) == first
+    assert publish(license="apache-2.0").version == "v3"
+    assert publish().version == "v1"
+    copy = ah.pull("polite@v2", registry=registry)
+    manifest, tensors = read_adapter(copy)
+    assert (manifest.license, manifest.tags) == ("mit", ("manners",))
+    assert all(t.equal(read_adapter(folder)[1][name]) for name, t in tensors.items())
+    assert "license: mit" in (copy / "README.md").read_text(encoding="utf-8")
+    assert ah.search(registry=registry, tags=("manners",), all_versions=True) == [first]
+    with pytest.raises(OutputError, match="license"):
+        publish(license="Apache License 2.0")

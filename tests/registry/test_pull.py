@@ -1,0 +1,57 @@
+"""`ah.pull` returns the verified files of a folder, a registry or a hub."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import sample_adapters
+
+import adapterhub as ah
+from adapterhub.errors import FileError, OutputError, RegistryError
+from adapterhub.files.native import read_adapter
+
+
+@pytest.fixture
+def registry(tmp_path):
+    for seed in (0, 1):
+        ah.publish(sample_adapters.write(tmp_path / f"made-{seed}", seed), registry=tmp_path / "r")
+    return tmp_path / "r"
+
+
+def test_a_name_is_pulled_from_the_registry(registry, tmp_path):
+    stored = ah.pull("polite@v1", registry=registry)
+    assert registry in stored.parents
+    copy = ah.pull("polite@v1", tmp_path / "mine", registry=registry)
+    assert copy == tmp_path / "mine"
+    assert read_adapter(copy)[0] == read_adapter(stored)[0] == read_adapter(tmp_path / "made-0")[0]
+    with pytest.raises(OutputError):
+        ah.pull("polite@v2", copy, registry=registry)
+    with pytest.raises(RegistryError, match="no version v3"):
+        ah.pull("polite@v3", registry=registry)
+
+
+def test_a_tag_on_a_hub_is_pulled(hub, tmp_path):
+    folder = sample_adapters.write(tmp_path / "made")
+    ah.push(folder, f"{hub.address}/acme/polite", tags=("best",), peft=False)
+    copy = ah.pull(f"{hub.address}/acme/polite@best", tmp_path / "mine")
+    assert read_adapter(copy)[0] == read_adapter(folder)[0]
+
+
+def test_a_folder_is_returned_as_it_is(tmp_path):
+    folder = sample_adapters.write(tmp_path / "run" / "adapter")
+    assert ah.pull(folder) == ah.pull(tmp_path / "run") == folder
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "adapter_config.json").write_text("{}")
+    assert ah.pull(tmp_path / "foreign") == tmp_path / "foreign"
+    with pytest.raises(FileError):
+        ah.pull(tmp_path)
+
+
+def test_a_yanked_version_comes_with_a_warning(registry):
+    ah.yank("polite@v1", "trained on the dev set", registry=registry)
+    with pytest.warns(UserWarning, match="polite@v1 was yanked: trained on the dev set"):
+        ah.pull("polite@v1", registry=registry)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ah.pull("polite", registry=registry)

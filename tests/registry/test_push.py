@@ -1,0 +1,155 @@
+"""`ah.push`: one commit with our files, peft's files and a card that describes how to load both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import hub_server
+import pytest
+import sample_adapters
+import tiny_models
+import torch
+from huggingface_hub import snapshot_download
+
+import adapterhub as ah
+from adapterhub.adapters import export as exporting
+from adapterhub.errors import BackboneError, ConfigError
+from adapterhub.files.native import read_manifest
+from adapterhub.registry.publication import PublicationInfo
+
+peft = pytest.importorskip("peft")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+LABELS = ["no", "maybe", "yes"]
+
+
+def save_adapter(backbone, folder, spec):
+    """Save an adapter with random parameters, and return its logits."""
+    model, _ = ah.load_backbone(str(backbone), task="classification", labels=LABELS)
+    adapter = ah.attach(model, spec, name="polite")
+    tiny_models.scramble(adapter)
+    adapter.save(folder)
+    with torch.no_grad():
+        return model(**tiny_models.batch()).logits
+
+
+def files_of(hub, name="me/polite"):
+    return hub.repositories[name].commits[-1][1]
+
+
+def push(hub, folder, **options):
+    notes = []
+    entry = ah.push(folder, f"{hub.address}/me/polite", note=notes.append, **options)
+    return entry, " ".join(notes)
+
+
+@pytest.mark.parametrize("spec", ["lora", "dora", ["lora", "norms"]])
+def test_plain_peft_loads_what_is_pushed(hub, backbone, tmp_path, spec):
+    expected = save_adapter(backbone, tmp_path / "out", spec)
+    entry, note = push(hub, tmp_path / "out", backbone=str(backbone))
+    assert "plain peft can load it" in note
+    assert len(hub.repositories["me/polite"].commits) == 2  # the empty one, and all files
+    folder = snapshot_download("me/polite", endpoint=hub.address)
+    bare, _ = ah.load_backbone(str(backbone), task="classification", labels=LABELS)
+    theirs = peft.PeftModel.from_pretrained(bare, folder).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(**tiny_models.batch()).logits, expected)
+    model, _ = ah.load_backbone(str(backbone), task="classification", labels=LABELS)
+    ah.load(model, entry.reference)
+    with torch.no_grad():
+        assert torch.equal(model(**tiny_models.batch()).logits, expected)
+
+
+def test_a_pull_downloads_our_files_only(hub, backbone, tmp_path):
+    save_adapter(backbone, tmp_path / "out", "lora")
+    entry, _ = push(hub, tmp_path / "out", backbone=str(backbone))
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= files_of(hub).keys()
+    hub.requests.clear()
+    got = ah.pull(entry.reference, tmp_path / "mine")
+    assert {p.name for p in got.iterdir()} == {"adapter.json", "adapter.safetensors", "README.md"}
+    assert not any("adapter_model" in request for request in hub.requests)
+    assert read_manifest(got) == read_manifest(tmp_path / "out")
+
+
+def test_the_card_describes_the_adapter_and_how_to_load_it(hub, backbone, tmp_path):
+    save_adapter(backbone, tmp_path / "out", "lora")
+    info = PublicationInfo("Tells who is polite.", "cc-by-4.0", ("en", "de"), ("manners",))
+    entry, _ = push(hub, tmp_path / "out", backbone=str(backbone), listing=info, tags=("best",))
+    text = files_of(hub)["README.md"].decode()
+    assert "ah.load_backbone('tiny-bert', task='classification', labels=['no', 'maybe'" in text
+    assert f"ah.load(model, '{hub.address}/me/polite')" in text
+    assert "PeftModel.from_pretrained(backbone, folder)" in text
+    assert "AutoModelForSequenceClassification.from_pretrained('tiny-bert', num_labels=3)" in text
+    for words in ("Tells who is polite.", "| licence | cc-by-4.0 |", "no, maybe, yes", "en, de"):
+        assert words in text
+    data = hub_server.card_data(files_of(hub))
+    assert (data["license"], data["language"]) == ("cc-by-4.0", ["en", "de"])
+    assert {"adapterhub", "peft", "lora", "classification", "manners"} <= set(data["tags"])
+    assert (entry.license, entry.topics, entry.tags) == ("cc-by-4.0", ("manners",), ("best",))
+    for tag in ("manners", "best"):
+        assert ah.search(hub=hub.address, tags=(tag,)) == [entry]
+    assert ah.search("manners poli", hub=hub.address, task="classification") == [entry]
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "why"),
+    [
+        ("mam", {}, "Not with peft: scaled-parallel: peft has no such method."),
+        ("lora", {"peft": False}, "Not with peft: it was published without"),
+    ],
+)
+def test_without_peft_files_the_card_gives_the_reason(hub, backbone, tmp_path, spec, options, why):
+    save_adapter(backbone, tmp_path / "out", spec)
+    _, note = push(hub, tmp_path / "out", **({"backbone": str(backbone)} | options))
+    assert files_of(hub).keys().isdisjoint({"adapter_config.json", "adapter_model.safetensors"})
+    text = files_of(hub)["README.md"].decode()
+    assert why in text
+    assert "PeftModel" not in text
+    assert "peft" not in hub_server.card_data(files_of(hub))["tags"]
+    assert ("plain peft cannot load it" in note) == (options != {"peft": False})
+
+
+def test_an_unreachable_backbone_does_not_stop_a_push(hub, backbone, tmp_path, monkeypatch):
+    save_adapter(backbone, tmp_path / "run" / "adapter", "lora")
+    (tmp_path / "run" / "recipe.yaml").write_text(f"backbone: {backbone}\n", encoding="utf-8")
+
+    def broken(place, **options):
+        raise BackboneError(f"the backbone {place!r} cannot be read")
+
+    monkeypatch.setattr(exporting, "meta_model", broken)
+    _, note = push(hub, tmp_path / "run")
+    assert "the backbone 'tiny-bert' cannot be read" in note
+    text = files_of(hub)["README.md"].decode()
+    assert "Not with peft: the backbone 'tiny-bert' cannot be read." in text
+    with pytest.raises(BackboneError):
+        push(hub, tmp_path / "run", backbone=str(backbone))
+
+
+def test_the_backbone_of_the_run_is_used(hub, backbone, tmp_path):
+    save_adapter(backbone, tmp_path / "run" / "adapter", "lora")
+    (tmp_path / "run" / "recipe.yaml").write_text(f"backbone: {backbone}\n", encoding="utf-8")
+    _, note = push(hub, tmp_path / "run")
+    assert "plain peft can load it" in note
+
+
+def test_pushed_files_contain_no_path_of_this_machine(hub, backbone, tmp_path):
+    save_adapter(backbone, tmp_path / "out", "lora")
+    push(hub, tmp_path / "out", backbone=str(backbone))
+    for name, data in files_of(hub).items():
+        assert str(Path(backbone).parent).encode() not in data, name
+
+
+def test_a_push_needs_a_reference_to_a_hub(tmp_path):
+    folder = sample_adapters.write(tmp_path / "made")
+    for reference in ("polite", "./out"):
+        with pytest.raises(ConfigError, match="hf:owner/name"):
+            ah.push(folder, reference)
+
+
+def test_tags_are_set_on_the_new_version(hub, tmp_path):
+    folder = sample_adapters.write(tmp_path / "made")
+    entry, _ = push(hub, folder, tags=("best",), peft=False)
+    assert (entry.version, entry.tags) == ("v1", ("best",))
+    assert hub.repositories["me/polite"].tags.keys() == {"v1", "best"}

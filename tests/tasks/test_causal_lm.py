@@ -1,0 +1,159 @@
+"""causal-lm: which tokens are labels, packing, chats, generation."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tiny_models
+import torch
+from fixtures import sentences, word_tokenizer, write_json_lines
+from task_rows import read_error, words_of
+
+import adapterhub as ah
+from adapterhub.data.examples import Example
+from adapterhub.data.options import DataOptions
+from adapterhub.errors import ConfigError
+from adapterhub.tasks import Setting, parse_task
+from adapterhub.tasks._base import IGNORED, Generated
+from adapterhub.tasks.causal_lm import Chat
+from adapterhub.training.prepare import make_ready
+
+
+def test_chats_are_lists_of_messages(tmp_path):
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": messages}))
+    options = DataOptions(text="messages")
+    chats = parse_task("causal-lm(data=chat)").read(str(tmp_path / "a.jsonl"), options, "train")
+    assert chats == [Chat((("user", "a"), ("assistant", "b")))]
+
+
+def test_only_the_response_is_labelled():
+    tokenizer = word_tokenizer(start="<s>")
+    task = parse_task({"causal-lm": {"template": "user : {text} :"}})
+    example = Example("the movie was", None, "very good")
+    (row,) = task.encode([example], Setting(tokenizer, 32), labelled=True).rows
+    assert words_of(tokenizer, row["input_ids"]) == (
+        ["<s>", "user", ":", "the", "movie", "was", ":", "very", "good", "</s>"]
+    )
+    assert words_of(tokenizer, row["labels"]) == ["very", "good", "</s>"]
+    (prompt,) = task.encode([example], Setting(tokenizer, 32), labelled=False).rows
+    assert prompt["input_ids"] == row["input_ids"][:7]
+    (cut,) = task.encode([example], Setting(tokenizer, 5), labelled=True).rows
+    assert words_of(tokenizer, cut["input_ids"]) == ["was", ":", "very", "good", "</s>"]
+    (room,) = task.encode([example], Setting(tokenizer, 32, positions=68), labelled=False).rows
+    assert words_of(tokenizer, room["input_ids"]) == ["the", "movie", "was", ":"]
+
+
+@pytest.mark.parametrize("data", ["chat", "pairs"])
+def test_the_messages_of_the_assistant_are_labels(data):
+    tokenizer = word_tokenizer()
+    messages = [("user", "a film"), ("assistant", "good"), ("user", "a plot"), ("assistant", "bad")]
+    if data == "pairs":
+        example, task = Example("a plot", None, "bad"), parse_task("causal-lm(template=null)")
+    else:
+        example, task = Chat(tuple(messages)), parse_task("causal-lm(data=chat)")
+    (row,) = task.encode([example], Setting(tokenizer, 64), labelled=True).rows
+    said = ["good", "</s>"] * (data == "chat") + ["bad", "</s>"]
+    assert words_of(tokenizer, row["labels"]) == said
+    (prompt,) = task.encode([example], Setting(tokenizer, 64), labelled=False).rows
+    assert words_of(tokenizer, prompt["input_ids"])[-2:] == ["assistant", ":"]
+    assert prompt["input_ids"] == row["input_ids"][: len(prompt["input_ids"])]
+
+
+def test_raw_text_is_split_and_never_truncated():
+    tokenizer = word_tokenizer(start="<s>")
+    text = " ".join(["the movie was very good"] * 4)
+    encoded = parse_task("causal-lm(data=text)").encode(
+        [Example(text)], Setting(tokenizer, 8), labelled=True
+    )
+    ids = [i for row in encoded.rows for i in row["input_ids"]]
+    assert words_of(tokenizer, ids) == ["<s>", *text.split(), "</s>"]
+    assert all(row["labels"] == row["input_ids"] for row in encoded.rows)
+
+
+@pytest.mark.parametrize("method", ["lora", "prefix", "pfeiffer"])
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_packed_texts_do_not_attend_to_each_other(architecture, method):
+    """The logits of each packed text, and the loss, equal those of one row per text."""
+    tokenizer = word_tokenizer()
+    examples = [Example(text, None, "good") for text, _ in sentences(6)]
+    apart, packed = (
+        parse_task({"causal-lm": {"pack": pack}}).encode(
+            examples, Setting(tokenizer, 24), labelled=True
+        )
+        for pack in (False, True)
+    )
+    assert len(packed.rows) < len(apart.rows) == 6
+    model = tiny_models.language_model(architecture)
+    tiny_models.scramble(ah.attach(model, method))
+    make_ready(model)
+    with torch.no_grad():
+        alone = [model(**apart.batch([i])) for i in range(6)]
+        batch = packed.batch(range(len(packed.rows)))
+        together = model(**batch)
+    logits = torch.cat([out.logits[0] for out in alone])
+    real = [row[: len(p["input_ids"])] for row, p in zip(together.logits, packed.rows, strict=True)]
+    torch.testing.assert_close(torch.cat(real), logits, atol=1e-5, rtol=1e-4)
+    tokens = [sum(i != IGNORED for i in row["labels"]) for row in apart.rows]
+    mean = sum(o.loss * n for o, n in zip(alone, tokens, strict=True)) / sum(tokens)
+    torch.testing.assert_close(together.loss, mean, atol=1e-5, rtol=1e-4)
+
+
+MESSAGES = [{"role": "user", "content": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("spec", "file", "text", "expected"),
+    [
+        ("causal-lm", "a.jsonl", '{"text": "a"}', "'label'"),
+        ("causal-lm(data=chat)", "a.jsonl", '{"text": "hello"}', "not a list of messages"),
+        ("causal-lm(data=chat)", "a.jsonl", json.dumps({"text": MESSAGES}), "not the assistant's"),
+        ("causal-lm(data=text)", "a.jsonl", '{"text": null}', "'text' is missing"),
+    ],
+)
+def test_invalid_data(tmp_path, spec, file, text, expected):
+    assert expected in read_error(spec, tmp_path / file, text)
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("causal-lm(answer='####')", "0 groups"),
+        ("causal-lm(answer='(')", "not a regular expression"),
+        ("causal-lm(data=text, generate=true)", "no response"),
+        ("causal-lm(template='no text')", "{text}"),
+    ],
+)
+def test_invalid_options(spec, expected):
+    with pytest.raises(ConfigError) as error:
+        parse_task(spec)
+    assert expected in str(error.value)
+
+
+def test_a_tokenizer_without_what_the_task_needs():
+    tokenizer = word_tokenizer()
+    tokenizer.chat_template = None
+    with pytest.raises(ConfigError, match="chat template"):
+        parse_task("causal-lm(data=chat)").encode(
+            [Chat((("user", "a film"), ("assistant", "good")))],
+            Setting(tokenizer, 32),
+            labelled=True,
+        )
+
+
+def test_packing_excludes_virtual_tokens(adapterhub, backbones, tmp_path):
+    rows = [{"text": text, "label": "good"} for text, _ in sentences(4)]
+    file = write_json_lines(tmp_path / "a.jsonl", rows)
+    words = ("--train", file, "--eval", file, "--output", tmp_path / "run", "--method", "prompt")
+    task = ("--task", "causal-lm(pack=true)", "--backbone", backbones("llama"))
+    code, _, err = adapterhub("train", *words, *task)
+    assert code == 2
+    assert "pack=false" in err
+
+
+def test_the_answer_is_extracted_before_comparing():
+    task = parse_task("causal-lm(answer='#### (.*)')")
+    examples = [Example("how many", None, "so #### 3"), Example("how many", None, "so #### 4")]
+    predictions = [Generated("1 + 2 #### 3"), Generated("four")]
+    assert task.metrics(examples, predictions) == {"exact_match": 0.5}

@@ -1,0 +1,128 @@
+"""question-answering: SQuAD's format, windows, spans."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from task_rows import read_error, words_of
+from transformers import AutoTokenizer
+
+from adapterhub.data.options import DataOptions
+from adapterhub.errors import DataError
+from adapterhub.tasks import Setting, parse_task
+from adapterhub.tasks.question_answering import Question
+
+
+def test_squad_and_columns(tmp_path):
+    answer = {"text": "good", "answer_start": 4}
+    paragraph = {"context": "the good film", "qas": [
+        {"id": "1", "question": "what", "answers": [answer, answer]},
+        {"id": "2", "question": "who", "answers": [], "is_impossible": True},
+    ]}  # fmt: skip
+    (tmp_path / "a.json").write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}, indent=1))
+    task = parse_task("question-answering(unanswerable=true)")
+    first, second = task.read(str(tmp_path / "a.json"), DataOptions(), "train")
+    assert first == Question("what", "the good film", (("good", 4), ("good", 4)))
+    assert second == Question("who", "the good film", ())
+    rows = [
+        {"question": "what", "context": "the good film",
+         "answers": {"text": ["good"] * n, "answer_start": [4] * n}}
+        for n in (2, 0)
+    ]  # fmt: skip
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options = DataOptions(text="question", label="answers")
+    found = task.read(str(tmp_path / "a.jsonl"), options, "train")
+    assert [q.answers for q in found] == [first.answers, ()]
+
+
+def test_a_long_context_is_split_into_overlapping_windows(backbones):
+    tokenizer = AutoTokenizer.from_pretrained(backbones("bert"))
+    context = " ".join(["the movie was very dull a film is good"] * 5)
+    answer = context.rindex("good")
+    question = Question("a plot", context, (("good", answer),))
+    task = parse_task("question-answering(stride=4)")
+    encoded = task.encode([question], Setting(tokenizer, 24), labelled=True)
+    assert len(encoded.rows) > 2
+    assert set(encoded.owners) == {0}
+    assert all(len(row["input_ids"]) <= 24 for row in encoded.rows)
+    read = [o for row in encoded.rows for o in row["offsets"] if o]
+    assert {i for a, b in read for i in range(a, b)} >= {
+        i for i, c in enumerate(context) if c != " "
+    }
+    assert len(read) > len(set(read)), "windows overlap"
+    spans = [(row["start_positions"], row["end_positions"]) for row in encoded.rows]
+    assert spans[0] == (0, 0)
+    start, end = spans[-1]
+    assert words_of(tokenizer, encoded.rows[-1]["input_ids"][start : end + 1]) == ["good"]
+
+
+def test_a_long_question_leaves_room_for_the_context(backbones):
+    tokenizer = AutoTokenizer.from_pretrained(backbones("bert"))
+    question = Question("very " * 50, "the movie was good", (("good", 14),))
+    encoded = parse_task("question-answering").encode(
+        [question], Setting(tokenizer, 24), labelled=True
+    )
+    assert any(row["start_positions"] for row in encoded.rows)
+
+
+def test_the_best_span_over_all_windows_answers(backbones):
+    """With the logits of a stub model: the best span inside the context that is not too long,
+    or none."""
+    tokenizer = AutoTokenizer.from_pretrained(backbones("bert"))
+
+    class Stub(torch.nn.Module):
+        device = torch.device("cpu")
+
+        def __init__(self, null: float) -> None:
+            super().__init__()
+            self.null = null
+
+        def forward(self, input_ids, **_):
+            word = tokenizer.convert_tokens_to_ids("good")
+            start = (input_ids == word) * 3.0 + (input_ids == tokenizer.sep_token_id) * 9.0
+            start[:, 0] = self.null
+            return {"start_logits": start, "end_logits": start.clone()}
+
+    question = Question("is good", "the movie was very dull a good film", None)
+    for spec, null, expected in (
+        ("question-answering", 5.0, "good"),
+        ("question-answering(unanswerable=true)", 5.0, ""),
+        ("question-answering(unanswerable=true)", 2.0, "good"),
+        ("question-answering(unanswerable=true, threshold=9.0)", 5.0, "good"),
+    ):
+        task = parse_task(spec)
+        encoded = task.encode([question], Setting(tokenizer, 32), labelled=False)
+        (answer,) = task.predict(Stub(null), encoded, 4)
+        assert answer.text == expected
+        assert question.context[answer.start : answer.end] == expected
+
+
+SHIFTED = {"text": "good", "answer_start": 5}
+
+
+def squad(**question: object) -> str:
+    item = {"id": "q7", "question": "what", "answers": [{"text": "good", "answer_start": 4}]}
+    paragraph = {"context": "the good film", "qas": [item | question]}
+    return json.dumps({"data": [{"paragraphs": [paragraph]}]})
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "expected"),
+    [
+        ("a.json", squad(answers=[]), "question q7: it has no answer"),
+        ("a.json", squad(is_impossible=True), "unanswerable=true"),
+        ("a.json", squad(answers=[SHIFTED]), "'good' is not at character 5"),
+        ("a.json", '{"data": [{}]}', "SQuAD's format: KeyError 'paragraphs'"),
+        ("a.json", '{"data": []}', "no questions"),
+        ("a.jsonl", '{"text": "q", "context": "c", "label": "c"}', "answer_start"),
+    ],
+)
+def test_invalid_data(tmp_path, file, text, expected):
+    assert expected in read_error("question-answering", tmp_path / file, text)
+
+
+def test_a_question_needs_a_context():
+    with pytest.raises(DataError, match="needs a context"):
+        parse_task("question-answering").example(["what"], DataOptions())

@@ -1,0 +1,82 @@
+"""seq2seq: parallel files, columns, targets."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+from fixtures import word_tokenizer
+from task_rows import read_error, words_of
+
+from adapterhub.data.examples import Example
+from adapterhub.data.options import DataOptions
+from adapterhub.errors import AdapterhubError, ConfigError
+from adapterhub.tasks import Setting, parse_task
+from adapterhub.tasks._base import IGNORED, Generated
+
+
+def test_parallel_files_and_columns(tmp_path):
+    for name, lines in (("en", "one\n\ntwo\n"), ("de", "eins\nnull\r\nzwei\n")):
+        (tmp_path / f"a.{name}.gz").write_bytes(gzip.compress(lines.encode()))
+    options = DataOptions(eval_target=str(tmp_path / "a.de.gz"))
+    task, source = parse_task("seq2seq"), str(tmp_path / "a.en.gz")
+    pairs = (("one", "eins"), ("", "null"), ("two", "zwei"))
+    expected = [Example(text, None, target) for text, target in pairs]
+    assert task.read(source, options, "eval") == expected
+    (tmp_path / "a.tsv").write_text("en\tde\none\teins\n")
+    columns = DataOptions(text="en", label="de")
+    assert task.read(str(tmp_path / "a.tsv"), columns, "train") == expected[:1]
+
+
+def test_targets_are_truncated_and_padding_is_ignored():
+    tokenizer = word_tokenizer(end="</s>")
+    task = parse_task("seq2seq(template='a plot : {text}', max_target=3)")
+    examples = [Example("good", None, "the movie was very good"), Example("bad", None, "bad")]
+    batch = task.encode(examples, Setting(tokenizer, 16), labelled=True).batch([0, 1])
+    assert words_of(tokenizer, batch["input_ids"][0].tolist()) == ["a", "plot", ":", "good", "</s>"]
+    assert words_of(tokenizer, batch["labels"][0].tolist()) == ["the", "movie", "</s>"]
+    assert batch["labels"][1].tolist()[2:] == [IGNORED]
+
+
+def test_files_that_are_not_parallel(tmp_path):
+    (tmp_path / "a.en").write_text("one\ntwo\n")
+    (tmp_path / "a.de").write_text("eins\n")
+    options = DataOptions(train_target=str(tmp_path / "a.de"))
+    with pytest.raises(AdapterhubError, match=r"not parallel(.|\n)*2 lines(.|\n)*1 lines"):
+        parse_task("seq2seq").read(str(tmp_path / "a.en"), options, "train")
+    (tmp_path / "a.de").write_text("eins\n\n")
+    with pytest.raises(AdapterhubError, match=r"empty lines\n  - line 2"):
+        parse_task("seq2seq").read(str(tmp_path / "a.en"), options, "train")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "expected"),
+    [
+        ("a.jsonl", '{"text": "a", "label": " "}', "line 1: the target is empty"),
+        ("a.jsonl", '{"text": "a", "label": 3}', "'label' has type int, expected text"),
+    ],
+)
+def test_invalid_data(tmp_path, file, text, expected):
+    assert expected in read_error("seq2seq", tmp_path / file, text)
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("seq2seq(metric=blue)", "bleu"),
+        ("seq2seq(template='no place')", "{text}"),
+        ("seq2seq(beams=0)", "beams is 0"),
+    ],
+)
+def test_invalid_options(spec, expected):
+    with pytest.raises(ConfigError) as error:
+        parse_task(spec)
+    assert expected in str(error.value)
+
+
+def test_the_metric_selects_the_best_checkpoint():
+    mains = {"bleu": "bleu", "rouge": "rougeL", "exact": "exact_match"}
+    for metric, main in mains.items():
+        task = parse_task({"seq2seq": {"metric": metric}})
+        assert task.main_metric == main
+        assert main in task.metrics([Example("a", None, "the movie")], [Generated("the movie")])

@@ -1,0 +1,104 @@
+"""tagging: CoNLL columns, word pieces, entities."""
+
+from __future__ import annotations
+
+import json
+
+import datasets
+import pytest
+from task_rows import read_error, words_of
+from transformers import BertTokenizerFast
+
+from adapterhub.data.options import DataOptions
+from adapterhub.errors import AdapterhubError
+from adapterhub.tasks import Setting, parse_task
+from adapterhub.tasks._base import IGNORED
+from adapterhub.tasks.tagging import Sentence, entities
+
+TAGGED = Sentence("New York is", ("New", "York", "is"), ("B-x", "I-x", "O"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "New\tB-x\nYork\tI-x\nis\tO\n\t\n",
+        "-DOCSTART- -X- O\n\nNew NNP B-x\nYork NNP I-x\nis VB O\n\n",
+        "New\tB-x\r\nYork\tI-x\r\nis\tO\r\n\t\r\n",
+    ],
+)
+def test_conll_columns(tmp_path, text):
+    (tmp_path / "a.conll").write_bytes((text + text).encode())
+    task, source = parse_task("tagging"), str(tmp_path / "a.conll")
+    assert task.read(source, DataOptions(), "train") == [TAGGED, TAGGED]
+    assert task.read(source, DataOptions(), "eval", labelled=False)[1].tags is None
+
+
+def test_lists_of_tokens_and_tags(tmp_path, monkeypatch):
+    row = {"tokens": TAGGED.tokens, "tags": TAGGED.tags}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    options = DataOptions(text="tokens", label="tags")
+    assert parse_task("tagging").read(str(tmp_path / "a.jsonl"), options, "train") == [TAGGED]
+    kinds = datasets.Features(
+        {
+            "tokens": datasets.List(datasets.Value("string")),
+            "tags": datasets.List(datasets.ClassLabel(names=["O", "B-x", "I-x"])),
+        }
+    )
+    table = datasets.Dataset.from_dict({"tokens": [TAGGED.tokens], "tags": [[1, 2, 0]]}, kinds)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: table)
+    assert parse_task("tagging").read("acme/tags", options, "train") == [TAGGED]
+
+
+@pytest.fixture
+def pieces(tmp_path) -> BertTokenizerFast:
+    """A tokenizer that cuts words into pieces."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "york", "##shire", "new", "in", "##er"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
+    return BertTokenizerFast(vocab=str(tmp_path / "vocab.txt"))
+
+
+def test_a_tag_is_on_the_first_piece_of_its_word(pieces):
+    sentence = Sentence("in newer yorkshire", ("in", "newer", "yorkshire"), ("O", "B-x", "I-x"))
+    task = parse_task("tagging")
+    setting = Setting(pieces, 32, task.labels([sentence]))
+    (row,) = task.encode([sentence], setting, labelled=True).rows
+    assert words_of(pieces, row["input_ids"])[1:-1] == ["in", "new", "##er", "york", "##shire"]
+    assert row["labels"] == [IGNORED, 0, 1, IGNORED, 2, IGNORED, IGNORED]
+    assert task.labels([sentence]) == ("O", "B-x", "I-x")
+
+
+def test_entities_are_spans_of_the_text():
+    sentence = Sentence("New  York, new York", ("New", "York", ",", "new", "York"))
+    found = entities(sentence, ["B-x", "I-x", "O", "B-x", "B-x"])
+    assert [(e.kind, e.text, e.start, e.end) for e in found] == [
+        ("x", "New  York", 0, 9),
+        ("x", "new", 11, 14),
+        ("x", "York", 15, 19),
+    ]
+    assert [e.kind for e in entities(sentence, ["I-x", "I-y", "O", "O", "I-y"])] == ["x", "y", "y"]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "expected"),
+    [
+        ("a.conll", "a\tO\nb\tI-x\n", "sentence at line 1: token 2: 'I-x' cannot follow 'O'"),
+        ("a.conll", "a\tO\n\t\nb\tB-x\nc\tI-y\n", "sentence at line 3: token 2: 'I-y'"),
+        ("a.conll", "a\tO\nb\tx\n", "'x' is not O, B-kind or I-kind"),
+        ("a.conll", "a\tO\nb\n", "line 2: 1 fields"),
+        ("a.conll", "-DOCSTART- O\n", "no sentences"),
+        ("a.conll", "a\nb\n", "'label'"),
+        ("a.jsonl", '{"text": ["a", "b"], "label": ["O"]}', "2 tokens and 1 tags"),
+        ("a.jsonl", '{"text": "a b", "label": ["O"]}', "not a list of strings"),
+        ("a.jsonl", '{"text": [], "label": []}', "'text' is empty"),
+    ],
+)
+def test_invalid_data(tmp_path, file, text, expected):
+    assert expected in read_error("tagging", tmp_path / file, text)
+
+
+def test_tags_that_training_lacks():
+    task = parse_task("tagging")
+    with pytest.raises(AdapterhubError, match="'B-x': 1 time"):
+        task.check(("O", "B-y", "I-y"), [Sentence("a", ("a",), ("B-x",))])
+    with pytest.raises(AdapterhubError, match="every tag is O"):
+        task.check(("O",), [])
