@@ -21,6 +21,7 @@ from adapterhub.errors import AttachError, MergeError, MismatchError
 from adapterhub.merging.checkpoint import auto_class, write_checkpoint
 from adapterhub.merging.merge import TOLERANCE, blockers
 from adapterhub.methods import METHODS
+from adapterhub.methods._site_module import OutputModule
 
 
 def logits(model, **options):
@@ -291,7 +292,7 @@ def test_a_projection_without_bias_cannot_receive_one():
     model = tiny_models.model("llama")
     adapter = with_adapter(model, "lora(sites=['attn.q'])")
 
-    class Shifted(nn.Module):
+    class Shifted(OutputModule):
         affine = True
 
         def forward(self, x, y):
