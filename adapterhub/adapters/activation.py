@@ -191,7 +191,7 @@ def _described(adapter: Adapter) -> str:
 
 
 def _changes_shared_state(adapter: Adapter) -> bool:
-    """Tell whether an adapter changes backbone parameters, the embedding or positions."""
+    """Return whether an adapter changes backbone parameters, the embedding or positions."""
     return (
         adapter.new_tokens is not None
         or any(placed.skips_positions for placed in adapter.placed)

@@ -148,7 +148,7 @@ def make_slot(anatomy: Anatomy, placed: PlacedModule) -> Slot:
 
 
 def has_prefix(model: PreTrainedModel) -> bool:
-    """Tell whether any prefix is attached to a model."""
+    """Return whether any prefix is attached to a model."""
     return any(isinstance(m, KeyValueSlot) for m in model.modules())
 
 

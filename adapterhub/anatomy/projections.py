@@ -6,7 +6,7 @@ from torch import nn
 
 
 def is_projection(module: nn.Module) -> bool:
-    """Tell whether a module is a matrix with an input and an output size.
+    """Return whether a module is a matrix with an input and an output size.
 
     torch's `Linear`, its quantized variants, with a weight or with packed codes, and GPT-2's
     `Conv1D`.

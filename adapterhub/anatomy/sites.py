@@ -279,12 +279,12 @@ def join(*parts: str) -> str:
 
 
 def matches(pattern: str, site: Site) -> bool:
-    """Tell whether a pattern matches a site: its role, its stack and role, or its id."""
+    """Return whether a pattern matches a site: its role, its stack and role, or its id."""
     names = (site.role, f"{site.stack}.{site.role}", site.id)
     return any(fnmatch.fnmatchcase(name, pattern) for name in names)
 
 
 def names_a_role(pattern: str) -> bool:
-    """Tell whether a pattern uses a valid role, even if this backbone does not have it."""
+    """Return whether a pattern uses a valid role, even if this backbone does not have it."""
     role = re.sub(r"^(encoder|decoder)\.(\d+\.|\*\.)?", "", pattern)
     return any(fnmatch.fnmatchcase(name, role) for name in ROLES)

@@ -81,7 +81,7 @@ def find_backbone(backbone: str, revision: str | None = None) -> tuple[Path, str
 
 
 def is_hub_id(name: str) -> bool:
-    """Tell whether a name has the form of a Hub id: `name` or `owner/name`."""
+    """Return whether a name has the form of a Hub id: `name` or `owner/name`."""
     return _HUB_ID.fullmatch(name) is not None
 
 

@@ -32,7 +32,7 @@ def dequantized(module: nn.Module) -> Tensor | None:
 
 
 def can_requantize(module: nn.Module) -> bool:
-    """Tell whether `requantized` supports a layer."""
+    """Return whether `requantized` supports a layer."""
     weight = getattr(module, "weight", None)
     if getattr(weight, "quant_state", None) is not None or row_scales(module) is not None:
         return True
@@ -66,7 +66,7 @@ def requantized(module: nn.Module, matrix: Tensor) -> tuple[nn.Parameter, dict[s
 
 
 def _is_plain(weight: Tensor) -> bool:
-    """Tell whether a tensor holds numbers, and is not a tensor subclass that holds codes."""
+    """Return whether a tensor holds numbers, and is not a tensor subclass that holds codes."""
     return type(weight) in (Tensor, nn.Parameter) and type(weight.data) is Tensor
 
 

@@ -90,7 +90,7 @@ def packed_hosts(anatomy: Anatomy) -> list[str]:
 
 
 def is_offloaded(module: nn.Module) -> bool:
-    """Tell whether accelerate offloads the module's own weights."""
+    """Return whether accelerate offloads the module's own weights."""
     return bool(getattr(getattr(module, "_hf_hook", None), "offload", False))
 
 
@@ -114,7 +114,7 @@ def _onloaded(module: nn.Module) -> AbstractContextManager[None]:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Tell whether a tensor is a DTensor, of which this process may hold only a shard."""
+    """Return whether a tensor is a DTensor, of which this process may hold only a shard."""
     return hasattr(tensor, "full_tensor")
 
 

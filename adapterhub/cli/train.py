@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from adapterhub.cli._format import (
     print_table,
     seconds_text,
 )
+from adapterhub.config.json_schema import json_schema
 from adapterhub.config.options import options_of
 from adapterhub.config.overrides import merge_options, parse_overrides
 from adapterhub.data.options import DataOptions
@@ -50,6 +52,12 @@ def _flags(function: Any) -> Any:
     return function
 
 
+def _print_schema(context: click.Context, option: click.Parameter, given: bool) -> None:
+    if given:
+        click.echo(json.dumps(json_schema(Recipe), indent=2))
+        context.exit()
+
+
 @click.command(
     "train",
     epilog=examples(
@@ -63,6 +71,14 @@ def _flags(function: Any) -> Any:
 @click.option("--resume", is_flag=True, help="Continue the run in the output folder.")
 @click.option("--dry-run", is_flag=True, help="Print sites, parameters and memory, then stop.")
 @click.option("--quiet", is_flag=True, help="Print no progress.")
+@click.option(
+    "--schema",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_schema,
+    help="Print the JSON schema of recipes, for editors, then stop.",
+)
 def command(words: tuple[str, ...], resume: bool, dry_run: bool, quiet: bool, **flags: Any) -> None:
     """Train an adapter from a recipe or from flags.
 

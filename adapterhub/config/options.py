@@ -97,7 +97,7 @@ def to_dict(obj: object) -> dict[str, Any]:
 
 
 def is_neutral(value: object) -> bool:
-    """Tell whether an unknown field or option may be ignored: null, false, "", [] or {}.
+    """Return whether an unknown field or option may be ignored: null, false, "", [] or {}.
 
     New options have a neutral value that changes nothing (see `adapterhub.files.native`).
     """

@@ -282,7 +282,7 @@ _FIELD = re.compile(r'("(?:[^"]|"")*"|[^"\t\r\n]*)(\t|\r\n|\r|\n|\Z)')
 
 
 def _looks_quoted(text: str) -> bool:
-    """Tell whether the quotes in a TSV file enclose fields, or are text as in GLUE's files.
+    """Return whether the quotes in a TSV file enclose fields, or are text as in GLUE's files.
 
     They enclose fields if every quote is part of an enclosed field, and either some field needs its
     quotes (it contains a tab, a line end or a doubled quote, or is empty) or every row has an

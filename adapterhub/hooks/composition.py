@@ -84,14 +84,14 @@ def adapter_names(composition: Composition) -> Iterator[str]:
 
 
 def has_average(composition: Composition) -> bool:
-    """Tell whether a composition contains an average."""
+    """Return whether a composition contains an average."""
     return isinstance(composition, Average) or (
         isinstance(composition, tuple) and any(map(has_average, composition))
     )
 
 
 def is_stack(compositions: Sequence[Composition]) -> bool:
-    """Tell whether all rows have the same stack of different adapters, without an average."""
+    """Return whether all rows have the same stack of different adapters, without an average."""
     names = list(adapter_names(compositions[0]))
     one = len(set(compositions)) == 1 and not has_average(compositions[0])
     return one and len(set(names)) == len(names)

@@ -258,7 +258,7 @@ def _positions(row: Row, answers: Sequence[tuple[str, int]]) -> dict[str, int]:
 
 
 def _is_squad(source: str) -> bool:
-    """Tell whether a file is one JSON object, as SQuAD's are, and not JSON lines."""
+    """Return whether a file is one JSON object, as SQuAD's are, and not JSON lines."""
     if not source.lower().removesuffix(".gz").endswith(".json") or not Path(source).is_file():
         return False
     try:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from fixtures import json_lines, write_tsv
@@ -125,3 +126,15 @@ def test_new_tokens_are_trained_saved_and_predicted_with(adapterhub, backbone, t
     code, out, err = adapterhub("predict", tmp_path / "run", *texts, "--json")
     assert code == 0, err
     assert [row["label"] for row in json_lines(out)] == ["pos", "neg"]
+
+
+def test_the_schema_of_recipes_is_the_committed_one(adapterhub):
+    """Editors complete recipes from recipes/schema.json."""
+    code, out, _ = adapterhub("train", "--schema")
+    assert code == 0
+    recipes = Path(__file__).parents[2] / "recipes"
+    assert out == (recipes / "schema.json").read_text(encoding="utf-8")
+    files = list(recipes.glob("*.yaml"))
+    assert len(files) > 5
+    line = "# yaml-language-server: $schema=schema.json\n"
+    assert not [path for path in files if not path.read_text(encoding="utf-8").startswith(line)]

@@ -165,7 +165,7 @@ _FIELDS: Mapping[str, Mapping[str, ConfigField]] = {
 
 
 def is_adapters(folder: Path) -> bool:
-    """Tell whether a folder contains a checkpoint of `adapters`."""
+    """Return whether a folder contains a checkpoint of `adapters`."""
     weights = any((folder / name).is_file() for name in WEIGHTS)
     return weights and (folder / CONFIG_FILE).is_file()
 

@@ -48,7 +48,7 @@ class Form:
     rescaled: bool = False
 
     def fits(self, options: Mapping[str, Any]) -> bool:
-        """Tell whether a head with these options has this form."""
+        """Return whether a head with these options has this form."""
         return (
             options.get("head_type") == self.kind
             and options.get("layers") == len(self.layers)

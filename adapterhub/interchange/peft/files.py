@@ -157,7 +157,7 @@ KINDS: tuple[Kind, ...] = tuple(_FIELDS)
 
 
 def is_peft(folder: Path) -> bool:
-    """Tell whether a folder contains a peft checkpoint, possibly next to a native one."""
+    """Return whether a folder contains a peft checkpoint, possibly next to a native one."""
     return (folder / CONFIG_FILE).is_file()
 
 

@@ -34,7 +34,7 @@ def modules_of(model: PreTrainedModel) -> dict[str, nn.Module]:
 
 
 def ends_with(path: str, names: Iterable[str]) -> bool:
-    """Tell whether a path equals one of these names or ends with it."""
+    """Return whether a path equals one of these names or ends with it."""
     return any(path == name or path.endswith(f".{name}") for name in names)
 
 
@@ -49,7 +49,7 @@ class Targets:
         self.config, self.model, self.seconds_left = config, model, SECONDS
 
     def __contains__(self, path: str) -> bool:
-        """Tell whether the module at a path is a target."""
+        """Return whether the module at a path is a target."""
         targets = self.config["target_modules"]
         if targets is None or self._excluded(path):
             return False
@@ -73,7 +73,7 @@ class Targets:
         return default
 
     def is_feedforward(self, path: str) -> bool:
-        """Tell whether (IA)^3 rescales the input of the module at a path."""
+        """Return whether (IA)^3 rescales the input of the module at a path."""
         names = self.config["feedforward_modules"] or ()
         if isinstance(names, str):
             return self._match(names, path, whole=True) is not None
