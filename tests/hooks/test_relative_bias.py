@@ -117,7 +117,7 @@ def test_a_reparametrized_prefix_keeps_its_positions(tmp_path):
 
 @pytest.mark.parametrize("architecture", ["bert", "gpt2"])
 def test_positions_of_keys_need_a_relative_bias(architecture):
-    with pytest.raises(SiteError, match="keys have no positions of their own"):
+    with pytest.raises(SiteError, match="keys have no separate positions"):
         ah.attach(tiny_models.model(architecture), "prefix(positions=keys)")
 
 
