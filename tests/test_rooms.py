@@ -38,6 +38,15 @@ def test_every_room_is_listed():
     assert {module.room for module in MODULES} == set(ROOMS)
 
 
+def test_every_room_documents_what_belongs_there_and_what_does_not():
+    folders = [module for module in MODULES if module.path.name == "__init__.py"]
+    assert len([module for module in folders if module.name in ROOMS]) == len(ROOMS) - 2
+    for module in folders:
+        summary, _, rest = (ast.get_docstring(module.tree) or "").partition("\n\n")
+        assert summary, module.name
+        assert rest or module.name not in ROOMS, module.name
+
+
 def test_imports_only_go_down():
     imports = house.room_imports(MODULES, "adapterhub")
     assert sum(map(len, imports.values())) > 50

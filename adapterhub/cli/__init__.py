@@ -1,6 +1,7 @@
 """The `adapterhub` command.
 
 Each subcommand is one module, imported only when it runs: `adapterhub --help` does not load torch.
+What Python users need too belongs in the rooms above.
 """
 
 from __future__ import annotations

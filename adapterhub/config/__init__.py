@@ -1,4 +1,4 @@
 """Options as dataclasses, dicts, YAML and call syntax (`lora(rank=16)`).
 
-Independent of methods, tasks and models.
+Nothing here depends on a method, a task or a model.
 """

@@ -1,1 +1,4 @@
-"""Examples (texts and labels) from files and the Hub; independent of tokenizers and tasks."""
+"""Examples (texts and labels) from files and the Hub.
+
+Nothing here depends on a tokenizer, a task or a model.
+"""

@@ -1,1 +1,4 @@
-"""Open a trained adapter, predict and evaluate."""
+"""Open a trained adapter, predict and evaluate.
+
+Nothing here trains or writes files.
+"""

@@ -1,4 +1,4 @@
-"""Translates other libraries' adapter checkpoints to and from ours, one folder per library.
+"""Other libraries' adapter formats, one folder each, translated to and from ours.
 
-Translates for a backbone's anatomy; does not attach anything to a model.
+Attaches nothing to a model.
 """

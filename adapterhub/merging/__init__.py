@@ -1,1 +1,4 @@
-"""Merge adapters into the weights of their backbone, and several adapters into one."""
+"""Adapters into the weights of their backbone, and several adapters into one.
+
+Nothing here trains.
+"""

@@ -1,6 +1,6 @@
-"""Methods: one file each; a new file that registers a method is all that a new method needs.
+"""What is computed, one file per method; one that registers a method is all a new one needs.
 
-Modules with a leading underscore hold shared code.
+Modules with a leading underscore hold shared code. No hooks, files or training loops here.
 """
 
 import importlib

@@ -2,7 +2,7 @@
 
 Each file defines, in this order: the example (what is read from data), the prediction, the task's
 options, and its four steps: examples from data, rows from examples (what the model is fed),
-predictions from the model's outputs, metrics from predictions.
+predictions from the model's outputs, metrics from predictions. Training loops belong in training/.
 """
 
 import importlib

@@ -1,4 +1,4 @@
 """One training run: recipe, preparation, loop, engine, checkpoint, report.
 
-Tasks (rows, predictions and metrics) are in tasks/.
+What a row, a prediction or a metric is belongs in tasks/.
 """
