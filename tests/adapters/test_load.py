@@ -46,9 +46,9 @@ def test_loading_draws_no_random_numbers(saved):
 
 def test_a_different_backbone_is_refused(saved):
     folder, _ = saved
-    with refused(tiny_models.model("bert", seed=1), "different backbone") as _:
-        load_folder(model := tiny_models.model("bert", seed=1), folder)
-        del model
+    model = tiny_models.model("bert", seed=1)
+    with refused(model, "different backbone"):
+        load_folder(model, folder)
 
 
 def test_the_other_adapters_stay_active_on_an_error(saved):
