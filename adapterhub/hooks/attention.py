@@ -28,7 +28,7 @@ from adapterhub.anatomy.sites import CHILD, Site
 from adapterhub.errors import SiteError
 from adapterhub.hooks.composition import BatchPlan
 from adapterhub.hooks.relative_bias import RelativeBias, note_past
-from adapterhub.hooks.slot import Slot, tap_sublayer_input
+from adapterhub.hooks.slot import Slot, read_sublayer_input
 from adapterhub.methods._site_module import (
     GatedKeyValueModule,
     KeyValueModule,
@@ -142,7 +142,7 @@ def keyvalue_slot(model: PreTrainedModel, site: Site, module: SiteModule) -> Key
         slot = KeyValueSlot()
         host.add_module(CHILD, slot)
     if isinstance(module, GatedKeyValueModule):
-        tap_sublayer_input(model, slot, site.input_host)
+        read_sublayer_input(model, slot, site.input_host)
     positions = isinstance(module, PrefixModule) and module.positions
     if positions and site.bias and slot.bias is None:
         slot.bias = RelativeBias(model.get_submodule(site.bias))

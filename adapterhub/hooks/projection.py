@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import CHILD, STREAM, Site, Stream
 from adapterhub.backbones.weights import read_bias, read_weight
-from adapterhub.hooks.slot import Mark, Slot, tap_sublayer_input
+from adapterhub.hooks.slot import Mark, Slot, read_sublayer_input
 from adapterhub.methods._site_module import InputModule, OutputModule, SiteModule
 
 _STREAM = "_adapterhub_stream"
@@ -143,7 +143,7 @@ def output_slot(model: nn.Module, site: Site, module: SiteModule, batch_dim: int
     if isinstance(module, InputModule) and not slot.takes_input:
         slot.takes_input = True
         slot.handles.append(host.register_forward_pre_hook(call_slot_before))
-    tap_sublayer_input(model, slot, site.input_host)
+    read_sublayer_input(model, slot, site.input_host)
     reads_stream = isinstance(module, OutputModule) and module.source in STREAM
     if site.stream and reads_stream and not slot.norms:
         _join_stream(model, slot, site.stream)

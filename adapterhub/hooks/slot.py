@@ -46,7 +46,7 @@ class Slot(nn.Module):
         self.plan: BatchPlan | None = None
         self.sites: dict[str, Site] = {}
         self.handles: list[RemovableHandle | Mark] = []
-        self.tap: str | None = None
+        self.input_host: str | None = None
         self.sublayer_input: Tensor | None = None
 
     def add(self, key: str, site: Site, module: nn.Module) -> None:
@@ -108,7 +108,7 @@ def capture_input(module: nn.Module, args: tuple[Any, ...]) -> None:
             slot.sublayer_input = args[0]
 
 
-def tap_sublayer_input(model: nn.Module, slot: Slot, path: str | None) -> None:
+def read_sublayer_input(model: nn.Module, slot: Slot, path: str | None) -> None:
     """Let a slot read the input of a module that runs before its host.
 
     Args:
@@ -116,9 +116,9 @@ def tap_sublayer_input(model: nn.Module, slot: Slot, path: str | None) -> None:
         slot: the slot.
         path: the module's path; None: there is none to read.
     """
-    if path is None or slot.tap is not None:
+    if path is None or slot.input_host is not None:
         return
-    slot.tap = path
+    slot.input_host = path
     module = model.get_submodule(path)
     slot.handles.append(Mark(module, _SUBLAYER_INPUT, slot))
     # First of all pre-hooks: others may change the input.
