@@ -209,11 +209,11 @@ def add_prompt(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         inputs["attention_mask"] = source.new_ones(
             len(source), before + source.shape[1], dtype=torch.long
         )
-    if inputs.get("attention_mask") is not None:
-        inputs["attention_mask"] = virtual.widen(inputs["attention_mask"])
     skipped = slot.skipped() if "position_ids" in slot.names else 0
     if skipped and inputs.get("position_ids") is None:
         inputs["position_ids"] = _counted(inputs, slot, before).expand(len(source), -1)
+    if inputs.get("attention_mask") is not None:
+        inputs["attention_mask"] = virtual.widen(inputs["attention_mask"])
     _shift_positions(inputs, slot, virtual, before, skipped)
     if slot.added:
         _put_in_front(root, inputs, slot, virtual)
@@ -239,12 +239,9 @@ def _shift_positions(
     inputs: dict[str, Any], slot: PromptSlot, virtual: VirtualTokenBatch, before: int, skipped: int
 ) -> None:
     positions = inputs.get("position_ids")
-    first = 0
-    if slot.padding_idx is not None:
-        first = slot.padding_idx + 1
-        if positions is None and inputs.get("input_ids") is not None:
-            real = inputs["input_ids"].ne(slot.padding_idx).long()
-            positions = real.cumsum(1) * real + slot.padding_idx
+    first = 0 if slot.padding_idx is None else slot.padding_idx + 1
+    if positions is None and slot.padding_idx is not None and inputs.get("input_ids") is not None:
+        positions = _counted(inputs, slot, before)
     if positions is None and virtual.padding is not None and slot.counts and not slot.rotates:
         positions = _counted(inputs, slot, before)
     if positions is None:
@@ -260,14 +257,22 @@ def _shift_positions(
 
 
 def _counted(inputs: dict[str, Any], slot: PromptSlot, before: int) -> Tensor:
-    """Count the positions of the caller's tokens as a decoder does."""
+    """Count the positions of the caller's tokens as the backbone does: (batch or 1, tokens)."""
     if "position_ids" not in slot.names:
         raise SiteError(
             f"{slot.where()} takes no positions: prompts in one batch need equal lengths",
             hint="use prompts of one length, or one batch for each length",
         )
-    source = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"]
-    return torch.arange(before, before + source.shape[1], device=source.device)[None]
+    ids: Tensor | None = inputs.get("input_ids")
+    mask: Tensor | None = inputs.get("attention_mask")
+    source: Tensor = inputs["inputs_embeds"] if ids is None else ids
+    if slot.padding_idx is not None and ids is not None:
+        real = ids.ne(slot.padding_idx).long()
+        return real.cumsum(1) * real + slot.padding_idx
+    if not slot.counts and mask is not None:
+        return (mask.cumsum(1) * mask - 1)[:, -source.shape[1] :]
+    first = before if slot.padding_idx is None else before + slot.padding_idx + 1
+    return torch.arange(first, first + source.shape[1], device=source.device)[None]
 
 
 def _rotate_inputs(inputs: dict[str, Any], slot: PromptSlot, virtual: VirtualTokenBatch) -> None:
