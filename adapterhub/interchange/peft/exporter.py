@@ -90,6 +90,12 @@ def _refused(source: ExportSource, kinds: set[Kind]) -> CheckpointPart:
     """List the features that no kind of checkpoint has, and combinations of kinds."""
     unsupported = sorted({p.method.name for p in source.parts if type(p.module) not in _KINDS})
     problems = [f"{name}: peft has no such method" for name in unsupported]
+    elsewhere = {
+        f"{part.method.name} at {part.site.stack}.{part.site.role}"
+        for part in source.parts
+        if type(part.module) in LOW_RANK_MODULES and part.site.kind != "linear"
+    }
+    problems += [f"{place}: peft adapts projections only" for place in sorted(elsewhere)]
     if source.tokens:
         problems.append(NEW_TOKENS)
     if not source.parts:

@@ -45,7 +45,7 @@ def export_low_rank(source: ExportSource) -> CheckpointPart:
     """Return the low-rank updates as those of one LORA checkpoint."""
     by_host: dict[str, list[ExportedModule]] = {}
     for part in source.parts:
-        if type(part.module) in LOW_RANK_MODULES:
+        if type(part.module) in LOW_RANK_MODULES and part.site.kind == "linear":
             by_host.setdefault(part.site.host, []).append(part)
     parts = [part for group in by_host.values() for part in group]
     decomposed = {isinstance(part.module, DoRALayer) for part in parts}
@@ -66,7 +66,9 @@ def export_low_rank(source: ExportSource) -> CheckpointPart:
         | pattern_options(updates, rooted)
         | {
             "use_dora": True in decomposed,
-            "lora_dropout": max(getattr(part.method, "dropout", 0.0) for part in parts),
+            "lora_dropout": max(
+                (getattr(part.method, "dropout", 0.0) for part in parts), default=0.0
+            ),
             "bias": "none",
             "init_lora_weights": True,
         },

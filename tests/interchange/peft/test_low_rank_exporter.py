@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import adapterhub as ah
+from adapterhub.errors import MismatchError, SiteError
 from adapterhub.interchange.peft.exporter import to_peft
 from adapterhub.interchange.peft.importer import from_peft
 
@@ -68,3 +69,18 @@ def test_any_ranks_round_trip_through_peft(rank, alpha, ranks, rooted):
     scales = {placed.site.id: placed.module.scale for placed in again.placed}
     again.detach()
     assert scales == pytest.approx({p.site.id: p.module.scale for p in adapter.placed}, rel=1e-12)
+
+
+@pytest.mark.parametrize("sites", ["attn", "ffn", "*.norm", "*"])
+@pytest.mark.parametrize("architecture", tiny_models.MATRIX)
+def test_lora_outside_of_projections_is_refused(tmp_path, architecture, sites):
+    """A LoRA at a sublayer reads the sublayer's input, which no module of peft does."""
+    model = tiny_models.usual_model(architecture)
+    try:
+        adapter = ah.attach(model, f"lora(rank=2, sites=['{sites}'])")
+    except SiteError:
+        return  # this backbone has no such site
+    with pytest.raises(MismatchError, match="cannot be exported") as error:
+        adapter.export(tmp_path / "out")
+    assert any("peft adapts projections only" in line for line in error.value.offenders)
+    assert not (tmp_path / "out").exists()
