@@ -15,6 +15,7 @@ heads that were trained separately have no common start.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -201,6 +202,7 @@ def combine(
     adapters = _attached(model, names)
     rule = _rule(how, weights, density, rank, seed, len(adapters))
     refuse_unmergeable(adapters)
+    _warn_of_other_labels(adapters)
     with activated(get_state(model), ((),)):
         updates = _combined(adapters, rule)
     with bare(model) as state, skip_init():
@@ -217,6 +219,17 @@ def _attached(model: PreTrainedModel, names: Sequence[str]) -> tuple[Adapter, ..
         raise AttachError("no adapters to combine", hint='load(model, "out/polite") first')
     require_attached(state, names)
     return tuple(state.adapters[name] for name in names)
+
+
+def _warn_of_other_labels(adapters: Sequence[Adapter]) -> None:
+    first, *others = adapters
+    different = [repr(other.name) for other in others if other.labels != first.labels]
+    if first.head and different:
+        warnings.warn(
+            f"{', '.join(different)} has other labels than {first.name!r}: the combined adapter "
+            f"keeps the head of {first.name!r}, {', '.join(first.labels) or 'without labels'}",
+            stacklevel=3,
+        )
 
 
 def _rule(

@@ -54,3 +54,11 @@ def test_a_missing_adapter_is_refused_and_nothing_changes(model):
     with pytest.raises(AttachError, match="'c'"):
         ah.combine(model, ["a", "c"])
     assert get_state(model).adapters["a"].active
+
+
+def test_other_labels_are_noted(model):
+    first, second = get_state(model).adapters.values()
+    second.head.labels["id2label"] = {0: "x", 1: "y"}
+    with pytest.warns(UserWarning, match="keeps the head of 'a'"):
+        combined = ah.combine(model, ["a", "b"])
+    assert combined.labels == first.labels
