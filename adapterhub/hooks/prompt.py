@@ -270,7 +270,8 @@ def _counted(inputs: dict[str, Any], slot: PromptSlot, before: int) -> Tensor:
         real = ids.ne(slot.padding_idx).long()
         return real.cumsum(1) * real + slot.padding_idx
     if not slot.counts and mask is not None:
-        return (mask.cumsum(1) * mask - 1)[:, -source.shape[1] :]
+        visible = mask.long()
+        return (visible.cumsum(1) * visible - 1)[:, -source.shape[1] :]
     first = before if slot.padding_idx is None else before + slot.padding_idx + 1
     return torch.arange(first, first + source.shape[1], device=source.device)[None]
 
