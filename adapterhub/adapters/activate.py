@@ -21,4 +21,4 @@ def activate(model: PreTrainedModel, *parts: str | Average) -> None:
     """
     state = get_state(model)
     refuse_in_route(state)
-    state.activate((parse_composition(parts),))
+    state.activate(parse_composition(parts))

@@ -1,8 +1,8 @@
 """What is active on a model: a stack of adapters, or one composition for each row of a batch.
 
-Each form is an object that is switched on and off as a whole. A stack needs no plan: its modules
-are switched on, and its head and parameters replace the model's own. A per-row activation plans in
-each slot which rows go through which modules, and leaves the model's own head in place.
+What belongs to a call is in an activation's `table`: which modules apply in which slot. What
+cannot belong to a call is switched `on` and `off`: the head, labels and backbone parameters that
+adapters of a stack replace. Per row, a hook on the model's own head calls the heads of the rows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter
-from adapterhub.adapters.parts import LABEL_FIELDS, set_labels, slot_at
+from adapterhub.adapters.parts import LABEL_FIELDS, set_labels
 from adapterhub.backbones.weights import device_of
 from adapterhub.errors import AttachError
 from adapterhub.hooks.composition import (
@@ -25,7 +25,13 @@ from adapterhub.hooks.composition import (
     is_stack,
     localize,
 )
-from adapterhub.hooks.head import clear_variants, set_variants, with_parameters
+from adapterhub.hooks.forward_pass import AppliedModules
+from adapterhub.hooks.head import (
+    VariantSlot,
+    add_variant_slot,
+    drop_variant_slot,
+    with_parameters,
+)
 from adapterhub.hooks.slot import Slot
 from adapterhub.methods._base import METHODS
 
@@ -35,33 +41,48 @@ Adapters = Mapping[str, Adapter]
 class StackActivation:
     """The same adapters for all rows, one after the other; none: the bare backbone."""
 
+    outer: RouteActivation | None = None
+
     def __init__(self, adapters: Sequence[Adapter] = ()) -> None:
         self.adapters = tuple(adapters)
+        self.table = {slot: AppliedModules(k) for slot, k in _keys_by_slot(adapters).items()}
 
     @property
     def compositions(self) -> tuple[Composition, ...]:
         """One composition for all rows."""
         return (tuple(adapter.name for adapter in self.adapters),)
 
+    @property
+    def replaces(self) -> bool:
+        """Whether a part of the model is replaced, which all calls share."""
+        return any(adapter.replaces for adapter in self.adapters)
+
     def on(self) -> None:
-        """Switch the adapters on, in order."""
+        """Replace parts of the model by those of the adapters, in order."""
         for adapter in self.adapters:
-            adapter.switch(on=True)
+            adapter.replace(on=True)
 
     def off(self) -> None:
-        """Switch the adapters off."""
-        for adapter in self.adapters:
-            adapter.switch(on=False)
+        """Undo `on`."""
+        for adapter in reversed(self.adapters):
+            adapter.replace(on=False)
+
+    def prepare(self) -> None:
+        """Do nothing: the slots are there."""
+
+    def close(self) -> None:
+        """Undo `prepare`."""
 
     def without(self, adapter: Adapter) -> StackActivation:
-        """Switch one adapter off, and return the rest."""
-        if adapter in self.adapters:
-            adapter.switch(on=False)
+        """Return the activation of the other adapters."""
         return StackActivation([other for other in self.adapters if other is not adapter])
 
 
 class PerRowActivation:
-    """One composition for each row, or a composition with an average for all rows."""
+    """One composition for each row of a batch."""
+
+    replaces = False
+    outer: RouteActivation | None = None  # of a route: the one that it is nested in
 
     def __init__(
         self, model: PreTrainedModel, adapters: Adapters, compositions: Sequence[Composition]
@@ -70,30 +91,60 @@ class PerRowActivation:
         self.compositions = tuple(compositions)
         self.adapters = _adapters_in(adapters, compositions)
         self.by_name = {adapter.name: adapter for adapter in self.adapters}
-        self.labels: dict[str, Any] = {}
+        self.table: dict[Slot, AppliedModules] = {}
+
+    def prepare(self) -> None:
+        """Plan the rows in each slot, and add slots through which the heads are called."""
+        for slot, keys in _keys_by_adapter(self.adapters).items():
+            used = tuple(key for some in keys.values() for key in some)
+            self.table[slot] = AppliedModules(used, self._plan(keys))
+        for path, variants in _variants(self.adapters).items():
+            plan = self._plan({name: (name,) for name in variants}, last=True)
+            slot = add_variant_slot(self.model, path)
+            slot.scope = self.adapters[0].state.scope
+            self.table[slot] = AppliedModules(tuple(variants), plan, variants)
+
+    def close(self) -> None:
+        """Undo `prepare`."""
+        for slot in self.table:
+            if isinstance(slot, VariantSlot):
+                drop_variant_slot(self.model, slot)
+        self.table = {}
 
     def on(self) -> None:
-        """Switch the site modules on, plan the rows in each slot, and route heads and labels."""
-        for adapter in self.adapters:
-            adapter.switch_modules(True)
-        for slot, keys in self._keys_by_slot().items():
-            slot.plan = self._plan(keys)
-        for path, variants in _variants(self.adapters).items():
-            keys = {name: (name,) for name in variants}
-            set_variants(self.model, path, variants, self._plan(keys, last=True))
-        self.labels = {name: getattr(self.model.config, name) for name in LABEL_FIELDS}
-        set_labels(self.model, _common_labels(self.labels, self._labels()))
+        """Do nothing: no part of the model is replaced."""
 
     def off(self) -> None:
         """Undo `on`."""
-        set_labels(self.model, self.labels)
-        clear_variants(self.model)
-        for slot in self._keys_by_slot():
-            slot.plan = None
-        for adapter in self.adapters:
-            adapter.switch_modules(False)
 
-    def without(self, adapter: Adapter) -> PerRowActivation:
+    def labels(self) -> dict[str, Any]:
+        """Return the labels that all rows share, or as many numbered ones as the longest has."""
+        bare = {name: getattr(self.model.config, name) for name in LABEL_FIELDS}
+        return _common_labels(bare, [_labels(self.by_name, c) for c in self.compositions])
+
+    def _plan(self, keys: Mapping[str, tuple[str, ...]], last: bool = False) -> BatchPlan:
+        """Plan the rows of one slot; `last` keeps the last module of each stack, for heads."""
+        local = [localize(composition, keys) for composition in self.compositions]
+        if last:
+            local = [part[-1:] if isinstance(part, tuple) else part for part in local]
+        return BatchPlan(local, device_of(self.model) or "cpu")
+
+
+class AverageActivation(PerRowActivation):
+    """A composition with an average for all rows; its labels replace the model's own."""
+
+    replaces = True
+
+    def on(self) -> None:
+        """Set the labels."""
+        self.before = {name: getattr(self.model.config, name) for name in LABEL_FIELDS}
+        set_labels(self.model, self.labels())
+
+    def off(self) -> None:
+        """Undo `on`."""
+        set_labels(self.model, self.before)
+
+    def without(self, adapter: Adapter) -> AverageActivation:
         """Return this activation, which the adapter is not part of.
 
         Raises:
@@ -106,50 +157,80 @@ class PerRowActivation:
             )
         return self
 
-    def _keys_by_slot(self) -> dict[Slot, dict[str, tuple[str, ...]]]:
-        """Map each slot to the keys of each adapter's modules there."""
-        slots: dict[Slot, dict[str, tuple[str, ...]]] = {}
-        for adapter in self.adapters:
-            for placed in adapter.placed:
-                keys = slots.setdefault(slot_at(self.model, placed.site), {})
-                keys[adapter.name] = (*keys.get(adapter.name, ()), placed.key)
-        return slots
 
-    def _plan(self, keys: Mapping[str, tuple[str, ...]], last: bool = False) -> BatchPlan:
-        """Plan the rows of one slot; `last` keeps the last module of each stack, for heads."""
-        local = [localize(composition, keys) for composition in self.compositions]
-        if last:
-            local = [part[-1:] if isinstance(part, tuple) else part for part in local]
-        return BatchPlan(local, device_of(self.model) or "cpu")
-
-    def _labels(self) -> list[dict[str, Any] | None]:
-        return [_labels(self.by_name, composition) for composition in self.compositions]
-
-
-Activation = StackActivation | PerRowActivation
+Activation = StackActivation | AverageActivation
+RouteActivation = StackActivation | PerRowActivation
 
 
 def activation_of(
-    model: PreTrainedModel, adapters: Adapters, compositions: Sequence[Composition]
+    model: PreTrainedModel, adapters: Adapters, composition: Composition
 ) -> Activation:
-    """Return what is to be switched on; the model is not changed.
+    """Return what is active with a composition for all rows; the model is not changed.
 
     Args:
         model: the backbone.
         adapters: those attached to it, by name.
-        compositions: one for each row of a batch, or a single one for all rows.
+        composition: names of adapters.
+
+    Raises:
+        AttachError: adapters that cannot be active together.
+    """
+    if is_stack((composition,)):
+        return _stack(adapters, composition)
+    _check_rows(adapters, (composition,))
+    return AverageActivation(model, adapters, (composition,))
+
+
+def route_activation_of(
+    model: PreTrainedModel, adapters: Adapters, compositions: Sequence[Composition]
+) -> RouteActivation:
+    """Return what applies in a route; the model is not changed.
+
+    Args:
+        model: the backbone.
+        adapters: those attached to it, by name.
+        compositions: one for each row of a batch.
 
     Raises:
         AttachError: adapters that cannot be active together.
     """
     if is_stack(compositions):
-        stack = [adapters[name] for name in adapter_names(compositions[0])]
-        _refuse_shared_parameters(stack)
-        return StackActivation(stack)
+        stack = _stack(adapters, compositions[0])
+        if any(map(_changes_shared_state, stack.adapters)):
+            return stack
+    _check_rows(adapters, compositions)
+    return PerRowActivation(model, adapters, compositions)
+
+
+def _stack(adapters: Adapters, composition: Composition) -> StackActivation:
+    stack = [adapters[name] for name in adapter_names(composition)]
+    _refuse_shared_parameters(stack)
+    return StackActivation(stack)
+
+
+def _check_rows(adapters: Adapters, compositions: Sequence[Composition]) -> None:
     _refuse_unroutable(_adapters_in(adapters, compositions))
     for composition in dict.fromkeys(compositions):
         _check_averages(adapters, composition)
-    return PerRowActivation(model, adapters, compositions)
+
+
+def _keys_by_slot(adapters: Iterable[Adapter]) -> dict[Slot, tuple[str, ...]]:
+    """Map each slot to the keys of the adapters' modules there, in order."""
+    slots: dict[Slot, tuple[str, ...]] = {}
+    for adapter in adapters:
+        for slot, key in adapter.slots():
+            slots[slot] = (*slots.get(slot, ()), key)
+    return slots
+
+
+def _keys_by_adapter(adapters: Iterable[Adapter]) -> dict[Slot, dict[str, tuple[str, ...]]]:
+    """Map each slot to the keys of each adapter's modules there."""
+    slots: dict[Slot, dict[str, tuple[str, ...]]] = {}
+    for adapter in adapters:
+        for slot, key in adapter.slots():
+            keys = slots.setdefault(slot, {})
+            keys[adapter.name] = (*keys.get(adapter.name, ()), key)
+    return slots
 
 
 def head_of(adapters: Adapters, composition: Composition) -> Adapter | None:

@@ -31,6 +31,8 @@ from adapterhub.errors import AttachError
 from adapterhub.files.card import export_card
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead
 from adapterhub.files.native import write_adapter
+from adapterhub.hooks.composition import Composition, adapter_names
+from adapterhub.hooks.forward_pass import ModelScope
 from adapterhub.hooks.new_tokens import NewTokenRows
 from adapterhub.hooks.prompt import forget_prompt
 from adapterhub.hooks.slot import Slot, drop_slot
@@ -46,6 +48,14 @@ PUBLICATION_FIELDS = ("description", "license", "language", "tags")  # of the ma
 
 class BackboneState(Protocol):
     """What an adapter needs of its model's state."""
+
+    @property
+    def scope(self) -> ModelScope:
+        """Identifies the model in the context of a call."""
+
+    @property
+    def compositions(self) -> tuple[Composition, ...]:
+        """What applies: one composition for each row of a batch, or one for all rows."""
 
     def detach(self, name: str) -> None:
         """Detach an adapter."""
@@ -95,8 +105,17 @@ class Adapter:
     state: BackboneState = field(repr=False)
     new_tokens: NewTokenRows | None = field(default=None, repr=False)
     metadata: AdapterMetadata = field(default_factory=AdapterMetadata, repr=False)
-    active: bool = field(default=False, init=False)
     undo: Callable[[], None] | None = field(default=None, init=False, repr=False)
+
+    @property
+    def active(self) -> bool:
+        """Whether the adapter applies: in the open route, or without one as activated."""
+        return any(self.name in adapter_names(c) for c in self.state.compositions)
+
+    @property
+    def replaces(self) -> bool:
+        """Whether the adapter replaces parts of the model, which all calls share."""
+        return bool(self.changed or self.head or self.new_tokens)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -154,33 +173,34 @@ class Adapter:
         """Count the trainable parameters, without the task head."""
         return sum(p.numel() for group in self.groups() if group.method for _, p in group.named)
 
-    def switch(self, on: bool) -> None:
-        """Activate or deactivate the adapter in the forward pass; what trains is unchanged.
+    def slots(self) -> Iterator[tuple[Slot, str]]:
+        """Yield each slot that has modules of the adapter, with the key of each there."""
+        for placed in self.placed:
+            yield slot_at(self.model, placed.site), placed.key
+        if self.new_tokens:
+            for slot in self.new_tokens.slots():
+                yield slot, self.new_tokens.key
+
+    def replace(self, on: bool) -> None:
+        """Replace parts of the model by the adapter's own, or undo it; what trains is unchanged.
 
         Raises:
             AttachError: FSDP2 has sharded its backbone parameters, and would put them back.
         """
-        if on == self.active:
-            return
         if sharded := [changed.name for changed in self.changed if is_sharded(changed.own)]:
             raise AttachError(
                 f"the backbone parameters of {self.name!r} are sharded and cannot be swapped",
                 offenders=sharded[:5],
                 hint="save the adapter, and load it on a backbone that is not sharded",
             )
-        self.switch_modules(on)
         for changed in self.changed:
             changed.swap(on)
-        if self.new_tokens:
-            self.new_tokens.switch(on)
+        if self.new_tokens and on:
+            self.new_tokens.widen()
+        elif self.new_tokens:
+            self.new_tokens.narrow()
         if self.head:
             self.head.swap(self.model, on)
-
-    def switch_modules(self, on: bool) -> None:
-        """Switch the site modules only: head and backbone parameters stay the model's."""
-        for placed in self.placed:
-            slot_at(self.model, placed.site).switch(placed.key, on)
-        self.active = on
 
     def inject(self) -> None:
         """Add the site modules to the slots of their hosts, inactive."""
@@ -188,10 +208,11 @@ class Adapter:
             make_slot(self.anatomy, placed).add(placed.key, placed.site, placed.module)
         if self.new_tokens:
             self.new_tokens.inject()
+        for slot, _ in self.slots():
+            slot.scope = self.state.scope
 
     def eject(self) -> None:
-        """Remove the site modules, and slots that become empty."""
-        self.switch(on=False)
+        """Remove the site modules, and slots that become empty. The adapter must be inactive."""
         for placed in self.placed:
             slot = slot_at(self.model, placed.site)
             slot.remove(placed.key)

@@ -65,7 +65,7 @@ def detach(model: PreTrainedModel, name: str | None = None) -> None:
     state = get_state(model)
     if name is None:
         refuse_in_route(state)
-        state.activate(((),))
+        state.activate(())
     for each in [name] if name is not None else list(state.adapters):
         state.detach(each)
 

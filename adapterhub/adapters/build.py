@@ -26,6 +26,7 @@ from adapterhub.backbones.tokenizer import tokenizer_snapshot
 from adapterhub.backbones.weights import device_of, offloaded, storage_problems
 from adapterhub.errors import AdapterhubError, AttachError, SiteError
 from adapterhub.files.manifest import NewToken, name_problems
+from adapterhub.hooks.head import without_variant_slots
 from adapterhub.hooks.new_tokens import NewTokenRows, new_token_rows, tokens_of
 from adapterhub.methods._base import METHODS, Method, Placement, PlanStep, Unfrozen
 from adapterhub.methods._site_module import SiteModule
@@ -213,7 +214,7 @@ def _own_head(anatomy: Anatomy) -> AdapterHead | None:
     original = anatomy.head()
     if not original:
         return None
-    own = {name: copy.deepcopy(module) for name, module in original.items()}
+    own = {n: without_variant_slots(copy.deepcopy(m)) for n, m in original.items()}
     for module in own.values():
         module.float().requires_grad_(True)
     config = anatomy.model.config

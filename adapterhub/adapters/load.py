@@ -136,7 +136,7 @@ def _translate(
     state = find_state(model)
     if state is None:
         return form.read(folder, anatomy_of(model), allow_pickle=allow_pickle, head=head)
-    with activated(state, ((),)):
+    with activated(state, ()):
         return form.read(folder, state.anatomy, allow_pickle=allow_pickle, head=head)
 
 

@@ -10,10 +10,10 @@ from typing import TypeAlias
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from adapterhub.adapters.activation import head_of
-from adapterhub.adapters.state import ModelState, activated, get_state
+from adapterhub.adapters.activation import head_of, route_activation_of
+from adapterhub.adapters.state import ModelState, get_state, require_attached
 from adapterhub.errors import AttachError
-from adapterhub.hooks.composition import Average, Composition, parse_composition
+from adapterhub.hooks.composition import Average, Composition, adapter_names, parse_composition
 
 RouteRow: TypeAlias = str | Average | tuple[str | Average, ...] | None
 
@@ -75,12 +75,9 @@ def route(model: PreTrainedModel, rows: Sequence[RouteRow]) -> Iterator[Routed]:
             hint='route(model, ["a", "b", None])',
         )
     compositions = tuple(map(parse_composition, rows))
-    with activated(state, compositions):
-        state.routes += 1
-        try:
-            yield _routed(state, compositions)
-        finally:
-            state.routes -= 1
+    require_attached(state, [name for each in compositions for name in adapter_names(each)])
+    with state.routed(route_activation_of(state.model, state.adapters, compositions)):
+        yield _routed(state, compositions)
 
 
 def _routed(state: ModelState, compositions: tuple[Composition, ...]) -> Routed:

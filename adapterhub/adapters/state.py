@@ -1,4 +1,7 @@
-"""The state of a model with adapters: what is attached, what is active, what was before."""
+"""The state of a model with adapters: what is attached, what is active, what was before.
+
+Several threads may share a model. What changes is changed under `STRUCTURE_LOCK`.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from adapterhub.adapters.activation import Activation, StackActivation, activation_of
+from adapterhub.adapters.activation import Activation, RouteActivation, activation_of
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.parts import has_prefix
+from adapterhub.adapters.passes import STRUCTURE_LOCK, BegunPass, ForwardPasses
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.fingerprint import fingerprint_of
@@ -26,6 +30,14 @@ from adapterhub.backbones.weights import is_sharded, packed_hosts
 from adapterhub.errors import AttachError, did_you_mean
 from adapterhub.hooks.attention import check_attention, route_attention
 from adapterhub.hooks.composition import Composition, adapter_names
+from adapterhub.hooks.forward_pass import (
+    NO_MODULES,
+    ContextEntry,
+    ModelScope,
+    applying,
+    current_entry,
+    set_entry,
+)
 
 _STATE = "_adapterhub"
 
@@ -39,27 +51,102 @@ class ModelState:
     trainable: list[tuple[nn.Parameter, bool]]
     adapters: dict[str, Adapter] = field(default_factory=dict)
     serial: Any = field(default_factory=itertools.count)
-    activation: Activation = field(default_factory=StackActivation)
-    routes: int = 0
+    routes: list[RouteActivation] = field(default_factory=list)  # the open ones, of all threads
     layouts: list[nn.Module] = field(default_factory=list)
+    passes: ForwardPasses = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.passes = ForwardPasses(self.model)
+        self.passes.attached = self.adapters
+
+    @property
+    def scope(self) -> ModelScope:
+        """Identifies the model in the context of a call."""
+        return self.passes.scope
+
+    @property
+    def activation(self) -> Activation:
+        """What is active where no route is open."""
+        return self.passes.active
 
     @property
     def compositions(self) -> tuple[Composition, ...]:
-        """What is active: one composition for each row of a batch, or a single one for all."""
-        return self.activation.compositions
+        """What applies: the rows of this context's route, or without one what is active."""
+        route = self.open_route()
+        return self.activation.compositions if route is None else route.compositions
 
-    def activate(self, compositions: Sequence[Composition]) -> None:
-        """Make compositions active.
+    def _routes_of_others(self, route: RouteActivation | None) -> list[RouteActivation]:
+        """List the open routes but one and those that it is nested in."""
+        own = []
+        while route is not None:
+            own.append(route)
+            route = route.outer
+        return [each for each in self.routes if not any(each is one for one in own)]
+
+    def open_route(self) -> RouteActivation | None:
+        """Return the innermost route that is open in this context."""
+        entry = current_entry(self.scope)
+        return None if entry is None or isinstance(entry.owner, BegunPass) else entry.owner
+
+    def activate(self, composition: Composition) -> None:
+        """Make a composition active.
 
         Raises:
             AttachError: a name that is not attached, or adapters that cannot be active together;
                 what was active stays active.
         """
-        require_attached(self, [n for each in compositions for n in adapter_names(each)])
-        activation = activation_of(self.model, self.adapters, compositions)
-        self.activation.off()
-        self.activation = activation
-        activation.on()
+        require_attached(self, adapter_names(composition))
+        with STRUCTURE_LOCK:
+            self._make_active(activation_of(self.model, self.adapters, composition))
+
+    def _make_active(self, activation: Activation) -> None:
+        _refuse_exclusive(activation, [each for each in self.routes if each.replaces])
+        before = self.activation
+        if not self.routes:
+            self.passes.replace(None)
+        activation.prepare()
+        self.passes.active = activation
+        for slot in before.table:
+            slot.active = NO_MODULES
+        for slot, applied in activation.table.items():
+            slot.active = applied
+        before.close()
+        self._settle()
+        if not self.open_route():
+            set_entry(self.scope, None)  # of a pass that was interrupted
+
+    def _settle(self) -> None:
+        """Put the heads, labels and parameters into the model that belong there."""
+        innermost = self.routes[-1] if self.routes else self.activation
+        self.passes.replace(innermost if innermost.replaces else None)
+
+    @contextmanager
+    def routed(self, activation: RouteActivation) -> Iterator[None]:
+        """Apply an activation inside, in this context.
+
+        Raises:
+            AttachError: adapters that replace parts of the model, while another thread has a route
+                open, or the reverse.
+        """
+        outer = self.open_route()
+        if outer is None:
+            set_entry(self.scope, None)  # of a pass that was interrupted
+        with STRUCTURE_LOCK:
+            _refuse_exclusive(activation, self._routes_of_others(outer))
+            activation.outer = outer
+            self.routes.append(activation)
+            self._settle()
+            activation.prepare()
+        try:
+            with applying(self.scope, ContextEntry(activation.table, activation)):
+                yield
+        finally:
+            with STRUCTURE_LOCK:
+                activation.close()
+                self.routes = [each for each in self.routes if each is not activation]
+                if not self.routes:
+                    self.passes.restore_labels()
+                self._settle()
 
     def add(self, adapter: Adapter) -> None:
         """Attach a finished adapter, freeze the backbone, and make the adapter the active one.
@@ -69,7 +156,9 @@ class ModelState:
             SiteError: the attention implementation does not support its prefix.
         """
         _check_usable(adapter)
-        setattr(self.model, _STATE, self)
+        if not self.adapters:
+            setattr(self.model, _STATE, self)
+            self.passes.watch(self._entrances())
         self.layouts += prepare_quantized(self.model)
         for parameter, _ in self.trainable:
             parameter.requires_grad_(False)
@@ -78,35 +167,48 @@ class ModelState:
         self._sync_attention()
         self.activate((adapter.name,))
 
+    def _entrances(self) -> list[nn.Module]:
+        """List the modules that a pass begins with: the model and its stacks."""
+        paths = [self.anatomy.path(stack.root) for stack in self.anatomy.stacks.values()]
+        modules = [self.model, *map(self.model.get_submodule, paths)]
+        return list(dict.fromkeys(modules))
+
     def detach(self, name: str) -> None:
         """Remove one adapter; with the last one the model is as it was before.
 
         Raises:
-            AttachError: no such adapter, it is part of the active average, or inside a route.
+            AttachError: no such adapter, it is part of the active average, or of an open route.
         """
         require_attached(self, [name])
         refuse_in_route(self)
-        self.activation = self.activation.without(self.adapters[name])
-        adapter = self.adapters.pop(name)
-        adapter.eject()
-        self._sync_attention()
+        with STRUCTURE_LOCK:
+            refuse_routed(self, name)
+            self._make_active(self.activation.without(self.adapters[name]))
+            adapter = self.adapters.pop(name)
+            adapter.eject()
+            self._sync_attention()
+            self._restore()
+
+    def _restore(self) -> None:
+        """Without adapters, restore the model."""
         if not self.adapters:
+            self.passes.unwatch()
             for parameter, flag in self.trainable:
                 parameter.requires_grad_(flag)
             restore_quantized(self.layouts)
             delattr(self.model, _STATE)
 
-    def reattach(self, adapters: Sequence[Adapter], compositions: Sequence[Composition]) -> None:
+    def reattach(self, adapters: Sequence[Adapter], composition: Composition) -> None:
         """Attach adapters again that were detached from this model.
 
         Args:
             adapters: the adapters; the model is bare.
-            compositions: what is active afterwards.
+            composition: what is active afterwards.
         """
         self.trainable = [(p, p.requires_grad) for p in self.model.parameters()]
         for adapter in adapters:
             self.add(adapter)
-        self.activate(compositions)
+        self.activate(composition)
 
     def originals(self) -> dict[int, nn.Parameter]:
         """Map the ids of adapters' parameters to the backbone parameters that they replace."""
@@ -169,28 +271,30 @@ def bare(model: PreTrainedModel) -> Iterator[ModelState]:
     _refuse_wrapped(model)
     state = find_state(model) or _new_state(model)
     refuse_in_route(state)
-    before = state.compositions
-    state.activate(((),))
-    try:
-        yield state
-    except BaseException:
-        state.activate(before)
-        raise
+    with STRUCTURE_LOCK:
+        (before,) = state.compositions
+        state.activate(())
+        try:
+            yield state
+        except BaseException:
+            state.activate(before)
+            raise
 
 
 @contextmanager
-def activated(state: ModelState, compositions: Sequence[Composition]) -> Iterator[None]:
-    """Make compositions active inside, and what was active before again afterwards.
+def activated(state: ModelState, composition: Composition) -> Iterator[None]:
+    """Make a composition active inside, and what was active before again afterwards.
 
     Raises:
         AttachError: as `ModelState.activate`.
     """
-    before = state.compositions
-    state.activate(compositions)
-    try:
-        yield
-    finally:
-        state.activate(before)
+    with STRUCTURE_LOCK:
+        (before,) = state.compositions
+        state.activate(composition)
+        try:
+            yield
+        finally:
+            state.activate(before)
 
 
 def require_attached(state: ModelState, names: Iterable[str]) -> None:
@@ -214,10 +318,38 @@ def refuse_in_route(state: ModelState) -> None:
     Raises:
         AttachError: a route is open.
     """
-    if state.routes:
+    if state.open_route():
         raise AttachError(
             "cannot attach, activate or detach adapters inside route(...)",
             hint="leave the `with route(...)` block first",
+        )
+
+
+def refuse_routed(state: ModelState, *names: str) -> None:
+    """Refuse adapters that an open route of any thread uses.
+
+    Raises:
+        AttachError: which are in use.
+    """
+    used = {adapter.name for route in state.routes for adapter in route.adapters}
+    if busy := sorted(used.intersection(names)):
+        raise AttachError(
+            f"{', '.join(map(repr, busy))} is in use: another thread has a route open",
+            hint="detach it when no route uses it",
+        )
+
+
+def _refuse_exclusive(
+    activation: Activation | RouteActivation, others: Sequence[RouteActivation]
+) -> None:
+    """Refuse what is to apply besides other threads' routes if one replaces parts of the model."""
+    replacing = [each for each in (activation, *others) if each.replaces]
+    if others and replacing:
+        names = [repr(adapter.name) for each in replacing for adapter in each.adapters]
+        raise AttachError(
+            f"a route through {', '.join(names)} replaces parts of the model, which all threads "
+            "share, and another thread has a route open",
+            expected="one thread at a time",
         )
 
 

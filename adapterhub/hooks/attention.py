@@ -27,8 +27,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from adapterhub.anatomy.sites import CHILD, Site
 from adapterhub.errors import SiteError
 from adapterhub.hooks.composition import BatchPlan
+from adapterhub.hooks.forward_pass import NO_MODULES
 from adapterhub.hooks.relative_bias import RelativeBias, note_past
-from adapterhub.hooks.slot import Slot, read_sublayer_input
+from adapterhub.hooks.slot import SUBLAYER_INPUT, Slot, read_sublayer_input
 from adapterhub.methods._site_module import (
     GatedKeyValueModule,
     KeyValueModule,
@@ -198,12 +199,12 @@ def _attention_with_prefix(name: str) -> Callable[..., Any]:
     ) -> Any:
         attend = _backbone_attention(name, module)
         slot = module._modules.get(CHILD)
-        if not isinstance(slot, KeyValueSlot) or not slot.active:
+        keys, plan, _ = slot.applied if isinstance(slot, KeyValueSlot) else NO_MODULES
+        if not isinstance(slot, KeyValueSlot) or not keys:
             return attend(module, query, key, value, mask, **options)
-        call = AttentionCall(query, key, value, mask, slot.take_sublayer_input(), options)
-        plan = slot.plan
+        call = AttentionCall(query, key, value, mask, slot.take(SUBLAYER_INPUT), options)
         if plan is None or len(plan.groups) == 1:
-            return _attend(attend, module, slot, plan.groups[0] if plan else slot.active, call)
+            return _attend(attend, module, slot, plan.groups[0] if plan else keys, call)
         return _attend_per_row(attend, module, slot, plan, call)
 
     return attention

@@ -15,31 +15,34 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import CHILD
-from adapterhub.hooks.composition import BatchPlan, through
+from adapterhub.hooks.composition import through
+from adapterhub.hooks.forward_pass import AppliedModules
 from adapterhub.hooks.precision import hold_in_fp32
 from adapterhub.hooks.slot import Slot, drop_slot
 
 
 class VariantSlot(Slot):
-    """Replaces the output of a module by those of its variants, each applied to its own rows."""
+    """Replaces the output of a module by those of its variants, each applied to its own rows.
 
-    def __init__(self, path: str, variants: Mapping[str, nn.Module], plan: BatchPlan) -> None:
+    The variants come with what applies in a call; `users` counts the activations that have some.
+    """
+
+    def __init__(self, path: str) -> None:
         super().__init__()
         self.path = path
-        self.active = tuple(f"{number}-variant" for number in range(len(variants)))
-        self.keys = dict(zip(variants, self.active, strict=True))
-        for name, module in variants.items():
-            self.add_module(self.keys[name], module)
-        self.plan: BatchPlan = plan
+        self.users = 0
 
     def where(self) -> str:
         """Return the path of the module, for messages."""
         return self.path
 
-    def forward(self, inputs: tuple[Any, ...], options: dict[str, Any], y: Tensor) -> Tensor:
+    def forward(
+        self, applied: AppliedModules, inputs: tuple[Any, ...], options: dict[str, Any], y: Tensor
+    ) -> Tensor:
         """Apply the variants.
 
         Args:
+            applied: the variants, and which rows go through which of them.
             inputs: the positional arguments of the module.
             options: its keyword arguments.
             y: its own output, (batch, ..., classes), for rows without a variant.
@@ -47,15 +50,18 @@ class VariantSlot(Slot):
         Returns:
             (batch, ..., most classes).
         """
-        plan = self.plan
+        _, plan, modules = applied
+        assert plan is not None
+        assert modules is not None
         if len(plan.groups) == 1:
-            return self._call(plan.groups[0], inputs, options, y)
+            return _call(modules, plan.groups[0], inputs, options, y)
         copies = plan.copies(len(y), self.path)
         rows_of_y = plan.split(y, copies)
         rows_of_inputs = [plan.split(value, copies) for value in inputs]
         rows_of_options = {name: plan.split(value, copies) for name, value in options.items()}
         outputs = [
-            self._call(
+            _call(
+                modules,
                 composition,
                 tuple(rows[n] for rows in rows_of_inputs),
                 {name: rows[n] for name, rows in rows_of_options.items()},
@@ -67,14 +73,19 @@ class VariantSlot(Slot):
         padded = [F.pad(o, (0, most - o.shape[-1]), value=-float("inf")) for o in outputs]
         return plan.join(padded, copies)
 
-    def _call(
-        self, composition: Any, inputs: tuple[Any, ...], options: dict[str, Any], y: Tensor
-    ) -> Tensor:
-        def variant(name: str, y: Tensor) -> Tensor:
-            module = self.placed(self.keys[name]) if name in self.keys else None
-            return y if module is None else module(*inputs, **options)
 
-        return through(composition, y, variant)
+def _call(
+    modules: Mapping[str, nn.Module],
+    composition: Any,
+    inputs: tuple[Any, ...],
+    options: dict[str, Any],
+    y: Tensor,
+) -> Tensor:
+    def variant(name: str, y: Tensor) -> Tensor:
+        module = modules.get(name)
+        return y if module is None else module(*inputs, **options)
+
+    return through(composition, y, variant)
 
 
 def call_variants(
@@ -83,36 +94,41 @@ def call_variants(
     """Replace the output of a module by those of its variants: a forward hook."""
     slot = host._modules[CHILD]
     assert isinstance(slot, VariantSlot)
-    result: Tensor = slot(args, kwargs, y)
+    applied = slot.applied
+    result: Tensor = slot(applied, args, kwargs, y) if applied.keys else y
     return result
 
 
-def set_variants(
-    model: nn.Module, path: str, variants: Mapping[str, nn.Module], plan: BatchPlan
-) -> None:
-    """Call variants instead of a module of the model.
+def add_variant_slot(model: nn.Module, path: str) -> VariantSlot:
+    """Return the slot through which variants of a module are called; create it if missing.
 
     Args:
         model: the model.
         path: the module's path.
-        variants: the replacements by adapter name.
-        plan: which rows go through which of them.
     """
     host = model.get_submodule(path)
-    slot = VariantSlot(path, variants, plan)
-    slot.handles.append(host.register_forward_hook(call_variants, with_kwargs=True))
-    host.add_module(CHILD, slot)
+    slot = host._modules.get(CHILD)
+    if not isinstance(slot, VariantSlot):
+        slot = VariantSlot(path)
+        slot.handles.append(host.register_forward_hook(call_variants, with_kwargs=True))
+        host.add_module(CHILD, slot)
+    slot.users += 1
+    return slot
 
 
-def clear_variants(model: nn.Module) -> None:
-    """Remove all variants from a model."""
-    paths = [
-        slot.path
-        for module in model.modules()
-        if isinstance(slot := module._modules.get(CHILD), VariantSlot)
-    ]
-    for path in paths:
-        drop_slot(model, path)
+def drop_variant_slot(model: nn.Module, slot: VariantSlot) -> None:
+    """Remove a slot for variants with its last user."""
+    slot.users -= 1
+    if not slot.users:
+        drop_slot(model, slot.path)
+
+
+def without_variant_slots(module: nn.Module) -> nn.Module:
+    """Remove the slots for variants from a copy of a module."""
+    hosts = [m for m in module.modules() if isinstance(m._modules.get(CHILD), VariantSlot)]
+    for host in hosts:
+        drop_slot(host, "")
+    return module
 
 
 def with_parameters(module: nn.Module, parameters: Mapping[str, nn.Parameter]) -> nn.Module:

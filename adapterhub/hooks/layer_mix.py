@@ -8,40 +8,46 @@ overwrites its own with an equal one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import CHILD, Anatomy, Site
+from adapterhub.hooks.forward_pass import kept_values
 from adapterhub.hooks.slot import Mark, Slot
 
 _MIX = "_adapterhub_mix"
+_STATES = "states"
 
 
 class MixSlot(Slot):
     """Maps the outputs of all layers of a stack to a new output of the last one.
 
-    `states` has the stack's input, under 0, and the outputs of all layers but the last.
+    A forward pass keeps the stack's input, under 0, and the outputs of all layers but the last.
     """
 
     def __init__(self, depth: int, batch_dim: int) -> None:
         super().__init__()
         self.depth = depth
         self.batch_dim = batch_dim
-        self.states: dict[int, Tensor] = {}
 
-    def forward(self, y: Tensor) -> Tensor:
-        """Mix the layers. y: (batch, tokens, d), the output of the last one -> y' like y."""
-        states = [self.states[number] for number in range(self.depth)]
+    def forward(self, y: Tensor, kept: Mapping[int, Tensor]) -> Tensor:
+        """Mix the layers.
+
+        Args:
+            y: the output of the last one, (batch, tokens, d).
+            kept: the stack's input and the outputs of the layers below, by number.
+
+        Returns:
+            The new output, like y.
+        """
+        states = [kept[number] for number in range(self.depth)]
 
         def apply(key: str, y: Tensor, *states: Tensor) -> Tensor:
             return self.placed(key)(states, y)  # type: ignore[no-any-return]
 
         return self.run(apply, y, *states, dim=self.batch_dim)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Tensors of a forward pass belong to a graph, and cannot be copied.
-        return self.__dict__ | {"states": {}}
 
 
 def mix_slot(anatomy: Anatomy, site: Site) -> MixSlot:
@@ -66,25 +72,25 @@ def mix_slot(anatomy: Anatomy, site: Site) -> MixSlot:
 def keep_input(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Store the input of the stack: the pre-hook of the first layer."""
     ((slot, _),) = getattr(layer, _MIX)
-    if slot.active:
-        slot.states[0] = args[0] if args else kwargs["hidden_states"]
+    if slot.keys:
+        slot.keep(_STATES, {0: args[0] if args else kwargs["hidden_states"]})
 
 
 def keep_output(layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
     """Store the output of a layer: the forward hook of all but the last."""
     ((slot, number),) = getattr(layer, _MIX)
-    if slot.active:
-        slot.states[number] = _hidden(output)
+    if slot.keys:
+        kept_values(slot)[_STATES][number] = _hidden(output)
 
 
 def mix_outputs(layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     """Replace the output of the last layer: its forward hook."""
     ((slot, _),) = getattr(layer, _MIX)
-    if not slot.active:
+    if not slot.keys:
         return output
-    mixed = slot(_hidden(output))
-    if not (layer.training and getattr(layer, "gradient_checkpointing", False)):
-        slot.states.clear()  # else the layer computes again, from these
+    computes_again = layer.training and getattr(layer, "gradient_checkpointing", False)
+    kept = kept_values(slot)[_STATES] if computes_again else slot.take(_STATES)
+    mixed = slot(_hidden(output), kept)
     return mixed if isinstance(output, Tensor) else (mixed, *output[1:])
 
 

@@ -31,6 +31,7 @@ from adapterhub.files.manifest import NewToken
 from adapterhub.hooks.slot import Slot, drop_slot
 
 TOKENS = "tokens"
+_IDS = "ids"
 MAX_NEW = 10_000
 _FLAGS = ("special", "normalized", "single_word", "lstrip", "rstrip")
 
@@ -72,13 +73,9 @@ class TokenRows(nn.Module):
 class RowSlot(Slot):
     """The rows of all adapters' new tokens, at an embedding or an output layer."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.ids: Tensor | None = None
-
     def rows(self) -> Iterator[TokenRows]:
         """Yield the rows of the active adapters."""
-        for key in self.active:
+        for key in self.keys:
             module = self.placed(key)
             assert isinstance(module, TokenRows)
             yield module
@@ -87,9 +84,9 @@ class RowSlot(Slot):
 def mask_new_ids(host: nn.Module, args: tuple[Any, ...]) -> Any:
     """Replace ids beyond the backbone's embedding by 0: the pre-hook of an embedding."""
     slot = host._modules[CHILD]
-    if not isinstance(slot, RowSlot) or not slot.active:
+    if not isinstance(slot, RowSlot) or not slot.keys:
         return args
-    slot.ids = args[0]
+    slot.keep(_IDS, args[0])
     size = host.get_parameter("weight").shape[0]
     return (args[0].where(args[0] < size, torch.zeros_like(args[0])), *args[1:])
 
@@ -97,9 +94,8 @@ def mask_new_ids(host: nn.Module, args: tuple[Any, ...]) -> Any:
 def put_rows(host: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
     """Insert the rows of new tokens: the forward hook of an embedding."""
     slot = host._modules[CHILD]
-    if not isinstance(slot, RowSlot) or slot.ids is None:
+    if not isinstance(slot, RowSlot) or (ids := slot.take(_IDS)) is None:
         return y
-    ids, slot.ids = slot.ids, None
     for module in slot.rows():
         y = module.look_up(ids, y, getattr(host, "embed_scale", 1.0))
     return y
@@ -168,18 +164,14 @@ class NewTokenRows:
             if not slot.sites:
                 drop_slot(self.model, path)
 
-    def switch(self, on: bool) -> None:
-        """Activate or deactivate the new tokens."""
+    def slots(self) -> Iterator[RowSlot]:
+        """Yield the slots that have the rows."""
         for path, _, _ in self._hosts():
             slot = self.model.get_submodule(path)._modules[CHILD]
             assert isinstance(slot, RowSlot)
-            slot.switch(self.key, on)
-        if on:
-            self._widen()
-        else:
-            self._narrow()
+            yield slot
 
-    def _widen(self) -> None:
+    def widen(self) -> None:
         """Extend the vocabulary size that losses read, and the bias that some models add."""
         size = self.model.get_input_embeddings().get_parameter("weight").shape[0]
         missing = self.tokens[-1].id + 1 - size
@@ -192,7 +184,8 @@ class NewTokenRows:
                 self.originals[name] = buffer
                 self.model._buffers[name] = F.pad(buffer, (0, missing))
 
-    def _narrow(self) -> None:
+    def narrow(self) -> None:
+        """Undo `widen`."""
         if self.originals:
             self.model.config.get_text_config().vocab_size = self.originals.pop("config")
             self.model._buffers.update(self.originals)

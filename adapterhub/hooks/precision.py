@@ -1,8 +1,9 @@
 """Trained parameters in fp32 on a bf16 or fp16 backbone.
 
 In bf16 or fp16 a small update is lost to rounding. So trained parameters are kept in fp32, and the
-module that holds one gets a copy in the backbone's dtype for each call. A task head computes in
-fp32.
+module that holds one gets a copy in the backbone's dtype for each call. Calls of several threads
+may overlap: any of their copies serves all, and the last call puts the parameter back. A task head
+computes in fp32.
 
 Hooks are plain functions that find their data on the module, so that a model with adapters can be
 copied, pickled and moved.
@@ -10,6 +11,7 @@ copied, pickled and moved.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,10 +26,14 @@ _MASTERS = "_adapterhub_masters"
 
 @dataclass
 class Masters:
-    """The fp32 parameters of a module, each with the dtype that the module computes in."""
+    """The fp32 parameters of a module, each with the dtype that the module computes in.
+
+    `calls` has the threads that are inside a call of the module.
+    """
 
     named: dict[str, tuple[nn.Parameter, torch.dtype]] = field(default_factory=dict)
     handles: list[RemovableHandle] = field(default_factory=list)
+    calls: set[int] = field(default_factory=set)
 
 
 def hold_in_fp32(module: nn.Module, name: str, dtype: torch.dtype) -> None:
@@ -60,9 +66,11 @@ def release_from_fp32(module: nn.Module, name: str) -> None:
 
 def lower(module: nn.Module, args: tuple[Any, ...]) -> Any:
     """Cast the parameters, and the input of a projection, to the backbone's dtype: a pre-hook."""
-    dtypes = set()
-    for name, (master, dtype) in module.__dict__[_MASTERS].named.items():
-        module._parameters[name] = master.to(dtype)
+    masters, dtypes = module.__dict__[_MASTERS], set()
+    if not torch.compiler.is_compiling():
+        masters.calls.add(threading.get_ident())
+    for name, (master, dtype) in masters.named.items():
+        module._parameters[name] = _copy_for_all(master, dtype)
         dtypes.add(dtype)
     if is_projection(module) and args and isinstance(args[0], Tensor):
         return (args[0].to(dtypes.pop()), *args[1:])
@@ -70,9 +78,22 @@ def lower(module: nn.Module, args: tuple[Any, ...]) -> Any:
 
 
 def put_back(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    """Restore the fp32 parameters: a forward hook."""
-    for name, (master, _) in module.__dict__[_MASTERS].named.items():
+    """Restore the fp32 parameters after the last of the overlapping calls: a forward hook."""
+    masters = module.__dict__[_MASTERS]
+    if not torch.compiler.is_compiling():
+        masters.calls.discard(threading.get_ident())
+        if masters.calls:
+            return
+    for name, (master, _) in masters.named.items():
         module._parameters[name] = master
+
+
+def _copy_for_all(master: nn.Parameter, dtype: torch.dtype) -> Any:
+    """Cast a parameter; other threads may use the copy to compute gradients, this one not."""
+    if torch.compiler.is_compiling():
+        return master.to(dtype)
+    with torch.inference_mode(False), torch.enable_grad():
+        return master.to(dtype)
 
 
 def raise_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

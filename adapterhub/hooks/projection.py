@@ -8,10 +8,11 @@ from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import CHILD, STREAM, Site, Stream
 from adapterhub.backbones.weights import read_bias, read_weight
-from adapterhub.hooks.slot import Mark, Slot, read_sublayer_input
+from adapterhub.hooks.slot import SUBLAYER_INPUT, Mark, Slot, read_sublayer_input
 from adapterhub.methods._site_module import InputModule, OutputModule, SiteModule
 
 _STREAM = "_adapterhub_stream"
+_RESIDUAL = "residual"
 
 
 class OutputSlot(Slot):
@@ -26,7 +27,6 @@ class OutputSlot(Slot):
         self.takes_input = False
         self.batch_dim = batch_dim
         self.norms: list[nn.Module | None] = []  # in a list, so that they are not child modules
-        self.residual: Tensor | None = None
 
     def placed(self, key: str) -> OutputModule | InputModule:
         """Return the module with a key."""
@@ -54,7 +54,7 @@ class OutputSlot(Slot):
         Returns:
             The new output, like y.
         """
-        inputs = (x, self.take_sublayer_input(), self._take_residual())
+        inputs = (x, self.take(SUBLAYER_INPUT), self.take(_RESIDUAL))
         return self.run(
             lambda key, *tensors: self._change_output(host, key, *tensors),
             y,
@@ -85,10 +85,6 @@ class OutputSlot(Slot):
             return module(source, y, *weight)  # type: ignore[no-any-return]
         return site.part.write(y, module(source, site.part.read(y), *weight))
 
-    def _take_residual(self) -> Tensor | None:
-        residual, self.residual = self.residual, None
-        return residual
-
     def _block(self, residual: Tensor, y: Tensor) -> Tensor:
         """Compute the input of the next sublayer: norm(r + postnorm(y))."""
         norm, postnorm = self.norms
@@ -99,7 +95,7 @@ class OutputSlot(Slot):
 def call_slot(host: nn.Module, args: tuple[Any, ...], y: Any) -> Any:
     """Change the output of a host: its forward hook."""
     slot = host._modules[CHILD]
-    return slot(host, args[0], y) if slot is not None and slot.active else y
+    return slot(host, args[0], y) if slot is not None and slot.keys else y
 
 
 def call_slot_before(host: nn.Module, args: tuple[Any, ...]) -> Any:
@@ -111,8 +107,8 @@ def call_slot_before(host: nn.Module, args: tuple[Any, ...]) -> Any:
 def capture_residual(module: nn.Module, args: tuple[Any, ...]) -> None:
     """Store the residual stream for the slots that read it: a forward pre-hook."""
     for slot in getattr(module, _STREAM):
-        if slot.active:
-            slot.residual = args[0]
+        if slot.keys:
+            slot.keep(_RESIDUAL, args[0])
 
 
 def _join_stream(model: nn.Module, slot: OutputSlot, stream: Stream) -> None:

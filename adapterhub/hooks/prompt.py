@@ -26,12 +26,21 @@ from transformers import PreTrainedModel
 from adapterhub.anatomy.positions import position_module
 from adapterhub.anatomy.sites import CHILD, Anatomy, Site
 from adapterhub.errors import SiteError
+from adapterhub.hooks.forward_pass import kept_values
 from adapterhub.hooks.slot import Slot
 from adapterhub.methods._site_module import EmbeddingModule
 
 _PROMPT = "_adapterhub_prompt"
+_ADDED = "added"
 _SEQUENCES = ("last_hidden_state", "hidden_states")
 _ENCODER_SEQUENCES = ("encoder_last_hidden_state", "encoder_hidden_states")
+
+
+class AddedTokens(NamedTuple):
+    """What the output of a stack needs to lose its virtual positions."""
+
+    tokens: int  # of the caller
+    rotation: Tensor | None  # (batch, 1), places by which each row was rotated
 
 
 class VirtualTokenBatch(NamedTuple):
@@ -104,9 +113,6 @@ class PromptSlot(Slot):
         self.strips = strips
         self.rotates = rotates
         self.counts = counts
-        self.tokens = 0
-        self.added = 0
-        self.rotation: Tensor | None = None
 
     def placed(self, key: str) -> EmbeddingModule:
         """Return the module with a key."""
@@ -116,9 +122,9 @@ class PromptSlot(Slot):
 
     def forward(self, batch: int) -> VirtualTokenBatch:
         """Return the virtual tokens of all active prompts for a batch of this many rows."""
-        plan = self.plan
+        keys, plan, _ = self.applied
         if plan is None or len(plan.groups) == 1:
-            keys = plan.groups[0] if plan else self.active
+            keys = plan.groups[0] if plan else keys
             prompt = torch.cat([self.placed(key)() for key in keys])
             return VirtualTokenBatch(prompt[None], None)
         copies = plan.copies(batch, self.where())
@@ -131,7 +137,7 @@ class PromptSlot(Slot):
 
     def skipped(self) -> int:
         """Return the number of positions left free in front of the tokens."""
-        return sum(self.placed(key).skipped_positions for key in self.active)
+        return sum(self.placed(key).skipped_positions for key in self.keys)
 
 
 def prompt_slot(anatomy: Anatomy, site: Site) -> PromptSlot:
@@ -195,15 +201,14 @@ def add_prompt(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     slot = root._modules[CHILD]
     if not isinstance(slot, PromptSlot):
         return None
-    slot.added, slot.rotation = 0, None
-    if not slot.active:
+    slot.take(_ADDED)
+    if not slot.keys:
         return None
     inputs = dict(zip(slot.names[: len(args)], args, strict=True)) | kwargs
     ids = inputs.get("input_ids")
     source = inputs["inputs_embeds"] if ids is None else ids
     virtual = slot(len(source))
     past = _past_length(inputs.get("past_key_values"))
-    slot.added = 0 if past else virtual.length
     before = past - virtual.length if past else 0  # the caller's tokens in the cache
     if inputs.get("attention_mask") is None and virtual.padding is not None:
         inputs["attention_mask"] = source.new_ones(
@@ -214,29 +219,32 @@ def add_prompt(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         inputs["position_ids"] = _counted(inputs, slot, before).expand(len(source), -1)
     if inputs.get("attention_mask") is not None:
         inputs["attention_mask"] = virtual.widen(inputs["attention_mask"])
-    _shift_positions(inputs, slot, virtual, before, skipped)
-    if slot.added:
-        _put_in_front(root, inputs, slot, virtual)
+    _shift_positions(inputs, slot, virtual, before, skipped, adds=not past)
+    if not past:
+        slot.keep(_ADDED, AddedTokens(source.shape[1], virtual.padding if slot.rotates else None))
+        _put_in_front(root, inputs, virtual)
         _rotate_inputs(inputs, slot, virtual)
     return (), inputs
 
 
-def _put_in_front(
-    root: nn.Module, inputs: dict[str, Any], slot: PromptSlot, virtual: VirtualTokenBatch
-) -> None:
+def _put_in_front(root: nn.Module, inputs: dict[str, Any], virtual: VirtualTokenBatch) -> None:
     tokens = inputs.pop("input_ids", None)
     embeds = inputs.get("inputs_embeds")
     if embeds is None:
         embeds = root.get_input_embeddings()(tokens)  # type: ignore[operator]
     prompt = virtual.tokens.to(embeds.dtype).expand(len(embeds), -1, -1)
-    slot.tokens = embeds.shape[1]
     inputs["inputs_embeds"] = torch.cat([prompt, embeds], dim=1)
     if inputs.get("token_type_ids") is not None:
         inputs["token_type_ids"] = F.pad(inputs["token_type_ids"], (prompt.shape[1], 0))
 
 
 def _shift_positions(
-    inputs: dict[str, Any], slot: PromptSlot, virtual: VirtualTokenBatch, before: int, skipped: int
+    inputs: dict[str, Any],
+    slot: PromptSlot,
+    virtual: VirtualTokenBatch,
+    before: int,
+    skipped: int,
+    adds: bool,
 ) -> None:
     positions = inputs.get("position_ids")
     first = 0 if slot.padding_idx is None else slot.padding_idx + 1
@@ -249,7 +257,7 @@ def _shift_positions(
     padding = 0 if virtual.padding is None else virtual.padding.to(positions.device)
     behind = positions + virtual.length + skipped - padding
     shifted = torch.where(positions < first, positions, behind)
-    if slot.added:
+    if adds:
         numbers = torch.arange(virtual.length, device=positions.device) - padding
         numbers = first + skipped + numbers.clamp_min(0)
         shifted = torch.cat([numbers.expand(len(shifted), -1), shifted], dim=1)
@@ -279,7 +287,6 @@ def _counted(inputs: dict[str, Any], slot: PromptSlot, before: int) -> Tensor:
 def _rotate_inputs(inputs: dict[str, Any], slot: PromptSlot, virtual: VirtualTokenBatch) -> None:
     if not slot.rotates or virtual.padding is None:
         return
-    slot.rotation = virtual.padding
     for name in ("inputs_embeds", "attention_mask", "position_ids", "token_type_ids"):
         if inputs.get(name) is not None:
             inputs[name] = _rotated(inputs[name], virtual.padding)
@@ -297,25 +304,26 @@ def strip_prompt(root: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     """Remove the virtual positions: the hook of a stack."""
     slot = root._modules[CHILD]
     assert isinstance(slot, PromptSlot)
-    added, slot.added = slot.added, 0
-    if not added or not slot.strips:
+    added: AddedTokens | None = slot.take(_ADDED)
+    if added is None or not slot.strips:
         return output
-    return _strip(output, _SEQUENCES, slot.tokens, slot.rotation)
+    return _strip(output, _SEQUENCES, *added)
 
 
 def strip_body(body: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     """Remove the virtual positions in front of a pooler: it reads the caller's first token."""
     (slot,) = getattr(body, _PROMPT)
-    if not slot.added or not slot.strips:
+    added: AddedTokens | None = kept_values(slot).get(_ADDED)
+    if added is None or not slot.strips:
         return output
-    return _strip(output, _SEQUENCES, slot.tokens, slot.rotation)
+    return _strip(output, _SEQUENCES, *added)
 
 
 def widen_encoder_mask(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Extend the mask over the encoder to its virtual tokens: the pre-hook of a decoder."""
     (slot,) = getattr(decoder, _PROMPT)
     states, mask = kwargs.get("encoder_hidden_states"), kwargs.get("encoder_attention_mask")
-    if not slot.active or states is None:
+    if not slot.keys or states is None:
         return args, kwargs
     virtual = slot(len(states))
     if mask is None and virtual.padding is not None:
@@ -331,7 +339,7 @@ def widen_encoder_mask(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[s
 def strip_encoder_output(model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     """Remove the encoder's virtual positions from the output: the hook of an encoder-decoder."""
     (slot,) = getattr(model, _PROMPT)
-    if not slot.active or isinstance(output, tuple):
+    if not slot.keys or isinstance(output, tuple):
         return output
     states = output.get("encoder_last_hidden_state")
     if states is None:

@@ -20,13 +20,14 @@ from adapterhub.anatomy.sites import CHILD
 from adapterhub.hooks.slot import Slot
 from adapterhub.methods._site_module import Positions, PrefixModule
 
+_PAST = "past"
+
 
 class RelativeBias:
-    """The bias of one attention: the module that computes it, and the tokens in the KV cache."""
+    """The bias of one attention, and the module that computes it."""
 
     def __init__(self, source: nn.Module) -> None:
         self.source: Any = source
-        self.past: Any = 0
 
     def widen(self, bias: Tensor, lengths: Mapping[str, int], slot: Slot) -> Tensor:
         """Extend the bias to keys of prefixes.
@@ -46,7 +47,7 @@ class RelativeBias:
             bias.shape[2],
             total + bias.shape[3],
             device=bias.device,
-            past_seen_tokens=self.past + shift,
+            past_seen_tokens=slot.take(_PAST, 0) + shift,
         ).to(bias.dtype)
         columns, end = [wide[..., total:]], total
         for name, length in lengths.items():
@@ -66,6 +67,7 @@ def _positions(module: nn.Module) -> Positions:
 def note_past(host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Store how many tokens the KV cache holds: the pre-hook of an attention."""
     slot, cache = host._modules[CHILD], kwargs.get("past_key_values")
+    assert isinstance(slot, Slot)
     past = 0 if cache is None else cache.get_seq_length(host.layer_idx)
     # A static cache counts on in place while the attention runs.
-    slot.bias.past = past.clone() if isinstance(past, Tensor) else past  # type: ignore[union-attr]
+    slot.keep(_PAST, past.clone() if isinstance(past, Tensor) else past)

@@ -14,8 +14,16 @@ from torch.utils.hooks import RemovableHandle
 
 from adapterhub.anatomy.sites import CHILD, Site
 from adapterhub.hooks.composition import ApplyModule, BatchPlan, through
+from adapterhub.hooks.forward_pass import (
+    NO_MODULES,
+    AppliedModules,
+    ModelScope,
+    current_entry,
+    kept_values,
+)
 
-_SUBLAYER_INPUT = "_adapterhub_sublayer_input"
+SUBLAYER_INPUT = "sublayer_input"
+_SUBLAYER_MARK = "_adapterhub_sublayer_input"
 
 
 class Mark:
@@ -38,16 +46,35 @@ class Mark:
 
 
 class Slot(nn.Module):
-    """The one child that a host gets: the modules of all adapters there, and which are active."""
+    """The one child that a host gets: the modules of all adapters there, and which are active.
+
+    `active` is what applies where the context has no entry for the model, `scope`.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.active: tuple[str, ...] = ()
-        self.plan: BatchPlan | None = None
+        self.active = NO_MODULES
+        self.scope = ModelScope()
         self.sites: dict[str, Site] = {}
         self.handles: list[RemovableHandle | Mark] = []
         self.input_host: str | None = None
-        self.sublayer_input: Tensor | None = None
+        self.traced: dict[str, Any] = {}  # what hooks keep for each other in a compiled model
+
+    @property
+    def applied(self) -> AppliedModules:
+        """What applies in this call."""
+        entry = current_entry(self.scope)
+        return self.active if entry is None else entry.table.get(self, NO_MODULES)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of the modules that apply in this call."""
+        return self.applied.keys
+
+    @property
+    def plan(self) -> BatchPlan | None:
+        """The rows of this call that go through which modules; None: all through all."""
+        return self.applied.plan
 
     def add(self, key: str, site: Site, module: nn.Module) -> None:
         """Add a module, inactive.
@@ -61,13 +88,16 @@ class Slot(nn.Module):
         self.sites[key] = site
 
     def remove(self, key: str) -> None:
-        """Remove a module."""
-        self.switch(key, on=False)
+        """Remove a module, which is not active."""
         del self._modules[key], self.sites[key]
 
-    def switch(self, key: str, on: bool) -> None:
-        """Activate a module, behind those that are active, or deactivate it."""
-        self.active = tuple(k for k in self.active if k != key) + ((key,) if on else ())
+    def keep(self, name: str, value: Any) -> None:
+        """Keep a value for a later hook of the same forward pass."""
+        kept_values(self)[name] = value
+
+    def take(self, name: str, default: Any = None) -> Any:
+        """Return a value that an earlier hook of the same forward pass kept, and forget it."""
+        return kept_values(self).pop(name, default)
 
     def run(self, apply: ApplyModule, y: Tensor, *others: Any, dim: int = 0) -> Tensor:
         """Pass y through the active modules, one after the other or as the plan says.
@@ -81,18 +111,14 @@ class Slot(nn.Module):
         Returns:
             y', like y.
         """
-        if self.plan is not None:
-            return self.plan.run(apply, y, others, dim, self.where())
-        return through(self.active, y, lambda key, y: apply(key, y, *others))
+        keys, plan, _ = self.applied
+        if plan is not None:
+            return plan.run(apply, y, others, dim, self.where())
+        return through(keys, y, lambda key, y: apply(key, y, *others))
 
     def where(self) -> str:
         """Return the id of the site, for messages."""
         return next(iter(self.sites.values())).id
-
-    def take_sublayer_input(self) -> Tensor | None:
-        """Return the captured input of the sublayer, and forget it."""
-        x, self.sublayer_input = self.sublayer_input, None
-        return x
 
     def placed(self, key: str) -> nn.Module:
         """Return the module with a key."""
@@ -100,12 +126,16 @@ class Slot(nn.Module):
         assert module is not None
         return module
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Tensors of a forward pass belong to a graph, and cannot be copied.
+        return self.__dict__ | {"traced": {}}
+
 
 def capture_input(module: nn.Module, args: tuple[Any, ...]) -> None:
     """Store the input of a sublayer for the slots that read it: a forward pre-hook."""
-    for slot in getattr(module, _SUBLAYER_INPUT):
-        if slot.active:
-            slot.sublayer_input = args[0]
+    for slot in getattr(module, _SUBLAYER_MARK):
+        if slot.keys:
+            slot.keep(SUBLAYER_INPUT, args[0])
 
 
 def read_sublayer_input(model: nn.Module, slot: Slot, path: str | None) -> None:
@@ -120,7 +150,7 @@ def read_sublayer_input(model: nn.Module, slot: Slot, path: str | None) -> None:
         return
     slot.input_host = path
     module = model.get_submodule(path)
-    slot.handles.append(Mark(module, _SUBLAYER_INPUT, slot))
+    slot.handles.append(Mark(module, _SUBLAYER_MARK, slot))
     # First of all pre-hooks: others may change the input.
     slot.handles.append(module.register_forward_pre_hook(capture_input, prepend=True))
 

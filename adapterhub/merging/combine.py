@@ -203,7 +203,7 @@ def combine(
     rule = _rule(how, weights, density, rank, seed, len(adapters))
     refuse_unmergeable(adapters)
     _warn_of_other_labels(adapters)
-    with activated(get_state(model), ((),)):
+    with activated(get_state(model), ()):
         updates = _combined(adapters, rule)
     with bare(model) as state, skip_init():
         adapter = build_adapter(state, _methods(adapters, updates), name)

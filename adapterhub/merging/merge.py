@@ -151,13 +151,13 @@ def merge(
     refuse_unmergeable(adapters, requantize)
     if requantize and tolerance is None:
         tolerance = math.inf
-    compositions = state.compositions
+    (composition,) = state.compositions
     heads = [adapter.head.lowered() for adapter in adapters if adapter.head]
-    with activated(state, (tuple(adapter.name for adapter in adapters),)):
+    with activated(state, tuple(adapter.name for adapter in adapters)):
         parameters, attributes = _swaps(adapters), _identity(model, adapters)
         head = heads[-1] if heads else None
         record = Merge(adapters, probe(model), parameters, attributes, head)
-    state.activate(((),))
+    state.activate(())
     for adapter in adapters:
         adapter.detach()
     record.swap(on=True)
@@ -165,7 +165,7 @@ def merge(
         record.differences, record.tolerances = compare_outputs(record.expected, model, tolerance)
     except BaseException:
         record.swap(on=False)
-        state.reattach(adapters, compositions)
+        state.reattach(adapters, composition)
         raise
     setattr(model, _RECORDS, [*getattr(model, _RECORDS, ()), (state, record)])
     return record
@@ -195,7 +195,7 @@ def unmerge(model: PreTrainedModel) -> tuple[Adapter, ...]:
         delattr(model, _RECORDS)
     record.swap(on=False)
     adapters: tuple[Adapter, ...] = record.adapters
-    state.reattach(adapters, (tuple(adapter.name for adapter in adapters),))
+    state.reattach(adapters, tuple(adapter.name for adapter in adapters))
     return adapters
 
 

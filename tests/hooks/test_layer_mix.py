@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import adapterhub as ah
+from adapterhub.hooks.forward_pass import AppliedModules, kept_values
 from adapterhub.hooks.layer_mix import mix_slot
 
 
@@ -35,7 +36,7 @@ def hidden_states(model):
 def test_a_module_reads_the_states_of_all_layers_and_replaces_the_last():
     bare = hidden_states(tiny_models.model("bert", "features"))
     model, slot, recorder = with_recorder("bert")
-    slot.switch("recorder-0", on=True)
+    slot.active = AppliedModules(("recorder-0",))
     with torch.no_grad():
         output = model(**tiny_models.batch()).last_hidden_state
     assert len(recorder.states) == 2
@@ -49,15 +50,15 @@ def test_an_inactive_slot_records_nothing():
     expected = hidden_states(tiny_models.model("bert", "features"))
     for state, other in zip(hidden_states(model), expected, strict=True):
         assert torch.equal(state, other)
-    assert slot.states == {}
+    assert not kept_values(slot)
     assert not hasattr(recorder, "y")
 
 
 def test_states_are_released_after_the_forward_pass():
     model, slot, _ = with_recorder("bert")
-    slot.switch("recorder-0", on=True)
+    slot.active = AppliedModules(("recorder-0",))
     model(**tiny_models.batch())
-    assert slot.states == {}
+    assert not kept_values(slot)
 
 
 def test_one_slot_serves_all_modules_of_a_stack():

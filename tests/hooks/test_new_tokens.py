@@ -8,6 +8,7 @@ import torch
 
 from adapterhub.errors import AttachError
 from adapterhub.files.manifest import NewToken
+from adapterhub.hooks.forward_pass import NO_MODULES, AppliedModules
 from adapterhub.hooks.new_tokens import MAX_NEW, TokenRows, new_token_rows
 
 VOCAB = tiny_models.VOCAB
@@ -48,6 +49,12 @@ def test_rows_that_a_resized_model_already_has_are_kept():
     assert torch.equal(rows.input.rows[0].detach(), table[VOCAB - 1])
 
 
+def switch(rows, applied):
+    for slot in rows.slots():
+        slot.active = applied
+    (rows.widen if applied.keys else rows.narrow)()
+
+
 @pytest.mark.parametrize(("architecture", "tied"), [("gpt2", True), ("llama", False)])
 def test_a_tied_output_layer_shares_the_rows(architecture, tied):
     _, rows = rows_on(architecture)
@@ -64,9 +71,9 @@ def test_the_model_accepts_new_ids_only_while_the_rows_are_active():
         expected = model(plain).logits
         rows.inject()
         assert torch.equal(model(plain).logits, expected)
-        rows.switch(True)
+        switch(rows, AppliedModules((rows.key,)))
         assert model(ids).logits.shape[-1] == model.config.vocab_size == VOCAB + 2
-        rows.switch(False)
+        switch(rows, NO_MODULES)
         rows.eject()
         assert torch.equal(model(plain).logits, expected)
     assert model.config.vocab_size == VOCAB

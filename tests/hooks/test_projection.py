@@ -6,6 +6,7 @@ import tiny_models
 import torch
 
 import adapterhub as ah
+from adapterhub.hooks.forward_pass import AppliedModules
 from adapterhub.hooks.projection import output_slot
 from adapterhub.methods._site_module import InputModule
 
@@ -56,7 +57,7 @@ def test_a_parallel_adapter_reads_the_unchanged_input():
         site = ah.anatomy_of(model).sites["encoder.0.ffn.up"]
         slot = output_slot(model, site, double := Double())
         slot.add("x-2", site, double)
-        slot.switch("x-2", on=True)
+        slot.active = AppliedModules(("x-2",))
         if not parallel_first:
             tiny_models.scramble(ah.attach(model, "parallel"))
         layer = model.bert.encoder.layer[0]

@@ -12,6 +12,7 @@ from torch import nn
 import adapterhub as ah
 from adapterhub.anatomy.sites import CHILD
 from adapterhub.hooks.composition import BatchPlan
+from adapterhub.hooks.forward_pass import AppliedModules
 from adapterhub.hooks.slot import Mark, Slot, drop_slot
 
 
@@ -45,25 +46,20 @@ def test_added_modules_are_inactive(slot):
 
 
 def test_active_modules_run_in_the_order_of_activation(slot):
-    slot.switch("twice", on=True)
-    slot.switch("next", on=True)
+    slot.active = AppliedModules(("twice", "next"))
     assert run(slot, [3.0]) == [7.0]
-    slot.switch("twice", on=True)
-    assert run(slot, [3.0]) == [8.0], "a module that is switched on again moves to the end"
-    slot.switch("next", on=False)
-    assert run(slot, [3.0]) == [6.0]
+    slot.active = AppliedModules(("next", "twice"))
+    assert run(slot, [3.0]) == [8.0]
 
 
 def test_a_plan_overrides_the_active_modules(slot):
-    slot.switch("twice", on=True)
-    slot.plan = BatchPlan([("next",), (), ("twice", "next")])
+    plan = BatchPlan([("next",), (), ("twice", "next")])
+    slot.active = AppliedModules(("twice", "next"), plan)
     assert run(slot, [[3.0], [3.0], [3.0]]) == [[4.0], [3.0], [7.0]]
 
 
-def test_a_removed_module_is_inactive_and_gone(slot):
-    slot.switch("twice", on=True)
+def test_a_removed_module_is_gone(slot):
     slot.remove("twice")
-    assert slot.active == ()
     assert set(slot.sites) == {"next"}
     assert dict(slot.named_children()).keys() == {"next"}
 

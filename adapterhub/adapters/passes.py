@@ -1,0 +1,215 @@
+"""A forward pass takes what is active when it begins, and says so if that changed under it.
+
+Hooks on the model and on its stacks begin and end a pass. Modules at sites belong to the pass; the
+head, labels and backbone parameters of active adapters are parts of the model, which all threads
+share. Where another thread exchanged such a part during a pass, its output may be of neither state,
+and an error takes its place.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from adapterhub.adapters.activation import Activation, PerRowActivation, StackActivation
+from adapterhub.adapters.adapter import Adapter
+from adapterhub.adapters.parts import LABEL_FIELDS, set_labels
+from adapterhub.errors import AttachError
+from adapterhub.hooks.forward_pass import (
+    ContextEntry,
+    ModelScope,
+    RecomputedInContext,
+    current_entry,
+    kept_values,
+    set_entry,
+)
+from adapterhub.hooks.slot import Mark
+
+# Held while what is attached or active changes: a pass begins before or after, not in between.
+STRUCTURE_LOCK = threading.RLock()
+_PASSES = "_adapterhub_passes"
+_RELABELLED = "relabelled"
+
+
+class BegunPass(NamedTuple):
+    """What a pass began with."""
+
+    module: nn.Module  # whose call it is
+    adapters: tuple[Adapter, ...]
+    replacements: int
+    relabellings: int | None  # None: no labels were given
+
+
+class ForwardPasses:
+    """The passes of one model, in all threads.
+
+    `active` is what a pass without a route takes, `replacing` the activation whose heads, labels
+    and parameters are in the model, if any.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.scope = ModelScope()
+        self.active: Activation = StackActivation()
+        self.attached: Mapping[str, Adapter] = {}
+        self.replacing: Any = None
+        self.replacements = 0
+        self.relabellings = 0
+        self.arguments = tuple(inspect.signature(model.forward).parameters)
+        self.handles: list[Any] = []
+        self.checkpointed = [m for m in model.modules() if hasattr(m, "gradient_checkpointing")]
+        self.labels: dict[str, Any] = {}
+
+    def watch(self, modules: list[nn.Module]) -> None:
+        """Begin and end a pass with the calls of these modules: the model and its stacks."""
+        for module in modules:
+            self.handles += [
+                Mark(module, _PASSES, self),
+                module.register_forward_pre_hook(begin_pass, prepend=True, with_kwargs=True),
+                module.register_forward_hook(end_pass, always_call=True),
+            ]
+
+    def unwatch(self) -> None:
+        """Undo `watch`."""
+        for handle in self.handles:
+            handle.remove()
+        self.handles = []
+        for module in self.checkpointed:
+            function = getattr(module, "_gradient_checkpointing_func", None)
+            if isinstance(function, RecomputedInContext):
+                module._gradient_checkpointing_func = function.checkpoint  # type: ignore[assignment]
+
+    def replace(self, activation: Any) -> None:
+        """Exchange the activation whose heads, labels and parameters are in the model."""
+        if self.replacing is activation:
+            return
+        before, self.replacing = self.replacing, None
+        self.replacements += 1
+        if before is not None:
+            before.off()
+        if activation is not None:
+            activation.on()
+        self.replacing = activation
+
+    def begin(self, module: nn.Module, inputs: Mapping[str, Any]) -> None:
+        """Begin a pass: it takes what is active, unless it belongs to a route or another pass.
+
+        Raises:
+            AttachError: what is active is not in the model while another thread's route is open.
+        """
+        entry, whole = current_entry(self.scope), module is self.model
+        if whole and torch.is_grad_enabled() and module.training:
+            self._recompute_in_context()
+        labelled = whole and inputs.get("labels") is not None
+        if entry is not None and not isinstance(entry.owner, BegunPass):
+            if labelled and isinstance(entry.owner, PerRowActivation):
+                self._relabel(entry.owner)
+            return
+        if entry is not None and not whole:
+            return
+        with STRUCTURE_LOCK:
+            self._refuse_suspended()
+            begun = BegunPass(
+                module,
+                tuple(self.active.adapters),
+                self.replacements,
+                self.relabellings if labelled else None,
+            )
+            set_entry(self.scope, ContextEntry(self.active.table, begun))
+
+    def end(self, module: nn.Module) -> None:
+        """End a pass.
+
+        Raises:
+            AttachError: another thread changed what the pass computed with.
+        """
+        entry = current_entry(self.scope)
+        if entry is None:
+            return
+        if isinstance(entry.owner, BegunPass):
+            if entry.owner.module is module:
+                set_entry(self.scope, None)
+                self._check(entry.owner)
+        elif module is self.model:
+            self._restore_labels()
+
+    def _check(self, begun: BegunPass) -> None:
+        lost = [a.name for a in begun.adapters if self.attached.get(a.name) is not a]
+        if lost:
+            _refuse_overlap(f"another thread detached {', '.join(map(repr, lost))}")
+        if begun.replacements != self.replacements:
+            _refuse_overlap("another thread exchanged heads or backbone parameters")
+        if begun.relabellings not in (None, self.relabellings):
+            _refuse_overlap("another thread computed a loss with other labels")
+
+    def _refuse_suspended(self) -> None:
+        if self.active.replaces and self.replacing is not self.active:
+            names = ", ".join(repr(adapter.name) for adapter in self.active.adapters)
+            raise AttachError(
+                f"the head, labels or backbone parameters of {names} are not in the model while "
+                "another thread has a route open",
+                expected="adapters without a head, or a route in every thread",
+                hint=f"route(model, [{names}] * rows), or activate(model) and routes only",
+            )
+
+    def _relabel(self, activation: PerRowActivation) -> None:
+        """Set the labels of a route for the loss of one pass."""
+        with STRUCTURE_LOCK:
+            kept = kept_values(self.scope)
+            if not self.labels:
+                self.labels = {name: getattr(self.model.config, name) for name in LABEL_FIELDS}
+            set_labels(self.model, activation.labels())
+            self.relabellings += 1
+            kept[_RELABELLED] = self.relabellings
+
+    def _restore_labels(self) -> None:
+        count = kept_values(self.scope).pop(_RELABELLED, None)
+        if count is None:
+            return
+        with STRUCTURE_LOCK:
+            if count != self.relabellings:
+                _refuse_overlap("another thread computed a loss with other labels")
+            self.restore_labels()
+
+    def restore_labels(self) -> None:
+        """Set the labels as they were before a pass of a route."""
+        if self.labels:
+            set_labels(self.model, self.labels)
+            self.labels = {}
+
+    def _recompute_in_context(self) -> None:
+        for module in self.checkpointed:
+            if module.gradient_checkpointing:
+                function = module._gradient_checkpointing_func
+                if not isinstance(function, RecomputedInContext):
+                    module._gradient_checkpointing_func = RecomputedInContext(function)  # type: ignore[assignment, arg-type]
+
+
+def begin_pass(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Begin a pass: the first forward pre-hook of a model and of its stacks."""
+    if torch.compiler.is_compiling():
+        return
+    (passes,) = getattr(module, _PASSES)
+    passes.begin(module, dict(zip(passes.arguments, args, strict=False)) | kwargs)
+
+
+def end_pass(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    """End a pass: the last forward hook of a model and of its stacks."""
+    if torch.compiler.is_compiling():
+        return
+    (passes,) = getattr(module, _PASSES)
+    passes.end(module)
+
+
+def _refuse_overlap(what: str) -> None:
+    raise AttachError(
+        f"{what} during this forward pass, whose output may be of neither state",
+        expected="no such change while other threads compute",
+        hint="compute again; routes are not affected by activate(...)",
+    )
