@@ -123,8 +123,8 @@ class ForwardPasses:
             )
             set_entry(self.scope, ContextEntry(self.active.table, begun))
 
-    def end(self, module: nn.Module) -> None:
-        """End a pass.
+    def end(self, module: nn.Module, finished: bool) -> None:
+        """End a pass; one that did not finish has an error of its own.
 
         Raises:
             AttachError: another thread changed what the pass computed with.
@@ -135,9 +135,10 @@ class ForwardPasses:
         if isinstance(entry.owner, BegunPass):
             if entry.owner.module is module:
                 set_entry(self.scope, None)
-                self._check(entry.owner)
+                if finished:
+                    self._check(entry.owner)
         elif module is self.model:
-            self._restore_labels()
+            self._restore_labels(finished)
 
     def _check(self, begun: BegunPass) -> None:
         lost = [a.name for a in begun.adapters if self.attached.get(a.name) is not a]
@@ -168,14 +169,16 @@ class ForwardPasses:
             self.relabellings += 1
             kept[_RELABELLED] = self.relabellings
 
-    def _restore_labels(self) -> None:
+    def _restore_labels(self, finished: bool) -> None:
         count = kept_values(self.scope).pop(_RELABELLED, None)
         if count is None:
             return
         with STRUCTURE_LOCK:
-            if count != self.relabellings:
-                _refuse_overlap("another thread computed a loss with other labels")
-            self.restore_labels()
+            alone = count == self.relabellings
+            if alone:
+                self.restore_labels()
+        if finished and not alone:
+            _refuse_overlap("another thread computed a loss with other labels")
 
     def restore_labels(self) -> None:
         """Set the labels as they were before a pass of a route."""
@@ -204,7 +207,7 @@ def end_pass(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
     if torch.compiler.is_compiling():
         return
     (passes,) = getattr(module, _PASSES)
-    passes.end(module)
+    passes.end(module, output is not None)
 
 
 def _refuse_overlap(what: str) -> None:

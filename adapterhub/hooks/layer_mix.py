@@ -14,7 +14,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import CHILD, Anatomy, Site
-from adapterhub.hooks.forward_pass import kept_values
 from adapterhub.hooks.slot import Mark, Slot
 
 _MIX = "_adapterhub_mix"
@@ -80,7 +79,7 @@ def keep_output(layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
     """Store the output of a layer: the forward hook of all but the last."""
     ((slot, number),) = getattr(layer, _MIX)
     if slot.keys:
-        kept_values(slot)[_STATES][number] = _hidden(output)
+        slot.kept(_STATES)[number] = _hidden(output)
 
 
 def mix_outputs(layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
@@ -89,7 +88,7 @@ def mix_outputs(layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     if not slot.keys:
         return output
     computes_again = layer.training and getattr(layer, "gradient_checkpointing", False)
-    kept = kept_values(slot)[_STATES] if computes_again else slot.take(_STATES)
+    kept = slot.kept(_STATES) if computes_again else slot.take(_STATES)
     mixed = slot(_hidden(output), kept)
     return mixed if isinstance(output, Tensor) else (mixed, *output[1:])
 

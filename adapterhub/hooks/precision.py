@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from adapterhub.anatomy.projections import is_projection
 
 _MASTERS = "_adapterhub_masters"
+_EXCHANGE = threading.Lock()  # held for an exchange of parameters, not for a call
 
 
 @dataclass
@@ -66,26 +67,30 @@ def release_from_fp32(module: nn.Module, name: str) -> None:
 
 def lower(module: nn.Module, args: tuple[Any, ...]) -> Any:
     """Cast the parameters, and the input of a projection, to the backbone's dtype: a pre-hook."""
-    masters, dtypes = module.__dict__[_MASTERS], set()
-    if not torch.compiler.is_compiling():
-        masters.calls.add(threading.get_ident())
-    for name, (master, dtype) in masters.named.items():
-        module._parameters[name] = _copy_for_all(master, dtype)
-        dtypes.add(dtype)
+    masters = module.__dict__[_MASTERS]
+    copies = {name: _copy_for_all(*master) for name, master in masters.named.items()}
+    if torch.compiler.is_compiling():
+        module._parameters.update(copies)
+    else:
+        with _EXCHANGE:
+            masters.calls.add(threading.get_ident())
+            module._parameters.update(copies)
     if is_projection(module) and args and isinstance(args[0], Tensor):
-        return (args[0].to(dtypes.pop()), *args[1:])
+        return (args[0].to(next(iter(copies.values())).dtype), *args[1:])
     return args
 
 
 def put_back(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
     """Restore the fp32 parameters after the last of the overlapping calls: a forward hook."""
     masters = module.__dict__[_MASTERS]
-    if not torch.compiler.is_compiling():
+    originals = {name: master for name, (master, _) in masters.named.items()}
+    if torch.compiler.is_compiling():
+        module._parameters.update(originals)
+        return
+    with _EXCHANGE:
         masters.calls.discard(threading.get_ident())
-        if masters.calls:
-            return
-    for name, (master, _) in masters.named.items():
-        module._parameters[name] = master
+        if not masters.calls:
+            module._parameters.update(originals)
 
 
 def _copy_for_all(master: nn.Parameter, dtype: torch.dtype) -> Any:

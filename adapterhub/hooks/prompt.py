@@ -26,7 +26,6 @@ from transformers import PreTrainedModel
 from adapterhub.anatomy.positions import position_module
 from adapterhub.anatomy.sites import CHILD, Anatomy, Site
 from adapterhub.errors import SiteError
-from adapterhub.hooks.forward_pass import kept_values
 from adapterhub.hooks.slot import Slot
 from adapterhub.methods._site_module import EmbeddingModule
 
@@ -313,7 +312,7 @@ def strip_prompt(root: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
 def strip_body(body: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     """Remove the virtual positions in front of a pooler: it reads the caller's first token."""
     (slot,) = getattr(body, _PROMPT)
-    added: AddedTokens | None = kept_values(slot).get(_ADDED)
+    added: AddedTokens | None = slot.kept(_ADDED)
     if added is None or not slot.strips:
         return output
     return _strip(output, _SEQUENCES, *added)

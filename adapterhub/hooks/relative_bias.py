@@ -47,7 +47,7 @@ class RelativeBias:
             bias.shape[2],
             total + bias.shape[3],
             device=bias.device,
-            past_seen_tokens=slot.take(_PAST, 0) + shift,
+            past_seen_tokens=slot.kept(_PAST, 0) + shift,
         ).to(bias.dtype)
         columns, end = [wide[..., total:]], total
         for name, length in lengths.items():

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from adapterhub.anatomy.sites import CHILD, Site
+from adapterhub.errors import AttachError
 from adapterhub.hooks.composition import ApplyModule, BatchPlan, through
 from adapterhub.hooks.forward_pass import (
     NO_MODULES,
@@ -95,6 +96,10 @@ class Slot(nn.Module):
         """Keep a value for a later hook of the same forward pass."""
         kept_values(self)[name] = value
 
+    def kept(self, name: str, default: Any = None) -> Any:
+        """Return a value that an earlier hook of the same forward pass kept."""
+        return kept_values(self).get(name, default)
+
     def take(self, name: str, default: Any = None) -> Any:
         """Return a value that an earlier hook of the same forward pass kept, and forget it."""
         return kept_values(self).pop(name, default)
@@ -121,9 +126,14 @@ class Slot(nn.Module):
         return next(iter(self.sites.values())).id
 
     def placed(self, key: str) -> nn.Module:
-        """Return the module with a key."""
-        module = self._modules[key]
-        assert module is not None
+        """Return the module with a key.
+
+        Raises:
+            AttachError: another thread has removed it during this forward pass.
+        """
+        module = self._modules.get(key)
+        if module is None:
+            raise AttachError(f"another thread detached {key!r} during this forward pass")
         return module
 
     def __getstate__(self) -> dict[str, Any]:

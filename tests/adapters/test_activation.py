@@ -7,7 +7,13 @@ import tiny_models
 import torch
 
 import adapterhub as ah
-from adapterhub.adapters.activation import PerRowActivation, StackActivation, activation_of
+from adapterhub.adapters.activation import (
+    AverageActivation,
+    PerRowActivation,
+    StackActivation,
+    activation_of,
+    route_activation_of,
+)
 from adapterhub.adapters.parts import LABEL_FIELDS
 from adapterhub.adapters.state import get_state
 from adapterhub.errors import AttachError
@@ -27,35 +33,48 @@ def labels(model):
 
 
 @pytest.mark.parametrize(
-    ("compositions", "kind"),
+    ("composition", "kind"),
     [
-        ([("a", "b")], StackActivation),
-        ([()], StackActivation),
-        (["a", "b", ()], PerRowActivation),
-        ([ah.Average(["a", "b"])], PerRowActivation),
+        (("a", "b"), StackActivation),
+        ((), StackActivation),
+        (ah.Average(["a", "b"]), AverageActivation),
     ],
 )
-def test_off_undoes_on(model, compositions, kind):
+def test_off_undoes_on(model, composition, kind):
     before, bare = labels(model), model(**tiny_models.batch()).logits
     modules = [name for name, _ in model.named_modules()]
-    activation = activation_of(model, get_state(model).adapters, compositions)
+    activation = activation_of(model, get_state(model).adapters, composition)
     assert isinstance(activation, kind)
+    assert activation.replaces == (composition != ())
+    activation.prepare()
     activation.on()
-    changed = model(**tiny_models.batch()).logits
-    assert torch.equal(changed, bare) == (compositions == [()])
     activation.off()
+    activation.close()
     assert torch.equal(model(**tiny_models.batch()).logits, bare)
     assert labels(model) == before
     assert [name for name, _ in model.named_modules()] == modules
 
 
-def test_a_stack_without_one_adapter_keeps_the_others_active(model):
+@pytest.mark.parametrize(
+    ("compositions", "kind"),
+    [
+        (["a", "b", ()], PerRowActivation),
+        (["a", "a"], PerRowActivation),
+        (["biases", "biases"], StackActivation),
+    ],
+)
+def test_a_route_replaces_parts_of_the_model_only_for_one_adapter(model, compositions, kind):
+    ah.attach(model, "bitfit", name="biases")
+    activation = route_activation_of(model, get_state(model).adapters, compositions)
+    assert type(activation) is kind
+    assert activation.replaces == (kind is StackActivation)
+
+
+def test_a_stack_without_one_adapter_keeps_the_others(model):
     state = get_state(model)
     ah.activate(model, "a", "b")
     rest = state.activation.without(state.adapters["a"])
     assert rest.compositions == (("b",),)
-    assert not state.adapters["a"].active
-    assert state.adapters["b"].active
 
 
 def test_an_average_cannot_lose_a_part(model):
@@ -68,6 +87,6 @@ def test_an_average_cannot_lose_a_part(model):
 def test_adapters_that_change_the_whole_batch_are_not_routed(model):
     ah.attach(model, "bitfit", name="biases")
     with pytest.raises(AttachError, match="cannot be routed per row") as error:
-        activation_of(model, get_state(model).adapters, ["a", "biases"])
+        route_activation_of(model, get_state(model).adapters, ["a", "biases"])
     assert error.value.offenders == ("'biases': bitfit",)
     assert "lora" in error.value.expected

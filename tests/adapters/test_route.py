@@ -36,14 +36,14 @@ def test_an_error_inside_closes_the_route(model):
     with pytest.raises(ZeroDivisionError), ah.route(model, ["a", "b"]):
         raise ZeroDivisionError
     state = get_state(model)
-    assert state.routes == 0
+    assert state.routes == []
     assert state.compositions == (("a",),)
 
 
 def test_routes_nest(model):
     with ah.route(model, ["a", "b"]), ah.route(model, ["b"]):
-        assert get_state(model).compositions == (("b",),)
-    assert get_state(model).routes == 0
+        assert get_state(model).compositions == ("b",)
+    assert get_state(model).routes == []
 
 
 def test_logits_of_another_batch_are_not_split(model):

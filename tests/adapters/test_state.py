@@ -49,7 +49,7 @@ def test_activated_restores_what_was_active():
     model = two_adapters()
     ah.activate(model, ah.Average(["a", "b"]))
     before = model(**tiny_models.batch()).logits
-    with activated(get_state(model), (("b",),)):
+    with activated(get_state(model), "b"):
         assert active(model) == ["b"]
     assert torch.equal(model(**tiny_models.batch()).logits, before)
 
@@ -58,7 +58,7 @@ def test_a_failed_activation_leaves_what_was_active():
     model = two_adapters()
     ah.activate(model, "a")
     with pytest.raises(AttachError, match="no adapter named 'c'"):
-        get_state(model).activate((("b", "c"),))
+        get_state(model).activate(("b", "c"))
     assert active(model) == ["a"]
 
 

@@ -181,7 +181,7 @@ def scramble(adapter: Any, seed: int = 1, std: float = 0.2) -> None:
             tensor.add_(noise, alpha=std / 10 if of_backbone else std)
 
 
-def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
+def enable_gradient_checkpointing(model: PreTrainedModel, **options: Any) -> None:
     """Enable gradient checkpointing; transformers renamed the method in 5.23."""
     new, old = "activation_checkpointing_enable", "gradient_checkpointing_enable"
-    getattr(model, new if hasattr(model, new) else old)()
+    getattr(model, new if hasattr(model, new) else old)(options or None)

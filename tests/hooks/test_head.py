@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 from adapterhub.hooks.composition import Average, BatchPlan
-from adapterhub.hooks.head import clear_variants, set_variants, with_parameters
+from adapterhub.hooks.forward_pass import AppliedModules
+from adapterhub.hooks.head import (
+    add_variant_slot,
+    drop_variant_slot,
+    with_parameters,
+    without_variant_slots,
+)
 
 
 class Model(nn.Module):
@@ -26,10 +34,16 @@ def model():
     return Model()
 
 
+def set_variants(model, variants, plan):
+    slot = add_variant_slot(model, "head")
+    slot.active = AppliedModules(tuple(variants), plan, variants)
+    return slot
+
+
 def test_each_row_is_computed_by_its_own_head(model):
     variants, x = {"a": nn.Linear(4, 3), "b": nn.Linear(4, 3)}, torch.randn(4, 4)
     bare = model(x)
-    set_variants(model, "head", variants, BatchPlan(["b", (), "a", "b"]))
+    set_variants(model, variants, BatchPlan(["b", (), "a", "b"]))
     output = model(x)
     expected = [variants["b"](x)[0], bare[1], variants["a"](x)[2], variants["b"](x)[3]]
     torch.testing.assert_close(output, torch.stack(expected))
@@ -37,7 +51,7 @@ def test_each_row_is_computed_by_its_own_head(model):
 
 def test_rows_with_fewer_classes_are_filled_with_minus_infinity(model):
     variants, x = {"five": nn.Linear(4, 5), "two": nn.Linear(4, 2)}, torch.randn(2, 4)
-    set_variants(model, "head", variants, BatchPlan(["five", "two"]))
+    set_variants(model, variants, BatchPlan(["five", "two"]))
     output = model(x)
     assert output.shape == (2, 5)
     torch.testing.assert_close(output[1, :2], variants["two"](x)[1])
@@ -46,19 +60,32 @@ def test_rows_with_fewer_classes_are_filled_with_minus_infinity(model):
 
 def test_an_average_of_heads_is_the_mean_of_their_outputs(model):
     variants, x = {"a": nn.Linear(4, 3), "b": nn.Linear(4, 3)}, torch.randn(2, 4)
-    set_variants(model, "head", variants, BatchPlan([Average(["a", "b"], [0.25, 0.75])]))
+    set_variants(model, variants, BatchPlan([Average(["a", "b"], [0.25, 0.75])]))
     torch.testing.assert_close(model(x), 0.25 * variants["a"](x) + 0.75 * variants["b"](x))
 
 
-def test_clearing_restores_the_model(model):
+def test_the_last_user_restores_the_model(model):
     x, keys = torch.randn(2, 4), list(model.state_dict())
     expected = model(x)
-    set_variants(model, "head", {"a": nn.Linear(4, 3)}, BatchPlan(["a"]))
+    slot = set_variants(model, {"a": nn.Linear(4, 3)}, BatchPlan(["a"]))
     assert not torch.equal(model(x), expected)
-    clear_variants(model)
+    assert add_variant_slot(model, "head") is slot
+    drop_variant_slot(model, slot)
+    assert not torch.equal(model(x), expected)
+    drop_variant_slot(model, slot)
     assert torch.equal(model(x), expected)
     assert list(model.state_dict()) == keys
     assert not model.head._forward_hooks
+
+
+def test_a_copy_of_a_head_loses_the_slot(model):
+    x = torch.randn(2, 4)
+    expected = model.head(x)
+    set_variants(model, {"a": nn.Linear(4, 3)}, BatchPlan(["a"]))
+    copied = without_variant_slots(copy.deepcopy(model.head))
+    assert torch.equal(copied(x), expected)
+    assert not copied._forward_hooks
+    assert not torch.equal(model.head(x), expected)
 
 
 def test_a_module_with_other_parameters_leaves_the_original_unchanged(model):

@@ -63,4 +63,4 @@ def test_a_parallel_adapter_reads_the_unchanged_input():
         layer = model.bert.encoder.layer[0]
         x = torch.randn(1, 2, 32)
         layer.intermediate(x)
-        assert torch.equal(layer.output.dense.adapterhub.sublayer_input, x)
+        assert torch.equal(layer.output.dense.adapterhub.kept("sublayer_input"), x)

@@ -33,7 +33,7 @@ def widened(positions, past, queries, keys):
         slot.add_module(name, module)
         lengths[name] = length
     bias = RelativeBias(Distances())
-    bias.past = past
+    slot.keep("past", past)
     tokens = bias.source.compute_bias(queries, keys, past_seen_tokens=past)
     return tokens, bias.widen(tokens, lengths, slot)
 

@@ -1,0 +1,426 @@
+"""Threads share one model: each computes with its own route, as if it were alone."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+
+import pytest
+import tiny_models
+import torch
+from matrix import CELLS, example
+
+import adapterhub as ah
+from adapterhub.adapters.state import get_state
+from adapterhub.errors import AttachError
+from adapterhub.methods import METHODS
+
+THREADS = 8
+# In all threads of one cell together.
+FORWARDS = 2000 if tiny_models.FULL_MATRIX else 80
+# Each mechanism once on a decoder and an encoder-decoder; the full matrix has every method there.
+MECHANISMS = tuple(METHODS) if tiny_models.FULL_MATRIX else ("lora", "mam", "prompt", "scalar-mix")
+SHARED = [
+    (method, architecture)
+    for method, architecture in CELLS
+    if architecture == "bert" or (architecture in ("llama", "t5") and method in MECHANISMS)
+]
+ROUTED = [cell for cell in SHARED if not METHODS[cell[0]].trains_backbone and cell[0] != "head"]
+
+
+@pytest.fixture(autouse=True)
+def frequent_switches():
+    """Let threads interrupt each other as often as the interpreter can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def logits(model, inputs):
+    with torch.no_grad():
+        return model(**inputs, **tiny_models.decoder_inputs(model, inputs)).logits
+
+
+def batch(rows=3):
+    return tiny_models.batch(rows, 7, seed=5)
+
+
+def run_threads(target, count=THREADS):
+    """Call target(number) in threads that start together; return what they raised."""
+    errors, barrier = [], threading.Barrier(count)
+
+    def run(number):
+        try:
+            barrier.wait()
+            target(number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return errors
+
+
+def attached(model, method, count=THREADS):
+    for number in range(count):
+        tiny_models.scramble(ah.attach(model, example(method), name=f"a{number}"), seed=number)
+    ah.activate(model)
+
+
+def solo_outputs(model, inputs, count=THREADS):
+    outputs = {}
+    for name in (None, *(f"a{number}" for number in range(count))):
+        ah.activate(model, *([name] if name else []))
+        outputs[name] = logits(model, inputs)
+    ah.activate(model)
+    return outputs
+
+
+@pytest.mark.parametrize(("method", "architecture"), ROUTED)
+def test_each_thread_computes_with_its_own_route(method, architecture):
+    model, inputs, wrong = tiny_models.usual_model(architecture), batch(), []
+    attached(model, method)
+    expected = solo_outputs(model, inputs)
+
+    def serve(number):
+        rows = [f"a{number}", None, f"a{(number + 1) % THREADS}"]
+        own = torch.stack([expected[name][row] for row, name in enumerate(rows)])
+        for _ in range(FORWARDS // THREADS):
+            with ah.route(model, rows):
+                found = logits(model, inputs)
+            if not torch.allclose(found, own, atol=1e-5, rtol=1e-5):
+                wrong.append((number, float((found - own).abs().max())))
+
+    assert run_threads(serve) == []
+    assert wrong == []
+    assert torch.equal(logits(model, inputs), expected[None])
+
+
+def test_threads_cover_the_methods():
+    assert len({method for method, _ in ROUTED}) >= 18
+    assert {method for method, _ in SHARED} == set(METHODS)
+
+
+@pytest.mark.parametrize(("method", "architecture"), SHARED)
+def test_an_adapter_that_stays_active_computes_the_same_in_all_threads(method, architecture):
+    model, inputs, wrong = tiny_models.usual_model(architecture), batch(), []
+    tiny_models.scramble(ah.attach(model, example(method), name="a"))
+    expected = logits(model, inputs)
+
+    def serve(number):
+        for _ in range(FORWARDS // THREADS):
+            if not torch.equal(logits(model, inputs), expected):
+                wrong.append(number)
+
+    assert run_threads(serve) == []
+    assert wrong == []
+
+
+@pytest.mark.parametrize("method", ["bitfit", "norms", "full", "lora"])
+def test_parameters_in_fp32_serve_threads_of_a_bf16_backbone(method):
+    """Each call lowers them; calls of several threads overlap."""
+    model, inputs, wrong = tiny_models.model("bert", dtype=torch.bfloat16), batch(), []
+    adapter = ah.attach(model, example(method))
+    tiny_models.scramble(adapter)
+    expected = logits(model, inputs)
+
+    def serve(number):
+        for _ in range(FORWARDS // THREADS):
+            if not torch.equal(logits(model, inputs), expected):
+                wrong.append(number)
+
+    assert run_threads(serve) == []
+    assert wrong == []
+    assert all(p.dtype == torch.float32 for p in adapter.parameters())
+    model(**inputs, labels=torch.zeros(3, dtype=torch.long)).loss.backward()
+    assert all(p.grad is not None for p in adapter.parameters())
+
+
+def test_threads_without_a_route_compute_with_what_is_active():
+    model, inputs, wrong = tiny_models.language_model("llama"), batch(), []
+    attached(model, "lora")
+    expected = solo_outputs(model, inputs)
+    ah.activate(model, "a0")
+
+    def serve(number):
+        for _ in range(40):
+            if number % 2:
+                with ah.route(model, [f"a{number}"] * 3):
+                    found, own = logits(model, inputs), expected[f"a{number}"]
+            else:
+                found, own = logits(model, inputs), expected["a0"]
+            if not torch.allclose(found, own, atol=1e-5):
+                wrong.append(number)
+
+    assert run_threads(serve) == []
+    assert wrong == []
+
+
+@pytest.mark.parametrize("method", ["lora", "mam", "prompt", "bitfit", "head"])
+def test_activation_in_one_thread_never_mixes_into_passes_of_others(method):
+    """Each output is that of one activation, or an error says that parts were exchanged."""
+    model, inputs, mixed, refused = tiny_models.model("bert"), batch(), [], []
+    attached(model, method, 2)
+    expected = list(solo_outputs(model, inputs, 2).values())
+    done = threading.Event()
+
+    def serve(number):
+        if number == 0:
+            for turn in range(60):
+                ah.activate(model, *[[], ["a0"], ["a1"]][turn % 3])
+            done.set()
+            return
+        while not done.is_set():
+            try:
+                found = logits(model, inputs)
+            except AttachError as error:
+                refused.append(str(error))
+                continue
+            if not any(torch.allclose(found, own, atol=1e-5) for own in expected):
+                mixed.append(number)
+
+    assert run_threads(serve, 4) == []
+    assert mixed == []
+    assert all("during this forward pass" in each for each in refused)
+
+
+def test_activation_of_modules_alone_refuses_no_pass():
+    model, inputs, mixed = tiny_models.language_model("gpt2"), batch(), []
+    attached(model, "lora", 2)
+    expected = list(solo_outputs(model, inputs, 2).values())
+    done = threading.Event()
+
+    def serve(number):
+        if number == 0:
+            for turn in range(100):
+                ah.activate(model, *[[], ["a0"], ["a1"]][turn % 3])
+            done.set()
+            return
+        while not done.is_set():
+            found = logits(model, inputs)
+            if not any(torch.allclose(found, own, atol=1e-5) for own in expected):
+                mixed.append(number)
+
+    assert run_threads(serve, 4) == []
+    assert mixed == []
+
+
+def test_adapters_are_attached_and_detached_while_other_threads_have_routes():
+    model, inputs, wrong = tiny_models.usual_model("bert"), batch(), []
+    attached(model, "lora", 4)
+    expected = solo_outputs(model, inputs, 4)
+    done = threading.Event()
+
+    def serve(number):
+        if number == 0:
+            for turn in range(12):
+                name = f"new{turn}"
+                tiny_models.scramble(ah.attach(model, "mam", name=name))
+                ah.detach(model, name)
+            done.set()
+            return
+        while not done.is_set():
+            with ah.route(model, [f"a{number}", None, "a0"]):
+                found = logits(model, inputs)
+            names = (f"a{number}", None, "a0")
+            own = torch.stack([expected[name][row] for row, name in enumerate(names)])
+            if not torch.allclose(found, own, atol=1e-5):
+                wrong.append(number)
+
+    assert run_threads(serve, 4) == []
+    assert wrong == []
+
+
+def test_an_adapter_in_a_route_is_not_detached_by_another_thread():
+    model = tiny_models.model("bert")
+    attached(model, "lora", 2)
+    with ah.route(model, ["a0"]):
+        (error,) = run_threads(lambda _: ah.detach(model, "a0"), 1)
+        assert run_threads(lambda _: ah.detach(model, "a1"), 1) == []
+    assert isinstance(error, AttachError)
+    assert "another thread has a route open" in str(error)
+    assert list(get_state(model).adapters) == ["a0"]
+
+
+def test_a_pass_says_that_its_adapter_was_detached_meanwhile():
+    model, inputs = tiny_models.language_model("llama"), batch()
+    attached(model, "lora", 2)
+    ah.activate(model, "a0")
+
+    def detach_inside(*_):
+        assert run_threads(lambda _: ah.detach(model, "a0"), 1) == []
+
+    handle = model.get_submodule("model.layers.0").register_forward_hook(detach_inside)
+    with pytest.raises(AttachError, match="another thread detached"):
+        logits(model, inputs)
+    handle.remove()
+    logits(model, inputs)
+
+
+def test_what_replaces_parts_of_the_model_is_not_computed_beside_a_route():
+    """A thread without a route needs the active adapter's head, and the route the model's own."""
+    model, inputs = tiny_models.model("bert"), batch()
+    attached(model, "lora", 2)
+    ah.activate(model, "a0")
+    expected = logits(model, inputs)
+    with ah.route(model, ["a1"] * 3):
+        (error,) = run_threads(lambda _: logits(model, inputs), 1)
+    assert "while another thread has a route open" in str(error)
+    assert torch.equal(logits(model, inputs), expected)
+
+
+def test_a_route_that_replaces_parameters_is_alone():
+    model = tiny_models.model("bert")
+    attached(model, "bitfit", 1)
+    tiny_models.scramble(ah.attach(model, "lora", name="b"))
+
+    def other(_):
+        with ah.route(model, ["b"]):
+            pass
+
+    with ah.route(model, ["a0"]):
+        (error,) = run_threads(other, 1)
+        (activated,) = run_threads(lambda _: ah.activate(model), 1)
+    assert "replaces parts of the model" in str(error)
+    assert "replaces parts of the model" in str(activated)
+    assert run_threads(other, 1) == []
+
+
+def test_losses_of_routes_with_other_labels_are_right_or_refused():
+    """transformers reads the number of classes from the model, which all threads share."""
+    model, inputs, wrong, refused = tiny_models.model("bert"), batch(), [], []
+    for number, count in enumerate((2, 3, 5)):
+        adapter = ah.attach(model, "lora", name=f"a{number}")
+        tiny_models.scramble(adapter, seed=number)
+        resize_head(adapter, count)
+    labels, expected = torch.tensor([0, 1, 1]), {}
+    before = dict(model.config.id2label)
+    for number in range(3):
+        with ah.route(model, [f"a{number}"] * 3):
+            expected[number] = model(**inputs, labels=labels).loss.item()
+
+    def train(number):
+        for _ in range(40):
+            try:
+                with ah.route(model, [f"a{number}"] * 3):
+                    loss = model(**inputs, labels=labels).loss.item()
+            except (AttachError, ValueError, RuntimeError) as error:  # torch's, of the shape
+                refused.append(error)
+                continue
+            if loss != pytest.approx(expected[number], abs=1e-5):
+                wrong.append((number, loss))
+
+    assert run_threads(train, 3) == []
+    assert wrong == []
+    assert model.config.id2label == before
+
+
+def resize_head(adapter, count):
+    head = torch.nn.Linear(adapter.head.own["classifier"].in_features, count)
+    adapter.head.own["classifier"] = head
+    adapter.head.labels |= {
+        "id2label": {i: f"c{i}" for i in range(count)},
+        "label2id": {f"c{i}": i for i in range(count)},
+    }
+    ah.activate(adapter.model)
+
+
+@pytest.mark.parametrize("method", ["lora", "mam", "scalar-mix"])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradients_are_recomputed_with_the_route_of_the_forward_pass(method, reentrant):
+    """Autograd recomputes in threads of its own on a GPU; here, in a thread without a route."""
+    gradients = []
+    for elsewhere in (False, True):
+        model = tiny_models.language_model("llama")
+        torch.manual_seed(0)
+        attached(model, method, 2)
+        model.train()
+        tiny_models.enable_gradient_checkpointing(model, use_reentrant=reentrant)
+        model.enable_input_require_grads()
+        with ah.route(model, ["a0", "a1", "a0"]):
+            first = model(**batch()).logits.square().sum()
+        with ah.route(model, ["a1", "a1", "a0"]):
+            second = model(**tiny_models.batch(3, 5, seed=1)).logits.square().sum()
+            if not elsewhere:
+                second.backward()
+        if elsewhere:
+            assert run_threads(lambda _, second=second: second.backward(), 1) == []
+        assert run_threads(lambda _, first=first: first.backward(), 1) == []
+        adapters = get_state(model).adapters.values()
+        gradients.append([p.grad for adapter in adapters for p in adapter.parameters()])
+    assert any(gradient.abs().sum() > 0 for gradient in gradients[0])
+    for here, there in zip(*gradients, strict=True):
+        torch.testing.assert_close(here, there, atol=1e-5, rtol=1e-4)
+
+
+def test_a_route_follows_its_coroutine():
+    """asyncio interleaves coroutines in one thread, and hands calls to others."""
+    model, inputs = tiny_models.usual_model("llama"), batch()
+    attached(model, "lora", 4)
+    expected = solo_outputs(model, inputs, 4)
+
+    async def request(name):
+        with ah.route(model, [name] * 3):
+            await asyncio.sleep(0)
+            inside = await asyncio.to_thread(logits, model, inputs)
+            await asyncio.sleep(0)
+            return inside, logits(model, inputs)
+
+    async def serve():
+        return await asyncio.gather(*(request(f"a{number}") for number in range(4)))
+
+    for number, outputs in enumerate(asyncio.run(serve())):
+        for output in outputs:
+            torch.testing.assert_close(output, expected[f"a{number}"], atol=1e-5, rtol=1e-5)
+    assert get_state(model).routes == []
+
+
+def test_an_interrupted_pass_leaves_nothing_behind():
+    model, inputs = tiny_models.language_model("t5"), batch()
+    attached(model, "lora", 2)
+    targets = {"decoder_input_ids": inputs["input_ids"][:, :4]}
+    ah.activate(model, "a1")
+    expected = model(**inputs, **targets).logits
+    ah.activate(model, "a0")
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    handle = model.get_decoder().register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model(**inputs, **targets)
+    handle.remove()
+    ah.activate(model, "a1")
+    outputs = model(**inputs | targets, encoder_outputs=model.get_encoder()(**inputs))
+    torch.testing.assert_close(outputs.logits, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
+def test_a_compiled_model_follows_the_route_of_its_thread():
+    """Its calls alternate: torch does not check the guards of several threads at once."""
+    torch._dynamo.reset()
+    calls = threading.Lock()
+    model, inputs, wrong = tiny_models.usual_model("llama"), batch(), []
+    attached(model, "lora", 2)
+    expected = solo_outputs(model, inputs, 2)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for name in expected:
+        with ah.route(model, [name] * 3):
+            logits(compiled, inputs)
+
+    def serve(number):
+        for turn in range(6):
+            name = (None, "a0", "a1")[(turn + number) % 3]
+            with ah.route(model, [name] * 3), calls:
+                found = logits(compiled, inputs)
+            if not torch.allclose(found, expected[name], atol=1e-5):
+                wrong.append(name)
+
+    assert run_threads(serve, 3) == []
+    assert wrong == []
+    torch._dynamo.reset()
