@@ -15,6 +15,9 @@ def activate(model: PreTrainedModel, *parts: str | Average) -> None:
     mean, and may be used like a name. What trains does not change. The head is that of the last
     adapter that has one; for an average, the mean of the heads' outputs.
 
+    In other threads it takes effect with the next forward pass. A pass during which heads, labels
+    or backbone parameters are exchanged raises an `AttachError`.
+
     Raises:
         AttachError: a name that is not attached, two adapters that train one parameter, or an
             average of adapters that cannot be averaged. What was active stays active.

@@ -57,15 +57,19 @@ def route(model: PreTrainedModel, rows: Sequence[RouteRow]) -> Iterator[Routed]:
             logits = routed.split(model(**batch).logits)
 
     In `generate`, beams and samples of a row follow its route: a batch of k times as many rows
-    repeats each row k times. Compute gradients inside the context too. Routes may be nested;
-    attach, activate and detach are refused inside. What was active before is active afterwards.
+    repeats each row k times. Routes may be nested; attach, activate and detach are refused inside.
+
+    A route applies to the calls of its own thread or asyncio task: each thread may have its own. A
+    route of one adapter for all rows may be one that changes backbone parameters, which all
+    threads share; then no other thread may have a route open.
 
     Yields:
         The route: labels of each row, and `split`.
 
     Raises:
-        AttachError: no rows, a name that is not attached, or an adapter that changes parameters of
-            the backbone. In the model's forward: a batch with a different number of rows.
+        AttachError: no rows, a name that is not attached, an adapter that changes parameters of
+            the backbone for some of the rows, or for all while another thread has a route open. In
+            the model's forward: a batch with a different number of rows.
     """
     state = get_state(model)
     if isinstance(rows, str) or not rows:

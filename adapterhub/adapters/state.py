@@ -286,8 +286,9 @@ def activated(state: ModelState, composition: Composition) -> Iterator[None]:
     """Make a composition active inside, and what was active before again afterwards.
 
     Raises:
-        AttachError: as `ModelState.activate`.
+        AttachError: as `ModelState.activate`, or inside a route.
     """
+    refuse_in_route(state)
     with STRUCTURE_LOCK:
         (before,) = state.compositions
         state.activate(composition)

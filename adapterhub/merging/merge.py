@@ -32,7 +32,14 @@ from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.parts import AdapterHead, parameter_holders
-from adapterhub.adapters.state import ModelState, activated, find_state, require_attached
+from adapterhub.adapters.state import (
+    ModelState,
+    activated,
+    find_state,
+    refuse_in_route,
+    refuse_routed,
+    require_attached,
+)
 from adapterhub.anatomy.sites import CHILD
 from adapterhub.backbones.identity import ORIGIN, name_and_revision
 from adapterhub.backbones.newly_initialized import NEWLY_INITIALIZED
@@ -145,9 +152,12 @@ def merge(
         MergeError: an adapter that is not a change of weights (lists all such parts), a quantized
             backbone without `requantize` or the reverse, or outputs that differ after the merge;
             the model is unchanged.
-        AttachError: no such adapter, or other adapters are attached, which depend on the weights.
+        AttachError: no such adapter, other adapters are attached, which depend on the weights, or
+            a route is open.
     """
     state, adapters = _selected(model, names)
+    refuse_in_route(state)
+    refuse_routed(state, *state.adapters)
     refuse_unmergeable(adapters, requantize)
     if requantize and tolerance is None:
         tolerance = math.inf

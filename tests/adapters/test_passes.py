@@ -69,7 +69,9 @@ def test_labels_of_a_route_are_those_of_the_loss_only():
     model = two_adapters(tiny_models.model("bert"))
     before = dict(model.config.id2label)
     for adapter in get_state(model).adapters.values():
-        adapter.head.own["classifier"] = torch.nn.Linear(adapter.head.own["classifier"].in_features, 5)
+        adapter.head.own["classifier"] = torch.nn.Linear(
+            adapter.head.own["classifier"].in_features, 5
+        )
         adapter.head.labels["id2label"] = {i: f"c{i}" for i in range(5)}
     ah.activate(model)
     labels = torch.tensor([4, 0, 3])

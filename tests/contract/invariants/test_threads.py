@@ -247,6 +247,37 @@ def test_an_adapter_in_a_route_is_not_detached_by_another_thread():
     assert list(get_state(model).adapters) == ["a0"]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: ah.merge(model),
+        lambda model: ah.combine(model, ["a0", "a1"]),
+        lambda model: ah.attach(model, "lora"),
+        lambda model: ah.activate(model),
+        lambda model: ah.detach(model),
+    ],
+    ids=["merge", "combine", "attach", "activate", "detach"],
+)
+def test_a_route_of_this_thread_refuses_changes(change):
+    model = tiny_models.model("bert")
+    attached(model, "lora", 2)
+    expected = logits(model, batch())
+    with (
+        ah.route(model, ["a0", None, "a1"]),
+        pytest.raises(AttachError, match=r"inside route\(...\)"),
+    ):
+        change(model)
+    assert torch.equal(logits(model, batch()), expected)
+
+
+def test_a_merge_is_refused_while_another_thread_has_a_route():
+    model = tiny_models.model("bert")
+    attached(model, "lora", 1)
+    with ah.route(model, ["a0"]):
+        (error,) = run_threads(lambda _: ah.merge(model, "a0"), 1)
+    assert "another thread has a route open" in str(error)
+
+
 def test_a_pass_says_that_its_adapter_was_detached_meanwhile():
     model, inputs = tiny_models.language_model("llama"), batch()
     attached(model, "lora", 2)
