@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from adapterhub.anatomy.sites import CHILD, Anatomy, Site
-from adapterhub.hooks.attention import KeyValueSlot, keyvalue_slot
+from adapterhub.hooks.attention import keyvalue_slot
 from adapterhub.hooks.layer_mix import mix_slot
 from adapterhub.hooks.precision import hold_in_fp32, raise_input, release_from_fp32
 from adapterhub.hooks.projection import output_slot
@@ -145,11 +145,6 @@ def make_slot(anatomy: Anatomy, placed: PlacedModule) -> Slot:
     if site.kind == "mix":
         return mix_slot(anatomy, site)
     return output_slot(anatomy.model, site, placed.module, anatomy.family.batch_dim)
-
-
-def has_prefix(model: PreTrainedModel) -> bool:
-    """Return whether any prefix is attached to a model."""
-    return any(isinstance(m, KeyValueSlot) for m in model.modules())
 
 
 def parameter_holders(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:

@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 
 from adapterhub.adapters.activation import Activation, StackActivation, activation_of
 from adapterhub.adapters.adapter import Adapter
-from adapterhub.adapters.parts import has_prefix
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.fingerprint import fingerprint_of
@@ -24,7 +23,7 @@ from adapterhub.backbones.quantized_training import prepare_quantized, restore_q
 from adapterhub.backbones.token_embedding import checkpoint_vocabulary_size, token_embedding
 from adapterhub.backbones.weights import is_sharded, packed_hosts
 from adapterhub.errors import AttachError, did_you_mean
-from adapterhub.hooks.attention import check_attention, route_attention
+from adapterhub.hooks.attention import check_attention
 from adapterhub.hooks.composition import Composition, adapter_names
 
 _STATE = "_adapterhub"
@@ -75,7 +74,6 @@ class ModelState:
             parameter.requires_grad_(False)
         self.adapters[adapter.name] = adapter
         adapter.inject()
-        self._sync_attention()
         self.activate((adapter.name,))
 
     def detach(self, name: str) -> None:
@@ -89,7 +87,6 @@ class ModelState:
         self.activation = self.activation.without(self.adapters[name])
         adapter = self.adapters.pop(name)
         adapter.eject()
-        self._sync_attention()
         if not self.adapters:
             for parameter, flag in self.trainable:
                 parameter.requires_grad_(flag)
@@ -126,10 +123,6 @@ class ModelState:
         codes = torch.empty(1, 1, device="meta")
         packed = ((f"{host}.weight", codes) for host in packed_hosts(self.anatomy))
         return fingerprint_of(itertools.chain(named, packed), origin_of(self.model))
-
-    def _sync_attention(self) -> None:
-        """Use the attention functions that support prefixes while one is attached."""
-        route_attention(self.model, on=has_prefix(self.model))
 
 
 def find_state(model: PreTrainedModel) -> ModelState | None:
@@ -247,5 +240,5 @@ def _check_usable(adapter: Adapter) -> None:
             f"nothing would train: {', '.join(m.name for m in adapter.methods)} without a head",
             hint='load_backbone(..., task="classification", labels=[...])',
         )
-    if any(placed.site.kind == "keyvalue" for placed in adapter.placed):
-        check_attention(adapter.model)
+    sites = [placed.site for placed in adapter.placed if placed.site.kind == "keyvalue"]
+    check_attention(adapter.model, sites)

@@ -7,15 +7,21 @@ adapters can be copied, pickled, moved and compiled.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from adapterhub.anatomy.sites import CHILD, Site
 from adapterhub.hooks.composition import ApplyModule, BatchPlan, through
 
 _SUBLAYER_INPUT = "_adapterhub_sublayer_input"
+
+
+class Removable(Protocol):
+    """A change of a module: a hook, a mark, or an attribute."""
+
+    def remove(self) -> None:
+        """Undo the change."""
 
 
 class Mark:
@@ -45,7 +51,7 @@ class Slot(nn.Module):
         self.active: tuple[str, ...] = ()
         self.plan: BatchPlan | None = None
         self.sites: dict[str, Site] = {}
-        self.handles: list[RemovableHandle | Mark] = []
+        self.handles: list[Removable] = []
         self.input_host: str | None = None
         self.sublayer_input: Tensor | None = None
 
