@@ -182,6 +182,15 @@ class Adapter:
             slot_at(self.model, placed.site).switch(placed.key, on)
         self.active = on
 
+    def convert(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Convert or move what is not in the model now, but may be later."""
+        for changed in self.changed:
+            changed.convert(fn)
+        if self.head:
+            self.head.convert(self.model, fn)
+        if self.new_tokens:
+            self.new_tokens.convert(fn)
+
     def inject(self) -> None:
         """Add the site modules to the slots of their hosts, inactive."""
         for placed in self.placed:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from adapterhub.adapters.activation import Activation, StackActivation, activation_of
 from adapterhub.adapters.adapter import Adapter
+from adapterhub.adapters.model_methods import ModelMethod, replace_methods
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.fingerprint import fingerprint_of
@@ -41,6 +42,7 @@ class ModelState:
     activation: Activation = field(default_factory=StackActivation)
     routes: int = 0
     layouts: list[nn.Module] = field(default_factory=list)
+    methods: list[ModelMethod] = field(default_factory=list)
 
     @property
     def compositions(self) -> tuple[Composition, ...]:
@@ -69,6 +71,7 @@ class ModelState:
         """
         _check_usable(adapter)
         setattr(self.model, _STATE, self)
+        self.methods = self.methods or replace_methods(self)
         self.layouts += prepare_quantized(self.model)
         for parameter, _ in self.trainable:
             parameter.requires_grad_(False)
@@ -91,6 +94,9 @@ class ModelState:
             for parameter, flag in self.trainable:
                 parameter.requires_grad_(flag)
             restore_quantized(self.layouts)
+            for method in self.methods:
+                method.remove()
+            self.methods = []
             delattr(self.model, _STATE)
 
     def reattach(self, adapters: Sequence[Adapter], compositions: Sequence[Composition]) -> None:

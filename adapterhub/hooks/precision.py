@@ -10,6 +10,7 @@ copied, pickled and moved.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +59,14 @@ def release_from_fp32(module: nn.Module, name: str) -> None:
     del module.__dict__[_MASTERS]
 
 
+def convert_masters(model: nn.Module, fn: Callable[[Tensor], Tensor]) -> None:
+    """Compute in the dtype that a conversion of the model gives, as after `model.half()`."""
+    for module in model.modules():
+        if masters := module.__dict__.get(_MASTERS):
+            for name, (master, dtype) in masters.named.items():
+                masters.named[name] = (master, fn(torch.empty(0, dtype=dtype)).dtype)
+
+
 def lower(module: nn.Module, args: tuple[Any, ...]) -> Any:
     """Cast the parameters, and the input of a projection, to the backbone's dtype: a pre-hook."""
     dtypes = set()
@@ -76,10 +85,12 @@ def put_back(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
 
 
 def raise_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Cast the input of a task head to fp32: its pre-hook."""
-    return tuple(map(_to_fp32, args)), {name: _to_fp32(value) for name, value in kwargs.items()}
+    """Cast the input of a task head to its dtype, fp32 unless it was converted: its pre-hook."""
+    dtype = next(module.parameters()).dtype
+    named = {name: _cast(value, dtype) for name, value in kwargs.items()}
+    return tuple(_cast(value, dtype) for value in args), named
 
 
-def _to_fp32(value: Any) -> Any:
+def _cast(value: Any, dtype: torch.dtype) -> Any:
     floating = isinstance(value, Tensor) and value.is_floating_point()
-    return value.float() if floating else value
+    return value.to(dtype) if floating else value
