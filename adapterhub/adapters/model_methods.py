@@ -28,7 +28,8 @@ from adapterhub.errors import AttachError
 from adapterhub.hooks.composition import Composition
 from adapterhub.hooks.precision import convert_masters
 
-TRAINED = f"{CHILD}.trained."  # in files: an adapter's own copy of the backbone tensor of that name
+_TRAINED = f"{CHILD}.trained."  # in files: an adapter's copy of the backbone's tensor of that name
+_ADDED = f"{CHILD}.added."  # in files: a tensor that an adapter added to the model
 
 
 class AttachedAdapters(Protocol):
@@ -104,11 +105,12 @@ def save_backbone(
     state.activate(((),))
     try:
         replaced = {k: t for k, t in _named(model).items() if k in given and adapted[k] is not t}
-        tensors = {key: replaced.get(key, tensor) for key, tensor in given.items()}
-        for key in {id(adapted[key]): key for key in replaced}.values():  # tied ones once
-            tensors[TRAINED + key] = given[key]
+        tensors = {k: replaced.get(k, t).detach() for k, t in given.items() if not _is_added(k)}
+        of_adapters = [key for key in given if key in replaced or _is_added(key)]
+        for key in {id(adapted[key]): key for key in of_adapters}.values():  # tied ones once
+            tensors[_file_name(key)] = given[key]
+        if replaced:
             options["max_shard_size"] = sys.maxsize  # of pieces, the last one loaded would win
-        tensors = {key: tensor.detach() for key, tensor in tensors.items()}
         save(save_directory, is_main_process, tensors, **options)
     finally:
         state.activate(compositions)
@@ -139,11 +141,13 @@ def load_tensors(
     Raises:
         AttachError: the adapter with these tensors is not active.
     """
-    trained = {k.removeprefix(TRAINED): t for k, t in state_dict.items() if k.startswith(TRAINED)}
-    if not trained:
+    stored = {k: t for k, t in state_dict.items() if k.startswith((_TRAINED, _ADDED))}
+    if not stored:
         return load(state_dict, *args, **options)
+    values = {_model_name(key): tensor for key, tensor in stored.items()}
     named = _named(state.model)
     own = {id(t) for adapter in state.adapters.values() for t in adapter.tensors().values()}
+    trained = [key for key in values if not _is_added(key)]
     if missing := [key for key in trained if key not in named or id(named[key]) not in own]:
         raise AttachError(
             "these tensors were trained by an adapter that is not active",
@@ -151,10 +155,10 @@ def load_tensors(
             expected="the adapters that were active when the tensors were saved",
             hint="activate(model, NAME) first",
         )
-    tensors = {k: t for k, t in state_dict.items() if not k.startswith(TRAINED)}
-    values = {id(named[key]): tensor for key, tensor in trained.items()}
-    tensors |= {key: values[id(t)] for key, t in named.items() if id(t) in values}
-    return load(tensors, *args, **options)
+    tied = {id(named[key]): tensor for key, tensor in values.items() if key in named}
+    values |= {key: tied[id(tensor)] for key, tensor in named.items() if id(tensor) in tied}
+    backbone = {key: tensor for key, tensor in state_dict.items() if key not in stored}
+    return load(backbone | values, *args, **options)
 
 
 def refuse_resize(
@@ -212,6 +216,20 @@ def convert(
         for adapter in state.adapters.values():
             adapter.convert(fn)
     return model
+
+
+def _is_added(key: str) -> bool:
+    """Return whether a tensor of a model with adapters is not the backbone's."""
+    return f".{CHILD}." in f".{key}"
+
+
+def _file_name(key: str) -> str:
+    """Return the name of an adapter's tensor in the file; in hex, or transformers may rename it."""
+    return (_ADDED if _is_added(key) else _TRAINED) + key.encode().hex()
+
+
+def _model_name(name: str) -> str:
+    return bytes.fromhex(name.rpartition(".")[2]).decode()
 
 
 def _named(model: nn.Module) -> dict[str, Tensor]:
