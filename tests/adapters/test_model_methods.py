@@ -131,7 +131,7 @@ def saved(model, folder):
 
 @some_cells
 def test_a_saved_model_is_the_bare_backbone(method, architecture, tmp_path):
-    bare = tiny_models.usual_model(architecture)
+    bare = tiny_models.usual_model(architecture, **tiny_models.NO_DROPOUT)
     bare.save_pretrained(tmp_path / "bare")
     expected = load_file(tmp_path / "bare" / "model.safetensors")
     model, adapter = adapted(architecture, method)
@@ -140,8 +140,8 @@ def test_a_saved_model_is_the_bare_backbone(method, architecture, tmp_path):
     assert_equal_tensors({k: t for k, t in stored.items() if "adapterhub." not in k}, expected)
     assert torch.equal(logits(model), outputs)
     assert_equal_tensors(model.state_dict(), before)
-    configs = [AutoConfig.from_pretrained(tmp_path / f).to_dict() for f in ("bare", "saved")]
-    assert [{**c, "_name_or_path": ""} for c in configs] == [configs[1] | {"_name_or_path": ""}] * 2
+    one, other = ((tmp_path / f / "config.json").read_text() for f in ("bare", "saved"))
+    assert one == other
     assert ah.fingerprint(tmp_path / "saved") == ah.fingerprint(tmp_path / "bare")
     reloaded = type(model).from_pretrained(tmp_path / "saved").eval()
     assert torch.equal(logits(reloaded), logits(bare))
