@@ -202,6 +202,15 @@ class Adapter:
         if self.head:
             self.head.swap(self.model, on)
 
+    def convert(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Convert or move what is not in the model now, but may be later."""
+        for changed in self.changed:
+            changed.convert(fn)
+        if self.head:
+            self.head.convert(self.model, fn)
+        if self.new_tokens:
+            self.new_tokens.convert(fn)
+
     def inject(self) -> None:
         """Add the site modules to the slots of their hosts, inactive."""
         for placed in self.placed:

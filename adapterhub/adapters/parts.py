@@ -6,16 +6,16 @@ Modules at sites, copies of backbone parameters, and a task head.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from adapterhub.anatomy.sites import CHILD, Anatomy, Site
-from adapterhub.hooks.attention import KeyValueSlot, keyvalue_slot
+from adapterhub.hooks.attention import keyvalue_slot
 from adapterhub.hooks.layer_mix import mix_slot
 from adapterhub.hooks.precision import hold_in_fp32, raise_input, release_from_fp32
 from adapterhub.hooks.projection import output_slot
@@ -86,6 +86,14 @@ class OwnedParameter:
             else:
                 release_from_fp32(module, attribute)
 
+    def convert(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Convert the one of both parameters that is not in the backbone now."""
+        out = self.original if self.active else self.kept
+        with torch.no_grad():
+            out.data = fn(out.data)
+            if out.grad is not None:
+                out.grad.data = fn(out.grad.data)
+
 
 @dataclass
 class AdapterHead:
@@ -106,6 +114,13 @@ class AdapterHead:
         for name, module in (self.own if on else self.original).items():
             model._modules[name] = module
         set_labels(model, self.labels if on else self.original_labels)
+
+    def convert(self, model: PreTrainedModel, fn: Callable[[Tensor], Tensor]) -> None:
+        """Convert the modules that are not in the model now."""
+        there = set(map(id, model.modules()))
+        for module in (*self.own.values(), *self.original.values()):
+            if id(module) not in there:
+                module._apply(fn)
 
     def lowered(self) -> AdapterHead:
         """Return a copy in the dtype of the model's own head, to become a part of the model."""
@@ -145,11 +160,6 @@ def make_slot(anatomy: Anatomy, placed: PlacedModule) -> Slot:
     if site.kind == "mix":
         return mix_slot(anatomy, site)
     return output_slot(anatomy.model, site, placed.module, anatomy.family.batch_dim)
-
-
-def has_prefix(model: PreTrainedModel) -> bool:
-    """Return whether any prefix is attached to a model."""
-    return any(isinstance(m, KeyValueSlot) for m in model.modules())
 
 
 def parameter_holders(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:

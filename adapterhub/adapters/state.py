@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from adapterhub.adapters.activation import Activation, RouteActivation, activation_of
 from adapterhub.adapters.adapter import Adapter
-from adapterhub.adapters.parts import has_prefix
+from adapterhub.adapters.model_methods import ModelMethod, replace_methods
 from adapterhub.adapters.passes import STRUCTURE_LOCK, BegunPass, ForwardPasses
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.anatomy.sites import Anatomy
@@ -28,7 +28,7 @@ from adapterhub.backbones.quantized_training import prepare_quantized, restore_q
 from adapterhub.backbones.token_embedding import checkpoint_vocabulary_size, token_embedding
 from adapterhub.backbones.weights import is_sharded, packed_hosts
 from adapterhub.errors import AttachError, did_you_mean
-from adapterhub.hooks.attention import check_attention, route_attention
+from adapterhub.hooks.attention import check_attention
 from adapterhub.hooks.composition import Composition, adapter_names
 from adapterhub.hooks.forward_pass import (
     NO_MODULES,
@@ -53,6 +53,7 @@ class ModelState:
     serial: Any = field(default_factory=itertools.count)
     routes: list[RouteActivation] = field(default_factory=list)  # the open ones, of all threads
     layouts: list[nn.Module] = field(default_factory=list)
+    methods: list[ModelMethod] = field(default_factory=list)
     passes: ForwardPasses = field(init=False)
 
     def __post_init__(self) -> None:
@@ -158,13 +159,13 @@ class ModelState:
         _check_usable(adapter)
         if not self.adapters:
             setattr(self.model, _STATE, self)
+            self.methods = replace_methods(self)
             self.passes.watch(self._entrances())
         self.layouts += prepare_quantized(self.model)
         for parameter, _ in self.trainable:
             parameter.requires_grad_(False)
         self.adapters[adapter.name] = adapter
         adapter.inject()
-        self._sync_attention()
         self.activate((adapter.name,))
 
     def _entrances(self) -> list[nn.Module]:
@@ -186,7 +187,6 @@ class ModelState:
             self._make_active(self.activation.without(self.adapters[name]))
             adapter = self.adapters.pop(name)
             adapter.eject()
-            self._sync_attention()
             self._restore()
 
     def _restore(self) -> None:
@@ -196,6 +196,9 @@ class ModelState:
             for parameter, flag in self.trainable:
                 parameter.requires_grad_(flag)
             restore_quantized(self.layouts)
+            for method in self.methods:
+                method.remove()
+            self.methods = []
             delattr(self.model, _STATE)
 
     def reattach(self, adapters: Sequence[Adapter], composition: Composition) -> None:
@@ -228,10 +231,6 @@ class ModelState:
         codes = torch.empty(1, 1, device="meta")
         packed = ((f"{host}.weight", codes) for host in packed_hosts(self.anatomy))
         return fingerprint_of(itertools.chain(named, packed), origin_of(self.model))
-
-    def _sync_attention(self) -> None:
-        """Use the attention functions that support prefixes while one is attached."""
-        route_attention(self.model, on=has_prefix(self.model))
 
 
 def find_state(model: PreTrainedModel) -> ModelState | None:
@@ -380,5 +379,5 @@ def _check_usable(adapter: Adapter) -> None:
             f"nothing would train: {', '.join(m.name for m in adapter.methods)} without a head",
             hint='load_backbone(..., task="classification", labels=[...])',
         )
-    if any(placed.site.kind == "keyvalue" for placed in adapter.placed):
-        check_attention(adapter.model)
+    sites = [placed.site for placed in adapter.placed if placed.site.kind == "keyvalue"]
+    check_attention(adapter.model, sites)

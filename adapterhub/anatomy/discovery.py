@@ -145,16 +145,26 @@ def _stack(model: PreTrainedModel, path: str, layers: nn.ModuleList) -> Stack:
     body = inside.split(".")[0] if pooled and "." in inside else None
     fused: Any = {role: UNKNOWN for role in sites if role.endswith("qkv")}
     bias = _relative_bias(layers[0], sites)
-    return Stack(_stack_name(model, sites), path, sites, root, body, fused, bias=bias)
+    return Stack(_stack_name(model, layers, sites), path, sites, root, body, fused, bias=bias)
 
 
-def _stack_name(model: PreTrainedModel, sites: dict[str, str]) -> Literal["encoder", "decoder"]:
+def _stack_name(
+    model: PreTrainedModel, layers: list[nn.Module], sites: dict[str, str]
+) -> Literal["encoder", "decoder"]:
     if model.config.is_encoder_decoder:
         return "decoder" if "cross.q" in sites else "encoder"
+    return "decoder" if _is_causal(model, layers) else "encoder"
+
+
+def _is_causal(model: PreTrainedModel, layers: list[nn.Module]) -> bool:
+    """Return whether attention is causal: as it declares, else by transformers' lists of models."""
+    attentions = (m.get_submodule(path) for m in layers for path, _ in _attentions(m))
+    for attention in attentions:
+        if isinstance(causal := getattr(attention, "is_causal", None), bool):
+            return causal
     model_type = model.config.model_type
     masked = model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    causal = model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    return "decoder" if causal and not masked else "encoder"
+    return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not masked
 
 
 def _relative_bias(layer: nn.Module, sites: dict[str, str]) -> str | None:

@@ -5,9 +5,9 @@
 
 Included are the tensors that every model class of a checkpoint has: vectors and matrices inside the
 layers, and token embeddings. Excluded are poolers, final norms, position tables and heads, in which
-`AutoModel` and `AutoModelForCausalLM` differ; experts, which transformers fuses on loading; and
-buffers. Only the first number of a tensor's name is used, the layer: renaming a module does not
-change the fingerprint, swapping two layers does. Tied copies are one line.
+`AutoModel` and `AutoModelForCausalLM` differ; experts, which transformers fuses on loading; tensors
+of adapters; and buffers. Only the first number of a tensor's name is used, the layer: renaming a
+module does not change the fingerprint, swapping two layers does. Tied copies are one line.
 
 Because of the rounding, a checkpoint and its fp32 and bf16 loads have the same fingerprint,
 whatever dtype it is stored in. An fp16 or quantized load has lost precision: its fingerprint is
@@ -39,9 +39,9 @@ _NUMBER = re.compile(r"(?:^|\.)(\d+)\.")
 _EMBEDDING = re.compile(
     r"(?:^|\.)(?:word_embeddings?|embed_tokens|wte|shared|tokens_embed|embed_in|tok_embeddings)\.weight$"
 )
-# Modules that are fused or renamed on loading, buffers, and heads.
+# Modules that are fused or renamed on loading, adapters, buffers, and heads.
 _EXCLUDED = re.compile(
-    r"(?:^|\.)(?:experts?|rotary_emb|masked_bias)\.|\.(?:inv_freq|masked_bias|position_ids)$"
+    r"(?:^|\.)(?:experts?|rotary_emb|masked_bias|adapterhub)\.|\.(?:inv_freq|masked_bias|position_ids)$"
     r"|^(?:classifier|score|cls|lm_head|qa_outputs)\."
 )
 

@@ -1,10 +1,13 @@
 """Prefix keys and values enter through transformers' attention interface, not the KV cache.
 
-While a prefix is attached, the backbone's attention implementation is named `adapterhub_<name>`: a
-function registered next to the backbone's own. It puts the prefix in front of keys and values,
-widens the mask (and the bias of relative positions), and calls the backbone's function. For a name
-without a mask function transformers builds no mask, and would attend to padding, so the backbone's
-mask function is registered under the same name.
+An attention module reads the name of its function from `module.config`. Where a prefix is attached,
+this is a view of the backbone's config (`RoutedConfig`): while a prefix is active, the name that it
+gives is `adapterhub_<name>`, a function registered next to the backbone's own. It puts the prefix
+in front of keys and values, widens the mask (and the bias of relative positions), and calls the
+backbone's function. The backbone's config itself is not changed, so a later
+`set_attn_implementation` takes effect on the next forward pass, and models may share one config.
+For a name without a mask function transformers builds no mask, and would attend to padding, so the
+backbone's mask function is registered under the same name.
 
 A prefix with a gate g_i for each query i, K' = [g_i P_k; K] and V' = [g_i P_v; V], needs no keys of
 its own for each query: heads are made twice as wide, [q_i, g_i q_i] against [0, P_k; K, 0], and the
@@ -13,8 +16,8 @@ output [o, o'] becomes o + g_i o'.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +30,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from adapterhub.anatomy.sites import CHILD, Site
 from adapterhub.errors import SiteError
 from adapterhub.hooks.composition import BatchPlan
-from adapterhub.hooks.forward_pass import NO_MODULES
 from adapterhub.hooks.relative_bias import RelativeBias, note_past
 from adapterhub.hooks.slot import SUBLAYER_INPUT, Slot, read_sublayer_input
 from adapterhub.methods._site_module import (
@@ -39,6 +41,7 @@ from adapterhub.methods._site_module import (
 
 SUPPORTED = ("eager", "sdpa")
 _PREFIX = "adapterhub_"
+_CONFIG, _SLOT = "_adapterhub_config", "_adapterhub_slot"
 
 
 class AttentionCall(NamedTuple):
@@ -82,6 +85,7 @@ class KeyValueSlot(Slot):
     def __init__(self) -> None:
         super().__init__()
         self.bias: RelativeBias | None = None
+        self.eager: Callable[..., Any] | None = None
 
     def placed(self, key: str) -> KeyValueModule | GatedKeyValueModule:
         """Return the module with a key."""
@@ -141,6 +145,8 @@ def keyvalue_slot(model: PreTrainedModel, site: Site, module: SiteModule) -> Key
     slot = host._modules.get(CHILD)
     if not isinstance(slot, KeyValueSlot):
         slot = KeyValueSlot()
+        slot.eager = _eager_function(host)
+        slot.handles.append(ConfigRoute(host, slot))
         host.add_module(CHILD, slot)
     if isinstance(module, GatedKeyValueModule):
         read_sublayer_input(model, slot, site.input_host)
@@ -151,41 +157,74 @@ def keyvalue_slot(model: PreTrainedModel, site: Site, module: SiteModule) -> Key
     return slot
 
 
-def check_attention(model: PreTrainedModel) -> None:
+class RoutedConfig:
+    """A view of a config for one attention module: it names the function that adds the prefix.
+
+    Everything else is read from the config, and written to it.
+    """
+
+    def __init__(self, config: Any, slot: KeyValueSlot) -> None:
+        vars(self).update({_CONFIG: config, _SLOT: slot})
+
+    @property
+    def _attn_implementation(self) -> str:
+        name: str = vars(self)[_CONFIG]._attn_implementation
+        if not vars(self)[_SLOT].keys:
+            return name
+        _refuse_unsupported([name])
+        return _PREFIX + name
+
+    def __getattr__(self, name: str) -> Any:
+        # A copy that is being made has no config yet.
+        if name.startswith("__") or _CONFIG not in vars(self):
+            raise AttributeError(name)
+        return getattr(vars(self)[_CONFIG], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(vars(self)[_CONFIG], name, value)
+
+
+class ConfigRoute:
+    """The replacement of an attention module's config by a view; `remove` puts the config back."""
+
+    def __init__(self, host: Any, slot: KeyValueSlot) -> None:
+        self.host = host
+        host.config = RoutedConfig(host.config, slot)
+
+    def remove(self) -> None:
+        """Put the config back."""
+        if isinstance(self.host.config, RoutedConfig):
+            self.host.config = vars(self.host.config)[_CONFIG]
+
+
+def check_attention(model: PreTrainedModel, sites: Iterable[Site]) -> None:
     """Refuse an attention implementation that prefixes do not support.
+
+    Args:
+        model: the backbone.
+        sites: attentions.
 
     Raises:
         SiteError: it is neither eager nor sdpa.
     """
-    names = {c._attn_implementation.removeprefix(_PREFIX) for c in _attention_configs(model)}
-    if unsupported := sorted(names.difference(SUPPORTED)):
+    hosts = (model.get_submodule(site.host) for site in sites)
+    _refuse_unsupported(host.config._attn_implementation for host in hosts)  # type: ignore[union-attr]
+
+
+def _refuse_unsupported(names: Iterable[str]) -> None:
+    if unsupported := sorted(set(names).difference(SUPPORTED)):
         raise SiteError(
             f"prefixes do not support the attention implementation {', '.join(unsupported)}",
             expected=f"one of {', '.join(SUPPORTED)}",
-            hint='model.set_attn_implementation("sdpa") before attach',
+            hint='model.set_attn_implementation("sdpa")',
         )
 
 
-def route_attention(model: PreTrainedModel, on: bool) -> None:
-    """Switch the backbone's attention to the functions that support prefixes, or back."""
-    for config in _attention_configs(model):
-        name = config._attn_implementation.removeprefix(_PREFIX)
-        # The property's setter would walk sub-configs that are visited here already.
-        config._attn_implementation_internal = f"{_PREFIX}{name}" if on else name
-
-
-def _attention_configs(model: PreTrainedModel) -> Iterator[Any]:
-    # T5's stacks hold copies of the config, BART's hold the config itself.
-    configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
-    return (c for c in configs.values() if getattr(c, "_attn_implementation", None) is not None)
-
-
-def _backbone_attention(name: str, module: nn.Module) -> Callable[..., Any]:
-    if name == "eager":  # each modeling file has its own eager function
-        function = sys.modules[type(module).__module__].eager_attention_forward
-    else:
-        function = ALL_ATTENTION_FUNCTIONS[name]
-    return function  # type: ignore[no-any-return]
+def _eager_function(host: nn.Module) -> Callable[..., Any]:
+    """Return the eager attention function that the forward of an attention module names."""
+    forward: Any = inspect.unwrap(type(host).forward)
+    name = next(n for n in forward.__code__.co_names if n.endswith("eager_attention_forward"))
+    return forward.__globals__[name]  # type: ignore[no-any-return]
 
 
 def _attention_with_prefix(name: str) -> Callable[..., Any]:
@@ -197,12 +236,12 @@ def _attention_with_prefix(name: str) -> Callable[..., Any]:
         mask: Tensor | None,
         **options: Any,
     ) -> Any:
-        attend = _backbone_attention(name, module)
-        slot = module._modules.get(CHILD)
-        keys, plan, _ = slot.applied if isinstance(slot, KeyValueSlot) else NO_MODULES
-        if not isinstance(slot, KeyValueSlot) or not keys:
-            return attend(module, query, key, value, mask, **options)
+        slot = module._modules[CHILD]
+        assert isinstance(slot, KeyValueSlot)
+        attend = slot.eager if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
+        assert attend is not None
         call = AttentionCall(query, key, value, mask, slot.take(SUBLAYER_INPUT), options)
+        keys, plan, _ = slot.applied
         if plan is None or len(plan.groups) == 1:
             return _attend(attend, module, slot, plan.groups[0] if plan else keys, call)
         return _attend_per_row(attend, module, slot, plan, call)

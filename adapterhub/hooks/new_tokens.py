@@ -14,7 +14,7 @@ resized already, they start as its rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -170,6 +170,11 @@ class NewTokenRows:
             slot = self.model.get_submodule(path)._modules[CHILD]
             assert isinstance(slot, RowSlot)
             yield slot
+
+    def convert(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Convert the buffers of the model that wider ones replace now."""
+        for name, value in self.originals.items():
+            self.originals[name] = fn(value) if isinstance(value, Tensor) else value
 
     def widen(self) -> None:
         """Extend the vocabulary size that losses read, and the bias that some models add."""

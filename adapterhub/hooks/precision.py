@@ -12,6 +12,7 @@ copied, pickled and moved.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +66,14 @@ def release_from_fp32(module: nn.Module, name: str) -> None:
     del module.__dict__[_MASTERS]
 
 
+def convert_masters(model: nn.Module, fn: Callable[[Tensor], Tensor]) -> None:
+    """Compute in the dtype that a conversion of the model gives, as after `model.half()`."""
+    for module in model.modules():
+        if masters := module.__dict__.get(_MASTERS):
+            for name, (master, dtype) in masters.named.items():
+                masters.named[name] = (master, fn(torch.empty(0, dtype=dtype)).dtype)
+
+
 def lower(module: nn.Module, args: tuple[Any, ...]) -> Any:
     """Cast the parameters, and the input of a projection, to the backbone's dtype: a pre-hook."""
     masters = module.__dict__[_MASTERS]
@@ -102,10 +111,12 @@ def _copy_for_all(master: nn.Parameter, dtype: torch.dtype) -> Any:
 
 
 def raise_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Cast the input of a task head to fp32: its pre-hook."""
-    return tuple(map(_to_fp32, args)), {name: _to_fp32(value) for name, value in kwargs.items()}
+    """Cast the input of a task head to its dtype, fp32 unless it was converted: its pre-hook."""
+    dtype = next(module.parameters()).dtype
+    named = {name: _cast(value, dtype) for name, value in kwargs.items()}
+    return tuple(_cast(value, dtype) for value in args), named
 
 
-def _to_fp32(value: Any) -> Any:
+def _cast(value: Any, dtype: torch.dtype) -> Any:
     floating = isinstance(value, Tensor) and value.is_floating_point()
-    return value.float() if floating else value
+    return value.to(dtype) if floating else value

@@ -153,7 +153,8 @@ def prompt_slot(anatomy: Anatomy, site: Site) -> PromptSlot:
         names,
         padding_idx,  # type: ignore[arg-type]
         strips=not feeds_decoder,
-        rotates=site.stack == "encoder",
+        # BERT with is_decoder=True is an encoder by its row, and attends as a decoder.
+        rotates=site.stack == "encoder" and not getattr(root.config, "is_decoder", False),
         counts=not anatomy.family.positions_follow_mask,
     )
     slot.handles.append(root.register_forward_pre_hook(add_prompt, with_kwargs=True))

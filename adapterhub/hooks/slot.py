@@ -7,10 +7,9 @@ adapters can be copied, pickled, moved and compiled.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from adapterhub.anatomy.sites import CHILD, Site
 from adapterhub.errors import AttachError
@@ -25,6 +24,13 @@ from adapterhub.hooks.forward_pass import (
 
 SUBLAYER_INPUT = "sublayer_input"
 _SUBLAYER_MARK = "_adapterhub_sublayer_input"
+
+
+class Removable(Protocol):
+    """A change of a module: a hook, a mark, or an attribute."""
+
+    def remove(self) -> None:
+        """Undo the change."""
 
 
 class Mark:
@@ -57,7 +63,7 @@ class Slot(nn.Module):
         self.active = NO_MODULES
         self.scope = ModelScope()
         self.sites: dict[str, Site] = {}
-        self.handles: list[RemovableHandle | Mark] = []
+        self.handles: list[Removable] = []
         self.input_host: str | None = None
         self.traced: dict[str, Any] = {}  # what hooks keep for each other in a compiled model
 

@@ -67,8 +67,9 @@ class DoRALayer(LoRALayer):
     def norm(self, weight: Tensor) -> Tensor:
         """Compute ||W + s B A||_c: (d_out,), in fp32 and without gradient."""
         with torch.no_grad(), torch.autocast(weight.device.type, enabled=False):
-            cross = ((weight @ self.A.T) * self.B).sum(1)
-            square = ((self.B @ (self.A @ self.A.T)) * self.B).sum(1)
+            A, B = self.A.float(), self.B.float()
+            cross = ((weight @ A.T) * B).sum(1)
+            square = ((B @ (A @ A.T)) * B).sum(1)
             total = weight.square().sum(1) + 2 * self.scale * cross + self.scale**2 * square
             return total.clamp_min(torch.finfo(total.dtype).tiny).sqrt()
 

@@ -8,6 +8,9 @@ import torch
 
 import adapterhub as ah
 
+# Encoders that compute as a decoder with is_decoder=True.
+MASKED = ("bert", "roberta", "xlm-roberta", "camembert", "electra")
+
 
 def attached(architecture, spec="prompt(length=3)", task="features"):
     model = tiny_models.model(architecture, task)
@@ -61,6 +64,26 @@ def test_a_padded_row_equals_the_row_alone():
     together = hidden(model, input_ids=ids, attention_mask=mask).last_hidden_state
     alone = hidden(model, input_ids=ids[:1, :6], attention_mask=mask[:1, :6]).last_hidden_state
     torch.testing.assert_close(together[:1, :6], alone, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", [a for a in MASKED if a in tiny_models.MATRIX])
+def test_an_encoder_that_is_a_decoder_generates_with_prompts_of_different_lengths(architecture):
+    model = tiny_models.model(architecture, "causal-lm", is_decoder=True)
+    for seed, length in enumerate((2, 5)):
+        adapter = ah.attach(model, f"prompt(length={length})", name=str(length))
+        tiny_models.scramble(adapter, seed=seed, std=0.6)
+    ids = tiny_models.batch(2, 6)["input_ids"]
+    options = {
+        "max_new_tokens": 4, "do_sample": False, "output_scores": True, "eos_token_id": None,
+        "return_dict_in_generate": True, "pad_token_id": tiny_models.PAD,
+    }  # fmt: skip
+    with ah.route(model, ["2", "5"]):
+        routed = model.generate(input_ids=ids, **options).scores
+    for row, name in enumerate(("2", "5")):
+        ah.activate(model, name)
+        alone = model.generate(input_ids=ids[row : row + 1], **options).scores
+        for scores, expected in zip(routed, alone, strict=True):
+            torch.testing.assert_close(scores[row], expected[0], atol=1e-5, rtol=1e-4)
 
 
 def test_the_prompt_enters_a_cache_once():

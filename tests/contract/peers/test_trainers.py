@@ -26,6 +26,11 @@ def rows(count=8):
     ]
 
 
+# What save_pretrained writes, and warns of: tests/adapters/test_model_methods.py.
+checkpoints = pytest.mark.filterwarnings("ignore:save_pretrained wrote the backbone without")
+
+
+@checkpoints
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_the_stock_trainer_trains_only_the_adapter(method, tmp_path):
     model = tiny_models.model("bert")
@@ -42,6 +47,26 @@ def test_the_stock_trainer_trains_only_the_adapter(method, tmp_path):
     for name, tensor in adapter.tensors().items():
         moved = not torch.equal(tensor, before[name])
         assert moved == isinstance(tensor, torch.nn.Parameter), name
+
+
+@checkpoints
+@pytest.mark.parametrize("method", ["lora", "prompt", "head", "norms", "full"])
+def test_the_stock_trainer_resumes_from_its_checkpoint(method, tmp_path):
+    tensors = []
+    for resume in (None, tmp_path / "checkpoint-3"):
+        model = tiny_models.model("bert", **tiny_models.NO_DROPOUT)
+        torch.manual_seed(0)
+        adapter = ah.attach(model, example(method))
+        arguments = TrainingArguments(
+            tmp_path, max_steps=5, per_device_train_batch_size=4, learning_rate=1e-2, report_to=[],
+            save_steps=3, disable_tqdm=True, use_cpu=True, dataloader_pin_memory=False,
+        )  # fmt: skip
+        trainer = Trainer(model, arguments, train_dataset=rows())
+        trainer.train(resume_from_checkpoint=resume)
+        tensors.append(adapter.tensors())
+    uninterrupted, resumed = tensors
+    for name, tensor in uninterrupted.items():
+        torch.testing.assert_close(resumed[name], tensor, msg=name)
 
 
 def test_a_pipeline_uses_the_active_adapter(backbone):

@@ -1,0 +1,248 @@
+"""What the model's own methods do while adapters are attached.
+
+    save_pretrained          writes the backbone as it is without adapters, and warns; the adapters'
+                             tensors are beside it, for transformers' Trainer to resume from
+    load_state_dict          puts these tensors back
+    resize_token_embeddings  refuses another size: heads and rows of adapters would not fit
+    _apply                   half(), to(...): converts also what is not in the model now: backbone
+                             parameters that an adapter replaces, and those of inactive adapters
+
+Attaching replaces the methods on the instance; detaching the last adapter puts them back.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from adapterhub.adapters.activation import Activation
+from adapterhub.adapters.adapter import Adapter
+from adapterhub.anatomy.sites import CHILD
+from adapterhub.backbones.token_embedding import token_embedding
+from adapterhub.errors import AttachError
+from adapterhub.hooks.composition import Composition
+from adapterhub.hooks.precision import convert_masters
+
+_TRAINED = f"{CHILD}.trained."  # in files: an adapter's copy of the backbone's tensor of that name
+_ADDED = f"{CHILD}.added."  # in files: a tensor that an adapter added to the model
+
+
+class AttachedAdapters(Protocol):
+    """What the methods need of a model's state."""
+
+    model: PreTrainedModel
+    adapters: dict[str, Adapter]
+
+    @property
+    def activation(self) -> Activation:
+        """What is active where no route is open."""
+
+    def activate(self, composition: Composition) -> None:
+        """Make a composition active."""
+
+
+class ModelMethod:
+    """A method of a model that `function(state, method, ...)` replaces; `remove` puts it back."""
+
+    def __init__(self, state: AttachedAdapters, name: str, function: Callable[..., Any]) -> None:
+        self.state, self.name, self.function = state, name, function
+        self.before = vars(state.model).get(name)  # another library may have replaced it, too
+        vars(state.model)[name] = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        return self.function(self.state, self.original, *args, **kwargs)
+
+    def original(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the method as it is without adapters."""
+        if self.before is not None:
+            return self.before(*args, **kwargs)
+        return getattr(type(self.state.model), self.name)(self.state.model, *args, **kwargs)
+
+    def remove(self) -> None:
+        """Put the model's own method back."""
+        methods = vars(self.state.model)
+        if methods.get(self.name) is self:
+            del methods[self.name]
+            if self.before is not None:
+                methods[self.name] = self.before
+
+
+def replace_methods(state: AttachedAdapters) -> list[ModelMethod]:
+    """Replace the methods of a model that adapters concern."""
+    return [ModelMethod(state, name, function) for name, function in _FUNCTIONS.items()]
+
+
+def save_backbone(
+    state: AttachedAdapters,
+    save: Callable[..., Any],
+    save_directory: Any,
+    is_main_process: bool = True,
+    state_dict: Mapping[str, Tensor] | None = None,
+    **options: Any,
+) -> None:
+    """Write the backbone as it is without adapters, with the adapters' tensors beside it.
+
+    Args:
+        state: the state of the model.
+        save: `save_pretrained` of the model.
+        save_directory: as there.
+        is_main_process: as there.
+        state_dict: the model's tensors, if they are gathered already.
+        options: other arguments of `save_pretrained`.
+
+    Raises:
+        AttachError: the backbone's parameters that an adapter trains are sharded.
+    """
+    model = state.model
+    given = model.state_dict() if state_dict is None else state_dict
+    adapted = _named(model)
+    (composition,) = state.activation.compositions
+    state.activate(())
+    try:
+        replaced = {k: t for k, t in _named(model).items() if k in given and adapted[k] is not t}
+        tensors = {k: replaced.get(k, t).detach() for k, t in given.items() if not _is_added(k)}
+        of_adapters = [key for key in given if key in replaced or _is_added(key)]
+        for key in {id(adapted[key]): key for key in of_adapters}.values():  # tied ones once
+            tensors[_file_name(key)] = given[key]
+        if replaced:
+            options["max_shard_size"] = sys.maxsize  # of pieces, the last one loaded would win
+        save(save_directory, is_main_process, tensors, **options)
+    finally:
+        state.activate(composition)
+    warnings.warn(
+        f"save_pretrained wrote the backbone without its adapters ({', '.join(state.adapters)}), "
+        "and their tensors only for Trainer to resume from; to save an adapter: "
+        "adapter.save(FOLDER); to save the adapted model: merge(model), then save_pretrained",
+        stacklevel=3,
+    )
+
+
+def load_tensors(
+    state: AttachedAdapters,
+    load: Callable[..., Any],
+    state_dict: Mapping[str, Tensor],
+    *args: Any,
+    **options: Any,
+) -> Any:
+    """Load a state dict; tensors that an adapter trained in place of the backbone's go to it.
+
+    Args:
+        state: the state of the model.
+        load: `load_state_dict` of the model.
+        state_dict: the tensors.
+        args: other arguments of `load_state_dict`.
+        options: other arguments of `load_state_dict`.
+
+    Raises:
+        AttachError: the adapter with these tensors is not active.
+    """
+    stored = {k: t for k, t in state_dict.items() if k.startswith((_TRAINED, _ADDED))}
+    if not stored:
+        return load(state_dict, *args, **options)
+    values = {_model_name(key): tensor for key, tensor in stored.items()}
+    named = _named(state.model)
+    own = {id(t) for adapter in state.adapters.values() for t in adapter.tensors().values()}
+    trained = [key for key in values if not _is_added(key)]
+    if missing := [key for key in trained if key not in named or id(named[key]) not in own]:
+        raise AttachError(
+            "these tensors were trained by an adapter that is not active",
+            offenders=missing[:5],
+            expected="the adapters that were active when the tensors were saved",
+            hint="activate(model, NAME) first",
+        )
+    tied = {id(named[key]): tensor for key, tensor in values.items() if key in named}
+    values |= {key: tied[id(tensor)] for key, tensor in named.items() if id(tensor) in tied}
+    backbone = {key: tensor for key, tensor in state_dict.items() if key not in stored}
+    return load(backbone | values, *args, **options)
+
+
+def refuse_resize(
+    state: AttachedAdapters,
+    resize: Callable[..., Any],
+    new_num_tokens: int | None = None,
+    pad_to_multiple_of: int | None = None,
+    *args: Any,
+    **options: Any,
+) -> Any:
+    """Refuse to resize the embedding, unless its size remains the same.
+
+    Args:
+        state: the state of the model.
+        resize: `resize_token_embeddings` of the model.
+        new_num_tokens: the new number of rows.
+        pad_to_multiple_of: a divisor of the number of rows.
+        args: other arguments of `resize_token_embeddings`.
+        options: other arguments of `resize_token_embeddings`.
+
+    Raises:
+        AttachError: another size.
+    """
+    table = token_embedding(state.model)
+    size = new = 0 if table is None else len(table)
+    if new_num_tokens is not None:
+        new = new_num_tokens
+    if pad_to_multiple_of:
+        new = math.ceil(new / pad_to_multiple_of) * pad_to_multiple_of
+    if new == size:
+        return resize(new_num_tokens, pad_to_multiple_of, *args, **options)
+    raise AttachError(
+        f"cannot resize the embedding from {size} to {new} rows while adapters are attached "
+        f"({', '.join(state.adapters)})",
+        expected=f"{size} rows: rows for new tokens belong to an adapter",
+        hint="attach(..., tokenizer=tokenizer) with a tokenizer that has the new tokens; or "
+        "detach(model), resize, and attach again",
+    )
+
+
+def convert(
+    state: AttachedAdapters, apply: Callable[..., Any], fn: Any, recurse: bool = True
+) -> Any:
+    """Convert or move the model, and the parameters that are not in it now.
+
+    Args:
+        state: the state of the model.
+        apply: `_apply` of the model.
+        fn: converts a tensor.
+        recurse: whether to convert child modules.
+    """
+    model = apply(fn, recurse)
+    if recurse:
+        convert_masters(model, fn)
+        for adapter in state.adapters.values():
+            adapter.convert(fn)
+    return model
+
+
+def _is_added(key: str) -> bool:
+    """Return whether a tensor of a model with adapters is not the backbone's."""
+    return f".{CHILD}." in f".{key}"
+
+
+def _file_name(key: str) -> str:
+    """Return the name of an adapter's tensor in the file; in hex, or transformers may rename it."""
+    return (_ADDED if _is_added(key) else _TRAINED) + key.encode().hex()
+
+
+def _model_name(name: str) -> str:
+    return bytes.fromhex(name.rpartition(".")[2]).decode()
+
+
+def _named(model: nn.Module) -> dict[str, Tensor]:
+    """Map the names of a model's tensors to themselves; tied ones have several names."""
+    parameters = model.named_parameters(remove_duplicate=False)
+    return {**dict(parameters), **dict(model.named_buffers(remove_duplicate=False))}
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "save_pretrained": save_backbone,
+    "load_state_dict": load_tensors,
+    "resize_token_embeddings": refuse_resize,
+    "_apply": convert,
+}
