@@ -66,7 +66,8 @@ ROWS = [
     ("causal-lm", {"text": "a", "label": "b"}, "label"),
     ("multiple-choice", {"text": "a", "choices": ["b", "c"], "label": "A"}, "text"),
     ("multiple-choice", {"text": "a", "choices": ["b", "c"], "label": "A"}, "choices"),
-    ("prompted(template='{text} {mask}', words={'x': 'a', 'y': 'b'})", {"text": "a", "label": "x"}, "text"),
+    ("prompted(template='{text} {mask}', words={'x': 'a', 'y': 'b'})",
+     {"text": "a", "label": "x"}, "text"),
 ]  # fmt: skip
 RAW = {"masked-lm", "span-corruption"}  # raw text: an empty row has no tokens to learn
 
