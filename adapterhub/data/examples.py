@@ -195,6 +195,11 @@ def text_problem(value: object, column: str, *, allow_empty: bool) -> str:
     """Describe why a value of a column is not text, or return "".
 
     In any format, an empty text is the same as a missing one where it would be learned from.
+
+    Args:
+        value: the value.
+        column: the name of the column.
+        allow_empty: accept a text without visible characters.
     """
     if value is None:
         return f"{column!r} is missing"
