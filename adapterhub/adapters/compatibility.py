@@ -33,13 +33,19 @@ def check_backbone(manifest: Manifest, state: ModelState) -> None:
     """
     trained_on, fingerprint = manifest.backbone, state.fingerprint()
     at = f" at {trained_on.revision}" if trained_on.revision else ""
-    if fingerprint != trained_on.fingerprint:
-        raise MismatchError(
-            f"the adapter {manifest.name!r} was trained on a different backbone",
-            offenders=[f"this model: {state.model.config._name_or_path}, {fingerprint}"],
-            expected=f"{trained_on.id}{at}, {trained_on.fingerprint}",
-            hint=f"load_backbone({trained_on.location!r}), or load(..., any_backbone=True)",
-        )
+    if fingerprint == trained_on.fingerprint:
+        return
+    offenders = [f"this model: {state.model.config._name_or_path}, {fingerprint}"]
+    hint = f"load_backbone({trained_on.location!r}), or load(..., any_backbone=True)"
+    if state.model.dtype == torch.float16:
+        offenders.append("its float16 weights are rounded, and no file with the originals is known")
+        hint += "; if they were cast in memory, load the adapter before .half()"
+    raise MismatchError(
+        f"the adapter {manifest.name!r} was trained on a different backbone",
+        offenders=offenders,
+        expected=f"{trained_on.id}{at}, {trained_on.fingerprint}",
+        hint=hint,
+    )
 
 
 def check_backbone_name(imported: ImportedAdapter, model: PreTrainedModel) -> list[str]:

@@ -64,6 +64,16 @@ def test_methods_far_larger_than_their_file_are_refused_unbuilt(attached):
         check_size(manifest, huge, get_state(model))
 
 
+def test_a_cast_that_cannot_be_compared_is_named(attached):
+    model, _, manifest = attached
+    model = tiny_models.model("bert").half()  # never in files
+    ah.attach(model, "lora")
+    with pytest.raises(MismatchError, match="different backbone") as caught:
+        check_backbone(manifest, get_state(model))
+    assert "float16" in str(caught.value)
+    assert "before .half()" in str(caught.value)
+
+
 def test_a_head_gets_the_saved_number_of_outputs(attached):
     _, adapter, manifest = attached
     tensors = dict(manifest.tensors)
