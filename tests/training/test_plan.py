@@ -99,13 +99,14 @@ from adapterhub.training.plan import plan_of
 from adapterhub.training.prepare import prepare
 from adapterhub.training.recipe import read
 from adapterhub.training.report import Reporter
-from adapterhub.training.run import run
+from adapterhub.training.run import _train
 
 backbone, train, eval_, output, *words = sys.argv[1:]
 flags = {"backbone": backbone, "output": output, "data": {"train": train, "eval": eval_}}
-recipe = read(None, words, flags)
-planned = sum(plan_of(prepare(recipe)).memory.values())
-print(planned / run(recipe, Reporter()).result.peak_memory)
+prepared = prepare(read(None, words, flags))
+planned = sum(plan_of(prepared).memory.values())
+Path(output).mkdir()
+print(planned / _train(prepared, Path(output), Reporter(), resume=False).peak_memory)
 """
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 FULL = [
