@@ -285,7 +285,7 @@ class Adapter:
     def export_source(self) -> ExportSource:
         """Return what an exporter reads of the adapter."""
         paths = {id(m): n for n, m in modules_of(self.model).items()}
-        name, revision = name_and_revision(self.model)
+        name, revision = name_and_revision(self.model, self.state.fingerprint)
         forms = [(placed.site, *placed.inference_form()) for placed in self.placed]
         return ExportSource(
             self.anatomy,
@@ -323,12 +323,13 @@ class Adapter:
         )
 
     def _backbone_ref(self) -> BackboneRef:
-        name, revision = name_and_revision(self.model)
+        fingerprint = self.state.fingerprint()
+        name, revision = name_and_revision(self.model, lambda: fingerprint)
         dtype, quantization = dtype_and_quantization(self.model, self.state.originals())
         return BackboneRef(
             id=name,
             revision=revision,
-            fingerprint=self.state.fingerprint(),
+            fingerprint=fingerprint,
             model_type=self.model.config.model_type,
             dtype=dtype,
             quantization=quantization,

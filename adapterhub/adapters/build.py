@@ -161,14 +161,18 @@ def _fits(cls: type[Method], anatomy: Anatomy) -> bool:
 
 
 def _refuse_untrainable(part: Method, steps: Iterable[PlanStep], anatomy: Anatomy) -> None:
-    """Refuse to train parameters that cannot be trained: quantized or offloaded weights."""
+    """Refuse to train offloaded or quantized weights, and those of other dtypes."""
     paths = [step.path for step in steps if isinstance(step, Unfrozen)]
     if away := offloaded(anatomy.model, paths):
         problem = f"{part.name} trains weights that are offloaded on this backbone"
         raise SiteError(problem, offenders=away, expected="weights that stay on a device")
     if wrong := storage_problems(anatomy.parameters(), paths):
-        problem = f"{part.name} trains weights that are quantized on this backbone"
-        raise SiteError(problem, offenders=wrong, expected="weights in fp32, bf16 or fp16")
+        problem = f"{part.name} trains weights that cannot be trained as they are stored"
+        raise SiteError(
+            problem,
+            offenders=wrong,
+            expected="weights in fp32, bf16 or fp16; model.float() casts those of other dtypes",
+        )
 
 
 def _refuse_offloaded(anatomy: Anatomy, fresh: list[str], tokens: tuple[NewToken, ...]) -> None:

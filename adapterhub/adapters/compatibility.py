@@ -13,7 +13,9 @@ from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.parts import HEAD, AdapterHead
-from adapterhub.adapters.state import ModelState
+from adapterhub.adapters.state import ModelState, backbone_fingerprint
+from adapterhub.backbones.find import is_local_name
+from adapterhub.backbones.identity import local_name
 from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.errors import MismatchError
 from adapterhub.files.manifest import Manifest, TensorInfo
@@ -31,13 +33,19 @@ def check_backbone(manifest: Manifest, state: ModelState) -> None:
     """
     trained_on, fingerprint = manifest.backbone, state.fingerprint()
     at = f" at {trained_on.revision}" if trained_on.revision else ""
-    if fingerprint != trained_on.fingerprint:
-        raise MismatchError(
-            f"the adapter {manifest.name!r} was trained on a different backbone",
-            offenders=[f"this model: {state.model.config._name_or_path}, {fingerprint}"],
-            expected=f"{trained_on.id}{at}, {trained_on.fingerprint}",
-            hint=f"load_backbone({trained_on.id!r}), or load(..., any_backbone=True)",
-        )
+    if fingerprint == trained_on.fingerprint:
+        return
+    offenders = [f"this model: {state.model.config._name_or_path}, {fingerprint}"]
+    hint = f"load_backbone({trained_on.location!r}), or load(..., any_backbone=True)"
+    if state.model.dtype == torch.float16:
+        offenders.append("its float16 weights are rounded, and no file with the originals is known")
+        hint += "; if they were cast in memory, load the adapter before .half()"
+    raise MismatchError(
+        f"the adapter {manifest.name!r} was trained on a different backbone",
+        offenders=offenders,
+        expected=f"{trained_on.id}{at}, {trained_on.fingerprint}",
+        hint=hint,
+    )
 
 
 def check_backbone_name(imported: ImportedAdapter, model: PreTrainedModel) -> list[str]:
@@ -50,6 +58,17 @@ def check_backbone_name(imported: ImportedAdapter, model: PreTrainedModel) -> li
         MismatchError: they differ.
     """
     recorded, name = imported.backbone, model.config._name_or_path
+    at = f" at {imported.revision}" if imported.revision else ""
+    other = MismatchError(
+        f"the adapter {imported.name!r} was trained on a different backbone",
+        offenders=[f"this model: {name}"],
+        expected=f"{recorded}{at}",
+        hint=f"load_backbone({recorded!r}), or load(..., any_backbone=True)",
+    )
+    if recorded and is_local_name(recorded):
+        if recorded.endswith(local_name("", lambda: backbone_fingerprint(model))):
+            return []
+        raise other
     if not recorded or not name:
         return ["the files or the model do not name their backbone: it was not checked"]
     if Path(recorded).is_absolute() or recorded.startswith(".") or recorded.count("/") > 1:
@@ -62,13 +81,7 @@ def check_backbone_name(imported: ImportedAdapter, model: PreTrainedModel) -> li
     )
     if recorded == name and one_commit:
         return []
-    at = f" at {imported.revision}" if imported.revision else ""
-    raise MismatchError(
-        f"the adapter {imported.name!r} was trained on a different backbone",
-        offenders=[f"this model: {name}"],
-        expected=f"{recorded}{at}",
-        hint=f"load_backbone({recorded!r}), or load(..., any_backbone=True)",
-    )
+    raise other
 
 
 def check_tokenizer(manifest: Manifest, snapshot: TokenizerSnapshot) -> None:
@@ -83,7 +96,7 @@ def check_tokenizer(manifest: Manifest, snapshot: TokenizerSnapshot) -> None:
             f"the adapter {manifest.name!r} was trained with a different tokenizer",
             offenders=[f"this tokenizer: {snapshot.tokenizer.name_or_path}, {identity}"],
             expected=f"that of {manifest.backbone.id}, {manifest.tokenizer}",
-            hint=f"load_backbone({manifest.backbone.id!r}), or load(..., any_tokenizer=True)",
+            hint=f"load_backbone({manifest.backbone.location!r}), or load(..., any_tokenizer=True)",
         )
 
 
@@ -142,7 +155,7 @@ def fit_head(manifest: Manifest, adapter: Adapter) -> None:
     elif adapter.head is None:
         raise MismatchError(
             f"the adapter {manifest.name!r} has a task head, the model has none",
-            hint=f"load_backbone({manifest.backbone.id!r}, task={saved.kind!r}, "
+            hint=f"load_backbone({manifest.backbone.location!r}, task={saved.kind!r}, "
             f"labels={list(manifest.labels)!r})",
         )
     else:

@@ -18,7 +18,8 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 
 from adapterhub.errors import BackboneError
 
-_HUB_ID = re.compile(r"(?!\.)[\w.-]+(/[\w.-]+)?")
+_HUB_ID = re.compile(r"(?!\.)(?!.*(--|\.\.))[\w.-]+(/[\w.-]+)?")
+_LOCAL = re.compile(r"[\w.-]+--([0-9a-f]{12}|no-weights)")  # see identity.local_name
 _OTHER_FORMATS = (
     "*.h5",
     "*.msgpack",
@@ -69,6 +70,12 @@ def find_backbone(backbone: str, revision: str | None = None) -> tuple[Path, str
     """
     if Path(backbone).is_dir():
         return Path(backbone), None
+    if is_local_name(backbone):
+        raise BackboneError(
+            f"no backbone {backbone!r}: it was in a folder, on the machine of the training",
+            expected="a folder with these weights",
+            hint="--backbone FOLDER, or load_backbone(FOLDER)",
+        )
     try:
         folder = Path(_download(backbone, revision))
         return folder, folder.name
@@ -83,6 +90,11 @@ def find_backbone(backbone: str, revision: str | None = None) -> tuple[Path, str
 def is_hub_id(name: str) -> bool:
     """Return whether a name has the form of a Hub id: `name` or `owner/name`."""
     return _HUB_ID.fullmatch(name) is not None
+
+
+def is_local_name(name: str) -> bool:
+    """Return whether a manifest gives this name to a backbone that is not on the Hub."""
+    return _LOCAL.fullmatch(name) is not None
 
 
 def not_found(backbone: str, reason: str) -> BackboneError:

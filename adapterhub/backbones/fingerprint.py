@@ -10,8 +10,9 @@ of adapters; and buffers. Only the first number of a tensor's name is used, the 
 module does not change the fingerprint, swapping two layers does. Tied copies are one line.
 
 Because of the rounding, a checkpoint and its fp32 and bf16 loads have the same fingerprint,
-whatever dtype it is stored in. An fp16 or quantized load has lost precision: its fingerprint is
-that of the files it was loaded from, provided its remaining values match these files.
+whatever dtype it is stored in. An fp16 or quantized load has lost precision, as has a model that
+was cast to fp16 and back: its fingerprint is that of the files it was loaded from, provided its
+remaining values match these files.
 
 A tensor of up to 4,096 values is read completely. Sampling runs rather than single values needs 16
 reads per tensor in a file: 8 billion parameters take less than 2 s.
@@ -34,7 +35,6 @@ from adapterhub.backbones.weights import is_sharded, whole
 from adapterhub.errors import BackboneError
 
 RUNS, RUN = 16, 256
-EXACT = (torch.float32, torch.bfloat16, torch.float64)
 _NUMBER = re.compile(r"(?:^|\.)(\d+)\.")
 _EMBEDDING = re.compile(
     r"(?:^|\.)(?:word_embeddings?|embed_tokens|wte|shared|tokens_embed|embed_in|tok_embeddings)\.weight$"
@@ -67,9 +67,11 @@ def fingerprint_of(named: Iterable[tuple[str, Tensor]], origin: Path | None = No
     """
     included = [(key, t) for name, t in named if (key := _key(name, t.shape)) is not None]
     # Quantized tensors have other shapes and codes: only the others can be compared.
-    readable = [(key, t) for key, t in included if _has_values(t)]
-    lines = {f"{key} {tensor_digest(_sample(t))}" for key, t in readable}
-    exact = len(readable) == len(included) and all(t.dtype in EXACT for _, t in readable)
+    readable = [(key, _sample(t), t.ndim) for key, t in included if _has_values(t)]
+    lines = {f"{key} {tensor_digest(values)}" for key, values, _ in readable}
+    # Vectors may be of ones, but a matrix of fp16 numbers has probably been rounded.
+    rounded = any(_fits_fp16(values) for _, values, dimensions in readable if dimensions > 1)
+    exact = len(readable) == len(included) and not rounded
     if not exact and origin is not None:
         stored = _stored_lines(origin)
         if lines <= {line for pair in stored for line in pair}:
@@ -95,6 +97,11 @@ def fingerprint_of_files(folder: Path) -> str:
 def _has_values(tensor: Tensor) -> bool:
     has_codes = hasattr(tensor, "__tensor_flatten__") and not is_sharded(tensor)
     return tensor.is_floating_point() and not tensor.is_meta and not has_codes
+
+
+def _fits_fp16(values: Tensor) -> bool:
+    """Return whether all values are fp16 numbers, as after a cast to fp16, and maybe back."""
+    return values.dtype == torch.float16 or torch.equal(values.half().to(values.dtype), values)
 
 
 def _sample(tensor: Tensor) -> Tensor:

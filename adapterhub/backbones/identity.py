@@ -3,32 +3,46 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from huggingface_hub import try_to_load_from_cache
 from transformers import PreTrainedModel
 
 from adapterhub.backbones.find import is_hub_id
+from adapterhub.errors import BackboneError
 
 ORIGIN = "_adapterhub_origin"  # the attribute of a model with the folder it was loaded from
 _CACHED = re.compile(r"/models--([^/]+)/snapshots/([0-9a-f]{40})/?$")
 
 
-def name_and_revision(model: PreTrainedModel) -> tuple[str, str | None]:
+def name_and_revision(
+    model: PreTrainedModel, fingerprint: Callable[[], str]
+) -> tuple[str, str | None]:
     """Return the name of a model's backbone that is valid on any machine, and its commit.
 
-    That is a Hub id unchanged, the Hub id of a folder in the Hub's cache, or the last component of
-    any other folder.
+    That is a Hub id unchanged, the Hub id of a folder in the Hub's cache, or a local name: the last
+    component of any other folder and the start of the fingerprint, as in `bert--0123456789ab`. Hub
+    ids cannot contain `--`, and other weights in a folder of the same name have another name.
+    The names in a folder's own config.json are not used: they are often those of its parent model.
     """
-    name = str(model.config._name_or_path or f"unnamed-{model.config.model_type}")
+    name = str(model.config._name_or_path or "")
     if cached := _CACHED.search(name.replace("\\", "/")):
         return cached[1].replace("--", "/"), cached[2]
     revision: str | None = getattr(model.config, "_commit_hash", None)
     if not Path(name).is_dir() and is_hub_id(name):
         return name, revision
-    last = Path(name.replace("\\", "/")).expanduser().resolve().name
-    plain = re.sub(r"[^A-Za-z0-9_.-]+|\.\.+", "-", last).strip("-.")
-    return plain or f"unnamed-{model.config.model_type}", revision
+    last = Path(name.replace("\\", "/")).expanduser().resolve().name if name else ""
+    plain = re.sub(r"[^A-Za-z0-9_.-]+|\.\.+", "-", last).strip("-.")[:100]
+    return local_name(plain or f"unnamed-{model.config.model_type}", fingerprint), revision
+
+
+def local_name(name: str, fingerprint: Callable[[], str]) -> str:
+    """Return the name of a backbone that is not on the Hub."""
+    try:
+        return f"{name}--{fingerprint().rpartition('-')[2][:12]}"
+    except BackboneError:  # it has no weights
+        return f"{name}--no-weights"
 
 
 def origin_of(model: PreTrainedModel) -> Path | None:

@@ -79,9 +79,13 @@ def load_backbone(
         model, info = _load(auto, folder, options, backbone)
         tokenizer = _load(transformers.AutoTokenizer, folder, {}, backbone)
     keep_4bit_layout(model)
-    model.config._name_or_path = model.name_or_path = backbone
+    # The name of a folder must be the same after a change of the working directory.
+    is_folder = folder == Path(backbone)
+    model.config._name_or_path = model.name_or_path = (
+        str(folder.absolute()) if is_folder else backbone
+    )
     model.config._commit_hash = commit
-    setattr(model, ORIGIN, str(folder))
+    setattr(model, ORIGIN, str(folder.absolute()))
     setattr(model, NEWLY_INITIALIZED, frozenset(info["missing_keys"]))
     remember_vocabulary_size(model)
     _prepare_tokenizer(model, tokenizer, new_tokens)

@@ -24,6 +24,7 @@ from adapterhub.errors import ConfigError
 @click.option("--density", type=float, default=1.0, help="Share of the values ties and dare keep.")
 @click.option("--rank", type=int, help="Truncate the combined updates to this rank.")
 @click.option("--seed", type=int, default=0, help="Seed of the values that dare drops.")
+@click.option("--head", help="The ADAPTER whose head and labels are kept (default: the first).")
 @click.option("--name", default="combined", show_default=True, help="Name of the new adapter.")
 @click.option("--backbone", help="Load the backbone from this Hub id or folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -35,6 +36,7 @@ def command(
     density: float,
     rank: int | None,
     seed: int,
+    head: str | None,
     name: str,
     backbone: str | None,
     as_json: bool,
@@ -42,7 +44,7 @@ def command(
     """Combine adapters of the same backbone into a new adapter.
 
     Each ADAPTER is a run folder, an adapter folder or a published name. The new adapter gets the
-    head and labels of the first.
+    head and labels of the first; if the labels differ, --head must name one.
     """
     from adapterhub.adapters.load import load_folder
     from adapterhub.files.atomic import check_place
@@ -53,13 +55,16 @@ def command(
 
     check_place(Path(output), overwrite=False, replaceable=())
     numbers = None if weights is None else _numbers(weights)
+    if head is not None and head not in references:
+        raise ConfigError(f"--head {head} is not combined", expected=", ".join(references))
     folders = [pull(reference) for reference in references]
     names = [f"{n}: {read_manifest(folder).name}" for n, folder in enumerate(folders, start=1)]
     first, _ = load_for_merging(folders[0], backbone, name=names[0])
     for folder, source_name in zip(folders[1:], names[1:], strict=True):
         load_folder(first.model, folder, name=source_name)
     options = {"how": how, "weights": numbers, "density": density, "rank": rank, "seed": seed}
-    combined = combine(first.model, names, **options, name=name)  # type: ignore[arg-type]
+    owner = None if head is None else names[references.index(head)]
+    combined = combine(first.model, names, **options, name=name, head=owner)  # type: ignore[arg-type]
     combined.save(output)
     facts = combined.metadata.training["combined"]
     if as_json:

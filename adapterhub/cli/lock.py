@@ -28,10 +28,12 @@ def command(
     if name and len(references) > 1:
         raise click.UsageError("--name takes a single REFERENCE")
     pins = read_lock(Path(file))
-    new = [pin(reference, registry, name=name) for reference in references]
+    project = Path(file).parent
+    new = [pin(reference, registry, name=name, project=project) for reference in references]
     write_lock(Path(file), with_pins(pins, new))
     if as_json:
         print_json({key: asdict(pinned) for key, pinned in new})
         return
     for key, pinned in new:
-        click.echo(f"{key} = {pinned.reference}, sha256 {pinned.digest[:12]}")
+        source = f" in {pinned.registry}" * (pinned.registry is not None)
+        click.echo(f"{key} = {pinned.reference}{source}, sha256 {pinned.digest[:12]}")

@@ -24,7 +24,7 @@ def command(file: str, folder: str, registry: str | None, as_json: bool) -> None
     pins = read_lock(Path(file))
     if not pins:
         raise FileError(f"{file} pins no adapter", hint="adapterhub lock REFERENCE...")
-    restored = sync(pins, Path(folder), registry)
+    restored = sync(pins, Path(folder), registry, project=Path(file).parent)
     present = sorted(pins.keys() - set(restored))
     if as_json:
         print_json({"folder": folder, "restored": restored, "there": present})

@@ -125,8 +125,10 @@ def _nested(flags: dict[str, Any]) -> dict[str, Any]:
 
 def _print_plan(prepared: Any) -> None:
     from adapterhub.training.plan import plan_of
+    from adapterhub.training.report import rate_text
 
     plan, recipe, data = plan_of(prepared), prepared.recipe, prepared.data
+    epochs = round(plan.steps / plan.steps_per_epoch, 2)
     sites = Table("site", "method", "parameters", title="Sites", title_justify="left")
     for site, method, count in plan.sites:
         sites.add_row(site, method, count_text(count))
@@ -137,9 +139,12 @@ def _print_plan(prepared: Any) -> None:
         "method": ", ".join(method.name for method in prepared.adapter.methods),
         "trainable": f"{count_text(plan.trainable)} ({share}), {count_text(plan.head)} in the head",
         "data": f"{len(data.train):,} training, {len(data.evaluation):,} evaluation examples",
-        "labels": ", ".join(data.labels) or "none",
-        "steps": f"{plan.steps:,} with batch size {recipe.train.batch_size}",
+        "labels": ", ".join(f"{name}: {n:,}" for name, n in plan.labels.items()) or "none",
+        "steps": f"{plan.steps:,} with batch size {recipe.train.batch_size}, {epochs:g} epoch(s)",
+        "learning rate": f"{rate_text(plan.rates)}, {recipe.train.schedule}",
         "tokens": f"{plan.tokens:,} per epoch, {plan.longest} in the longest example",
+        "truncated": f"{plan.truncated:,} training examples, by train.max_length="
+        f"{recipe.train.max_length}",
         **{f"memory, {part}": bytes_text(size) for part, size in plan.memory.items()},
         "memory, total": f"{bytes_text(sum(plan.memory.values()))} (estimate)",
     }

@@ -54,14 +54,15 @@ def read_examples(
 
     Raises:
         DataError: the source is missing, empty or malformed, lacks a column, or has missing texts
-            or labels or ones of the wrong type.
+            or labels or ones of the wrong type, or empty texts with a label.
     """
     text_columns = [name for name in (options.text, options.pair) if name is not None]
     columns = [*text_columns, options.label] if labelled else text_columns
 
     def build(*values: object) -> Example:
         texts, labels = values[: len(text_columns)], values[len(text_columns) :]
-        problems = [text_problem(v, name) for v, name in zip(texts, text_columns, strict=True)]
+        named = zip(texts, text_columns, strict=True)
+        problems = [text_problem(v, name, allow_empty=not labelled) for v, name in named]
         label, problem = _read_label(labels[0], regression) if labels else (None, "")
         refuse(*problems, problem)
         text, pair = (*texts, None)[:2]
@@ -100,7 +101,11 @@ def read_rows(
         except ValueError as error:
             problems += [f"{table.unit} {line}: {problem}" for problem in error.args]
     if problems:
-        raise DataError(f"{source} has invalid rows", offenders=first_few(problems))
+        raise DataError(
+            f"{source} has invalid rows",
+            offenders=first_few(problems),
+            hint="correct or delete these rows",
+        )
     return examples
 
 
@@ -186,15 +191,23 @@ def data_hash(examples: Iterable[Any]) -> str:
     return digest.hexdigest()
 
 
-def text_problem(value: object, column: str) -> str:
-    """Describe why a value of a column is not text, or return ""."""
+def text_problem(value: object, column: str, *, allow_empty: bool) -> str:
+    """Describe why a value of a column is not text, or return "".
+
+    In any format, an empty text is the same as a missing one where it would be learned from.
+
+    Args:
+        value: the value.
+        column: the name of the column.
+        allow_empty: accept a text without visible characters.
+    """
     if value is None:
         return f"{column!r} is missing"
     if not isinstance(value, str):
         return f"{column!r} has type {type(value).__name__}, expected text"
     if not value.isascii() and re.search("[\ud800-\udfff]", value):
         return f"{column!r} contains a lone surrogate, which is not valid Unicode"
-    return ""
+    return "" if allow_empty or value.strip() else f"{column!r} is empty"
 
 
 def _read_label(value: object, regression: bool) -> tuple[str | float | None, str]:

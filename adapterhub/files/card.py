@@ -174,7 +174,7 @@ def _native(manifest: Manifest, reference: str, peft: InPeft | None) -> str:
     labels = f", labels={list(manifest.labels)!r}" if manifest.labels else ""
     lines = (
         "import adapterhub as ah",
-        f"model, tokenizer = ah.load_backbone({manifest.backbone.id!r}{task}{labels})",
+        f"model, tokenizer = ah.load_backbone({manifest.backbone.location!r}{task}{labels})",
         f"ah.load(model, {reference!r})",
     )
     return f"With adapterhub:\n\n{_code('python', lines)}"
@@ -197,7 +197,7 @@ def _in_peft(manifest: Manifest, reference: str, peft: InPeft) -> str:
         "from peft import PeftModel",
         f"from transformers import {auto}",
         *([fetch] if other_hub else []),
-        f"backbone = {auto}.from_pretrained({manifest.backbone.id!r}{heads})",
+        f"backbone = {auto}.from_pretrained({manifest.backbone.location!r}{heads})",
         f"model = PeftModel.from_pretrained(backbone, {source})",
     )
     return f"With peft:\n\n{_code('python', lines)}"
@@ -207,7 +207,7 @@ def _training(manifest: Manifest) -> Iterator[str]:
     recipe = manifest.training.get("recipe")
     if not isinstance(recipe, dict) or not recipe:
         return
-    text = dump_yaml({"backbone": manifest.backbone.id, **recipe})
+    text = dump_yaml({"backbone": manifest.backbone.location, **recipe})
     data, tools = manifest.training.get("data"), manifest.versions.items()
     yield "## Training"
     facts = [f"seed {manifest.training.get('seed')}", f"steps {manifest.training.get('steps')}"]

@@ -53,6 +53,12 @@ class BackboneRef:
     dtype: str | None = None
     quantization: str | None = None
 
+    @property
+    def location(self) -> str:
+        """What to load it from: the id, or a folder if the id is a local name."""
+        local = re.fullmatch(r"([\w.-]+)--[0-9a-f]{12}", self.id)
+        return f"path/to/{local[1]}" if local else self.id
+
 
 @dataclass(frozen=True, slots=True)
 class TaskHead:

@@ -8,14 +8,14 @@ every adapter that can be merged can be combined, whatever its methods. The resu
                             else the closest of the given rank. Without a rank, the whole weight
     all others              the parameter itself (biases, norms, whole weights)
 
-The head, with its labels, and newly initialized backbone parameters are those of the first adapter:
-heads that were trained separately have no common start.
+The head, with its labels, and newly initialized backbone parameters are those of one adapter: heads
+that were trained separately have no common start. It is the first one, if all have the same labels;
+otherwise `head` must name one.
 """
 
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -31,7 +31,7 @@ from adapterhub.adapters.state import activated, bare, find_state, get_state, re
 from adapterhub.anatomy.sites import CHILD, Site
 from adapterhub.backbones.newly_initialized import newly_initialized
 from adapterhub.backbones.weights import as_stored, read_bias, read_weight
-from adapterhub.errors import AttachError, ConfigError, unknown
+from adapterhub.errors import AttachError, ConfigError, MergeError, unknown
 from adapterhub.hooks.projection import OutputSlot
 from adapterhub.merging.affine import merged_weight_and_bias
 from adapterhub.merging.merge import refuse_unmergeable
@@ -180,6 +180,7 @@ def combine(
     rank: int | None = None,
     seed: int = 0,
     name: str = "combined",
+    head: str | None = None,
 ) -> Adapter:
     """Attach a new adapter that combines attached ones, and make it the active one.
 
@@ -193,22 +194,24 @@ def combine(
         rank: the largest rank of the updates of projections.
         seed: for the entries that dare drops.
         name: the new adapter's name.
+        head: the adapter whose task, head and labels the new one gets; by default the first one,
+            if all have the same labels.
 
     Raises:
         ConfigError: an unknown rule, or options out of range.
         AttachError: a name that is not attached.
-        MergeError: an adapter that cannot be expressed as a change of weights.
+        MergeError: an adapter that cannot be expressed as a change of weights, or different heads.
     """
     adapters = _attached(model, names)
+    owner = _owner_of_head(adapters, head)
     rule = _rule(how, weights, density, rank, seed, len(adapters))
     refuse_unmergeable(adapters)
-    _warn_of_other_labels(adapters)
     with activated(get_state(model), ()):
         updates = _combined(adapters, rule)
     with bare(model) as state, skip_init():
         adapter = build_adapter(state, _methods(adapters, updates), name)
-        _fill(adapter, adapters[0], updates)
-        adapter.metadata = _metadata(adapters, rule, updates)
+        _fill(adapter, owner, updates)
+        adapter.metadata = _metadata(adapters, owner, rule, updates)
         state.add(adapter)
     return adapter
 
@@ -221,15 +224,25 @@ def _attached(model: PreTrainedModel, names: Sequence[str]) -> tuple[Adapter, ..
     return tuple(state.adapters[name] for name in names)
 
 
-def _warn_of_other_labels(adapters: Sequence[Adapter]) -> None:
-    first, *others = adapters
-    different = [repr(other.name) for other in others if other.labels != first.labels]
-    if first.head and different:
-        warnings.warn(
-            f"{', '.join(different)} has other labels than {first.name!r}: the combined adapter "
-            f"keeps the head of {first.name!r}, {', '.join(first.labels) or 'without labels'}",
-            stacklevel=3,
+def _owner_of_head(adapters: Sequence[Adapter], head: str | None) -> Adapter:
+    """Return the adapter whose head the result gets."""
+    if head is not None:
+        chosen = next((adapter for adapter in adapters if adapter.name == head), None)
+        if chosen is None:
+            raise AttachError(
+                f"the head is to be that of {head!r}, which is not combined",
+                expected=f"one of {', '.join(adapter.name for adapter in adapters)}",
+            )
+        return chosen
+    with_head = [adapter for adapter in adapters if adapter.head]
+    if len({adapter.labels for adapter in with_head}) > 1:
+        raise MergeError(
+            "the adapters have different heads, and the new one can have only one",
+            offenders=[f"{a.name}: {', '.join(a.labels) or 'a number'}" for a in with_head],
+            expected="adapters with the same labels, or a choice",
+            hint=f"combine(..., head={adapters[0].name!r}), or --head ADAPTER",
         )
+    return next(iter(with_head), adapters[0])
 
 
 def _rule(
@@ -307,10 +320,10 @@ def _methods(adapters: Sequence[Adapter], updates: CombinedUpdates) -> tuple[Met
     return tuple(methods)
 
 
-def _fill(adapter: Adapter, first: Adapter, updates: CombinedUpdates) -> None:
-    """Copy the updates into the new adapter, and the head and labels of the first one."""
+def _fill(adapter: Adapter, owner: Adapter, updates: CombinedUpdates) -> None:
+    """Copy the updates into the new adapter, and the head and labels of their owner."""
     paths = {id(p): path for path, p in adapter.anatomy.parameters().items()}
-    owned = {id(c.original): c.own for c in first.changed}
+    owned = {id(c.original): c.own for c in owner.changed}
     with torch.no_grad():
         for placed in adapter.placed:
             assert isinstance(placed.module, LoRALayer)
@@ -323,13 +336,15 @@ def _fill(adapter: Adapter, first: Adapter, updates: CombinedUpdates) -> None:
                 changed.own.copy_(changed.original.float() + updates.deltas[path])
             else:  # newly initialized
                 changed.own.copy_(owned[id(changed.original)])
-    if adapter.head and first.head:
-        adapter.head.own = copy.deepcopy(first.head.own)
-        adapter.head.labels = copy.deepcopy(first.head.labels)
+    if adapter.head and owner.head:
+        adapter.head.own = copy.deepcopy(owner.head.own)
+        adapter.head.labels = copy.deepcopy(owner.head.labels)
 
 
-def _metadata(adapters: Sequence[Adapter], rule: Rule, updates: CombinedUpdates) -> AdapterMetadata:
-    """Extend the first adapter's metadata by what was combined and how."""
+def _metadata(
+    adapters: Sequence[Adapter], owner: Adapter, rule: Rule, updates: CombinedUpdates
+) -> AdapterMetadata:
+    """Extend the metadata of the head's owner by what was combined and how."""
     record = {
         "how": rule.how,
         "adapters": [adapter.name for adapter in adapters],
@@ -337,8 +352,9 @@ def _metadata(adapters: Sequence[Adapter], rule: Rule, updates: CombinedUpdates)
         "density": rule.density,
         "rank": rule.rank,
         "seed": rule.seed,
+        "head": owner.name,
         "lost": max(updates.lost, default=0.0),
     }
-    first = adapters[0].metadata
-    training = {**first.training, "combined": record}
-    return AdapterMetadata(first.task, first.tokenizer, first.chat_template, training)
+    of = owner.metadata
+    training = {**of.training, "combined": record}
+    return AdapterMetadata(of.task, of.tokenizer, of.chat_template, training)

@@ -35,6 +35,7 @@ from adapterhub.adapters.parts import AdapterHead, parameter_holders
 from adapterhub.adapters.state import (
     ModelState,
     activated,
+    backbone_fingerprint,
     find_state,
     refuse_in_route,
     refuse_routed,
@@ -340,9 +341,8 @@ def _requantized_swap(
 
 def _identity(model: PreTrainedModel, adapters: Sequence[Adapter]) -> tuple[AttributeSwap, ...]:
     """Rename the merged model, since it is a different backbone, without new parameters."""
-    model_name = "-with-".join(
-        [name_and_revision(model)[0], *(adapter.name for adapter in adapters)]
-    )
+    base, _ = name_and_revision(model, lambda: backbone_fingerprint(model))
+    model_name = "--with-".join([base, *(adapter.name for adapter in adapters)])
     values: list[tuple[Any, str, Any]] = [
         (model.config, "_name_or_path", model_name),
         (model.config, "_commit_hash", None),

@@ -159,7 +159,7 @@ class CausalLM(Generation, Task):
             return _chat_tokens(messages, tokenizer, prompt)
         if self.data == "text":
             ids = _start(example.text, tokenizer)
-            ends = [] if prompt else _end(tokenizer)
+            ends = [] if prompt or not example.text.strip() else _end(tokenizer)
             return [(i, True) for i in [*ids, *ends]]
         filled = str(self.template).replace("{text}", example.text)
         tokens = [(i, False) for i in _start(filled, tokenizer)]
@@ -278,10 +278,15 @@ def _chat_builder(column: str, labelled: bool) -> Callable[[Any], Chat]:
         chat = Chat(tuple((m["role"], m["content"]) for m in value))
         last = chat.messages[-1][0]
         refuse("the last message is not the assistant's" * (labelled and last != "assistant"))
-        refuse(*(text_problem(content, column) for _, content in chat.messages))
+        refuse(*(_message_problem(role, text, labelled) for role, text in chat.messages))
         return chat
 
     return build
+
+
+def _message_problem(role: str, content: str, labelled: bool) -> str:
+    """Describe what is wrong with a message; without instructions, a system message is empty."""
+    return text_problem(content, role, allow_empty=not labelled or role == "system")
 
 
 def _is_message(value: object) -> bool:

@@ -89,7 +89,10 @@ class MultipleChoice(Task):
 
         def build(text: Any, *values: Any) -> Choices:
             choices = list(values[: len(names)]) if in_columns else values[0]
-            refuse(text_problem(text, options.text), _choices_problem(choices, names))
+            refuse(
+                text_problem(text, options.text, allow_empty=not labelled),
+                _choices_problem(choices, names, allow_empty=not labelled),
+            )
             label = _label(values[-1], choices) if labelled else None
             return Choices(text, tuple(choices), label)
 
@@ -162,9 +165,11 @@ class MultipleChoice(Task):
         return {"accuracy": classification_metrics(labels, chosen)["accuracy"]}
 
 
-def _choices_problem(choices: object, names: Sequence[str]) -> str:
+def _choices_problem(choices: object, names: Sequence[str], *, allow_empty: bool) -> str:
     if not isinstance(choices, list) or not all(isinstance(c, str) for c in choices):
         return f"{', '.join(map(repr, names))}: not a list of texts"
+    if not allow_empty and not all(choice.strip() for choice in choices):
+        return "a choice is empty"
     return "" if len(choices) > 1 else "fewer than two choices"
 
 

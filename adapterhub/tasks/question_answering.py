@@ -117,7 +117,8 @@ class QuestionAnswering(Task):
         pair = options.pair or "context"
 
         def build(question: Any, context: Any, answers: Any = None) -> Question:
-            refuse(text_problem(question, options.text), text_problem(context, pair))
+            fields = ((question, options.text), (context, pair))
+            refuse(*(text_problem(v, name, allow_empty=not labelled) for v, name in fields))
             if not labelled:
                 return Question(question, context)
             if not isinstance(answers, dict) or {"text", "answer_start"} - answers.keys():
@@ -292,10 +293,12 @@ def _read_squad(source: str, labelled: bool) -> list[Question]:
 def _squad_question(item: Any, context: str, labelled: bool) -> tuple[Question, list[str]]:
     if not labelled:
         return Question(item["question"], context), []
+    fields = {"question": item["question"], "context": context}.items()
+    empty = [p for name, value in fields if (p := text_problem(value, name, allow_empty=False))]
     if item.get("is_impossible", False):
-        return Question(item["question"], context, ()), []
+        return Question(item["question"], context, ()), empty
     answers = tuple((a["text"], a["answer_start"]) for a in item["answers"])
-    problems = _span_problems(context, answers)
+    problems = [*empty, *_span_problems(context, answers)]
     return Question(item["question"], context, answers), [
         *problems,
         *["it has no answer but is not marked is_impossible"] * (not answers),

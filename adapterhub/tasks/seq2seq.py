@@ -137,14 +137,13 @@ def read_pairs(source: str, options: DataOptions, split: str, labelled: bool) ->
         labelled: whether to read targets.
 
     Raises:
-        DataError: the source cannot be read, a text is missing or a target is empty.
+        DataError: the source cannot be read, a text is missing, or one with a target is empty.
     """
 
     def build(text: Any, target: Any = None) -> Example:
-        refuse(text_problem(text, options.text))
+        refuse(text_problem(text, options.text, allow_empty=not labelled))
         if labelled:
-            refuse(text_problem(target, options.label))
-            refuse("the target is empty" * (not target.strip()))
+            refuse(text_problem(target, options.label, allow_empty=False))
         return Example(text, None, target)
 
     columns = [options.text, options.label] if labelled else [options.text]
@@ -154,6 +153,11 @@ def read_pairs(source: str, options: DataOptions, split: str, labelled: bool) ->
 def _read_parallel(source: str, target: str) -> list[Example]:
     table = read_parallel(source, target)
     texts, targets = (list(map(str, column)) for column in table.take(["text", "target"]))
-    if empty := [f"line {i}" for i, text in enumerate(targets, start=1) if not text.strip()]:
-        raise DataError(f"{target} has empty lines", offenders=first_few(empty))
+    for file, column in ((source, texts), (target, targets)):
+        if empty := [f"line {i}" for i, text in enumerate(column, start=1) if not text.strip()]:
+            raise DataError(
+                f"{file} has empty lines",
+                offenders=first_few(empty),
+                hint="delete these lines in both files",
+            )
     return [Example(text, None, label) for text, label in zip(texts, targets, strict=True)]

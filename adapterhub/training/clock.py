@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -46,6 +47,15 @@ class RunClock:
         now = time.perf_counter()
         lap, self.lap_start = now - self.lap_start, now
         return lap
+
+
+def process_memory() -> int:
+    """Return the memory that the process takes now, in bytes; 0 if the system does not tell."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return peak_memory(torch.device("cpu"))
 
 
 def peak_memory(device: torch.device) -> int:

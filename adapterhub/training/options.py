@@ -27,7 +27,7 @@ class TrainOptions:
     )
     learning_rate: float | None = option(None, "peak learning rate (none: the method's default)")
     head_learning_rate: float | None = option(
-        None, "peak learning rate of the task head (none: 5e-3)"
+        None, "peak learning rate of the task head (none: 5e-3; alone, learning_rate)"
     )
     weight_decay: float = option(0.01, "AdamW weight decay; 1-D parameters are never decayed")
     beta1: float = option(0.9, "AdamW decay rate of the first moment")

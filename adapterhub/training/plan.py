@@ -1,16 +1,34 @@
-"""The plan of a run, before its first step: what will train, and how much memory that takes."""
+"""The plan of a run, before its first step: what will train, and how much memory that takes.
+
+On a GPU, the memory is that of its tensors. On a CPU, it is that of the process: what it takes now,
+with Python, torch and the data, and what training adds to it.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import torch
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.backbones.quantized_weights import bytes_of, size_of
-from adapterhub.training.activation_memory import activation_bytes
+from adapterhub.backbones.weights import device_of
+from adapterhub.tasks import Encoded
+from adapterhub.training.activation_memory import (
+    HEAP,
+    activation_bytes,
+    evaluation_bytes,
+    logit_bytes,
+)
+from adapterhub.training.clock import process_memory
 from adapterhub.training.optimizers import OPTIMIZERS
 from adapterhub.training.prepare import PreparedRun
+from adapterhub.training.trainee import AdapterTrainee
+
+_UNLIMITED = 1 << 30  # tokens
 
 
 @dataclass(frozen=True)
@@ -18,8 +36,9 @@ class TrainingPlan:
     """The plan of a run.
 
     `sites` lists (site or parameter group, method, parameters); `backbone`, `trainable` and `head`
-    count parameters, `tokens` those of an epoch, `longest` those of the longest example; `memory`
-    is in bytes.
+    count parameters, `tokens` those of an epoch, `longest` those of the longest example; `rates`
+    are the peak learning rates of the parameter groups, `labels` counts the training data's labels,
+    `truncated` its examples that are cut to the maximum length; `memory` is in bytes.
     """
 
     sites: tuple[tuple[str, str, int], ...]
@@ -27,8 +46,12 @@ class TrainingPlan:
     trainable: int
     head: int
     steps: int
+    steps_per_epoch: int
     tokens: int
     longest: int
+    rates: dict[str, float]
+    labels: dict[str, int]
+    truncated: int
     memory: dict[str, int]
 
 
@@ -37,26 +60,79 @@ def plan_of(prepared: PreparedRun) -> TrainingPlan:
     adapter, options, encoded = prepared.adapter, prepared.recipe.train, prepared.train
     trainable = sum(p.numel() for p in adapter.parameters())
     batches = -(-len(encoded.rows) // options.batch_size)
-    steps = options.max_steps or -(-batches // options.gradient_accumulation) * options.epochs
-    longest = max(encoded.lengths)
+    steps_per_epoch = -(-batches // options.gradient_accumulation)
+    groups = AdapterTrainee(adapter).param_groups(options)
     return TrainingPlan(
         sites=tuple(_sites(adapter)),
         backbone=sum(map(size_of, adapter.anatomy.parameters().values())),
         trainable=trainable,
         head=trainable - adapter.count(),
-        steps=steps,
+        steps=options.max_steps or steps_per_epoch * options.epochs,
+        steps_per_epoch=steps_per_epoch,
         tokens=sum(encoded.lengths),
-        longest=longest,
-        memory={
-            "backbone weights": weight_bytes(adapter),
-            "adapter weights": sum(map(bytes_of, adapter.tensors().values())),
-            "gradients": 4 * trainable,
-            "optimizer": sum(map(OPTIMIZERS[options.optimizer].bytes, adapter.parameters())),
-            "activations": activation_bytes(
-                adapter, options.batch_size, longest, options.gradient_checkpointing
-            ),
-        },
+        longest=max(encoded.lengths),
+        rates={group["name"]: group["lr"] for group in groups},
+        labels=_label_counts(encoded),
+        truncated=truncated(encoded),
+        memory=_memory(prepared),
     )
+
+
+def _memory(prepared: PreparedRun) -> dict[str, int]:
+    """Estimate the bytes that the run takes, by part."""
+    adapter, options = prepared.adapter, prepared.recipe.train
+    rows, tokens = options.batch_size, max(prepared.train.lengths)
+    activations = activation_bytes(adapter, rows, tokens, options.gradient_checkpointing)
+    logits = logit_bytes(adapter, rows, tokens)
+    evaluation = (options.eval_batch_size, max(prepared.evaluation.lengths))
+    eval_logits = logit_bytes(adapter, *evaluation)
+    on_cpu = device_of(adapter.model) == torch.device("cpu")
+    heap = HEAP if on_cpu else 1.0
+    peak = max(
+        logits + heap * (activations - logits),
+        eval_logits + heap * (evaluation_bytes(adapter, *evaluation) - eval_logits),
+    )
+    weights = {
+        "backbone weights": weight_bytes(adapter),
+        "adapter weights": sum(map(bytes_of, adapter.tensors().values())),
+    }
+    # Measured after the small batches, which load the rest of the libraries.
+    process = max(process_memory() - sum(weights.values()), 0) if on_cpu else 0
+    return {
+        **({"process": process} if on_cpu else {}),
+        **weights,
+        "gradients": 4 * sum(p.numel() for p in adapter.parameters()),
+        "optimizer": sum(map(OPTIMIZERS[options.optimizer].bytes, adapter.parameters())),
+        "activations": activations,
+        "temporary": round(peak) - activations,
+    }
+
+
+def _label_counts(encoded: Encoded) -> dict[str, int]:
+    """Count the labels in the rows, by name; {} if the task has no classes."""
+    names = encoded.setting.labels
+    counts: Counter[int] = Counter()
+    for row in encoded.rows if names else ():
+        labels = row.get("labels", ())
+        counts.update([labels] if isinstance(labels, int) else labels)
+    return {name: counts[index] for index, name in enumerate(names)}
+
+
+def truncated(encoded: Encoded) -> int:
+    """Count the examples that lost tokens to the maximum length; splitting them loses none."""
+    if not encoded.owners:  # packed
+        return 0
+    tokenizer = copy.copy(encoded.setting.tokenizer)
+    tokenizer.model_max_length = _UNLIMITED
+    setting = replace(
+        encoded.setting, tokenizer=tokenizer, max_length=_UNLIMITED, positions=_UNLIMITED
+    )
+    whole = encoded.task.encode(encoded.examples, setting, labelled=True)
+    kept, needed = Counter[int](), Counter[int]()
+    for rows, tokens in ((encoded, kept), (whole, needed)):
+        for owner, length in zip(rows.owners, rows.lengths, strict=True):
+            tokens[owner] += length
+    return sum(kept[owner] < count for owner, count in needed.items())
 
 
 def weight_bytes(adapter: Adapter) -> int:

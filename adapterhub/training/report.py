@@ -19,6 +19,7 @@ from typing import IO, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from adapterhub.adapters.parts import HEAD
 from adapterhub.training.options import TrainOptions
 from adapterhub.training.processes import is_main
 
@@ -299,7 +300,26 @@ def _console_reporter(quiet: bool) -> Reporter:
 
 
 def _train_text(line: TrainingLine) -> str:
-    return f"loss {line.loss:.4f}  lr {max(line.learning_rate.values(), default=0.0):.2e}"
+    return f"loss {line.loss:.4f}  lr {rate_text(line.learning_rate)}"
+
+
+def rate_text(rates: Mapping[str, float]) -> str:
+    """Write the learning rate of each method, and that of the head if it differs.
+
+    `rates` are those of the parameter groups. A method's rate is that of its group without a
+    factor: the rate that the recipe sets.
+    """
+    methods: dict[str, float] = {}
+    for group, rate in rates.items():
+        method, _, factor = group.partition(" ")
+        if method != HEAD and not (factor and method in rates):
+            methods[method] = max(rate, methods.get(method, 0.0))
+    head = rates.get(HEAD, 0.0)
+    distinct = sorted(set(methods.values())) or [head]
+    one = f"{distinct[0]:.2e}"
+    each = ", ".join(f"{name} {rate:.2e}" for name, rate in methods.items())
+    differs = head and distinct != [head]
+    return (one if len(distinct) == 1 else each) + (f"  {HEAD} {head:.2e}" if differs else "")
 
 
 def _eval_text(line: Evaluated) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter, ParameterGroup
+from adapterhub.adapters.parts import HEAD
 from adapterhub.methods._base import Method
 from adapterhub.training import stages
 from adapterhub.training.options import TrainOptions
@@ -65,14 +66,21 @@ class AdapterTrainee:
         return self.adapter.model
 
     def param_groups(self, options: TrainOptions) -> list[dict[str, Any]]:
-        """Return one group per method and learning-rate factor, and one for the task head."""
+        """Return one group per method and learning-rate factor, and one for the task head.
+
+        If only the head trains, its rate is `options.learning_rate`, unless it has its own.
+        """
+        groups = self.adapter.groups()
+        if not any(group.method for group in groups):
+            head_rate = options.head_learning_rate or options.learning_rate
+            options = replace(options, head_learning_rate=head_rate)
         return [
             {
                 "name": _group_name(group),
                 "params": [parameter for _, parameter in group.named],
                 "lr": _learning_rate(group.method, options) * group.rate,
             }
-            for group in self.adapter.groups()
+            for group in groups
         ]
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -94,7 +102,7 @@ class AdapterTrainee:
 
 
 def _group_name(group: ParameterGroup) -> str:
-    name = group.method.name if group.method else "head"
+    name = group.method.name if group.method else HEAD
     return name if group.rate == 1 else f"{name} x{group.rate:.3g}"
 
 

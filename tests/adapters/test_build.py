@@ -25,6 +25,16 @@ def test_the_model_is_not_touched(method):
     assert not adapter.active
 
 
+@pytest.mark.parametrize("method", ["full", "bitfit", "norms", "freeze", "unfreeze"])
+def test_weights_in_float64_are_not_called_quantized(method):
+    model = tiny_models.model("bert").double()
+    with pytest.raises(SiteError) as error:
+        ah.attach(model, method)
+    assert "it is stored as float64" in str(error.value)
+    assert "model.float()" in str(error.value)
+    assert "quantized" not in str(error.value)
+
+
 def test_names_that_look_alike_as_module_names_stay_apart():
     model = tiny_models.model("bert")
     ah.attach(model, "lora", name="a.b")

@@ -15,7 +15,8 @@ from adapterhub.adapters.compatibility import (
     check_tensors,
     fit_head,
 )
-from adapterhub.adapters.state import get_state
+from adapterhub.adapters.state import backbone_fingerprint, get_state
+from adapterhub.backbones.identity import local_name
 from adapterhub.errors import MismatchError
 from adapterhub.files.manifest import TensorInfo
 from adapterhub.methods._spec import restore_methods
@@ -63,6 +64,16 @@ def test_methods_far_larger_than_their_file_are_refused_unbuilt(attached):
         check_size(manifest, huge, get_state(model))
 
 
+def test_a_cast_that_cannot_be_compared_is_named(attached):
+    model, _, manifest = attached
+    model = tiny_models.model("bert").half()  # never in files
+    ah.attach(model, "lora")
+    with pytest.raises(MismatchError, match="different backbone") as caught:
+        check_backbone(manifest, get_state(model))
+    assert "float16" in str(caught.value)
+    assert "before .half()" in str(caught.value)
+
+
 def test_a_head_gets_the_saved_number_of_outputs(attached):
     _, adapter, manifest = attached
     tensors = dict(manifest.tensors)
@@ -91,3 +102,17 @@ def test_a_folder_as_backbone_name_is_not_compared():
     assert "not checked" in note
     with pytest.raises(MismatchError, match="different backbone"):
         check_backbone_name(replace(imported, backbone="acme/other"), model)
+
+
+@pytest.mark.parametrize("name", ["acme/bert", "/home/me/bert", ""])
+def test_a_local_backbone_name_is_compared_by_its_fingerprint(name):
+    from adapterhub.interchange.imported_adapter import ImportedAdapter
+
+    model = tiny_models.model("bert")
+    model.config._name_or_path = name
+    recorded = local_name("model", lambda: backbone_fingerprint(model))
+    imported = ImportedAdapter(format="peft", name="a", methods=(), tensors={}, backbone=recorded)
+    assert check_backbone_name(imported, model) == []
+    other = replace(imported, backbone="model--" + "0" * 12)
+    with pytest.raises(MismatchError, match="different backbone"):
+        check_backbone_name(other, model)

@@ -21,7 +21,11 @@ GOLDEN = "bf16-d36bf62e0032fb21fe25ab3b45d44a1b1e4e7ab7903e9b964d90ac7f59d006c2"
 
 def of_model(model):
     """Read the fingerprint from an adapter's manifest."""
-    return ah.attach(model, "full").manifest().backbone.fingerprint
+    return (
+        ah.attach(model, "lora" if model.dtype == torch.float64 else "full")
+        .manifest()
+        .backbone.fingerprint
+    )
 
 
 def saved(architecture, folder, task="classification", **config):
@@ -40,6 +44,29 @@ def test_the_files_and_each_load_of_them_agree(architecture, tmp_path):
         model = auto.from_pretrained(tmp_path, dtype=dtype)
         assert of_model(model) == expected, dtype
     assert ah.fingerprint(saved_again(architecture, tmp_path / "other")) != expected
+
+
+CASTS = {
+    "half": lambda model: model.half(),
+    "bfloat16": lambda model: model.bfloat16(),
+    "double": lambda model: model.double(),
+    "half-float": lambda model: model.half().float(),
+    "half-bfloat16": lambda model: model.half().bfloat16(),
+}
+
+
+@pytest.mark.parametrize("cast", CASTS)
+@pytest.mark.parametrize("architecture", tiny_models.MATRIX)
+def test_a_cast_in_memory_is_the_same_backbone(architecture, cast, tmp_path):
+    """And other weights that are cast in memory are another one."""
+    tiny_models.usual_model(architecture).save_pretrained(tmp_path / "a")
+    expected = ah.fingerprint(tmp_path / "a")
+    auto = transformers.AutoModel
+    assert of_model(CASTS[cast](auto.from_pretrained(tmp_path / "a"))) == expected
+    other = auto.from_pretrained(tmp_path / "a")
+    with torch.no_grad():
+        other.get_input_embeddings().weight[0] += 1.0
+    assert of_model(CASTS[cast](other)) != expected
 
 
 def saved_again(architecture, folder):

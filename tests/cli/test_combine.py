@@ -55,12 +55,28 @@ def test_ties_in_a_rank(folders, adapterhub, backbone, tmp_path):
     assert read_manifest(tmp_path / "both").name == "both"
 
 
+def test_a_head_is_chosen_where_labels_differ(folders, adapterhub, backbone, tmp_path):
+    labels = ["one", "two", "three"]
+    model, _ = ah.load_backbone(str(backbone), task="classification", labels=labels)
+    ah.attach(model, "lora(rank=4)", name="same").save(tmp_path / "three")
+    words = ("combine", folders[0], tmp_path / "three", "--backbone", backbone, "--output")
+    code, _, err = adapterhub(*words, tmp_path / "new")
+    assert code == 2
+    assert "1: same: bad, good" in err
+    assert "--head ADAPTER" in err
+    assert not (tmp_path / "new").exists()
+    code, _, err = adapterhub(*words, tmp_path / "new", "--head", tmp_path / "three")
+    assert code == 0, err
+    assert read_manifest(tmp_path / "new").labels == tuple(labels)
+
+
 def test_bad_input(folders, adapterhub, backbone, tmp_path):
     where = ("--backbone", backbone, "--output", tmp_path / "new")
     for words, expected in [
         (("--weights", "0.5,x"), "0.5,x"),
         (("--weights", "1"), "1 weights for 2 adapters"),
         (("--density", "2"), "density 2.0"),
+        (("--head", "other"), "--head other is not combined"),
     ]:
         code, _, err = adapterhub("combine", *folders, *where, *words)
         assert code == 2

@@ -11,9 +11,10 @@ import sample_adapters
 def test_a_tag_is_pinned_to_its_version(typed, tmp_path):
     sample_adapters.write(tmp_path / "run" / "adapter", 0, accuracy=0.75, card="# Polite\n")
     typed("publish run --name polite --tag best")
-    assert typed("lock polite@best").startswith("polite = polite@v1, sha256 ")
+    assert typed("lock polite@best").startswith("polite = polite@v1 in registry, sha256 ")
     pins = json.loads((tmp_path / "adapterhub.lock").read_text())["adapters"]
     assert pins["polite"]["reference"] == "polite@v1"
+    assert pins["polite"]["registry"] == "registry"
 
 
 def test_a_name_is_for_one_reference(typed):

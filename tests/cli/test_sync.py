@@ -21,3 +21,13 @@ def test_a_project_without_a_lock_file(typed):
     with pytest.raises(AdapterhubError) as error:
         typed("sync")
     assert "adapterhub lock" in str(error.value)
+
+
+def test_sync_finds_the_registry_of_the_lock_file(typed, tmp_path, monkeypatch):
+    sample_adapters.write(tmp_path / "run" / "adapter", 0, accuracy=0.75, card="# Polite\n")
+    (tmp_path / "project").mkdir()
+    typed("publish run --name polite --registry project/shared")
+    typed("lock polite --registry project/shared --file project/adapterhub.lock")
+    monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(tmp_path / "of-another-machine"))
+    restored = typed("sync --file project/adapterhub.lock --to project/adapters")
+    assert restored == "project/adapters: 1 restored, 0 already present\n"

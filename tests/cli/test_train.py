@@ -50,14 +50,19 @@ def test_a_recipe_with_overrides(adapterhub, backbone, data, tmp_path):
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(train, tmp_path):
-    code, out, _ = train("--method", "mam", "--dry-run")
+    options = ("batch_size=3", "max_length=4", "head_learning_rate=4e-3", "schedule=cosine")
+    code, out, _ = train("--method", "mam", "--dry-run", *(f"train.{o}" for o in options))
     assert code == 0
     for expected in (
         "encoder.0.attn.kv",
         "encoder.1.ffn",
         "scaled-parallel",
+        "memory, process",
         "memory, activations",
-        "steps",
+        "neg: 32, pos: 32",
+        "with batch size 3, ",
+        "prefix 1.00e-02, scaled-parallel 3.00e-04  head 4.00e-03, cosine",
+        "64 training examples, by train.max_length=4",
     ):
         assert expected in out
     assert not (tmp_path / "run").exists()

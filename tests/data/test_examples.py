@@ -79,6 +79,39 @@ def test_an_invalid_row_is_reported_with_its_line(
     assert message in "\n".join(offenders(write(tmp_path / name, text)))
 
 
+def write_rows(path: Path, rows: list[dict[str, str]]) -> str:
+    """Write rows in the format of the file's suffix; `.quoted.tsv` encloses all fields."""
+    table = [list(rows[0]), *([*row.values()] for row in rows)]
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif path.suffix == ".jsonl":
+        write(path, "\n".join(map(json.dumps, rows)))
+    else:
+        quote = '"' if path.name.endswith(".quoted.tsv") else ""
+        delimiter = "," if path.suffix == ".csv" else "\t"
+        lines = (delimiter.join(f"{quote}{cell}{quote}" for cell in row) for row in table)
+        write(path, "\n".join(lines) + "\n")
+    return str(path)
+
+
+FORMATS = {"a.csv": "line 3", "a.tsv": "line 3", "a.quoted.tsv": "line 3", "a.jsonl": "line 2",
+           "a.parquet": "row 2"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("column", ["text", "pair"])
+@pytest.mark.parametrize("value", ["", "  "])
+def test_an_empty_text_with_a_label_is_refused(
+    tmp_path: Path, name: str, column: str, value: str
+) -> None:
+    row = {"text": "a", "pair": "b", "label": "1"}
+    source = write_rows(tmp_path / name, [row, row | {column: value}])
+    assert offenders(source, pair="pair") == [f"{FORMATS[name]}: {column!r} is empty"]
+    options = DataOptions(pair="pair")
+    examples = read_examples(source, options, labelled=False)
+    assert vars(examples[1]) == {"text": "a", "pair": "b", "label": None} | {column: value}
+
+
 def test_all_problems_of_a_row_are_reported(tmp_path: Path) -> None:
     source = write(tmp_path / "a.jsonl", '{"text": 5, "label": [1]}')
     assert [line.split(":")[0] for line in offenders(source)] == ["line 1", "line 1"]

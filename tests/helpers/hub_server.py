@@ -51,6 +51,7 @@ class Hub:
     tokens: dict[str, str] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     requests: list[str] = field(default_factory=list)
+    authorizations: list[str | None] = field(default_factory=list)  # of each request
     cut_after: int | None = None  # drop the connection of the next download after this many bytes
     resumed_at: list[int] = field(default_factory=list)
     before_commit: Any = None  # called after a client has read the head, before it commits
@@ -80,6 +81,7 @@ class Handler(BaseHTTPRequestHandler):
         self.parts = [unquote(part) for part in self.url.path.strip("/").split("/")]
         self.query = parse_qs(self.url.query)
         self.hub.requests.append(f"{self.command} {self.url.path}")
+        self.hub.authorizations.append(self.headers.get("Authorization"))
         try:
             self.answer()
         except Failure as error:

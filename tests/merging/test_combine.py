@@ -8,7 +8,7 @@ import torch
 
 import adapterhub as ah
 from adapterhub.adapters.state import get_state
-from adapterhub.errors import AttachError, ConfigError
+from adapterhub.errors import AttachError, ConfigError, MergeError
 
 
 @pytest.fixture
@@ -56,9 +56,45 @@ def test_a_missing_adapter_is_refused_and_nothing_changes(model):
     assert get_state(model).adapters["a"].active
 
 
-def test_other_labels_are_noted(model):
-    first, second = get_state(model).adapters.values()
-    second.head.labels["id2label"] = {0: "x", 1: "y"}
-    with pytest.warns(UserWarning, match="keeps the head of 'a'"):
-        combined = ah.combine(model, ["a", "b"])
+def with_head(name, labels, seed):
+    """Attach an adapter with a head for other labels."""
+    other = tiny_models.model("bert", num_labels=len(labels))
+    made = ah.attach(other, "lora(rank=2, sites=['attn.q'])", name=name)
+    tiny_models.scramble(made, seed=seed)
+    made.head.labels["id2label"] = dict(enumerate(labels))
+    return made
+
+
+@pytest.mark.parametrize("labels", [("x", "y"), ("LABEL_1", "LABEL_0", "LABEL_2"), tuple("wxyz")])
+@pytest.mark.parametrize("order", [["a", "other"], ["other", "a"], ["a", "b", "other"]])
+def test_different_heads_are_refused_unless_one_is_chosen(model, tmp_path, labels, order):
+    with_head("other", labels, seed=7).save(tmp_path / "other")
+    ah.load(model, tmp_path / "other", any_backbone=True)
+    adapters = get_state(model).adapters
+    with pytest.raises(MergeError, match="different heads") as caught:
+        ah.combine(model, order)
+    assert f"combine(..., head={order[0]!r})" in str(caught.value)
+    assert "combined" not in adapters
+    for number, head in enumerate(order):
+        combined = ah.combine(model, order, head=head, name=f"head-{number}")
+        assert combined.labels == adapters[head].labels
+        own = {n: t for n, t in combined.tensors().items() if n.startswith("head.")}
+        assert own
+        assert all(torch.equal(t, adapters[head].tensors()[n]) for n, t in own.items())
+        assert combined.metadata.training["combined"]["head"] == head
+    with pytest.raises(AttachError, match="'c'"):
+        ah.combine(model, order, head="c")
+
+
+def test_the_same_labels_need_no_choice(model):
+    first, _ = get_state(model).adapters.values()
+    combined = ah.combine(model, ["a", "b"])
     assert combined.labels == first.labels
+    assert torch.equal(combined.head.own["classifier"].weight, first.head.own["classifier"].weight)
+
+
+def test_the_only_head_is_kept(model):
+    first, second = get_state(model).adapters.values()
+    first.head = None
+    combined = ah.combine(model, ["a", "b"])
+    assert torch.equal(combined.head.own["classifier"].weight, second.head.own["classifier"].weight)

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import sample_adapters
+from huggingface_hub import constants
 
 from adapterhub.errors import ConfigError, FileError, MismatchError, RegistryError
 from adapterhub.files.native import read_adapter
+from adapterhub.registry.hub import HubStore
 from adapterhub.registry.local import LocalRegistry
-from adapterhub.registry.lockfile import pin, read_lock, sync, with_pins, write_lock
+from adapterhub.registry.lockfile import (
+    pin,
+    read_lock,
+    recorded_registry,
+    sync,
+    with_pins,
+    write_lock,
+)
 from adapterhub.registry.pull import pull
+from adapterhub.registry.reference import parse_reference
 from adapterhub.registry.store import Publication
 
 
@@ -93,6 +105,147 @@ def test_two_adapters_cannot_share_a_name(registry, tmp_path):
     for wrong in ("../x", "a/b", ""):
         with pytest.raises(ConfigError):
             pin("polite", registry.root, name=wrong)
+
+
+def project_of(tmp_path, name="project"):
+    """Make a project with a registry of its own."""
+    store = LocalRegistry(tmp_path / name / "registry")
+    store.put(sample_adapters.write(tmp_path / f"{name}-made", 3), Publication("polite"))
+    return tmp_path / name, store
+
+
+@pytest.fixture
+def other_machine(tmp_path, monkeypatch):
+    """Set the default registry to an empty one."""
+    monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(tmp_path / "elsewhere"))
+
+
+@pytest.mark.parametrize("given", ["option", "variable"])
+def test_a_registry_in_the_project_is_found_where_the_project_is_moved(
+    tmp_path, monkeypatch, given
+):
+    project, store = project_of(tmp_path)
+    monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(store.root))
+    name, pinned = pin("polite", store.root if given == "option" else None, project=project)
+    write_lock(project / "adapterhub.lock", {name: pinned})
+    assert json.loads((project / "adapterhub.lock").read_text())["adapters"]["polite"] == {
+        **vars(pinned),
+        "registry": "registry",
+    }
+    moved = project.rename(tmp_path / "moved")
+    monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(tmp_path / "elsewhere"))
+    pins = read_lock(moved / "adapterhub.lock")
+    assert pins == {name: pinned}
+    assert sync(pins, moved / "adapters", project=moved) == ["polite"]
+
+
+def test_a_registry_outside_of_the_project_is_kept_as_given(tmp_path, monkeypatch, other_machine):
+    project, store = project_of(tmp_path)
+    (tmp_path / "project" / "sub").mkdir()
+    name, pinned = pin("polite", store.root, project=project / "sub")
+    assert pinned.registry == str(store.root)
+    assert sync({name: pinned}, tmp_path / "a", project=project / "sub") == ["polite"]
+    monkeypatch.chdir(project)
+    name, pinned = pin("polite", "registry", project=project / "sub")
+    assert pinned.registry == "../registry"
+    assert sync({name: pinned}, tmp_path / "b", project=project / "sub") == ["polite"]
+
+
+def test_a_users_own_registry_is_each_users_own(tmp_path, monkeypatch):
+    _, store = project_of(tmp_path)
+    monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(store.root))
+    name, pinned = pin("polite", project=tmp_path / "apart")
+    assert pinned.registry is None
+    assert sync({name: pinned}, tmp_path / "a") == ["polite"]
+    monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(tmp_path / "elsewhere"))
+    with pytest.raises(RegistryError, match="own registry") as caught:
+        sync({name: pinned}, tmp_path / "b")
+    assert "sync --registry FOLDER" in str(caught.value)
+    assert sync({name: pinned}, tmp_path / "b", store.root) == ["polite"]
+
+
+def test_a_registry_that_is_not_here(tmp_path, monkeypatch, other_machine):
+    project, store = project_of(tmp_path)
+    pins = dict([pin("polite", store.root, project=project)])
+    moved = store.root.rename(tmp_path / "registry-moved")
+    with pytest.raises(RegistryError, match=r"polite@v1(.|\n)*registry") as caught:
+        sync(pins, tmp_path / "a", project=project)
+    assert "sync --registry FOLDER" in str(caught.value)
+    assert sync(pins, tmp_path / "a", moved, project=project) == ["polite"]
+    # The digest is what counts: one's own registry serves as well.
+    monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(moved))
+    assert sync(pins, tmp_path / "b", project=project) == ["polite"]
+
+
+def test_other_bytes_in_the_recorded_registry_are_refused(tmp_path, other_machine):
+    project, store = project_of(tmp_path)
+    pins = dict([pin("polite", store.root, project=project)])
+    shutil.rmtree(store.root)
+    store.put(sample_adapters.write(tmp_path / "other", seed=9), Publication("polite"))
+    with pytest.raises(MismatchError, match="lock file"):
+        sync(pins, tmp_path / "a", project=project)
+
+
+def test_a_lock_file_without_registries_still_works(registry, tmp_path, other_machine):
+    name, pinned = pin("polite@v1", registry.root)
+    fields = {key: value for key, value in vars(pinned).items() if key != "registry"}
+    text = json.dumps({"adapters": {name: fields}, "version": 1})
+    (tmp_path / "adapterhub.lock").write_text(text)
+    pins = read_lock(tmp_path / "adapterhub.lock")
+    assert pins == {name: replace(pinned, registry=None)}
+    assert sync(pins, tmp_path / "a", registry.root) == ["polite"]
+
+
+@pytest.mark.parametrize(
+    ("reference", "registry"),
+    [
+        ("./polite", None),
+        ("/etc", None),
+        ("~/polite", None),
+        ("polite", None),
+        ("hf:a/b", None),
+        ("not a reference", None),
+        ("polite@v1", r"\\host\share"),
+        ("polite@v1", "//host/share"),
+        ("polite@v1", r"\\?\C:\x"),
+        ("polite@v1", "https://host.org"),
+        ("polite@v1", "a\nb"),
+        ("polite@v1", ""),
+        ("polite@v1", 3),
+        ("hf:a/b@v1", "folder"),
+        ("hf:a/b@v1", "http://host.org"),
+        ("hf:a/b@v1", "https://user:secret@host.org"),
+        ("hf:a/b@v1", "https://host.org/x"),
+        ("https://host.org/a/b@v1", "https://other.org"),
+    ],
+)
+def test_a_lock_file_of_a_stranger_is_checked(tmp_path, reference, registry):
+    pinned = {"backbone": "a/b", "digest": "0" * 64, "fingerprint": "x", "reference": reference}
+    text = json.dumps({"adapters": {"x": {**pinned, "registry": registry}}, "version": 1})
+    (tmp_path / "adapterhub.lock").write_text(text)
+    with pytest.raises(FileError, match=r"not a lock file(.|\n)*adapters.x"):
+        read_lock(tmp_path / "adapterhub.lock")
+
+
+def test_another_hub_is_recorded_and_gets_no_token(hub, tmp_path, monkeypatch):
+    default, path = constants.ENDPOINT, "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "ENDPOINT", hub.address)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.address + path)
+    HubStore().put(sample_adapters.write(tmp_path / "made", 3), Publication("acme/polite"))
+    name, pinned = pin("hf:acme/polite")
+    assert (pinned.reference, pinned.registry) == ("hf:acme/polite@v1", hub.address)
+    monkeypatch.setattr(constants, "ENDPOINT", default)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", default + path)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    shutil.rmtree(tmp_path / "cache")
+    hub.authorizations.clear()
+    assert sync({name: pinned}, tmp_path / "adapters") == ["polite"]
+    assert set(hub.authorizations) == {None}
+
+
+def test_the_default_hub_is_not_recorded(registry):
+    assert recorded_registry(parse_reference("hf:a/b"), None, Path()) is None
+    assert recorded_registry(parse_reference("https://h.org/a/b"), None, Path()) is None
 
 
 def test_a_yanked_version_is_pinned_with_a_warning(registry, tmp_path):

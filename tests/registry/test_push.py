@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import hub_server
@@ -78,10 +79,15 @@ def test_the_card_describes_the_adapter_and_how_to_load_it(hub, backbone, tmp_pa
     info = PublicationInfo("Tells who is polite.", "cc-by-4.0", ("en", "de"), ("manners",))
     entry, _ = push(hub, tmp_path / "out", backbone=str(backbone), listing=info, tags=("best",))
     text = files_of(hub)["README.md"].decode()
-    assert "ah.load_backbone('tiny-bert', task='classification', labels=['no', 'maybe'" in text
+    assert (
+        "ah.load_backbone('path/to/tiny-bert', task='classification', labels=['no', 'maybe'" in text
+    )
     assert f"ah.load(model, '{hub.address}/me/polite')" in text
     assert "PeftModel.from_pretrained(backbone, folder)" in text
-    assert "AutoModelForSequenceClassification.from_pretrained('tiny-bert', num_labels=3)" in text
+    assert (
+        "AutoModelForSequenceClassification.from_pretrained('path/to/tiny-bert', num_labels=3)"
+        in text
+    )
     for words in ("Tells who is polite.", "| licence | cc-by-4.0 |", "no, maybe, yes", "en, de"):
         assert words in text
     data = hub_server.card_data(files_of(hub))
@@ -120,9 +126,9 @@ def test_an_unreachable_backbone_does_not_stop_a_push(hub, backbone, tmp_path, m
 
     monkeypatch.setattr(exporting, "meta_model", broken)
     _, note = push(hub, tmp_path / "run")
-    assert "the backbone 'tiny-bert' cannot be read" in note
+    assert "the backbone 'tiny-bert--" in note
     text = files_of(hub)["README.md"].decode()
-    assert "Not with peft: the backbone 'tiny-bert' cannot be read." in text
+    assert re.search(r"Not with peft: the backbone 'tiny-bert--\w{12}' cannot be read\.", text)
     with pytest.raises(BackboneError):
         push(hub, tmp_path / "run", backbone=str(backbone))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
@@ -10,7 +11,8 @@ from fixtures import word_tokenizer
 from transformers import AutoTokenizer
 
 from adapterhub.data.examples import Example
-from adapterhub.errors import ConfigError
+from adapterhub.data.options import DataOptions
+from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks import TASKS, Setting, dump_task, parse_task
 from adapterhub.tasks._base import Encoded, by_length, cut_text, in_order, pad
 
@@ -47,6 +49,43 @@ def test_each_file_describes_its_data_in_the_same_order():
         lines = [line.split(maxsplit=1) for line in module.__doc__.splitlines()]
         words = [line[0] for line in lines if line and line[0] in STEPS]
         assert words == STEPS, module.__name__
+
+
+ANSWERS = {"text": ["b"], "answer_start": [0]}
+ROWS = [
+    ("classification", {"text": "a", "label": "x"}, "text"),
+    ("classification", {"text": "a", "pair": "b", "label": "x"}, "pair"),
+    ("regression", {"text": "a", "label": 1}, "text"),
+    ("tagging", {"text": ["a"], "label": ["O"]}, "text"),
+    ("question-answering", {"text": "a", "pair": "b", "label": ANSWERS}, "text"),
+    ("question-answering(unanswerable=true)",
+     {"text": "a", "pair": "b", "label": {"text": [], "answer_start": []}}, "pair"),
+    ("seq2seq", {"text": "a", "label": "b"}, "text"),
+    ("seq2seq", {"text": "a", "label": "b"}, "label"),
+    ("causal-lm", {"text": "a", "label": "b"}, "text"),
+    ("causal-lm", {"text": "a", "label": "b"}, "label"),
+    ("multiple-choice", {"text": "a", "choices": ["b", "c"], "label": "A"}, "text"),
+    ("multiple-choice", {"text": "a", "choices": ["b", "c"], "label": "A"}, "choices"),
+    ("prompted(template='{text} {mask}', words={'x': 'a', 'y': 'b'})",
+     {"text": "a", "label": "x"}, "text"),
+]  # fmt: skip
+RAW = {"masked-lm", "span-corruption"}  # raw text: an empty row has no tokens to learn
+
+
+def test_every_task_is_among_the_rows():
+    assert {task.partition("(")[0] for task, _, _ in ROWS} | RAW == TASKS.keys()
+
+
+@pytest.mark.parametrize(("task", "row", "column"), ROWS)
+@pytest.mark.parametrize("value", ["", " "])
+def test_an_empty_text_is_refused_where_it_would_be_learned(tmp_path, task, row, column, value):
+    source, options = tmp_path / "a.jsonl", DataOptions(pair="pair" if "pair" in row else None)
+    empty = {list: [value, "c"] if column == "choices" else [], str: value}[type(row[column])]
+    source.write_text(json.dumps(row) + "\n" + json.dumps(row | {column: empty}))
+    with pytest.raises(DataError, match=r"line 2: .*is empty"):
+        parse_task(task).read(str(source), options, "train")
+    if column in ("pair", "text") and isinstance(empty, str):
+        parse_task(task).read(str(source), options, "eval", labelled=False)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

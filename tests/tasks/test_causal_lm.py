@@ -13,7 +13,7 @@ from task_rows import read_error, words_of
 import adapterhub as ah
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
-from adapterhub.errors import ConfigError
+from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks._base import IGNORED, Generated
 from adapterhub.tasks.causal_lm import Chat
@@ -61,6 +61,31 @@ def test_the_messages_of_the_assistant_are_labels(data):
     assert prompt["input_ids"] == row["input_ids"][: len(prompt["input_ids"])]
 
 
+def test_an_empty_message_is_refused_unless_it_is_the_systems(tmp_path):
+    rows = [{"role": r, "content": "" if r == "system" else "a"} for r in ("system", *TURNS)]
+    for role, line in (("system", None), *((role, 2) for role in TURNS)):
+        empty = [row | ({"content": " "} if row["role"] == role else {}) for row in rows]
+        file = tmp_path / f"{role}.jsonl"
+        file.write_text("\n".join(json.dumps({"text": chat}) for chat in (rows, empty)))
+        task = parse_task("causal-lm(data=chat)")
+        assert len(task.read(str(file), DataOptions(), "eval", labelled=False)) == 2
+        if line is None:
+            assert len(task.read(str(file), DataOptions(), "train")) == 2
+            continue
+        with pytest.raises(DataError, match=f"line {line}: '{role}' is empty"):
+            task.read(str(file), DataOptions(), "train")
+
+
+@pytest.mark.parametrize("start", ["<s>", ""])
+def test_an_empty_raw_text_is_nothing_to_learn(start):
+    tokenizer = word_tokenizer(start=start) if start else word_tokenizer()
+    encoded = parse_task("causal-lm(data=text)").encode(
+        [Example(text) for text in ("a plot", "", "  ")], Setting(tokenizer, 8), labelled=True
+    )
+    assert len(encoded.rows) == 1
+    assert encoded.owners == (0,)
+
+
 def test_raw_text_is_split_and_never_truncated():
     tokenizer = word_tokenizer(start="<s>")
     text = " ".join(["the movie was very good"] * 4)
@@ -100,6 +125,7 @@ def test_packed_texts_do_not_attend_to_each_other(architecture, method):
     torch.testing.assert_close(together.loss, mean, atol=1e-5, rtol=1e-4)
 
 
+TURNS = ("user", "assistant")
 MESSAGES = [{"role": "user", "content": "a"}]
 
 

@@ -114,6 +114,7 @@ def squad(**question: object) -> str:
         ("a.json", squad(answers=[]), "question q7: it has no answer"),
         ("a.json", squad(is_impossible=True), "unanswerable=true"),
         ("a.json", squad(answers=[SHIFTED]), "'good' is not at character 5"),
+        ("a.json", squad(question=" "), "question q7: 'question' is empty"),
         ("a.json", '{"data": [{}]}', "SQuAD's format: KeyError 'paragraphs'"),
         ("a.json", '{"data": []}', "no questions"),
         ("a.jsonl", '{"text": "q", "context": "c", "label": "c"}', "answer_start"),

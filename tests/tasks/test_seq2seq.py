@@ -16,11 +16,11 @@ from adapterhub.tasks._base import IGNORED, Generated
 
 
 def test_parallel_files_and_columns(tmp_path):
-    for name, lines in (("en", "one\n\ntwo\n"), ("de", "eins\nnull\r\nzwei\n")):
+    for name, lines in (("en", "one\nnil\ntwo\n"), ("de", "eins\nnull\r\nzwei\n")):
         (tmp_path / f"a.{name}.gz").write_bytes(gzip.compress(lines.encode()))
     options = DataOptions(eval_target=str(tmp_path / "a.de.gz"))
     task, source = parse_task("seq2seq"), str(tmp_path / "a.en.gz")
-    pairs = (("one", "eins"), ("", "null"), ("two", "zwei"))
+    pairs = (("one", "eins"), ("nil", "null"), ("two", "zwei"))
     expected = [Example(text, None, target) for text, target in pairs]
     assert task.read(source, options, "eval") == expected
     (tmp_path / "a.tsv").write_text("en\tde\none\teins\n")
@@ -47,12 +47,16 @@ def test_files_that_are_not_parallel(tmp_path):
     (tmp_path / "a.de").write_text("eins\n\n")
     with pytest.raises(AdapterhubError, match=r"empty lines\n  - line 2"):
         parse_task("seq2seq").read(str(tmp_path / "a.en"), options, "train")
+    (tmp_path / "a.de").write_text("eins\nzwei\n")
+    (tmp_path / "a.en").write_text(" \ntwo\n")
+    with pytest.raises(AdapterhubError, match=r"a.en has empty lines\n  - line 1"):
+        parse_task("seq2seq").read(str(tmp_path / "a.en"), options, "train")
 
 
 @pytest.mark.parametrize(
     ("file", "text", "expected"),
     [
-        ("a.jsonl", '{"text": "a", "label": " "}', "line 1: the target is empty"),
+        ("a.jsonl", '{"text": "a", "label": " "}', "line 1: 'label' is empty"),
         ("a.jsonl", '{"text": "a", "label": 3}', "'label' has type int, expected text"),
     ],
 )

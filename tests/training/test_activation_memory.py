@@ -12,6 +12,8 @@ from adapterhub.training.activation_memory import (
     LOGIT_BYTES,
     LONGEST,
     activation_bytes,
+    evaluation_bytes,
+    logit_bytes,
     saved_bytes,
 )
 
@@ -67,3 +69,14 @@ def test_random_numbers_are_left_alone():
     torch.manual_seed(0)
     activation_bytes(adapter, 4, 32)
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_an_evaluation_takes_one_layer_at_a_time_and_the_logits():
+    adapter = ah.attach(tiny_models.model("bert", num_hidden_layers=4), "lora")
+    assert logit_bytes(adapter, 5, 24) == 0
+    whole = activation_bytes(adapter, 5, 24)
+    assert evaluation_bytes(adapter, 5, 24) == pytest.approx(whole / 4, rel=0.01)
+    causal = ah.attach(tiny_models.model("gpt2", "causal-lm"), "lora")
+    logits = LOGIT_BYTES * 5 * 24 * causal.model.config.vocab_size
+    assert logit_bytes(causal, 5, 24) == pytest.approx(logits)
+    assert logits < evaluation_bytes(causal, 5, 24) < activation_bytes(causal, 5, 24)

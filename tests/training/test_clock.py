@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from adapterhub.training import clock
-from adapterhub.training.clock import RunClock, peak_memory
+from adapterhub.training.clock import RunClock, peak_memory, process_memory
 from adapterhub.training.progress import RunProgress
 
 CPU = torch.device("cpu")
@@ -46,3 +46,10 @@ def test_the_peak_memory_never_falls() -> None:
     progress = RunProgress(peak_memory=1 << 60)
     assert RunClock(progress, CPU).timing().peak_memory == 1 << 60
     assert 1_000_000 < peak_memory(CPU) < 1 << 50
+
+
+def test_the_memory_of_the_process_grows_with_what_it_holds() -> None:
+    before = process_memory()
+    held = torch.ones(64 << 20, dtype=torch.uint8)
+    assert before < process_memory() - len(held) // 2
+    assert process_memory() <= 1.1 * peak_memory(CPU)

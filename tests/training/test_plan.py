@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import tiny_models
+from fixtures import word_tokenizer, write_tsv
+from transformers import AutoTokenizer
 
-from adapterhub.training.plan import plan_of
+from adapterhub.data.examples import Example
+from adapterhub.tasks import Setting, parse_task
+from adapterhub.tasks.multiple_choice import Choices
+from adapterhub.tasks.question_answering import Question
+from adapterhub.tasks.tagging import Sentence
+from adapterhub.training.plan import plan_of, truncated
 from adapterhub.training.prepare import PreparedRun, prepare
 from adapterhub.training.recipe import read
+from adapterhub.training.trainee import HEAD_LEARNING_RATE
 
 
 @pytest.fixture
@@ -43,6 +54,84 @@ def test_the_sites_account_for_every_trained_parameter(prepared, method: str) ->
 )
 def test_the_number_of_steps(prepared, words: list[str], steps: int) -> None:
     assert plan_of(prepared(*words)).steps == steps
+
+
+@pytest.mark.parametrize("words", [["train.max_steps=5"], ["train.epochs=2"]])
+def test_rates_and_labels(prepared, words: list[str]) -> None:
+    plan = plan_of(prepared("method=lora", "train.learning_rate=0.5", *words))
+    assert plan.rates == {"lora": 0.5, "head": HEAD_LEARNING_RATE}
+    assert plan.labels == {"neg": 32, "pos": 32}
+
+
+TEXT = "the movie was very very very very good"
+SPAN = (("good", TEXT.index("good")),)
+TRUNCATED = [
+    ("classification", Example(TEXT, None, "pos"), Example("good", None, "neg"), 1),
+    ("classification", Example("good", TEXT, "pos"), Example("good", "bad", "neg"), 1),
+    ("tagging", Sentence(TEXT, tuple(TEXT.split()), ("pos",) * 8), Sentence("a", ("a",), ("pos",)),
+     1),
+    ("multiple-choice", Choices(TEXT, ("good", "bad"), 0), Choices("a", ("good", "bad"), 0), 1),
+    ("question-answering", Question("a", TEXT, SPAN), Question("a", "good", (("good", 0),)), 0),
+    ("masked-lm", Example(TEXT), Example("good"), 0),
+    ("seq2seq", Example(TEXT, None, "bad"), Example("good", None, "bad"), 1),
+    ("causal-lm(template='{text}')", Example(TEXT, None, "bad"), Example("a", None, "bad"), 1),
+    ("causal-lm(data=text)", Example(f"{TEXT} bad"), Example("good"), 0),
+    ("causal-lm(template='{text}', pack=true)", Example("a", None, "bad"),
+     Example("a", None, "bad"), 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "long", "short", "count"), TRUNCATED)
+def test_examples_that_lose_tokens_are_counted(spec, long, short, count, backbone) -> None:
+    encoder = spec.partition("(")[0] not in ("seq2seq", "causal-lm")
+    tokenizer = AutoTokenizer.from_pretrained(backbone) if encoder else word_tokenizer(end="</s>")
+    tokenizer.model_max_length = 8
+    setting = Setting(tokenizer, 128, ("neg", "pos"))
+    encoded = parse_task(spec).encode([short, long, short], setting, labelled=True)
+    assert truncated(encoded) == count
+    assert tokenizer.model_max_length == 8
+
+
+PEAK = """
+import sys
+from pathlib import Path
+from adapterhub.training.plan import plan_of
+from adapterhub.training.prepare import prepare
+from adapterhub.training.recipe import read
+from adapterhub.training.report import Reporter
+from adapterhub.training.run import _train
+
+backbone, train, eval_, output, *words = sys.argv[1:]
+flags = {"backbone": backbone, "output": output, "data": {"train": train, "eval": eval_}}
+prepared = prepare(read(None, words, flags))
+planned = sum(plan_of(prepared).memory.values())
+Path(output).mkdir()
+print(planned / _train(prepared, Path(output), Reporter(), resume=False).peak_memory)
+"""
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+FULL = [
+    (MINILM, 126, ["train.batch_size=16"]),
+    (MINILM, 126, ["train.batch_size=4"]),
+    (MINILM, 62, ["train.batch_size=64"]),
+    (MINILM, 62, ["method=full", "train.batch_size=16"]),
+    (MINILM, 126, ["task=masked-lm", "train.batch_size=4", "train.eval_batch_size=16"]),
+]
+RUNS = [("tiny", 60, []), *(FULL if tiny_models.FULL_MATRIX else [])]
+
+
+@pytest.mark.parametrize(("name", "words", "options"), RUNS)
+def test_the_memory_is_that_of_the_process(name, words, options, backbone, tmp_path) -> None:
+    """Measured in a process of its own: within 25 % of its peak."""
+    row = " ".join((["good", "bad", "movie"] * words)[:words])
+    file = write_tsv(tmp_path / "a.tsv", [(row, "neg"), (row, "pos")] * 64)
+    place = str(backbone) if name == "tiny" else name
+    command = [sys.executable, "-c", PEAK, place, str(file), str(file), str(tmp_path / "run")]
+    done = subprocess.run(
+        [*command, "train.max_steps=3", "train.tensorboard=false", *options],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == pytest.approx(1, abs=0.25)
 
 
 def test_gradient_checkpointing_takes_less_activation_memory(prepared) -> None:

@@ -64,6 +64,28 @@ def test_tensorboard_events_hold_loss_and_metrics(tmp_path: Path) -> None:
     assert [e.step for e in events.Scalars("eval/accuracy")] == [2, 4]
 
 
+@pytest.mark.parametrize(
+    ("rates", "text"),
+    [
+        ({"lora": 1e-3}, "lr 1.00e-03"),
+        ({"lora": 1e-3, "head": 5e-3}, "lr 1.00e-03  head 5.00e-03"),
+        ({"head": 5e-3, "lora": 1e-3}, "lr 1.00e-03  head 5.00e-03"),
+        ({"lora": 5e-3, "head": 5e-3}, "lr 5.00e-03"),
+        ({"head": 5e-3}, "lr 5.00e-03"),
+        ({"lora-plus": 2e-4, "lora-plus x16": 3.2e-3, "head": 5e-3}, "lr 2.00e-04  head 5.00e-03"),
+        ({"unfreeze x0.385": 1e-5, "unfreeze": 2.6e-5}, "lr 2.60e-05"),
+        ({"prefix": 1e-3, "scaled-parallel": 2e-4}, "lr prefix 1.00e-03, scaled-parallel 2.00e-04"),
+        ({"prefix": 1e-3, "norms": 1e-3, "head": 5e-3}, "lr 1.00e-03  head 5.00e-03"),
+        ({}, "lr 0.00e+00"),
+    ],
+)
+def test_the_shown_rate_is_that_of_the_method(rates: dict[str, float], text: str) -> None:
+    stream = io.StringIO()
+    line = TrainingLine(step=1, epoch=0.1, loss=0.5, learning_rate=rates)
+    PlainLines(stream).trained(line, Timing(1.0, 2.0, 3))
+    assert f"loss 0.5000  {text}  2 examples/s" in stream.getvalue()
+
+
 def record(step: int, loss: float = 0.5) -> TrainingLine:
     return TrainingLine(step=step, epoch=0.1 * step, loss=loss, learning_rate={"lora": 1e-3})
 

@@ -69,6 +69,20 @@ def test_learning_rates_come_from_the_options_or_the_methods() -> None:
     assert rates == {"lora": 0.5, "norms": 0.5, "head": 0.25}
 
 
+@pytest.mark.parametrize(
+    ("options", "rate"),
+    [
+        (TrainOptions(), HEAD_LEARNING_RATE),
+        (TrainOptions(learning_rate=0.5), 0.5),
+        (TrainOptions(head_learning_rate=0.25), 0.25),
+        (TrainOptions(learning_rate=0.5, head_learning_rate=0.25), 0.25),
+    ],
+)
+def test_a_head_that_trains_alone_has_the_learning_rate(options: TrainOptions, rate: float) -> None:
+    groups = AdapterTrainee(attached("head")).param_groups(options)
+    assert {g["name"]: g["lr"] for g in groups} == {"head": rate}
+
+
 def test_groups_and_tensors_are_the_same_parameters() -> None:
     trainee = AdapterTrainee(attached("mam"))
     grouped = [p for g in trainee.param_groups(TrainOptions()) for p in g["params"]]

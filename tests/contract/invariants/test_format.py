@@ -112,23 +112,24 @@ def test_saved_bytes_do_not_depend_on_the_hash_seed(backbone, data, tmp_path):
 @pytest.mark.parametrize(
     ("given", "stored"),
     [
-        ("/home/ann/models/bert-small", "bert-small"),
+        ("/home/ann/models/bert-small", "bert-small--"),
         ("/data/hub/models--acme--bert/snapshots/" + "ab" * 20, "acme/bert"),
-        ("C:\\models\\my bert (2)", "my-bert-2"),
-        ("../bert", "bert"),
-        ("~/bert", "bert"),
+        ("C:\\models\\my bert (2)", "my-bert-2--"),
+        ("../bert", "bert--"),
+        ("~/bert", "bert--"),
         ("acme/bert", "acme/bert"),
-        ("", "unnamed-bert"),
+        ("", "unnamed-bert--"),
     ],
 )
 def test_a_manifest_contains_no_local_path(tmp_path, given, stored):
-    """A manifest contains the Hub id and commit, or the last component of a local path."""
+    """A manifest has the Hub id and commit, or a local path's last component and a digest."""
     model = tiny_models.model("bert")
     model.config._name_or_path = given
     ah.attach(model, "lora").save(tmp_path / "a")
     backbone = read_manifest(tmp_path / "a").backbone
-    assert backbone.id == stored
-    assert backbone.fingerprint
+    digest = backbone.fingerprint.partition("-")[2][:12]
+    assert backbone.id == (stored + digest if stored.endswith("--") else stored)
+    assert digest
     assert backbone.revision == ("ab" * 20 if "snapshots" in given else None)
 
 
