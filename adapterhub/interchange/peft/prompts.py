@@ -53,7 +53,8 @@ def import_peft_prompt(
         if shape != expected:
             translation.problems.append(f"{TENSOR}: shape {shape}, this backbone needs {expected}")
         translation.problems += prompt_problems(anatomy)
-        translation.methods.append({method.name: {"length": length, "sites": ["embed"]}})
+        options = {"length": length, "sites": ["embed"], "padding": "count"}
+        translation.methods.append({method.name: options})
         translation.tensors[f"{site.id}.{method.name}.prompt"] = table
     return rest
 
@@ -113,6 +114,17 @@ def prompt_problems(anatomy: Anatomy) -> list[str]:
     return []
 
 
+def padding_problems(anatomy: Anatomy) -> list[str]:
+    """List the reasons why peft computes something else than a prompt that skips padding."""
+    where = []
+    if anatomy.head() and _reads_one_position(anatomy):
+        where.append("its classifier reads the last position of a row, padding too")
+    if anatomy.family.positions_from_padding:
+        where.append("it counts positions over padding")
+    train = "peft computes so with prompt(padding=count)"
+    return [f"prompt: peft does not skip padding: {reason}; {train}" for reason in where]
+
+
 def _reads_one_position(anatomy: Anatomy) -> bool:
     name = type(anatomy.model).__name__
     return "ForSequenceClassification" in name or "ForMultipleChoice" in name
@@ -145,10 +157,13 @@ def export_prompt(source: ExportSource) -> CheckpointPart:
     prompts = [p.module.prompt for p in source.parts if isinstance(p.module, VirtualTokens)]
     table = torch.cat([prompt.detach() for prompt in prompts])
     options = _prompt_options(source.anatomy, table)
+    problems = prompt_problems(source.anatomy)
+    if not all(isinstance(p.method, Prompt) and p.method.padding == "count" for p in source.parts):
+        problems += padding_problems(source.anatomy)
     return CheckpointPart(
         config=options | {"prompt_tuning_init": "RANDOM"},
         tensors={TENSOR: table},
-        problems=prompt_problems(source.anatomy),
+        problems=problems,
     )
 
 
