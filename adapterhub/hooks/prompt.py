@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from adapterhub.anatomy.positions import position_module
+from adapterhub.anatomy.positions import padding_table, position_module
 from adapterhub.anatomy.sites import CHILD, Anatomy, Site
 from adapterhub.errors import SiteError
 from adapterhub.hooks.prompt_checks import (
@@ -71,6 +71,8 @@ class PromptSlot(Slot):
         self.tokens = 0
         self.added = 0
         self.places: Tensor | None = None  # of the caller's tokens, (batch, tokens)
+        self.table_padding: int | None = None  # the padding id of a table that counts from padding
+        self.ids: Tensor | None = None  # (batch, length + tokens), valid only as padding or not
 
     def placed(self, key: str) -> EmbeddingModule:
         """Return the module with a key."""
@@ -145,14 +147,14 @@ def prompt_slot(anatomy: Anatomy, site: Site) -> PromptSlot:
     names = tuple(inspect.signature(root.forward).parameters)
     feeds_decoder = site.stack == "encoder" and "decoder" in anatomy.stacks
     padding_idx = root.config.pad_token_id if anatomy.family.positions_from_padding else None  # type: ignore[union-attr]
-    pooled = site.stack == "decoder" and bool(anatomy.head())
+    pooled, table = site.stack == "decoder" and bool(anatomy.head()), padding_table(root)
     slot = PromptSlot(
         names,
         padding_idx,  # type: ignore[arg-type]
         strips=not feeds_decoder,
         rotates=site.stack == "encoder",
         counts=not anatomy.family.positions_follow_mask,
-        reads_ids=pooled or padding_idx is not None,
+        reads_ids=pooled or padding_idx is not None or table is not None,
     )
     slot.handles.append(root.register_forward_pre_hook(add_prompt, with_kwargs=True))
     slot.handles.append(root.register_forward_hook(strip_prompt, with_kwargs=True))
@@ -166,6 +168,9 @@ def prompt_slot(anatomy: Anatomy, site: Site) -> PromptSlot:
         slot.handles.append(_output_hook(root.get_submodule(body), slot, strip_body))
     if (taker := position_module(root)) is not None and taker is not root:
         slot.handles.append(_pre_hook(taker, slot, skip_positions))
+    if table is not None:
+        slot.table_padding = table.padding_idx  # type: ignore[assignment]
+        slot.handles.append(_pre_hook(table, slot, show_padding))
     root.add_module(CHILD, slot)
     return slot
 
@@ -179,6 +184,16 @@ def skip_positions(table: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     if kwargs.get("position_ids") is not None:
         return args, kwargs | {"position_ids": kwargs["position_ids"] + skipped}
     return args[:1], kwargs | {"past_key_values_length": skipped + sum(args[1:2])}
+
+
+def show_padding(table: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Pass ids in which padding is found: the pre-hook of a table that counts from padding."""
+    (slot,) = getattr(table, _PROMPT)
+    if slot.ids is None:
+        return args, kwargs
+    names = ("input_ids", "inputs_embeds", "past_key_values_length")
+    kwargs = dict(zip(names, args, strict=False)) | kwargs
+    return (), kwargs | {"input_ids": slot.ids, "inputs_embeds": None}
 
 
 def _pre_hook(module: nn.Module, slot: PromptSlot, hook: Any) -> Any:
@@ -212,7 +227,7 @@ def add_prompt(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     slot = root._modules[CHILD]
     if not isinstance(slot, PromptSlot):
         return None
-    slot.added, slot.places = 0, None
+    slot.added, slot.places, slot.ids = 0, None, None
     inputs = dict(zip(slot.names[: len(args)], args, strict=True)) | kwargs
     past = _past_length(inputs.get("past_key_values"))
     if not slot.active:
@@ -233,6 +248,7 @@ def add_prompt(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     _shift_positions(inputs, slot, virtual, before, skipped, lead)
     _widen_mask(inputs, slot, virtual, before, lead)
     if slot.added:
+        slot.ids = _padding_ids(inputs.get("input_ids"), slot, virtual, lead)
         _put_in_front(root, inputs, slot, virtual)
         _arrange_inputs(inputs, slot, virtual, lead)
     return (), inputs
@@ -291,6 +307,17 @@ def _put_in_front(
     inputs["inputs_embeds"] = torch.cat([prompt, embeds], dim=1)
     if inputs.get("token_type_ids") is not None:
         inputs["token_type_ids"] = F.pad(inputs["token_type_ids"], (prompt.shape[1], 0))
+
+
+def _padding_ids(
+    ids: Tensor | None, slot: PromptSlot, virtual: VirtualTokenBatch, lead: Tensor | None
+) -> Tensor | None:
+    """Return ids with the padding of text and prompts, for a table that counts from padding."""
+    padding_idx = slot.table_padding
+    if padding_idx is None or ids is None or slot.counts_padding():
+        return None
+    real = virtual.widen(ids.ne(padding_idx), virtual.places(ids.shape[1], lead, slot.rotates))
+    return padding_idx + real.long()
 
 
 def _shift_positions(

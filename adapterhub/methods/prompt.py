@@ -29,7 +29,6 @@ from adapterhub.methods._base import Method, Placement, register_method
 from adapterhub.methods._options import require_positive
 from adapterhub.methods._site_module import EmbeddingModule
 
-
 Padding = Literal["skip", "count"]
 
 
