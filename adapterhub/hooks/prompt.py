@@ -25,7 +25,10 @@ from adapterhub.errors import SiteError
 from adapterhub.hooks.prompt_checks import (
     CachedPrompt,
     cached_prompt,
+    check_cached_padding,
+    check_cached_positions,
     check_cached_prompt,
+    check_other_inputs,
     check_packed_rows,
     check_prompt_mask,
     check_static_room,
@@ -262,20 +265,27 @@ def _check_inputs(
     if not virtual.length:
         return
     ids = inputs.get("input_ids")
-    tokens = (inputs["inputs_embeds"] if ids is None else ids).shape[1]
-    text = tokens + (past - virtual.length if past else 0)
+    source = inputs["inputs_embeds"] if ids is None else ids
+    before = past - virtual.length if past else 0
+    text = before + source.shape[1]
     check_prompt_mask(inputs.get("attention_mask"), text, past, pairs=not slot.rotates)
     check_static_room(cache, text + virtual.length)
+    if past:
+        check_cached_positions(inputs, before)
+    else:
+        check_other_inputs(inputs, source)
     if not slot.rotates:
         check_packed_rows(inputs, past)
 
 
 def _lead(inputs: dict[str, Any], virtual: VirtualTokenBatch, before: int) -> Tensor | None:
     """Count the padding in front of each row's prompt, as it was when the prompt entered."""
-    lead = virtual.lead(inputs.get("attention_mask"))
+    lead = virtual.lead(inputs.get("attention_mask")) if virtual.length else None
     if lead is None or not before:
         return lead
-    return lead.clamp_max(cached_prompt(inputs["past_key_values"]).tokens)
+    held = cached_prompt(inputs["past_key_values"])
+    check_cached_padding(lead, before, held)
+    return lead.clamp_max(held.tokens)
 
 
 def _widen_mask(
@@ -376,7 +386,7 @@ def _counted(inputs: dict[str, Any], slot: PromptSlot, before: int) -> tuple[Ten
     if slot.padding_idx is not None and ids is not None and not slot.counts_padding():
         real = ids.ne(slot.padding_idx).long()
         return real.cumsum(1) * real + slot.padding_idx, False
-    if not slot.counts and mask is not None and mask.ndim == 2:
+    if not slot.counts and isinstance(mask, Tensor) and mask.ndim == 2:
         visible = mask.long()
         return (visible.cumsum(1) * visible - 1)[:, -source.shape[1] :], False
     first = before if slot.padding_idx is None else before + slot.padding_idx + 1

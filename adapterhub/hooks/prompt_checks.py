@@ -16,6 +16,8 @@ from transformers import Cache
 from adapterhub.errors import SiteError
 
 _RECORD = "_adapterhub_prompt"
+_EXTENDED = ("input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids")
+_MEMORIES = ("mems", "cache_params", "state")
 _PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens", "seq_idx")
 
 
@@ -99,6 +101,82 @@ def check_prompt_mask(mask: Any, keys: int, past: int, pairs: bool) -> None:
         )
 
 
+def check_cached_padding(lead: Tensor, before: int, held: CachedPrompt) -> None:
+    """Refuse padding that begins in front of a cached prompt and ends behind it.
+
+    Args:
+        lead: the padding on the left of each row, (batch, 1).
+        before: the caller's tokens in the cache.
+        held: the prompt in the cache.
+
+    Raises:
+        SiteError: a row had only padding when its prompt entered.
+    """
+    # In later calls the answer is the same.
+    if torch.compiler.is_compiling() or before != held.tokens:
+        return
+    if bool((lead > held.tokens).any()):
+        raise SiteError(
+            f"the first {held.tokens} tokens of a row are padding, and more padding follows: its "
+            "prompt would not be next to its text",
+            expected="at least one token of each text in the first call with a cache",
+            hint="a larger prefill_chunk_size, or padding on the right",
+        )
+
+
+def check_cached_positions(inputs: dict[str, Any], before: int) -> None:
+    """Refuse tokens that do not follow those in the cache: their positions leave a gap.
+
+    generate leaves out tokens as if virtual ones in the cache were the caller's.
+
+    Args:
+        inputs: the inputs of a stack, by name.
+        before: the caller's tokens in the cache.
+
+    Raises:
+        SiteError: there is a gap.
+    """
+    positions = inputs.get("position_ids")
+    if positions is None or inputs.get("attention_mask") is not None:
+        return
+    text = _text_positions(positions)
+    if text is None or (not torch.compiler.is_compiling() and bool((text[:, 0] != before).any())):
+        found = positions[..., 0].flatten().tolist()
+        raise SiteError(
+            f"the cache holds {before} tokens of the text, but the next ones have positions {found}",
+            expected="the tokens behind those in the cache",
+            hint="with a cache, pass only the tokens that are not in it, to generate too; for "
+            "positions of your own, pass an attention_mask",
+        )
+
+
+def check_other_inputs(inputs: dict[str, Any], source: Tensor) -> None:
+    """Refuse inputs that are not extended to virtual tokens: one value a token, or a memory.
+
+    Args:
+        inputs: the inputs of a stack, by name.
+        source: its token ids or embeddings.
+
+    Raises:
+        SiteError: there are some.
+    """
+    rows, tokens = source.shape[:2]
+    unknown = [name for name in _MEMORIES if inputs.get(name) is not None] + [
+        name
+        for name, value in inputs.items()
+        if name not in _EXTENDED and not name.startswith("encoder_")
+        if isinstance(value, Tensor) and value.ndim > 1
+        if value.shape[0] == rows and tokens in (value.shape[1], value.shape[-1])
+    ]
+    if unknown:
+        raise SiteError(
+            "inputs that cannot be extended to a prompt",
+            offenders=unknown,
+            expected=f"only {', '.join(_EXTENDED)} for each token; no memory but past_key_values",
+            hint="a method without virtual tokens, such as lora",
+        )
+
+
 def check_packed_rows(inputs: dict[str, Any], past: int) -> None:
     """Refuse rows of several texts: a prompt in front would condition the first text only.
 
@@ -123,9 +201,23 @@ def check_packed_rows(inputs: dict[str, Any], past: int) -> None:
 def _positions_restart(inputs: dict[str, Any]) -> bool:
     """Return whether transformers would take the rows for packed ones: it reads the positions."""
     positions = inputs.get("position_ids")
-    if positions is None or inputs.get("attention_mask") is not None or positions.ndim > 2:
+    if positions is None or inputs.get("attention_mask") is not None:
         return False
-    return not torch.compiler.is_compiling() and bool((positions.diff(dim=-1) != 1).any())
+    text = _text_positions(positions)
+    if text is None or torch.compiler.is_compiling():
+        return False
+    return bool((text.diff(dim=-1) != 1).any())
+
+
+def _text_positions(positions: Tensor) -> Tensor | None:
+    """Return positions in the text, (batch or 1, tokens); None if there are only those of M-RoPE.
+
+    Positions of M-RoPE are (3, batch, tokens): time, height and width; in front of these may be the
+    positions in the text.
+    """
+    if positions.ndim < 3:
+        return positions
+    return positions[0] if len(positions) == 4 else None
 
 
 def check_static_room(cache: Any, tokens: int) -> None:
