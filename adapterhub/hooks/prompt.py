@@ -39,6 +39,7 @@ from adapterhub.hooks.virtual_tokens import VirtualTokenBatch, arranged, gathere
 from adapterhub.methods._site_module import EmbeddingModule
 
 _PROMPT = "_adapterhub_prompt"
+_WINDOWS = ("sliding_window", "window_size")
 _SEQUENCES = ("last_hidden_state", "hidden_states")
 _ENCODER_SEQUENCES = ("encoder_last_hidden_state", "encoder_hidden_states")
 
@@ -74,6 +75,7 @@ class PromptSlot(Slot):
         self.tokens = 0
         self.added = 0
         self.places: Tensor | None = None  # of the caller's tokens, (batch, tokens)
+        self.window: int | None = None  # tokens in a sliding window
         self.table_padding: int | None = None  # the padding id of a table that counts from padding
         self.ids: Tensor | None = None  # (batch, length + tokens), valid only as padding or not
 
@@ -171,6 +173,7 @@ def prompt_slot(anatomy: Anatomy, site: Site) -> PromptSlot:
         slot.handles.append(_output_hook(root.get_submodule(body), slot, strip_body))
     if (taker := position_module(root)) is not None and taker is not root:
         slot.handles.append(_pre_hook(taker, slot, skip_positions))
+    slot.window = next((w for n in _WINDOWS if (w := getattr(root.config, n, None))), None)
     if table is not None:
         slot.table_padding = table.padding_idx  # type: ignore[assignment]
         slot.handles.append(_pre_hook(table, slot, show_padding))
@@ -268,8 +271,9 @@ def _check_inputs(
     source = inputs["inputs_embeds"] if ids is None else ids
     before = past - virtual.length if past else 0
     text = before + source.shape[1]
-    check_prompt_mask(inputs.get("attention_mask"), text, past, pairs=not slot.rotates)
-    check_static_room(cache, text + virtual.length)
+    inside = slot.window is None or text + virtual.length <= slot.window
+    check_prompt_mask(inputs.get("attention_mask"), text, past, not slot.rotates and inside)
+    check_static_room(cache, text + virtual.length, slot.window)
     if past:
         check_cached_positions(inputs, before)
     else:
@@ -338,7 +342,7 @@ def _shift_positions(
     skipped: int,
     lead: Tensor | None,
 ) -> None:
-    """Number the virtual tokens, and the caller's tokens from there on."""
+    """Give positions to the virtual tokens, and to the caller's tokens behind them."""
     positions, start = inputs.get("position_ids"), None
     if positions is None and _must_count(inputs, slot, virtual, skipped):
         positions, by_order = _counted(inputs, slot, before)
@@ -351,11 +355,11 @@ def _shift_positions(
     if positions.ndim < 3:
         shifted = torch.where(positions < first, positions, shifted)
     if slot.added:
-        numbers = torch.arange(virtual.length, device=positions.device) - padding
+        numbers = torch.arange(virtual.length, device=positions.device)[None] - padding
         numbers = first + skipped + numbers.clamp_min(0) + (0 if start is None else start)
-        rows = max(shifted.shape[-2], len(torch.atleast_2d(numbers)))
-        numbers, shifted = (t.expand(*shifted.shape[:-2], rows, -1) for t in (numbers, shifted))
-        shifted = torch.cat([numbers, shifted], dim=-1)
+        rows = max(len(numbers), shifted.shape[-2])
+        pair = [part.expand(*shifted.shape[:-2], rows, -1) for part in (numbers, shifted)]
+        shifted = torch.cat(pair, dim=-1)
     inputs["position_ids"] = shifted
 
 

@@ -73,7 +73,8 @@ def check_prompt_mask(mask: Any, keys: int, past: int, pairs: bool) -> None:
         mask: the attention mask that the caller gave.
         keys: the caller's tokens, with those in the cache.
         past: the caller's tokens in the cache, with the virtual ones.
-        pairs: whether a mask over pairs of tokens can be extended, as in a causal stack.
+        pairs: whether a mask over pairs of tokens can be extended: in a causal stack, inside of its
+            sliding window.
 
     Raises:
         SiteError: a mask of another form or length.
@@ -143,7 +144,7 @@ def check_cached_positions(inputs: dict[str, Any], before: int) -> None:
     if text is None or (not torch.compiler.is_compiling() and bool((text[:, 0] != before).any())):
         found = positions[..., 0].flatten().tolist()
         raise SiteError(
-            f"the cache holds {before} tokens of the text, but the next ones have positions {found}",
+            f"the cache holds {before} tokens of the text, the next ones have positions {found}",
             expected="the tokens behind those in the cache",
             hint="with a cache, pass only the tokens that are not in it, to generate too; for "
             "positions of your own, pass an attention_mask",
@@ -191,7 +192,7 @@ def check_packed_rows(inputs: dict[str, Any], past: int) -> None:
     if named or (past == 0 and _positions_restart(inputs)):
         how = named[0] if named else "their position_ids start again"
         raise SiteError(
-            f"rows of the batch hold several texts ({how}): a prompt would condition the first only",
+            f"rows of the batch hold several texts ({how}): a prompt conditions only the first",
             expected="one text in each row",
             hint="a batch without packing (packing=False), or, with position_ids alone, a 4-D "
             "attention_mask in which no text sees another",
@@ -220,18 +221,23 @@ def _text_positions(positions: Tensor) -> Tensor | None:
     return positions[0] if len(positions) == 4 else None
 
 
-def check_static_room(cache: Any, tokens: int) -> None:
+def check_static_room(cache: Any, tokens: int, window: int | None) -> None:
     """Refuse a static cache without room for the prompt.
 
     Args:
         cache: a KV cache.
         tokens: all tokens that will be in it, with the virtual ones.
+        window: the tokens that a layer with a sliding window needs; None: there are none.
 
     Raises:
         SiteError: it is too short.
     """
-    layers = [layer for layer in getattr(cache, "layers", ()) if not getattr(layer, "is_sliding", 0)]
-    sizes = [size for layer in layers if (size := getattr(layer, "max_cache_len", None)) is not None]
+    layers = [layer for layer in getattr(cache, "layers", ()) if hasattr(layer, "max_cache_len")]
+    sizes = [
+        layer.max_cache_len
+        for layer in layers
+        if not layer.is_sliding or layer.max_cache_len < (window or tokens)
+    ]
     if sizes and min(sizes) < tokens:
         raise SiteError(
             f"a static cache for {min(sizes)} tokens is too short for {tokens}, with the prompt",

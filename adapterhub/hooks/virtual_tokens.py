@@ -54,16 +54,17 @@ class VirtualTokenBatch(NamedTuple):
         missing = self.padding
         if lead is None and missing is None:
             return None
-        known = lead if lead is not None else missing
-        assert known is not None
-        virtual, text = (torch.arange(n, device=known.device)[None] for n in (self.length, tokens))
-        start = torch.zeros_like(known) if lead is None else lead
-        shift, first = self.length, start + virtual
+        device = self.tokens.device
+        start = torch.zeros(1, 1, dtype=torch.long, device=device) if lead is None else lead
+        virtual, text = (torch.arange(n, device=start.device)[None] for n in (self.length, tokens))
+        first, behind = start + virtual, text + self.length
         if missing is not None and padding_last:
-            missing = missing.to(known.device)
+            missing = missing.to(start.device)
             last = self.length + tokens - missing + virtual
-            shift, first = self.length - missing, torch.where(virtual < missing, last, first - missing)
-        return torch.cat([first, text + shift * (text >= start)], dim=1)
+            first, behind = torch.where(virtual < missing, last, first - missing), behind - missing
+        second = torch.where(text < start, text, behind)
+        rows = max(len(first), len(second), 1 if missing is None else len(missing))
+        return torch.cat([first.expand(rows, -1), second.expand(rows, -1)], dim=1)
 
     def widen(self, mask: Tensor, places: Tensor | None) -> Tensor:
         """Extend a mask over the caller's tokens to the virtual tokens.
