@@ -277,7 +277,7 @@ def _check_inputs(
     if past:
         check_cached_positions(inputs, before)
     else:
-        check_other_inputs(inputs, source)
+        check_other_inputs(slot.names, inputs, source)
     if not slot.rotates:
         check_packed_rows(inputs, past)
 

@@ -7,6 +7,7 @@ in a later call.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import torch
@@ -151,11 +152,12 @@ def check_cached_positions(inputs: dict[str, Any], before: int) -> None:
         )
 
 
-def check_other_inputs(inputs: dict[str, Any], source: Tensor) -> None:
+def check_other_inputs(names: Collection[str], inputs: dict[str, Any], source: Tensor) -> None:
     """Refuse inputs that are not extended to virtual tokens: one value a token, or a memory.
 
     Args:
-        inputs: the inputs of a stack, by name.
+        names: the parameters of the stack's `forward`; others are options of attention or the loss.
+        inputs: its inputs, by name.
         source: its token ids or embeddings.
 
     Raises:
@@ -165,7 +167,7 @@ def check_other_inputs(inputs: dict[str, Any], source: Tensor) -> None:
     unknown = [name for name in _MEMORIES if inputs.get(name) is not None] + [
         name
         for name, value in inputs.items()
-        if name not in _EXTENDED and not name.startswith("encoder_")
+        if name in names and name not in _EXTENDED and not name.startswith("encoder_")
         if isinstance(value, Tensor) and value.ndim > 1
         if value.shape[0] == rows and tokens in (value.shape[1], value.shape[-1])
     ]
