@@ -1,4 +1,4 @@
-"""The module of a stack that accepts the positions of its tokens."""
+"""The modules of a stack that accept the positions of its tokens, or count them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,15 @@ def position_module(root: nn.Module) -> nn.Module | None:
         return root
     names = {"position_ids", "past_key_values_length"}
     return next((m for m in root.children() if names <= _parameters(m)), None)
+
+
+def padding_table(root: nn.Module) -> nn.Module | None:
+    """Return the table of a stack that counts positions from padding ids, as in M2M-100, or None.
+
+    Without ids it takes embeddings, in which it finds no padding.
+    """
+    names = {"input_ids", "inputs_embeds", "past_key_values_length"}
+    return next((m for m in root.children() if names == _parameters(m)), None)
 
 
 def _parameters(module: nn.Module) -> set[str]:

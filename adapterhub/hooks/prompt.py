@@ -4,87 +4,56 @@ A pre-hook on the stack replaces `input_ids` by embeddings, puts the prompt in f
 mask, the positions and the token types; a hook on the output removes the virtual positions, so that
 outputs have the length of the caller's input. Where a decoder attends to the stack, the virtual
 positions are kept for it, as in Lester et al. 2021, and its mask is widened instead. With a KV
-cache the prompt enters once, with the first tokens. In a batch padded on the left it is put in
-front of the padding, which counts towards a sliding attention window.
-
-Where rows of a batch have prompts of different lengths, shorter ones are padded on the left, and
-the mask hides the padding. An encoder may take positions from the order of its input alone, so each
-row is rotated until its prompt comes first and the padding last.
+cache the prompt enters once, with the first tokens. `virtual_tokens.py` has the places of prompts
+in padded batches, `prompt_checks.py` the inputs that are refused.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from adapterhub.anatomy.positions import position_module
+from adapterhub.anatomy.positions import padding_table, position_module
 from adapterhub.anatomy.sites import CHILD, Anatomy, Site
 from adapterhub.errors import SiteError
+from adapterhub.hooks.prompt_checks import (
+    CachedPrompt,
+    cached_prompt,
+    check_cached_padding,
+    check_cached_positions,
+    check_cached_prompt,
+    check_other_inputs,
+    check_packed_rows,
+    check_prompt_mask,
+    check_static_room,
+    remember_prompt,
+)
 from adapterhub.hooks.slot import Slot
+from adapterhub.hooks.virtual_tokens import VirtualTokenBatch, arranged, gathered, pad_left
 from adapterhub.methods._site_module import EmbeddingModule
 
 _PROMPT = "_adapterhub_prompt"
-_ADDED = "added"
+_ADDED, _PLACES = "added", "places"
+_WINDOWS = ("sliding_window", "window_size")
 _SEQUENCES = ("last_hidden_state", "hidden_states")
 _ENCODER_SEQUENCES = ("encoder_last_hidden_state", "encoder_hidden_states")
 
 
-class AddedTokens(NamedTuple):
-    """What the output of a stack needs to lose its virtual positions."""
+@dataclass
+class AddedPrompt:
+    """What one forward pass of a stack keeps until its output loses the virtual positions."""
 
+    length: int  # virtual tokens of a row
     tokens: int  # of the caller
-    rotation: Tensor | None  # (batch, 1), places by which each row was rotated
-
-
-class VirtualTokenBatch(NamedTuple):
-    """The virtual tokens of a batch."""
-
-    tokens: Tensor  # (batch or 1, length, d)
-    padding: Tensor | None  # (batch, 1), padding tokens on the left of each row; None: in no row
-
-    @property
-    def length(self) -> int:
-        """Tokens of a row, with padding."""
-        return self.tokens.shape[1]
-
-    def widen(self, mask: Tensor) -> Tensor:
-        """Extend a mask over the caller's tokens to the virtual tokens."""
-        if self.padding is None:
-            return F.pad(mask, (self.length, 0), value=1)
-        visible = torch.arange(self.length, device=mask.device) >= self.padding
-        return torch.cat([visible.to(mask.dtype), mask], dim=1)
-
-
-def pad_left(
-    prompts: Sequence[Tensor], sizes: Sequence[int]
-) -> tuple[list[Tensor], list[Tensor] | None]:
-    """Pad the prompts of groups of rows to one length.
-
-    Args:
-        prompts: (length, d) of each group.
-        sizes: rows of each group.
-
-    Returns:
-        (rows, longest, d) of each group, and the number of padding tokens, (rows, 1) of each group;
-        None if no prompt is shorter than another.
-    """
-    longest = max(map(len, prompts))
-    missing = [longest - len(prompt) for prompt in prompts]
-    padded = [
-        F.pad(prompt, (0, 0, n, 0)).expand(size, -1, -1)
-        for prompt, n, size in zip(prompts, missing, sizes, strict=True)
-    ]
-    if not any(missing):
-        return padded, None
-    device = prompts[0].device
-    counts = zip(missing, sizes, strict=True)
-    return padded, [torch.full((size, 1), n, device=device) for n, size in counts]
+    places: Tensor | None = None  # of the caller's tokens, (batch, tokens)
+    ids: Tensor | None = None  # (batch, length + tokens), valid only as padding or not
 
 
 class PromptSlot(Slot):
@@ -94,8 +63,9 @@ class PromptSlot(Slot):
         names: the parameters of the stack's `forward`, in order.
         padding_idx: the padding id from which the stack counts positions, or None.
         strips: whether the output loses the virtual positions.
-        rotates: whether rows with shorter prompts are rotated (see the module's docstring).
+        rotates: whether padding of shorter prompts becomes the last of a row (an encoder).
         counts: whether the stack takes positions by number.
+        reads_ids: whether the model finds padding by token ids (positions, or the head).
     """
 
     def __init__(
@@ -105,6 +75,7 @@ class PromptSlot(Slot):
         strips: bool,
         rotates: bool,
         counts: bool,
+        reads_ids: bool,
     ) -> None:
         super().__init__()
         self.names = names
@@ -112,6 +83,9 @@ class PromptSlot(Slot):
         self.strips = strips
         self.rotates = rotates
         self.counts = counts
+        self.reads_ids = reads_ids
+        self.window: int | None = None  # tokens in a sliding window
+        self.table_padding: int | None = None  # the padding id of a table that counts from padding
 
     def placed(self, key: str) -> EmbeddingModule:
         """Return the module with a key."""
@@ -125,18 +99,55 @@ class PromptSlot(Slot):
         if plan is None or len(plan.groups) == 1:
             keys = plan.groups[0] if plan else keys
             prompt = torch.cat([self.placed(key)() for key in keys])
-            return VirtualTokenBatch(prompt[None], None)
+            return VirtualTokenBatch(prompt[None], None, self._skips_padding([keys])[0])
         copies = plan.copies(batch, self.where())
         parts = [[self.placed(key)() for key in group] for group in plan.groups]
         empty = next(part for part in parts if part)[0][:0]
         prompts = [torch.cat([empty, *part]) for part in parts]
-        padded, counts = pad_left(prompts, [size * copies for size in plan.sizes])
+        sizes = [size * copies for size in plan.sizes]
+        padded, counts = pad_left(prompts, sizes)
         padding = None if counts is None else plan.join(counts, copies)
-        return VirtualTokenBatch(plan.join(padded, copies), padding)
+        flags = self._skips_padding(plan.groups)
+        skips: Tensor | bool = flags[0]
+        if len(set(flags)) > 1:
+            rows = zip(flags, sizes, strict=True)
+            each = [torch.full((n, 1), flag, device=empty.device) for flag, n in rows]
+            skips = plan.join(each, copies)
+        return VirtualTokenBatch(plan.join(padded, copies), padding, skips)
+
+    def _skips_padding(self, groups: Sequence[tuple[str, ...]]) -> list[bool]:
+        """Return for each group whether its prompts come behind padding."""
+        prompts = self._prompts()
+        kinds = [{self.placed(k).counts_padding for k in group if k in prompts} for group in groups]
+        counting = [True in kind for kind in kinds]
+        if any(len(kind) > 1 for kind in kinds) or (self.reads_ids and len(set(counting)) > 1):
+            raise SiteError(
+                "prompts that count padding as text are active together with other rows or prompts",
+                expected="the same `padding` in all prompts of a batch",
+                hint="one batch for each kind: prompt(padding='count') is how peft's prompts run",
+            )
+        return [not flag for flag in counting]
+
+    def _prompts(self) -> tuple[str, ...]:
+        """Return the keys of the active modules that have virtual tokens."""
+        return tuple(key for key in self.keys if not self.placed(key).skipped_positions)
+
+    def record(self, length: int, tokens: int = 0) -> CachedPrompt:
+        """Describe the active prompts for a cache.
+
+        Args:
+            length: the virtual tokens of a row.
+            tokens: the tokens that have a mask when the prompt enters.
+        """
+        return CachedPrompt(frozenset(self._prompts()), length, tokens)
 
     def skipped(self) -> int:
         """Return the number of positions left free in front of the tokens."""
         return sum(self.placed(key).skipped_positions for key in self.keys)
+
+    def counts_padding(self) -> bool:
+        """Return whether an active prompt counts padding as text."""
+        return any(self.placed(key).counts_padding for key in self.keys)
 
 
 def prompt_slot(anatomy: Anatomy, site: Site) -> PromptSlot:
@@ -149,6 +160,7 @@ def prompt_slot(anatomy: Anatomy, site: Site) -> PromptSlot:
     names = tuple(inspect.signature(root.forward).parameters)
     feeds_decoder = site.stack == "encoder" and "decoder" in anatomy.stacks
     padding_idx = root.config.pad_token_id if anatomy.family.positions_from_padding else None  # type: ignore[union-attr]
+    pooled, table = site.stack == "decoder" and bool(anatomy.head()), padding_table(root)
     slot = PromptSlot(
         names,
         padding_idx,  # type: ignore[arg-type]
@@ -156,9 +168,12 @@ def prompt_slot(anatomy: Anatomy, site: Site) -> PromptSlot:
         # BERT with is_decoder=True is an encoder by its row, and attends as a decoder.
         rotates=site.stack == "encoder" and not getattr(root.config, "is_decoder", False),
         counts=not anatomy.family.positions_follow_mask,
+        reads_ids=pooled or padding_idx is not None or table is not None,
     )
     slot.handles.append(root.register_forward_pre_hook(add_prompt, with_kwargs=True))
-    slot.handles.append(root.register_forward_hook(strip_prompt))
+    slot.handles.append(root.register_forward_hook(strip_prompt, with_kwargs=True))
+    if pooled:
+        slot.handles.append(_pre_hook(model, slot, hide_ids))
     if feeds_decoder:
         decoder = model.get_submodule(anatomy.path(anatomy.stacks["decoder"].root))
         slot.handles.append(_pre_hook(decoder, slot, widen_encoder_mask))
@@ -167,6 +182,10 @@ def prompt_slot(anatomy: Anatomy, site: Site) -> PromptSlot:
         slot.handles.append(_output_hook(root.get_submodule(body), slot, strip_body))
     if (taker := position_module(root)) is not None and taker is not root:
         slot.handles.append(_pre_hook(taker, slot, skip_positions))
+    slot.window = next((w for n in _WINDOWS if (w := getattr(root.config, n, None))), None)
+    if table is not None:
+        slot.table_padding = table.padding_idx  # type: ignore[assignment]
+        slot.handles.append(_pre_hook(table, slot, show_padding))
     root.add_module(CHILD, slot)
     return slot
 
@@ -180,6 +199,17 @@ def skip_positions(table: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     if kwargs.get("position_ids") is not None:
         return args, kwargs | {"position_ids": kwargs["position_ids"] + skipped}
     return args[:1], kwargs | {"past_key_values_length": skipped + sum(args[1:2])}
+
+
+def show_padding(table: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Pass ids in which padding is found: the pre-hook of a table that counts from padding."""
+    (slot,) = getattr(table, _PROMPT)
+    added: AddedPrompt | None = slot.kept(_ADDED)
+    if added is None or added.ids is None:
+        return args, kwargs
+    names = ("input_ids", "inputs_embeds", "past_key_values_length")
+    kwargs = dict(zip(names, args, strict=False)) | kwargs
+    return (), kwargs | {"input_ids": added.ids, "inputs_embeds": None}
 
 
 def _pre_hook(module: nn.Module, slot: PromptSlot, hook: Any) -> Any:
@@ -196,35 +226,100 @@ def _past_length(cache: Any) -> int:
     return 0 if cache is None else int(cache.get_seq_length())
 
 
+def hide_ids(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Pass embeddings to a model whose head finds padding by ids: the pre-hook of the model."""
+    (slot,) = getattr(model, _PROMPT)
+    ids = args[0] if args else kwargs.get("input_ids")
+    if ids is None or not slot.counts_padding():
+        return args, kwargs
+    embeds = model.get_input_embeddings()(ids)  # type: ignore[operator]
+    return (None, *args[1:]), {k: v for k, v in kwargs.items() if k != "input_ids"} | {
+        "inputs_embeds": embeds
+    }
+
+
 def add_prompt(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Put the prompt in front and widen mask, positions and token types: a stack's pre-hook."""
     slot = root._modules[CHILD]
     if not isinstance(slot, PromptSlot):
         return None
     slot.take(_ADDED)
-    if not slot.keys:
-        return None
     inputs = dict(zip(slot.names[: len(args)], args, strict=True)) | kwargs
+    past = _past_length(inputs.get("past_key_values"))
+    if not slot.keys:
+        check_cached_prompt(inputs.get("past_key_values"), past, CachedPrompt())
+        return None
     ids = inputs.get("input_ids")
     source = inputs["inputs_embeds"] if ids is None else ids
     virtual = slot(len(source))
-    past = _past_length(inputs.get("past_key_values"))
+    _check_inputs(inputs, slot, virtual, past)
+    adds = virtual.length > 0 and not past
     before = past - virtual.length if past else 0  # the caller's tokens in the cache
     if inputs.get("attention_mask") is None and virtual.padding is not None:
         inputs["attention_mask"] = source.new_ones(
             len(source), before + source.shape[1], dtype=torch.long
         )
+    lead = _lead(inputs, virtual, before)
     skipped = slot.skipped() if "position_ids" in slot.names else 0
-    if skipped and inputs.get("position_ids") is None:
-        inputs["position_ids"] = _counted(inputs, slot, before).expand(len(source), -1)
-    if inputs.get("attention_mask") is not None:
-        inputs["attention_mask"] = virtual.widen(inputs["attention_mask"])
-    _shift_positions(inputs, slot, virtual, before, skipped, adds=not past)
-    if not past:
-        slot.keep(_ADDED, AddedTokens(source.shape[1], virtual.padding if slot.rotates else None))
+    _shift_positions(inputs, slot, virtual, before, skipped, lead, adds)
+    _widen_mask(inputs, slot, virtual, lead, adds)
+    if adds:
+        ids = _padding_ids(inputs.get("input_ids"), slot, virtual, lead)
         _put_in_front(root, inputs, virtual)
-        _rotate_inputs(inputs, slot, virtual)
+        places = virtual.places(source.shape[1], lead, slot.rotates)
+        _arrange_inputs(inputs, places)
+        kept = None if places is None else places[:, virtual.length :]
+        slot.keep(_ADDED, AddedPrompt(virtual.length, source.shape[1], kept, ids))
     return (), inputs
+
+
+def _check_inputs(
+    inputs: dict[str, Any], slot: PromptSlot, virtual: VirtualTokenBatch, past: int
+) -> None:
+    cache = inputs.get("past_key_values")
+    check_cached_prompt(cache, past, slot.record(virtual.length))
+    if not virtual.length:
+        return
+    ids = inputs.get("input_ids")
+    source = inputs["inputs_embeds"] if ids is None else ids
+    before = past - virtual.length if past else 0
+    text = before + source.shape[1]
+    inside = slot.window is None or text + virtual.length <= slot.window
+    check_prompt_mask(inputs.get("attention_mask"), text, past, not slot.rotates and inside)
+    check_static_room(cache, text + virtual.length, slot.window)
+    if past:
+        check_cached_positions(inputs, before)
+    else:
+        check_other_inputs(slot.names, inputs, source)
+    if not slot.rotates:
+        check_packed_rows(inputs, past)
+
+
+def _lead(inputs: dict[str, Any], virtual: VirtualTokenBatch, before: int) -> Tensor | None:
+    """Count the padding in front of each row's prompt, as it was when the prompt entered."""
+    lead = virtual.lead(inputs.get("attention_mask")) if virtual.length else None
+    if lead is None or not before:
+        return lead
+    held = cached_prompt(inputs["past_key_values"])
+    check_cached_padding(lead, before, held)
+    return lead.clamp_max(held.tokens)
+
+
+def _widen_mask(
+    inputs: dict[str, Any],
+    slot: PromptSlot,
+    virtual: VirtualTokenBatch,
+    lead: Tensor | None,
+    adds: bool,
+) -> None:
+    mask = inputs.get("attention_mask")
+    if mask is None or not virtual.length:
+        return
+    if mask.ndim == 4:
+        inputs["attention_mask"] = virtual.widen_pairs(mask, entering=adds)
+    else:
+        places = virtual.places(mask.shape[1], lead, slot.rotates)
+        inputs["attention_mask"] = virtual.widen(mask, places)
 
 
 def _put_in_front(root: nn.Module, inputs: dict[str, Any], virtual: VirtualTokenBatch) -> None:
@@ -238,34 +333,63 @@ def _put_in_front(root: nn.Module, inputs: dict[str, Any], virtual: VirtualToken
         inputs["token_type_ids"] = F.pad(inputs["token_type_ids"], (prompt.shape[1], 0))
 
 
+def _padding_ids(
+    ids: Tensor | None, slot: PromptSlot, virtual: VirtualTokenBatch, lead: Tensor | None
+) -> Tensor | None:
+    """Return ids with the padding of text and prompts, for a table that counts from padding."""
+    padding_idx = slot.table_padding
+    if padding_idx is None or ids is None or slot.counts_padding():
+        return None
+    real = virtual.widen(ids.ne(padding_idx), virtual.places(ids.shape[1], lead, slot.rotates))
+    return padding_idx + real.long()
+
+
 def _shift_positions(
     inputs: dict[str, Any],
     slot: PromptSlot,
     virtual: VirtualTokenBatch,
     before: int,
     skipped: int,
+    lead: Tensor | None,
     adds: bool,
 ) -> None:
-    positions = inputs.get("position_ids")
-    first = 0 if slot.padding_idx is None else slot.padding_idx + 1
-    if positions is None and slot.padding_idx is not None and inputs.get("input_ids") is not None:
-        positions = _counted(inputs, slot, before)
-    if positions is None and virtual.padding is not None and slot.counts and not slot.rotates:
-        positions = _counted(inputs, slot, before)
+    """Give positions to the virtual tokens, and to the caller's tokens behind them."""
+    positions, start = inputs.get("position_ids"), None
+    if positions is None and _must_count(inputs, slot, virtual, skipped):
+        positions, by_order = _counted(inputs, slot, before)
+        start = lead if by_order else None
     if positions is None:
         return
+    first = 0 if slot.padding_idx is None else slot.padding_idx + 1
     padding = 0 if virtual.padding is None else virtual.padding.to(positions.device)
-    behind = positions + virtual.length + skipped - padding
-    shifted = torch.where(positions < first, positions, behind)
+    shifted = positions + virtual.length + skipped - padding
+    if positions.ndim < 3:
+        shifted = torch.where(positions < first, positions, shifted)
     if adds:
-        numbers = torch.arange(virtual.length, device=positions.device) - padding
-        numbers = first + skipped + numbers.clamp_min(0)
-        shifted = torch.cat([numbers.expand(len(shifted), -1), shifted], dim=1)
+        numbers = torch.arange(virtual.length, device=positions.device)[None] - padding
+        numbers = first + skipped + numbers.clamp_min(0) + (0 if start is None else start)
+        rows = max(len(numbers), shifted.shape[-2])
+        pair = [part.expand(*shifted.shape[:-2], rows, -1) for part in (numbers, shifted)]
+        shifted = torch.cat(pair, dim=-1)
     inputs["position_ids"] = shifted
 
 
-def _counted(inputs: dict[str, Any], slot: PromptSlot, before: int) -> Tensor:
-    """Count the positions of the caller's tokens as the backbone does: (batch or 1, tokens)."""
+def _must_count(
+    inputs: dict[str, Any], slot: PromptSlot, virtual: VirtualTokenBatch, skipped: int
+) -> bool:
+    """Return whether the stack itself would give other numbers to the caller's tokens."""
+    from_padding = slot.padding_idx is not None and not slot.counts_padding()
+    if from_padding and inputs.get("input_ids") is not None:
+        return True
+    return bool(skipped) or (virtual.padding is not None and slot.counts and not slot.rotates)
+
+
+def _counted(inputs: dict[str, Any], slot: PromptSlot, before: int) -> tuple[Tensor, bool]:
+    """Count the positions of the caller's tokens as the backbone does.
+
+    Returns:
+        (batch or 1, tokens), and whether they were counted by order.
+    """
     if "position_ids" not in slot.names:
         raise SiteError(
             f"{slot.where()} takes no positions: prompts in one batch need equal lengths",
@@ -274,65 +398,66 @@ def _counted(inputs: dict[str, Any], slot: PromptSlot, before: int) -> Tensor:
     ids: Tensor | None = inputs.get("input_ids")
     mask: Tensor | None = inputs.get("attention_mask")
     source: Tensor = inputs["inputs_embeds"] if ids is None else ids
-    if slot.padding_idx is not None and ids is not None:
+    if slot.padding_idx is not None and ids is not None and not slot.counts_padding():
         real = ids.ne(slot.padding_idx).long()
-        return real.cumsum(1) * real + slot.padding_idx
-    if not slot.counts and mask is not None:
+        return real.cumsum(1) * real + slot.padding_idx, False
+    if not slot.counts and isinstance(mask, Tensor) and mask.ndim == 2:
         visible = mask.long()
-        return (visible.cumsum(1) * visible - 1)[:, -source.shape[1] :]
+        return (visible.cumsum(1) * visible - 1)[:, -source.shape[1] :], False
     first = before if slot.padding_idx is None else before + slot.padding_idx + 1
-    return torch.arange(first, first + source.shape[1], device=source.device)[None]
+    return torch.arange(first, first + source.shape[1], device=source.device)[None], True
 
 
-def _rotate_inputs(inputs: dict[str, Any], slot: PromptSlot, virtual: VirtualTokenBatch) -> None:
-    if not slot.rotates or virtual.padding is None:
+def _arrange_inputs(inputs: dict[str, Any], places: Tensor | None) -> None:
+    if places is None:
         return
-    for name in ("inputs_embeds", "attention_mask", "position_ids", "token_type_ids"):
+    for name in ("inputs_embeds", "token_type_ids"):
         if inputs.get(name) is not None:
-            inputs[name] = _rotated(inputs[name], virtual.padding)
+            inputs[name] = arranged(inputs[name], places)
+    if inputs.get("position_ids") is not None:
+        inputs["position_ids"] = arranged(inputs["position_ids"], places, dim=-1)
 
 
-def _rotated(rows: Tensor, by: Tensor) -> Tensor:
-    """Rotate each row to the left: rows (batch, tokens, ...), by (batch, 1) places."""
-    tokens = rows.shape[1]
-    places = (torch.arange(tokens, device=rows.device) + by.to(rows.device)) % tokens
-    places = places.view(*places.shape, *(1,) * (rows.ndim - 2))
-    return rows.gather(1, places.expand(rows.shape))
-
-
-def strip_prompt(root: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-    """Remove the virtual positions: the hook of a stack."""
+def strip_prompt(
+    root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> Any:
+    """Remove the virtual positions, and record the prompt on a new cache: the hook of a stack."""
     slot = root._modules[CHILD]
     assert isinstance(slot, PromptSlot)
-    added: AddedTokens | None = slot.take(_ADDED)
-    if added is None or not slot.strips:
+    added: AddedPrompt | None = slot.take(_ADDED)
+    if added is None:
         return output
-    return _strip(output, _SEQUENCES, *added)
+    values = output if isinstance(output, tuple) else tuple(output.values())
+    masked = 0 if kwargs.get("attention_mask") is None else added.tokens
+    for value in values:
+        remember_prompt(value, slot.record(added.length, masked))
+    return _strip(output, _SEQUENCES, added.tokens, added.places) if slot.strips else output
 
 
 def strip_body(body: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     """Remove the virtual positions in front of a pooler: it reads the caller's first token."""
     (slot,) = getattr(body, _PROMPT)
-    added: AddedTokens | None = slot.kept(_ADDED)
+    added: AddedPrompt | None = slot.kept(_ADDED)
     if added is None or not slot.strips:
         return output
-    return _strip(output, _SEQUENCES, *added)
+    return _strip(output, _SEQUENCES, added.tokens, added.places)
 
 
 def widen_encoder_mask(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Extend the mask over the encoder to its virtual tokens: the pre-hook of a decoder."""
     (slot,) = getattr(decoder, _PROMPT)
     states, mask = kwargs.get("encoder_hidden_states"), kwargs.get("encoder_attention_mask")
+    slot.take(_PLACES)
     if not slot.keys or states is None:
         return args, kwargs
     virtual = slot(len(states))
+    tokens = states.shape[1] - virtual.length
     if mask is None and virtual.padding is not None:
-        mask = states.new_ones(len(states), states.shape[1] - virtual.length, dtype=torch.long)
+        mask = states.new_ones(len(states), tokens, dtype=torch.long)
     if mask is not None and mask.shape[1] < states.shape[1]:
-        mask = virtual.widen(mask)
-        kwargs["encoder_attention_mask"] = (
-            mask if virtual.padding is None else _rotated(mask, virtual.padding)
-        )
+        places = virtual.places(tokens, virtual.lead(mask), slot.rotates)
+        slot.keep(_PLACES, None if places is None else places[:, virtual.length :])
+        kwargs["encoder_attention_mask"] = virtual.widen(mask, places)
     return args, kwargs
 
 
@@ -344,17 +469,16 @@ def strip_encoder_output(model: nn.Module, args: tuple[Any, ...], output: Any) -
     states = output.get("encoder_last_hidden_state")
     if states is None:
         return output
-    virtual = slot(len(states))
-    tokens = states.shape[1] - virtual.length
-    return _strip(output, _ENCODER_SEQUENCES, tokens, virtual.padding)
+    tokens = states.shape[1] - slot(len(states)).length
+    return _strip(output, _ENCODER_SEQUENCES, tokens, slot.take(_PLACES))
 
 
-def _strip(output: Any, names: tuple[str, ...], tokens: int, rotation: Tensor | None) -> Any:
+def _strip(output: Any, names: tuple[str, ...], tokens: int, places: Tensor | None) -> Any:
     """Keep the caller's positions in the named outputs; shorter ones stay as they are."""
 
     def strip(states: Tensor) -> Tensor:
-        if rotation is not None and states.shape[1] > tokens:
-            states = _rotated(states, -rotation)
+        if places is not None and states.shape[1] > tokens:
+            return gathered(states, places)
         return states[:, -tokens:]
 
     if isinstance(output, tuple):

@@ -107,9 +107,12 @@ class EmbeddingModule(SiteModule):
 
     Attributes:
         skipped_positions: the number of positions left free in front of the caller's tokens.
+        counts_padding: whether padding counts as text: it comes behind the virtual tokens, and the
+            backbone does not see the ids by which it would find it.
     """
 
     skipped_positions: int = 0
+    counts_padding: bool = False
 
     def forward(self) -> Tensor:
         """Return the virtual tokens: (length, d)."""

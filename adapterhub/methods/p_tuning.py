@@ -36,8 +36,16 @@ Encoder = Literal["mlp", "lstm"]
 class PromptEncoder(EmbeddingModule):
     """Computes the prompt h(P)."""
 
-    def __init__(self, length: int, width: int, middle: int, encoder: Encoder) -> None:
+    def __init__(
+        self,
+        length: int,
+        width: int,
+        middle: int,
+        encoder: Encoder,
+        counts_padding: bool = False,
+    ) -> None:
         super().__init__()
+        self.counts_padding = counts_padding
         self.prompt = nn.Parameter(torch.randn(length, width))
         self.lstm: nn.LSTM | None = None
         if encoder == "lstm":
@@ -63,7 +71,7 @@ class PromptEncoder(EmbeddingModule):
     def inference_form(self) -> VirtualTokens:
         """Return the current prompt, without the network."""
         with torch.no_grad():
-            return VirtualTokens(self())
+            return VirtualTokens(self(), self.counts_padding)
 
 
 @register_method
@@ -88,7 +96,9 @@ class PTuning(Prompt):
         """Yield one prompt, at the input."""
         site = self.site(anatomy)
         middle = self.middle or site.d_out
-        yield Placement(site, PromptEncoder(self.length, site.d_out, middle, self.encoder))
+        counts = self.padding == "count"
+        module = PromptEncoder(self.length, site.d_out, middle, self.encoder, counts)
+        yield Placement(site, module)
 
     def count(self, anatomy: Anatomy) -> int:
         """Add up length d and the parameters of the network."""
@@ -101,4 +111,4 @@ class PTuning(Prompt):
 
     def inference_form(self) -> Prompt:
         """Return plain prompt tuning."""
-        return Prompt(self.length, self.sites)
+        return Prompt(self.length, self.sites, self.padding)

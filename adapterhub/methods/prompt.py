@@ -5,7 +5,10 @@
     P: (length, d), initialized with random rows of the embedding table    E: the frozen embedding
 
 In an encoder-decoder the prompt is in front of the encoder's input, and the decoder attends to it.
-Parameters: length d.
+Where a row has padding on the left, the prompt comes behind it, next to the text. With
+`padding: count` it comes in front of the padding, which counts as text: in positions, and where a
+classifier reads the last token. That is how peft computes. Packed rows, masks that cannot be
+extended and caches that were filled without the prompt are refused. Parameters: length d.
 
 Lester et al. 2021, "The Power of Scale for Parameter-Efficient Prompt Tuning",
 https://arxiv.org/abs/2104.08691; section 3.2 compares initializations.
@@ -15,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +30,16 @@ from adapterhub.methods._base import Method, Placement, register_method
 from adapterhub.methods._options import require_positive
 from adapterhub.methods._site_module import EmbeddingModule
 
+Padding = Literal["skip", "count"]
+
 
 class VirtualTokens(EmbeddingModule):
     """Returns the prompt P."""
 
-    def __init__(self, initial: Tensor) -> None:
+    def __init__(self, initial: Tensor, counts_padding: bool = False) -> None:
         super().__init__()
         self.prompt = nn.Parameter(initial)
+        self.counts_padding = counts_padding
 
     def forward(self) -> Tensor:
         """Return the virtual tokens: (length, d)."""
@@ -53,6 +59,7 @@ class Prompt(Method):
 
     length: int = option(20, "prompt length in tokens")
     sites: tuple[str, ...] = option(("embed",), "stack to adapt; of two, the encoder")
+    padding: Padding = option("skip", "count: padding of the text counts as text, as in peft")
 
     def __post_init__(self) -> None:
         require_positive(self, "length")
@@ -60,7 +67,7 @@ class Prompt(Method):
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
         """Yield one prompt, at the input."""
         site = self.site(anatomy)
-        yield Placement(site, VirtualTokens(self._initial(anatomy)))
+        yield Placement(site, VirtualTokens(self._initial(anatomy), self.padding == "count"))
 
     def count(self, anatomy: Anatomy) -> int:
         """Return length d."""

@@ -1,4 +1,4 @@
-"""The module that accepts token positions."""
+"""The modules that accept token positions, or count them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import tiny_models
 from torch import nn
 
-from adapterhub.anatomy.positions import position_module
+from adapterhub.anatomy.positions import padding_table, position_module
 
 
 def root_of(architecture):
@@ -28,3 +28,10 @@ def test_a_table_of_positions_that_takes_them():
 def test_a_stack_without_position_inputs():
     assert position_module(root_of("t5").encoder) is None
     assert position_module(nn.Linear(1, 1)) is None
+
+
+def test_a_table_that_counts_from_padding():
+    encoder = root_of("m2m_100").encoder
+    assert padding_table(encoder) is encoder.embed_positions
+    for architecture in ("bart", "roberta", "llama"):
+        assert not any(map(padding_table, root_of(architecture).modules()))

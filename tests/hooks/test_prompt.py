@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import tiny_models
 import torch
+from transformers import AutoModel, Qwen2VLTextConfig
 
 import adapterhub as ah
+from adapterhub.anatomy import FAMILIES, Family, Stack
 
 # Encoders that compute as a decoder with is_decoder=True.
 MASKED = ("bert", "roberta", "xlm-roberta", "camembert", "electra")
@@ -116,3 +118,29 @@ def test_prompts_of_different_lengths_run_in_one_batch(architecture):
     for number, name in enumerate(rows):
         ah.activate(model, *([name] if name else []))
         torch.testing.assert_close(together[number], run()[number], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("axes", [3, 4])
+def test_positions_of_several_axes(axes, monkeypatch):
+    """M-RoPE has time, height and width; in front of these may be the positions in the text."""
+    stack = Stack("decoder", "layers", {})
+    row = Family(("qwen2_vl_text",), stacks=(stack,), below=("embed_tokens",))
+    monkeypatch.setitem(FAMILIES, "qwen2_vl_text", row)
+    sizes = tiny_models.SIZES["llama"] | {"vocab_size": tiny_models.VOCAB, "pad_token_id": 1}
+    rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}
+    torch.manual_seed(0)
+    model = AutoModel.from_config(Qwen2VLTextConfig(**sizes, rope_parameters=rope)).eval()
+    tiny_models.scramble(ah.attach(model, "prompt(length=3)"))
+    ids = tiny_models.batch(2, 9)["input_ids"]
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+
+    def run(ids, mask, axes):
+        positions = (mask.cumsum(1) - 1).clamp_min(0)
+        positions = positions.expand(axes, -1, -1) if axes else positions
+        return hidden(model, input_ids=ids, attention_mask=mask, position_ids=positions)[0]
+
+    together = run(ids, mask, axes)
+    torch.testing.assert_close(together, run(ids, mask, 0))
+    alone = run(ids[:1, 3:], mask[:1, 3:], axes)
+    torch.testing.assert_close(together[:1, 3:], alone, atol=1e-5, rtol=1e-4)

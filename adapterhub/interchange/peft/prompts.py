@@ -3,6 +3,8 @@
 peft stores the prompt that a reparametrization network produced, or the prefixes of all layers side
 by side. Its prefix is stored in the KV cache, so positions of tokens start after it. A classifier
 of peft reads the first position, which in an encoder is a virtual token; ours never reads one.
+peft puts a prompt in front of padding, and passes no token ids by which a backbone would find it:
+imported prompts have `padding: count`.
 
 Where peft counts two submodules (an encoder and a decoder) it lays the prefixes out for two KV
 caches, and the self-attention of layer i gets the prefix of layer 2 i (modulo the number of
@@ -11,6 +13,7 @@ layers). Such prefixes are imported as trained. They cannot be exported if all l
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -53,7 +56,8 @@ def import_peft_prompt(
         if shape != expected:
             translation.problems.append(f"{TENSOR}: shape {shape}, this backbone needs {expected}")
         translation.problems += prompt_problems(anatomy)
-        translation.methods.append({method.name: {"length": length, "sites": ["embed"]}})
+        options = {"length": length, "sites": ["embed"], "padding": "count"}
+        translation.methods.append({method.name: options})
         translation.tensors[f"{site.id}.{method.name}.prompt"] = table
     return rest
 
@@ -113,6 +117,19 @@ def prompt_problems(anatomy: Anatomy) -> list[str]:
     return []
 
 
+def padding_problems(anatomy: Anatomy) -> list[str]:
+    """List the reasons why a prompt that skips padding computes something else than in peft.
+
+    Only those that concern padding on the right: a batch may have none on the left.
+    """
+    if "encoder" in anatomy.stacks or not anatomy.head() or not _reads_one_position(anatomy):
+        return []
+    return [
+        "the head reads the last token of a text: in peft the last position, which may be padding, "
+        "as with prompt(padding=count)"
+    ]
+
+
 def _reads_one_position(anatomy: Anatomy) -> bool:
     name = type(anatomy.model).__name__
     return "ForSequenceClassification" in name or "ForMultipleChoice" in name
@@ -145,10 +162,18 @@ def export_prompt(source: ExportSource) -> CheckpointPart:
     prompts = [p.module.prompt for p in source.parts if isinstance(p.module, VirtualTokens)]
     table = torch.cat([prompt.detach() for prompt in prompts])
     options = _prompt_options(source.anatomy, table)
+    problems = prompt_problems(source.anatomy)
+    if not all(isinstance(p.method, Prompt) and p.method.padding == "count" for p in source.parts):
+        problems += padding_problems(source.anatomy)
+        warnings.warn(
+            "with padding on the left, peft computes other outputs: it puts a prompt in front of "
+            "the padding, as with prompt(padding=count)",
+            stacklevel=2,
+        )
     return CheckpointPart(
         config=options | {"prompt_tuning_init": "RANDOM"},
         tensors={TENSOR: table},
-        problems=prompt_problems(source.anatomy),
+        problems=problems,
     )
 
 

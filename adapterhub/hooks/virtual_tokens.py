@@ -1,0 +1,164 @@
+"""The virtual tokens of a batch, and their places among the caller's tokens.
+
+A prompt is next to its text: in a row with padding on the left, it comes behind the padding, so
+that the row computes what it computes without padding. A prompt that counts padding as text
+(`counts_padding`, as in peft) comes in front of it.
+
+Where rows of a batch have prompts of different lengths, shorter ones are padded on the left, and
+the mask hides the padding. An encoder may take positions from the order of its input alone, so
+there this padding becomes the last of the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class VirtualTokenBatch(NamedTuple):
+    """The virtual tokens of a batch."""
+
+    tokens: Tensor  # (batch or 1, length, d)
+    padding: Tensor | None  # (batch, 1), padding tokens on the left of each row; None: in no row
+    skips: Tensor | bool = True  # (batch, 1), whether the prompt comes behind the text's padding
+
+    @property
+    def length(self) -> int:
+        """Tokens of a row, with padding."""
+        return self.tokens.shape[1]
+
+    def lead(self, mask: Tensor | None) -> Tensor | None:
+        """Count the padding of each row that comes in front of its prompt.
+
+        mask: (batch, tokens) -> (batch, 1); None: no row has any.
+        """
+        if mask is None or mask.ndim != 2 or self.skips is False:
+            return None
+        return mask.ne(0).cumsum(1).eq(0).sum(1, keepdim=True) * self.skips
+
+    def places(self, tokens: int, lead: Tensor | None, padding_last: bool) -> Tensor | None:
+        """Return the place of each virtual token and each token of the text in its row.
+
+        Args:
+            tokens: the length of the text.
+            lead: the padding in front of each row's prompt, (batch, 1), or None.
+            padding_last: whether the padding of shorter prompts becomes the last of the row.
+
+        Returns:
+            (batch, length + tokens); None: virtual tokens first, in every row.
+        """
+        missing = self.padding
+        if lead is None and missing is None:
+            return None
+        device = self.tokens.device
+        start = torch.zeros(1, 1, dtype=torch.long, device=device) if lead is None else lead
+        virtual, text = (torch.arange(n, device=start.device)[None] for n in (self.length, tokens))
+        first, behind = start + virtual, text + self.length
+        if missing is not None and padding_last:
+            missing = missing.to(start.device)
+            last = self.length + tokens - missing + virtual
+            first, behind = torch.where(virtual < missing, last, first - missing), behind - missing
+        second = torch.where(text < start, text, behind)
+        rows = max(len(first), len(second), 1 if missing is None else len(missing))
+        return torch.cat([first.expand(rows, -1), second.expand(rows, -1)], dim=1)
+
+    def widen(self, mask: Tensor, places: Tensor | None) -> Tensor:
+        """Extend a mask over the caller's tokens to the virtual tokens.
+
+        Args:
+            mask: (batch, tokens).
+            places: the places of all tokens.
+        """
+        if self.padding is None:
+            return arranged(F.pad(mask, (self.length, 0), value=1), places)
+        visible = torch.arange(self.length, device=mask.device) >= self.padding.to(mask.device)
+        return arranged(torch.cat([visible.to(mask.dtype), mask], dim=1), places)
+
+    def widen_pairs(self, mask: Tensor, entering: bool) -> Tensor:
+        """Extend a mask over pairs of a causal stack's tokens to the virtual tokens, in front.
+
+        Args:
+            mask: (batch or 1, heads or 1, queries, keys), bool or added to the scores.
+            entering: whether the virtual tokens are queries too.
+        """
+        number = torch.arange(self.length, device=mask.device)
+        padding = 0 if self.padding is None else self.padding.to(mask.device)
+        shown = (number >= padding).expand(len(self.tokens), -1)
+        rows = max(len(mask), len(shown))
+        keys = _like(mask, shown[:, None, None])
+        keys = keys.expand(rows, *mask.shape[1:3], -1)
+        widened = torch.cat([keys, mask.expand(rows, -1, -1, -1)], dim=-1)
+        if not entering:
+            return widened
+        # Padding attends to itself: no query is left without a key.
+        own = (shown[:, None] & (number <= number[:, None])) | (number == number[:, None])
+        queries = _like(mask, F.pad(own, (0, mask.shape[-1]))[:, None])
+        return torch.cat([queries.expand(rows, mask.shape[1], -1, -1), widened], dim=2)
+
+
+def _like(mask: Tensor, visible: Tensor) -> Tensor:
+    """Write what is visible as the mask does: bool, or added to the scores."""
+    if mask.dtype == torch.bool:
+        return visible
+    hidden = torch.finfo(mask.dtype).min
+    return torch.zeros_like(visible, dtype=mask.dtype).masked_fill(~visible, hidden)
+
+
+def arranged(rows: Tensor, places: Tensor | None, dim: int = 1) -> Tensor:
+    """Move the tokens of each row to their places.
+
+    Args:
+        rows: (batch or 1, tokens, ...), or (..., batch or 1, tokens) with `dim` -1.
+        places: (batch, tokens); None: leave them.
+        dim: the dimension of the tokens.
+    """
+    if places is None:
+        return rows
+    return gathered(rows, places.argsort(1), dim)
+
+
+def gathered(rows: Tensor, numbers: Tensor, dim: int = 1) -> Tensor:
+    """Return the tokens with these numbers.
+
+    Args:
+        rows: (batch or 1, tokens, ...), or (..., batch or 1, tokens) with `dim` -1.
+        numbers: (batch, n).
+        dim: the dimension of the tokens.
+    """
+    numbers = numbers.to(rows.device)
+    if dim == -1:
+        shape = (*rows.shape[:-2], len(numbers), rows.shape[-1])
+        return rows.expand(shape).gather(-1, numbers.expand(*shape[:-1], -1))
+    numbers = numbers.view(*numbers.shape, *(1,) * (rows.ndim - 2))
+    rows = rows.expand(len(numbers), *rows.shape[1:])
+    return rows.gather(1, numbers.expand(-1, -1, *rows.shape[2:]))
+
+
+def pad_left(
+    prompts: Sequence[Tensor], sizes: Sequence[int]
+) -> tuple[list[Tensor], list[Tensor] | None]:
+    """Pad the prompts of groups of rows to one length.
+
+    Args:
+        prompts: (length, d) of each group.
+        sizes: rows of each group.
+
+    Returns:
+        (rows, longest, d) of each group, and the number of padding tokens, (rows, 1) of each group;
+        None if no prompt is shorter than another.
+    """
+    longest = max(map(len, prompts))
+    missing = [longest - len(prompt) for prompt in prompts]
+    padded = [
+        F.pad(prompt, (0, 0, n, 0)).expand(size, -1, -1)
+        for prompt, n, size in zip(prompts, missing, sizes, strict=True)
+    ]
+    if not any(missing):
+        return padded, None
+    device = prompts[0].device
+    counts = zip(missing, sizes, strict=True)
+    return padded, [torch.full((size, 1), n, device=device) for n, size in counts]

@@ -1,0 +1,167 @@
+"""Inputs that prompts refuse: each error names what was given and what to pass instead."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import tiny_models
+import torch
+from transformers import DynamicCache, StaticCache
+
+import adapterhub as ah
+from adapterhub.errors import SiteError
+from adapterhub.hooks.prompt_checks import CachedPrompt, cached_prompt
+
+
+def attached(architecture="llama", task="causal-lm", length=4):
+    model = tiny_models.model(architecture, task)
+    ah.attach(model, f"prompt(length={length})", name="prompt")
+    return model.eval()
+
+
+def ids(tokens=6):
+    return tiny_models.batch(2, tokens)["input_ids"]
+
+
+def refusal(model, **inputs):
+    with torch.no_grad(), pytest.raises(SiteError) as error:
+        model(**inputs)
+    assert error.value.expected
+    assert error.value.hint
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        {"full_attention": None},
+        torch.ones(2, 6, 6),
+        torch.ones(2, 1, 6, 6, dtype=torch.long),
+    ],
+)
+def test_masks_of_other_forms(mask):
+    model = attached("qwen2", "features")
+    assert "cannot be extended to a prompt" in refusal(model, input_ids=ids(), attention_mask=mask)
+
+
+def test_a_mask_over_pairs_of_an_encoder():
+    message = refusal(
+        attached("bert", "features"), input_ids=ids(), attention_mask=torch.ones(2, 1, 6, 6)
+    )
+    assert "(2, 1, 6, 6)" in message
+
+
+def test_a_mask_over_pairs_of_another_length():
+    mask = torch.ones(2, 1, 6, 20, dtype=torch.bool)
+    assert "covers 20 tokens, the text has 6" in refusal(
+        attached(), input_ids=ids(), attention_mask=mask
+    )
+
+
+@pytest.mark.parametrize("name", ["cu_seq_lens_q", "seq_idx"])
+def test_flattened_batches(name):
+    marks = {name: torch.tensor([0, 3, 6], dtype=torch.int32)}
+    assert name in refusal(attached(), input_ids=ids()[:1], **marks)
+
+
+def test_positions_that_start_again():
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2]])
+    message = refusal(attached(), input_ids=ids(), position_ids=positions)
+    assert "several texts" in message
+    assert "4-D" in message
+
+
+def test_a_mask_says_that_a_row_is_one_text():
+    """transformers reads positions only without one."""
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2]])
+    attached()(ids(), position_ids=positions, attention_mask=torch.ones_like(ids()))
+
+
+def test_caches_of_other_prompts():
+    model = attached()
+    ah.attach(model, "prompt(length=4)", name="other")
+    with torch.no_grad():
+        ah.activate(model, "prompt")
+        cache = model(ids(), use_cache=True).past_key_values
+        held = cached_prompt(cache)
+        assert (held.length, held.tokens, len(held.keys)) == (4, 0, 1)
+        assert cached_prompt(copy.deepcopy(cache)) == held
+        model(ids(2), past_key_values=copy.deepcopy(cache))
+    for names in (["other"], ["prompt", "other"], []):
+        ah.activate(model, *names)
+        message = refusal(model, input_ids=ids(2), past_key_values=cache)
+        assert "the cache has 10 tokens" in message
+    ah.activate(model)
+    with torch.no_grad():
+        bare = model(ids(), use_cache=True).past_key_values
+    assert cached_prompt(bare) == CachedPrompt()
+    ah.activate(model, "prompt")
+    assert "no prompt" in refusal(model, input_ids=ids(2), past_key_values=bare)
+
+
+def test_an_empty_cache_that_the_caller_gives_is_filled():
+    model = attached()
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(ids(), past_key_values=cache)
+    assert cache.get_seq_length() == 4 + 6
+    assert cached_prompt(cache).length == 4
+
+
+def test_a_static_cache_needs_room_for_the_prompt():
+    model = attached()
+    short = StaticCache(config=model.config, max_cache_len=9)
+    message = refusal(model, input_ids=ids(), past_key_values=short)
+    assert "max_cache_len=10" in message
+    with torch.no_grad():
+        model(ids(), past_key_values=StaticCache(config=model.config, max_cache_len=10))
+
+
+def test_a_static_cache_of_sliding_windows_needs_room_for_the_window():
+    model = attached("mistral")
+    short = StaticCache(config=model.config, max_cache_len=9)
+    assert "too short" in refusal(model, input_ids=ids(), past_key_values=short)
+
+
+def test_tokens_that_are_missing_behind_a_cache():
+    model = attached()
+    with torch.no_grad():
+        cache = model(ids(), use_cache=True).past_key_values
+    later = {"input_ids": ids(1), "past_key_values": cache}
+    assert "position" in refusal(model, **later, position_ids=torch.tensor([[8]]))
+    ones = torch.ones(2, 9, dtype=torch.long)
+    assert "covers 9 tokens, the text has 7" in refusal(model, **later, attention_mask=ones)
+
+
+def test_padding_in_front_of_a_cached_prompt_and_behind_it():
+    model = attached()
+    mask = torch.tensor([[0, 0, 0, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
+    with torch.no_grad():
+        cache = model(ids()[:, :2], attention_mask=mask[:, :2], use_cache=True).past_key_values
+    message = refusal(model, input_ids=ids()[:, 2:], attention_mask=mask, past_key_values=cache)
+    assert "more padding follows" in message
+
+
+def test_inputs_for_each_token_that_are_not_extended():
+    """XLNet's generate passes such inputs."""
+    model = attached("xlnet", "features")
+    assert "perm_mask" in refusal(model, input_ids=ids(), perm_mask=torch.zeros(2, 6, 6))
+    with torch.no_grad():
+        mems = model(ids(), use_mems=True).mems
+    assert "mems" in refusal(model, input_ids=ids(), mems=mems)
+
+
+def test_a_prefix_passes_all_of_these():
+    """It adds no tokens, only positions."""
+    model = tiny_models.model("qwen2", "features")
+    ah.attach(model, "prefix(length=4, positions=true)")
+    whole = torch.ones(6, 6).tril().bool()[None, None]
+    inputs = [
+        {"attention_mask": {"full_attention": whole}},
+        {"attention_mask": whole},
+        {"position_ids": torch.tensor([[0, 1, 2, 0, 1, 2]])},
+    ]
+    with torch.no_grad():
+        first, second, _ = (model(ids(), use_cache=False, **i).last_hidden_state for i in inputs)
+    assert torch.equal(first, second)

@@ -1,0 +1,166 @@
+"""Prompts of peft with padding: peft puts them in front of it, and its heads do not find it."""
+
+from __future__ import annotations
+
+import peft
+import pytest
+import tiny_models
+import torch
+from peft_reference import KINDS, core, trained
+
+import adapterhub as ah
+from adapterhub.errors import MismatchError, SiteError
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+LENGTH = 4
+# In peft, a prompt does not fit the embedding of these.
+UNFIT = ("albert", "electra", "distilbert", "opt", "xglm")
+
+
+def tasks(architecture):
+    """Return the tasks whose prompts peft and we compute; a first position is never read here."""
+    if architecture in tiny_models.ENCODER_DECODERS:
+        return ("seq2seq",)
+    decoder = architecture in tiny_models.DECODERS
+    return ("classification", "causal-lm", "features") if decoder else ("features",)
+
+
+CELLS = [(a, t) for a in tiny_models.ARCHITECTURES if a not in UNFIT for t in tasks(a)]
+CORE = (
+    ("gpt2", "classification"), ("llama", "causal-lm"), ("roberta", "features"),
+    ("mpnet", "features"), ("t5", "seq2seq"),
+)  # fmt: skip
+
+
+def batch(side):
+    """Three rows of nine tokens; with a side, the second and third are padded there."""
+    ids = torch.randint(5, 60, (3, 9), generator=torch.Generator().manual_seed(5))
+    if side is None:
+        return {"input_ids": ids}
+    mask = torch.ones_like(ids)
+    for row, count in ((1, 2), (2, 4)):
+        padding = slice(0, count) if side == "left" else slice(9 - count, 9)
+        ids[row, padding] = tiny_models.PAD
+        mask[row, padding] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def outputs(model, task, side):
+    """Return what the model computes for tokens that are not padding, or for whole texts."""
+    inputs = batch(side)
+    mask = inputs.get("attention_mask", torch.ones(3, 9)).bool()
+    if task == "seq2seq":
+        inputs["decoder_input_ids"] = inputs["input_ids"][:, :3]
+    with torch.no_grad():
+        values = model.eval()(**inputs)["last_hidden_state" if task == "features" else "logits"]
+    if values.ndim == 2 or task == "seq2seq":
+        return values
+    return values[:, -9:][mask]
+
+
+def assert_equal(found, expected, task):
+    for side in (None, "right", "left"):
+        torch.testing.assert_close(
+            outputs(found, task, side), outputs(expected, task, side), atol=2e-5, rtol=1e-5
+        )
+
+
+def exported(folder, architecture, task, padding):
+    model = tiny_models.model(architecture, task)
+    torch.manual_seed(0)
+    adapter = ah.attach(model, f"prompt(length={LENGTH}, padding={padding})")
+    tiny_models.scramble(adapter)
+    folder = folder / "peft"
+    adapter.export(folder)
+    return model, peft.PeftModel.from_pretrained(tiny_models.model(architecture, task), folder)
+
+
+def test_the_number_of_cells():
+    assert len(tiny_models.ARCHITECTURES) == 37
+    assert len(CELLS) == 62
+
+
+@pytest.mark.parametrize(("architecture", "task"), core(CELLS, *CORE))
+def test_an_imported_prompt(tmp_path, architecture, task):
+    config = peft.PromptTuningConfig(task_type=KINDS[task], num_virtual_tokens=LENGTH)
+    folder = trained(tmp_path / "theirs", architecture, config, task)
+    theirs = peft.PeftModel.from_pretrained(tiny_models.model(architecture, task), folder)
+    ours, again = (tiny_models.model(architecture, task) for _ in range(2))
+    ah.load(ours, folder).save(tmp_path / "ours")
+    ah.load(again, tmp_path / "ours")
+    assert_equal(ours, theirs, task)
+    assert_equal(again, theirs, task)
+
+
+# Without a task type, peft ignores the prompt of these.
+EXPORTED = [(a, t) for a, t in CELLS if a not in ("bart", "mbart")]
+
+
+@pytest.mark.parametrize(("architecture", "task"), core(EXPORTED, *CORE))
+def test_an_exported_prompt(tmp_path, architecture, task):
+    assert_equal(*exported(tmp_path, architecture, task, "count"), task)
+
+
+@pytest.mark.parametrize("architecture", core(tiny_models.DECODERS, "gpt2"))
+def test_a_head_that_reads_the_last_token_is_not_exported(tmp_path, architecture):
+    """In peft it reads the last position."""
+    if architecture in tiny_models.WITHOUT_CLASSIFIER:
+        pytest.skip("no classifier")
+    with pytest.raises(MismatchError, match="padding=count"):
+        exported(tmp_path, architecture, "classification", "skip")
+
+
+def test_other_exports_name_the_difference(tmp_path):
+    with pytest.warns(UserWarning, match="padding on the left"):
+        ours, theirs = exported(tmp_path, "llama", "causal-lm", "skip")
+    for side, equal in ((None, True), ("right", True), ("left", False)):
+        pair = [outputs(model, "causal-lm", side) for model in (ours, theirs)]
+        assert torch.allclose(*pair, atol=2e-5) == equal
+
+
+def test_a_classifier_of_a_padded_row_equals_the_row_alone():
+    """That is what prompt(padding=skip) does on both sides, and count on none."""
+    for padding in ("skip", "count"):
+        model = tiny_models.model("llama")
+        torch.manual_seed(0)
+        tiny_models.scramble(ah.attach(model, f"prompt(length={LENGTH}, padding={padding})"))
+        for side, text in (("right", slice(0, 5)), ("left", slice(4, 9))):
+            inputs = batch(side)
+            with torch.no_grad():
+                together = model(**inputs).logits[2]
+                alone = model(input_ids=inputs["input_ids"][2:, text]).logits[0]
+            assert torch.allclose(together, alone, atol=1e-5) == (padding == "skip")
+
+
+def test_prompts_that_treat_padding_differently_cannot_share_a_batch():
+    """The head of a decoder finds padding for the whole batch."""
+    model = tiny_models.model("gpt2")
+    for padding in ("skip", "count"):
+        ah.attach(model, f"prompt(length={LENGTH}, padding={padding})", name=padding)
+    for rows in (["skip", "count", "skip"], ["count", None, None]):
+        with ah.route(model, rows), pytest.raises(SiteError, match="count padding"):
+            model(**batch("right"))
+    ah.activate(model, "skip", "count")
+    with pytest.raises(SiteError, match="count padding"):
+        model(**batch("right"))
+
+
+def test_rows_without_padding_ids_may_differ():
+    """A causal language model reads no ids: each row has its own kind of prompt."""
+    model = tiny_models.model("llama", "causal-lm")
+    for padding in ("skip", "count"):
+        torch.manual_seed(0)
+        adapter = ah.attach(model, f"prompt(length={LENGTH}, padding={padding})", name=padding)
+        tiny_models.scramble(adapter)
+    rows = ["skip", "count", "skip"]
+    with ah.route(model, rows), torch.no_grad():
+        together = model(**batch("left")).logits
+    for number, name in enumerate(rows):
+        ah.activate(model, name)
+        with torch.no_grad():
+            alone = model(**batch("left")).logits[number]
+        mask = batch("left")["attention_mask"][number].bool()
+        torch.testing.assert_close(together[number][mask], alone[mask], atol=1e-5, rtol=1e-4)
