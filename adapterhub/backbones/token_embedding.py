@@ -26,9 +26,9 @@ def token_tables(model: PreTrainedModel) -> list[tuple[nn.Module, str]]:
 
     The token embedding, other embeddings that are tied to it, and an output layer.
     """
-    table, output = token_embedding(model), model.get_output_embeddings()
-    if table is None:
+    if (table := token_embedding(model)) is None:
         return []
+    output = model.get_output_embeddings()
     modules = [m for m in model.modules() if m is output or m._parameters.get("weight") is table]
     return [(m, "weight") for m in modules if m._parameters.get("weight") is not None]
 

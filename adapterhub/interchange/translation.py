@@ -76,7 +76,7 @@ class Translation:
         tied, untied = self._split_ties(known)
         self._finalize_parameters(tied, _method_for(self.anatomy, tied))
         names = tuple(sorted(map(self.anatomy.key, untied)))
-        self._finalize_parameters(untied, SelectedParameters(names=names, tied=False))
+        self._finalize_parameters(untied, SelectedParameters(names=names, untied=True))
         if not self.methods and not self.problems:
             self.methods += dump_methods([Head()])
 

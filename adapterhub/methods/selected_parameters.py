@@ -3,7 +3,7 @@
     theta' = theta for all other parameters
 
 Training only the embeddings transfers a model to another language or vocabulary; other names give
-any selective fine-tuning. A tied parameter trains once, for all its uses; with `tied: false` each
+any selective fine-tuning. A tied parameter trains once, for all its uses; with `untied` each
 name selects one use, which gets a copy of its own. Parameters: the sizes of the selected ones.
 
 Artetxe et al. 2020, "On the Cross-lingual Transferability of Monolingual Representations", section
@@ -40,11 +40,11 @@ class SelectedParameters(Unfreezing):
         "embeddings, or names as in adapter files with * as a wildcard (decoder.*.attn.q.weight)",
     )
 
-    tied: bool = option(True, "keep tied parameters tied; false: train only the uses named")
+    untied: bool = option(False, "train only the named uses of tied parameters, each by itself")
 
     def plan(self, anatomy: Anatomy) -> Iterator[Unfrozen]:
         """Yield the named parameters."""
-        return (Unfrozen(path, untied=not self.tied) for path in self.paths(anatomy))
+        return (Unfrozen(path, untied=self.untied) for path in self.paths(anatomy))
 
     def paths(self, anatomy: Anatomy) -> list[str]:
         """Return the named parameters.
@@ -52,7 +52,7 @@ class SelectedParameters(Unfreezing):
         Raises:
             SiteError: names that match no parameter of the backbone.
         """
-        parameters = anatomy.parameters(every_use=not self.tied)
+        parameters = anatomy.parameters(every_use=self.untied)
         path_of = {anatomy.key(path): path for path in parameters}
         embedding = token_embedding(anatomy.model)
         embedding_paths = [path for path, p in parameters.items() if p is embedding]

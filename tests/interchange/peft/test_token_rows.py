@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import tiny_models
+import torch
 
 import adapterhub as ah
 from adapterhub.adapters.state import backbone_fingerprint
 from adapterhub.errors import MismatchError
 
 peft = pytest.importorskip("peft")
-from peft_reference import compare_import, core, edit, linear_names, lora_config, trained  # noqa: E402
+from peft_reference import compare_import, core, edit, linear_names, lora_config, outputs, trained  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -78,6 +79,10 @@ def test_embeddings(tmp_path, architecture, tied, kind):
     # Untied copies do not change what the backbone is.
     bare = tiny_models.model(architecture, task, **model)
     assert backbone_fingerprint(adapter.model) == backbone_fingerprint(bare)
+    adapter.export(tmp_path / "back")
+    theirs = peft.PeftModel.from_pretrained(bare, tmp_path / "back")
+    expected = outputs(adapter.model, task)
+    torch.testing.assert_close(outputs(theirs, task), expected, atol=3e-4, rtol=1e-5)
 
 
 def test_an_untied_embedding_is_replaced_alone(tmp_path):
@@ -88,7 +93,7 @@ def test_an_untied_embedding_is_replaced_alone(tmp_path):
     table = model.get_output_embeddings().weight
     adapter = ah.load(model, folder)
     (chosen,) = (m for m in adapter.methods if m.name == "chosen")
-    assert (chosen.names, chosen.tied) == (("backbone.embed_tokens.weight",), False)
+    assert (chosen.names, chosen.untied) == (("backbone.embed_tokens.weight",), True)
     assert model.get_output_embeddings().weight is table
     assert model.get_input_embeddings().weight is not table
     adapter.detach()
