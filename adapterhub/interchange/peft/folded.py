@@ -58,7 +58,8 @@ class WeightFolder:
             name = f"{path}.weight"
             weight = self.finder.modules[path].get_parameter("weight").detach()
             table = self.tensors.get(name, weight).float().cpu()
-            self.tensors[name] = self.rows[path].put_into(table)
+            if table.shape == weight.shape:  # else the error names the shape
+                self.tensors[name] = self.rows[path].put_into(table)
         return self.tensors
 
     def _fold_weight(self, update: Update) -> None:
@@ -66,15 +67,13 @@ class WeightFolder:
         module = self.finder.modules[update.path]
         weight = _matrix(module)
         saved = self.tensors.pop(f"{update.file_path}.base_layer.weight", None)
-        if saved is not None:
-            saved = _turned(module, saved.float())
-            if saved.shape != weight.shape:
-                here, there = (tuple(_turned(module, w).shape) for w in (weight, saved))
-                self.translation.problems.append(
-                    f"{update.file_path}: shape {there} in the files, {here} here; if tokens were "
-                    f"added, model.resize_token_embeddings({there[0]}) before loading"
-                )
-                return
+        shape = tuple(_turned(module, weight).shape)
+        if saved is not None and tuple(saved.shape) != shape:
+            self.translation.problems.append(
+                f"{update.file_path}: shape {tuple(saved.shape)} in the files, {shape} here; if "
+                "tokens were added: model.resize_token_embeddings before loading"
+            )
+            return
         d_out, d_in = weight.shape
         reduced = bool(self.initialization) and not isinstance(module, nn.Embedding)
         if reduced:
@@ -83,7 +82,7 @@ class WeightFolder:
             self.translation.problems += problems
             return
         if saved is not None:
-            weight = saved
+            weight = _turned(module, saved.float())
         elif reduced:
             left, right = subtracted_factors(
                 self.initialization, module, weight, update.rank, update.scale

@@ -75,16 +75,17 @@ def _add_biases(
     for update in updates:
         if (added := update.tensors.get(BIAS)) is None:
             continue
-        bias = read_bias(finder.modules[update.path])
-        if bias is None or bias.shape != added.shape:
-            has = "none" if bias is None else f"one of shape {tuple(bias.shape)}"
+        own = read_bias(finder.modules[update.path])
+        name = f"{update.file_path}.bias"
+        bias = rest.get(f"{update.file_path}.base_layer.bias", own)
+        if own is None or bias is None or not own.shape == bias.shape == added.shape:
+            shape = "none" if own is None else f"one of shape {tuple(own.shape)}"
             translation.problems.append(
-                f"{update.file_path}: lora_bias adds a bias {tuple(added.shape)}, this module has "
-                f"{has}"
+                f"{name}: lora_bias adds a bias {tuple(added.shape)}, this module has {shape}"
             )
             continue
-        saved = rest.pop(f"{update.file_path}.base_layer.bias", bias.detach())
-        rest[f"{update.file_path}.bias"] = saved.float().cpu() + update.scale * added
+        rest.pop(f"{update.file_path}.base_layer.bias", None)
+        rest[name] = bias.detach().float().cpu() + update.scale * added
 
 
 def _with_available_rank(update: Update, d_in: int, d_out: int) -> Update:

@@ -36,15 +36,21 @@ class TrainedRows:
         """Return a table, (vocabulary, d), with the new rows."""
         return table.index_copy(0, self.ids, self.values)
 
-    def problem(self, table: Tensor) -> str:
-        """Describe why the rows do not fit a table; "" if they do."""
+    def problem(self, table: Any, original: Any) -> str:
+        """Describe why the rows do not fit a table; "" if they do.
+
+        `original` is the table that they were trained in.
+        """
+        if not isinstance(table, Tensor) or table.ndim != 2:
+            return "no table of tokens in this backbone"
         if self.values.shape != (len(self.ids), table.shape[1]):
             width = table.shape[1]
             return f"{tuple(self.values.shape)} values for {len(self.ids)} tokens of width {width}"
-        if (largest := int(self.ids.max())) >= len(table):
+        needed = max(int(self.ids.max()) + 1, len(original))
+        if needed > len(table) or original.shape != table.shape:
             return (
-                f"trains token {largest}, the embedding has {len(table)} rows; before loading: "
-                f"model.resize_token_embeddings({largest + 1}), or to the size of the tokenizer"
+                f"trained with {needed} tokens, the embedding has {len(table)}; before loading: "
+                f"model.resize_token_embeddings({needed}), or to the size of the tokenizer"
             )
         return ""
 
@@ -74,17 +80,17 @@ def read_token_rows(
             continue
         values = files.tensors[f"{file_path}{_ROWS}"].to(torch.float32)
         read = TrainedRows(torch.tensor(ids), values)
-        original = files.tensors.get(f"{file_path}{_ORIGINAL}")
-        if original is not None:
-            tensors |= {f"{each}.weight": original for each in (path, *finder.tied(path))}
-        table = finder.modules[path].get_parameter("weight") if original is None else original
-        if problem := read.problem(table):
+        table: Any = getattr(finder.modules[path], "weight", None)
+        original: Any = files.tensors.get(f"{file_path}{_ORIGINAL}", table)
+        if problem := read.problem(table, original):
             translation.problems.append(f"{file_path}: {problem}")
             continue
+        if original is not table:
+            tensors |= {f"{each}.weight": original for each in (path, *finder.tied(path))}
         rows |= {each: read for each in _uses(path, ids, files.config, finder)}
         translation.notes.append(
             f"{path}: {len(ids)} trained rows are stored as a whole weight of "
-            f"{table.numel():,} values"
+            f"{original.numel():,} values"
         )
     return rows, PeftFiles(files.kind, files.config, tensors)
 

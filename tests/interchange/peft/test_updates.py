@@ -71,5 +71,5 @@ def test_biases_of_updates(tmp_path, architecture):
 def test_a_bias_where_there_is_none_is_refused(tmp_path):
     config = lora_config(target_modules=["q_proj"], lora_bias=True)
     folder = trained(tmp_path, "llama", config)
-    with pytest.raises(MismatchError, match=r"q_proj: lora_bias adds a bias \(32,\), this module"):
+    with pytest.raises(MismatchError, match=r"q_proj\.bias: lora_bias adds a bias \(32,\), this"):
         ah.load(tiny_models.model("llama"), folder)
