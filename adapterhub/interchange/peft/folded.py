@@ -67,34 +67,37 @@ class WeightFolder:
         module = self.finder.modules[update.path]
         weight = _matrix(module)
         saved = self.tensors.pop(f"{update.file_path}.base_layer.weight", None)
+        reduced = bool(self.initialization) and not isinstance(module, nn.Embedding)
+        if reduced:
+            update = replace(update, rank=min(update.rank, *weight.shape))
+        d_out, d_in = weight.shape
+        problems = update.shape_problems(d_in, d_out)
         shape = tuple(_turned(module, weight).shape)
         if saved is not None and tuple(saved.shape) != shape:
-            self.translation.problems.append(
+            problems.append(
                 f"{update.file_path}: shape {tuple(saved.shape)} in the files, {shape} here; if "
                 "tokens were added: model.resize_token_embeddings before loading"
             )
-            return
-        d_out, d_in = weight.shape
-        reduced = bool(self.initialization) and not isinstance(module, nn.Embedding)
-        if reduced:
-            update = replace(update, rank=min(update.rank, d_in, d_out))
-        if problems := update.shape_problems(d_in, d_out):
+        if problems:
             self.translation.problems += problems
             return
         if saved is not None:
             weight = _turned(module, saved.float())
         elif reduced:
-            left, right = subtracted_factors(
-                self.initialization, module, weight, update.rank, update.scale
-            )
-            weight = weight - update.scale * left @ right
+            weight = weight - self._subtracted(update, module, weight)
         if saved is not None or reduced:
             changed = _turned(module, weight).contiguous()
             for path in self.finder.tied(update.path):
                 self.tensors.setdefault(f"{path}.weight", changed)
         if rows := self.rows.get(update.path):
             weight = _turned(module, rows.put_into(_turned(module, weight)))
-        self._add(f"{update.file_path}.weight", update, _turned(module, _updated(weight, update)))
+        self._add(f"{update.file_path}.weight", _turned(module, _updated(weight, update)))
+
+    def _subtracted(self, update: Update, module: nn.Module, weight: Tensor) -> Tensor:
+        """Return the part of W, (d_out, d_in), that the initialization subtracted."""
+        rank, scale = update.rank, update.scale
+        left, right = subtracted_factors(self.initialization, module, weight, rank, scale)
+        return scale * left @ right
 
     def _fold_parameter(self, update: Update) -> None:
         """Fold an update into one parameter of its module.
@@ -123,9 +126,9 @@ class WeightFolder:
         b = update.tensors["B"].reshape(d_out, -1, matrices)
         changed = weights + update.scale * torch.einsum("ore,eri->eoi", b, a)
         changed = changed.mT if transposed else changed
-        self._add(name, update, changed if value.ndim == 3 else changed[0])
+        self._add(name, changed if value.ndim == 3 else changed[0])
 
-    def _add(self, name: str, update: Update, value: Tensor) -> None:
+    def _add(self, name: str, value: Tensor) -> None:
         self.tensors[name] = value.contiguous()
         self.translation.notes.append(
             f"{name.removesuffix('.weight')} is not a site: its update is stored as a whole weight "

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import tiny_models
+import torch
 
 import adapterhub as ah
 from adapterhub.errors import MismatchError
 
 peft = pytest.importorskip("peft")
-from peft_reference import compare_import, core, linear_names, lora_config, trained  # noqa: E402
+from peft_reference import compare_import, core, linear_names, lora_config, outputs, trained  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -87,6 +88,16 @@ EMBEDDING_CASES = {
 }
 
 
+def embedding_config(architecture, tied, with_output, **options):
+    """Return a task and a LoRA of one layer, the input embedding, and perhaps the output layer."""
+    task = "seq2seq" if architecture in tiny_models.ENCODER_DECODERS else "causal-lm"
+    model = tiny_models.model(architecture, task, tie_word_embeddings=tied)
+    names = [*linear_names(model)[:1], *embeddings(model)]
+    if with_output:
+        names += [n for n, m in model.named_modules() if m is model.get_output_embeddings()]
+    return task, lora_config(task, target_modules=names, **options)
+
+
 @pytest.mark.parametrize(
     ("architecture", "tied", "case"),
     core(
@@ -100,14 +111,34 @@ EMBEDDING_CASES = {
 )
 @pytest.mark.parametrize("with_output", [False, True])
 def test_embeddings_and_output_layers(tmp_path, architecture, tied, case, with_output):
-    task = "seq2seq" if architecture in tiny_models.ENCODER_DECODERS else "causal-lm"
+    task, config = embedding_config(architecture, tied, with_output, **EMBEDDINGS[case])
+    if (
+        case == "tied"
+        and with_output
+        and not any("embed_tokens" in n for n in config.target_modules)
+    ):
+        check_with_trained(tmp_path, architecture, config, task, tied)
+        return
     options = {"tie_word_embeddings": tied}
-    model = tiny_models.model(architecture, task, **options)
-    names = [*linear_names(model)[:1], *embeddings(model)]
-    if with_output:
-        names += [n for n, m in model.named_modules() if m is model.get_output_embeddings()]
-    config = lora_config(task, target_modules=names, **EMBEDDINGS[case])
     compare_import(tmp_path, architecture, config, task, atol=3e-4, std=0.05, **options)
+
+
+def check_with_trained(tmp_path, architecture, config, task, tied):
+    """Compare with the model that peft trained.
+
+    It saves the tied update of the output layer, but loads it only if the embedding is called
+    embed_tokens.
+    """
+    options = {"tie_word_embeddings": tied}
+    theirs = peft.get_peft_model(tiny_models.model(architecture, task, **options), config)
+    with torch.no_grad():
+        for _, parameter in sorted(theirs.named_parameters()):
+            if parameter.requires_grad:
+                parameter.add_(torch.randn(parameter.shape), alpha=0.05)
+    theirs.save_pretrained(tmp_path)
+    ours = tiny_models.model(architecture, task, **options)
+    ah.load(ours, tmp_path)
+    torch.testing.assert_close(outputs(ours, task), outputs(theirs, task), atol=3e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

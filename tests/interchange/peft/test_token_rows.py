@@ -11,7 +11,7 @@ from adapterhub.adapters.state import backbone_fingerprint
 from adapterhub.errors import MismatchError
 
 peft = pytest.importorskip("peft")
-from peft_reference import compare_import, core, edit, linear_names, lora_config, outputs, trained  # noqa: E402
+from peft_reference import compare_import, core, edit, lora_config, outputs, trained  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -32,7 +32,8 @@ def options(architecture, case, tied):
     paths = {id(m): n for n, m in reversed(list(model.named_modules()))}
     embedding = paths[id(model.get_input_embeddings())]
     output = paths[id(model.get_output_embeddings())]
-    layer = linear_names(model)[0]
+    sites = ah.anatomy_of(model).sites.values()
+    layer = next(site.host for site in sites if site.kind == "linear" and not site.part)
     return {
         "embedding": {"target_modules": [layer], "modules_to_save": [embedding]},
         "output": {"target_modules": [layer], "modules_to_save": [output]},
