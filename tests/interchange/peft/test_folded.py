@@ -50,14 +50,11 @@ def test_every_architecture_is_compared():
         CASES,
         ("bert-classification", "pissa"),
         ("albert-classification", "olora"),  # layers that are used several times
-        ("electra-classification", "pissa"),
         ("gpt2-lm", "pissa"),  # a tied output layer, whose embedding changes too
         ("gpt2-lm", "dora"),
         ("opt-lm", "olora"),  # projections around the layers
         ("llama-lm", "pissa"),
-        ("t5-lm", "pissa"),
         ("xlnet-classification", "olora"),  # a rank above the size of the head
-        ("bart-classification", "rslora"),
         ("bert-classification", "mica"),
     ),
 )
@@ -105,8 +102,6 @@ def embedding_config(architecture, tied, with_output, **options):
         ("gpt2", True, "lora"),
         ("gemma3_text", True, "dora"),
         ("llama", True, "tied"),
-        ("bart", True, "lora"),
-        ("t5", True, "pissa"),
     ),
 )
 @pytest.mark.parametrize("with_output", [False, True])
@@ -127,6 +122,7 @@ def check_with_trained(tmp_path, architecture, config, task, tied):
     embed_tokens.
     """
     options = {"tie_word_embeddings": tied}
+    torch.manual_seed(0)
     theirs = peft.get_peft_model(tiny_models.model(architecture, task, **options), config)
     with torch.no_grad():
         for _, parameter in sorted(theirs.named_parameters()):

@@ -65,11 +65,8 @@ def test_every_language_model_is_compared():
         CASES,
         *(("gpt2", True, kind) for kind in KINDS),
         ("gemma3_text", True, "rows"),
-        ("gemma3_text", True, "embedding"),
         ("t5", True, "rows"),
-        ("bart", True, "rows, output adapted"),
         ("bart", True, "both"),
-        ("llama", False, "rows"),
     ),
 )
 def test_embeddings(tmp_path, architecture, tied, kind):
