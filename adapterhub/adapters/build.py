@@ -21,7 +21,11 @@ from adapterhub.adapters.parts import (
 from adapterhub.adapters.state import ModelState
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.newly_initialized import newly_initialized
-from adapterhub.backbones.token_embedding import checkpoint_vocabulary_size, token_embedding
+from adapterhub.backbones.token_embedding import (
+    checkpoint_vocabulary_size,
+    token_embedding,
+    token_tables,
+)
 from adapterhub.backbones.tokenizer import tokenizer_snapshot
 from adapterhub.backbones.weights import device_of, offloaded, storage_problems
 from adapterhub.errors import AdapterhubError, AttachError, SiteError
@@ -64,16 +68,17 @@ def build_adapter(
     new = sorted(newly_initialized(model) & anatomy.parameters().keys())
     _refuse_offloaded(anatomy, new, tokens)
     key = f"{_slug(name)}-{next(state.serial)}"  # apart from names that look alike as module names
+    changed = list(_own_copies(_unfrozen(steps, new), anatomy))
     adapter = Adapter(
         name,
         tuple(methods),
         model,
         anatomy,
         placed=list(_placed(steps, anatomy, key)),
-        changed=list(_own_copies(_unfrozen(steps, new), anatomy)),
+        changed=changed,
         head=_own_head(anatomy),
         state=state,
-        new_tokens=_new_token_rows(model, tokens, key),
+        new_tokens=_new_token_rows(model, tokens, key, changed),
     )
     _refuse_duplicates(adapter)
     return adapter
@@ -114,16 +119,25 @@ def _unfrozen(
 
 
 def _new_token_rows(
-    model: PreTrainedModel, tokens: tuple[NewToken, ...], key: str
+    model: PreTrainedModel,
+    tokens: tuple[NewToken, ...],
+    key: str,
+    changed: Iterable[OwnedParameter],
 ) -> NewTokenRows | None:
-    """Make the rows of new tokens; refuse rows that were added to the model without a token."""
+    """Make the rows of new tokens.
+
+    Refuses rows that were added to the model, unless they belong to a token, or the adapter has
+    whole tables of its own.
+    """
     table = token_embedding(model)
     if table is None:
         return None
     known = checkpoint_vocabulary_size(model) or len(table)
     if tokens:
         return new_token_rows(model, tokens, known, f"{key}-tokens")
-    if len(table) > known:
+    replaced = {(module, name) for each in changed for module, name in each.holders}
+    kept = [h for h in token_tables(model) if h not in replaced]
+    if len(table) > known and kept:
         raise AttachError(
             f"the embedding has {len(table)} rows, its checkpoint {known}: which tokens are new?",
             hint="attach(..., tokenizer=tokenizer), with the tokenizer that they were added to",
@@ -166,7 +180,7 @@ def _refuse_untrainable(part: Method, steps: Iterable[PlanStep], anatomy: Anatom
     if away := offloaded(anatomy.model, paths):
         problem = f"{part.name} trains weights that are offloaded on this backbone"
         raise SiteError(problem, offenders=away, expected="weights that stay on a device")
-    if wrong := storage_problems(anatomy.parameters(), paths):
+    if wrong := storage_problems(anatomy.parameters(every_use=True), paths):
         problem = f"{part.name} trains weights that cannot be trained as they are stored"
         raise SiteError(
             problem,
@@ -203,15 +217,21 @@ def _moved(placement: Placement, anatomy: Anatomy) -> SiteModule:
 def _own_copies(
     unfrozen: Iterable[tuple[Method | None, Unfrozen]], anatomy: Anatomy
 ) -> Iterable[OwnedParameter]:
-    parameters = anatomy.parameters()
+    parameters = anatomy.parameters(every_use=True)
     holders = parameter_holders(anatomy.model)
     for method, step in unfrozen:
         original = parameters[step.path]
         site, _, parameter_name = anatomy.key(step.path).rpartition(".")
         file_name = f"{site}.{method.name if method else 'fresh'}.{parameter_name}"
         own = nn.Parameter(original.detach().to(torch.float32, copy=True))
-        everywhere = tuple(holders[id(original)])
-        yield OwnedParameter(method, file_name, own, original, everywhere, step.stage, step.rate)
+        used_by = everywhere = tuple(holders[id(original)])
+        if step.untied:
+            host, _, attribute = step.path.rpartition(".")
+            used_by = ((anatomy.model.get_submodule(host), attribute),)
+        untied = len(used_by) < len(everywhere)
+        yield OwnedParameter(
+            method, file_name, own, original, used_by, step.stage, step.rate, untied
+        )
 
 
 def _own_head(anatomy: Anatomy) -> AdapterHead | None:

@@ -120,7 +120,9 @@ def load_imported(
     for note in (*imported.notes, *unchecked):
         warnings.warn(note, stacklevel=3)
     with bare(model) as state, skip_init():
-        adapter = build_adapter(state, parse_methods(manifest.methods), name or imported.name)
+        methods = parse_methods(manifest.methods)
+        # These files have no rows of new tokens, but may have whole embeddings.
+        adapter = build_adapter(state, methods, name or imported.name, tokens=())
         fit_head(manifest, adapter)
         check_tensors(manifest, adapter)
         _copy(imported.tensors, adapter)

@@ -52,7 +52,7 @@ class OwnedParameter:
     """An adapter's own copy of a backbone parameter, and the modules that hold it (ties).
 
     `name` is its name in adapter files; `stage` and `rate` come from the method's plan; `kept` is
-    the copy while it is not in the backbone.
+    the copy while it is not in the backbone; `untied` copies leave the original in other modules.
     """
 
     method: Method | None
@@ -62,6 +62,7 @@ class OwnedParameter:
     holders: tuple[tuple[nn.Module, str], ...]
     stage: int = 0
     rate: float = 1.0
+    untied: bool = False
     active: bool = field(default=False, init=False)
 
     @property

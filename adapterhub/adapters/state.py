@@ -222,11 +222,15 @@ class ModelState:
         originals = self.originals()
         new = newly_initialized(self.model)
         embedding, rows = token_embedding(self.model), checkpoint_vocabulary_size(self.model)
+        # An adapter may have untied a parameter of the backbone.
+        own = {path: p for path, p in self.anatomy.parameters().items() if path not in new}
+        first = {id(originals.get(id(p), p)): path for path, p in reversed(own.items())}
+        paths = set(first.values())
         named = (
             # Only the rows of the checkpoint: some may have been added since.
             (path, originals.get(id(p), p)[: rows if p is embedding else None])
-            for path, p in self.anatomy.parameters().items()
-            if path not in new
+            for path, p in own.items()
+            if path in paths
         )
         codes = torch.empty(1, 1, device="meta")
         packed = ((f"{host}.weight", codes) for host in packed_hosts(self.anatomy))

@@ -215,14 +215,19 @@ class Anatomy:
             hint="adapterhub inspect BACKBONE lists the sites",
         )
 
-    def parameters(self) -> dict[str, nn.Parameter]:
+    def parameters(self, every_use: bool = False) -> dict[str, nn.Parameter]:
         """Map paths to the backbone's own parameters.
 
-        Excludes parameters of the task head and of adapters, and constants.
+        Excludes parameters of the task head and of adapters, and constants. A tied parameter has
+        one path, or with `every_use` one for each module that it belongs to.
         """
         heads = tuple(f"{name}." for name in self.head())
         constants = {self.path(path) for path in self.family.constants}
-        named = [(n, p) for n, p in self.model.named_parameters() if n not in constants]
+        uses: Iterable[tuple[str, nn.Parameter]] = self.model.named_parameters()
+        if every_use:
+            modules = self.model.named_modules()
+            uses = ((join(m, n), p) for m, module in modules for n, p in own_parameters(module))
+        named = [(n, p) for n, p in uses if n not in constants]
         return {n: p for n, p in named if not n.startswith(heads) and f".{CHILD}." not in f".{n}"}
 
     def head(self) -> dict[str, nn.Module]:
@@ -271,6 +276,11 @@ class Anatomy:
 
 
 CHILD = "adapterhub"  # the name of the one child module that a host has while adapters are attached
+
+
+def own_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters of a module without those of its children."""
+    return list(module.named_parameters(recurse=False, remove_duplicate=False))
 
 
 def join(*parts: str) -> str:

@@ -21,6 +21,18 @@ def token_embedding(model: PreTrainedModel) -> nn.Parameter | None:
     return weight if isinstance(weight, nn.Parameter) and weight.ndim == 2 else None
 
 
+def token_tables(model: PreTrainedModel) -> list[tuple[nn.Module, str]]:
+    """Return the modules that have a row for each token, and the name of their parameter.
+
+    The token embedding, other embeddings that are tied to it, and an output layer.
+    """
+    if (table := token_embedding(model)) is None:
+        return []
+    output = model.get_output_embeddings()
+    modules = [m for m in model.modules() if m is output or m._parameters.get("weight") is table]
+    return [(m, "weight") for m in modules if m._parameters.get("weight") is not None]
+
+
 def remember_vocabulary_size(model: PreTrainedModel) -> None:
     """Record the number of rows of a token embedding as that of the checkpoint."""
     if (table := token_embedding(model)) is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adapterhub.anatomy.sites import Anatomy
+from adapterhub.anatomy.sites import Anatomy, join
 from adapterhub.backbones.newly_initialized import newly_initialized
 from adapterhub.errors import AdapterhubError, MismatchError
 from adapterhub.files.schema import shorten
@@ -66,13 +66,17 @@ class Translation:
         head_values = {p: v for p, v in self.values.items() if heads and p.startswith(heads)}
         values = {p: v for p, v in self.values.items() if p not in head_values}
         self._finalize_head(head_values)
-        parameters = self.anatomy.parameters()
-        values = self._without_ties(values)
+        named = dict(self.anatomy.model.named_parameters(remove_duplicate=False))
+        own = set(map(id, self.anatomy.parameters().values()))
+        known = {p: v for p, v in values.items() if p in named and id(named[p]) in own}
         self.problems += [
             f"{path}: this model has no such parameter"
-            for path in sorted(values.keys() - parameters.keys())
+            for path in sorted(values.keys() - known.keys())
         ]
-        self._finalize_parameters({p: v for p, v in values.items() if p in parameters})
+        tied, untied = self._split_ties(known)
+        self._finalize_parameters(tied, _method_for(self.anatomy, tied))
+        names = tuple(sorted(map(self.anatomy.key, untied)))
+        self._finalize_parameters(untied, SelectedParameters(names=names, untied=True))
         if not self.methods and not self.problems:
             self.methods += dump_methods([Head()])
 
@@ -116,35 +120,59 @@ class Translation:
         names: dict[Any, str] = dict(config.id2label or {}) if outputs == count else {}
         return tuple(str(names.get(i, f"LABEL_{i}")) for i in range(outputs))
 
-    def _without_ties(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Keep one path of tied parameters, the anatomy's; refuse ties with different values."""
-        by_path = dict(self.anatomy.model.named_parameters(remove_duplicate=False))
-        parameters = self.anatomy.parameters()
+    def _split_ties(
+        self, values: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Split values into those of whole parameters, and those of single uses of tied ones.
+
+        The first have one path, the anatomy's. An unchanged use keeps the backbone's value.
+        """
+        named = dict(self.anatomy.model.named_parameters(remove_duplicate=False))
+        first = {id(p): path for path, p in self.anatomy.parameters().items()}
+        uses: dict[int, list[str]] = {}
+        for path, parameter in named.items():
+            uses.setdefault(id(parameter), []).append(path)
+        tied: dict[str, Tensor] = {}
         untied: dict[str, Tensor] = {}
         for path, value in values.items():
-            ties = [n for n, p in by_path.items() if p is by_path.get(path)] or [path]
-            if not all(n in values and torch.equal(values[n], value) for n in ties):
-                others = ", ".join(n for n in ties if n != path)
-                self.problems.append(
-                    f"{path}: tied to {others} in this model, but not in the checkpoint"
-                )
-            untied[next((n for n in ties if n in parameters), path)] = value
-        return untied
+            parameter = named[path]
+            if _all_equal(uses[id(parameter)], values, value):
+                tied[first[id(parameter)]] = value
+            elif not torch.equal(parameter.detach().float().cpu(), value):
+                paths = self._paths_of_module(path)
+                if not _all_equal(paths, values, value):
+                    self.problems.append(
+                        f"{path}: the same module as {', '.join(p for p in paths if p != path)} in "
+                        "this model, but not in the checkpoint"
+                    )
+                untied[paths[0]] = value
+        return tied, untied
 
-    def _finalize_parameters(self, values: Mapping[str, Tensor]) -> None:
+    def _paths_of_module(self, path: str) -> list[str]:
+        """Return all paths of a parameter in the one module that it has a path in."""
+        host, _, name = path.rpartition(".")
+        model = self.anatomy.model
+        module = model.get_submodule(host)
+        modules = model.named_modules(remove_duplicate=False)
+        return [join(other, name) for other, m in modules if m is module]
+
+    def _finalize_parameters(self, values: Mapping[str, Tensor], method: Method) -> None:
         if not values:
             return
-        parameters = self.anatomy.parameters()
+        parameters = self.anatomy.parameters(every_use=True)
         self.problems += [
             f"{path}: shape {tuple(v.shape)}, the backbone needs {tuple(parameters[path].shape)}"
             for path, v in values.items()
             if v.shape != parameters[path].shape
         ]
-        method = _method_for(self.anatomy, values)
         self.methods += dump_methods([method])
         for path, value in values.items():
             site, _, name = self.anatomy.key(path).rpartition(".")
             self.tensors[f"{site}.{method.name}.{name}"] = value
+
+
+def _all_equal(paths: Iterable[str], values: Mapping[str, Tensor], value: Tensor) -> bool:
+    return all(path in values and torch.equal(values[path], value) for path in paths)
 
 
 def _method_for(anatomy: Anatomy, paths: Iterable[str]) -> Method:

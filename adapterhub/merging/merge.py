@@ -273,6 +273,8 @@ def blockers(adapter: Adapter) -> list[str]:
         if site.kind != "linear" or not placed.module.affine:
             part = f"{placed.method.name} at {site.stack}.{site.role}"
             reasons[part] = _NOT_MERGEABLE[site.kind]
+    for changed in (c for c in adapter.changed if c.untied):
+        reasons[changed.name] = "untied by the adapter, a merged checkpoint would be tied again"
     return [f"{part}: {reason}" for part, reason in reasons.items()]
 
 

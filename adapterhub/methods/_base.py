@@ -30,12 +30,14 @@ class Placement:
 class Unfrozen:
     """A backbone parameter to train, by its path in the model.
 
-    It trains from stage `stage` of the method on, at `rate` times the method's learning rate.
+    It trains from stage `stage` of the method on, at `rate` times the method's learning rate. A
+    tied parameter is replaced wherever the model uses it, or if `untied` only at this path.
     """
 
     path: str
     stage: int = 0
     rate: float = 1.0
+    untied: bool = False
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ class Unfreezing(Method):
 
     def count(self, anatomy: Anatomy) -> int:
         """Sum the sizes of the parameters."""
-        parameters = anatomy.parameters()
+        parameters = anatomy.parameters(every_use=True)
         return sum(parameters[step.path].numel() for step in self.plan(anatomy))
 
 

@@ -3,8 +3,8 @@
     theta' = theta for all other parameters
 
 Training only the embeddings transfers a model to another language or vocabulary; other names give
-any selective fine-tuning. A tied parameter trains once, for all its uses. Parameters: the sizes of
-the selected ones.
+any selective fine-tuning. A tied parameter trains once, for all its uses; with `untied` each
+name selects one use, which gets a copy of its own. Parameters: the sizes of the selected ones.
 
 Artetxe et al. 2020, "On the Cross-lingual Transferability of Monolingual Representations", section
 2, https://arxiv.org/abs/1910.11856.
@@ -13,13 +13,14 @@ Artetxe et al. 2020, "On the Cross-lingual Transferability of Monolingual Repres
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.token_embedding import token_embedding
 from adapterhub.config.options import option
 from adapterhub.errors import SiteError, did_you_mean
-from adapterhub.methods._base import Unfreezing, register_method
+from adapterhub.methods._base import Unfreezing, Unfrozen, register_method
 
 EMBEDDINGS = "embeddings"
 
@@ -39,16 +40,22 @@ class SelectedParameters(Unfreezing):
         "embeddings, or names as in adapter files with * as a wildcard (decoder.*.attn.q.weight)",
     )
 
+    untied: bool = option(False, "train only the named uses of tied parameters, each by itself")
+
+    def plan(self, anatomy: Anatomy) -> Iterator[Unfrozen]:
+        """Yield the named parameters."""
+        return (Unfrozen(path, untied=self.untied) for path in self.paths(anatomy))
+
     def paths(self, anatomy: Anatomy) -> list[str]:
         """Return the named parameters.
 
         Raises:
             SiteError: names that match no parameter of the backbone.
         """
-        parameters = anatomy.parameters()
+        parameters = anatomy.parameters(every_use=self.untied)
         path_of = {anatomy.key(path): path for path in parameters}
         embedding = token_embedding(anatomy.model)
-        embedding_paths = [path for path, p in parameters.items() if p is embedding][:1]
+        embedding_paths = [path for path, p in parameters.items() if p is embedding]
         selected: set[str] = set()
         unmatched = []
         for name in self.names:

@@ -12,6 +12,7 @@ from adapterhub.backbones.token_embedding import (
     checkpoint_vocabulary_size,
     remember_vocabulary_size,
     token_embedding,
+    token_tables,
 )
 
 
@@ -52,3 +53,12 @@ def test_a_model_that_was_never_on_disk_has_no_checkpoint():
     model.set_input_embeddings(nn.Identity())
     assert token_embedding(model) is None
     assert torch.is_tensor(next(model.parameters()))
+
+
+def test_the_modules_with_a_row_for_each_token():
+    model = tiny_models.model("t5", "seq2seq", tie_word_embeddings=True)
+    paths = {module: path for path, module in model.named_modules()}
+    found = {f"{paths[module]}.{name}" for module, name in token_tables(model)}
+    stacks = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
+    assert found == stacks | {"shared.weight", "lm_head.weight"}
+    assert len(token_tables(tiny_models.model("bert"))) == 1

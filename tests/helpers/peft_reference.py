@@ -8,6 +8,7 @@ import peft
 import tiny_models
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.pytorch_utils import Conv1D
 
 import adapterhub as ah
 
@@ -64,11 +65,16 @@ def edit_tensors(folder, change):
     save_file(change(load_file(path)), path)
 
 
+def linear_names(model):
+    """Return the paths of all linear layers, sites or not."""
+    return [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear | Conv1D)]
+
+
 def compare_import(
-    tmp_path, architecture, config, task="classification", atol=5e-6, strip=0, **options
+    tmp_path, architecture, config, task="classification", atol=5e-6, strip=0, std=0.3, **options
 ):
     """Check that an import, and our own files of it, compute what peft computes."""
-    folder = trained(tmp_path / "theirs", architecture, config, task, **options)
+    folder = trained(tmp_path / "theirs", architecture, config, task, std=std, **options)
     theirs = peft.PeftModel.from_pretrained(
         tiny_models.model(architecture, task, **options), folder
     )
@@ -82,6 +88,9 @@ def compare_import(
     again = tiny_models.model(architecture, task, **options)
     ah.load(again, tmp_path / "ours")
     assert torch.equal(outputs(again, task), outputs(ours, task))
+    ah.activate(ours)
+    assert torch.equal(outputs(ours, task), bare)
+    ah.activate(ours, adapter.name)
     return adapter
 
 

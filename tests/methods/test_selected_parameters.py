@@ -8,7 +8,7 @@ import torch
 from one_site import trained_names
 
 import adapterhub as ah
-from adapterhub.errors import SiteError
+from adapterhub.errors import MergeError, SiteError
 
 
 def test_the_embedding_trains_by_default():
@@ -41,3 +41,36 @@ def test_an_unknown_name_is_refused():
         trained_names("bert", "chosen(names=['encoder.0.attn.q.weigth', 'embeddings'])")
     (offender,) = error.value.offenders
     assert "'encoder.0.attn.q.weight'" in offender
+
+
+def test_a_use_of_a_tied_table_trains_by_itself(tmp_path):
+    model = tiny_models.model("gpt2", "causal-lm")
+    table = model.get_input_embeddings().weight
+    adapter = ah.attach(model, "chosen(names=['backbone.lm_head.weight'], untied=true)")
+    assert adapter.count() == adapter.methods[0].count(adapter.anatomy) == table.numel()
+    assert model.get_input_embeddings().weight is table
+    assert model.get_output_embeddings().weight is adapter.changed[0].own
+    adapter.save(tmp_path / "saved")
+    adapter.detach()
+    assert model.get_output_embeddings().weight is table
+    ah.load(model, tmp_path / "saved")  # its backbone is the same one
+    assert model.get_output_embeddings().weight is not table
+
+
+def test_every_use_of_a_tied_table_can_train():
+    model = tiny_models.model("t5", "seq2seq", tie_word_embeddings=True)
+    adapter = ah.attach(model, "chosen(untied=true)")
+    owned = {name.removesuffix(".chosen.weight") for name in adapter.tensors()}
+    stacks = {"backbone.encoder.embed_tokens", "backbone.decoder.embed_tokens"}
+    assert owned == stacks | {"backbone.shared", "backbone.lm_head"}
+
+
+def test_an_untied_use_cannot_be_merged():
+    """A checkpoint of the merged model would be tied again when it is loaded."""
+    model = tiny_models.model("gpt2", "causal-lm")
+    ah.attach(model, "chosen(names=['backbone.lm_head.weight'], untied=true)")
+    with pytest.raises(MergeError, match="untied by the adapter"):
+        ah.merge(model)
+    untied = tiny_models.model("llama", "causal-lm", tie_word_embeddings=False)
+    ah.attach(untied, "chosen(names=['backbone.lm_head.weight'], untied=true)")
+    ah.merge(untied)

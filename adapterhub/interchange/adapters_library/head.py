@@ -7,6 +7,8 @@ of the head in transformers, by model class.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.files.schema import show
-from adapterhub.interchange.adapters_library.files import AdaptersHead
+from adapterhub.interchange.adapters_library.files import AdaptersFiles, AdaptersHead
 from adapterhub.interchange.translation import Translation
 
 TASKS = {
@@ -29,6 +31,10 @@ TASKS = {
 }
 _ONE_OUTPUT = {"classification": "regression"}
 _LANGUAGE_MODELS = ("seq2seq_lm", "causal_lm")
+# Tensors that `adapters` keeps once for all layers.
+_POOL = re.compile(
+    r"(?:.+\.)?(?P<rest>(?:prefix_tunings|shared_parameters)\.(?P<adapter>[^.]+)\..+)"
+)
 
 
 @dataclass(frozen=True)
@@ -105,13 +111,24 @@ FORMS: Mapping[str, tuple[Form, ...]] = {
 
 
 def import_head(
-    head: AdaptersHead, translation: Translation
+    head: AdaptersHead, adapter: AdaptersFiles, translation: Translation
 ) -> tuple[str | None, tuple[str, ...] | None]:
-    """Translate a head; return its task and its labels, None if not recorded."""
+    """Translate a head.
+
+    Args:
+        head: the head.
+        adapter: the checkpoint that it belongs to.
+        translation: collects the result.
+
+    Returns:
+        Its task and its labels, None if not recorded.
+    """
     options = head.options
-    if not options:  # the head of a transformers class, with its parameter names
-        translation.values |= {path: t.float() for path, t in head.tensors.items()}
-        return None, tuple(sorted(head.labels, key=head.labels.__getitem__)) or None
+    if not options:
+        _import_head_of_class(head, adapter, translation)
+        is_language_model = translation.anatomy.model.get_output_embeddings() is not None
+        labels = () if is_language_model else sorted(head.labels, key=head.labels.__getitem__)
+        return None, () if is_language_model else tuple(labels) or None
     kind = str(options.get("head_type"))
     if kind in _LANGUAGE_MODELS and options.get("layers") == 1:
         _check_language_model(head, translation)
@@ -131,6 +148,42 @@ def import_head(
         else:
             translation.problems.append(f"heads: unexpected tensor {path}")
     return head_task(options), _labels(head)
+
+
+def _import_head_of_class(
+    head: AdaptersHead, adapter: AdaptersFiles, translation: Translation
+) -> None:
+    """Translate the head of a transformers class, which has its parameter names.
+
+    The files contain everything outside of the base model: also an output layer that is tied to the
+    embedding, buffers, and the pools of prefixes, which the adapter's own file has too.
+    """
+    model = translation.anatomy.model
+    named = dict(model.named_parameters(remove_duplicate=False))
+    buffers = dict(model.named_buffers())
+    uses = Counter(map(id, named.values()))
+    for path, tensor in head.tensors.items():
+        value = tensor.float()
+        if (pool := _POOL.fullmatch(path)) is not None:
+            if pool["adapter"] == adapter.name and not _is_in(adapter, pool["rest"], tensor):
+                translation.problems.append(f"heads: {path} differs from the adapter's own file")
+        elif path in buffers:
+            if not torch.equal(buffers[path].detach().float().cpu(), value):
+                translation.problems.append(f"heads: {path} differs from this model's, a constant")
+        elif path in named and uses[id(named[path])] > 1:
+            if not torch.equal(named[path].detach().float().cpu(), value):
+                translation.problems.append(
+                    f"heads: {path} is tied to the embedding in this model, and differs from it; "
+                    "head=False imports the adapter without it"
+                )
+        else:
+            translation.values[path] = value
+
+
+def _is_in(adapter: AdaptersFiles, name: str, tensor: Tensor) -> bool:
+    """Return whether the adapter's own file has a tensor, at any of its copies."""
+    copies = [t for n, t in adapter.tensors.items() if n.endswith(name)]
+    return any(torch.equal(copy, tensor) for copy in copies)
 
 
 def _check_language_model(head: AdaptersHead, translation: Translation) -> None:

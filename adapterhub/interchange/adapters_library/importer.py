@@ -99,7 +99,7 @@ def from_adapters(files: AdaptersFiles, anatomy: Anatomy) -> ImportedAdapter:
     labels: tuple[str, ...] | None = None
     task: str | None = None
     if files.head is not None:
-        task, labels = import_head(files.head, translation)
+        task, labels = import_head(files.head, files, translation)
     translation.finalize()
     translation.raise_problems(f"the checkpoint {files.name!r} of adapters")
     return ImportedAdapter(

@@ -85,6 +85,9 @@ _layer = schema.integer(0, 2**31)
 _layers = optional(
     either("a layer number or a list of them", _layer, schema.sequence(_layer, 0, 10_000))
 )
+_ids = schema.sequence(_layer, 0, 10_000_000)
+_ids_by_module = schema.mapping(_text, _ids)
+_token_ids = optional(either("token ids, or token ids by module", _ids, _ids_by_module))
 _unset, _false = only(None, [], {}), only(False, None, [], {})
 _COMMON = {
     "peft_type": ConfigField(_text),
@@ -119,9 +122,11 @@ _LORA = {
     **dict.fromkeys(("lora_ga_config", "velora_config"), TRAINING_ONLY),
     **dict.fromkeys(("megatron_core", "qalora_group_size"), TRAINING_ONLY),
     **dict.fromkeys(("megatron_config", "alora_invocation_tokens", "layer_replication"), _unset),
-    **dict.fromkeys(("trainable_token_indices", "target_parameters"), _unset),
+    "trainable_token_indices": ConfigField(_token_ids),
+    "target_parameters": ConfigField(optional(_texts)),
+    "lora_bias": ConfigField(schema.boolean, False),
     **dict.fromkeys(("arrow_config", "kasa_config", "monteclora_config", "use_bdlora"), _unset),
-    **dict.fromkeys(("use_qalora", "lora_bias"), _false),
+    "use_qalora": _false,
 }
 _PROMPTS = {
     "num_virtual_tokens": ConfigField(_size),

@@ -23,9 +23,11 @@ from adapterhub.interchange.peft.ia3 import import_peft_ia3
 from adapterhub.interchange.peft.low_rank_importer import import_peft_low_rank
 from adapterhub.interchange.peft.prompts import import_peft_prefix, import_peft_prompt
 from adapterhub.interchange.peft.targets import ModuleFinder, ends_with
+from adapterhub.interchange.peft.tied_weights import spread_tied_weights
 from adapterhub.interchange.translation import Translation
 
 _WRAPPED = re.compile(r"\.(modules_to_save|base_layer|ln_tuning_layers)(?=\.)")
+_NAMED_COPY = re.compile(r"\.modules_to_save\.[^.]+(?=\.)")  # with the adapter's name, as with bias
 _TUNED = re.compile(r"(.+)\.(?:lora_(?:embedding_)?[AB]|ia3_l|ln_tuning_layers)(?:\..+)?")
 
 
@@ -45,11 +47,24 @@ def import_peft(
         MismatchError: the checkpoint does not fit the backbone; lists everything that does not.
     """
     files = read_peft(folder, allow_pickle=allow_pickle)
+    if not head:
+        files = _without_missing_heads(files, anatomy)
     imported = from_peft(files, anatomy, folder.name)
     if head:
         return imported
     tensors = {name: t for name, t in imported.tensors.items() if not name.startswith("head.")}
     return replace(imported, head=False, labels=(), tensors=tensors)
+
+
+def _without_missing_heads(files: PeftFiles, anatomy: Anatomy) -> PeftFiles:
+    """Remove the tensors of heads that the model does not have."""
+    finder, saved = ModuleFinder(anatomy, files.config), files.config["modules_to_save"] or ()
+
+    def is_missing_head(name: str) -> bool:
+        return name.partition(".")[0] in saved and _module_of(name, finder) is None
+
+    tensors = {name: t for name, t in files.tensors.items() if not is_missing_head(name)}
+    return replace(files, tensors=tensors)
 
 
 def peft_checkpoint_info(folder: Path) -> CheckpointInfo:
@@ -87,6 +102,7 @@ def from_peft(files: PeftFiles, anatomy: Anatomy, name: str = "default") -> Impo
         MismatchError: the checkpoint does not fit the backbone; lists everything that does not.
     """
     translation, finder = Translation(anatomy), ModuleFinder(anatomy, files.config)
+    files = spread_tied_weights(files, finder)
     rest = _IMPORTERS[files.kind](files, finder, translation)
     _import_parameters(rest, finder, translation)
     if "target_modules" in files.config:
@@ -114,10 +130,7 @@ def _import_parameters(
     """Import whole parameters: biases, norms, heads and other modules that were saved."""
     parameters = dict(translation.anatomy.model.named_parameters(remove_duplicate=False))
     for name, tensor in sorted(tensors.items()):
-        if ".original_module." in name:
-            continue  # the module that the saved one replaces: not used
-        module, _, parameter = _WRAPPED.sub("", name).rpartition(".")
-        module_path = finder.find(module)
+        module_path, parameter = _module_of(name, finder), name.rpartition(".")[2]
         if module_path is None:
             translation.problems.append(f"{name}: this backbone has no such module")
             continue
@@ -129,6 +142,14 @@ def _import_parameters(
         translation.values[path] = value
 
 
+def _module_of(name: str, finder: ModuleFinder) -> str | None:
+    """Return the path in the model of the module that a tensor belongs to; None if missing."""
+    for unwrapped in (_WRAPPED.sub("", name), _NAMED_COPY.sub("", name)):
+        if (path := finder.find(unwrapped.rpartition(".")[0])) is not None:
+            return path
+    return None
+
+
 def _equal(parameter: Tensor | None, value: Tensor) -> bool:
     return parameter is not None and torch.equal(parameter.detach().float().cpu(), value)
 
@@ -136,19 +157,37 @@ def _equal(parameter: Tensor | None, value: Tensor) -> bool:
 def _check_targets(files: PeftFiles, finder: ModuleFinder, translation: Translation) -> None:
     """Check that the modules with tensors are those that `target_modules` matches."""
     tuned = {match[1] for name in files.tensors if (match := _TUNED.fullmatch(name))}
+    # peft adapts a module at the first of its paths.
+    modules = {m: path for path, m in reversed(finder.modules.items())}
+    by_parameter = {
+        path + ".base_layer" * depth: path
+        for module, path in modules.items()
+        for depth, _ in enumerate(finder.targets.parameters_at(path, module))
+    }
     translation.problems += [
         f"{path}: has tensors, but target_modules does not match it"
-        for path in sorted(tuned)
-        if path not in finder.targets
+        for path in sorted(tuned - by_parameter.keys())
+        if path not in finder.targets and not _is_tied_target(path, files, finder)
+    ]
+    translation.problems += [
+        f"{by_parameter[path]}: target_parameters matches it, but it has no tensors"
+        for path in sorted(by_parameter.keys() - tuned)
+        if not finder.renamed
     ]
     if not finder.renamed:
         translation.problems += [
             f"{path}: target_modules matches it, but it has no tensors"
-            for path, module in finder.modules.items()
+            for module, path in modules.items()
             if path not in tuned
             and getattr(module, "weight", None) is not None
             and path in finder.targets
         ]
+
+
+def _is_tied_target(path: str, files: PeftFiles, finder: ModuleFinder) -> bool:
+    """Return whether peft adapts a module only because an adapted embedding is tied to it."""
+    tied = finder.tied(finder.find(path) or "") if files.config.get("ensure_weight_tying") else ()
+    return any(other in finder.targets for other in tied)
 
 
 def _import_whole_modules(

@@ -72,6 +72,15 @@ class Targets:
                 return value
         return default
 
+    def parameters_at(self, path: str, module: nn.Module) -> list[str]:
+        """Return the names of the parameters that `target_parameters` names in a module.
+
+        They are in the order in which peft wraps them.
+        """
+        targets = self.config.get("target_parameters") or ()
+        own = [name for name, _ in module.named_parameters(recurse=False)] if targets else []
+        return [name for name in own if ends_with(f"{path}.{name}", targets)]
+
     def is_feedforward(self, path: str) -> bool:
         """Return whether (IA)^3 rescales the input of the module at a path."""
         names = self.config["feedforward_modules"] or ()
@@ -157,13 +166,23 @@ class ModuleFinder:
             self.renamed[path] = model_path
         return model_path
 
+    def tied(self, path: str) -> list[str]:
+        """Return the other paths of modules with the same weight; none without a weight."""
+        weight = getattr(self.modules.get(path), "weight", None)
+        return [
+            other
+            for other, module in self.modules.items()
+            if weight is not None and other != path and getattr(module, "weight", None) is weight
+        ]
+
     def _candidates(self, path: str) -> Iterator[str]:
         yield path
         if self.base:
             yield f"{self.base}.{path}"
             yield path.removeprefix(f"{self.base}.")
         parts = path.split(".")
-        yield path.partition(".")[2]  # a wrapper with another name for the base model
+        if "." in path:
+            yield path.partition(".")[2]  # a wrapper with another name for the base model
         for start in range(len(parts)):
             if any(part.isdecimal() for part in parts[start:]):
                 tail = ".".join(parts[start:])

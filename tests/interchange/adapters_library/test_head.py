@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import shutil
+
 import pytest
 import torch
 from adapters_golden import (
+    AUTO,
     EXPECTED,
+    GOLDEN,
     HEADS,
     OTHER_HEADS,
+    backbone,
     head_of,
     imported,
     inputs,
     with_head,
 )
+from safetensors.torch import save_file
 
 import adapterhub as ah
 from adapterhub.errors import MismatchError
+from adapterhub.interchange.adapters_library.files import HEAD_WEIGHTS, WEIGHTS
+from adapterhub.interchange.tensor_files import read_tensor_file
+
+POOLS = ("prefix_tunings", "shared_parameters")
 
 # Imports warn about what they cannot carry over unchanged.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -68,3 +80,78 @@ def test_the_pooler_of_bert_is_restored():
     ah.activate(model)
     assert torch.equal(model.bert.pooler.dense.weight, pooler)
     assert adapter.labels == ("a", "b", "c")
+
+
+LANGUAGE_MODELS = {
+    "gpt2": ("causal_lm", "pfeiffer"),
+    "llama": ("causal_lm", "lora"),
+    "t5": ("seq2seq_lm", "prefix"),
+    "mt5": ("seq2seq_lm", "mixed"),
+    "bart": ("seq2seq_lm", "prefix"),
+    "mbart": ("seq2seq_lm", "mixed"),
+}
+
+
+def with_head_of_class(folder, architecture, change=None):
+    """Write the head as `save_adapter` does for a transformers class; return model and folder.
+
+    It saves all that is outside of the base model: for T5, which is its own base model, all that is
+    not in a stack.
+    """
+    kind, case = LANGUAGE_MODELS[architecture]
+    model = backbone(architecture, AUTO[kind])
+    shutil.copytree(GOLDEN / architecture / case, folder)
+    for name in HEAD_WEIGHTS:
+        (folder / name).unlink(missing_ok=True)
+    own = read_tensor_file(folder, *WEIGHTS, allow_pickle=True)
+    base = ("encoder", "decoder", "shared") if "t5" in architecture else (model.base_model_prefix,)
+    tensors = {n: t.clone() for n, t in model.state_dict().items() if not n.startswith(base)}
+    pools = {n[n.index(kind) :]: t for n, t in own.items() for kind in POOLS if f"{kind}.own." in n}
+    if "t5" in architecture:
+        tensors |= {f"prefix_tuning.{n}": t.clone() for n, t in pools.items()}
+    if change:
+        change(tensors)
+    save_file(tensors, folder / "model_head.safetensors")
+    config = {"config": None, "name": None, "model_class": type(model).__name__, "num_labels": 2}
+    config["label2id"] = {"LABEL_0": 0, "LABEL_1": 1}
+    (folder / "head_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return model, folder
+
+
+def logits(model, architecture):
+    given = inputs(architecture)
+    with torch.no_grad():
+        return model(**given).logits
+
+
+@pytest.mark.parametrize("architecture", LANGUAGE_MODELS)
+def test_the_output_layer_of_a_language_model(tmp_path, architecture):
+    """What `save_adapter` writes by default on a language model of transformers."""
+    options = {"any_backbone": True, "allow_pickle": True}
+    model, folder = with_head_of_class(tmp_path / "theirs", architecture)
+    expected, bare = copy.deepcopy(model), logits(model, architecture)
+    adapter = ah.load(model, folder, **options)
+    assert adapter.head is None
+    ah.load(expected, folder, head=False, **options)
+    assert torch.equal(logits(model, architecture), logits(expected, architecture))
+    assert not torch.allclose(logits(model, architecture), bare, atol=1e-3)
+
+
+CHANGED = {
+    "gpt2": ("lm_head.weight", "tied to the embedding"),
+    "bart": ("final_logits_bias", "a constant"),
+    "t5": ("prefix_tuning.prefix_tunings.own", "differs from the adapter's own file"),
+}
+
+
+@pytest.mark.parametrize("architecture", CHANGED)
+def test_another_output_layer_of_a_tied_model_is_refused(tmp_path, architecture):
+    name, reason = CHANGED[architecture]
+
+    def change(tensors):
+        for tensor in (t for n, t in tensors.items() if n.startswith(name)):
+            tensor += 1
+
+    model, folder = with_head_of_class(tmp_path / "theirs", architecture, change)
+    with pytest.raises(MismatchError, match=reason):
+        ah.load(model, folder, any_backbone=True, allow_pickle=True)

@@ -32,10 +32,10 @@ def test_unknown_neutral_fields_are_accepted(checkpoint):
 
 CHANGING = {
     "use_hyperlora": True,
-    "lora_bias": True,
+    "lora_bias": "yes",
     "use_qalora": True,
-    "target_parameters": ["experts.gate_up_proj"],
-    "trainable_token_indices": [1, 2],
+    "target_parameters": "experts.gate_up_proj",
+    "trainable_token_indices": [-1, 2],
     "layer_replication": [[0, 2]],
     "alora_invocation_tokens": [7],
     "megatron_config": {"a": 1},

@@ -84,6 +84,7 @@ def test_the_head_and_its_labels_are_imported(checkpoint, tmp_path):
     torch.testing.assert_close(outputs(again), expected, atol=5e-6, rtol=1e-5)
 
 
+CLASSIFIERS = {a: None for a in ("bert", "roberta", "xlm-roberta", "camembert", "electra")}
 HEADS = {"bert": "classifier", "gpt2": "score", "bart": "classification_head"}
 
 
@@ -113,15 +114,6 @@ def test_a_missing_part_of_the_head_is_noted(tmp_path):
         ah.load(model, folder)
 
 
-@pytest.mark.parametrize("module", ["embed_tokens", "lm_head"])
-def test_untied_values_of_tied_embeddings_are_refused(tmp_path, module):
-    config = lora_config("causal-lm", target_modules=["q_proj"], modules_to_save=[module])
-    tied = {"tie_word_embeddings": True}
-    folder = trained(tmp_path / "theirs", "llama", config, "causal-lm", **tied)
-    with pytest.raises(MismatchError, match="tied"):
-        ah.load(tiny_models.model("llama", "causal-lm", **tied), folder)
-
-
 REFUSED = {
     "a classifier that reads one position": (
         "bert", peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=5),
@@ -148,6 +140,28 @@ def test_a_checkpoint_with_different_outputs_is_refused(tmp_path, case):
     folder = trained(tmp_path / "theirs", architecture, config, task)
     with pytest.raises(AdapterhubError, match=reason):
         ah.load(tiny_models.model(architecture, task), folder)
+
+
+@pytest.mark.parametrize("architecture", core(CLASSIFIERS, "roberta"))
+def test_biases_of_a_saved_head_are_named_after_the_adapter(tmp_path, architecture):
+    """With bias="all" peft also writes the head as `classifier.modules_to_save.default.dense`."""
+    compare_import(tmp_path, architecture, lora_config(target_modules=["query"], bias="all"))
+
+
+@pytest.mark.parametrize("architecture", core(CLASSIFIERS, "bert", "roberta"))
+@pytest.mark.parametrize("bias", ["none", "all"])
+def test_a_checkpoint_with_a_head_fits_a_headless_model(tmp_path, architecture, bias):
+    config = lora_config(target_modules=["query"], bias=bias)
+    folder = trained(tmp_path, architecture, config)
+    theirs = peft.PeftModel.from_pretrained(tiny_models.model(architecture), folder)
+    base = theirs.get_base_model().base_model_prefix
+    expected = outputs(getattr(theirs.get_base_model(), base), "features")
+    ours = getattr(tiny_models.model(architecture), base)
+    with pytest.raises(MismatchError, match=r"classifier\S*: this backbone has no such module"):
+        ah.load(ours, folder)
+    adapter = ah.load(ours, folder, head=False)
+    assert adapter.head is None
+    torch.testing.assert_close(outputs(ours, "features"), expected, atol=5e-6, rtol=1e-5)
 
 
 def test_active_adapters_do_not_affect_an_import(tmp_path):

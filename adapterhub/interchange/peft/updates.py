@@ -1,0 +1,128 @@
+"""The low-rank updates of a peft checkpoint, one for each module or parameter that peft adapted.
+
+    lora_A.weight, lora_B.weight                 of a projection
+    lora_embedding_A, lora_embedding_B           of an embedding
+    lora_magnitude_vector, lora_B.bias           with use_dora, with lora_bias
+    base_layer.lora_A.weight, lora_A.weight      of the first and the second of `target_parameters`
+                                                 in a module
+
+The factors of E stacked matrices, such as those of experts, are stored as A: (E rank, d_in) and
+B: (d_out, rank E).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adapterhub.interchange.peft.files import PeftFiles
+from adapterhub.interchange.peft.targets import ModuleFinder
+from adapterhub.interchange.translation import Translation
+
+_KEY = re.compile(
+    r"(?P<path>.+)\.lora_(?:embedding_)?(?P<what>A|B|magnitude_vector|B\.bias)(?:\.weight)?"
+)
+_WRAPPER = ".base_layer"
+BIAS = "B.bias"
+
+
+@dataclass
+class Update:
+    """The update of one module, or of one parameter of it.
+
+    `file_path` is the module's path in the checkpoint, `path` that in the model; `parameter` is ""
+    for the weight of a projection or an embedding. `tensors` are A: (rank, d_in), B: (d_out, rank)
+    and, if present, magnitude_vector: (d_out,) and BIAS: (d_out,).
+    """
+
+    file_path: str
+    path: str
+    rank: int
+    alpha: float
+    scale: float
+    tensors: dict[str, Tensor]
+    parameter: str = ""
+
+    def shape_problems(self, d_in: int, d_out: int, matrices: int = 1) -> list[str]:
+        """Return one line for each tensor that does not fit a weight, (d_out, d_in).
+
+        Args:
+            d_in: the size of the input.
+            d_out: the size of the output.
+            matrices: the number of stacked weights.
+        """
+        rank = self.rank * matrices
+        shapes = {
+            "A": (rank, d_in),
+            "B": (d_out, rank),
+            "magnitude_vector": (d_out,),
+            BIAS: (d_out,),
+        }
+        return [
+            f"{self.file_path}: {what} is {tuple(tensor.shape)}, here it must be {shapes[what]}"
+            for what, tensor in sorted(self.tensors.items())
+            if tuple(tensor.shape) != shapes[what]
+        ]
+
+
+def read_updates(
+    files: PeftFiles, finder: ModuleFinder, translation: Translation
+) -> tuple[list[Update], dict[str, Tensor]]:
+    """Collect the updates of a checkpoint.
+
+    Args:
+        files: the checkpoint.
+        finder: finds its modules in the model.
+        translation: collects problems.
+
+    Returns:
+        The updates, and the tensors that belong to none.
+    """
+    by_path: dict[str, dict[str, Tensor]] = {}
+    rest: dict[str, Tensor] = {}
+    for name, tensor in files.tensors.items():
+        if match := _KEY.fullmatch(name):
+            by_path.setdefault(match["path"], {})[match["what"]] = tensor.to(torch.float32)
+        else:
+            rest[name] = tensor
+    found = (_update(files.config, p, t, finder, translation) for p, t in by_path.items())
+    return [update for update in found if update is not None], rest
+
+
+def _update(
+    config: Mapping[str, Any],
+    file_path: str,
+    tensors: dict[str, Tensor],
+    finder: ModuleFinder,
+    translation: Translation,
+) -> Update | None:
+    """Collect the update of one module, or report why it cannot be used."""
+    module_path = file_path
+    while module_path.endswith(_WRAPPER):
+        module_path = module_path.removesuffix(_WRAPPER)
+    path = finder.find(module_path)
+    if path is None:
+        translation.problems.append(f"{file_path}: this backbone has no such module")
+        return None
+    names = finder.targets.parameters_at(module_path, finder.modules[path])
+    depth = file_path.count(_WRAPPER)
+    # The first parameter has the innermost wrapper.
+    parameter = names[len(names) - 1 - depth] if depth < len(names) else ""
+    target = f"{module_path}.{parameter}" if parameter else file_path
+    needed = {"A", "B"} | ({"magnitude_vector"} if config["use_dora"] else set())
+    needed |= {BIAS} if config["lora_bias"] else set()
+    if tensors.keys() != needed:
+        wrong = [f"{n} missing" for n in sorted(needed - tensors.keys())]
+        wrong += [f"{n} unexpected" for n in sorted(tensors.keys() - needed)]
+        translation.problems.append(f"{file_path}: {', '.join(wrong)}")
+        return None
+    rank = finder.targets.value_at(config["rank_pattern"], target, config["r"])
+    alpha = finder.targets.value_at(config["alpha_pattern"], target, config["lora_alpha"])
+    scale = alpha / (math.sqrt(rank) if config["use_rslora"] else rank)
+    return Update(file_path, path, rank, alpha, scale, tensors, parameter)

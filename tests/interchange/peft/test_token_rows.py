@@ -1,0 +1,112 @@
+"""Embeddings that peft trained, whole or in rows, on tied and untied models."""
+
+from __future__ import annotations
+
+import pytest
+import tiny_models
+import torch
+
+import adapterhub as ah
+from adapterhub.adapters.state import backbone_fingerprint
+from adapterhub.errors import MismatchError
+
+peft = pytest.importorskip("peft")
+from peft_reference import compare_import, core, edit, lora_config, outputs, trained  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+LANGUAGE_MODELS = tiny_models.DECODERS + tiny_models.ENCODER_DECODERS
+IDS = [7, 3, 60]  # among the ids of the batch and not; not in order
+
+
+def task_of(architecture):
+    return "seq2seq" if architecture in tiny_models.ENCODER_DECODERS else "causal-lm"
+
+
+def options(architecture, case, tied):
+    """Return the options of a configuration, in terms of the model's embedding and output."""
+    model = tiny_models.model(architecture, task_of(architecture), tie_word_embeddings=tied)
+    paths = {id(m): n for n, m in reversed(list(model.named_modules()))}
+    embedding = paths[id(model.get_input_embeddings())]
+    output = paths[id(model.get_output_embeddings())]
+    sites = ah.anatomy_of(model).sites.values()
+    layer = next(site.host for site in sites if site.kind == "linear" and not site.part)
+    return {
+        "embedding": {"target_modules": [layer], "modules_to_save": [embedding]},
+        "output": {"target_modules": [layer], "modules_to_save": [output]},
+        "both": {"target_modules": [layer], "modules_to_save": [embedding, output]},
+        "rows": {"target_modules": [layer], "trainable_token_indices": IDS},
+        "rows of both": {
+            "target_modules": [layer],
+            "trainable_token_indices": {embedding: IDS, output: [5]},
+        },
+        "rows, output adapted": {
+            "target_modules": [layer, output],
+            "trainable_token_indices": IDS,
+            "init_lora_weights": "pissa",
+        },
+    }[case]
+
+
+KINDS = ("embedding", "output", "both", "rows", "rows of both", "rows, output adapted")
+CASES = {(a, tied, kind): None for a in LANGUAGE_MODELS for tied in (True, False) for kind in KINDS}
+
+
+def test_every_language_model_is_compared():
+    assert len(CASES) == len(LANGUAGE_MODELS) * 2 * len(KINDS) >= 25 * 12
+
+
+@pytest.mark.parametrize(
+    ("architecture", "tied", "kind"),
+    core(
+        CASES,
+        *(("gpt2", True, kind) for kind in KINDS),
+        ("gemma3_text", True, "rows"),
+        ("t5", True, "rows"),
+        ("bart", True, "both"),
+    ),
+)
+def test_embeddings(tmp_path, architecture, tied, kind):
+    task = task_of(architecture)
+    config = lora_config(task, **options(architecture, kind, tied))
+    model = {"tie_word_embeddings": tied}
+    adapter = compare_import(tmp_path, architecture, config, task, atol=3e-4, std=0.05, **model)
+    # Untied copies do not change what the backbone is.
+    bare = tiny_models.model(architecture, task, **model)
+    assert backbone_fingerprint(adapter.model) == backbone_fingerprint(bare)
+    adapter.export(tmp_path / "back")
+    theirs = peft.PeftModel.from_pretrained(bare, tmp_path / "back")
+    expected = outputs(adapter.model, task)
+    torch.testing.assert_close(outputs(theirs, task), expected, atol=3e-4, rtol=1e-5)
+
+
+def test_an_untied_embedding_is_replaced_alone(tmp_path):
+    tied = {"tie_word_embeddings": True}
+    config = lora_config("causal-lm", target_modules=["q_proj"], modules_to_save=["embed_tokens"])
+    folder = trained(tmp_path, "llama", config, "causal-lm", **tied)
+    model = tiny_models.model("llama", "causal-lm", **tied)
+    table = model.get_output_embeddings().weight
+    adapter = ah.load(model, folder)
+    (chosen,) = (m for m in adapter.methods if m.name == "chosen")
+    assert (chosen.names, chosen.untied) == (("backbone.embed_tokens.weight",), True)
+    assert model.get_output_embeddings().weight is table
+    assert model.get_input_embeddings().weight is not table
+    adapter.detach()
+    assert model.get_input_embeddings().weight is table
+
+
+def test_rows_of_tokens_that_the_model_does_not_have_are_refused(tmp_path):
+    config = lora_config("causal-lm", target_modules=["q_proj"], trainable_token_indices=[5, 6])
+    folder = trained(tmp_path, "llama", config, "causal-lm")
+    edit(folder, trainable_token_indices=[5, 64])
+    with pytest.raises(MismatchError, match=r"resize_token_embeddings\(65\)"):
+        ah.load(tiny_models.model("llama", "causal-lm"), folder)
+    edit(folder, trainable_token_indices=[5])
+    with pytest.raises(MismatchError, match=r"\(2, 32\) values for 1 tokens"):
+        ah.load(tiny_models.model("llama", "causal-lm"), folder)
+    edit(folder, trainable_token_indices={"wte": [5, 6]})
+    with pytest.raises(MismatchError, match="no tokens of it"):
+        ah.load(tiny_models.model("llama", "causal-lm"), folder)
