@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,7 @@ from adapterhub.hooks.attention import check_attention
 from adapterhub.hooks.composition import Composition, adapter_names
 
 _STATE = "_adapterhub"
+_STATES: weakref.WeakSet[ModelState] = weakref.WeakSet()  # of all models, with adapters or without
 
 
 @dataclass(eq=False)
@@ -43,6 +45,13 @@ class ModelState:
     routes: int = 0
     layouts: list[nn.Module] = field(default_factory=list)
     methods: list[ModelMethod] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        _STATES.add(self)
+
+    def __setstate__(self, fields: dict[str, Any]) -> None:
+        self.__dict__.update(fields)
+        _STATES.add(self)  # of a copied or unpickled model
 
     @property
     def compositions(self) -> tuple[Composition, ...]:
@@ -149,7 +158,12 @@ def get_state(model: PreTrainedModel) -> ModelState:
 
 
 def backbone_fingerprint(model: PreTrainedModel) -> str:
-    """Compute the identity of a model's backbone, with or without adapters attached."""
+    """Compute the identity of a model's backbone, with or without adapters attached.
+
+    Raises:
+        AttachError: not a model of transformers.
+    """
+    require_model(model)
     return (find_state(model) or _new_state(model)).fingerprint()
 
 
@@ -163,15 +177,20 @@ def bare(model: PreTrainedModel) -> Iterator[ModelState]:
         The state of the model, to `add` the adapter to.
 
     Raises:
-        AttachError: the model is compiled or sharded, or inside a route.
+        AttachError: not a model of transformers, a compiled or sharded one, one that shares modules
+            with another model with adapters, or inside a route.
     """
     _refuse_wrapped(model)
+    require_model(model)
+    _refuse_shared(model)
     state = find_state(model) or _new_state(model)
     refuse_in_route(state)
     before = state.compositions
     state.activate(((),))
     try:
-        yield state
+        # Parameters that are created in inference mode can never train.
+        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
+            yield state
     except BaseException:
         state.activate(before)
         raise
@@ -218,6 +237,38 @@ def refuse_in_route(state: ModelState) -> None:
             "cannot attach, activate or detach adapters inside route(...)",
             hint="leave the `with route(...)` block first",
         )
+
+
+def require_model(model: object) -> None:
+    """Refuse what is not a model of transformers.
+
+    Raises:
+        AttachError: something else; if it is a wrapper of a model, the error says where that is.
+    """
+    if isinstance(model, PreTrainedModel):
+        return
+    named = model.named_modules() if isinstance(model, nn.Module) else ()
+    path = next((name for name, module in named if isinstance(module, PreTrainedModel)), None)
+    raise AttachError(
+        f"{type(model).__name__} is not a model of transformers",
+        expected="a PreTrainedModel",
+        hint=f"attach(model.{path}, ...)" if path else "model, tokenizer = load_backbone(FOLDER)",
+    )
+
+
+def _refuse_shared(model: PreTrainedModel) -> None:
+    """Refuse a model that shares modules or parameters with another one that has adapters."""
+    own = set(map(id, (*model.modules(), *model.parameters())))
+    for other in list(_STATES):
+        parts = (*other.model.modules(), *(parameter for parameter, _ in other.trainable))
+        if other.model is not model and other.adapters and not own.isdisjoint(map(id, parts)):
+            raise AttachError(
+                f"this {type(model).__name__} shares modules with a "
+                f"{type(other.model).__name__} that has adapters",
+                offenders=map(repr, other.adapters),
+                expected="models of which only one has adapters",
+                hint="detach them there first, or attach to a copy: copy.deepcopy(model)",
+            )
 
 
 def _new_state(model: PreTrainedModel) -> ModelState:
