@@ -8,7 +8,6 @@ import torch
 
 import adapterhub as ah
 
-
 # Encoders that compute as a decoder with is_decoder=True.
 MASKED = ("bert", "roberta", "xlm-roberta", "camembert", "electra")
 
