@@ -23,7 +23,7 @@ from adapterhub.adapters.compatibility import (
     fit_head,
 )
 from adapterhub.adapters.parts import HEAD
-from adapterhub.adapters.state import activated, bare, find_state, require_model
+from adapterhub.adapters.state import activated, bare, find_state
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.backbones.tokenizer import tokenizer_snapshot
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo
@@ -65,9 +65,8 @@ def load_folder(
         FileError: the files are broken.
         MismatchError: the adapter was trained on a different backbone or with a different
             tokenizer, or its tensors do not fit; the error lists every tensor.
-        AttachError: the name is taken, or not a model of transformers.
+        AttachError: the name is taken.
     """
-    require_model(model)
     folder = Path(folder)
     if form := detect(folder):
         imported = _translate(form, folder, model, allow_pickle, head)

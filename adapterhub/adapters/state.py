@@ -240,12 +240,12 @@ def refuse_in_route(state: ModelState) -> None:
 
 
 def require_model(model: object) -> None:
-    """Refuse what is not a model of transformers.
+    """Refuse what is not a model of transformers; `bare` refuses a compiled one.
 
     Raises:
         AttachError: something else; if it is a wrapper of a model, the error says where that is.
     """
-    if isinstance(model, PreTrainedModel):
+    if isinstance(model, PreTrainedModel | torch._dynamo.OptimizedModule):
         return
     named = model.named_modules() if isinstance(model, nn.Module) else ()
     path = next((name for name, module in named if isinstance(module, PreTrainedModel)), None)
@@ -258,9 +258,9 @@ def require_model(model: object) -> None:
 
 def _refuse_shared(model: PreTrainedModel) -> None:
     """Refuse a model that shares modules or parameters with another one that has adapters."""
-    own = set(map(id, (*model.modules(), *model.parameters())))
+    own = set(map(id, (*_with_tensors(model), *model.parameters())))
     for other in list(_STATES):
-        parts = (*other.model.modules(), *(parameter for parameter, _ in other.trainable))
+        parts = (*_with_tensors(other.model), *(parameter for parameter, _ in other.trainable))
         if other.model is not model and other.adapters and not own.isdisjoint(map(id, parts)):
             raise AttachError(
                 f"this {type(model).__name__} shares modules with a "
@@ -269,6 +269,11 @@ def _refuse_shared(model: PreTrainedModel) -> None:
                 expected="models of which only one has adapters",
                 hint="detach them there first, or attach to a copy: copy.deepcopy(model)",
             )
+
+
+def _with_tensors(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules that hold tensors; models share some others, such as activations."""
+    return (module for module in model.modules() if module._parameters or module._buffers)
 
 
 def _new_state(model: PreTrainedModel) -> ModelState:
