@@ -33,7 +33,7 @@ def test_weights_of_another_dtype_are_not_put_back(method):
     tiny_models.scramble(ah.attach(model, method))
     ah.merge(model)
     model.half()
-    with pytest.raises(MergeError, match="converted to torch.float16") as error:
+    with pytest.raises(MergeError, match=r"converted to torch\.float16") as error:
         ah.unmerge(model)
     assert error.value.hint == "model.to(torch.float32) first"
     model.to(torch.float32)
