@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.build import build_adapter
 from adapterhub.adapters.fusion_sources import build_from_sources
-from adapterhub.adapters.state import bare, get_state, refuse_in_route
+from adapterhub.adapters.state import bare, get_state, refuse_in_route, require_model
 from adapterhub.backbones.token_embedding import checkpoint_vocabulary_size, token_embedding
 from adapterhub.backbones.tokenizer import remember_tokenizer
 from adapterhub.files.manifest import NewToken
@@ -42,9 +42,11 @@ def attach(
         ConfigError: an unknown method or option.
         SiteError: the backbone lacks a site that the method names; if the method does not fit at
             all, the error lists methods that do.
-        AttachError: the name is taken, the model is compiled, nothing would train, or an adapter
-            that the method is built from is missing.
+        AttachError: the name is taken, the model is not one of transformers, is compiled, or shares
+            modules with another one with adapters, nothing would train, or an adapter that the
+            method is built from is missing.
     """
+    require_model(model)
     if tokenizer is not None:
         remember_added_tokens(model, tokenizer)
     methods = parse_methods(method)

@@ -121,7 +121,7 @@ class AdapterHead:
         there = set(map(id, model.modules()))
         for module in (*self.own.values(), *self.original.values()):
             if id(module) not in there:
-                module._apply(fn)
+                module._apply(fn)  # type: ignore[no-untyped-call]
 
     def lowered(self) -> AdapterHead:
         """Return a copy in the dtype of the model's own head, to become a part of the model."""

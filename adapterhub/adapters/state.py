@@ -6,8 +6,9 @@ Several threads may share a model. What changes is changed under `STRUCTURE_LOCK
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +41,7 @@ from adapterhub.hooks.forward_pass import (
 )
 
 _STATE = "_adapterhub"
+_STATES: weakref.WeakSet[ModelState] = weakref.WeakSet()  # of all models, with adapters or without
 
 
 @dataclass(eq=False)
@@ -59,6 +61,7 @@ class ModelState:
     def __post_init__(self) -> None:
         self.passes = ForwardPasses(self.model)
         self.passes.attached = self.adapters
+        _STATES.add(self)
 
     @property
     def scope(self) -> ModelScope:
@@ -69,6 +72,10 @@ class ModelState:
     def activation(self) -> Activation:
         """What is active where no route is open."""
         return self.passes.active
+
+    def __setstate__(self, fields: dict[str, Any]) -> None:
+        self.__dict__.update(fields)
+        _STATES.add(self)  # of a copied or unpickled model
 
     @property
     def compositions(self) -> tuple[Composition, ...]:
@@ -255,7 +262,12 @@ def get_state(model: PreTrainedModel) -> ModelState:
 
 
 def backbone_fingerprint(model: PreTrainedModel) -> str:
-    """Compute the identity of a model's backbone, with or without adapters attached."""
+    """Compute the identity of a model's backbone, with or without adapters attached.
+
+    Raises:
+        AttachError: not a model of transformers.
+    """
+    require_model(model)
     return (find_state(model) or _new_state(model)).fingerprint()
 
 
@@ -269,16 +281,22 @@ def bare(model: PreTrainedModel) -> Iterator[ModelState]:
         The state of the model, to `add` the adapter to.
 
     Raises:
-        AttachError: the model is compiled or sharded, or inside a route.
+        AttachError: not a model of transformers, a compiled or sharded one, one that shares modules
+            with another model with adapters, or inside a route.
     """
     _refuse_wrapped(model)
+    require_model(model)
+    _refuse_shared(model)
     state = find_state(model) or _new_state(model)
     refuse_in_route(state)
     with STRUCTURE_LOCK:
         (before,) = state.compositions
         state.activate(())
         try:
-            yield state
+            # Parameters that are created in inference mode can never train.
+            inference = torch.is_inference_mode_enabled()
+            with torch.inference_mode(False) if inference else nullcontext():
+                yield state
         except BaseException:
             state.activate(before)
             raise
@@ -355,6 +373,43 @@ def _refuse_exclusive(
             "share, and another thread has a route open",
             expected="one thread at a time",
         )
+
+
+def require_model(model: object) -> None:
+    """Refuse what is not a model of transformers; `bare` refuses a compiled one.
+
+    Raises:
+        AttachError: something else; if it is a wrapper of a model, the error says where that is.
+    """
+    if isinstance(model, PreTrainedModel | torch._dynamo.OptimizedModule):
+        return
+    named = model.named_modules() if isinstance(model, nn.Module) else ()
+    path = next((name for name, module in named if isinstance(module, PreTrainedModel)), None)
+    raise AttachError(
+        f"{type(model).__name__} is not a model of transformers",
+        expected="a PreTrainedModel",
+        hint=f"attach(model.{path}, ...)" if path else "model, tokenizer = load_backbone(FOLDER)",
+    )
+
+
+def _refuse_shared(model: PreTrainedModel) -> None:
+    """Refuse a model that shares modules or parameters with another one that has adapters."""
+    own = set(map(id, (*_with_tensors(model), *model.parameters())))
+    for other in list(_STATES):
+        parts = (*_with_tensors(other.model), *(parameter for parameter, _ in other.trainable))
+        if other.model is not model and other.adapters and not own.isdisjoint(map(id, parts)):
+            raise AttachError(
+                f"this {type(model).__name__} shares modules with a "
+                f"{type(other.model).__name__} that has adapters",
+                offenders=map(repr, other.adapters),
+                expected="models of which only one has adapters",
+                hint="detach them there first, or attach to a copy: copy.deepcopy(model)",
+            )
+
+
+def _with_tensors(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules that hold tensors; models share some others, such as activations."""
+    return (module for module in model.modules() if module._parameters or module._buffers)
 
 
 def _new_state(model: PreTrainedModel) -> ModelState:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Literal, cast
 
@@ -149,14 +149,14 @@ def _stack(model: PreTrainedModel, path: str, layers: nn.ModuleList) -> Stack:
 
 
 def _stack_name(
-    model: PreTrainedModel, layers: list[nn.Module], sites: dict[str, str]
+    model: PreTrainedModel, layers: Iterable[nn.Module], sites: dict[str, str]
 ) -> Literal["encoder", "decoder"]:
     if model.config.is_encoder_decoder:
         return "decoder" if "cross.q" in sites else "encoder"
     return "decoder" if _is_causal(model, layers) else "encoder"
 
 
-def _is_causal(model: PreTrainedModel, layers: list[nn.Module]) -> bool:
+def _is_causal(model: PreTrainedModel, layers: Iterable[nn.Module]) -> bool:
     """Return whether attention is causal: as it declares, else by transformers' lists of models."""
     attentions = (m.get_submodule(path) for m in layers for path, _ in _attentions(m))
     for attention in attentions:

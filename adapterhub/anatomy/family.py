@@ -60,6 +60,8 @@ class Family:
         batch_dim: the batch dimension of hidden states.
         positions_follow_mask: whether positions are counted over the tokens that the attention mask
             includes.
+        query_stream: the argument of a layer with a second stream of hidden states, which heads
+            read in place of the first if it is passed (XLNet); None if there is none.
     """
 
     model_types: tuple[str, ...]
@@ -69,3 +71,4 @@ class Family:
     constants: tuple[str, ...] = ()
     batch_dim: int = 0
     positions_follow_mask: bool = False
+    query_stream: str | None = None

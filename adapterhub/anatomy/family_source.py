@@ -27,6 +27,8 @@ def row_text(row: Family, required: Iterable[str] = ()) -> str:
         lines.append(f"    batch_dim={row.batch_dim},")
     if row.positions_follow_mask:
         lines.append("    positions_follow_mask=True,")
+    if row.query_stream:
+        lines.append(f"    query_stream={_text(row.query_stream)},")
     return "\n".join([*lines, ")"])
 
 

@@ -207,8 +207,8 @@ def check_attention(model: PreTrainedModel, sites: Iterable[Site]) -> None:
     Raises:
         SiteError: it is neither eager nor sdpa.
     """
-    hosts = (model.get_submodule(site.host) for site in sites)
-    _refuse_unsupported(host.config._attn_implementation for host in hosts)  # type: ignore[union-attr]
+    hosts: list[Any] = [model.get_submodule(site.host) for site in sites]
+    _refuse_unsupported(host.config._attn_implementation for host in hosts)
 
 
 def _refuse_unsupported(names: Iterable[str]) -> None:

@@ -8,12 +8,14 @@ overwrites its own with an equal one.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import CHILD, Anatomy, Site
+from adapterhub.errors import SiteError
 from adapterhub.hooks.slot import Mark, Slot
 
 _MIX = "_adapterhub_mix"
@@ -26,8 +28,9 @@ class MixSlot(Slot):
     A forward pass keeps the stack's input, under 0, and the outputs of all layers but the last.
     """
 
-    def __init__(self, depth: int, batch_dim: int) -> None:
+    def __init__(self, depth: int, batch_dim: int, query_stream: tuple[int, str] | None) -> None:
         super().__init__()
+        self.query_stream = query_stream
         self.depth = depth
         self.batch_dim = batch_dim
 
@@ -57,9 +60,12 @@ def mix_slot(anatomy: Anatomy, site: Site) -> MixSlot:
     if isinstance(slot, MixSlot):
         return slot
     depth = anatomy.depth(site.stack)
-    slot = MixSlot(depth, anatomy.family.batch_dim)
     above = site.host.rpartition(".")[0]
     layers = [model.get_submodule(f"{above}.{number}") for number in range(depth)]
+    query_stream = None
+    if name := anatomy.family.query_stream:
+        query_stream = list(inspect.signature(last.forward).parameters).index(name), name
+    slot = MixSlot(depth, anatomy.family.batch_dim, query_stream)
     slot.handles += [Mark(layer, _MIX, (slot, n)) for n, layer in enumerate(layers, start=1)]
     slot.handles.append(layers[0].register_forward_pre_hook(keep_input, with_kwargs=True))
     slot.handles += [layer.register_forward_hook(keep_output) for layer in layers[:-1]]
@@ -69,10 +75,28 @@ def mix_slot(anatomy: Anatomy, site: Site) -> MixSlot:
 
 
 def keep_input(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Store the input of the stack: the pre-hook of the first layer."""
+    """Store the input of the stack: the pre-hook of the first layer.
+
+    Raises:
+        SiteError: the heads read a second stream, which is not mixed.
+    """
     ((slot, _),) = getattr(layer, _MIX)
     if slot.keys:
+        if slot.query_stream:
+            _refuse_query_stream(args, kwargs, *slot.query_stream)
         slot.keep(_STATES, {0: args[0] if args else kwargs["hidden_states"]})
+
+
+def _refuse_query_stream(
+    args: tuple[Any, ...], kwargs: dict[str, Any], number: int, name: str
+) -> None:
+    """Refuse a call of a layer with a second stream of hidden states."""
+    if kwargs.get(name, args[number] if number < len(args) else None) is not None:
+        raise SiteError(
+            "a mix of layers does not change the stream of hidden states that is read here",
+            expected="inputs without target_mapping, which generate passes",
+            hint="another method for this model's generate, such as houlsby",
+        )
 
 
 def keep_output(layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:

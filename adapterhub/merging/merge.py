@@ -189,7 +189,7 @@ def unmerge(model: PreTrainedModel) -> tuple[Adapter, ...]:
         The adapters, which are attached and active.
 
     Raises:
-        MergeError: nothing is merged.
+        MergeError: nothing is merged, or the model was converted to another dtype since.
         AttachError: adapters were attached to the merged model.
     """
     records = getattr(model, _RECORDS, None)
@@ -201,6 +201,7 @@ def unmerge(model: PreTrainedModel) -> tuple[Adapter, ...]:
             offenders=map(repr, attached.adapters),
             hint="detach(model) first",
         )
+    _refuse_converted(records[-1][1])
     state, record = records.pop()
     if not records:
         delattr(model, _RECORDS)
@@ -208,6 +209,17 @@ def unmerge(model: PreTrainedModel) -> tuple[Adapter, ...]:
     adapters: tuple[Adapter, ...] = record.adapters
     state.reattach(adapters, tuple(adapter.name for adapter in adapters))
     return adapters
+
+
+def _refuse_converted(record: Merge) -> None:
+    for swap in record.parameters:
+        if swap.merged.dtype != swap.original.dtype:
+            dtype = str(swap.original.dtype)
+            raise MergeError(
+                f"the merged model was converted to {swap.merged.dtype}; the original weights are "
+                f"in {dtype}",
+                hint=f"model.to({dtype}) first",
+            )
 
 
 def _selected(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -25,6 +26,9 @@ def add_product(y: Tensor, u: Tensor, weight: Tensor, scale: float) -> Tensor:
     Returns:
         A tensor like y.
     """
+    if torch.compiler.is_compiling():
+        # A compiler fuses this; with dynamic shapes the scale is a symbol, which addmm cannot take.
+        return y + scale * F.linear(u.to(y.dtype), cast(weight, y))
     rows = y.reshape(-1, y.shape[-1])
     u = u.reshape(-1, u.shape[-1]).to(y.dtype)
     return torch.addmm(rows, u, cast(weight, y).T, alpha=scale).view(y.shape)

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.load import load_folder
-from adapterhub.adapters.state import backbone_fingerprint
+from adapterhub.adapters.state import backbone_fingerprint, require_model
 from adapterhub.registry.pull import pull
 from adapterhub.registry.reference import read_reference
 
@@ -48,8 +48,9 @@ def load(
         FileError: the files are broken.
         MismatchError: the files are valid but for another backbone; every tensor that does not fit
             is listed.
-        AttachError: the name is already used on this model.
+        AttachError: the name is already used on this model, or it is not one of transformers.
     """
+    require_model(model)
     in_registry = read_reference(reference).kind == "local"
     fingerprint = backbone_fingerprint(model) if in_registry and not any_backbone else None
     folder = pull(reference, backbone=fingerprint, registry=registry, allow_pickle=allow_pickle)

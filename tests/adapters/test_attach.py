@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import tiny_models
 import torch
+from fixtures import word_tokenizer
 from forge import refused
+from matrix import example
+from torch import nn
 
 import adapterhub as ah
 from adapterhub.adapters.state import get_state
 from adapterhub.errors import AttachError
+from adapterhub.methods import METHODS
 
 
 @pytest.mark.parametrize(
@@ -56,3 +63,99 @@ def test_detach_names_the_nearest_adapter():
     ah.attach(model, "lora", name="polite")
     with pytest.raises(AttachError, match="did you mean 'polite'"):
         ah.detach(model, "polit")
+
+
+class Wrapper(nn.Module):
+    """A user's own module around a backbone."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.inner = model
+
+
+@pytest.mark.parametrize(
+    ("wrap", "hint"),
+    [
+        (lambda model: nn.DataParallel(model), "attach(model.module, ...)"),
+        (Wrapper, "attach(model.inner, ...)"),
+        (lambda model: nn.Linear(2, 2), "load_backbone"),
+        (lambda model: "tiny-bert", "load_backbone"),
+        (lambda model: None, "load_backbone"),
+    ],
+)
+def test_what_is_not_a_model_of_transformers_is_refused(wrap, hint, tmp_path):
+    model = tiny_models.model("bert")
+    ah.attach(model, "lora").save(tmp_path / "adapter")
+    ah.detach(model)
+    wrapped = wrap(model)
+    for attempt in (
+        lambda: ah.attach(wrapped, "lora"),
+        lambda: ah.attach(wrapped, "lora", tokenizer=word_tokenizer()),
+        lambda: ah.load(wrapped, tmp_path / "adapter"),
+        lambda: ah.load(wrapped, "polite", registry=tmp_path),
+    ):
+        with pytest.raises(AttachError, match="not a model of transformers") as error:
+            attempt()
+        assert hint in error.value.hint
+
+
+def sharing_models():
+    one, other = (tiny_models.model("bert", seed=seed) for seed in (0, 1))
+    other.bert = one.bert
+    return one, other
+
+
+@pytest.mark.parametrize("method", ["lora", "prefix", "prompt", "head", "norms", "full"])
+def test_models_that_share_modules_do_not_both_have_adapters(method):
+    one, other = sharing_models()
+    before = {name: value.clone() for name, value in other.state_dict().items()}
+    adapter = ah.attach(one, method)
+    with refused(other, "shares modules with a BertForSequenceClassification that has adapters"):
+        ah.attach(other, method)
+    with refused(one.bert, "shares modules"):
+        ah.attach(one.bert, "lora")
+    ah.attach(one, "ia3", name="second")
+    ah.detach(one)
+    for model in (other, one):
+        adapter = ah.attach(model, method)
+        adapter.detach()
+        assert all(p.requires_grad for p in model.parameters())
+    assert all(torch.equal(other.state_dict()[name], value) for name, value in before.items())
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_a_copy_of_a_model_with_adapters_shares_nothing(duplicate):
+    one, other = sharing_models()
+    ah.attach(one, "lora")
+    twin = duplicate(one)
+    ah.attach(twin, "lora", name="second")
+    other.bert = twin.bert
+    with refused(other, "shares modules"):
+        ah.attach(other, "lora")
+    ah.detach(twin)
+    ah.attach(other, "lora")
+
+
+def test_models_that_share_a_parameter_do_not_both_have_adapters():
+    one, other = tiny_models.model("bert"), tiny_models.model("bert", seed=1)
+    other.classifier.weight = one.bert.embeddings.word_embeddings.weight
+    ah.attach(one, "full")
+    with refused(other, "shares modules"):
+        ah.attach(other, "lora")
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_an_adapter_that_is_attached_in_inference_mode_can_train(method, tmp_path):
+    model = tiny_models.model("bert", **tiny_models.NO_DROPOUT)
+    with torch.inference_mode():
+        adapter = ah.attach(model, example(method))
+        assert torch.is_inference_mode_enabled()
+    assert not any(t.is_inference() for t in adapter.tensors().values())
+    model(**tiny_models.labelled_batch(model)).loss.backward()
+    assert all(p.grad is not None for p in adapter.parameters())
+    adapter.save(tmp_path / "adapter")
+    adapter.detach()
+    with torch.inference_mode():
+        adapter = ah.load(model, tmp_path / "adapter")
+    model(**tiny_models.labelled_batch(model)).loss.backward()
+    assert all(p.grad is not None for p in adapter.parameters())

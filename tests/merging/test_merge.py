@@ -26,6 +26,25 @@ def test_a_merged_model_is_a_plain_one_and_unmerge_restores_every_bit():
     assert all(torch.equal(after[name], value) for name, value in before.items())
 
 
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_weights_of_another_dtype_are_not_put_back(method):
+    model = tiny_models.model("bert")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    tiny_models.scramble(ah.attach(model, method))
+    ah.merge(model)
+    model.half()
+    with pytest.raises(MergeError, match=r"converted to torch\.float16") as error:
+        ah.unmerge(model)
+    assert error.value.hint == "model.to(torch.float32) first"
+    model.to(torch.float32)
+    ah.unmerge(model)
+    ah.detach(model)
+    after = model.state_dict()
+    merged = [name for name in before if not torch.equal(after[name], before[name])]
+    halved = [name for name in before if torch.equal(after[name], before[name].half().float())]
+    assert set(merged) <= set(halved)
+
+
 def test_a_refused_merge_leaves_what_was_active():
     model = tiny_models.model("bert")
     ah.attach(model, "lora", name="a")

@@ -6,9 +6,12 @@ import pytest
 import tiny_models
 import torch
 import torch.nn.functional as F
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 
 import adapterhub as ah
 from adapterhub.errors import ConfigError
+from adapterhub.methods.bottleneck import Bottleneck
 
 ACTIVATION = {"houlsby": "gelu", "pfeiffer": "relu", "parallel": "relu", "scaled-parallel": "relu"}
 SCALE = {"scaled-parallel": 4.0}
@@ -76,3 +79,25 @@ def test_an_unknown_activation_is_refused():
     with pytest.raises(ConfigError) as error:
         ah.attach(tiny_models.model("bert"), "pfeiffer(activation=swoosh)")
     assert "swoosh" in str(error.value)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+def test_a_scale_is_no_symbol_that_inductor_cannot_lower(scale):
+    """With dynamic=True a float attribute is a symbol; as `alpha` of addmm it needs `item()`."""
+    targets = set()
+
+    def record(graph, inputs):
+        targets.update(node.target for node in graph.graph.nodes)
+        return make_boxed_func(graph)
+
+    torch._dynamo.reset()
+    module = Bottleneck(8, 8, 2, "relu", "output", scale)
+    backend = aot_autograd(fw_compiler=record, bw_compiler=record)
+    compiled = torch.compile(module, backend=backend, dynamic=True)
+    for tokens in (4, 7):
+        x, y = torch.randn(2, tokens, 8), torch.randn(2, tokens, 8)
+        torch.testing.assert_close(compiled(x, y), module(x, y))
+    compiled(x, y).sum().backward()
+    assert targets
+    assert torch.ops.aten._local_scalar_dense.default not in targets

@@ -183,6 +183,7 @@ XLNET = Family(
     ),
     below=("word_embedding",),
     batch_dim=1,
+    query_stream="output_g",
 )
 
 ROWS = (

@@ -7,9 +7,12 @@ import functools
 import pytest
 import tiny_models
 import torch
+from functorch.compile import make_boxed_func
 from matrix import ALL_CELLS, REFUSED, example
+from torch._dynamo.backends.common import aot_autograd
 
 import adapterhub as ah
+from adapterhub.methods import METHODS
 
 # The full matrix also compiles an encoder.
 COMPILED = ("bert", "llama") if tiny_models.FULL_MATRIX else ("llama",)
@@ -61,6 +64,27 @@ def test_compiles_to_one_graph_with_equal_outputs(method, architecture):
     output = compiled(**tiny_models.batch(), labels=torch.tensor([0, 1, 2]))
     output.loss.backward()
     torch.testing.assert_close(output.logits, expected, atol=1e-6, rtol=1e-5)
+    assert all(p.grad is not None for p in adapter.parameters())
+
+
+# Slow: tests/methods/test_bottleneck.py compiles one module.
+@pytest.mark.parametrize("method", sorted(METHODS) if tiny_models.FULL_MATRIX else ())
+def test_no_option_becomes_a_symbol_that_inductor_cannot_lower(method):
+    """With dynamic=True a float attribute is a symbol; as `alpha` of addmm it needs `item()`."""
+    targets = set()
+
+    def record(graph, inputs):
+        targets.update(node.target for node in graph.graph.nodes)
+        return make_boxed_func(graph)
+
+    model = tiny_models.model("llama", num_hidden_layers=1)
+    adapter = ah.attach(model.train(), example(method))
+    compiled = torch.compile(
+        model, backend=aot_autograd(fw_compiler=record, bw_compiler=record), dynamic=True
+    )
+    compiled(**tiny_models.labelled_batch(model)).loss.backward()
+    assert len(targets) > 10
+    assert torch.ops.aten._local_scalar_dense.default not in targets
     assert all(p.grad is not None for p in adapter.parameters())
 
 
