@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapters.adapter import Adapter
+from adapterhub.adapters.attachable import require_model
 from adapterhub.adapters.build import build_adapter
 from adapterhub.adapters.fusion_sources import build_from_sources
-from adapterhub.adapters.state import bare, get_state, refuse_in_route, require_model
+from adapterhub.adapters.state import bare, get_state, refuse_in_route
 from adapterhub.backbones.token_embedding import checkpoint_vocabulary_size, token_embedding
 from adapterhub.backbones.tokenizer import remember_tokenizer
 from adapterhub.files.manifest import NewToken

@@ -18,6 +18,13 @@ from transformers import PreTrainedModel
 
 from adapterhub.adapters.activation import Activation, RouteActivation, activation_of
 from adapterhub.adapters.adapter import Adapter
+from adapterhub.adapters.attachable import (
+    AdaptedModel,
+    check_model,
+    check_usable,
+    refuse_shared,
+    require_model,
+)
 from adapterhub.adapters.model_methods import ModelMethod, replace_methods
 from adapterhub.adapters.passes import STRUCTURE_LOCK, BegunPass, ForwardPasses
 from adapterhub.anatomy.build import anatomy_of
@@ -27,9 +34,8 @@ from adapterhub.backbones.identity import origin_of
 from adapterhub.backbones.newly_initialized import newly_initialized
 from adapterhub.backbones.quantized_training import prepare_quantized, restore_quantized
 from adapterhub.backbones.token_embedding import checkpoint_vocabulary_size, token_embedding
-from adapterhub.backbones.weights import is_sharded, packed_hosts
+from adapterhub.backbones.weights import packed_hosts
 from adapterhub.errors import AttachError, did_you_mean
-from adapterhub.hooks.attention import check_attention
 from adapterhub.hooks.composition import Composition, adapter_names
 from adapterhub.hooks.forward_pass import (
     NO_MODULES,
@@ -163,7 +169,7 @@ class ModelState:
             AttachError: nothing would train.
             SiteError: the attention implementation does not support its prefix.
         """
-        _check_usable(adapter)
+        check_usable(adapter)
         if not self.adapters:
             setattr(self.model, _STATE, self)
             self.methods = replace_methods(self)
@@ -284,12 +290,11 @@ def bare(model: PreTrainedModel) -> Iterator[ModelState]:
         AttachError: not a model of transformers, a compiled or sharded one, one that shares modules
             with another model with adapters, or inside a route.
     """
-    _refuse_wrapped(model)
-    require_model(model)
-    _refuse_shared(model)
-    state = find_state(model) or _new_state(model)
-    refuse_in_route(state)
     with STRUCTURE_LOCK:
+        check_model(model)
+        refuse_shared(model, _adapted_models())
+        state = find_state(model) or _new_state(model)
+        refuse_in_route(state)
         (before,) = state.compositions
         state.activate(())
         try:
@@ -375,68 +380,13 @@ def _refuse_exclusive(
         )
 
 
-def require_model(model: object) -> None:
-    """Refuse what is not a model of transformers; `bare` refuses a compiled one.
-
-    Raises:
-        AttachError: something else; if it is a wrapper of a model, the error says where that is.
-    """
-    if isinstance(model, PreTrainedModel | torch._dynamo.OptimizedModule):
-        return
-    named = model.named_modules() if isinstance(model, nn.Module) else ()
-    path = next((name for name, module in named if isinstance(module, PreTrainedModel)), None)
-    raise AttachError(
-        f"{type(model).__name__} is not a model of transformers",
-        expected="a PreTrainedModel",
-        hint=f"attach(model.{path}, ...)" if path else "model, tokenizer = load_backbone(FOLDER)",
-    )
-
-
-def _refuse_shared(model: PreTrainedModel) -> None:
-    """Refuse a model that shares modules or parameters with another one that has adapters."""
-    own = set(map(id, (*_with_tensors(model), *model.parameters())))
-    for other in list(_STATES):
-        parts = (*_with_tensors(other.model), *(parameter for parameter, _ in other.trainable))
-        if other.model is not model and other.adapters and not own.isdisjoint(map(id, parts)):
-            raise AttachError(
-                f"this {type(model).__name__} shares modules with a "
-                f"{type(other.model).__name__} that has adapters",
-                offenders=map(repr, other.adapters),
-                expected="models of which only one has adapters",
-                hint="detach them there first, or attach to a copy: copy.deepcopy(model)",
-            )
-
-
-def _with_tensors(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules that hold tensors; models share some others, such as activations."""
-    return (module for module in model.modules() if module._parameters or module._buffers)
-
-
 def _new_state(model: PreTrainedModel) -> ModelState:
     return ModelState(model, anatomy_of(model), [(p, p.requires_grad) for p in model.parameters()])
 
 
-def _refuse_wrapped(model: PreTrainedModel) -> None:
-    compiled = isinstance(model, torch._dynamo.OptimizedModule) or any(
-        m._compiled_call_impl is not None for m in model.modules()
-    )
-    if compiled:
-        raise AttachError(
-            "the model is compiled: it would silently ignore new hooks",
-            hint="attach first, then torch.compile(model)",
-        )
-    if any(map(is_sharded, model.parameters())):
-        raise AttachError(
-            "the model is sharded: new parameters would differ between the processes",
-            hint="attach first, then fully_shard(model)",
-        )
-
-
-def _check_usable(adapter: Adapter) -> None:
-    if not adapter.parameters():
-        raise AttachError(
-            f"nothing would train: {', '.join(m.name for m in adapter.methods)} without a head",
-            hint='load_backbone(..., task="classification", labels=[...])',
-        )
-    sites = [placed.site for placed in adapter.placed if placed.site.kind == "keyvalue"]
-    check_attention(adapter.model, sites)
+def _adapted_models() -> Iterator[AdaptedModel]:
+    """Yield all models that have adapters."""
+    for state in list(_STATES):
+        if state.adapters:
+            before = [parameter for parameter, _ in state.trainable]
+            yield AdaptedModel(state.model, list(state.adapters), before)

@@ -8,8 +8,9 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter
+from adapterhub.adapters.attachable import require_model
 from adapterhub.adapters.load import load_folder
-from adapterhub.adapters.state import backbone_fingerprint, require_model
+from adapterhub.adapters.state import backbone_fingerprint
 from adapterhub.registry.pull import pull
 from adapterhub.registry.reference import read_reference
 

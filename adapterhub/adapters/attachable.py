@@ -1,0 +1,107 @@
+"""What adapters cannot be attached to, each with the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from adapterhub.adapters.adapter import Adapter
+from adapterhub.backbones.weights import is_sharded
+from adapterhub.errors import AttachError
+from adapterhub.hooks.attention import check_attention
+
+
+class AdaptedModel(NamedTuple):
+    """A model with adapters: their names, and its parameters as they were before."""
+
+    model: PreTrainedModel
+    names: Iterable[str]
+    parameters: Iterable[nn.Parameter]
+
+
+def require_model(model: object) -> None:
+    """Refuse what is not a model of transformers; `check_model` refuses a compiled one.
+
+    Raises:
+        AttachError: something else; if it is a wrapper of a model, the error says where that is.
+    """
+    if isinstance(model, PreTrainedModel | torch._dynamo.OptimizedModule):
+        return
+    named = model.named_modules() if isinstance(model, nn.Module) else ()
+    path = next((name for name, module in named if isinstance(module, PreTrainedModel)), None)
+    raise AttachError(
+        f"{type(model).__name__} is not a model of transformers",
+        expected="a PreTrainedModel",
+        hint=f"attach(model.{path}, ...)" if path else "model, tokenizer = load_backbone(FOLDER)",
+    )
+
+
+def check_model(model: PreTrainedModel) -> None:
+    """Refuse what is not a model of transformers, and a compiled or sharded one.
+
+    Raises:
+        AttachError: which of them it is.
+    """
+    compiled = isinstance(model, torch._dynamo.OptimizedModule) or (
+        isinstance(model, nn.Module)
+        and any(m._compiled_call_impl is not None for m in model.modules())
+    )
+    if compiled:
+        raise AttachError(
+            "the model is compiled: it would silently ignore new hooks",
+            hint="attach first, then torch.compile(model)",
+        )
+    require_model(model)
+    if any(map(is_sharded, model.parameters())):
+        raise AttachError(
+            "the model is sharded: new parameters would differ between the processes",
+            hint="attach first, then fully_shard(model)",
+        )
+
+
+def refuse_shared(model: PreTrainedModel, others: Iterable[AdaptedModel]) -> None:
+    """Refuse a model that shares modules or parameters with another one that has adapters.
+
+    Args:
+        model: the model.
+        others: all models with adapters; the model may be among them.
+
+    Raises:
+        AttachError: which adapters the other one has.
+    """
+    own = set(map(id, (*_with_tensors(model), *model.parameters())))
+    for other in others:
+        parts = (*_with_tensors(other.model), *other.parameters)
+        if other.model is not model and not own.isdisjoint(map(id, parts)):
+            raise AttachError(
+                f"this {type(model).__name__} shares modules with a "
+                f"{type(other.model).__name__} that has adapters",
+                offenders=map(repr, other.names),
+                expected="models of which only one has adapters",
+                hint="detach them there first, or attach to a copy: copy.deepcopy(model)",
+            )
+
+
+def check_usable(adapter: Adapter) -> None:
+    """Refuse an adapter that could not train or compute.
+
+    Raises:
+        AttachError: nothing would train.
+        SiteError: the attention implementation does not support its prefix.
+    """
+    if not adapter.parameters():
+        raise AttachError(
+            f"nothing would train: {', '.join(m.name for m in adapter.methods)} without a head",
+            hint='load_backbone(..., task="classification", labels=[...])',
+        )
+    sites = [placed.site for placed in adapter.placed if placed.site.kind == "keyvalue"]
+    check_attention(adapter.model, sites)
+
+
+def _with_tensors(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules that hold tensors; models share some others, such as activations."""
+    return (module for module in model.modules() if module._parameters or module._buffers)
