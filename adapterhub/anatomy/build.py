@@ -29,6 +29,8 @@ from adapterhub.anatomy.sites import (
 from adapterhub.anatomy.tokens import token_table
 from adapterhub.errors import BackboneError
 
+# Inputs with one entry per token that virtual tokens would not have: boxes, places, languages.
+PER_TOKEN = frozenset({"bbox", "xpath_tags_seq", "lang_ids", "langs"})
 FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 
 
@@ -97,10 +99,9 @@ def build_anatomy(model: PreTrainedModel, family: Family) -> Anatomy:
 
 def _check_row(family: Family) -> None:
     """Refuse a row with parts left open, or with two stacks of one name."""
-    values = {"below": (family.below,)} | {
-        f"{stack.layers}": (stack.layers, *stack.sites.values(), *stack.fused.values())
-        for stack in family.stacks
-    }
+    values: dict[str, tuple[object, ...]] = {"below": (family.below,)}
+    for stack in family.stacks:
+        values[stack.layers] = (*stack.sites.values(), *stack.fused.values())
     names = [stack.name for stack in family.stacks]
     wrong = [f"a ... in {name}" for name, parts in values.items() if ... in parts]
     wrong += [f"two stacks named {name}" for name in names if names.count(name) > 1]
@@ -127,11 +128,13 @@ def _stack_sites(
 
 
 def _embedding_width(root: nn.Module) -> int | None:
-    """Return the width of a stack's token embeddings; None if it does not take embeddings too."""
+    """Return the width of a stack's token embeddings; None if none can be put in front of them."""
     table = token_table(root)
-    parameters = inspect.signature(root.forward).parameters
-    takes_both = {"input_ids", "inputs_embeds", "attention_mask"} <= parameters.keys()
-    return table.weight.shape[1] if takes_both and isinstance(table, nn.Embedding) else None
+    parameters = inspect.signature(root.forward).parameters.keys()
+    takes = {"input_ids", "inputs_embeds", "attention_mask"} <= parameters
+    if takes and not PER_TOKEN & parameters and isinstance(table, nn.Embedding):
+        return table.weight.shape[1]
+    return None
 
 
 def _hidden_size(model: PreTrainedModel) -> int:

@@ -120,8 +120,8 @@ def _ambiguities(layer: nn.Module, width: int, stack: Stack) -> Iterator[str]:
     if len(networks) > 1:
         ends = (n.get("ffn.down") or n.get("ffn") or "experts" for n in networks)
         yield f"which projection ends ffn in a layer of {stack.layers}: {', '.join(ends)}"
-    for role, paths in stack.sites.items():
-        path = first_existing(layer, paths)
+    for role, spec in stack.sites.items():
+        path = first_existing(layer, spec)
         # A path of experts may be that of a plain network in other layers: the same sublayer.
         same = role == "ffn" and path and sites.get("ffn.down", "").startswith(f"{path}.")
         unknown_norm = role.endswith("norm") and role not in sites
@@ -202,7 +202,7 @@ def _stack(model: PreTrainedModel, path: str, layers: list[nn.Module]) -> Stack:
     body = inside.split(".")[0] if pooled and "." in inside else None
     fused: Any = {role: UNKNOWN for role in sites if role.endswith("qkv")}
     bias = next(filter(None, map(_relative_bias, layers, found)), None)
-    return Stack(_stack_name(model, sites), path, sites, root, body, fused, bias=bias)
+    return Stack(_stack_name(model, layers, sites), path, sites, root, body, fused, bias=bias)
 
 
 def _width(layers: Iterable[nn.Module]) -> int:
@@ -214,13 +214,23 @@ def _width(layers: Iterable[nn.Module]) -> int:
     return 0
 
 
-def _stack_name(model: PreTrainedModel, sites: dict[str, str]) -> Literal["encoder", "decoder"]:
+def _stack_name(
+    model: PreTrainedModel, layers: list[nn.Module], sites: dict[str, str]
+) -> Literal["encoder", "decoder"]:
     if model.config.is_encoder_decoder:
         return "decoder" if "cross.q" in sites else "encoder"
+    return "decoder" if _is_causal(model, layers) else "encoder"
+
+
+def _is_causal(model: PreTrainedModel, layers: list[nn.Module]) -> bool:
+    """Return whether attention is causal: as it declares, else by transformers' lists of models."""
+    attentions = (m.get_submodule(path) for m in layers for path, _ in _attentions(m))
+    for attention in attentions:
+        if isinstance(causal := getattr(attention, "is_causal", None), bool):
+            return causal
     model_type = model.config.model_type
     masked = model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    causal = model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    return "decoder" if causal and not masked else "encoder"
+    return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not masked
 
 
 def _relative_bias(layer: nn.Module, sites: dict[str, str]) -> str | None:
@@ -339,7 +349,7 @@ def _networks(layer: nn.Module, groups: list[str], width: int) -> list[dict[str,
     return networks
 
 
-def _last_network(candidates: Mapping[str, nn.Module], width: int) -> dict[str, str]:
+def _last_network(candidates: dict[str, nn.Module], width: int) -> dict[str, str]:
     for down, module in reversed(candidates.items()):
         if out_features(module) != width:
             continue

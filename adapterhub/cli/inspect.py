@@ -40,7 +40,10 @@ def command(backbone: str, revision: str | None, as_json: bool) -> None:
         "fingerprint": identity,
     }
     print_facts(summary, width=11)
-    _print(Table("site", "kind", "in", "out", "host", "layers"), [tuple(map(str, s.values())) for s in sites])
+    _print(
+        Table("site", "kind", "in", "out", "host", "layers"),
+        [tuple(map(str, s.values())) for s in sites],
+    )
     _print(Table("method", "parameters", "of the backbone"), _method_rows(methods, total))
 
 

@@ -193,14 +193,14 @@ def _attention_with_prefix(name: str) -> Callable[..., Any]:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        mask: Tensor | None,
+        attention_mask: Tensor | None,  # by this name in some calls
         **options: Any,
     ) -> Any:
         attend = _backbone_attention(name, module)
         slot = module._modules.get(CHILD)
         if not isinstance(slot, KeyValueSlot) or not slot.active:
-            return attend(module, query, key, value, mask, **options)
-        call = AttentionCall(query, key, value, mask, slot.take_sublayer_input(), options)
+            return attend(module, query, key, value, attention_mask, **options)
+        call = AttentionCall(query, key, value, attention_mask, slot.take_sublayer_input(), options)
         plan = slot.plan
         if plan is None or len(plan.groups) == 1:
             return _attend(attend, module, slot, plan.groups[0] if plan else slot.active, call)

@@ -56,7 +56,7 @@ def _refuse_partial(method: Any, anatomy: Anatomy, sites: Iterable[Site]) -> Non
         return
     everywhere = set.intersection(*found.values())
     layers = f"layers={sorted(everywhere)}, or " if everywhere else ""
-    named = ", ".join(f"{stack}.{role}" for stack, role in found if found[stack, role])
+    named = ", ".join(f"'{stack}.{role}'" for stack, role in found if found[stack, role])
     raise SiteError(
         f"not all layers have the sites of {method.name}",
         offenders=[

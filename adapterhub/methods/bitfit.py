@@ -21,7 +21,6 @@ from adapterhub.errors import SiteError
 from adapterhub.methods._base import Layers, Unfreezing, register_method
 from adapterhub.methods._sites import in_layers
 
-
 # Others with such names are not added to an output: those that select experts, or time steps.
 _BIAS = re.compile(r"(^|\.)((q|k|v|in_proj|dense)_)?bias$")
 

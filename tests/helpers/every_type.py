@@ -81,7 +81,7 @@ def _shallow(config: PreTrainedConfig) -> dict[str, Any]:
 
 def _tiny(config: PreTrainedConfig) -> dict[str, Any]:
     tokens = {"pad_token_id": 1, "eos_token_id": 2, "bos_token_id": 3, "num_labels": 3}
-    return _changed(config, {_DEPTH.pattern: 4} | _SIZES) | tokens
+    return _changed(config, {_DEPTH.pattern: MOST_LAYERS} | _SIZES) | tokens
 
 
 def _changed(config: PreTrainedConfig, sizes: dict[str, int]) -> dict[str, Any]:
