@@ -14,7 +14,7 @@ from adapterhub.anatomy.discovery import REQUIRED, discover
 from adapterhub.anatomy.families import FAMILIES
 from adapterhub.anatomy.family import Family, Layout, Stack
 from adapterhub.anatomy.family_source import row_text
-from adapterhub.anatomy.layer_paths import exists, first_existing, layer_paths
+from adapterhub.anatomy.layer_paths import first_existing, has_path, layer_paths
 from adapterhub.anatomy.projections import in_features, out_features
 from adapterhub.anatomy.sites import (
     NORMS,
@@ -29,8 +29,8 @@ from adapterhub.anatomy.sites import (
 from adapterhub.anatomy.tokens import token_table
 from adapterhub.errors import BackboneError
 
-# Inputs with one entry per token that virtual tokens would not have: boxes, places, languages.
-PER_TOKEN = frozenset({"bbox", "xpath_tags_seq", "lang_ids", "langs"})
+# Inputs with one entry per token, which virtual tokens would not have.
+PER_TOKEN = frozenset({"bbox", "xpath_tags_seq", "lang_ids", "langs", "global_attention_mask"})
 FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 
 
@@ -159,7 +159,7 @@ def _sites_of_layers(
             if (path := first_existing(layer, spec))
         }
         paths = {role: path for role, path in paths.items() if _has_sublayer(role, paths)}
-        if stack.bias and exists(layer, stack.bias):
+        if stack.bias and has_path(layer, stack.bias):
             bias = join(prefix, stack.bias.rpartition(".")[0])
         for role, kind, fields in _layer_sites(model, paths, stack):
             if role == "attn.kv":
@@ -220,6 +220,8 @@ def _projections(model: PreTrainedModel, paths: _Paths, stack: Stack) -> dict[st
             layout = stack.fused.get(role, "blocks")
             for part_role, part in fused_parts(model, role, module, layout):
                 size = d_out // part.period * (part.stop - part.start)
+                if part_role.endswith(".q"):
+                    _check_queries(model, role, size, paths)
                 linear[part_role] = linear[role] | {"d_out": size, "part": part}
     return linear
 
@@ -259,6 +261,18 @@ def fused_parts(
         stop = start + size // groups
         yield f"{sublayer}.{part}", FeatureSlice(start, stop, sum(sizes) // groups)
         start = stop
+
+
+def _check_queries(model: PreTrainedModel, role: str, size: int, paths: _Paths) -> None:
+    """Refuse queries of another size than what the output projection reads."""
+    output = paths.get(f"{role.rpartition('.')[0]}.o")
+    read = in_features(model.get_submodule(output[0])) if output else size
+    if read != size:
+        raise BackboneError(
+            f"{role} of {model.config.model_type} does not consist of q, k, v: by the numbers of "
+            f"heads q has {size} features, but the output projection reads {read}",
+            expected="a configuration with num_key_value_heads, if they are fewer",
+        )
 
 
 def _head_counts(model: PreTrainedModel) -> tuple[int, int]:

@@ -30,9 +30,9 @@ def _get(module: nn.Module, path: str) -> nn.Module | None:
 
 def first_existing(layer: nn.Module, spec: str) -> str | None:
     """Return the first of the `|`-separated paths that exists in the layer."""
-    return next((path for path in spec.split("|") if exists(layer, path)), None)
+    return next((path for path in spec.split("|") if has_path(layer, path)), None)
 
 
-def exists(layer: nn.Module, path: str) -> bool:
+def has_path(layer: nn.Module, path: str) -> bool:
     """Return whether a module exists, or both of `a>b`."""
     return all(_get(layer, end) is not None for end in path.split(">"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from adapterhub.anatomy.layer_paths import exists, first_existing, layer_paths
+from adapterhub.anatomy.layer_paths import first_existing, has_path, layer_paths
 
 
 def test_layers_of_nested_lists_are_numbered_across_them():
@@ -22,5 +22,5 @@ def test_the_first_path_that_exists_is_taken():
     layer = nn.ModuleDict({"up": nn.Linear(1, 1), "down": nn.Linear(1, 1)})
     assert first_existing(layer, "gate|up|down") == "up"
     assert first_existing(layer, "gate") is None
-    assert exists(layer, "up>down")
-    assert not exists(layer, "up>gate")
+    assert has_path(layer, "up>down")
+    assert not has_path(layer, "up>gate")
