@@ -117,7 +117,7 @@ def _stack_sites(
     model: PreTrainedModel, base_path: str, stack: Stack, layers: tuple[str, ...]
 ) -> Iterator[Site]:
     root = model.get_submodule(host := join(base_path, stack.root))
-    if width := _embedding_width(root):
+    if isinstance(token_table(model), nn.Embedding) and (width := _embedding_width(root)):
         yield Site(f"{stack.name}.embed", stack.name, None, "embed", "embed", host, width, width)
     sites = list(_sites_of_layers(model, stack, layers))
     yield from sites

@@ -90,7 +90,8 @@ def test_the_types_are_counted():
 @every_class
 def test_a_method_works_or_is_refused_and_leaves_the_model_as_it_was(model_type, auto):
     model = build(model_type, auto)
-    before, output = structure(model), runs(model)
+    output = runs(model)  # BigBird replaces modules in its first forward pass
+    before = structure(model)
     for method in set(METHOD_NAMES).difference(NOT_REFUSED.get((model_type, auto), ())):
         try:
             adapter = ah.attach(model, METHODS[method].example())
