@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
-from adapterhub.anatomy.discovery import discover
+from adapterhub.anatomy.discovery import REQUIRED, discover
 from adapterhub.anatomy.families import FAMILIES
 from adapterhub.anatomy.family import Family, Layout, Stack
+from adapterhub.anatomy.family_source import row_text
+from adapterhub.anatomy.layer_paths import first_existing, has_path, layer_paths
 from adapterhub.anatomy.projections import in_features, out_features
 from adapterhub.anatomy.sites import (
     NORMS,
@@ -23,8 +26,11 @@ from adapterhub.anatomy.sites import (
     Stream,
     join,
 )
+from adapterhub.anatomy.tokens import token_table
 from adapterhub.errors import BackboneError
 
+# Inputs with one entry per token, which virtual tokens would not have.
+PER_TOKEN = frozenset({"bbox", "xpath_tags_seq", "lang_ids", "langs", "global_attention_mask"})
 FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 
 
@@ -33,17 +39,47 @@ def anatomy_of(model: PreTrainedModel) -> Anatomy:
 
     Raises:
         BackboneError: there is no row for this architecture and its structure is ambiguous; the
-            error prints the row to write.
+            error prints the row to write, if what is known of it fits the model.
     """
-    return build_anatomy(model, FAMILIES.get(model.config.model_type) or discover(model))
+    if row := FAMILIES.get(model.config.model_type):
+        return build_anatomy(model, row)
+    found = discover(model)
+    if not found.problems:
+        return build_anatomy(model, found.row)
+    hint = "a model with one stack of layers, or an encoder and a decoder, whose layers are alike"
+    if _fits_in_part(model, found.row):
+        text = row_text(found.row, REQUIRED)
+        hint = f"add this row there, with every ... filled in:\n{text}"
+    raise BackboneError(
+        f"there is no row for the architecture {model.config.model_type!r}, and its structure "
+        "is not enough to write one",
+        offenders=found.problems,
+        expected="a Family row in adapterhub/anatomy/families/",
+        hint=hint,
+    )
+
+
+def _fits_in_part(model: PreTrainedModel, row: Family) -> bool:
+    """Return whether a discovered row fits a model but for what is unknown of it."""
+    filled = [
+        replace(stack, fused=dict.fromkeys(stack.fused, "blocks")) if stack.fused else stack
+        for stack in row.stacks
+    ]
+    try:
+        build_anatomy(model, replace(row, stacks=tuple(filled)))
+    except BackboneError:
+        return False
+    return True
 
 
 def build_anatomy(model: PreTrainedModel, family: Family) -> Anatomy:
     """Apply a family's row to a model.
 
     Raises:
-        BackboneError: the row does not fit: the model has none of the modules it names.
+        BackboneError: the row is incomplete or does not fit: the model has none of the modules it
+            names, or fused projections of other sizes.
     """
+    _check_row(family)
     base = model.base_model
     base_path = "" if base is model else next(n for n, m in model.named_modules() if m is base)
     sites: dict[str, Site] = {}
@@ -61,48 +97,54 @@ def build_anatomy(model: PreTrainedModel, family: Family) -> Anatomy:
     return Anatomy(model, family, base_path, sites, layers)
 
 
-def layer_paths(base: nn.Module, spec: str) -> list[str]:
-    """List the paths of a stack's layers; empty if the model does not have the stack."""
-    paths = [""]
-    for name in spec.split(".*."):
-        lists = [join(path, name) for path in paths]
-        paths = [f"{path}.{number}" for path in lists for number in range(_length(base, path))]
-    return paths
-
-
-def _length(base: nn.Module, path: str) -> int:
-    module = _get(base, path)
-    return len(module) if isinstance(module, nn.ModuleList) else 0
-
-
-def _get(module: nn.Module, path: str) -> nn.Module | None:
-    try:
-        return module.get_submodule(path)
-    except AttributeError:
-        return None
-
-
-def _first_existing(layer: nn.Module, spec: str) -> str | None:
-    """Return the first of the `|`-separated paths that exists in the layer."""
-    return next((path for path in spec.split("|") if _has(layer, path)), None)
-
-
-def _has(layer: nn.Module, path: str) -> bool:
-    return all(_get(layer, end) is not None for end in path.split(">"))
+def _check_row(family: Family) -> None:
+    """Refuse a row with parts left open, or with two stacks of one name."""
+    values: dict[str, tuple[object, ...]] = {"below": (family.below,)}
+    for stack in family.stacks:
+        values[stack.layers] = (*stack.sites.values(), *stack.fused.values())
+    names = [stack.name for stack in family.stacks]
+    wrong = [f"a ... in {name}" for name, parts in values.items() if ... in parts]
+    wrong += [f"two stacks named {name}" for name in names if names.count(name) > 1]
+    if wrong:
+        raise BackboneError(
+            f"the row of {', '.join(family.model_types)} is incomplete",
+            offenders=dict.fromkeys(wrong),
+            expected="a path for every role, and one stack of each name",
+        )
 
 
 def _stack_sites(
     model: PreTrainedModel, base_path: str, stack: Stack, layers: tuple[str, ...]
 ) -> Iterator[Site]:
-    root: Any = model.get_submodule(host := join(base_path, stack.root))
-    if "input_ids" in inspect.signature(root.forward).parameters:
-        width = root.get_input_embeddings().weight.shape[1]
+    root = model.get_submodule(host := join(base_path, stack.root))
+    if isinstance(token_table(model), nn.Embedding) and (width := _embedding_width(root)):
         yield Site(f"{stack.name}.embed", stack.name, None, "embed", "embed", host, width, width)
-    yield from _sites_of_layers(model, stack, layers)
+    sites = list(_sites_of_layers(model, stack, layers))
+    yield from sites
     # Where layers share modules, a hook cannot tell which layer's output it receives.
     if ".*." not in stack.layers:
-        width = model.config.hidden_size
+        width = next((s.d_in for s in sites if s.role == "attn"), 0) or _hidden_size(model)
         yield Site(f"{stack.name}.mix", stack.name, None, "mix", "mix", layers[-1], width, width)
+
+
+def _embedding_width(root: nn.Module) -> int | None:
+    """Return the width of a stack's token embeddings; None if none can be put in front of them."""
+    table = token_table(root)
+    parameters = inspect.signature(root.forward).parameters.keys()
+    takes = {"input_ids", "inputs_embeds", "attention_mask"} <= parameters
+    if takes and not PER_TOKEN & parameters and isinstance(table, nn.Embedding):
+        return table.weight.shape[1]
+    return None
+
+
+def _hidden_size(model: PreTrainedModel) -> int:
+    config = model.config.get_text_config()
+    if (size := getattr(config, "hidden_size", None)) is None:
+        raise BackboneError(
+            f"the configuration of {config.model_type!r} has no hidden_size",
+            expected="a row whose sublayers have projections, which have sizes",
+        )
+    return int(size)
 
 
 def _sites_of_layers(
@@ -114,15 +156,24 @@ def _sites_of_layers(
         paths = {
             role: tuple(join(prefix, end) for end in path.split(">"))
             for role, spec in stack.sites.items()
-            if (path := _first_existing(layer, spec))
+            if (path := first_existing(layer, spec))
         }
-        if stack.bias and _has(layer, stack.bias):
+        paths = {role: path for role, path in paths.items() if _has_sublayer(role, paths)}
+        if stack.bias and has_path(layer, stack.bias):
             bias = join(prefix, stack.bias.rpartition(".")[0])
         for role, kind, fields in _layer_sites(model, paths, stack):
             if role == "attn.kv":
                 fields["bias"] = bias
             site_id = f"{stack.name}.{number}.{role}"
             yield Site(site_id, stack.name, number, role, kind, **fields)
+
+
+def _has_sublayer(role: str, roles: Iterable[str]) -> bool:
+    """Return whether a layer has the sublayer that a norm belongs to; true for other roles."""
+    sublayer, _, name = role.partition(".")
+    return name not in NORMS or any(
+        r.partition(".")[0] == sublayer and r.partition(".")[2] not in NORMS for r in roles
+    )
 
 
 # The functions below pass `paths`: role -> the path of its module, or of the first and last module
@@ -140,7 +191,7 @@ def _layer_sites(
     for role, fields in linear.items():
         yield role, "linear", fields
     for role in SUBLAYERS:
-        if f"{role}.kv" in paths:
+        if f"{role}.kv" in paths and f"{role}.k" in linear and _first_projection(role, linear):
             yield f"{role}.kv", "keyvalue", _keyvalue(role, paths, linear)
         if sublayer := _sublayer(model, role, paths, linear):
             stream = _stream(model, stack.norms, role, paths, sublayer["input_host"])
@@ -169,6 +220,8 @@ def _projections(model: PreTrainedModel, paths: _Paths, stack: Stack) -> dict[st
             layout = stack.fused.get(role, "blocks")
             for part_role, part in fused_parts(model, role, module, layout):
                 size = d_out // part.period * (part.stop - part.start)
+                if part_role.endswith(".q"):
+                    _check_queries(model, role, size, paths)
                 linear[part_role] = linear[role] | {"d_out": size, "part": part}
     return linear
 
@@ -185,14 +238,22 @@ def fused_parts(
         role: the role of the fused projection.
         module: the fused projection.
         layout: how its output holds the parts, see `Stack.fused`.
+
+    Raises:
+        BackboneError: the parts do not have the size of the projection together.
     """
     sublayer, _, name = role.rpartition(".")
     groups, sizes = 1, [out_features(module) // 2] * 2
     if name == "qkv":
-        heads = model.config.num_attention_heads
-        groups = getattr(model.config, "num_key_value_heads", None) or heads
+        heads, groups = _head_counts(model)
         head_dim = out_features(module) // (heads + 2 * groups)
         sizes = [count * head_dim for count in (heads, groups, groups)]
+    if sum(sizes) != out_features(module):
+        raise BackboneError(
+            f"{role} of {model.config.model_type} does not consist of {', '.join(FUSED[name])}: "
+            f"its output has {out_features(module)} features, these have {sizes}",
+            expected="a row whose fused projections have the sizes of the configuration's heads",
+        )
     if layout == "blocks":
         groups = 1
     start = 0
@@ -200,6 +261,35 @@ def fused_parts(
         stop = start + size // groups
         yield f"{sublayer}.{part}", FeatureSlice(start, stop, sum(sizes) // groups)
         start = stop
+
+
+def _check_queries(model: PreTrainedModel, role: str, size: int, paths: _Paths) -> None:
+    """Refuse queries of another size than what the output projection reads."""
+    output = paths.get(f"{role.rpartition('.')[0]}.o")
+    read = in_features(model.get_submodule(output[0])) if output else size
+    if read != size:
+        raise BackboneError(
+            f"{role} of {model.config.model_type} does not consist of q, k, v: by the numbers of "
+            f"heads q has {size} features, but the output projection reads {read}",
+            expected="a configuration with num_key_value_heads, if they are fewer",
+        )
+
+
+def _head_counts(model: PreTrainedModel) -> tuple[int, int]:
+    """Return the numbers of query heads and of key-value heads.
+
+    Raises:
+        BackboneError: the configuration does not have them.
+    """
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_attention_heads", None)
+    if not isinstance(heads, int):
+        raise BackboneError(
+            f"the configuration of {model.config.model_type} has no num_attention_heads",
+            expected="a row without fused projections, or a configuration with this field",
+        )
+    groups = getattr(config, "num_key_value_heads", None)
+    return heads, groups if isinstance(groups, int) else heads
 
 
 def _keyvalue(role: str, paths: _Paths, linear: Mapping[str, _Fields]) -> _Fields:
@@ -218,7 +308,7 @@ def _sublayer(
     """Return a sublayer's fields, from its own path or from its first and last projection."""
     if role in paths:
         first_path, host = paths[role][0], paths[role][-1]
-        width = model.config.get_text_config().hidden_size
+        width = _first_projection("attn", linear).get("d_in") or _hidden_size(model)
         input_host = first_path if first_path != host else None
         return {"host": host, "input_host": input_host, "d_in": width, "d_out": width}
     first = _first_projection(role, linear)

@@ -9,8 +9,8 @@ value. The rest follows from names and sizes, with d the width of a layer:
     keyvalue            where attention uses transformers' attention interface
 
 A name alone is not enough: the sizes must fit too. A fused projection is not split, because its
-structure does not show its layout. If anything is ambiguous, an error prints the row with the
-unknown parts left open.
+structure does not show its layout. What is ambiguous or differs between layers in an unknown way
+is a problem, and the model is refused: see `anatomy_of`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
-import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import (
@@ -31,10 +30,13 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from adapterhub.anatomy.family import Family, Stack
-from adapterhub.anatomy.family_source import UNKNOWN, row_text
+from adapterhub.anatomy.family_source import UNKNOWN
+from adapterhub.anatomy.forward_source import returns_tuple
+from adapterhub.anatomy.layer_paths import first_existing
+from adapterhub.anatomy.norm_roles import norm_roles
 from adapterhub.anatomy.projections import in_features, is_projection, out_features
 from adapterhub.anatomy.sites import CHILD, join
-from adapterhub.errors import BackboneError
+from adapterhub.anatomy.tokens import token_table
 
 _SUFFIX = re.compile(r"_(proj|projection|lin|linear|layer)$")
 _NAMES = {
@@ -45,20 +47,22 @@ _NAMES = {
     "qkv": ("qkv", "query_key_value", "wqkv", "c_attn", "in"),
 }
 _CROSS = re.compile(r"cross|enc_?dec|encoder_att", re.IGNORECASE)
-_HEAD_NORM = re.compile(r"^(q|k|v|query|key|value)_?[a-z]*norm", re.IGNORECASE)
 _EMBEDDING = re.compile(r"emb|^wte$|^wpe$|^shared$|^project_in$", re.IGNORECASE)
 REQUIRED = ("attn.q", "attn.k", "attn.v", "attn.o", "ffn.up", "ffn.down")
 
 
-def discover(model: PreTrainedModel) -> Family:
-    """Derive the row of a model from its structure.
+class Discovery(NamedTuple):
+    """The row of a model as far as its structure shows it, and what it does not show."""
 
-    Raises:
-        BackboneError: a required part of the row was not found; the error prints the row to write,
-            as far as it is known.
-    """
+    row: Family
+    problems: tuple[str, ...]
+
+
+def discover(model: PreTrainedModel) -> Discovery:
+    """Derive the row of a model from its structure; it fits if there are no problems."""
     base = cast(PreTrainedModel, model.base_model)
-    stacks = [_stack(model, path, layers) for path, layers in _layer_lists(base)]
+    lists = _layer_lists(base)
+    stacks = [_stack(model, path, layers) for path, layers in lists]
     row = Family(
         (model.config.model_type,),
         tuple(sorted(stacks, key=lambda stack: stack.name != "encoder")),
@@ -66,28 +70,63 @@ def discover(model: PreTrainedModel) -> Family:
         constants=tuple(_constants(base)),
     )
     row = replace(row, positions_from_padding=_counts_from_padding(base, row))
-    if missing := list(_missing(row)):
-        raise BackboneError(
-            f"there is no row for the architecture {model.config.model_type!r}, and its structure "
-            "is not enough to write one",
-            offenders=missing,
-            expected="a Family row in adapterhub/anatomy/families/",
-            hint=f"add this row there, with every ... filled in:\n{row_text(row, REQUIRED)}",
-        )
-    return row
+    one_each = bool(stacks) and len({stack.name for stack in stacks}) == len(stacks)
+    problems = list(_problems(stacks, dict(lists))) if one_each else [_no_stacks(stacks)]
+    problems += _unrecognized(base, [path for path, _ in lists])
+    return Discovery(row, tuple(problems))
 
 
-def _missing(row: Family) -> Iterator[str]:
-    names = [stack.name for stack in row.stacks]
-    if not names or len(names) != len(set(names)):
-        yield f"found {len(names)} lists of equal layers with attention, in {names or 'no module'}"
-    for stack in row.stacks:
-        required = [r for r in REQUIRED if "ffn" not in stack.sites or not r.startswith("ffn.")]
-        for role in required:
-            if role not in stack.sites and _fused_role(role) not in stack.sites:
+def _no_stacks(stacks: list[Stack]) -> str:
+    found = ", ".join(f"{stack.layers} ({stack.name})" for stack in stacks) or "no module"
+    return f"found {len(stacks)} lists of equal layers with attention: {found}"
+
+
+def _unrecognized(base: nn.Module, lists: list[str]) -> list[str]:
+    """Describe the lists of equal layers apart from the stacks that have an unknown attention."""
+    stacks = tuple(path.split(".*")[0] for path in lists)
+    return [
+        f"the attention in a layer of {path}"
+        for path, module in _modules(base)
+        if isinstance(module, nn.ModuleList)
+        and len(module) > 1
+        and len({type(layer) for layer in module}) == 1
+        and any("attention" in type(m).__name__.lower() for m in module[0].modules())
+        and not any(f"{path}.".startswith(f"{stack}.") for stack in stacks)
+        and not any(f"{stack}.".startswith(f"{path}.") for stack in stacks)
+    ]
+
+
+def _problems(stacks: list[Stack], lists: Mapping[str, list[nn.Module]]) -> Iterator[str]:
+    for stack in stacks:
+        layers = lists[stack.layers]
+        width = _width(layers)
+        yield from dict.fromkeys(p for layer in layers for p in _ambiguities(layer, width, stack))
+        for role in REQUIRED:
+            known = role in stack.sites or _fused_role(role) in stack.sites
+            if not known and not (role.startswith("ffn.") and any(map(_expert_blocks, layers))):
                 yield f"the path of {role} in a layer of {stack.layers}"
         for role in stack.fused:
             yield f"whether {role} of {stack.layers} is fused in blocks or per head"
+
+
+def _ambiguities(layer: nn.Module, width: int, stack: Stack) -> Iterator[str]:
+    """Yield what a layer has more than one of, and paths with a role in other layers only."""
+    sites = _sites(layer, width)
+    attentions = _sublayers(layer)
+    for sublayer, paths in attentions.items():
+        if len(paths) > 1:
+            yield f"which attention is {sublayer} in a layer of {stack.layers}: {', '.join(paths)}"
+    networks = _networks(layer, _groups(attentions), width)
+    if len(networks) > 1:
+        ends = (n.get("ffn.down") or n.get("ffn") or "experts" for n in networks)
+        yield f"which projection ends ffn in a layer of {stack.layers}: {', '.join(ends)}"
+    for role, spec in stack.sites.items():
+        path = first_existing(layer, spec)
+        # A path of experts may be that of a plain network in other layers: the same sublayer.
+        same = role == "ffn" and path and sites.get("ffn.down", "").startswith(f"{path}.")
+        unknown_norm = role.endswith("norm") and role not in sites
+        if path != sites.get(role) and not same and not unknown_norm:
+            yield f"whether {path} is {role} in every layer of {stack.layers} that has it"
 
 
 def _fused_role(role: str) -> str:
@@ -107,56 +146,83 @@ def _modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _projections(module: nn.Module) -> dict[str, nn.Module]:
-    return {path: m for path, m in _modules(module) if is_projection(m)}
+    return {p: m for p, m in _modules(module) if is_projection(m) and not returns_tuple(m)}
 
 
 def _attentions(layer: nn.Module) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the attention modules inside a layer, with the names of their projections by role."""
     for path, module in _modules(layer):
-        named = [(_role(name), name) for name, m in module.named_children() if is_projection(m)]
-        projections = {role: name for role, name in named if role is not None}
-        if {"q", "k", "v"} <= projections.keys() or "qkv" in projections:
+        children = {n: m for n, m in module.named_children() if is_projection(m)}
+        projections = {role: name for name in children if (role := _role(name)) is not None}
+        by_role = {role: children[name] for role, name in projections.items()}
+        if any(map(returns_tuple, by_role.values())):
+            continue
+        if {"q", "k", "v"} <= projections.keys() or _is_fused(by_role):
             yield path, projections
 
 
-def _layer_lists(base: nn.Module) -> list[tuple[str, nn.ModuleList]]:
-    """List the module lists whose elements have one class and contain attention.
+def _is_fused(projections: Mapping[str, nn.Module]) -> bool:
+    """Return whether a projection has the size of q, k and v together, as far as that is known."""
+    if "qkv" not in projections:
+        return False
+    if "o" not in projections:
+        return True
+    queries = in_features(projections["o"])
+    keys, odd = divmod(out_features(projections["qkv"]) - queries, 2)
+    return not odd and keys > 0 and queries % keys == 0
+
+
+def _layer_lists(base: nn.Module) -> list[tuple[str, list[nn.Module]]]:
+    """List the module lists whose elements have one class, and of which some contain attention.
 
     Of nested lists only the innermost; lists in a list (`groups.0.layers`, `groups.1.layers`) are
-    one entry (`groups.*.layers`) with the modules of the first.
+    one entry (`groups.*.layers`) with the modules of all.
     """
-    lists = [
-        (path, module)
+    lists = {
+        path: list(module)
         for path, module in _modules(base)
         if isinstance(module, nn.ModuleList)
         and len({type(layer) for layer in module}) == 1
-        and any(True for _ in _attentions(module[0]))
-    ]
-    inner = [(p, m) for p, m in lists if not any(q.startswith(f"{p}.") for q, _ in lists)]
-    specs = {re.sub(r"\.\d+\.", ".*.", path): module for path, module in reversed(inner)}
-    return list(reversed(specs.items()))
+        and any(True for layer in module for _ in _attentions(layer))
+    }
+    specs: dict[str, list[nn.Module]] = {}
+    for path, layers in lists.items():
+        if not any(other.startswith(f"{path}.") for other in lists):
+            specs.setdefault(re.sub(r"\.\d+\.", ".*.", path), []).extend(layers)
+    return list(specs.items())
 
 
-def _stack(model: PreTrainedModel, path: str, layers: nn.ModuleList) -> Stack:
-    sites = _merged([_sites(layer) for layer in layers])
+def _stack(model: PreTrainedModel, path: str, layers: list[nn.Module]) -> Stack:
+    width = _width(layers)
+    found = [_sites(layer, width) for layer in layers]
+    sites = _merged(found)
     root = _root(model.base_model, path)
     inside = path.removeprefix(f"{root}.") if root else path
     pooled = hasattr(model.base_model.get_submodule(root), "pooler")
     body = inside.split(".")[0] if pooled and "." in inside else None
     fused: Any = {role: UNKNOWN for role in sites if role.endswith("qkv")}
-    bias = _relative_bias(layers[0], sites)
+    bias = next(filter(None, map(_relative_bias, layers, found)), None)
     return Stack(_stack_name(model, layers, sites), path, sites, root, body, fused, bias=bias)
 
 
+def _width(layers: Iterable[nn.Module]) -> int:
+    """Return the size of layers in features: the input size of the first attention."""
+    for layer in layers:
+        for path, projections in _attentions(layer):
+            query = projections["q" if "q" in projections else "qkv"]
+            return in_features(layer.get_submodule(join(path, query)))
+    return 0
+
+
 def _stack_name(
-    model: PreTrainedModel, layers: Iterable[nn.Module], sites: dict[str, str]
+    model: PreTrainedModel, layers: list[nn.Module], sites: dict[str, str]
 ) -> Literal["encoder", "decoder"]:
     if model.config.is_encoder_decoder:
         return "decoder" if "cross.q" in sites else "encoder"
     return "decoder" if _is_causal(model, layers) else "encoder"
 
 
-def _is_causal(model: PreTrainedModel, layers: Iterable[nn.Module]) -> bool:
+def _is_causal(model: PreTrainedModel, layers: list[nn.Module]) -> bool:
     """Return whether attention is causal: as it declares, else by transformers' lists of models."""
     attentions = (m.get_submodule(path) for m in layers for path, _ in _attentions(m))
     for attention in attentions:
@@ -194,39 +260,71 @@ def _root(base: nn.Module, path: str) -> str:
     return ""
 
 
-def _sites(layer: nn.Module) -> dict[str, str]:
+def _sites(layer: nn.Module, width: int) -> dict[str, str]:
+    sublayers = _sublayers(layer)
     sites: dict[str, str] = {}
-    groups: dict[str, str] = {}  # sublayer -> the module that contains its attention and output
+    for sublayer, attentions in sublayers.items():
+        path, projections = next(iter(attentions.items()))
+        sites |= _attention_sites(layer, sublayer, path, projections, width)
+    groups = {sublayer: _group(next(iter(paths))) for sublayer, paths in sublayers.items()}
+    networks = _networks(layer, _groups(sublayers), width)
+    sites |= networks[0] if len(networks) == 1 else {}
+    return sites | _norms(layer, width, groups, sites)
+
+
+def _sublayers(layer: nn.Module) -> dict[str, dict[str, dict[str, str]]]:
+    """Map attn and cross to their attention modules, and these to their projections by role."""
+    sublayers: dict[str, dict[str, dict[str, str]]] = {}
     for path, projections in _attentions(layer):
-        sublayer = "cross" if _CROSS.search(path) or "attn" in groups else "attn"
-        if sublayer not in groups:
-            # q, k and v may be one level deeper than the output, as in BERT.
-            groups[sublayer] = path.rpartition(".")[0] or path
-            sites |= _attention_sites(layer, sublayer, path, projections, groups[sublayer])
-    sites |= _feed_forward(layer, tuple(groups.values()), sites)
-    return sites | _norms(layer, groups, sites)
+        sublayer = "cross" if _CROSS.search(path) else "attn"
+        sublayers.setdefault(sublayer, {})[path] = projections
+    return sublayers
+
+
+def _group(attention: str) -> str:
+    # q, k and v may be one level deeper than the output, as in BERT.
+    return attention.rpartition(".")[0] or attention
+
+
+def _groups(sublayers: Mapping[str, Iterable[str]]) -> list[str]:
+    return [_group(path) for paths in sublayers.values() for path in paths]
+
+
+def _norms(
+    layer: nn.Module, width: int, groups: dict[str, str], sites: dict[str, str]
+) -> dict[str, str]:
+    if not groups:
+        return {}
+    ends = {sublayer: _ends(sublayer, sites) for sublayer in (*groups, "ffn")}
+    ends["ffn"] = ends["ffn"] or [path for path in _expert_blocks(layer) if path]
+    return norm_roles(layer, width, groups | _feed_forward_group(layer, groups, sites), ends)
+
+
+def _ends(sublayer: str, sites: dict[str, str]) -> list[str]:
+    """Return the paths of a sublayer's first and last projection, or of its module."""
+    if sublayer in sites:
+        return [sites[sublayer]]
+    roles = (f"{sublayer}.{name}" for name in ("q", "qkv", "up", "gate_up", "o", "down"))
+    return [sites[role] for role in roles if role in sites]
 
 
 def _attention_sites(
-    layer: nn.Module, sublayer: str, path: str, projections: dict[str, str], group: str
+    layer: nn.Module, sublayer: str, path: str, projections: dict[str, str], width: int
 ) -> dict[str, str]:
     separate = [name for name in ("q", "k", "v") if name in projections]
     names = separate if "q" in projections else [*separate, "qkv"]
     sites = {f"{sublayer}.{name}": join(path, projections[name]) for name in names}
-    query = projections["q" if "q" in projections else "qkv"]
-    width = in_features(layer.get_submodule(join(path, query)))
-    if output := _attention_output(layer, path, projections.get("o"), group, width):
+    if output := _attention_output(layer, path, projections.get("o"), width):
         sites[f"{sublayer}.o"] = output
     if _on_interface(layer.get_submodule(path)):
         sites[f"{sublayer}.kv"] = path
     return sites
 
 
-def _attention_output(
-    layer: nn.Module, path: str, name: str | None, group: str, width: int
-) -> str | None:
+def _attention_output(layer: nn.Module, path: str, name: str | None, width: int) -> str | None:
     """Return the output projection: the child `name`, or one beside the attention at `path`."""
     candidates = [join(path, name)] if name else []
+    group = _group(path)
     around = (join(group, p) for p in _projections(layer.get_submodule(group)))
     candidates += [p for p in around if not p.startswith(f"{path}.")]
     return next((c for c in candidates if out_features(layer.get_submodule(c)) == width), None)
@@ -237,17 +335,21 @@ def _on_interface(attention: nn.Module) -> bool:
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
 
 
-def _feed_forward(
-    layer: nn.Module, groups: tuple[str, ...], sites: dict[str, str]
-) -> dict[str, str]:
-    query = next((sites[r] for r in ("attn.q", "attn.qkv") if r in sites), None)
-    if query is None:
-        return {}
-    if experts := _expert_block(layer):
-        return _whole_block(layer, experts)
-    width = in_features(layer.get_submodule(query))
+def _networks(layer: nn.Module, groups: list[str], width: int) -> list[dict[str, str]]:
+    """List the sites of each feed-forward network of a layer; {} for one without sites."""
     attention = tuple(f"{group}." for group in groups)
-    candidates = {p: m for p, m in _projections(layer).items() if not p.startswith(attention)}
+    blocks = [path for path in _expert_blocks(layer) if not f"{path}.".startswith(attention)]
+    apart = (*attention, *(f"{path}." for path in blocks if path))
+    candidates = {p: m for p, m in _projections(layer).items() if not p.startswith(apart)}
+    networks = [_whole_block(layer, path) for path in blocks]
+    while network := _last_network(candidates, width):
+        networks.append(network)
+        candidates = {p: m for p, m in candidates.items() if p not in network.values()}
+        candidates = {p: m for p, m in candidates.items() if in_features(m) != out_features(m)}
+    return networks
+
+
+def _last_network(candidates: dict[str, nn.Module], width: int) -> dict[str, str]:
     for down, module in reversed(candidates.items()):
         if out_features(module) != width:
             continue
@@ -258,9 +360,9 @@ def _feed_forward(
             if path != down and in_features(m) == width
         }
         ups = [path for path, size in outputs.items() if size == inner]
-        fused = [path for path, size in outputs.items() if "gate_up" in path and size == 2 * inner]
+        fused = [path for path, size in outputs.items() if size == 2 * inner]
         if ups or fused:
-            return {"ffn.down": down} | _ups(ups, fused)
+            return {"ffn.down": down} | _ups(ups, [p for p in fused if "gate_up" in p])
     return {}
 
 
@@ -274,52 +376,15 @@ def _ups(ups: list[str], fused: list[str]) -> dict[str, str]:
     return {"ffn.gate": gates[0], "ffn.up": plain[0]} if gates else {"ffn.up": plain[0]}
 
 
-def _expert_block(layer: nn.Module) -> str | None:
-    children = layer.named_children()
-    return next((p for p, m in children if hasattr(m, "experts")), None)
+def _expert_blocks(layer: nn.Module) -> list[str]:
+    """List the outermost modules with experts."""
+    paths = [p for p, m in _modules(layer) if isinstance(getattr(m, "experts", None), nn.Module)]
+    return [p for p in paths if not any(p.startswith(f"{q}.") for q in paths)]
 
 
 def _whole_block(layer: nn.Module, path: str) -> dict[str, str]:
     """Return a mixture of experts as one sublayer, if its output is one tensor."""
-    signature = inspect.signature(layer.get_submodule(path).forward)
-    return {"ffn": path} if signature.return_annotation is torch.Tensor else {}
-
-
-def _norms(layer: nn.Module, groups: dict[str, str], sites: dict[str, str]) -> dict[str, str]:
-    paths = [
-        path
-        for path, module in _modules(layer)
-        if "norm" in type(module).__name__.lower() and not _HEAD_NORM.match(path.rpartition(".")[2])
-    ]
-    contained = _contained_norms(paths, groups | _feed_forward_group(layer, groups, sites))
-    others = [path for path in paths if path not in contained.values() and "." not in path]
-    return contained | _ordered_norms(
-        others, [s for s in (*groups, "ffn") if f"{s}.norm" not in contained]
-    )
-
-
-def _contained_norms(paths: list[str], groups: dict[str, str]) -> dict[str, str]:
-    """Assign each norm inside a sublayer's module to that sublayer."""
-    return {
-        f"{sublayer}.norm": path
-        for path in paths
-        for sublayer, group in groups.items()
-        if path.startswith(f"{group}.")
-    }
-
-
-def _ordered_norms(paths: list[str], sublayers: list[str]) -> dict[str, str]:
-    """Assign a layer's own norms to sublayers by order: one each, or a norm and a postnorm each.
-
-    All are postnorms if all names begin with "post".
-    """
-    kinds = ["norm"]
-    if paths and all(path.startswith("post") for path in paths):
-        kinds = ["postnorm"]
-    elif len(paths) == 2 * len(sublayers):
-        kinds = ["norm", "postnorm"]
-    roles = [f"{sublayer}.{kind}" for sublayer in sublayers for kind in kinds]
-    return dict(zip(roles, paths, strict=False))
+    return {"ffn": path} if path and not returns_tuple(layer.get_submodule(path)) else {}
 
 
 def _feed_forward_group(
@@ -327,7 +392,7 @@ def _feed_forward_group(
 ) -> dict[str, str]:
     """Return the outermost module around ffn.down that does not contain attention."""
     group = ""
-    parent = sites.get("ffn.down", "").rpartition(".")[0]
+    parent = sites.get("ffn.down", sites.get("ffn", "")).rpartition(".")[0]
     while parent and not any(f"{g}.".startswith(f"{parent}.") for g in groups.values()):
         group, parent = parent, parent.rpartition(".")[0]
         if isinstance(layer.get_submodule(parent), nn.ModuleList):
@@ -339,7 +404,7 @@ def _below(base: PreTrainedModel, lists: list[str]) -> Iterator[str]:
     """Yield the outermost embedding modules outside the layers."""
     yielded: list[str] = []
     layers = tuple(path.split(".*")[0] + "." for path in lists)
-    tokens = base.get_input_embeddings()
+    tokens = token_table(base)
     for path, module in _modules(base):
         name = path.rpartition(".")[2]
         around = any(layer.startswith(f"{path}.") for layer in layers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from adapterhub.errors import SiteError
 
@@ -19,6 +20,17 @@ def layer_numbers(layers: str | int | tuple[int, ...], depth: int) -> range | se
     if outside := sorted(n for n in numbers if not 0 <= n < depth):
         raise _bad_layers(f"layers {outside} do not exist", depth)
     return numbers
+
+
+def number_ranges(numbers: Iterable[int]) -> str:
+    """Write layer numbers with runs as ranges, ends included: "0..3, 5, 7"."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1] = [runs[-1][0], number]
+        else:
+            runs.append([number])
+    return ", ".join("..".join(map(str, run)) for run in runs)
 
 
 def _layer_range(text: str, depth: int) -> range | set[int]:

@@ -40,14 +40,22 @@ def command(backbone: str, revision: str | None, as_json: bool) -> None:
         "fingerprint": identity,
     }
     print_facts(summary, width=11)
-    _print(Table("site", "kind", "in", "out", "host"), [tuple(map(str, s.values())) for s in sites])
+    _print(
+        Table("site", "kind", "in", "out", "host", "layers"),
+        [tuple(map(str, s.values())) for s in sites],
+    )
     _print(Table("method", "parameters", "of the backbone"), _method_rows(methods, total))
 
 
 def _roles(anatomy: Any) -> list[dict[str, Any]]:
-    """List one row per stack and role, taken from the first layer that has it."""
+    """List one row per stack and role: the first layer that has it, and which layers do."""
+    from adapterhub.anatomy.layer_selection import number_ranges
+
     rows: dict[tuple[str, str], dict[str, Any]] = {}
+    layers: dict[tuple[str, str], list[int]] = {}
     for site in anatomy.sites.values():
+        if site.layer is not None:
+            layers.setdefault((site.stack, site.role), []).append(site.layer)
         name = f"{site.stack}.{site.role}"
         row = {
             "site": name,
@@ -57,6 +65,11 @@ def _roles(anatomy: Any) -> list[dict[str, Any]]:
             "host": site.host,
         }
         rows.setdefault((site.stack, site.role), row)
+    for (stack, role), row in rows.items():
+        found = layers.get((stack, role), [])
+        depth = anatomy.depth(stack)
+        some = f"{len(found)} of {depth}: {number_ranges(found)}"
+        row["layers"] = "" if not found else "all" if len(found) == depth else some
     return list(rows.values())
 
 

@@ -233,14 +233,14 @@ def _attention_with_prefix(name: str) -> Callable[..., Any]:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        mask: Tensor | None,
+        attention_mask: Tensor | None,  # by this name in some calls
         **options: Any,
     ) -> Any:
         slot = module._modules[CHILD]
         assert isinstance(slot, KeyValueSlot)
         attend = slot.eager if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
         assert attend is not None
-        call = AttentionCall(query, key, value, mask, slot.take(SUBLAYER_INPUT), options)
+        call = AttentionCall(query, key, value, attention_mask, slot.take(SUBLAYER_INPUT), options)
         keys, plan, _ = slot.applied
         if plan is None or len(plan.groups) == 1:
             return _attend(attend, module, slot, plan.groups[0] if plan else keys, call)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from adapterhub.anatomy.layer_selection import layer_numbers
+from adapterhub.anatomy.layer_selection import layer_numbers, number_ranges
 from adapterhub.anatomy.sites import Anatomy, Kind, Site, matches
 from adapterhub.errors import ConfigError, SiteError
 from adapterhub.methods._base import Layers, Method
@@ -15,7 +15,8 @@ from adapterhub.methods._base import Layers, Method
 def select_sites(method: Any, anatomy: Anatomy, *kinds: Kind) -> tuple[Site, ...]:
     """Select the sites that a method's `sites` and `layers` options name.
 
-    Sites that the user named must exist; default sites may be absent from a backbone.
+    Sites that the user named must exist. Default sites may be absent from a backbone, but not from
+    some of the selected layers only.
 
     Args:
         method: a method with these options.
@@ -23,10 +24,13 @@ def select_sites(method: Any, anatomy: Anatomy, *kinds: Kind) -> tuple[Site, ...
         kinds: the kinds of site that the method supports; by default all.
 
     Raises:
-        SiteError: a site that does not exist, or whose kind the method does not support.
+        SiteError: a site that does not exist, or whose kind the method does not support; default
+            sites that only some of the selected layers have.
     """
     default = next(f.default for f in dataclasses.fields(method) if f.name == "sites")
     sites = anatomy.select(method.sites, method.layers, strict=method.sites != default)
+    if method.sites == default:
+        _refuse_partial(method, anatomy, sites)
     if unsupported := sorted({site.role for site in sites if kinds and site.kind not in kinds}):
         supported = sorted({s.role for s in anatomy.sites.values() if s.kind in kinds})
         raise SiteError(
@@ -35,6 +39,34 @@ def select_sites(method: Any, anatomy: Anatomy, *kinds: Kind) -> tuple[Site, ...
             expected=f"one of {', '.join(supported)}",
         )
     return sites
+
+
+def _refuse_partial(method: Any, anatomy: Anatomy, sites: Iterable[Site]) -> None:
+    """Refuse default sites that some layers lack: layers of another kind would stay as they are."""
+    found: dict[tuple[str, str], set[int]] = {}
+    for site in sites:
+        if site.layer is not None:
+            found.setdefault((site.stack, site.role), set()).add(site.layer)
+    selected = {s: set(layer_numbers(method.layers, anatomy.depth(s))) for s in anatomy.stacks}
+    for role in {role for _, role in found if not role.startswith("cross")}:
+        for stack in anatomy.stacks:
+            found.setdefault((stack, role), set())
+    partial = {key: layers for key, layers in found.items() if layers < selected[key[0]]}
+    if not partial:
+        return
+    everywhere = set.intersection(*found.values())
+    layers = f"layers={sorted(everywhere)}, or " if everywhere else ""
+    named = ", ".join(f"'{stack}.{role}'" for stack, role in found if found[stack, role])
+    raise SiteError(
+        f"not all layers have the sites of {method.name}",
+        offenders=[
+            f"{stack}.{role}: in {len(layers)} of {len(selected[stack])} layers"
+            f" ({number_ranges(layers) or 'none'})"
+            for (stack, role), layers in sorted(partial.items())
+        ],
+        expected=f"layers that have them all; to adapt only what is there, name layers or sites: "
+        f"{layers}sites=[{named}]",
+    )
 
 
 def require_stream(method: Method, source: str, sites: Iterable[Site]) -> None:

@@ -11,6 +11,7 @@ Language-models", https://arxiv.org/abs/2106.10199.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +20,9 @@ from adapterhub.config.options import option
 from adapterhub.errors import SiteError
 from adapterhub.methods._base import Layers, Unfreezing, register_method
 from adapterhub.methods._sites import in_layers
+
+# Others with such names are not added to an output: those that select experts, or time steps.
+_BIAS = re.compile(r"(^|\.)((q|k|v|in_proj|dense)_)?bias$")
 
 
 @register_method
@@ -43,7 +47,7 @@ class BitFit(Unfreezing):
             SiteError: the sites have no biases, or only a slice of one.
         """
         parameters = anatomy.parameters().items()
-        biases = [path for path, p in parameters if path.endswith("bias") and p.ndim == 1]
+        biases = [path for path, p in parameters if _BIAS.search(path) and p.ndim == 1]
         kind = anatomy.model.config.model_type
         if not biases:
             raise SiteError(

@@ -55,8 +55,7 @@ ROWLESS: dict[str, tuple[str, dict]] = {
     "starcoder2": (CLASSIFIER, _PLAIN),
 }  # fmt: skip
 AMBIGUOUS = {
-    "falcon": ("fused in blocks or per head", '"attn.qkv": "self_attention.query_key_value"'),
-    "squeezebert": ("found 0 lists", '"ffn.up": ...'),  # its projections are convolutions
+    "codegen": ("fused in blocks or per head", '"attn.qkv": "attn.qkv_proj"'),
     "flaubert": ("path of ffn.up", '"attn.q": "q_lin"'),  # its layers are in pieces
 }
 OFF_INTERFACE = ("rembert",)
@@ -110,7 +109,8 @@ def test_most_rows_are_plain_and_the_rowless_have_none():
 @pytest.mark.parametrize("architecture", PLAIN_ROWS)
 def test_discovery_agrees_with_the_row(architecture):
     model = tiny_models.usual_model(architecture)
-    discovered, row = discover(model), FAMILIES[architecture]
+    (discovered, problems), row = discover(model), FAMILIES[architecture]
+    assert not problems
     # Structure does not show whether a norm is applied before or after a sublayer.
     row = replace(row, stacks=tuple(replace(stack, norms=None) for stack in row.stacks))
     assert build_anatomy(model, discovered).sites == build_anatomy(model, row).sites
@@ -235,13 +235,31 @@ def test_virtual_tokens_need_a_model_with_tokens():
 def test_the_error_prints_the_row_to_write(architecture):
     problem, line = AMBIGUOUS[architecture]
     sizes = {
-        "squeezebert": _PLAIN | {"embedding_size": 32},
+        "codegen": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 4},
         "flaubert": {"emb_dim": 32, "n_layers": 2, "n_heads": 4, "n_words": 64},
     }
-    model = rowless(architecture, sizes.get(architecture))
-    with pytest.raises(BackboneError, match=problem) as error:
+    kind = CAUSAL if architecture == "codegen" else CLASSIFIER
+    model = rowless(architecture, sizes.get(architecture), kind)
+    with pytest.raises(BackboneError) as error:
         ah.attach(model, "lora")
+    assert any(problem in offender for offender in error.value.offenders)
     assert f'("{architecture}",)' in error.value.hint
     assert line in error.value.hint
     text = error.value.hint.partition("\n")[2]
     assert isinstance(eval(text, {"Family": Family, "Stack": Stack}), Family)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options", "problem"),
+    [
+        # Its projections are convolutions.
+        ("squeezebert", _PLAIN | {"embedding_size": 32}, "found 0 lists"),
+        # Its fused projection does not have the sizes of its numbers of heads.
+        ("falcon", _PLAIN | {"multi_query": True}, "fused in blocks or per head"),
+    ],
+)
+def test_a_row_that_does_not_fit_is_not_printed(architecture, options, problem):
+    with pytest.raises(BackboneError) as error:
+        ah.attach(rowless(architecture, options), "lora")
+    assert any(problem in offender for offender in error.value.offenders)
+    assert "Family(" not in error.value.hint

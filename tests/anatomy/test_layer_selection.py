@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adapterhub.anatomy.layer_selection import layer_numbers
+from adapterhub.anatomy.layer_selection import layer_numbers, number_ranges
 from adapterhub.errors import SiteError
 
 
@@ -42,3 +42,11 @@ def test_a_bad_selection_is_refused(layers, problem):
     with pytest.raises(SiteError, match=f"{problem}.* in a stack of 6 layers") as error:
         layer_numbers(layers, 6)
     assert "top 4" in error.value.expected
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [([], ""), ([3], "3"), ([0, 1, 2, 5, 7, 8], "0..2, 5, 7..8"), ({2, 1, 0}, "0..2")],
+)
+def test_numbers_are_written_with_ranges(numbers, text):
+    assert number_ranges(numbers) == text

@@ -1,0 +1,89 @@
+"""Read from the source of a module's forward what it calls, in which order, and what it returns.
+
+Reads the source only: nothing is run.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+from torch import nn
+
+
+def call_order(module: nn.Module) -> tuple[str, ...]:
+    """List the paths of the submodules that a module's forward uses, in the order of first use.
+
+    Its own methods are followed; branches count as if all were taken. Empty without a source.
+    """
+    return tuple(dict.fromkeys(_used(module, "forward", frozenset())))
+
+
+def returns_tuple(module: nn.Module) -> bool:
+    """Return whether a module's forward returns a tuple rather than a tensor.
+
+    By its annotation or, without one, by its `return` statements; false without a source.
+    """
+    function = _definition(_method(module, "forward"))
+    if function is None:
+        return False
+    if function.returns is not None:
+        return ast.unparse(function.returns).strip("'\"").lower().startswith("tuple")
+    values = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
+    return any(isinstance(value, ast.Tuple) for value in values)
+
+
+def _method(module: nn.Module, name: str) -> Callable[..., Any] | None:
+    method = getattr(type(module), name, None)
+    return inspect.unwrap(method) if inspect.isfunction(method) else None
+
+
+@cache
+def _definition(method: Callable[..., Any] | None) -> ast.FunctionDef | None:
+    if method is None:
+        return None
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(method)))
+    except (OSError, TypeError, SyntaxError):  # built at run time, or part of a C extension
+        return None
+    return next((node for node in tree.body if isinstance(node, ast.FunctionDef)), None)
+
+
+def _used(module: nn.Module, method: str, followed: frozenset[str]) -> Iterator[str]:
+    function = _definition(_method(module, method))
+    if function is None or method in followed:
+        return
+    submodules = {path for path, _ in module.named_modules()}
+    for statement in function.body:
+        for path in _attributes(statement):
+            if path in submodules:
+                yield path
+            elif _method(module, path) is not None:
+                yield from _used(module, path, followed | {method})
+
+
+def _attributes(node: ast.AST) -> Iterator[str]:
+    """Yield what is read from `self`, as dotted paths in the order of evaluation."""
+    if isinstance(node, ast.Attribute) and (path := _path(node)):
+        yield path
+        return
+    children = list(ast.iter_child_nodes(node))
+    if isinstance(node, ast.Call):  # it is called when its arguments are known
+        children = [*node.args, *node.keywords, node.func]
+    if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+        children = [node.value] if node.value is not None else []
+    for child in children:
+        yield from _attributes(child)
+
+
+def _path(node: ast.expr) -> str | None:
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    from_self = isinstance(node, ast.Name) and node.id == "self"
+    return ".".join(reversed(names)) if from_self and names else None

@@ -1,0 +1,58 @@
+"""What a forward calls, in which order, and what it returns, from its source."""
+
+from __future__ import annotations
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from adapterhub.anatomy.forward_source import call_order, returns_tuple
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        for name in ("after", "first", "second", "unused", "last"):
+            self.add_module(name, nn.Linear(2, 2))
+
+    def forward(self, x):
+        x = x + self.second(self.first(x))
+        if x.ndim > 2:
+            x = self.after(x)
+        return self._rest(x, self.last)
+
+    def _rest(self, x, module):
+        return module(self.first(x)), x
+
+
+def test_modules_are_listed_in_the_order_of_their_first_use():
+    """Arguments come before the call, methods are followed, modules may be passed on."""
+    assert call_order(Layer()) == ("first", "second", "after", "last")
+    assert call_order(nn.Linear(2, 2)) == ()
+
+
+def test_a_method_that_is_passed_on_is_followed():
+    """BERT's feed-forward runs in chunks of the sequence."""
+    config = transformers.BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1)
+    layer = transformers.BertModel(config).encoder.layer[0]
+    assert call_order(layer) == ("attention", "intermediate", "output")
+
+
+def test_an_annotation_or_else_the_return_statements_show_a_tuple():
+    class Annotated(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.other(x)
+
+    class Pair(nn.Module):
+        def forward(self, x):
+            return x, x
+
+    class One(nn.Module):
+        def forward(self, x) -> torch.Tensor:
+            return x
+
+    assert returns_tuple(Annotated())
+    assert returns_tuple(Pair())
+    assert not returns_tuple(One())
+    assert not returns_tuple(nn.Linear(2, 2))
+    assert not returns_tuple(nn.ModuleList())
