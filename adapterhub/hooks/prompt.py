@@ -159,14 +159,15 @@ def prompt_slot(anatomy: Anatomy, site: Site) -> PromptSlot:
         return slot
     names = tuple(inspect.signature(root.forward).parameters)
     feeds_decoder = site.stack == "encoder" and "decoder" in anatomy.stacks
-    padding_idx = root.config.pad_token_id if anatomy.family.positions_from_padding else None  # type: ignore[union-attr]
+    config: Any = getattr(root, "config", model.config)
+    padding_idx = config.pad_token_id if anatomy.family.positions_from_padding else None
     pooled, table = site.stack == "decoder" and bool(anatomy.head()), padding_table(root)
     slot = PromptSlot(
         names,
-        padding_idx,  # type: ignore[arg-type]
+        padding_idx,
         strips=not feeds_decoder,
         # BERT with is_decoder=True is an encoder by its row, and attends as a decoder.
-        rotates=site.stack == "encoder" and not getattr(root.config, "is_decoder", False),
+        rotates=site.stack == "encoder" and not getattr(config, "is_decoder", False),
         counts=not anatomy.family.positions_follow_mask,
         reads_ids=pooled or padding_idx is not None or table is not None,
     )
@@ -182,7 +183,7 @@ def prompt_slot(anatomy: Anatomy, site: Site) -> PromptSlot:
         slot.handles.append(_output_hook(root.get_submodule(body), slot, strip_body))
     if (taker := position_module(root)) is not None and taker is not root:
         slot.handles.append(_pre_hook(taker, slot, skip_positions))
-    slot.window = next((w for n in _WINDOWS if (w := getattr(root.config, n, None))), None)
+    slot.window = next((w for n in _WINDOWS if (w := getattr(config, n, None))), None)
     if table is not None:
         slot.table_padding = table.padding_idx  # type: ignore[assignment]
         slot.handles.append(_pre_hook(table, slot, show_padding))

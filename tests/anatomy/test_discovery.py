@@ -163,7 +163,7 @@ def test_an_architecture_without_a_row_works(method, architecture):
 )
 def test_a_stack_with_causal_attention_is_a_decoder(model_type, options, stack):
     model = rowless(model_type, options, "AutoModel")
-    assert [found.name for found in discover(model).stacks] == [stack]
+    assert [found.name for found in ah.anatomy_of(model).family.stacks] == [stack]
     ids = tiny_models.batch()["input_ids"]
     changed = ids.clone()
     changed[:, 5:] = 7
