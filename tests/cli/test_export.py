@@ -18,7 +18,7 @@ def test_a_run_is_exported_to_peft(train, adapterhub, tmp_path):
     files = sorted(path.name for path in (tmp_path / "theirs").iterdir())
     assert files == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
     code, out, _ = adapterhub("export", tmp_path / "run", "--check", "peft")
-    assert (code, out) == (0, "peft: no problems\n")
+    assert (code, out) == (0, "peft: no problems; outputs equal with random weights\n")
     code, out, _ = adapterhub("export", tmp_path / "run", "--check", "vllm")
     assert code == 1
     assert "modules_to_save" in out
@@ -37,7 +37,7 @@ def config_only(tmp_path):
 def test_check_before_training(adapterhub, config_only):
     where = ("--backbone", config_only)
     code, out, err = adapterhub("export", "--check", "vllm", "--method", "lora(rank=16)", *where)
-    assert (code, out) == (0, "vllm: no problems\n"), err
+    assert (code, out) == (0, "vllm: no problems; outputs equal with random weights\n"), err
     code, out, _ = adapterhub("export", "--check", "vllm", "--method", "dora(rank=64)", *where)
     assert code == 1
     assert "--max-lora-rank 64" in out

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,6 +19,7 @@ from typing import Any
 import peft
 import tiny_models
 import torch
+from interchange_table import DIRECTIONS, MASKS
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -26,8 +28,6 @@ import adapterhub as ah
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.errors import AdapterhubError
 
-DIRECTIONS = ("import", "back", "export")
-MASKS = ("none", "right", "left")
 TOLERANCE = 2e-4  # of logits up to 10; PiSSA subtracts two large products
 LENGTH = 3
 TASK_TYPES = {
@@ -72,9 +72,23 @@ def whole_projections(model: PreTrainedModel) -> list[str]:
     return sorted({site.role for site in sites if site.kind == "linear" and not site.part})
 
 
+def biased(model: PreTrainedModel) -> list[str]:
+    """Return the roles of projections that have a bias; `attn.o` if there are none."""
+    hosts = {s.role: model.get_submodule(s.host) for s in anatomy_of(model).sites.values()}
+    roles = whole_projections(model)
+    return [r for r in roles if getattr(hosts[r], "bias", None) is not None] or ["attn.o"]
+
+
 def some_projections(model: PreTrainedModel) -> list[str]:
     """Return every second of these names."""
     return layer_projections(model)[::2]
+
+
+def heads_that_peft_saves(model: PreTrainedModel) -> list[str]:
+    """Return modules that peft saves whole and would adapt too, which it then refuses."""
+    names = {name for name, _ in model.named_children()} & {"classifier", "pre_classifier"}
+    is_refused = "pre_classifier" in names or model.differential_task == "tagging"
+    return sorted(names) if is_refused else []
 
 
 def last_layer(model: PreTrainedModel) -> str:
@@ -86,7 +100,7 @@ def patterns(model: PreTrainedModel) -> dict[str, Any]:
     """Return ranks and alphas by name and by expression."""
     first, *_, last = names = layer_projections(model)
     ranks = {last: 2, rf".*\.1\..*{first}": 3}
-    return {"target_modules": names, "rank_pattern": ranks, "alpha_pattern": {rf"\.1\..*{last}": 5}}
+    return {"target_modules": names, "rank_pattern": ranks, "alpha_pattern": {rf"1\..*{last}": 5}}
 
 
 def norms(model: PreTrainedModel) -> list[str]:
@@ -152,7 +166,7 @@ def prefix(model: PreTrainedModel, network: str) -> str:
 KINDS: dict[str, Kind] = {
     "lora: names": Kind(low_rank(), "lora"),
     "lora: all-linear": Kind(
-        low_rank(target_modules="all-linear"),
+        low_rank(target_modules="all-linear", exclude_modules=heads_that_peft_saves),
         lambda model: {"lora": {"rank": 3, "sites": whole_projections(model)}},
     ),
     "lora: regex": Kind(
@@ -163,7 +177,8 @@ KINDS: dict[str, Kind] = {
     ),
     "lora: layers": Kind(low_rank(layers_to_transform=[1]), "lora(layers='top 1')"),
     "lora: bias=lora_only": Kind(
-        low_rank(bias="lora_only"), ["lora", {"bitfit": {"sites": ["attn.o"]}}]
+        low_rank(bias="lora_only"),
+        lambda model: [{"lora": {"sites": biased(model)}}, {"bitfit": {"sites": biased(model)}}],
     ),
     "lora: bias=all": Kind(low_rank(bias="all"), ["lora", "bitfit"]),
     "lora: rslora": Kind(low_rank(use_rslora=True), "rslora(rank=5)"),
@@ -278,7 +293,9 @@ class Differential:
 
     def run(self) -> dict[Cell, Outcome]:
         """Return the outcome of each direction and mask."""
-        outcomes = self._imported() | self._exported()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # peft warns about many valid checkpoints
+            outcomes = self._imported() | self._exported()
         assert outcomes.keys() == {(d, side) for d in DIRECTIONS for side in MASKS}
         return outcomes
 
@@ -371,8 +388,8 @@ def _failure(error: Exception) -> Outcome:
 
 
 def _line(error: Exception) -> str:
-    """Return the first offender of an error, or its first line."""
+    """Return the first line of an error, with its first offender."""
     text = str(error).strip().splitlines()[0] if str(error).strip() else ""
     if isinstance(error, AdapterhubError):
-        return (*error.offenders, text)[0]
+        return ": ".join([text, *error.offenders[:1]])
     return f"{type(error).__name__}: {text}"

@@ -9,12 +9,9 @@ from __future__ import annotations
 import interchange_table
 import pytest
 import tiny_models
-from peft_differential import DIRECTIONS, KINDS, MASKS, Differential, tasks
+from interchange_table import DIRECTIONS, MASKS
+from peft_differential import KINDS, Differential, tasks
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
 MODELS = [(a, task) for a in tiny_models.ARCHITECTURES for task in tasks(a)]
 SOME = [
     ("bert", "tagging"),
