@@ -81,7 +81,8 @@ def in_peft(folder: Path, backbone: str | None = None) -> PeftExport:
             result = _export(load_folder(model, folder), manifest)
         files, problems = result
         if not problems and peft_is_installed():
-            problems = compare(_on_a_stand_in(meta_model(location, **options), folder, manifest))
+            bare = meta_model(location, **options)
+            problems = compare(lambda: _on_a_stand_in(bare, folder, manifest))
     except AdapterhubError as error:
         if isinstance(error, BackboneError) and backbone is not None:
             raise

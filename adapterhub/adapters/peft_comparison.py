@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -47,46 +47,48 @@ def compare_method(model: PreTrainedModel, method: Spec) -> list[str]:
     Returns:
         A line for each difference.
     """
-    with torch.random.fork_rng(devices=[]):
+
+    def build() -> Adapter:
         torch.manual_seed(0)
         adapter = attach(stand_in(model), method, name="comparison with peft")
         with torch.no_grad():
             for tensor in adapter.tensors().values():
                 if tensor.requires_grad:
                     tensor.add_(torch.randn_like(tensor), alpha=0.1)
-    return compare(adapter)
+        return adapter
+
+    return compare(build)
 
 
-def compare(adapter: Adapter) -> list[str]:
-    """Compare the outputs of an adapter, the only one on its model, with those of its export.
+def compare(build: Callable[[], Adapter]) -> list[str]:
+    """Compare the outputs of an adapter with those of its export.
 
-    Afterwards the model has peft's modules instead of the adapter's.
+    `build` returns the adapter, the only one on its model; the model then gets peft's modules.
 
     Returns:
         A line for each difference.
     """
-    model = adapter.model
-    try:
-        files, expected = to_peft(adapter.export_source()), _outputs(model)
-        adapter.detach()
-        bare = _outputs(model)
-    except AdapterhubError as error:
-        return ["; ".join([error.problem, *error.offenders])]
-    try:
-        found = _outputs(model, _in_peft(model, files))
-    except Exception as error:  # of any kind: the code of peft and of the model is not ours
-        return [f"peft cannot use it: {type(error).__name__}: {str(error)[:200]}"]
+    library = "adapterhub"
+    with torch.random.fork_rng(devices=[]):
+        try:
+            adapter = build()
+            model, files = adapter.model, to_peft(adapter.export_source())
+            expected = _outputs(model)
+            adapter.detach()
+            bare = _outputs(model)
+            library = "peft"
+            found = _outputs(model, _in_peft(model, files))
+        except AdapterhubError as error:
+            return ["; ".join([error.problem, *error.offenders])]
+        except Exception as error:  # of any kind: the code of peft and of the model is not ours
+            what = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
+            return [f"outputs cannot be compared with peft's, {library} fails: {what}"]
     return _differences(found, expected, bare)
 
 
 def _in_peft(model: PreTrainedModel, files: PeftFiles) -> nn.Module:
     """Load a checkpoint into a model with peft."""
-    with (
-        tempfile.TemporaryDirectory() as temporary,
-        warnings.catch_warnings(),
-        quiet_loading(),
-        torch.random.fork_rng(devices=[]),
-    ):
+    with tempfile.TemporaryDirectory() as temporary, warnings.catch_warnings(), quiet_loading():
         warnings.simplefilter("ignore")
         import peft
 

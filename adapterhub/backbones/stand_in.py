@@ -26,6 +26,7 @@ def stand_in(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
     config = copy.deepcopy(model.config)
     if config.pad_token_id is None:
         config.pad_token_id = 0  # classifiers refuse batches without it
+    config._experts_implementation = "eager"  # the others need weights with usual strides
     with torch.device("cpu"), init_empty_weights(include_buffers=False):
         made = type(model)(config)
     generator = torch.Generator().manual_seed(seed)

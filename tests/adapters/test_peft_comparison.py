@@ -53,7 +53,7 @@ def test_a_difference_is_found(monkeypatch, is_trained):
         "pattern_options",
         lambda updates, rooted: pattern_options(updates, rooted) | {"lora_alpha": 1},
     )
-    problems = compare(adapter)
+    problems = compare(lambda: adapter)
     assert bool(problems) == is_trained  # before training, alpha has no effect
     if is_trained:
         assert "peft computes another logits: it differs by" in problems[0]
@@ -62,8 +62,8 @@ def test_a_difference_is_found(monkeypatch, is_trained):
 def test_what_peft_cannot_load_is_a_difference(monkeypatch):
     adapter = ah.attach(tiny_models.model("bert"), "lora")
     monkeypatch.setattr(low_rank_exporter, "target_options", lambda *_: {"target_modules": ["x"]})
-    (problem,) = compare(adapter)
-    assert problem.startswith("peft cannot use it: ")
+    (problem,) = compare(lambda: adapter)
+    assert problem.startswith("outputs cannot be compared with peft's, peft fails: ")
 
 
 def test_a_model_is_left_as_it_was():
@@ -79,3 +79,12 @@ def test_without_peft_nothing_is_compared(monkeypatch):
     assert peft_is_installed()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert not peft_is_installed()
+
+
+def test_a_model_that_cannot_compute_is_a_problem():
+    def fail():
+        raise RuntimeError("no\nkernel")
+
+    (problem,) = compare(fail)
+    expected = "outputs cannot be compared with peft's, adapterhub fails: RuntimeError: no kernel"
+    assert problem == expected

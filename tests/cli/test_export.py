@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import tiny_models
 
+from adapterhub.adapters import peft_comparison
+from adapterhub.interchange.peft import low_rank_exporter
+
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -48,6 +51,19 @@ def test_check_before_training(adapterhub, config_only):
     code, _, err = adapterhub("export", "--check", "tgi", "--method", "lora", *where)
     assert code == 2
     assert "one of peft, vllm" in err
+
+
+def test_check_compares_outputs(adapterhub, config_only, monkeypatch):
+    where = ("--check", "peft", "--method", "lora", "--backbone", config_only)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            low_rank_exporter, "target_options", lambda *_: {"target_modules": ["o_proj"]}
+        )
+        code, out, _ = adapterhub("export", *where)
+    assert (code, out.splitlines()[-1]) == (1, "peft: 1 problem")
+    monkeypatch.setattr(peft_comparison, "peft_is_installed", lambda: False)
+    code, out, _ = adapterhub("export", *where)
+    assert (code, out) == (0, "peft: no problems; outputs not compared, peft is missing\n")
 
 
 def test_check_of_a_recipe(adapterhub, config_only, tmp_path):
