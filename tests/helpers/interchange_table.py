@@ -17,6 +17,7 @@ DIRECTIONS = ("import", "back", "export")
 MASKS = ("none", "right", "left")
 WORDS = ("equal", "refused", "peft", "none", "wrong")
 MARKERS = re.compile(r"(<!-- peft: .*? -->\n).*?(<!-- /peft -->)", re.DOTALL)
+_ORDER = {name: number for number, name in enumerate(DIRECTIONS)}
 _results: dict[tuple[str, ...], tuple[str, str]] = {}
 
 
@@ -46,7 +47,8 @@ def text(kinds: Iterable[str]) -> str:
     versions = ", ".join(f"{name} {version(name)}" for name in ("peft", "transformers", "torch"))
     lines = [
         f"`make interchange`, Python {platform.python_version()}, {versions}: {len(_results):,} "
-        f"comparisons, each cell {' / '.join(WORDS)}.",
+        "comparisons. Each cell: equal / refused by adapterhub / refused or failing in peft / "
+        "no such method here / wrong.",
         "",
         f"| kind | {' | '.join(DIRECTIONS)} |",
         "|---" * (len(DIRECTIONS) + 1) + "|",
@@ -77,11 +79,11 @@ def _reasons(expected: str) -> list[str]:
             places = found.setdefault(_general(reason, architecture), [set(), set(), set()])
             for names, name in zip(places, (kind, direction, architecture), strict=True):
                 names.add(name)
-    return sorted(f"- {text}: {'; '.join(map(_listed, places))}" for text, places in found.items())
+    return sorted(f"- {text} ({'; '.join(map(_listed, places))})" for text, places in found.items())
 
 
 def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names, key=lambda name: (name not in DIRECTIONS, name)))
+    return ", ".join(sorted(names, key=lambda name: (_ORDER.get(name, 0), name)))
 
 
 def _general(reason: str, architecture: str) -> str:
@@ -91,6 +93,8 @@ def _general(reason: str, architecture: str) -> str:
     for pattern, text in (
         (r"^the peft checkpoint .*? on this MODEL backbone: ", ""),
         (r"^the adapter cannot be exported to peft: ", ""),
+        (r"^[\w-]+ does not fit a MODEL backbone: ", ""),
+        (r"^this MODEL backbone has no such site( in layers '.*?')?", "no such site"),
         (r"^\S*adapter_config.json", "adapter_config.json"),
         (r"(?<!['\w.])\w+(\.\w+)+(?!['\w.])", "MODULE"),
         (r"MODULE(, MODULE)+", "MODULE"),

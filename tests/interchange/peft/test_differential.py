@@ -40,6 +40,7 @@ def test_equal_or_refused(tmp_path, record_property, kind, architecture, task):
     assert {cell: o.reason for cell, o in outcomes.items() if o.word == "wrong"} == {}
 
 
+@pytest.mark.skipif(tiny_models.FULL_MATRIX, reason="the table is written after the tests")
 def test_the_documented_table_has_every_cell_and_no_wrong_one():
     documented = interchange_table.documented_counts()
     assert documented.keys() == set(KINDS)
