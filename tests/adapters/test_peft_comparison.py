@@ -7,6 +7,7 @@ import importlib.util
 import pytest
 import tiny_models
 import torch
+import transformers
 from peft_reference import core
 
 import adapterhub as ah
@@ -39,6 +40,18 @@ def test_an_export_is_equal_or_refused(method, architecture, is_classifier):
     spec = METHODS[method]
     if not blocking(model, spec, "peft"):
         assert compare_method(model, spec) == []
+
+
+CLASSES = ("MaskedLM", "MultipleChoice", "NextSentencePrediction", "PreTraining",
+           "QuestionAnswering", "SequenceClassification", "TokenClassification")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_class_of_model_is_compared(monkeypatch, name):
+    model = getattr(transformers, f"BertFor{name}")(tiny_models.model("bert", num_labels=2).config)
+    assert compare_method(model, "lora") == []
+    monkeypatch.setattr(low_rank_exporter, "target_options", lambda *_: {"target_modules": "x"})
+    assert len(compare_method(model, "lora")) == 1
 
 
 @pytest.mark.parametrize("is_trained", [True, False])
