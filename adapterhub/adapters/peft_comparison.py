@@ -69,7 +69,8 @@ def compare(build: Callable[[], Adapter]) -> list[str]:
         A line for each difference.
     """
     library = "adapterhub"
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), quiet_loading():
+        warnings.simplefilter("ignore")  # what matters of them is a difference
         try:
             adapter = build()
             model, files = adapter.model, to_peft(adapter.export_source())
@@ -88,10 +89,9 @@ def compare(build: Callable[[], Adapter]) -> list[str]:
 
 def _in_peft(model: PreTrainedModel, files: PeftFiles) -> nn.Module:
     """Load a checkpoint into a model with peft."""
-    with tempfile.TemporaryDirectory() as temporary, warnings.catch_warnings(), quiet_loading():
-        warnings.simplefilter("ignore")
-        import peft
+    import peft
 
+    with tempfile.TemporaryDirectory() as temporary:
         write_peft(Path(temporary) / "peft", files)
         wrapper: nn.Module = peft.PeftModel.from_pretrained(model, Path(temporary) / "peft")
         return wrapper.eval()
