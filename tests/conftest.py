@@ -10,11 +10,10 @@ import tiny_models
 import torch
 from fixtures import WORDS, sentences, word_tokenizer, write_tsv
 from hypothesis import HealthCheck, settings
-from support_table import pytest_runtest_logreport, pytest_runtest_makereport, pytest_sessionfinish
 from transformers import BertTokenizerFast
 
-# The hooks that write docs/support.md.
-__all__ = ["pytest_runtest_logreport", "pytest_runtest_makereport", "pytest_sessionfinish"]
+# The hooks that write the tables of docs/support.md and docs/interchange.md.
+pytest_plugins = ["support_table", "interchange_table"]
 
 # A slow machine is not a failure.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])

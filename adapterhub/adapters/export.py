@@ -20,9 +20,11 @@ from adapterhub.adapters.activate import activate
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attach import attach
 from adapterhub.adapters.load import load_folder
+from adapterhub.adapters.peft_comparison import compare, peft_is_installed
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.backbones.load import load_backbone, meta_model
 from adapterhub.backbones.newly_initialized import NEWLY_INITIALIZED
+from adapterhub.backbones.stand_in import stand_in
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.errors import AdapterhubError, BackboneError, ConfigError, unknown
 from adapterhub.files.card import model_kind
@@ -52,6 +54,9 @@ class PeftExport:
 def in_peft(folder: Path, backbone: str | None = None) -> PeftExport:
     """Convert the adapter of a folder to peft's format; problems are returned, not raised.
 
+    Where peft is installed, its outputs are compared with those of the adapter, on a stand-in for
+    the backbone; a difference is a problem.
+
     Args:
         folder: an adapter of adapterhub.
         backbone: where to find its backbone, if not where its run or its manifest says.
@@ -75,6 +80,9 @@ def in_peft(folder: Path, backbone: str | None = None) -> PeftExport:
             model, _ = load_backbone(location, **options)
             result = _export(load_folder(model, folder), manifest)
         files, problems = result
+        if not problems and peft_is_installed():
+            bare = meta_model(location, **options)
+            problems = compare(lambda: _on_a_stand_in(bare, folder, manifest))
     except AdapterhubError as error:
         if isinstance(error, BackboneError) and backbone is not None:
             raise
@@ -147,10 +155,7 @@ def _kind_of_checkpoint(location: str, revision: str | None) -> str:
 
 def _attach_without_weights(model: PreTrainedModel, folder: Path, manifest: Manifest) -> Adapter:
     """Attach an adapter, with its tensors, to a backbone on the meta device."""
-    anatomy = anatomy_of(model)
-    keys = {path: anatomy.key(path).rpartition(".") for path in anatomy.parameters()}
-    new = (path for path, (site, _, n) in keys.items() if f"{site}.fresh.{n}" in manifest.tensors)
-    setattr(model, NEWLY_INITIALIZED, frozenset(new))
+    _mark_newly_initialized(model, manifest)
     with torch.device("meta"):
         adapter = load_folder(model, folder, any_backbone=True, any_tokenizer=True)
     activate(model)
@@ -165,3 +170,18 @@ def _attach_without_weights(model: PreTrainedModel, folder: Path, manifest: Mani
         for name, tensor in adapter.tensors().items():
             tensor.copy_(saved[name])
     return adapter
+
+
+def _on_a_stand_in(model: PreTrainedModel, folder: Path, manifest: Manifest) -> Adapter:
+    """Attach an adapter, with its tensors, to a stand-in for a backbone on the meta device."""
+    replacement = stand_in(model)
+    _mark_newly_initialized(replacement, manifest)
+    return load_folder(replacement, folder, any_backbone=True, any_tokenizer=True)
+
+
+def _mark_newly_initialized(model: PreTrainedModel, manifest: Manifest) -> None:
+    """Mark the parameters that were newly initialized when the adapter was trained."""
+    anatomy = anatomy_of(model)
+    keys = {path: anatomy.key(path).rpartition(".") for path in anatomy.parameters()}
+    new = (path for path, (site, _, n) in keys.items() if f"{site}.fresh.{n}" in manifest.tensors)
+    setattr(model, NEWLY_INITIALIZED, frozenset(new))

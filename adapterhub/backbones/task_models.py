@@ -44,9 +44,10 @@ TASK_MODELS = {
     "tagging": TaskModel("AutoModelForTokenClassification", classes=True),
     "question-answering": TaskModel("AutoModelForQuestionAnswering", outputs=("start", "end")),
     "multiple-choice": TaskModel("AutoModelForMultipleChoice", outputs=("",)),
+    # First: transformers lists the language models of BART and mBART as masked ones too.
+    "seq2seq": TaskModel("AutoModelForSeq2SeqLM"),
     "masked-lm": TaskModel("AutoModelForMaskedLM"),
     "causal-lm": TaskModel("AutoModelForCausalLM"),
-    "seq2seq": TaskModel("AutoModelForSeq2SeqLM"),
 }
 
 

@@ -52,7 +52,9 @@ def command(
     """Export an adapter to another library, or check that it can be exported.
 
     --check writes nothing and loads no weights: it lists what prevents the export of ADAPTER, or
-    of what RECIPE.yaml or --method would train. Its exit code is 0 if nothing does, else 1.
+    of what RECIPE.yaml or --method would train. Where peft is installed, it also compares the
+    outputs of the method and of its export, with random weights and parameters. Its exit code is 0
+    if there are no problems, else 1.
     """
     if target:
         _check(target, source, method, backbone, task, max_lora_rank)
@@ -111,6 +113,7 @@ def _check(
     max_lora_rank: int,
 ) -> None:
     from adapterhub.adapters.export import blocking
+    from adapterhub.adapters.peft_comparison import compare_method, peft_is_installed
     from adapterhub.backbones.load import meta_model
     from adapterhub.backbones.task_models import TASK_MODELS
 
@@ -118,10 +121,17 @@ def _check(
     names = labels or (("0", "1") if TASK_MODELS[kind].classes else ())
     model = meta_model(place, task=kind, labels=names)
     problems = blocking(model, spec, target, max_rank=max_lora_rank)
+    compared = not problems and peft_is_installed()
+    if compared:
+        problems = compare_method(model, spec)
     for problem in problems:
         click.echo(f"- {problem}")
-    count = f"{len(problems)} problem{'s' * (len(problems) != 1)}" if problems else "no problems"
-    click.echo(f"{target}: {count}")
+    if problems:
+        summary = f"{len(problems)} problem{'s' * (len(problems) != 1)}"
+    else:
+        outputs = "equal with random weights" if compared else "not compared, peft is missing"
+        summary = f"no problems; outputs {outputs}"
+    click.echo(f"{target}: {summary}")
     sys.exit(1 if problems else 0)
 
 

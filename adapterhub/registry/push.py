@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -37,7 +38,8 @@ def push(
     """Publish the adapter in a folder on a hub, as one commit.
 
     The commit holds our files, a card and, if peft can express the adapter, peft's two files, which
-    make the repository loadable with plain peft. If it cannot, `note` and the card give the reason.
+    make the repository loadable with plain peft. If it cannot, or if peft is installed and computes
+    other outputs, `note` and the card give the reason.
 
     Args:
         folder: the adapter's folder, or the folder of its training run.
@@ -78,6 +80,7 @@ def push(
 
 def _peft_note(in_peft: InPeft) -> str:
     if not in_peft.problems:
-        return "plain peft can load it: peft's two files are included"
+        compared = "" if find_spec("peft") else "; outputs not compared, peft is not installed"
+        return f"plain peft can load it: peft's two files are included{compared}"
     more = f" (and {len(in_peft.problems) - 1} more)" if len(in_peft.problems) > 1 else ""
     return f"plain peft cannot load it: {in_peft.problems[0]}{more}"

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import tiny_models
 
+from adapterhub.adapters import peft_comparison
+from adapterhub.interchange.peft import low_rank_exporter
+
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -18,7 +21,7 @@ def test_a_run_is_exported_to_peft(train, adapterhub, tmp_path):
     files = sorted(path.name for path in (tmp_path / "theirs").iterdir())
     assert files == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
     code, out, _ = adapterhub("export", tmp_path / "run", "--check", "peft")
-    assert (code, out) == (0, "peft: no problems\n")
+    assert (code, out) == (0, "peft: no problems; outputs equal with random weights\n")
     code, out, _ = adapterhub("export", tmp_path / "run", "--check", "vllm")
     assert code == 1
     assert "modules_to_save" in out
@@ -37,7 +40,7 @@ def config_only(tmp_path):
 def test_check_before_training(adapterhub, config_only):
     where = ("--backbone", config_only)
     code, out, err = adapterhub("export", "--check", "vllm", "--method", "lora(rank=16)", *where)
-    assert (code, out) == (0, "vllm: no problems\n"), err
+    assert (code, out) == (0, "vllm: no problems; outputs equal with random weights\n"), err
     code, out, _ = adapterhub("export", "--check", "vllm", "--method", "dora(rank=64)", *where)
     assert code == 1
     assert "--max-lora-rank 64" in out
@@ -48,6 +51,19 @@ def test_check_before_training(adapterhub, config_only):
     code, _, err = adapterhub("export", "--check", "tgi", "--method", "lora", *where)
     assert code == 2
     assert "one of peft, vllm" in err
+
+
+def test_check_compares_outputs(adapterhub, config_only, monkeypatch):
+    where = ("--check", "peft", "--method", "lora", "--backbone", config_only)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            low_rank_exporter, "target_options", lambda *_: {"target_modules": ["o_proj"]}
+        )
+        code, out, _ = adapterhub("export", *where)
+    assert (code, out.splitlines()[-1]) == (1, "peft: 1 problem")
+    monkeypatch.setattr(peft_comparison, "peft_is_installed", lambda: False)
+    code, out, _ = adapterhub("export", *where)
+    assert (code, out) == (0, "peft: no problems; outputs not compared, peft is missing\n")
 
 
 def test_check_of_a_recipe(adapterhub, config_only, tmp_path):

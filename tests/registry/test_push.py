@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
@@ -16,9 +17,11 @@ import adapterhub as ah
 from adapterhub.adapters import export as exporting
 from adapterhub.errors import BackboneError, ConfigError
 from adapterhub.files.native import read_manifest
+from adapterhub.interchange.peft import low_rank_exporter
 from adapterhub.registry.publication import PublicationInfo
 
 peft = pytest.importorskip("peft")
+pushing = importlib.import_module("adapterhub.registry.push")  # the package has a function `push`
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -115,6 +118,30 @@ def test_without_peft_files_the_card_gives_the_reason(hub, backbone, tmp_path, s
     assert "PeftModel" not in text
     assert "peft" not in hub_server.card_data(files_of(hub))["tags"]
     assert ("plain peft cannot load it" in note) == (options != {"peft": False})
+
+
+def test_files_with_which_peft_computes_otherwise_are_left_out(
+    hub, backbone, tmp_path, monkeypatch
+):
+    save_adapter(backbone, tmp_path / "out", "lora")
+    pattern_options = low_rank_exporter.pattern_options
+    monkeypatch.setattr(
+        low_rank_exporter,
+        "pattern_options",
+        lambda updates, rooted: pattern_options(updates, rooted) | {"lora_alpha": 1},
+    )
+    _, note = push(hub, tmp_path / "out", backbone=str(backbone))
+    assert "plain peft cannot load it: peft computes another logits" in note
+    assert files_of(hub).keys().isdisjoint({"adapter_config.json", "adapter_model.safetensors"})
+
+
+def test_without_peft_the_note_says_that_nothing_was_compared(hub, backbone, tmp_path, monkeypatch):
+    save_adapter(backbone, tmp_path / "out", "lora")
+    for module in (pushing, exporting):
+        name = "find_spec" if module is pushing else "peft_is_installed"
+        monkeypatch.setattr(module, name, lambda *_: False)
+    _, note = push(hub, tmp_path / "out", backbone=str(backbone))
+    assert "two files are included; outputs not compared, peft is not installed" in note
 
 
 def test_an_unreachable_backbone_does_not_stop_a_push(hub, backbone, tmp_path, monkeypatch):

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from adapterhub.anatomy.sites import Anatomy, Site
+from adapterhub.backbones.task_models import task_kind
+from adapterhub.interchange.peft.files import TASK_TYPES
 from adapterhub.interchange.peft.targets import ends_with, modules_of
 from adapterhub.methods._base import Method
 
@@ -45,6 +47,11 @@ class ExportSource:
     def modules(self) -> Mapping[str, nn.Module]:
         """The backbone's modules by path."""
         return modules_of(self.anatomy.model)
+
+    @property
+    def task_type(self) -> str | None:
+        """Peft's task type of the model; None if it has none for the model's class."""
+        return TASK_TYPES.get(task_kind(self.anatomy.model) or "")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor, nn
 
-from adapterhub.backbones.task_models import task_kind
 from adapterhub.errors import ConfigError, MismatchError
 from adapterhub.files.schema import shorten
 from adapterhub.interchange.peft.export_types import (
@@ -19,7 +18,7 @@ from adapterhub.interchange.peft.export_types import (
     ExportSource,
     exact_names,
 )
-from adapterhub.interchange.peft.files import TASK_TYPES, Kind, PeftFiles, neutral
+from adapterhub.interchange.peft.files import Kind, PeftFiles, neutral
 from adapterhub.interchange.peft.ia3 import export_ia3
 from adapterhub.interchange.peft.low_rank_exporter import LOW_RANK_MODULES, export_low_rank
 from adapterhub.interchange.peft.prompts import export_prefix, export_prompt
@@ -27,6 +26,12 @@ from adapterhub.methods.ia3 import InputScale, OutputScale
 from adapterhub.methods.prefix import PrefixKeyValues, SkippedPositions
 from adapterhub.methods.prompt import VirtualTokens
 
+# Modules that peft saves without being told, by task type; it matches the ends of paths.
+_PEFT_HEADS = {
+    "SEQ_CLS": ("classifier", "score"),
+    "TOKEN_CLS": ("classifier", "score"),
+    "QUESTION_ANS": ("qa_outputs",),
+}
 NEW_TOKENS = "new tokens: their embeddings and tokenizer are not exported to peft"
 _KINDS: Mapping[type[nn.Module], Kind] = {
     **dict.fromkeys(LOW_RANK_MODULES, "LORA"),
@@ -78,7 +83,7 @@ def try_peft(source: ExportSource) -> tuple[PeftFiles, list[str]]:
     head = _task_head(source, parameters.config.get("modules_to_save", []))
     checkpoint = _refused(source, kinds) + updates + parameters + head
     backbone = {
-        "task_type": TASK_TYPES.get(task_kind(source.anatomy.model) or ""),
+        "task_type": source.task_type,
         "base_model_name_or_path": source.backbone,
         "revision": source.revision,
     }
@@ -107,7 +112,7 @@ def _refused(source: ExportSource, kinds: set[Kind]) -> CheckpointPart:
 
 def _problems_without_method(source: ExportSource) -> list[str]:
     """Refuse an adapter of whole parameters, unless they are norms (LN_TUNING)."""
-    holders = {path.rpartition(".")[0] for paths, _ in source.changed for path in paths}
+    holders = {_holder(path) for paths, _ in source.changed for path in paths}
     others = sorted(holder for holder in holders if not _is_norm(source.modules[holder]))
     if not holders:
         return ["peft has no method that trains only the task head"]
@@ -127,20 +132,34 @@ def _is_norm(module: nn.Module) -> bool:
 def _trained_parameters(source: ExportSource, kind: Kind, targets: Sequence[str]) -> CheckpointPart:
     """Return backbone parameters that were trained whole: as biases, norms, or whole modules."""
     values = {path: value.detach() for paths, value in source.changed for path in paths}
-    if kind == "LORA" and all(path.endswith(".bias") for path in values):
-        return _biases(values, targets)
-    holders = sorted({path.rpartition(".")[0] for path in values})
     if not source.parts:
+        holders = sorted({_holder(path) for path in values})
         return CheckpointPart(
             config={"target_modules": exact_names(holders, source.modules)} if holders else {},
             tensors=_whole_modules(source, holders, values, ".ln_tuning_layers"),
         )
-    problems = [f"{h}: both updated and trained whole" for h in holders if h in targets]
-    return CheckpointPart(
-        config={"modules_to_save": holders},
+    # With LoRA, peft can also train biases without the rest of their modules.
+    whole = [path for path in values if kind != "LORA" or "bias" not in path.rpartition(".")[2]]
+    holders = sorted({_holder(path) for path in whole})
+    biases = {path: value for path, value in values.items() if _holder(path) not in holders}
+    return _biases(biases, targets) + CheckpointPart(
+        config={"modules_to_save": holders} if holders else {},
         tensors=_whole_modules(source, holders, values),
-        problems=problems + _ambiguous(source.modules, holders),
+        problems=_updated_inside(holders, targets) + _ambiguous(source.modules, holders),
     )
+
+
+def _holder(path: str) -> str:
+    return path.rpartition(".")[0]
+
+
+def _updated_inside(holders: Sequence[str], targets: Sequence[str]) -> list[str]:
+    """Refuse whole modules with adapted modules inside: peft skips those updates."""
+    return [
+        f"{holder}: both updated and trained whole"
+        for holder in holders
+        if any(f"{target}.".startswith(f"{holder}.") for target in targets)
+    ]
 
 
 def _biases(values: Mapping[str, Tensor], targets: Sequence[str]) -> CheckpointPart:
@@ -175,13 +194,20 @@ def _ambiguous(modules: Mapping[str, nn.Module], names: Sequence[str]) -> list[s
 
 def _task_head(source: ExportSource, saved: Sequence[str]) -> CheckpointPart:
     """Return the task head's modules, added to the modules that are already `saved`."""
-    names = sorted(source.head)
+    head = _head_modules(source)
+    names = sorted(head)
     return CheckpointPart(
         config={"modules_to_save": [*saved, *names]} if names else {},
         tensors={
             f"{name}.{key}": value
             for name in names
-            for key, value in source.head[name].state_dict().items()
+            for key, value in head[name].state_dict().items()
         },
         problems=_ambiguous(source.modules, names),
     )
+
+
+def _head_modules(source: ExportSource) -> dict[str, nn.Module]:
+    """Return the adapter's head, and modules that peft takes for one and requires in its files."""
+    names = _PEFT_HEADS.get(source.task_type or "", ())
+    return {p: m for p, m in source.modules.items() if p.endswith(names)} | dict(source.head)

@@ -8,11 +8,13 @@ imported prompts have `padding: count`.
 
 Where peft counts two submodules (an encoder and a decoder) it lays the prefixes out for two KV
 caches, and the self-attention of layer i gets the prefix of layer 2 i (modulo the number of
-layers). Such prefixes are imported as trained. They cannot be exported if all layers differ.
+layers). Such prefixes are imported as trained. They can be exported if layers that share one in
+peft have equal prefixes, as imported ones do.
 """
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from typing import Any
 
@@ -55,6 +57,7 @@ def import_peft_prompt(
         shape, expected = tuple(table.shape), (length, site.d_out)
         if shape != expected:
             translation.problems.append(f"{TENSOR}: shape {shape}, this backbone needs {expected}")
+        translation.problems += _task_type_problems(files.config["task_type"])
         translation.problems += prompt_problems(anatomy)
         options = {"length": length, "sites": ["embed"], "padding": "count"}
         translation.methods.append({method.name: options})
@@ -77,6 +80,7 @@ def import_peft_prefix(
     """
     rest, table = _table(files, translation)
     anatomy = translation.anatomy
+    translation.problems += _task_type_problems(files.config["task_type"])
     translation.problems += prefix_problems(anatomy)
     sites, length = prefix_sites(anatomy), files.config["num_virtual_tokens"]
     if table is None or translation.problems:
@@ -92,7 +96,7 @@ def import_peft_prefix(
         )
         return rest
     pairs = table.view(length, len(sites), 2, -1).permute(1, 2, 0, 3)  # (layers, 2, length, d_kv)
-    pairs = pairs[[submodules * number % len(sites) for number in range(len(sites))]]
+    pairs = pairs[_source_layers(len(sites), submodules)]
     options = {"length": length, "positions": True, "sites": sites_option(anatomy, sites)}
     translation.methods.append({Prefix.name: options})
     for site, pair in zip(sites, pairs, strict=True):
@@ -108,6 +112,18 @@ def _table(files: PeftFiles, translation: Translation) -> tuple[dict[str, Tensor
         translation.problems.append(f"{TENSOR}: missing, or not a matrix")
         return rest, None
     return rest, table.to(torch.float32)
+
+
+def _task_type_problems(task_type: str | None) -> list[str]:
+    """Refuse virtual tokens that peft loads but never uses."""
+    return [] if task_type else ["task_type: none, and then peft ignores virtual tokens"]
+
+
+def _model_problems(source: ExportSource) -> list[str]:
+    """Refuse models for which peft would ignore virtual tokens."""
+    name = type(source.anatomy.model).__name__
+    problem = f"peft has no task type for {name}, and without one it ignores virtual tokens"
+    return [] if source.task_type else [problem]
 
 
 def prompt_problems(anatomy: Anatomy) -> list[str]:
@@ -150,6 +166,14 @@ def prefix_problems(anatomy: Anatomy) -> list[str]:
         problems.append("a prefix in the KV cache leaves a sliding window, ours never does")
     if not prefix_sites(anatomy):
         return [*problems, f"prefixes cannot enter the attention of {config.model_type}"]
+    base = anatomy.model.get_submodule(anatomy.base_path)
+    if "past_key_values" not in inspect.signature(base.forward).parameters:
+        problems.append(f"peft needs a KV cache for prefixes, and {config.model_type} has none")
+    if len(prefix_sites(anatomy)) != config.num_hidden_layers:
+        problems.append(
+            f"peft needs a prefix for each of the {config.num_hidden_layers} layers, "
+            f"{config.model_type} has {len(prefix_sites(anatomy))} self-attentions"
+        )
     try:
         list(Prefix(positions=True, sites=("attn.kv",)).plan(anatomy))
     except SiteError as error:
@@ -162,7 +186,7 @@ def export_prompt(source: ExportSource) -> CheckpointPart:
     prompts = [p.module.prompt for p in source.parts if isinstance(p.module, VirtualTokens)]
     table = torch.cat([prompt.detach() for prompt in prompts])
     options = _prompt_options(source.anatomy, table)
-    problems = prompt_problems(source.anatomy)
+    problems = _model_problems(source) + prompt_problems(source.anatomy)
     if not all(isinstance(p.method, Prompt) and p.method.padding == "count" for p in source.parts):
         problems += padding_problems(source.anatomy)
         warnings.warn(
@@ -182,23 +206,35 @@ def export_prefix(source: ExportSource) -> CheckpointPart:
     parts = [p for p in source.parts if isinstance(p.module, PrefixKeyValues)]
     prefixes = {p.site.id: p.module.prefix for p in parts if isinstance(p.module, PrefixKeyValues)}
     site_ids = [site.id for site in prefix_sites(source.anatomy)]
-    problems = prefix_problems(source.anatomy)
+    problems = _model_problems(source) + prefix_problems(source.anatomy)
     if set(prefixes) != set(site_ids) or len(prefixes) < len(parts):
-        problems.append("prefix: peft needs exactly one in every self-attention")
-    if len(source.anatomy.stacks) == 2:
-        problems.append("prefix: after an encoder, peft gives layer i that of layer 2 i")
+        problems.append("prefix: peft needs exactly one in every self-attention of the last stack")
     if not all(isinstance(p.method, Prefix) and p.method.positions is True for p in parts):
         problems.append(
             "prefix: in peft, positions of tokens start after it, as with prefix(positions=true)"
         )
+    submodules = len(source.anatomy.stacks)
+    if submodules > 1 and source.task_type != "SEQ_2_SEQ_LM":
+        problems.append("prefix: peft has none for encoder-decoders other than language models")
     if problems:
         return CheckpointPart(problems=problems)
-    pairs = torch.stack([prefixes[i].detach() for i in site_ids])  # (layers, 2, length, d_kv)
+    own = torch.stack([prefixes[i].detach() for i in site_ids])  # (layers, 2, length, d_kv)
+    order = _source_layers(len(own), submodules)
+    pairs = torch.zeros_like(own)  # where no layer of peft reads one
+    pairs[order] = own
+    if len(set(order)) < len(order) and (own.is_meta or not torch.equal(pairs[order], own)):
+        problem = "prefix: after an encoder, peft gives layer i that of layer 2 i"
+        return CheckpointPart(problems=[problem])
     options = _prompt_options(source.anatomy, pairs[0, 0])
     return CheckpointPart(
-        config=options | {"prefix_projection": False},
+        config=options | {"prefix_projection": False, "num_transformer_submodules": submodules},
         tensors={TENSOR: pairs.permute(2, 0, 1, 3).reshape(pairs.shape[2], -1)},
     )
+
+
+def _source_layers(count: int, submodules: int) -> list[int]:
+    """Return the number of the prefix that peft gives each of `count` layers."""
+    return [submodules * number % count for number in range(count)]
 
 
 def _prompt_options(anatomy: Anatomy, table: Tensor) -> dict[str, Any]:

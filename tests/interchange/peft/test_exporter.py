@@ -10,6 +10,7 @@ from matrix import example
 
 import adapterhub as ah
 from adapterhub.adapters.export import blocking
+from adapterhub.anatomy.build import anatomy_of
 from adapterhub.errors import AdapterhubError, MismatchError
 from adapterhub.methods import METHODS
 
@@ -170,3 +171,28 @@ def test_one_error_lists_what_peft_cannot_express(tmp_path, case):
     with pytest.raises(MismatchError, match=reason):
         adapter.export(tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+MIXED = {
+    # A bias of a module that is otherwise frozen, and a whole norm.
+    "biases and norms": ("bert", [{"lora": {"sites": ["attn.q"]}}, "bitfit(sites=['attn.o'])",
+                                  {"chosen": {"names": ["encoder.0.attn.norm.*"]}}]),
+    # Biases that are no module's: DeBERTa's q_bias and v_bias.
+    "other biases": ("deberta", ["lora", "bitfit"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MIXED)
+def test_biases_and_whole_modules(tmp_path, case):
+    compare_export(tmp_path / "out", *MIXED[case])
+
+
+def test_a_whole_module_around_an_updated_one_is_refused(tmp_path):
+    model = tiny_models.model("deberta")
+    name = next(n for n, _ in model.named_parameters() if n.endswith("q_bias"))
+    parameters = {"chosen": {"names": [anatomy_of(model).key(name)]}}
+    adapter = ah.attach(model, [{"ia3": {"sites": ["attn.qkv"]}}, parameters])
+    with pytest.raises(MismatchError) as caught:
+        adapter.export(tmp_path / "out")
+    holder = name.rpartition(".")[0]
+    assert f"{holder}: both updated and trained whole" in caught.value.offenders

@@ -115,6 +115,16 @@ def test_exported_prefixes(tmp_path, architecture, network):
 
 
 @pytest.mark.parametrize("architecture", ["t5", "bart"])
+def test_a_prefix_after_an_encoder_is_exported_if_peft_has_a_place_for_each(tmp_path, architecture):
+    """With an odd number of layers, 2 i modulo it is another layer for each i."""
+    layers = {"num_layers": 3, "num_decoder_layers": 3}
+    if architecture == "bart":
+        layers = {"encoder_layers": 3, "decoder_layers": 3}
+    spec = "prefix(length=3, positions=true, sites=['decoder.attn.kv'])"
+    same_bits(*compare_export(tmp_path / "out", architecture, spec, "seq2seq", atol=2e-5, **layers))
+
+
+@pytest.mark.parametrize("architecture", ["t5", "bart"])
 def test_a_prefix_after_an_encoder_is_not_exported(tmp_path, architecture):
     """peft's layout for two caches cannot give each layer its own prefix."""
     spec = "prefix(length=3, positions=true, sites=['decoder.attn.kv'])"

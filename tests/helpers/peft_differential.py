@@ -1,0 +1,396 @@
+"""The differential against peft: each kind of checkpoint on each model, in each direction.
+
+An adapter with random tensors is saved by peft and loaded here (import), exported again and loaded
+by peft (back), and a similar adapter of ours is exported and loaded by peft (export). The logits of
+both libraries are compared without a mask, with right padding and with left padding.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import peft
+import tiny_models
+import torch
+from interchange_table import DIRECTIONS, MASKS
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+import adapterhub as ah
+from adapterhub.anatomy.build import anatomy_of
+from adapterhub.errors import AdapterhubError
+
+TOLERANCE = 2e-4  # of logits up to 10; PiSSA subtracts two large products
+LENGTH = 3
+TASK_TYPES = {
+    "classification": "SEQ_CLS",
+    "tagging": "TOKEN_CLS",
+    "causal-lm": "CAUSAL_LM",
+    "seq2seq": "SEQ_2_SEQ_LM",
+}
+Spec = Mapping[str, Any] | list[Any] | str | Callable[[PreTrainedModel], Any]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of checkpoint: peft's configuration for a model, and our method, if there is one."""
+
+    config: Callable[[PreTrainedModel], peft.PeftConfig]
+    spec: Spec | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of one comparison.
+
+    `word` is equal, refused, wrong, peft (it cannot make or use such an adapter), or none (we have
+    no such method).
+    """
+
+    word: str
+    reason: str = ""
+
+
+def layer_projections(model: PreTrainedModel) -> list[str]:
+    """Return the last path components of the linear modules in numbered layers."""
+    linear = (nn.Linear, Conv1D)
+    paths = [path for path, m in model.named_modules() if isinstance(m, linear)]
+    return sorted({path.rpartition(".")[2] for path in paths if re.search(r"\.\d+\.", path)})
+
+
+def whole_projections(model: PreTrainedModel) -> list[str]:
+    """Return the roles of all projections, those that share a module only once."""
+    sites = anatomy_of(model).sites.values()
+    return sorted({site.role for site in sites if site.kind == "linear" and not site.part})
+
+
+def biased(model: PreTrainedModel) -> list[str]:
+    """Return the roles of projections that have a bias; `attn.o` if there are none."""
+    hosts = {s.role: model.get_submodule(s.host) for s in anatomy_of(model).sites.values()}
+    roles = whole_projections(model)
+    return [r for r in roles if getattr(hosts[r], "bias", None) is not None] or ["attn.o"]
+
+
+def some_projections(model: PreTrainedModel) -> list[str]:
+    """Return every second of these names."""
+    return layer_projections(model)[::2]
+
+
+def heads_that_peft_saves(model: PreTrainedModel) -> list[str]:
+    """Return modules that peft saves whole and would adapt too, which it then refuses."""
+    names = {name for name, _ in model.named_children()} & {"classifier", "pre_classifier"}
+    is_refused = "pre_classifier" in names or model.differential_task == "tagging"
+    return sorted(names) if is_refused else []
+
+
+def last_layer(model: PreTrainedModel) -> str:
+    """Return an expression for the projections of layers 1, 3, ..."""
+    return rf".*\.[13]\..*\b({'|'.join(layer_projections(model)[1::2] or some_projections(model))})"
+
+
+def patterns(model: PreTrainedModel) -> dict[str, Any]:
+    """Return ranks and alphas by name and by expression."""
+    first, *_, last = names = layer_projections(model)
+    ranks = {last: 2, rf".*\.1\..*{first}": 3}
+    return {"target_modules": names, "rank_pattern": ranks, "alpha_pattern": {rf"1\..*{last}": 5}}
+
+
+def norms(model: PreTrainedModel) -> list[str]:
+    """Return the paths of all modules whose weight is a vector."""
+    weights = {path: getattr(m, "weight", None) for path, m in model.named_modules()}
+    return [path for path, w in weights.items() if isinstance(w, Tensor) and w.ndim == 1]
+
+
+def a_norm(model: PreTrainedModel) -> dict[str, Any]:
+    """Return the options for one whole module next to the updates."""
+    saved = (norms(model) or layer_projections(model))[-1:]
+    return {"target_modules": some_projections(model), "modules_to_save": saved}
+
+
+def scales(model: PreTrainedModel) -> peft.IA3Config:
+    """Return (IA)^3 with half of the scales at inputs."""
+    names = layer_projections(model)
+    return configure(peft.IA3Config, model, target_modules=names, feedforward_modules=names[::2])
+
+
+def configure(kind: type[peft.PeftConfig], model: PreTrainedModel, **options: Any) -> Any:
+    """Make a configuration with the task type of the model."""
+    return kind(task_type=TASK_TYPES[model.differential_task], **options)
+
+
+def low_rank(**options: Any) -> Callable[[PreTrainedModel], peft.PeftConfig]:
+    """Return a function that makes a LoRA configuration; options may be functions of the model."""
+
+    def config(model: PreTrainedModel) -> peft.PeftConfig:
+        values = {n: value(model) if callable(value) else value for n, value in options.items()}
+        more = values.pop("more", {})
+        defaults = {"r": 4, "lora_alpha": 6, "target_modules": some_projections(model)}
+        return configure(peft.LoraConfig, model, **(defaults | values | more))
+
+    return config
+
+
+def virtual(kind: type[peft.PeftConfig], **options: Any) -> Callable[..., peft.PeftConfig]:
+    """Return a function that makes a configuration of virtual tokens.
+
+    It has the sizes that peft does not find in every configuration.
+    """
+
+    def config(model: PreTrainedModel) -> peft.PeftConfig:
+        sizes = {
+            "num_layers": model.config.num_hidden_layers,
+            "num_attention_heads": model.config.num_attention_heads,
+            "token_dim": model.config.hidden_size,
+        }
+        if kind is not peft.PrefixTuningConfig:
+            sizes["token_dim"] = model.get_input_embeddings().weight.shape[1]
+        return configure(kind, model, num_virtual_tokens=LENGTH, **(sizes | options))
+
+    return config
+
+
+def prefix(model: PreTrainedModel, network: str) -> str:
+    """Return a prefix in the self-attentions of the last stack."""
+    sites = f"{list(anatomy_of(model).stacks)[-1]}.attn.kv"
+    return f"prefix(length={LENGTH}, positions=true, sites=['{sites}'], reparametrize={network})"
+
+
+KINDS: dict[str, Kind] = {
+    "lora: names": Kind(low_rank(), "lora"),
+    "lora: all-linear": Kind(
+        low_rank(target_modules="all-linear", exclude_modules=heads_that_peft_saves),
+        lambda model: {"lora": {"rank": 3, "sites": whole_projections(model)}},
+    ),
+    "lora: regex": Kind(
+        low_rank(target_modules=last_layer), {"lora": {"rank": 3, "sites": ["*.1.attn.[qo]"]}}
+    ),
+    "lora: patterns": Kind(
+        low_rank(more=patterns), {"lora": {"rank": 4, "ranks": {"attn.q": 2}, "alpha": 5}}
+    ),
+    "lora: layers": Kind(low_rank(layers_to_transform=[1]), "lora(layers='top 1')"),
+    "lora: bias=lora_only": Kind(
+        low_rank(bias="lora_only"),
+        lambda model: [{"lora": {"sites": biased(model)}}, {"bitfit": {"sites": biased(model)}}],
+    ),
+    "lora: bias=all": Kind(low_rank(bias="all"), ["lora", "bitfit"]),
+    "lora: rslora": Kind(low_rank(use_rslora=True), "rslora(rank=5)"),
+    "lora: dora": Kind(low_rank(use_dora=True), "dora"),
+    "lora: pissa": Kind(low_rank(init_lora_weights="pissa"), "pissa(rank=3)"),
+    "lora: olora": Kind(low_rank(init_lora_weights="olora")),
+    "lora: modules_to_save": Kind(low_rank(more=a_norm), ["lora", "norms"]),
+    "lora: embeddings saved": Kind(
+        low_rank(modules_to_save=lambda m: [path_of(m, m.get_input_embeddings())]),
+        ["lora", "chosen"],
+    ),
+    "ia3": Kind(scales, "ia3"),
+    "norms": Kind(
+        lambda model: configure(peft.LNTuningConfig, model, target_modules=norms(model)), "norms"
+    ),
+    "prompt": Kind(virtual(peft.PromptTuningConfig), "prompt(length=3, padding=count)"),
+    "p-tuning": Kind(
+        virtual(peft.PromptEncoderConfig, encoder_hidden_size=7),
+        "p-tuning(length=3, padding=count)",
+    ),
+    "prefix": Kind(virtual(peft.PrefixTuningConfig), lambda m: prefix(m, "false")),
+    "prefix: projection": Kind(
+        virtual(peft.PrefixTuningConfig, prefix_projection=True, encoder_hidden_size=7),
+        lambda m: prefix(m, "true"),
+    ),
+}
+
+
+def path_of(model: PreTrainedModel, module: nn.Module) -> str:
+    """Return the path of a module."""
+    return next(path for path, m in model.named_modules() if m is module)
+
+
+def tasks(architecture: str) -> tuple[str, ...]:
+    """Return the tasks of an architecture: a classifier, and a language model or a tagger."""
+    found = ["classification"] * (architecture not in tiny_models.WITHOUT_CLASSIFIER)
+    kinds = {**dict.fromkeys(tiny_models.ENCODER_DECODERS, "seq2seq"),
+             **dict.fromkeys(tiny_models.DECODERS, "causal-lm")}  # fmt: skip
+    return (*found, kinds.get(architecture, "tagging"))
+
+
+@lru_cache(maxsize=4)
+def _prototype(architecture: str, task: str) -> PreTrainedModel:
+    model = tiny_models.model(architecture, task)
+    model.differential_task = task
+    return model
+
+
+def new_model(architecture: str, task: str) -> PreTrainedModel:
+    """Return a new copy of the tiny model."""
+    return copy.deepcopy(_prototype(architecture, task))
+
+
+def batch(side: str, task: str) -> dict[str, Tensor]:
+    """Return three texts; with a side, the second and third are padded there."""
+    generator = torch.Generator().manual_seed(7)
+    inputs = _padded(9, side, generator)
+    if task == "seq2seq":
+        inputs |= {f"decoder_{name}": value for name, value in _padded(6, side, generator).items()}
+    return inputs
+
+
+def _padded(width: int, side: str, generator: torch.Generator) -> dict[str, Tensor]:
+    words = [0, 3, *range(5, tiny_models.VOCAB)]  # not PAD, nor EOS, which ends each text
+    ids = torch.tensor(words)[torch.randint(len(words), (3, width), generator=generator)]
+    ids[:, -1] = tiny_models.EOS
+    if side == "none":
+        return {"input_ids": ids}
+    mask = torch.ones_like(ids)
+    for row, padding in ((1, 2), (2, width - 3)):
+        mask[row, :padding] = 0
+        ids[row, :padding] = tiny_models.PAD
+    if side == "right":
+        order = [torch.argsort(row, descending=True, stable=True) for row in mask]
+        ids, mask = (
+            torch.stack([t[i] for t, i in zip(ts, order, strict=True)]) for ts in (ids, mask)
+        )
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def logits(model: nn.Module, side: str, task: str) -> Tensor:
+    """Return the logits of texts, or of tokens that are not padding."""
+    inputs = batch(side, task)
+    with torch.no_grad():
+        values = model.eval()(**inputs).logits
+    if task == "classification":
+        return values
+    name = "decoder_" if task == "seq2seq" else ""
+    ids = inputs[f"{name}input_ids"]
+    values = values[:, -ids.shape[1] :]  # peft returns the logits of virtual tokens too
+    return values[inputs.get(f"{name}attention_mask", torch.ones_like(ids)).bool()]
+
+
+def add_noise(tensors: Mapping[str, Tensor], std: float = 0.3) -> None:
+    """Add reproducible noise, so that no tensor has its initial value, such as zero."""
+    generator = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for _, tensor in sorted(tensors.items()):
+            tensor.add_(torch.randn(tensor.shape, generator=generator), alpha=std)
+
+
+Cell = tuple[str, str]
+
+
+@dataclass
+class Differential:
+    """The comparisons of one kind of checkpoint on one model; `folder` is for the files."""
+
+    kind: str
+    architecture: str
+    task: str
+    folder: Path
+
+    def run(self) -> dict[Cell, Outcome]:
+        """Return the outcome of each direction and mask."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # peft warns about many valid checkpoints
+            outcomes = self._imported() | self._exported()
+        assert outcomes.keys() == {(d, side) for d in DIRECTIONS for side in MASKS}
+        return outcomes
+
+    def _new(self) -> PreTrainedModel:
+        return new_model(self.architecture, self.task)
+
+    def _imported(self) -> dict[Cell, Outcome]:
+        """Import a checkpoint of peft and export it again, if peft can save and use it."""
+        both = DIRECTIONS[:2]
+        try:
+            reference = self._reference()
+        except Exception as error:
+            return _all(both, Outcome("peft", _line(error)))
+        if all(isinstance(value, Outcome) for value in reference.values()):
+            return {(d, side): value for d in both for side, value in reference.items()}
+        ours = self._new()
+        try:
+            adapter = ah.load(ours, self.folder / "theirs")
+        except Exception as error:
+            return _all(both, _failure(error))
+        found = {("import", s): self._compared(ours, s, value) for s, value in reference.items()}
+        return found | self._read_by_peft(adapter, "back", reference)
+
+    def _reference(self) -> dict[str, Tensor | Outcome]:
+        """Save a checkpoint of peft, and return the logits of peft with it for each mask."""
+        torch.manual_seed(5)
+        model = peft.get_peft_model(self._new(), KINDS[self.kind].config(self._new()))
+        add_noise({n: p for n, p in model.named_parameters() if p.requires_grad})
+        model.save_pretrained(self.folder / "theirs")
+        model = peft.PeftModel.from_pretrained(self._new(), self.folder / "theirs")
+        reference: dict[str, Tensor | Outcome] = {}
+        for side in MASKS:
+            try:
+                reference[side] = logits(model, side, self.task)
+            except Exception as error:
+                reference[side] = Outcome("peft", _line(error))
+        return reference
+
+    def _exported(self) -> dict[Cell, Outcome]:
+        """Export an adapter of ours."""
+        spec, ours = KINDS[self.kind].spec, self._new()
+        if spec is None:
+            return _all(("export",), Outcome("none"))
+        try:
+            adapter = ah.attach(ours, spec(ours) if callable(spec) else spec)
+            add_noise({n: t for n, t in adapter.tensors().items() if t.requires_grad}, 0.2)
+            expected = {side: logits(ours, side, self.task) for side in MASKS}
+        except Exception as error:
+            return _all(("export",), _failure(error))
+        return self._read_by_peft(adapter, "export", expected)
+
+    def _read_by_peft(
+        self, adapter: ah.Adapter, direction: str, expected: Mapping[str, Any]
+    ) -> dict[Cell, Outcome]:
+        """Export an adapter, and compare the logits of peft with it."""
+        try:
+            adapter.export(self.folder / direction)
+        except Exception as error:
+            return _all((direction,), _failure(error))
+        try:
+            model = peft.PeftModel.from_pretrained(self._new(), self.folder / direction)
+        except Exception as error:
+            return _all((direction,), Outcome("wrong", f"peft raises {_line(error)}"))
+        return {(direction, s): self._compared(model, s, value) for s, value in expected.items()}
+
+    def _compared(self, model: nn.Module, side: str, expected: Tensor | Outcome) -> Outcome:
+        """Compare the logits of a model with those of the other library."""
+        if isinstance(expected, Outcome):
+            return expected
+        try:
+            found = logits(model, side, self.task)
+        except Exception as error:
+            return _failure(error)
+        if torch.allclose(logits(self._new(), side, self.task), expected, atol=1e-2):
+            return Outcome("wrong", "the adapter has no effect")
+        difference = (found - expected).abs().max().item()
+        if difference < TOLERANCE * max(1.0, expected.abs().max().item() / 10):
+            return Outcome("equal")
+        return Outcome("wrong", f"logits differ by {difference:.2g}")
+
+
+def _all(directions: tuple[str, ...], outcome: Outcome) -> dict[Cell, Outcome]:
+    return {(direction, side): outcome for direction in directions for side in MASKS}
+
+
+def _failure(error: Exception) -> Outcome:
+    """Return the outcome of an error: only those of adapterhub refuse."""
+    word = "refused" if isinstance(error, AdapterhubError) else "wrong"
+    return Outcome(word, _line(error))
+
+
+def _line(error: Exception) -> str:
+    """Return the first line of an error, with its first offender."""
+    text = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    if isinstance(error, AdapterhubError):
+        return ": ".join([text, *error.offenders[:1]])
+    return f"{type(error).__name__}: {text}"

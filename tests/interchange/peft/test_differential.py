@@ -1,0 +1,50 @@
+"""Every kind of peft checkpoint gives equal logits in both libraries, or is refused.
+
+`make interchange` runs all cells and writes the table of docs/interchange.md; by default one model
+of each kind runs.
+"""
+
+from __future__ import annotations
+
+import interchange_table
+import pytest
+import tiny_models
+from interchange_table import DIRECTIONS, MASKS
+from peft_differential import KINDS, Differential, tasks
+
+MODELS = [(a, task) for a in tiny_models.ARCHITECTURES for task in tasks(a)]
+SOME = [
+    ("bert", "tagging"),
+    ("gpt2", "causal-lm"),
+    ("bart", "seq2seq"),
+    ("llama", "classification"),
+]
+ALL_CELLS = [(kind, *model) for model in MODELS for kind in KINDS]
+CELLS = [(kind, *SOME[i % len(SOME)]) for i, kind in enumerate(KINDS)]
+if tiny_models.FULL_MATRIX:
+    CELLS = ALL_CELLS
+
+
+def test_every_architecture_and_kind_is_compared():
+    assert {architecture for architecture, _ in MODELS} == set(tiny_models.ARCHITECTURES)
+    assert (len(tiny_models.ARCHITECTURES), len(MODELS), len(KINDS)) == (37, 71, 19)
+    assert set(CELLS) <= set(ALL_CELLS)
+
+
+@pytest.mark.parametrize(("kind", "architecture", "task"), CELLS)
+def test_equal_or_refused(tmp_path, record_property, kind, architecture, task):
+    outcomes = Differential(kind, architecture, task, tmp_path).run()
+    for (direction, side), outcome in outcomes.items():
+        cell = [kind, architecture, task, direction, side, outcome.word, outcome.reason]
+        record_property(interchange_table.PROPERTY, cell)
+    assert {cell: o.reason for cell, o in outcomes.items() if o.word == "wrong"} == {}
+
+
+@pytest.mark.skipif(tiny_models.FULL_MATRIX, reason="the table is written after the tests")
+def test_the_documented_table_has_every_cell_and_no_wrong_one():
+    documented = interchange_table.documented_counts()
+    assert documented.keys() == set(KINDS)
+    for kind, counts in documented.items():
+        for direction, count in zip(DIRECTIONS, counts, strict=True):
+            assert sum(count) == len(MODELS) * len(MASKS), (kind, direction)
+            assert count[-1] == 0, (kind, direction)
