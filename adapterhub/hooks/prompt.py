@@ -123,8 +123,8 @@ class PromptSlot(Slot):
         if any(len(kind) > 1 for kind in kinds) or (self.reads_ids and len(set(counting)) > 1):
             raise SiteError(
                 "prompts that count padding as text are active together with other rows or prompts",
-                expected="the same `padding` in all prompts of a batch",
-                hint="one batch for each kind: prompt(padding='count') is how peft's prompts run",
+                expected="the same `counts_padding` in all prompts of a batch",
+                hint="one batch for each kind: peft's prompts have counts_padding=true",
             )
         return [not flag for flag in counting]
 

@@ -96,8 +96,7 @@ class PTuning(Prompt):
         """Yield one prompt, at the input."""
         site = self.site(anatomy)
         middle = self.middle or site.d_out
-        counts = self.padding == "count"
-        module = PromptEncoder(self.length, site.d_out, middle, self.encoder, counts)
+        module = PromptEncoder(self.length, site.d_out, middle, self.encoder, self.counts_padding)
         yield Placement(site, module)
 
     def count(self, anatomy: Anatomy) -> int:
@@ -111,4 +110,4 @@ class PTuning(Prompt):
 
     def inference_form(self) -> Prompt:
         """Return plain prompt tuning."""
-        return Prompt(self.length, self.sites, self.padding)
+        return Prompt(self.length, self.sites, self.counts_padding)

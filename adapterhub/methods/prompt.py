@@ -6,7 +6,7 @@
 
 In an encoder-decoder the prompt is in front of the encoder's input, and the decoder attends to it.
 Where a row has padding on the left, the prompt comes behind it, next to the text. With
-`padding: count` it comes in front of the padding, which counts as text: in positions, and where a
+`counts_padding` it comes in front of the padding, which counts as text: in positions, and where a
 classifier reads the last token. That is how peft computes. Packed rows, masks that cannot be
 extended and caches that were filled without the prompt are refused. Parameters: length d.
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +29,6 @@ from adapterhub.config.options import option
 from adapterhub.methods._base import Method, Placement, register_method
 from adapterhub.methods._options import require_positive
 from adapterhub.methods._site_module import EmbeddingModule
-
-Padding = Literal["skip", "count"]
 
 
 class VirtualTokens(EmbeddingModule):
@@ -59,7 +57,7 @@ class Prompt(Method):
 
     length: int = option(20, "prompt length in tokens")
     sites: tuple[str, ...] = option(("embed",), "stack to adapt; of two, the encoder")
-    padding: Padding = option("skip", "count: padding of the text counts as text, as in peft")
+    counts_padding: bool = option(False, "padding of the text counts as text, as in peft")
 
     def __post_init__(self) -> None:
         require_positive(self, "length")
@@ -67,7 +65,7 @@ class Prompt(Method):
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
         """Yield one prompt, at the input."""
         site = self.site(anatomy)
-        yield Placement(site, VirtualTokens(self._initial(anatomy), self.padding == "count"))
+        yield Placement(site, VirtualTokens(self._initial(anatomy), self.counts_padding))
 
     def count(self, anatomy: Anatomy) -> int:
         """Return length d."""

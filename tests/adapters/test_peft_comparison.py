@@ -23,7 +23,7 @@ METHODS = {
     "norms": "norms",
     "biases": ["lora", "bitfit"],
     "embeddings": ["lora", "chosen"],
-    "prompt": "prompt(length=3, padding=count)",
+    "prompt": "prompt(length=3, counts_padding=true)",
     "prefix": "prefix(length=3, positions=true, sites=['attn.kv'])",
 }
 CELLS = [(method, architecture) for architecture in tiny_models.ARCHITECTURES for method in METHODS]

@@ -194,10 +194,10 @@ KINDS: dict[str, Kind] = {
     "norms": Kind(
         lambda model: configure(peft.LNTuningConfig, model, target_modules=norms(model)), "norms"
     ),
-    "prompt": Kind(virtual(peft.PromptTuningConfig), "prompt(length=3, padding=count)"),
+    "prompt": Kind(virtual(peft.PromptTuningConfig), "prompt(length=3, counts_padding=true)"),
     "p-tuning": Kind(
         virtual(peft.PromptEncoderConfig, encoder_hidden_size=7),
-        "p-tuning(length=3, padding=count)",
+        "p-tuning(length=3, counts_padding=true)",
     ),
     "prefix": Kind(virtual(peft.PrefixTuningConfig), lambda m: prefix(m, "false")),
     "prefix: projection": Kind(

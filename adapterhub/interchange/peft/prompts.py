@@ -59,7 +59,7 @@ def import_peft_prompt(
             translation.problems.append(f"{TENSOR}: shape {shape}, this backbone needs {expected}")
         translation.problems += _task_type_problems(files.config["task_type"])
         translation.problems += prompt_problems(anatomy)
-        options = {"length": length, "sites": ["embed"], "padding": "count"}
+        options = {"length": length, "sites": ["embed"], "counts_padding": True}
         translation.methods.append({method.name: options})
         translation.tensors[f"{site.id}.{method.name}.prompt"] = table
     return rest
@@ -142,7 +142,7 @@ def padding_problems(anatomy: Anatomy) -> list[str]:
         return []
     return [
         "the head reads the last token of a text: in peft the last position, which may be padding, "
-        "as with prompt(padding=count)"
+        "as with prompt(counts_padding=true)"
     ]
 
 
@@ -187,11 +187,11 @@ def export_prompt(source: ExportSource) -> CheckpointPart:
     table = torch.cat([prompt.detach() for prompt in prompts])
     options = _prompt_options(source.anatomy, table)
     problems = _model_problems(source) + prompt_problems(source.anatomy)
-    if not all(isinstance(p.method, Prompt) and p.method.padding == "count" for p in source.parts):
+    if not all(isinstance(p.method, Prompt) and p.method.counts_padding for p in source.parts):
         problems += padding_problems(source.anatomy)
         warnings.warn(
             "with padding on the left, peft computes other outputs: it puts a prompt in front of "
-            "the padding, as with prompt(padding=count)",
+            "the padding, as with prompt(counts_padding=true)",
             stacklevel=2,
         )
     return CheckpointPart(

@@ -68,10 +68,15 @@ def assert_equal(found, expected, task):
         )
 
 
+def prompt(padding):
+    """Spell the method whose prompt skips padding, or counts it."""
+    return {"prompt": {"length": LENGTH, "counts_padding": padding == "count"}}
+
+
 def exported(folder, architecture, task, padding):
     model = tiny_models.model(architecture, task)
     torch.manual_seed(0)
-    adapter = ah.attach(model, f"prompt(length={LENGTH}, padding={padding})")
+    adapter = ah.attach(model, prompt(padding))
     tiny_models.scramble(adapter)
     folder = folder / "peft"
     adapter.export(folder)
@@ -109,7 +114,7 @@ def test_a_head_that_reads_the_last_token_is_not_exported(tmp_path, architecture
     """In peft it reads the last position."""
     if architecture in tiny_models.WITHOUT_CLASSIFIER:
         pytest.skip("no classifier")
-    with pytest.raises(MismatchError, match="padding=count"):
+    with pytest.raises(MismatchError, match="counts_padding=true"):
         exported(tmp_path, architecture, "classification", "skip")
 
 
@@ -122,11 +127,11 @@ def test_other_exports_name_the_difference(tmp_path):
 
 
 def test_a_classifier_of_a_padded_row_equals_the_row_alone():
-    """That is what prompt(padding=skip) does on both sides, and count on none."""
+    """That is what a prompt does on both sides, and with counts_padding on none."""
     for padding in ("skip", "count"):
         model = tiny_models.model("llama")
         torch.manual_seed(0)
-        tiny_models.scramble(ah.attach(model, f"prompt(length={LENGTH}, padding={padding})"))
+        tiny_models.scramble(ah.attach(model, prompt(padding)))
         for side, text in (("right", slice(0, 5)), ("left", slice(4, 9))):
             inputs = batch(side)
             with torch.no_grad():
@@ -139,7 +144,7 @@ def test_prompts_that_treat_padding_differently_cannot_share_a_batch():
     """The head of a decoder finds padding for the whole batch."""
     model = tiny_models.model("gpt2")
     for padding in ("skip", "count"):
-        ah.attach(model, f"prompt(length={LENGTH}, padding={padding})", name=padding)
+        ah.attach(model, prompt(padding), name=padding)
     for rows in (["skip", "count", "skip"], ["count", None, None]):
         with ah.route(model, rows), pytest.raises(SiteError, match="count padding"):
             model(**batch("right"))
@@ -153,7 +158,7 @@ def test_rows_without_padding_ids_may_differ():
     model = tiny_models.model("llama", "causal-lm")
     for padding in ("skip", "count"):
         torch.manual_seed(0)
-        adapter = ah.attach(model, f"prompt(length={LENGTH}, padding={padding})", name=padding)
+        adapter = ah.attach(model, prompt(padding), name=padding)
         tiny_models.scramble(adapter)
     rows = ["skip", "count", "skip"]
     with ah.route(model, rows), torch.no_grad():
