@@ -5,7 +5,7 @@ PY := .venv/bin/python
 # One thread per process: faster for small models, and results do not depend on the machine.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: quickstart test matrix interchange trl torchao oldest check lint types venv clean
+.PHONY: quickstart test matrix interchange threads trl torchao oldest check lint types venv clean
 
 quickstart: venv
 	.venv/bin/adapterhub quickstart
@@ -20,6 +20,10 @@ matrix: venv
 # Every kind of peft checkpoint on every architecture, in both libraries.
 interchange: venv
 	ADAPTERHUB_MATRIX=full $(TEST_ENV) $(PY) -m pytest -n 2 tests/interchange/peft/test_differential.py $(ARGS)
+
+# Eight threads with a route each, 2,000 forward passes for every method.
+threads: venv
+	ADAPTERHUB_FORWARDS=2000 $(TEST_ENV) $(PY) -m pytest -n 2 tests/contract/invariants/test_threads.py $(ARGS)
 
 # trl's trainers on attached models.
 trl: .venv-trl/.installed

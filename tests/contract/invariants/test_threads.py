@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 
@@ -17,8 +18,8 @@ from adapterhub.errors import AttachError
 from adapterhub.methods import METHODS
 
 THREADS = 8
-# In all threads of one cell together.
-FORWARDS = 2000 if tiny_models.FULL_MATRIX else 80
+# In all threads of one cell together; `make threads` runs 2,000.
+FORWARDS = int(os.environ.get("ADAPTERHUB_FORWARDS", "80"))
 # Each mechanism once on a decoder and an encoder-decoder; the full matrix has every method there.
 MECHANISMS = tuple(METHODS) if tiny_models.FULL_MATRIX else ("lora", "mam", "prompt", "scalar-mix")
 SHARED = [
