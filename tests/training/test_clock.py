@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -53,3 +55,10 @@ def test_the_memory_of_the_process_grows_with_what_it_holds() -> None:
     held = torch.ones(64 << 20, dtype=torch.uint8)
     assert before < process_memory() - len(held) // 2
     assert process_memory() <= 1.1 * peak_memory(CPU)
+
+
+def test_the_peak_of_a_large_parent_process_is_not_counted() -> None:
+    held = torch.ones(2 << 30, dtype=torch.uint8)
+    code = "from adapterhub.training.clock import *; print(peak_memory(torch.device('cpu')))"
+    peak = int(subprocess.check_output([sys.executable, "-c", code]))
+    assert 1 << 20 < peak < len(held)
