@@ -69,6 +69,10 @@ class ModelState:
         self.passes.attached = self.adapters
         _STATES.add(self)
 
+    def __setstate__(self, fields: dict[str, Any]) -> None:
+        self.__dict__.update(fields)
+        _STATES.add(self)  # of a copied or unpickled model
+
     @property
     def scope(self) -> ModelScope:
         """Identifies the model in the context of a call."""
@@ -79,23 +83,11 @@ class ModelState:
         """What is active where no route is open."""
         return self.passes.active
 
-    def __setstate__(self, fields: dict[str, Any]) -> None:
-        self.__dict__.update(fields)
-        _STATES.add(self)  # of a copied or unpickled model
-
     @property
     def compositions(self) -> tuple[Composition, ...]:
         """What applies: the rows of this context's route, or without one what is active."""
         route = self.open_route()
         return self.activation.compositions if route is None else route.compositions
-
-    def _routes_of_others(self, route: RouteActivation | None) -> list[RouteActivation]:
-        """List the open routes but one and those that it is nested in."""
-        own = []
-        while route is not None:
-            own.append(route)
-            route = route.outer
-        return [each for each in self.routes if not any(each is one for one in own)]
 
     def open_route(self) -> RouteActivation | None:
         """Return the innermost route that is open in this context."""
@@ -134,6 +126,14 @@ class ModelState:
         innermost = self.routes[-1] if self.routes else self.activation
         self.passes.replace(innermost if innermost.replaces else None)
 
+    def _routes_of_others(self, route: RouteActivation | None) -> list[RouteActivation]:
+        """List the open routes but one and those that it is nested in."""
+        own = []
+        while route is not None:
+            own.append(route)
+            route = route.outer
+        return [each for each in self.routes if not any(each is one for one in own)]
+
     @contextmanager
     def routed(self, activation: RouteActivation) -> Iterator[None]:
         """Apply an activation inside, in this context.
@@ -149,9 +149,10 @@ class ModelState:
             _refuse_exclusive(activation, self._routes_of_others(outer))
             activation.outer = outer
             self.routes.append(activation)
-            self._settle()
-            activation.prepare()
         try:
+            with STRUCTURE_LOCK:
+                self._settle()
+                activation.prepare()
             with applying(self.scope, ContextEntry(activation.table, activation)):
                 yield
         finally:
