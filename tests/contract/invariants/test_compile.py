@@ -69,7 +69,7 @@ def test_compiles_to_one_graph_with_equal_outputs(method, architecture):
 
 # Slow: tests/methods/test_bottleneck.py compiles one module.
 @pytest.mark.skipif(not tiny_models.FULL_MATRIX, reason="the full matrix")
-@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("method", [m for m in sorted(METHODS) if (m, "llama") not in REFUSED])
 def test_no_option_becomes_a_symbol_that_inductor_cannot_lower(method):
     """With dynamic=True a float attribute is a symbol; as `alpha` of addmm it needs `item()`."""
     targets = set()
@@ -78,7 +78,7 @@ def test_no_option_becomes_a_symbol_that_inductor_cannot_lower(method):
         targets.update(node.target for node in graph.graph.nodes)
         return make_boxed_func(graph)
 
-    model = tiny_models.model("llama", num_hidden_layers=1)
+    model = tiny_models.model("llama")
     adapter = ah.attach(model.train(), example(method))
     compiled = torch.compile(
         model, backend=aot_autograd(fw_compiler=record, bw_compiler=record), dynamic=True
