@@ -162,20 +162,16 @@ def test_threads_without_a_route_compute_with_what_is_active():
     assert wrong == []
 
 
-@pytest.mark.parametrize("method", ["lora", "mam", "prompt", "bitfit", "head"])
-def test_activation_in_one_thread_never_mixes_into_passes_of_others(method):
-    """Each output is that of one activation, or an error says that parts were exchanged."""
-    model, inputs, mixed, refused = tiny_models.model("bert"), batch(), [], []
-    attached(model, method, 2)
+def mixed_and_refused(model, inputs, turns):
+    """Activate in one thread while three compute: outputs of no activation, and errors."""
     expected = list(solo_outputs(model, inputs, 2).values())
-    done = threading.Event()
+    mixed, refused, done = [], [], threading.Event()
 
     def serve(number):
         if number == 0:
-            for turn in range(60):
+            for turn in range(turns):
                 ah.activate(model, *[[], ["a0"], ["a1"]][turn % 3])
             done.set()
-            return
         while not done.is_set():
             try:
                 found = logits(model, inputs)
@@ -186,29 +182,23 @@ def test_activation_in_one_thread_never_mixes_into_passes_of_others(method):
                 mixed.append(number)
 
     assert run_threads(serve, 4) == []
+    return mixed, refused
+
+
+@pytest.mark.parametrize("method", ["lora", "mam", "prompt", "bitfit", "head"])
+def test_activation_in_one_thread_never_mixes_into_passes_of_others(method):
+    """Each output is that of one activation, or an error says that parts were exchanged."""
+    model = tiny_models.model("bert")
+    attached(model, method, 2)
+    mixed, refused = mixed_and_refused(model, batch(), turns=60)
     assert mixed == []
     assert all("during this forward pass" in each for each in refused)
 
 
 def test_activation_of_modules_alone_refuses_no_pass():
-    model, inputs, mixed = tiny_models.language_model("gpt2"), batch(), []
+    model = tiny_models.language_model("gpt2")
     attached(model, "lora", 2)
-    expected = list(solo_outputs(model, inputs, 2).values())
-    done = threading.Event()
-
-    def serve(number):
-        if number == 0:
-            for turn in range(100):
-                ah.activate(model, *[[], ["a0"], ["a1"]][turn % 3])
-            done.set()
-            return
-        while not done.is_set():
-            found = logits(model, inputs)
-            if not any(torch.allclose(found, own, atol=1e-5) for own in expected):
-                mixed.append(number)
-
-    assert run_threads(serve, 4) == []
-    assert mixed == []
+    assert mixed_and_refused(model, batch(), turns=100) == ([], [])
 
 
 def test_adapters_are_attached_and_detached_while_other_threads_have_routes():
