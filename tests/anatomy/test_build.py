@@ -6,23 +6,11 @@ import dataclasses
 
 import pytest
 import tiny_models
-from torch import nn
 
 import adapterhub as ah
 from adapterhub.anatomy import FAMILIES
-from adapterhub.anatomy.build import build_anatomy, layer_paths
+from adapterhub.anatomy.build import build_anatomy
 from adapterhub.errors import BackboneError
-
-
-def test_layers_of_nested_lists_are_numbered_across_them():
-    base = nn.Module()
-    base.groups = nn.ModuleList([nn.Module(), nn.Module()])
-    for group in base.groups:
-        group.layers = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)])
-    assert layer_paths(base, "groups.*.layers") == [
-        "groups.0.layers.0", "groups.0.layers.1", "groups.1.layers.0", "groups.1.layers.1"
-    ]  # fmt: skip
-    assert layer_paths(base, "encoder.layers") == []
 
 
 @pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)

@@ -172,6 +172,19 @@ def batch(rows: int = 3, length: int = 9, seed: int = 0) -> dict[str, torch.Tens
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
+def padded_batch(side: str | None) -> dict[str, torch.Tensor]:
+    """Make three rows of nine tokens; with a side, the second and third are padded there."""
+    ids = torch.randint(5, 60, (3, 9), generator=torch.Generator().manual_seed(5))
+    if side is None:
+        return {"input_ids": ids}
+    mask = torch.ones_like(ids)
+    for row, count in ((1, 2), (2, 4)):
+        padding = slice(0, count) if side == "left" else slice(9 - count, 9)
+        ids[row, padding] = PAD
+        mask[row, padding] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
 def scramble(adapter: Any, seed: int = 1, std: float = 0.2) -> None:
     """Add noise to every tensor of an adapter, as training would, so that it has an effect."""
     generator = torch.Generator().manual_seed(seed)

@@ -107,10 +107,9 @@ def test_threads_cover_the_methods():
     assert {method for method, _ in SHARED} == set(METHODS)
 
 
-@pytest.mark.parametrize(("method", "architecture"), SHARED)
-def test_an_adapter_that_stays_active_computes_the_same_in_all_threads(method, architecture):
-    model, inputs, wrong = tiny_models.usual_model(architecture), batch(), []
-    tiny_models.scramble(ah.attach(model, example(method), name="a"))
+def threads_that_differ(model):
+    """List the threads whose output is not that of one thread alone."""
+    inputs, wrong = batch(), []
     expected = logits(model, inputs)
 
     def serve(number):
@@ -119,26 +118,25 @@ def test_an_adapter_that_stays_active_computes_the_same_in_all_threads(method, a
                 wrong.append(number)
 
     assert run_threads(serve) == []
-    assert wrong == []
+    return wrong
+
+
+@pytest.mark.parametrize(("method", "architecture"), SHARED)
+def test_an_adapter_that_stays_active_computes_the_same_in_all_threads(method, architecture):
+    model = tiny_models.usual_model(architecture)
+    tiny_models.scramble(ah.attach(model, example(method), name="a"))
+    assert threads_that_differ(model) == []
 
 
 @pytest.mark.parametrize("method", ["bitfit", "norms", "full", "lora"])
 def test_parameters_in_fp32_serve_threads_of_a_bf16_backbone(method):
     """Each call lowers them; calls of several threads overlap."""
-    model, inputs, wrong = tiny_models.model("bert", dtype=torch.bfloat16), batch(), []
+    model = tiny_models.model("bert", dtype=torch.bfloat16)
     adapter = ah.attach(model, example(method))
     tiny_models.scramble(adapter)
-    expected = logits(model, inputs)
-
-    def serve(number):
-        for _ in range(FORWARDS // THREADS):
-            if not torch.equal(logits(model, inputs), expected):
-                wrong.append(number)
-
-    assert run_threads(serve) == []
-    assert wrong == []
+    assert threads_that_differ(model) == []
     assert all(p.dtype == torch.float32 for p in adapter.parameters())
-    model(**inputs, labels=torch.zeros(3, dtype=torch.long)).loss.backward()
+    model(**batch(), labels=torch.zeros(3, dtype=torch.long)).loss.backward()
     assert all(p.grad is not None for p in adapter.parameters())
 
 

@@ -35,22 +35,9 @@ CORE = (
 )  # fmt: skip
 
 
-def batch(side):
-    """Three rows of nine tokens; with a side, the second and third are padded there."""
-    ids = torch.randint(5, 60, (3, 9), generator=torch.Generator().manual_seed(5))
-    if side is None:
-        return {"input_ids": ids}
-    mask = torch.ones_like(ids)
-    for row, count in ((1, 2), (2, 4)):
-        padding = slice(0, count) if side == "left" else slice(9 - count, 9)
-        ids[row, padding] = tiny_models.PAD
-        mask[row, padding] = 0
-    return {"input_ids": ids, "attention_mask": mask}
-
-
 def outputs(model, task, side):
     """Return what the model computes for tokens that are not padding, or for whole texts."""
-    inputs = batch(side)
+    inputs = tiny_models.padded_batch(side)
     mask = inputs.get("attention_mask", torch.ones(3, 9)).bool()
     if task == "seq2seq":
         inputs["decoder_input_ids"] = inputs["input_ids"][:, :3]
@@ -133,7 +120,7 @@ def test_a_classifier_of_a_padded_row_equals_the_row_alone():
         torch.manual_seed(0)
         tiny_models.scramble(ah.attach(model, prompt(padding)))
         for side, text in (("right", slice(0, 5)), ("left", slice(4, 9))):
-            inputs = batch(side)
+            inputs = tiny_models.padded_batch(side)
             with torch.no_grad():
                 together = model(**inputs).logits[2]
                 alone = model(input_ids=inputs["input_ids"][2:, text]).logits[0]
@@ -147,10 +134,10 @@ def test_prompts_that_treat_padding_differently_cannot_share_a_batch():
         ah.attach(model, prompt(padding), name=padding)
     for rows in (["skip", "count", "skip"], ["count", None, None]):
         with ah.route(model, rows), pytest.raises(SiteError, match="count padding"):
-            model(**batch("right"))
+            model(**tiny_models.padded_batch("right"))
     ah.activate(model, "skip", "count")
     with pytest.raises(SiteError, match="count padding"):
-        model(**batch("right"))
+        model(**tiny_models.padded_batch("right"))
 
 
 def test_rows_without_padding_ids_may_differ():
@@ -162,10 +149,10 @@ def test_rows_without_padding_ids_may_differ():
         tiny_models.scramble(adapter)
     rows = ["skip", "count", "skip"]
     with ah.route(model, rows), torch.no_grad():
-        together = model(**batch("left")).logits
+        together = model(**tiny_models.padded_batch("left")).logits
     for number, name in enumerate(rows):
         ah.activate(model, name)
         with torch.no_grad():
-            alone = model(**batch("left")).logits[number]
-        mask = batch("left")["attention_mask"][number].bool()
+            alone = model(**tiny_models.padded_batch("left")).logits[number]
+        mask = tiny_models.padded_batch("left")["attention_mask"][number].bool()
         torch.testing.assert_close(together[number][mask], alone[mask], atol=1e-5, rtol=1e-4)

@@ -24,19 +24,6 @@ BOTH = (
 CORE = ("roberta", "opt", "gpt2", "bert")
 
 
-def batch(side):
-    """Three rows of nine tokens; with a side, the second and third are padded there."""
-    ids = torch.randint(5, 60, (3, 9), generator=torch.Generator().manual_seed(5))
-    if side is None:
-        return {"input_ids": ids}
-    mask = torch.ones_like(ids)
-    for row, count in ((1, 2), (2, 4)):
-        padding = slice(0, count) if side == "left" else slice(9 - count, 9)
-        ids[row, padding] = tiny_models.PAD
-        mask[row, padding] = 0
-    return {"input_ids": ids, "attention_mask": mask}
-
-
 def logits(model, inputs):
     """Return the logits of tokens that are not padding, or of whole texts."""
     with torch.no_grad():
@@ -54,9 +41,11 @@ def test_an_imported_prefix_with_padding(tmp_path, architecture, task):
     ours, bare = (tiny_models.model(architecture, task) for _ in range(2))
     ah.load(ours, folder)
     for side in (None, "right", "left"):
-        found = logits(ours, batch(side))
-        torch.testing.assert_close(found, logits(theirs, batch(side)), atol=1e-5, rtol=1e-5)
-        assert not torch.allclose(found, logits(bare, batch(side)), atol=1e-3)
+        found = logits(ours, tiny_models.padded_batch(side))
+        torch.testing.assert_close(
+            found, logits(theirs, tiny_models.padded_batch(side)), atol=1e-5, rtol=1e-5
+        )
+        assert not torch.allclose(found, logits(bare, tiny_models.padded_batch(side)), atol=1e-3)
 
 
 @pytest.mark.parametrize("architecture", core(BOTH, *CORE))
@@ -70,8 +59,10 @@ def test_an_exported_prefix_with_padding(tmp_path, architecture):
         tiny_models.model(architecture, task), tmp_path / "peft"
     )
     for side in (None, "right", "left"):
-        found = logits(theirs, batch(side))
-        torch.testing.assert_close(found, logits(ours, batch(side)), atol=1e-5, rtol=1e-5)
+        found = logits(theirs, tiny_models.padded_batch(side))
+        torch.testing.assert_close(
+            found, logits(ours, tiny_models.padded_batch(side)), atol=1e-5, rtol=1e-5
+        )
 
 
 @pytest.mark.skipif(not tiny_models.FULL_MATRIX, reason="the full matrix")
