@@ -49,10 +49,10 @@ types: venv
 venv: .venv/.installed
 
 PINS := constraints.txt
-.venv/.installed: EXTRAS := minilm,quantized,test,dev,tensorboard
+.venv/.installed: EXTRAS := minilm,quantized,test,dev,tensorboard,signatures
 .venv-trl/.installed: EXTRAS := test,trl
 .venv-torchao/.installed: EXTRAS := quantized,test,torchao
-.venv-oldest/.installed: EXTRAS := test
+.venv-oldest/.installed: EXTRAS := test,signatures
 .venv-oldest/.installed: PINS := constraints-oldest.txt
 .venv-oldest/.installed: constraints-oldest.txt
 
