@@ -72,12 +72,17 @@ def test_relative_links_exist(page):
 
 
 def test_format_page_matches_the_code():
+    from adapterhub.backbones.fingerprint import BackboneIdentity
     from adapterhub.files import manifest, native
 
     page = text("docs/format.md")
     assert native.__doc__.strip() in page
-    fields = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    manifest_page, identity_page = page.split("## The identity of the backbone")
+    fields = re.findall(r"^\| `(\w+)` \|", manifest_page, re.MULTILINE)
     assert fields == [*manifest.Manifest.__dataclass_fields__, "sha256"]
+    fields = re.findall(r"^\| (`.+?`) \|", identity_page, re.MULTILINE)
+    record = BackboneIdentity("v2-0", "v2-0", {}).record()
+    assert sorted(re.findall(r"\w+", " ".join(fields))) == sorted(record)
 
 
 def test_table_of_quantized_backbones_matches_the_records():

@@ -23,6 +23,7 @@ from adapterhub.adapters.parts import (
     slot_at,
 )
 from adapterhub.anatomy.sites import CHILD, Anatomy
+from adapterhub.backbones.fingerprint import BackboneIdentity
 from adapterhub.backbones.identity import name_and_revision
 from adapterhub.backbones.task_models import task_kind
 from adapterhub.backbones.tokenizer import tokenizer_snapshot
@@ -61,6 +62,9 @@ class BackboneState(Protocol):
         """Detach an adapter."""
 
     def fingerprint(self) -> str:
+        """Compute the name of the backbone's weights as they were before any adapter."""
+
+    def identity(self) -> BackboneIdentity:
         """Compute the identity of the backbone as it was before any adapter."""
 
     def originals(self) -> dict[int, nn.Parameter]:
@@ -323,16 +327,17 @@ class Adapter:
         )
 
     def _backbone_ref(self) -> BackboneRef:
-        fingerprint = self.state.fingerprint()
-        name, revision = name_and_revision(self.model, lambda: fingerprint)
+        identity = self.state.identity()
+        name, revision = name_and_revision(self.model, lambda: identity.fingerprint)
         dtype, quantization = dtype_and_quantization(self.model, self.state.originals())
         return BackboneRef(
             id=name,
             revision=revision,
-            fingerprint=fingerprint,
+            fingerprint=identity.fingerprint,
             model_type=self.model.config.model_type,
             dtype=dtype,
             quantization=quantization,
+            identity=identity.record(),
         )
 
     def train_mode(self, dropout: bool = False) -> None:

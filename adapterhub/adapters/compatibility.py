@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -13,8 +13,11 @@ from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.parts import HEAD, AdapterHead
-from adapterhub.adapters.state import ModelState, backbone_fingerprint
+from adapterhub.adapters.state import ModelState, find_state, new_state
+from adapterhub.backbones.checkpoint_form import HEAD_PART
 from adapterhub.backbones.find import is_local_name
+from adapterhub.backbones.fingerprint import BackboneIdentity
+from adapterhub.backbones.function_config import config_differences
 from adapterhub.backbones.identity import local_name
 from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.errors import MismatchError
@@ -26,26 +29,49 @@ SMALL = 1 << 22  # numbers; 16 MiB of fp32
 
 
 def check_backbone(manifest: Manifest, state: ModelState) -> None:
-    """Refuse an adapter that was trained on a different backbone, by its fingerprint.
+    """Refuse an adapter that was trained on a different backbone, by its identity.
 
     Raises:
-        MismatchError: the error names both backbones.
+        MismatchError: the error names both backbones, and lists the differences.
     """
-    trained_on, fingerprint = manifest.backbone, state.fingerprint()
+    trained_on = manifest.backbone
     at = f" at {trained_on.revision}" if trained_on.revision else ""
-    if fingerprint == trained_on.fingerprint:
+    if not (differences := backbone_differences(manifest, state)):
         return
-    offenders = [f"this model: {state.model.config._name_or_path}, {fingerprint}"]
-    hint = f"load_backbone({trained_on.location!r}), or load(..., any_backbone=True)"
-    if state.model.dtype == torch.float16:
-        offenders.append("its float16 weights are rounded, and no file with the originals is known")
-        hint += "; if they were cast in memory, load the adapter before .half()"
     raise MismatchError(
         f"the adapter {manifest.name!r} was trained on a different backbone",
-        offenders=offenders,
+        offenders=[f"this model: {state.model.config._name_or_path}", *differences],
         expected=f"{trained_on.id}{at}, {trained_on.fingerprint}",
-        hint=hint,
+        hint=f"load_backbone({trained_on.location!r}), or load(..., any_backbone=True)",
     )
+
+
+def backbone_differences(manifest: Manifest, state: ModelState) -> list[str]:
+    """List in what a model differs from the backbone that an adapter was trained on.
+
+    The configuration and a sample of the values are compared first; then, if the manifest has their
+    digests, all values. A language-model head matters only to adapters without a head of their own.
+
+    Args:
+        manifest: the adapter's manifest.
+        state: the model's state.
+    """
+    trained_on = manifest.backbone
+    if trained_on.identity is None:
+        found = state.first_fingerprint()
+        return [] if found == trained_on.fingerprint else [f"weights: {found}"]
+    trained = BackboneIdentity.from_record(trained_on.fingerprint, trained_on.identity)
+    sampled = state.identity(trained, complete=False)
+    problems = config_differences(trained.config, sampled.config)
+    if (sampled.tokens or 0) < (trained.tokens or 0):
+        problems.append(f"token embedding: {sampled.tokens} rows, trained with {trained.tokens}")
+    elif not sampled.same_sample(trained):
+        problems.append(f"weights: {sampled.fingerprint}")
+    if problems or not trained.parts:
+        return problems
+    parts = state.identity(trained).different_parts(trained)
+    own_head = manifest.head is not None
+    return [f"{p}: other values" for p in parts if not (own_head and p.startswith(HEAD_PART))]
 
 
 def check_backbone_name(imported: ImportedAdapter, model: PreTrainedModel) -> list[str]:
@@ -66,7 +92,7 @@ def check_backbone_name(imported: ImportedAdapter, model: PreTrainedModel) -> li
         hint=f"load_backbone({recorded!r}), or load(..., any_backbone=True)",
     )
     if recorded and is_local_name(recorded):
-        if recorded.endswith(local_name("", lambda: backbone_fingerprint(model))):
+        if recorded.endswith(tuple(_local_names(model))):
             return []
         raise other
     if not recorded or not name:
@@ -82,6 +108,13 @@ def check_backbone_name(imported: ImportedAdapter, model: PreTrainedModel) -> li
     if recorded == name and one_commit:
         return []
     raise other
+
+
+def _local_names(model: PreTrainedModel) -> Iterator[str]:
+    """Yield the ends of the names that adapters give to a backbone that is not on the Hub."""
+    state = find_state(model) or new_state(model)
+    yield local_name("", state.fingerprint)
+    yield local_name("", state.first_fingerprint)
 
 
 def check_tokenizer(manifest: Manifest, snapshot: TokenizerSnapshot) -> None:

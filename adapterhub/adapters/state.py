@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from adapterhub.adapters.activation import Activation, RouteActivation, activation_of
@@ -28,12 +28,19 @@ from adapterhub.adapters.attachable import (
 from adapterhub.adapters.model_methods import ModelMethod, replace_methods
 from adapterhub.adapters.passes import STRUCTURE_LOCK, BegunPass, ForwardPasses
 from adapterhub.anatomy.build import anatomy_of
-from adapterhub.anatomy.sites import Anatomy
-from adapterhub.backbones.fingerprint import fingerprint_of
+from adapterhub.anatomy.sites import CHILD, Anatomy
+from adapterhub.backbones.checkpoint_form import named_tensors
+from adapterhub.backbones.fingerprint import (
+    BackboneIdentity,
+    Vocabulary,
+    identity_of_model,
+)
+from adapterhub.backbones.fingerprint_v1 import first_fingerprint
 from adapterhub.backbones.identity import origin_of
 from adapterhub.backbones.newly_initialized import newly_initialized
 from adapterhub.backbones.quantized_training import prepare_quantized, restore_quantized
 from adapterhub.backbones.token_embedding import checkpoint_vocabulary_size, token_embedding
+from adapterhub.backbones.tokenizer import tokenizer_snapshot
 from adapterhub.backbones.weights import packed_hosts
 from adapterhub.errors import AttachError, did_you_mean
 from adapterhub.hooks.composition import Composition, adapter_names
@@ -232,23 +239,62 @@ class ModelState:
         return {id(c.own): c.original for a in self.adapters.values() for c in a.changed}
 
     def fingerprint(self) -> str:
-        """Compute the identity of the backbone as it was before any adapter."""
-        originals = self.originals()
-        new = newly_initialized(self.model)
-        embedding, rows = token_embedding(self.model), checkpoint_vocabulary_size(self.model)
-        # An adapter may have untied a parameter of the backbone.
-        own = {path: p for path, p in self.anatomy.parameters().items() if path not in new}
-        first = {id(originals.get(id(p), p)): path for path, p in reversed(own.items())}
-        paths = set(first.values())
-        named = (
-            # Only the rows of the checkpoint: some may have been added since.
-            (path, originals.get(id(p), p)[: rows if p is embedding else None])
-            for path, p in own.items()
-            if path in paths
+        """Compute the name of the backbone's weights as they were before any adapter."""
+        return self.identity(complete=False).fingerprint
+
+    def identity(
+        self, trained: BackboneIdentity | None = None, *, complete: bool = True
+    ) -> BackboneIdentity:
+        """Compute the identity of the backbone as it was before any adapter.
+
+        Args:
+            trained: the identity to compare with, whose vocabulary may have fewer rows.
+            complete: read all values where that is cheap, rather than a sample.
+        """
+        return identity_of_model(
+            self.model,
+            self._backbone_tensors(),
+            origin=origin_of(self.model),
+            vocabulary=self._vocabulary().common(trained.vocabulary if trained else None),
+            complete=complete,
+            known=trained,
         )
+
+    def _vocabulary(self) -> Vocabulary:
+        """Return how many rows the token embedding has, and how many of them the tokenizer uses."""
+        if (table := token_embedding(self.model)) is None:
+            return Vocabulary()
+        # Some may have been added since the backbone was loaded.
+        rows = min(checkpoint_vocabulary_size(self.model) or len(table), len(table))
+        snapshot = tokenizer_snapshot(self.model)
+        return Vocabulary(rows, min(snapshot.size, rows) if snapshot else rows)
+
+    def first_fingerprint(self) -> str:
+        """Compute the fingerprint of the backbone that manifests without an identity have."""
+        originals, new = self.originals(), newly_initialized(self.model)
+        rows, table = checkpoint_vocabulary_size(self.model), token_embedding(self.model)
+        own = {path: p for path, p in self.anatomy.parameters().items() if path not in new}
+        # An adapter may have untied a parameter of the backbone.
+        once = {id(originals.get(id(p), p)): path for path, p in reversed(own.items())}
+        named = ((path, originals.get(id(own[path]), own[path])) for path in once.values())
+        limited = ((path, p[: rows if p is table else None]) for path, p in named)
+        return first_fingerprint(itertools.chain(limited, self._codes()), origin_of(self.model))
+
+    def _backbone_tensors(self) -> dict[str, Tensor]:
+        """Map paths to the backbone's tensors, without those of adapters and new heads."""
+        originals, new = self.originals(), newly_initialized(self.model)
+        heads = tuple(f"{name}." for name in self.anatomy.head())
+        own = {
+            path: originals.get(id(tensor), tensor)
+            for path, tensor in named_tensors(self.model).items()
+            if not path.startswith(heads) and path not in new and f".{CHILD}." not in f".{path}"
+        }
+        return own | dict(self._codes())
+
+    def _codes(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield a tensor without values for each weight that is packed."""
         codes = torch.empty(1, 1, device="meta")
-        packed = ((f"{host}.weight", codes) for host in packed_hosts(self.anatomy))
-        return fingerprint_of(itertools.chain(named, packed), origin_of(self.model))
+        return ((f"{host}.weight", codes) for host in packed_hosts(self.anatomy))
 
 
 def find_state(model: PreTrainedModel) -> ModelState | None:
@@ -275,7 +321,7 @@ def backbone_fingerprint(model: PreTrainedModel) -> str:
         AttachError: not a model of transformers.
     """
     require_model(model)
-    return (find_state(model) or _new_state(model)).fingerprint()
+    return (find_state(model) or new_state(model)).fingerprint()
 
 
 @contextmanager
@@ -294,7 +340,7 @@ def bare(model: PreTrainedModel) -> Iterator[ModelState]:
     with STRUCTURE_LOCK:
         check_model(model)
         refuse_shared(model, _adapted_models())
-        state = find_state(model) or _new_state(model)
+        state = find_state(model) or new_state(model)
         refuse_in_route(state)
         (before,) = state.compositions
         state.activate(())
@@ -381,7 +427,8 @@ def _refuse_exclusive(
         )
 
 
-def _new_state(model: PreTrainedModel) -> ModelState:
+def new_state(model: PreTrainedModel) -> ModelState:
+    """Return the state of a model without adapters."""
     return ModelState(model, anatomy_of(model), [(p, p.requires_grad) for p in model.parameters()])
 
 

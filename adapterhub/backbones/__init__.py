@@ -3,7 +3,7 @@
 Nothing here depends on adapters.
 """
 
-from adapterhub.backbones.fingerprint import fingerprint, fingerprint_of
+from adapterhub.backbones.fingerprint import fingerprint
 from adapterhub.backbones.load import load_backbone
 
-__all__ = ["fingerprint", "fingerprint_of", "load_backbone"]
+__all__ = ["fingerprint", "load_backbone"]

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -50,14 +52,25 @@ def stored_tensors(folder: Path) -> Iterator[StoredTensor]:
         BackboneError: there is no checkpoint, or one of its files is broken.
     """
     for file in weight_files(folder):
-        try:
-            if file.suffix == ".safetensors":
-                with open(file, "rb") as handle:
-                    yield from _in_safetensors(handle)
-            else:
-                yield from _in_torch_file(file)
-        except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-            raise _broken(file, error) from error
+        with opened_tensors(file) as tensors:
+            yield from tensors
+
+
+@contextmanager
+def opened_tensors(file: Path) -> Iterator[list[StoredTensor]]:
+    """Open a weight file; its tensors can be read inside, by several threads.
+
+    Raises:
+        BackboneError: the file is broken.
+    """
+    try:
+        if file.suffix == ".safetensors":
+            with open(file, "rb") as handle:
+                yield _in_safetensors(handle)
+        else:
+            yield _in_torch_file(file)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
+        raise _broken(file, error) from error
 
 
 def _broken(file: object, reason: object) -> BackboneError:
@@ -85,7 +98,7 @@ def weight_files(folder: Path) -> list[Path]:
     )
 
 
-def _in_safetensors(handle: BinaryIO) -> Iterator[StoredTensor]:
+def _in_safetensors(handle: BinaryIO) -> list[StoredTensor]:
     length = int.from_bytes(handle.read(8), "little")
     if length > _MAX_HEADER_BYTES:
         raise ValueError(f"its header would have {length} bytes")
@@ -94,33 +107,50 @@ def _in_safetensors(handle: BinaryIO) -> Iterator[StoredTensor]:
     end = max((info["data_offsets"][1] for info in header.values()), default=0)
     if os.fstat(handle.fileno()).st_size < 8 + length + end:
         raise ValueError("it is truncated")
+    tensors, read_at = [], _reader(handle)
     for name, info in header.items():
-        dtype, first = _DTYPES[info["dtype"]], 8 + length + info["data_offsets"][0]
-
-        def read(runs: Runs, dtype: torch.dtype = dtype, first: int = first) -> Tensor:
-            return _values(handle, first, dtype, runs)
-
-        yield StoredTensor(name, tuple(info["shape"]), read)
+        first = 8 + length + info["data_offsets"][0]
+        read = partial(_values, read_at, name, first, _DTYPES[info["dtype"]])
+        tensors.append(StoredTensor(name, tuple(info["shape"]), read))
+    return tensors
 
 
-def _values(handle: BinaryIO, first: int, dtype: torch.dtype, runs: Runs) -> Tensor:
+def _reader(handle: BinaryIO) -> Callable[[int, int], bytes]:
+    """Return a function (offset, size) -> bytes that several threads may call."""
+    if hasattr(os, "pread"):
+        return lambda offset, size: os.pread(handle.fileno(), size, offset)
+    lock = threading.Lock()
+
+    def read_at(offset: int, size: int) -> bytes:
+        with lock:
+            handle.seek(offset)
+            return handle.read(size)
+
+    return read_at
+
+
+def _values(
+    read_at: Callable[[int, int], bytes], name: str, first: int, dtype: torch.dtype, runs: Runs
+) -> Tensor:
+    """Read runs of a tensor whose first value is at the offset `first`."""
     data = bytearray()
     for start, count in runs:
-        handle.seek(first + start * dtype.itemsize)
-        data += handle.read(count * dtype.itemsize)
+        data += read_at(first + start * dtype.itemsize, count * dtype.itemsize)
     if len(data) != sum(count for _, count in runs) * dtype.itemsize:
-        raise _broken(handle.name, "a tensor is shorter than its shape")
+        raise _broken(name, "it is shorter than its shape")
     return torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
 
 
-def _in_torch_file(file: Path) -> Iterator[StoredTensor]:
+def _in_torch_file(file: Path) -> list[StoredTensor]:
     options: dict[str, Any] = {"map_location": "cpu", "weights_only": True}
     try:
         tensors = torch.load(file, mmap=True, **options)
     except RuntimeError:  # the format before torch 1.6 cannot be mapped
         tensors = torch.load(file, **options)
-    for name, tensor in tensors.items():
-        yield StoredTensor(name, tuple(tensor.shape), partial(take_runs, tensor))
+    return [
+        StoredTensor(name, tuple(tensor.shape), partial(take_runs, tensor))
+        for name, tensor in tensors.items()
+    ]
 
 
 def take_runs(tensor: Tensor, runs: Runs) -> Tensor:

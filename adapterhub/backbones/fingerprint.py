@@ -1,49 +1,131 @@
-"""The fingerprint: the identity of a backbone's weights, from a model or from its files.
+"""The identity of a backbone: its weights and what it computes, from a model or from its files.
 
-    fingerprint = sha256(sorted set of "layer shape digest" of the included tensors)
-    digest = sha256(16 runs of 256 values, evenly spaced, rounded to bfloat16, little-endian)
+    fingerprint = "v2-" + sha256(lines of the token embedding and the body, of sampled values)
+    line        = "name shape digest", sorted; see tensor_digests.py for the digest
 
-Included are the tensors that every model class of a checkpoint has: vectors and matrices inside the
-layers, and token embeddings. Excluded are poolers, final norms, position tables and heads, in which
-`AutoModel` and `AutoModelForCausalLM` differ; experts, which transformers fuses on loading; tensors
-of adapters; and buffers. Only the first number of a tensor's name is used, the layer: renaming a
-module does not change the fingerprint, swapping two layers does. Tied copies are one line.
+The fingerprint is the name of the weights, fast to compute. An identity has more, and is compared
+when an adapter is loaded:
 
-Because of the rounding, a checkpoint and its fp32 and bf16 loads have the same fingerprint,
-whatever dtype it is stored in. An fp16 or quantized load has lost precision, as has a model that
-was cast to fp16 and back: its fingerprint is that of the files it was loaded from, provided its
-remaining values match these files.
+    config   the fields of the configuration that change what the backbone computes
+    parts    the digests of all values of the embedding, the body, the pooler and each head
+    files    the sha256 of each weight file: if they are equal, no value needs to be read
+    half     the fingerprint of an fp16 copy
+    rows     the number of rows of the token embedding; `tokens` of them are in the parts, because
+             later ones only pad the vocabulary
 
-A tensor of up to 4,096 values is read completely. Sampling runs rather than single values needs 16
-reads per tensor in a file: 8 billion parameters take less than 2 s.
+Names are those in a checkpoint (checkpoint_form.py), so an identity is the same for a checkpoint
+and for every class, dtype and quantization that it is loaded in. A pooler or head that only one
+side has is no difference. A model in memory is that of the files it was loaded from, provided its
+values are those in the files: all of them up to `SMALL`, a sample of larger ones. Without such
+files a model of up to `SMALL` values is read completely, a larger one in samples.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
-import re
-from collections.abc import Iterable
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from adapterhub.backbones.checkpoint import stored_tensors, take_runs
+from adapterhub.backbones.checkpoint import opened_tensors, weight_files
+from adapterhub.backbones.checkpoint_form import (
+    HEAD_PART,
+    CheckpointForm,
+    form_of,
+    in_checkpoint_form,
+)
+from adapterhub.backbones.digest_cache import remembered
 from adapterhub.backbones.find import find_backbone
-from adapterhub.backbones.weights import is_sharded, whole
+from adapterhub.backbones.function_config import function_config
+from adapterhub.backbones.tensor_digests import (
+    Digests,
+    Table,
+    combined,
+    digest_table,
+    reader_of,
+    stored_reader,
+)
+from adapterhub.backbones.weights import has_values
 from adapterhub.errors import BackboneError
 
-RUNS, RUN = 16, 256
-_NUMBER = re.compile(r"(?:^|\.)(\d+)\.")
-_EMBEDDING = re.compile(
-    r"(?:^|\.)(?:word_embeddings?|embed_tokens|wte|shared|tokens_embed|embed_in|tok_embeddings)\.weight$"
-)
-# Modules that are fused or renamed on loading, adapters, buffers, and heads.
-_EXCLUDED = re.compile(
-    r"(?:^|\.)(?:experts?|rotary_emb|masked_bias|adapterhub)\.|\.(?:inv_freq|masked_bias|position_ids)$"
-    r"|^(?:classifier|score|cls|lm_head|qa_outputs)\."
-)
+SMALL = 1 << 28  # values of a model in memory that are all read, in a second
+VERSION = "v2"
+EMBEDDING, BODY, POOLER = "embedding", "body", "pooler"
+
+
+class Vocabulary(NamedTuple):
+    """How many rows of the token embedding count: of a sample `rows`, of all values `tokens`."""
+
+    rows: int | None = None
+    tokens: int | None = None
+
+    def limit(self, *, sampled: bool) -> int | None:
+        """Return the number of rows to read; None is all."""
+        return self.rows if sampled else self.tokens
+
+    def common(self, other: Vocabulary | None) -> Vocabulary:
+        """Return the rows that two vocabularies share."""
+        rows, tokens = map(_smaller, self, other or Vocabulary())
+        return Vocabulary(rows, tokens)
+
+
+@dataclass(frozen=True)
+class BackboneIdentity:
+    """The identity of a backbone; see the module for the fields.
+
+    `parts` is empty if only a sample of the values was read.
+    """
+
+    fingerprint: str
+    half: str
+    config: Mapping[str, Any]
+    rows: int | None = None
+    tokens: int | None = None
+    parts: Mapping[str, Digests] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
+
+    @classmethod
+    def from_record(cls, fingerprint: str, record: Mapping[str, Any]) -> BackboneIdentity:
+        """Build an identity from its record in a manifest."""
+        parts = {name: Digests(*digests) for name, digests in record["parts"].items()}
+        others = {name: record[name] for name in ("half", "config", "rows", "tokens")}
+        return cls(fingerprint, parts=parts, files=tuple(record["files"]), **others)
+
+    def record(self) -> dict[str, Any]:
+        """Return what a manifest contains of the identity, besides the fingerprint."""
+        return {
+            **{name: getattr(self, name) for name in ("half", "rows", "tokens", "strength")},
+            "config": dict(self.config),
+            "parts": {name: list(digests) for name, digests in self.parts.items()},
+            "files": list(self.files),
+        }
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The rows of the token embedding that count."""
+        return Vocabulary(self.rows, self.tokens)
+
+    @property
+    def strength(self) -> str:
+        """What was read: `all` values, or a `sample`."""
+        return "all" if self.parts else "sample"
+
+    def same_sample(self, other: BackboneIdentity) -> bool:
+        """Return whether the sampled values of two backbones are roundings of the same numbers."""
+        sampled = Digests(self.fingerprint, self.half)
+        return sampled.same(Digests(other.fingerprint, other.half))
+
+    def different_parts(self, other: BackboneIdentity) -> list[str]:
+        """List the parts that both have, with different values."""
+        if self.files and self.files == other.files:
+            return []
+        shared = sorted(self.parts.keys() & other.parts.keys())
+        return [part for part in shared if not self.parts[part].same(other.parts[part])]
 
 
 def fingerprint(backbone: str | Path, *, revision: str | None = None) -> str:
@@ -53,105 +135,213 @@ def fingerprint(backbone: str | Path, *, revision: str | None = None) -> str:
         BackboneError: the backbone was not found, or its files cannot be read.
     """
     folder, _ = find_backbone(str(backbone), revision)
-    return fingerprint_of_files(folder)
+    return identity_of_files(folder, complete=False).fingerprint
 
 
-def fingerprint_of(named: Iterable[tuple[str, Tensor]], origin: Path | None = None) -> str:
-    """Compute the fingerprint of a model from its parameters' names and values, in any order.
+def identity_of_files(
+    folder: Path, *, vocabulary: Vocabulary | None = None, complete: bool = True
+) -> BackboneIdentity:
+    """Compute the identity of the checkpoint in a folder.
 
-    `origin` is the folder they were loaded from, if known.
+    Args:
+        folder: the folder.
+        vocabulary: the rows of the token embedding that count; all if None.
+        complete: read all values, once until the files change, rather than a sample.
 
     Raises:
-        BackboneError: the weights are quantized and do not match an origin, or no tensor is
-            included.
+        BackboneError: there is no checkpoint, or it is broken.
     """
-    included = [(key, t) for name, t in named if (key := _key(name, t.shape)) is not None]
-    # Quantized tensors have other shapes and codes: only the others can be compared.
-    readable = [(key, _sample(t), t.ndim) for key, t in included if _has_values(t)]
-    lines = {f"{key} {tensor_digest(values)}" for key, values, _ in readable}
-    # Vectors may be of ones, but a matrix of fp16 numbers has probably been rounded.
-    rounded = any(_fits_fp16(values) for _, values, dimensions in readable if dimensions > 1)
-    exact = len(readable) == len(included) and not rounded
-    if not exact and origin is not None:
-        stored = _stored_lines(origin)
-        if lines <= {line for pair in stored for line in pair}:
-            return _identity({line for line, _ in stored})
-    if len(readable) < len(included):
+    config = _config_in(folder)
+    stored = StoredBackbone(folder, form_of(config), vocabulary or Vocabulary())
+    return _identity(function_config(config), stored, complete)
+
+
+def identity_of_model(
+    model: PreTrainedModel,
+    named: Mapping[str, Tensor],
+    *,
+    origin: Path | None = None,
+    vocabulary: Vocabulary | None = None,
+    complete: bool = True,
+    known: BackboneIdentity | None = None,
+) -> BackboneIdentity:
+    """Compute the identity of a model in memory.
+
+    Args:
+        model: the model.
+        named: its tensors by path, without those of adapters and of new heads.
+        origin: the folder they were loaded from, if known.
+        vocabulary: the rows of the token embedding that count; all if None.
+        complete: read all values where that is cheap, rather than a sample.
+        known: an identity whose parts hold for all files with the same sha256.
+
+    Raises:
+        BackboneError: the weights are quantized and do not match an origin, or the model has no
+            weights.
+    """
+    form, config = form_of(model.config), function_config(model.config)
+    readable = {name: tensor for name, tensor in named.items() if has_values(tensor)}
+    vocabulary = vocabulary or Vocabulary()
+    loaded = LoadedBackbone(model, form, readable, vocabulary)
+    if origin is not None:
+        stored = StoredBackbone(origin, form, vocabulary)
+        if _is_load_of(loaded, stored, complete):
+            return _identity(config, stored, complete, known)
+    if len(readable) < len(named):
         raise BackboneError(
             "the weights are quantized and do not match a checkpoint on disk",
             expected="a model as loaded by load_backbone or from_pretrained",
             hint="load_backbone(FOLDER or HUB ID), and change its weights before quantizing them",
         )
-    return _identity(lines)
+    return _identity(config, loaded, complete and loaded.is_small)
 
 
-def fingerprint_of_files(folder: Path) -> str:
-    """Compute the fingerprint of the checkpoint in a folder; reads only the sampled values.
-
-    Raises:
-        BackboneError: there is no checkpoint, or it is broken.
-    """
-    return _identity({line for line, _ in _stored_lines(folder)})
+def _smaller(first: int | None, second: int | None) -> int | None:
+    return min((n for n in (first, second) if n is not None), default=None)
 
 
-def _has_values(tensor: Tensor) -> bool:
-    has_codes = hasattr(tensor, "__tensor_flatten__") and not is_sharded(tensor)
-    return tensor.is_floating_point() and not tensor.is_meta and not has_codes
+class StoredBackbone:
+    """The tensors of a checkpoint in files."""
+
+    def __init__(self, folder: Path, form: CheckpointForm, vocabulary: Vocabulary) -> None:
+        self.files, self.form, self.vocabulary = weight_files(folder), form, vocabulary
+
+    def table(self, *, sampled: bool) -> Table:
+        """Compute the digests of the tensors; those of all values are remembered."""
+        if sampled:
+            return self._digests(sampled=True)
+        key = f"{VERSION} {self.vocabulary.tokens} {self.form.key}"
+        table = remembered(self.files, key, lambda: self._digests(sampled=False))
+        return {name: Digests(*digests) for name, digests in table.items()}
+
+    def digests_of_files(self) -> tuple[str, ...]:
+        """Compute the sorted sha256 of the weight files; they are remembered."""
+        return tuple(sorted(remembered([f], "sha256", partial(_sha256, f)) for f in self.files))
+
+    def _digests(self, *, sampled: bool) -> dict[str, Digests]:
+        names = self.form.names(self._names())
+        table: dict[str, Digests] = {}
+        for file in self.files:
+            with opened_tensors(file) as tensors:
+                readers = [stored_reader(names[t.name], t) for t in tensors if t.name in names]
+                rows = self.vocabulary.limit(sampled=sampled)
+                table |= digest_table(self.form.limited(readers, rows), sampled=sampled)
+        return table
+
+    def _names(self) -> list[str]:
+        """List the names of all tensors that have values."""
+        stored: list[str] = []
+        for file in self.files:
+            with opened_tensors(file) as tensors:
+                stored += [tensor.name for tensor in tensors if 0 not in tensor.shape]
+        return stored
 
 
-def _fits_fp16(values: Tensor) -> bool:
-    """Return whether all values are fp16 numbers, as after a cast to fp16, and maybe back."""
-    return values.dtype == torch.float16 or torch.equal(values.half().to(values.dtype), values)
+class LoadedBackbone:
+    """The tensors of a model in memory."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        form: CheckpointForm,
+        named: Mapping[str, Tensor],
+        vocabulary: Vocabulary,
+    ) -> None:
+        self.model, self.form, self.named, self.vocabulary = model, form, named, vocabulary
+
+    @property
+    def is_small(self) -> bool:
+        """Whether all values can be read in a second."""
+        return sum(tensor.numel() for tensor in self.named.values()) <= SMALL
+
+    def table(self, *, sampled: bool) -> Table:
+        """Compute the digests of the tensors."""
+        table: dict[str, Digests] = {}
+        for layer in in_checkpoint_form(self.model, self.named, self.form):
+            readers = [reader_of(name, tensor) for name, tensor in layer if tensor.numel()]
+            rows = self.vocabulary.limit(sampled=sampled)
+            table |= digest_table(self.form.limited(readers, rows), sampled=sampled)
+        return table
+
+    def digests_of_files(self) -> tuple[str, ...]:
+        """Return no digests: there are no files."""
+        return ()
 
 
-def _sample(tensor: Tensor) -> Tensor:
-    return take_runs(whole(tensor), sampled_runs(tensor.numel()))
+def _is_load_of(loaded: LoadedBackbone, stored: StoredBackbone, complete: bool) -> bool:
+    """Return whether the values in memory are those in the files, possibly rounded."""
+    found = _values_agree(loaded.table(sampled=True), stored.table(sampled=True))
+    if found and complete and loaded.is_small:
+        return _values_agree(loaded.table(sampled=False), stored.table(sampled=False))
+    return found
 
 
-def _identity(lines: set[str]) -> str:
-    if not lines:
+def _values_agree(loaded: Table, stored: Table) -> bool:
+    """Return whether two tables agree; a new pooler or head has no values in the files."""
+    names = {key.partition(" ")[0] for key in stored}
+    known = [(key, d) for key, d in loaded.items() if key.partition(" ")[0] in names]
+    return bool(known) and all(key in stored and d.values in stored[key] for key, d in known)
+
+
+def _identity(
+    config: Mapping[str, Any],
+    backbone: StoredBackbone | LoadedBackbone,
+    complete: bool,
+    known: BackboneIdentity | None = None,
+) -> BackboneIdentity:
+    sampled = _parts(backbone.table(sampled=True), backbone.form)
+    if EMBEDDING not in sampled and BODY not in sampled:
         raise BackboneError("a backbone without layers or token embeddings has no identity")
-    return f"bf16-{hashlib.sha256(chr(10).join(sorted(lines)).encode()).hexdigest()}"
+    digests = combined({name: sampled[name] for name in (EMBEDDING, BODY) if name in sampled})
+    names = (f"{VERSION}-{digests.values}", f"{VERSION}-{digests.half}")
+    identity = BackboneIdentity(*names, config, *backbone.vocabulary)
+    if not complete:
+        return identity
+    files = backbone.digests_of_files()
+    if known and known.parts and known.files == files and known.tokens == identity.tokens:
+        return replace(identity, parts=known.parts, files=files)
+    return replace(
+        identity, parts=_parts(backbone.table(sampled=False), backbone.form), files=files
+    )
 
 
-def _stored_lines(folder: Path) -> list[tuple[str, str]]:
-    """Compute for each tensor its line, and its line after a load in fp16."""
-    pairs = []
-    for name, shape, read in stored_tensors(folder):
-        if (key := _key(name, shape)) is not None:
-            values = read(sampled_runs(math.prod(shape)))
-            half = values.half() if values.is_floating_point() else values
-            pairs.append((f"{key} {tensor_digest(values)}", f"{key} {tensor_digest(half)}"))
-    return pairs
+def _parts(table: Table, form: CheckpointForm) -> dict[str, Digests]:
+    """Compute the digests of the embedding, the body, the pooler and each head."""
+    embedding = {d for key, d in table.items() if key.partition(" ")[0] == form.embedding}
+    parts: dict[str, dict[str, Digests]] = {}
+    for key, digests in table.items():
+        part = _part(key.partition(" ")[0], form)
+        if not (
+            part.startswith(HEAD_PART) and digests in embedding
+        ):  # an output layer that is tied
+            parts.setdefault(part, {})[key] = digests
+    return {name: combined(tensors) for name, tensors in parts.items()}
 
 
-def _key(name: str, shape: Iterable[int]) -> str | None:
-    """Return a tensor's layer ("-" for embeddings) and shape; None if it is not included.
-
-    `name` is its name in a model or in a file.
-    """
-    size = tuple(shape)
-    if len(size) not in (1, 2) or 0 in size or _EXCLUDED.search(name):
-        return None
-    if number := _NUMBER.search(name):
-        return f"{number[1]} {size}"
-    return f"- {size}" if _EMBEDDING.search(name) else None
+def _part(name: str, form: CheckpointForm) -> str:
+    top, *others = name.split(".")
+    if top == HEAD_PART:
+        return f"{HEAD_PART}.{others[0]}"
+    if name == form.embedding:
+        return EMBEDDING
+    return POOLER if POOLER in (top, *others) else BODY
 
 
-def sampled_runs(numel: int) -> list[tuple[int, int]]:
-    """List the sampled runs of a flattened tensor: (first value, number of values) each."""
-    if numel <= RUNS * RUN:
-        return [(0, numel)]
-    return [((i * (numel - RUN)) // (RUNS - 1), RUN) for i in range(RUNS)]
+def _config_in(folder: Path) -> PreTrainedConfig:
+    weight_files(folder)  # the usual reason is that this is not a backbone
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        return config
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BackboneError(
+            f"{folder} has no configuration of a backbone: {error}",
+            expected="config.json of a transformers checkpoint",
+        ) from error
 
 
-def tensor_digest(values: Tensor) -> str:
-    """Compute sha256 of values in bfloat16, or of the bytes of integers."""
-    if values.is_floating_point():
-        values = values.float().to(torch.bfloat16).view(torch.int16)
-    return hashlib.sha256(_little_endian(values.cpu())).hexdigest()
-
-
-def _little_endian(values: Tensor) -> bytes:
-    array = values.numpy()
-    return array.astype(array.dtype.newbyteorder("<")).tobytes()
+def _sha256(file: Path) -> str:
+    with open(file, "rb") as handle:
+        digest = hashlib.sha256()
+        while block := handle.read(1 << 22):
+            digest.update(block)
+        return digest.hexdigest()

@@ -118,6 +118,12 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
+def has_values(tensor: Tensor) -> bool:
+    """Return whether a tensor holds numbers, not the codes of a quantization."""
+    has_codes = hasattr(tensor, "__tensor_flatten__") and not is_sharded(tensor)
+    return tensor.is_floating_point() and not tensor.is_meta and not has_codes
+
+
 def whole(tensor: Tensor) -> Tensor:
     """Return a tensor, gathered if it is sharded: all processes must call this together."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]

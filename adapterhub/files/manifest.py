@@ -42,8 +42,10 @@ class BackboneRef:
     """The backbone that an adapter belongs to.
 
     `id` is a Hub id or a logical name, never a path; `revision` is the resolved commit, or None;
-    `fingerprint` identifies the weights; `model_type` is the family. `dtype` and `quantization`
-    record how the backbone was loaded for training; they are not part of its identity.
+    `fingerprint` names the weights; `model_type` is the family. `dtype` and `quantization` record
+    how the backbone was loaded for training; they are not part of its identity. `identity` is what
+    a backbone is compared with, see `adapterhub.backbones.fingerprint`; None in files of the first
+    kind of fingerprint.
     """
 
     id: str
@@ -52,6 +54,7 @@ class BackboneRef:
     model_type: str
     dtype: str | None = None
     quantization: str | None = None
+    identity: Mapping[str, Any] | None = None
 
     @property
     def location(self) -> str:
@@ -206,9 +209,12 @@ def name_problems(name: object) -> list[str]:
 
 
 def _tree(manifest: Manifest) -> dict[str, Any]:
+    backbone = _fields(manifest.backbone)
+    if backbone["identity"] is None:  # files of version 1 keep their bytes
+        del backbone["identity"]
     return {
         **_fields(manifest),
-        "backbone": _fields(manifest.backbone),
+        "backbone": backbone,
         "head": _fields(manifest.head) if manifest.head else None,
         "metrics": {name: _as_float(value) for name, value in manifest.metrics.items()},
         "tensors": {name: _fields(info) for name, info in manifest.tensors.items()},
@@ -242,7 +248,7 @@ def _build(tree: dict[str, Any]) -> Manifest:
 
 def _build_record(cls: Any, tree: Mapping[str, Any]) -> Any:
     """Build a record from its known fields; the schema has accepted others as neutral."""
-    return cls(**{name: tree[name] for name in cls.__dataclass_fields__})
+    return cls(**{name: tree[name] for name in cls.__dataclass_fields__ if name in tree})
 
 
 def _digest(tree: Mapping[str, Any]) -> str:
@@ -322,6 +328,22 @@ _template = schema.text(r"(?s).{1,131072}", "a template of 1 to 131072 character
 _RELEASE = r"\d{1,6}\.\d{1,6}(\.\d{1,6})?"
 _tags = schema.sequence(schema.text(r"[\w][\w .:+/-]{0,99}", "a tag"), 0, 100)
 _languages = schema.sequence(schema.text(r"[A-Za-z0-9-]{2,35}", "a language code"), 0, 200)
+_digests = schema.sequence(_sha256, 2, 2)
+_parts = schema.mapping(schema.text(r"[A-Za-z0-9_.-]{1,100}", "a part of a backbone"), _digests)
+_rows = schema.integer(0, 2**40, null=True)
+_identity = schema.nullable(
+    schema.record(
+        {
+            "config": schema.free,
+            "files": schema.sequence(_sha256, 0, 10_000),
+            "half": _word,
+            "parts": _parts,
+            "rows": _rows,
+            "strength": schema.text("all|sample", "all or sample"),
+            "tokens": _rows,
+        }
+    )
+)
 _backbone = schema.record(
     {
         "id": _backbone_id,
@@ -330,7 +352,8 @@ _backbone = schema.record(
         "model_type": _word,
         "dtype": _word_or_null,
         "quantization": _word_or_null,
-    }
+    },
+    optional={"identity": _identity},
 )
 _task_head = schema.record({"kind": _word_or_null, "problem_type": _word_or_null})
 _token = schema.record(

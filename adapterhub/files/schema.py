@@ -119,11 +119,17 @@ def text(pattern: str, description: str, *, null: bool = False) -> Check:
     return check
 
 
-def integer(low: int, high: int) -> Check:
-    """Return a check for an integer from `low` to `high`; booleans are refused."""
+def integer(low: int, high: int, *, null: bool = False) -> Check:
+    """Return a check for an integer; booleans are refused.
+
+    Args:
+        low: the smallest integer.
+        high: the largest integer.
+        null: whether null is accepted too.
+    """
 
     def check(path: str, value: object) -> list[str]:
-        if type(value) is int and low <= value <= high:
+        if (type(value) is int and low <= value <= high) or (null and value is None):
             return []
         return [f"{path}: {show(value)} is not a whole number from {low} to {high}"]
 
@@ -182,19 +188,29 @@ def mapping(key: Check, item: Check, low: int = 0, high: int = _MAX_ENTRIES) -> 
     return check
 
 
-def record(fields: Mapping[str, Check]) -> Check:
+def nullable(check: Check) -> Check:
+    """Return a check that also accepts null."""
+    return lambda path, value: [] if value is None else check(path, value)
+
+
+def record(fields: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> Check:
     """Return a check for an object with exactly these fields.
 
     Unknown fields are accepted only with a neutral value (`config.options.is_neutral`).
+
+    Args:
+        fields: the check of each required field.
+        optional: the check of each field that older files do not have.
     """
+    known = {**fields, **(optional or {})}
 
     def check(path: str, value: object) -> list[str]:
         if not isinstance(value, dict):
             return [f"{path}: {show(value)} is not an object"]
         problems = [f"{at(path, name)}: missing" for name in fields if name not in value]
         for name, entry in value.items():
-            if name in fields:
-                problems += fields[name](at(path, name), entry)
+            if name in known:
+                problems += known[name](at(path, name), entry)
             elif not is_neutral(entry):
                 problems.append(f"{at(path, name)}: unknown, it needs a newer adapterhub")
         return problems

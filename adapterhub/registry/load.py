@@ -9,8 +9,11 @@ from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attachable import require_model
+from adapterhub.adapters.compatibility import backbone_differences
 from adapterhub.adapters.load import load_folder
-from adapterhub.adapters.state import backbone_fingerprint
+from adapterhub.adapters.state import find_state, new_state
+from adapterhub.files.native import read_manifest
+from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.pull import pull
 from adapterhub.registry.reference import read_reference
 
@@ -52,8 +55,26 @@ def load(
         AttachError: the name is already used on this model, or it is not one of transformers.
     """
     require_model(model)
-    in_registry = read_reference(reference).kind == "local"
-    fingerprint = backbone_fingerprint(model) if in_registry and not any_backbone else None
-    folder = pull(reference, backbone=fingerprint, registry=registry, allow_pickle=allow_pickle)
+    parsed = read_reference(reference)
+    several = parsed.kind == "local" and not any_backbone
+    chosen = _backbone_of(model, parsed.name, registry) if several else None
+    folder = pull(reference, backbone=chosen, registry=registry, allow_pickle=allow_pickle)
     options |= {"any_backbone": any_backbone, "allow_pickle": allow_pickle}
     return load_folder(model, folder, name=name, **options)
+
+
+def _backbone_of(model: PreTrainedModel, name: str, registry: str | Path | None) -> str | None:
+    """Return the fingerprint that a model's backbone has in a registry.
+
+    None if the name exists for one backbone only: the error of `load_folder` then says in what it
+    differs.
+    """
+    store = LocalRegistry(registry)
+    newest = {entry.fingerprint: entry for entry in store.versions(name)}
+    if len(newest) == 1:
+        return None
+    state = find_state(model) or new_state(model)
+    for fingerprint, entry in newest.items():
+        if not backbone_differences(read_manifest(store.get(entry)), state):
+            return fingerprint
+    return state.fingerprint()

@@ -116,7 +116,7 @@ def _train(
         run={
             "recipe": _identity(recipe),
             "data": _data_hash(data),
-            "backbone": prepared.adapter.manifest().backbone.fingerprint,
+            "backbone": prepared.adapter.state.fingerprint(),
         },
         reporter=reporter,
     )

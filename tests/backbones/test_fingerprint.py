@@ -1,9 +1,13 @@
-"""The fingerprint of a backbone: the same for its files and for every way to load them."""
+"""The identity of a backbone: the same for its files and for every way to load them.
+
+tests/attacks/test_other_backbones.py has what it accepts and refuses on every architecture.
+"""
 
 from __future__ import annotations
 
 import json
 import time
+from importlib import import_module
 
 import pytest
 import tiny_models
@@ -12,20 +16,22 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import adapterhub as ah
-from adapterhub.adapters.state import find_state
-from adapterhub.backbones.fingerprint import RUN, RUNS, fingerprint_of, sampled_runs
+from adapterhub.adapters.state import find_state, new_state
+from adapterhub.backbones.checkpoint_form import named_tensors
+from adapterhub.backbones.fingerprint import (
+    BackboneIdentity,
+    Vocabulary,
+    identity_of_files,
+    identity_of_model,
+)
 from adapterhub.errors import BackboneError
 
-GOLDEN = "bf16-d36bf62e0032fb21fe25ab3b45d44a1b1e4e7ab7903e9b964d90ac7f59d006c2"
+GOLDEN = "v2-25258faf575cb5e72489a612da31c578294c037c79c763397e2e61524cb18f22"
+GOLDEN_BODY = "7a45b1b6aa833947ad8eb0ddc667f4dd7dd7bf46c927a9ef9b42184d540e2122"
 
 
 def of_model(model):
-    """Read the fingerprint from an adapter's manifest."""
-    return (
-        ah.attach(model, "lora" if model.dtype == torch.float64 else "full")
-        .manifest()
-        .backbone.fingerprint
-    )
+    return new_state(model).fingerprint()
 
 
 def saved(architecture, folder, task="classification", **config):
@@ -36,14 +42,14 @@ def saved(architecture, folder, task="classification", **config):
 @pytest.mark.parametrize("architecture", tiny_models.MATRIX)
 def test_the_files_and_each_load_of_them_agree(architecture, tmp_path):
     """It is the same for every transformers class and dtype, and differs for other weights."""
-    tiny_models.usual_model(architecture).save_pretrained(tmp_path)
-    expected = ah.fingerprint(tmp_path)
-    auto = transformers.AutoModel
+    tiny_models.usual_model(architecture).save_pretrained(tmp_path / "a")
+    expected = ah.fingerprint(tmp_path / "a")
     assert of_model(tiny_models.usual_model(architecture)) == expected, "never saved"
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        model = auto.from_pretrained(tmp_path, dtype=dtype)
+        model = transformers.AutoModel.from_pretrained(tmp_path / "a", dtype=dtype)
         assert of_model(model) == expected, dtype
-    assert ah.fingerprint(saved_again(architecture, tmp_path / "other")) != expected
+    tiny_models.usual_model(architecture, seed=1).save_pretrained(tmp_path / "b")
+    assert ah.fingerprint(tmp_path / "b") != expected
 
 
 CASTS = {
@@ -57,8 +63,8 @@ CASTS = {
 
 @pytest.mark.parametrize("cast", CASTS)
 @pytest.mark.parametrize("architecture", tiny_models.MATRIX)
-def test_a_cast_in_memory_is_the_same_backbone(architecture, cast, tmp_path):
-    """And other weights that are cast in memory are another one."""
+def test_a_cast_of_a_loaded_model_has_the_fingerprint_of_its_files(architecture, cast, tmp_path):
+    """And other weights that are cast in memory have another one."""
     tiny_models.usual_model(architecture).save_pretrained(tmp_path / "a")
     expected = ah.fingerprint(tmp_path / "a")
     auto = transformers.AutoModel
@@ -69,19 +75,14 @@ def test_a_cast_in_memory_is_the_same_backbone(architecture, cast, tmp_path):
     assert of_model(CASTS[cast](other)) != expected
 
 
-def saved_again(architecture, folder):
-    tiny_models.usual_model(architecture, seed=1).save_pretrained(folder)
-    return folder
-
-
 @pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float64])
 def test_checkpoints_in_other_dtypes(stored, tmp_path):
-    model = tiny_models.model("llama", "causal-lm").to(stored)
-    model.save_pretrained(tmp_path)
-    expected = ah.fingerprint(tmp_path)
+    tiny_models.model("llama", "causal-lm").to(stored).save_pretrained(tmp_path)
+    expected = identity_of_files(tmp_path)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
-        assert of_model(loaded) == expected, dtype
+        model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+        found = new_state(model).identity()
+        assert (found.fingerprint, found.parts) == (expected.fingerprint, expected.parts), dtype
 
 
 @pytest.mark.parametrize("task", ["features", "classification", "masked-lm", "tagging"])
@@ -91,26 +92,10 @@ def test_every_model_class_of_a_checkpoint_has_its_fingerprint(task, backbone):
     assert of_model(model) == ah.fingerprint(backbone)
 
 
-def test_shards_and_torch_files_are_the_same_checkpoint(tmp_path):
-    """The model is wide enough for its tensors to be sampled."""
-    model = tiny_models.model("bert", "features", hidden_size=128, intermediate_size=512)
-    model.save_pretrained(tmp_path / "one")
-    model.save_pretrained(tmp_path / "many", max_shard_size="200KB")
-    assert len(list((tmp_path / "many").glob("*.safetensors"))) > 2
-    (tmp_path / "torch").mkdir()
-    torch.save(model.state_dict(), tmp_path / "torch" / "pytorch_model.bin")
-    (tmp_path / "legacy").mkdir()
-    path = tmp_path / "legacy" / "pytorch_model.bin"
-    torch.save(model.state_dict(), path, _use_new_zipfile_serialization=False)
-    expected = of_model(model)
-    for folder in ("one", "many", "torch", "legacy"):
-        assert ah.fingerprint(tmp_path / folder) == expected, folder
-
-
 def test_other_weights_of_the_same_shape_are_another_backbone(tmp_path):
     tensors = load_file(saved("bert", tmp_path) / "model.safetensors")
-    names = [n for n in tensors if ".layer.0." in n or "word_embeddings" in n]
-    assert len(names) > 10
+    names = [name for name in tensors if "classifier" not in name and "pooler" not in name]
+    assert len(names) > 30
     expected = ah.fingerprint(tmp_path)
     for name in names:
         changed = {**tensors, name: tensors[name] * 1.01 + 0.01}
@@ -125,35 +110,48 @@ def swap_layers(name):
     return name.replace(".0.", ".x.").replace(".1.", ".0.").replace(".x.", ".1.")
 
 
-def test_renamed_modules_change_nothing():
-    """An adapter saved with one transformers version loads with another that renamed modules."""
-    named = list(tiny_models.model("llama", "features").named_parameters())
-    renamed = [(n.replace("self_attn", "attention").replace("mlp", "ffn"), t) for n, t in named]
-    assert renamed != named
-    assert fingerprint_of(renamed) == fingerprint_of([(f"model.{n}", t) for n, t in named])
-
-
-def test_heads_poolers_and_buffers_are_excluded():
-    named = dict(tiny_models.model("bert", "features").named_parameters())
-    more = {
-        "classifier.0.weight": torch.ones(3, 4),
-        "encoder.layer.0.attention.rotary_emb.inv_freq": torch.ones(4),
-        "h.0.attn.bias": torch.ones(1, 1, 8, 8),
-        "pooler.dense.weight": torch.ones(2, 2),
+def test_names_of_2019_and_buffers_of_2020_change_nothing(tmp_path):
+    """Checkpoints have `gamma` and `beta`, and constants that the model computes."""
+    tensors = load_file(saved("bert", tmp_path, "features") / "model.safetensors")
+    expected = identity_of_files(tmp_path)
+    old = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): t
+        for name, t in tensors.items()
     }
-    assert fingerprint_of({**named, **more}.items()) == fingerprint_of(named.items())
+    assert old.keys() != tensors.keys()
+    old["embeddings.position_ids"] = torch.arange(64)
+    old["encoder.layer.0.attention.self.rotary_emb.inv_freq"] = torch.ones(4)
+    save_file(
+        {f"bert.{n}": t for n, t in old.items()}, tmp_path / "model.safetensors", {"format": "pt"}
+    )
+    found = identity_of_files(tmp_path)
+    assert (found.fingerprint, found.parts) == (expected.fingerprint, expected.parts)
+
+
+def deterministic(model):
+    with torch.no_grad():
+        for index, tensor in enumerate(model.parameters()):
+            values = (torch.arange(tensor.numel()) * (7 + 2 * index) % 61 - 30) / 256
+            tensor.copy_(values.reshape(tensor.shape))
+    return model
 
 
 def test_the_definition_is_frozen():
     """Adapters of every past release must still match their backbones."""
-    whole = ((torch.arange(24.0) * 7 % 31) - 15).reshape(4, 6) / 16
-    wide = ((torch.arange(70 * 90) * 37 % 61) - 30).reshape(70, 90) / 256
-    named = [("encoder.layer.0.q.weight", whole), ("encoder.layer.1.q.weight", wide),
-             ("embeddings.word_embeddings.weight", wide.T), ("pooler.weight", whole)]  # fmt: skip
-    assert fingerprint_of(named) == GOLDEN
-    assert sampled_runs(RUN * RUNS) == [(0, RUN * RUNS)]
-    assert sampled_runs(10**9)[0] == (0, RUN)
-    assert sampled_runs(10**9)[-1] == (10**9 - RUN, RUN)
+    size = {"hidden_size": 96, "intermediate_size": 160, "vocab_size": 500}
+    model = deterministic(tiny_models.model("bert", "features", **size))
+    identity = identity_of_model(model, named_tensors(model), vocabulary=Vocabulary(500, 490))
+    assert identity.fingerprint == GOLDEN
+    assert identity.parts["body"].values == GOLDEN_BODY
+    assert sorted(identity.parts) == ["body", "embedding", "pooler"]
+
+
+def test_a_record_is_read_back():
+    identity = new_state(tiny_models.model("bert", "features")).identity()
+    record = json.loads(json.dumps(identity.record()))
+    assert BackboneIdentity.from_record(identity.fingerprint, record) == identity
 
 
 def test_a_modified_half_precision_model_is_another_backbone(tmp_path):
@@ -182,32 +180,61 @@ def quantize(model):
     return model
 
 
-def test_a_quantized_load_has_the_fingerprint_of_its_files(tmp_path):
-    expected = ah.fingerprint(saved("llama", tmp_path, "features"))
+def test_a_quantized_load_has_the_identity_of_its_files(tmp_path):
+    expected = identity_of_files(saved("llama", tmp_path, "features"))
     model = quantize(transformers.AutoModel.from_pretrained(tmp_path, dtype=torch.float16))
-    named = list(model.named_parameters())
-    assert fingerprint_of(named, tmp_path) == expected
+    named = named_tensors(model)
+    found = identity_of_model(model, named, origin=tmp_path)
+    assert (found.fingerprint, found.parts) == (expected.fingerprint, expected.parts)
     with pytest.raises(BackboneError, match="quantized"):
-        fingerprint_of(named)
+        identity_of_model(model, named)
     with torch.no_grad():
         model.embed_tokens.weight.add_(1)
     with pytest.raises(BackboneError, match="quantized"):
-        fingerprint_of(named, tmp_path)
+        identity_of_model(model, named, origin=tmp_path)
 
 
-def test_only_the_sampled_bytes_are_read(tmp_path, monkeypatch):
-    """An 8B checkpoint takes less than 2 s; this one is a sparse file of 6 GB."""
+def test_equal_files_are_enough(tmp_path, monkeypatch):
+    """Of a backbone on the Hub no value is read, only the sha256 of its files, and these once."""
+    saved("llama", tmp_path / "a", "features")
+    model = transformers.AutoModel.from_pretrained(tmp_path / "a")
+    trained = new_state(model).identity()
+    fingerprints = import_module("adapterhub.backbones.fingerprint")
+    monkeypatch.setattr(fingerprints, "SMALL", 0)
+    monkeypatch.setattr(fingerprints, "remembered", only_sha256(fingerprints.remembered))
+    assert new_state(model).identity(trained) == trained
+
+
+def only_sha256(remembered):
+    def refuse_values(files, key, compute):
+        assert key == "sha256"
+        return remembered(files, key, compute)
+
+    return refuse_values
+
+
+def sparse(folder, layers=24):
+    """Write the checkpoint of a Llama with 6 GB of zeros, which take no space."""
+    config = transformers.LlamaConfig(
+        hidden_size=8192, intermediate_size=16384, num_hidden_layers=layers, vocab_size=8
+    )
+    config.save_pretrained(folder)
     header, end = {}, 0
-    for i in range(24):
+    for i in range(layers):
         header[f"model.layers.{i}.mlp.up_proj.weight"] = {
-            "dtype": "BF16", "shape": [8192, 16384], "data_offsets": [end, end := end + 2**28],
+            "dtype": "BF16", "shape": [16384, 8192], "data_offsets": [end, end := end + 2**28],
         }  # fmt: skip
     data = json.dumps(header).encode()
-    with open(tmp_path / "model.safetensors", "wb") as handle:
+    with open(folder / "model.safetensors", "wb") as handle:
         handle.write(len(data).to_bytes(8, "little") + data)
         handle.truncate(8 + len(data) + end)
+    return folder
+
+
+def test_the_fingerprint_reads_a_sample(tmp_path):
+    """8 billion parameters take less than 2 s."""
     start = time.process_time()
-    assert ah.fingerprint(tmp_path).startswith("bf16-")
+    assert ah.fingerprint(sparse(tmp_path)).startswith("v2-")
     assert time.process_time() - start < 2
 
 
@@ -215,6 +242,7 @@ def test_only_the_sampled_bytes_are_read(tmp_path, monkeypatch):
     "data", [b"", b"\xff" * 8, b"\x02" + b"\0" * 7 + b"[]", b"\x04" + b"\0" * 7 + b"junk"]
 )
 def test_a_broken_file_is_named(tmp_path, data):
+    saved("bert", tmp_path)
     (tmp_path / "model.safetensors").write_bytes(data)
     with pytest.raises(BackboneError, match=r"model\.safetensors|no identity"):
         ah.fingerprint(tmp_path)
@@ -227,10 +255,14 @@ def test_a_truncated_file_and_an_empty_folder_are_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:-40_000])
     with pytest.raises(BackboneError, match="truncated"):
         ah.fingerprint(tmp_path)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(BackboneError, match="no configuration"):
+        ah.fingerprint(tmp_path)
 
 
-def test_attached_adapters_do_not_change_the_fingerprint():
+def test_attached_adapters_do_not_change_the_identity():
     model = tiny_models.model("bert")
-    before = of_model(model)
-    ah.attach(model, "mam", name="more")
-    assert find_state(model).fingerprint() == before
+    before = new_state(model).identity()
+    for method in ("full", "mam", "dora"):
+        ah.attach(model, method, name=method)
+        assert find_state(model).identity() == before, method

@@ -1,0 +1,162 @@
+"""The tensors of a base model under the names that they have in a checkpoint.
+
+transformers renames, fuses and splits tensors on loading, and undoes this on saving. Checkpoints of
+one backbone differ in their heads, and all names in one may have a prefix: `encoder.layer.0...` is
+`bert.encoder.layer.0...` in the checkpoint of a classifier. The names here are those that
+`AutoModel.save_pretrained` writes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import groupby
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+
+from adapterhub.backbones.tensor_digests import TensorReader
+from adapterhub.errors import BackboneError
+
+HEAD_PART = "head"  # starts the names of tensors outside of the base model
+_OLD_NAMES = {"gamma": "weight", "beta": "bias"}  # of layer norms in checkpoints of 2019
+# Of a configuration: the base model does not depend on them.
+_UNUSED = ("quantization_config", "id2label", "label2id", "_name_or_path", "problem_type")
+_LAYER = re.compile(r"^.*?\.\d+\.")
+
+
+class CheckpointForm:
+    """The names of the tensors of a base model.
+
+    Attributes:
+        embedding: the name of the token embedding; None if the model has none.
+        key: a text that differs for other names or sizes.
+    """
+
+    def __init__(self, base: PreTrainedModel) -> None:
+        stored = revert_weight_conversion(base, named_tensors(base))
+        first: dict[int, str] = {}
+        # Tied tensors have the name of the first; a checkpoint may contain any of them.
+        self._names = {name: first.setdefault(id(t), name) for name, t in stored.items()}
+        self._hosts = {name.rpartition(".")[0] for name in stored} - {""}
+        self._tops = {name.partition(".")[0] for name in stored}
+        table = _embedding(base)
+        self.embedding = first.get(id(table))
+        self._table_rows = None if table is None else table.shape[0]
+        shapes = sorted((name, tuple(tensor.shape)) for name, tensor in stored.items())
+        self.key = hashlib.sha256(repr(shapes).encode()).hexdigest()
+
+    def names(self, stored: Iterable[str]) -> dict[str, str]:
+        """Map the names in a checkpoint to those here; those of heads stay, constants are left out.
+
+        A head is outside of the base model; constants, such as masks, are inside.
+        """
+        stored = list(stored)
+        prefixes = Counter(p for name in stored for p in self._prefixes(name))
+        (prefix, _), *_ = prefixes.most_common(1) or [("", 0)]
+        names = {
+            old: self._name(old.removeprefix(prefix)) or self._head(old, prefix) for old in stored
+        }
+        return {old: new for old, new in names.items() if new}
+
+    def limited(self, readers: Sequence[TensorReader], rows: int | None) -> list[TensorReader]:
+        """Mark the tensors that have a row for each token, and leave out their later rows.
+
+        These are the embedding, and tensors of heads with as many rows.
+
+        Args:
+            readers: the tensors.
+            rows: the rows that count; all if None.
+        """
+        sizes = {r.shape[0] for r in readers if r.name == self.embedding} | {self._table_rows}
+        return [
+            reader._replace(is_table=True).limited(rows)
+            if reader.name == self.embedding
+            or (reader.name.startswith(HEAD_PART) and reader.shape and reader.shape[0] in sizes)
+            else reader
+            for reader in readers
+        ]
+
+    def _head(self, stored: str, prefix: str) -> str:
+        top = stored.partition(".")[0]
+        inside = top == prefix[:-1] if prefix else top in self._tops
+        return "" if inside else f"{HEAD_PART}.{stored}"
+
+    def _prefixes(self, stored: str) -> Iterator[str]:
+        starts = (0, *(match.end() for match in re.finditer(r"\.", stored)))
+        return (stored[:i] for i in starts if self._name(stored[i:]) is not None)
+
+    def _name(self, stored: str) -> str | None:
+        host, _, leaf = stored.rpartition(".")
+        name = f"{host}.{_OLD_NAMES[leaf]}" if leaf in _OLD_NAMES else stored
+        if name in self._names:
+            return self._names[name]
+        # The codes and scales of a quantized checkpoint: q_proj.qweight, q_proj.weight.absmax.
+        return name if host in self._hosts or host in self._names else None
+
+
+def form_of(config: PreTrainedConfig) -> CheckpointForm:
+    """Return the names of the tensors of the base model that a configuration describes.
+
+    Raises:
+        BackboneError: transformers has no model for it.
+    """
+    facts = {key: value for key, value in config.to_dict().items() if key not in _UNUSED}
+    text = json.dumps(facts, sort_keys=True, default=str)
+    return _cached_form(type(config), text)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=16)
+def _cached_form(kind: type[PreTrainedConfig], facts: str) -> CheckpointForm:
+    config = kind.from_dict(json.loads(facts))
+    try:
+        with torch.device("meta"):
+            return CheckpointForm(transformers.AutoModel.from_config(config))
+    except (ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
+        raise BackboneError(
+            f"transformers cannot build a model of type {config.model_type!r}: {error}",
+            expected="a configuration with a class of AutoModel",
+        ) from error
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Map the names of a model's parameters and saved buffers to them; tied ones have several."""
+    named: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    for path, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                named[f"{path}.{name}" if path else name] = buffer
+    return named
+
+
+def in_checkpoint_form(
+    model: PreTrainedModel, named: Mapping[str, Tensor], form: CheckpointForm
+) -> Iterator[list[tuple[str, Tensor]]]:
+    """Yield the tensors of a model as they would be saved, layer by layer: name and tensor.
+
+    Fused tensors are split, which copies them: so only those of one layer are copied at a time.
+
+    Args:
+        model: the model.
+        named: its tensors by path, without those of adapters.
+        form: the names.
+    """
+    sizes = {name: torch.empty(t.shape, device="meta") for name, t in named.items()}
+    names = form.names(revert_weight_conversion(model, sizes))
+    for _, layer in groupby(named.items(), key=lambda pair: _LAYER.findall(pair[0])):
+        stored = revert_weight_conversion(model, dict(layer))
+        yield [(names[name], tensor) for name, tensor in stored.items() if name in names]
+
+
+def _embedding(model: PreTrainedModel) -> Tensor | None:
+    try:
+        return getattr(model.get_input_embeddings(), "weight", None)
+    except NotImplementedError:
+        return None

@@ -1,0 +1,57 @@
+"""Digests of files, remembered in the user's cache until the files change.
+
+A file is the same if its path, inode, size and times of modification and change are the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_cache_path
+
+
+def remembered(files: Sequence[Path], key: str, compute: Callable[[], Any]) -> Any:
+    """Return what was computed from files before, or compute it now; it consists of plain JSON.
+
+    Args:
+        files: the files that the result depends on.
+        key: what else it depends on.
+        compute: computes it.
+    """
+    facts = [key, *(_identity(file) for file in files)]
+    name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    path = user_cache_path("adapterhub", appauthor=False) / "weights" / f"{name}.json"
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads(path.read_bytes())
+    result = compute()
+    if facts == [key, *(_identity(file) for file in files)]:  # else they changed meanwhile
+        with contextlib.suppress(OSError):
+            _write(path, json.dumps(result).encode())
+    return result
+
+
+def _identity(file: Path) -> list[Any]:
+    path = file.resolve()
+    stat = path.stat()
+    return [
+        os.fspath(path),
+        stat.st_dev,
+        stat.st_ino,
+        stat.st_size,
+        stat.st_mtime_ns,
+        stat.st_ctime_ns,
+    ]
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staged = path.with_name(f".{secrets.token_hex(8)}")
+    staged.write_bytes(data)
+    staged.replace(path)

@@ -1,0 +1,163 @@
+"""Digests of tensors that do not depend on the dtype in which they are stored or loaded.
+
+    values = sha256(bf16(W))          of the values rounded to bfloat16
+    half   = sha256(bf16(fp16(W)))    of the values rounded to float16 first
+
+bfloat16 keeps 8 bits of a value, less than fp32 and fp16, so the fp32 and bf16 loads of a
+checkpoint have the same `values`. Rounding to fp16 first gives other values where it ends halfway
+between two of bfloat16, or below 2**-14. But the `values` of an fp16 copy are the `half` of the
+original: two tensors are the same if they share a digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from adapterhub.backbones.checkpoint import Runs, StoredTensor, take_runs
+from adapterhub.backbones.weights import whole
+
+RUNS, RUN = 16, 256  # of a sampled tensor
+_CHUNK = 1 << 20  # values that one thread holds at a time
+_THREADS = 8
+
+
+class Digests(NamedTuple):
+    """The two digests of a tensor, or of a set of tensors."""
+
+    values: str
+    half: str
+
+    def same(self, other: Digests) -> bool:
+        """Return whether both may be roundings of the same numbers."""
+        return not {*self}.isdisjoint(other)
+
+
+Table = Mapping[str, Digests]  # by name
+
+
+class TensorReader(NamedTuple):
+    """A tensor to digest: `read` returns the values of runs."""
+
+    name: str
+    shape: tuple[int, ...]
+    read: Callable[[Runs], Tensor]
+    is_table: bool = False  # a row for each token
+
+    def limited(self, rows: int | None) -> TensorReader:
+        """Return the tensor without rows that were added to pad the vocabulary."""
+        if rows is None or not self.shape or self.shape[0] <= rows:
+            return self
+        return self._replace(shape=(rows, *self.shape[1:]))
+
+
+def reader_of(name: str, tensor: Tensor) -> TensorReader:
+    """Return a reader of a tensor in memory."""
+    return TensorReader(name, tuple(tensor.shape), partial(take_runs, whole(tensor)))
+
+
+def stored_reader(name: str, stored: StoredTensor) -> TensorReader:
+    """Return a reader of a tensor in a file, under another name."""
+    return TensorReader(name, stored.shape, stored.read)
+
+
+def digest_table(readers: Iterable[TensorReader], *, sampled: bool) -> dict[str, Digests]:
+    """Compute the digests of tensors by name and shape, `"name (2, 3)"`.
+
+    The sample of a table with a row for each token does not depend on their number.
+
+    Args:
+        readers: the tensors.
+        sampled: read a sample of each, not all values.
+
+    Raises:
+        RuntimeError: a tensor has other values than its shape says.
+    """
+    runs_of = sample_of if sampled else chunks
+    readers = list(readers)
+
+    def compute(reader: TensorReader) -> Digests:
+        return _digests(reader.read([run]) for run in runs_of(reader))
+
+    def compute_sample(reader: TensorReader) -> Digests:
+        return _digests([reader.read(list(runs_of(reader)))])
+
+    one = compute_sample if sampled else compute
+    values = sum(math.prod(reader.shape) for reader in readers)
+    if sampled or values < _CHUNK:  # faster than the threads start
+        digests = list(map(one, readers))
+    else:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            digests = list(pool.map(one, readers))
+    return {_key(r, sampled): d for r, d in zip(readers, digests, strict=True)}
+
+
+def _key(reader: TensorReader, sampled: bool) -> str:
+    shape = ("*", *reader.shape[1:]) if sampled and reader.is_table else reader.shape
+    return f"{reader.name} ({', '.join(map(str, shape))})"
+
+
+def sample_of(reader: TensorReader) -> list[tuple[int, int]]:
+    """List the sampled runs of a flattened tensor: (first value, number of values) each.
+
+    Up to 4,096 values are sampled completely, larger tensors in 16 runs of 256 that are evenly
+    spaced. Of a table with a row for each token, these are starts of the rows 0, 1, 2, 4, 8, ...:
+    padding the vocabulary to a multiple of a power of two adds no row to them.
+    """
+    numel = math.prod(reader.shape)
+    if reader.is_table:
+        rows, width = reader.shape[0], numel // reader.shape[0]
+        indices = [0, *(2**i for i in range(64) if 2**i < rows)]
+        return [(row * width, min(width, RUN)) for row in indices]
+    if numel <= RUNS * RUN:
+        return [(0, numel)]
+    return [((i * (numel - RUN)) // (RUNS - 1), RUN) for i in range(RUNS)]
+
+
+def chunks(reader: TensorReader) -> Iterator[tuple[int, int]]:
+    """Yield runs that cover all values of a tensor."""
+    numel = math.prod(reader.shape)
+    return ((start, min(_CHUNK, numel - start)) for start in range(0, numel, _CHUNK))
+
+
+def _digests(parts: Iterable[Tensor]) -> Digests:
+    values, half = hashlib.sha256(), hashlib.sha256()
+    for part in parts:
+        rounded, twice = _rounded(part)
+        values.update(rounded)
+        half.update(twice)
+    return Digests(values.hexdigest(), half.hexdigest())
+
+
+def _rounded(values: Tensor) -> tuple[bytes, bytes]:
+    """Return the bytes of values in bfloat16, and of values in float16 and then in bfloat16."""
+    values = values.cpu()
+    if not values.is_floating_point():
+        return _little_endian(values), _little_endian(values)
+    half = values.half().float().to(torch.bfloat16)
+    return (
+        _little_endian(values.float().to(torch.bfloat16).view(torch.int16)),
+        _little_endian(half.view(torch.int16)),
+    )
+
+
+def _little_endian(values: Tensor) -> bytes:
+    array = values.contiguous().numpy()
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def combined(table: Table) -> Digests:
+    """Compute the digests of a set of tensors: sha256 of the sorted lines `name shape digest`."""
+    return Digests(*(_digest_of_lines(table, strand) for strand in Digests._fields))
+
+
+def _digest_of_lines(table: Table, strand: str) -> str:
+    lines = sorted(f"{name} {getattr(digests, strand)}" for name, digests in table.items())
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

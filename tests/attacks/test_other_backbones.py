@@ -1,0 +1,386 @@
+"""A changed backbone is refused, wherever the change is; a copy of the same one is accepted."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from importlib import import_module
+
+import pytest
+import tiny_models
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import adapterhub as ah
+from adapterhub.adapters.compatibility import backbone_differences
+from adapterhub.adapters.state import find_state, new_state
+from adapterhub.backbones import tensor_digests
+from adapterhub.backbones.checkpoint_form import named_tensors
+from adapterhub.backbones.find import find_backbone
+from adapterhub.backbones.fingerprint_v1 import sampled_runs
+from adapterhub.backbones.function_config import function_config
+from adapterhub.errors import MismatchError
+from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead
+
+fingerprints = import_module("adapterhub.backbones.fingerprint")  # the package has the function
+
+
+@pytest.fixture(autouse=True)
+def small_samples(monkeypatch):
+    """Sample as little of a tiny model as of one with billions of parameters."""
+    monkeypatch.setattr(tensor_digests, "RUNS", 2)
+    monkeypatch.setattr(tensor_digests, "RUN", 2)
+
+
+@pytest.fixture
+def large(monkeypatch):
+    """Treat every model as too large to read all its values in memory."""
+    monkeypatch.setattr(fingerprints, "SMALL", 0)
+
+
+def recorded(model) -> Manifest:
+    """Return a manifest of an adapter without a head that was trained on a model."""
+    identity = new_state(model).identity()
+    kind = model.config.model_type
+    backbone = BackboneRef("b", None, identity.fingerprint, kind, identity=identity.record())
+    return Manifest(name="a", methods=({"lora": {}},), backbone=backbone)
+
+
+def differences(manifest, model):
+    return backbone_differences(manifest, find_state(model) or new_state(model))
+
+
+def load(folder, dtype=torch.float32, auto="AutoModel"):
+    return getattr(transformers, auto).from_pretrained(folder, dtype=dtype)
+
+
+def saved(model, folder, **options):
+    model.save_pretrained(folder, **options)
+    return folder
+
+
+def backbone_tensors(model):
+    """Yield each tensor of the base model that has more values than the sample."""
+    for name, tensor in named_tensors(model).items():
+        if tensor.is_floating_point() and tensor.numel() > 4:
+            yield name, tensor
+
+
+@pytest.mark.parametrize("architecture", tiny_models.MATRIX)
+def test_one_other_value_is_another_backbone(architecture):
+    """In any tensor: experts, positions, poolers, norms, the row of one token."""
+    model = tiny_models.model(architecture, "features")
+    manifest = recorded(model)
+    assert differences(manifest, model) == []
+    accepted, count = [], 0
+    for name, tensor in backbone_tensors(model):
+        value = tensor.flatten()[-2].item()
+        with torch.no_grad():
+            tensor.view(-1)[-2] += 0.5
+            accepted += [name] if not differences(manifest, model) else []
+            tensor.view(-1)[-2] = value
+        count += 1
+    assert accepted == []
+    assert count > 10
+    assert differences(manifest, model) == []
+
+
+@pytest.mark.parametrize("architecture", tiny_models.MATRIX)
+def test_exchanged_tensors_are_another_backbone(architecture):
+    """Such as the projections of queries and keys."""
+    model = tiny_models.model(architecture, "features")
+    manifest = recorded(model)
+    by_shape: dict[tuple, list] = {}
+    for name, tensor in backbone_tensors(model):
+        by_shape.setdefault(tuple(tensor.shape), []).append((name, tensor))
+    accepted, count = [], 0
+    for (_, first), *others in by_shape.values():
+        for name, other in others:
+            if other.data_ptr() == first.data_ptr() or torch.equal(first, other):
+                continue
+            first.data, other.data = other.data, first.data
+            accepted += [name] if not differences(manifest, model) else []
+            first.data, other.data = other.data, first.data
+            count += 1
+    assert accepted == []
+    assert count > 3
+    assert differences(manifest, model) == []
+
+
+def other_value(value):
+    """Return another value of a field of a configuration."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, (int, float)):
+        return value * 2 + 3
+    if isinstance(value, dict):
+        return {key: other_value(item) for key, item in value.items()}
+    return [*value, "more"] if isinstance(value, list) else f"other {value}"
+
+
+@pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
+def test_another_configuration_is_another_backbone(architecture):
+    """The number of heads, the activation, rope, the epsilon of norms, ..."""
+    model = tiny_models.model(architecture, "features")
+    manifest = recorded(model)
+    identity = manifest.backbone.identity
+    fields = function_config(model.config).keys() - {"model_type"}
+    sizes = {"num_attention_heads", "num_heads", "n_head", "n_heads", "encoder_attention_heads",
+             "attention_heads"}  # fmt: skip
+    shapes = {"hidden_act", "hidden_activation", "activation_function", "feed_forward_proj",
+              "activation", "afn", "ff_activation"}  # fmt: skip
+    assert fields & (sizes | {"d_head"})
+    assert fields & shapes or architecture == "bloom"  # which has one activation
+    for name in fields:
+        config = {**identity["config"], name: other_value(identity["config"][name])}
+        backbone = replace(manifest.backbone, identity={**identity, "config": config})
+        if identity["config"][name] is not None:
+            problems = differences(replace(manifest, backbone=backbone), model)
+            assert problems, name
+            assert problems[0].startswith(name)
+
+
+@pytest.mark.parametrize("architecture", tiny_models.MATRIX)
+def test_files_with_another_value_are_another_backbone(architecture, tmp_path, large):
+    """Of a large backbone: only samples of the loaded values are compared with the files."""
+    original = saved(tiny_models.model(architecture, "features"), tmp_path / "a")
+    manifest = recorded(load(original))
+    assert manifest.backbone.identity["strength"] == "all"
+    tensors = load_file(original / "model.safetensors")
+    for name in list(tensors)[::7]:
+        changed = tensors[name].clone()
+        if changed.numel() <= 4:
+            continue
+        changed.view(-1)[-2] += 0.5
+        folder = shutil.copytree(original, tmp_path / name)
+        save_file({**tensors, name: changed}, folder / "model.safetensors", {"format": "pt"})
+        assert differences(manifest, load(folder)), name
+    assert differences(manifest, load(original)) == []
+
+
+COPIES = {
+    "fp16": lambda model: model.half(),
+    "bf16": lambda model: model.bfloat16(),
+    "fp64": lambda model: model.double(),
+    "fp16 and back": lambda model: model.half().float(),
+    "padded": lambda model: padded(model),
+}
+
+
+def padded(model, rows=tiny_models.VOCAB + 8):
+    with torch.random.fork_rng(devices=[]):
+        model.resize_token_embeddings(rows, mean_resizing=False)
+    return model
+
+
+@pytest.mark.parametrize("copy", COPIES)
+@pytest.mark.parametrize("architecture", tiny_models.MATRIX)
+def test_a_copy_is_the_same_backbone(architecture, copy, tmp_path):
+    """In memory and in files, whose originals are not on this machine; and the other way round."""
+    model = tiny_models.model(architecture, "features")
+    manifest = recorded(model)
+    changed = COPIES[copy](tiny_models.model(architecture, "features"))
+    assert differences(manifest, changed) == []
+    folder = saved(changed, tmp_path / "copy")
+    for dtype in (torch.float32, torch.float16, changed.dtype):
+        assert differences(manifest, load(folder, dtype)) == [], dtype
+    if copy != "padded":
+        assert differences(recorded(load(folder)), model) == []
+    other = COPIES[copy](tiny_models.model(architecture, "features", seed=1))
+    assert differences(manifest, other)
+
+
+def test_a_padded_vocabulary_on_either_side(tmp_path):
+    """The tokenizer shows which rows count, so that the smaller backbone is accepted too."""
+    model = tiny_models.model("bert", "features", vocab_size=60)
+    identity = fingerprints.identity_of_model(
+        padded(model, 64), named_tensors(model), vocabulary=fingerprints.Vocabulary(64, 60)
+    )
+    small = tiny_models.model("bert", "features", vocab_size=60)
+    found = new_state(small).identity(identity)
+    assert (found.rows, found.tokens) == (60, 60)
+    assert found.same_sample(identity)
+    assert found.different_parts(identity) == []
+
+
+def test_fewer_rows_are_named(tmp_path):
+    manifest = recorded(tiny_models.model("bert", "features"))
+    problems = differences(manifest, tiny_models.model("bert", "features", vocab_size=60))
+    assert problems == ["token embedding: 60 rows, trained with 64"]
+
+
+@pytest.mark.parametrize("architecture", tiny_models.MATRIX)
+def test_every_form_of_a_checkpoint_is_the_same_backbone(architecture, tmp_path, large):
+    """Shards, torch files, with and without the head and its prefix."""
+    model = tiny_models.usual_model(architecture)
+    whole = saved(model, tmp_path / "whole")
+    base = load(whole)
+    saved(base, tmp_path / "base")
+    saved(model, tmp_path / "shards", max_shard_size="40KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
+    shutil.copytree(whole, tmp_path / "torch").joinpath("model.safetensors").unlink()
+    torch.save(load_file(whole / "model.safetensors"), tmp_path / "torch" / "pytorch_model.bin")
+    manifests = {name: recorded(load(tmp_path / name)) for name in ("whole", "base", "shards")}
+    for name, manifest in manifests.items():
+        assert manifest.backbone.identity["strength"] == "all"
+        for form in ("whole", "base", "shards", "torch"):
+            assert differences(manifest, load(tmp_path / form)) == [], (name, form)
+            assert ah.fingerprint(tmp_path / form) == manifest.backbone.fingerprint, form
+
+
+def test_another_language_model_head_is_another_backbone(tmp_path):
+    """Unless the adapter has a head of its own."""
+    model = tiny_models.model("llama", "causal-lm")
+    folder = saved(model, tmp_path / "a")
+    manifest = recorded(load(folder, auto="AutoModelForCausalLM"))
+    with torch.no_grad():
+        model.lm_head.weight[7] += 1
+    other = load(saved(model, tmp_path / "b"), auto="AutoModelForCausalLM")
+    assert differences(manifest, other) == ["head.lm_head: other values"]
+    assert differences(manifest, load(folder)) == [], "a class without the head"
+    assert differences(replace(manifest, head=TaskHead("classification")), other) == []
+
+
+def test_the_error_says_what_differs(tmp_path):
+    model = tiny_models.model("bert")
+    ah.attach(model, "lora").save(tmp_path / "a")
+    other = tiny_models.model("bert", num_attention_heads=2, hidden_act="relu")
+    with pytest.raises(MismatchError) as error:
+        ah.load(other, str(tmp_path / "a"))
+    assert "num_attention_heads: 2, trained with 4" in error.value.offenders
+    assert "hidden_act: 'relu', trained with 'gelu'" in error.value.offenders
+    same = tiny_models.model("bert", attention_probs_dropout_prob=0.9)
+    assert ah.load(same, str(tmp_path / "a")).name == "default"
+
+
+def test_a_manifest_says_how_much_was_compared(tmp_path, monkeypatch):
+    model = tiny_models.model("bert")
+    monkeypatch.setattr(fingerprints, "SMALL", 0)
+    ah.attach(model, "lora").save(tmp_path / "sample")
+    monkeypatch.undo()
+    ah.detach(model)
+    ah.attach(model, "lora").save(tmp_path / "all")
+    for strength in ("sample", "all"):
+        manifest = json.loads((tmp_path / strength / "adapter.json").read_text())
+        assert manifest["backbone"]["identity"]["strength"] == strength
+
+
+# --- changed copies of a real backbone ---
+
+WORDS = "embeddings.word_embeddings.weight"
+POSITIONS = "embeddings.position_embeddings.weight"
+
+
+def unsampled_noise(tensors):
+    """Return tensors with noise in place of all values that the first fingerprint did not read."""
+
+    def changed(tensor):
+        kept = torch.zeros(tensor.numel(), dtype=torch.bool)
+        for start, count in sampled_runs(tensor.numel()):
+            kept[start : start + count] = True
+        noise = torch.randn(tensor.numel()) * 0.02
+        return torch.where(kept, tensor.flatten(), noise).view(tensor.shape)
+
+    return {name: changed(t) if t.is_floating_point() else t for name, t in tensors.items()}
+
+
+def changed_by(name, change):
+    return lambda tensors: {**tensors, name: change(tensors[name].clone())}
+
+
+def exchanged(first, second):
+    def change(tensors):
+        pairs = {first: second, second: first}
+        moved = {
+            name.replace(f"self.{old}.", f"self.{new}."): tensor
+            for name, tensor in tensors.items()
+            for old, new in pairs.items()
+            if f"self.{old}." in name
+        }
+        assert len(moved) == 24
+        return {**tensors, **moved}
+
+    return change
+
+
+def one_row(table):
+    table[7592] += 1
+    return table
+
+
+def some_rows(table):
+    return table + 0.001 * (torch.arange(len(table)) % 50 == 7)[:, None]
+
+
+def cast(dtype):
+    return lambda tensors: {
+        name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()
+    }
+
+
+def eight_rows_more(tensors):
+    return {**tensors, WORDS: torch.cat([tensors[WORDS], torch.ones(8, 384)])}
+
+
+same = dict
+CHANGES = {
+    "all unsampled values are noise": (unsampled_noise, {}),
+    "the row of one word": (changed_by(WORDS, one_row), {}),
+    "training of the embedding alone": (changed_by(WORDS, some_rows), {}),
+    "no positions": (changed_by(POSITIONS, torch.zeros_like), {}),
+    "queries as keys": (exchanged("query", "key"), {}),
+    "queries as values": (exchanged("query", "value"), {}),
+    "another pooler": (changed_by("pooler.dense.bias", lambda bias: bias + 0.01), {}),
+    "six heads": (same, {"num_attention_heads": 6}),
+    "another activation": (same, {"hidden_act": "gelu_new"}),
+    "another epsilon": (same, {"layer_norm_eps": 1e-5}),
+}
+SAME = {
+    "the same files": (same, {}),
+    "fp16": (cast(torch.float16), {}),
+    "bf16": (cast(torch.bfloat16), {}),
+    "fp64": (cast(torch.float64), {}),
+    "a vocabulary padded by 8": (eight_rows_more, {"vocab_size": 30530}),
+    "a prefix": (lambda tensors: {f"bert.{name}": t for name, t in tensors.items()}, {}),
+    "another dropout": (same, {"hidden_dropout_prob": 0.5}),
+}
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    folder, _ = find_backbone("sentence-transformers/all-MiniLM-L6-v2")
+    return folder, load_file(folder / "model.safetensors"), recorded(load(folder))
+
+
+def copy_of(minilm, change, config, folder):
+    original, tensors, _ = minilm
+    folder.mkdir()
+    facts = json.loads((original / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**facts, **config}))
+    changed = {name: t.contiguous() for name, t in change(tensors).items()}
+    save_file(changed, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_changed_real_backbone_is_refused(case, minilm, tmp_path, monkeypatch):
+    """With the usual samples."""
+    monkeypatch.undo()
+    copy = copy_of(minilm, *CHANGES[case], tmp_path / "b")
+    for dtype in (torch.float32, torch.float16):
+        assert differences(minilm[2], load(copy, dtype)), dtype
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_a_copy_of_a_real_backbone_is_accepted(case, minilm, tmp_path, monkeypatch):
+    """With its own files, and cast in memory without files."""
+    monkeypatch.undo()
+    copy = copy_of(minilm, *SAME[case], tmp_path / "b")
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        assert differences(minilm[2], load(copy, dtype)) == [], dtype
+    model = load(copy).half()
+    shutil.rmtree(copy)
+    if case != "bf16":  # rounded twice, to values that neither rounding of the original has
+        assert differences(minilm[2], model) == []

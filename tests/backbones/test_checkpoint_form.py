@@ -1,0 +1,70 @@
+"""The names of a model's tensors are those in the files that it writes."""
+
+from __future__ import annotations
+
+import pytest
+import tiny_models
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from adapterhub.backbones.checkpoint_form import (
+    HEAD_PART,
+    form_of,
+    in_checkpoint_form,
+    named_tensors,
+)
+from adapterhub.errors import BackboneError
+
+
+@pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
+def test_the_files_have_these_names_and_values(architecture, tmp_path):
+    model = tiny_models.usual_model(architecture)
+    model.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    form = form_of(model.config)
+    names = form.names(stored)
+    found = {
+        name: tensor
+        for layer in in_checkpoint_form(model, named_tensors(model), form)
+        for name, tensor in layer
+    }
+    assert names.keys() == stored.keys(), "each is of the base model or of a head"
+    assert form.embedding in names.values()
+    for name, new in names.items():
+        assert torch.equal(found[new], stored[name]), name
+    assert sum(not new.startswith(HEAD_PART) for new in names.values()) > 10
+
+
+def test_fused_experts_are_split():
+    model = tiny_models.model("mixtral", "features")
+    (fused,) = {tensor.ndim for n, tensor in named_tensors(model).items() if "experts.down" in n}
+    layers = list(in_checkpoint_form(model, named_tensors(model), form_of(model.config)))
+    experts = [(n, t) for layer in layers for n, t in layer if ".experts." in n]
+    assert fused == 3
+    assert len(experts) == 2 * 4 * 3
+    assert all(tensor.ndim == 2 for _, tensor in experts)
+    assert len(layers) > 2
+
+
+def test_the_prefix_is_the_one_of_most_names():
+    form = form_of(tiny_models.model("llama", "features").config)
+    names = form.names(
+        ["model.norm.weight", "model.layers.0.input_layernorm.weight", "lm_head.weight",
+         "model.layers.0.self_attn.rotary_emb.inv_freq", "score.norm.weight",
+         "model.layers.1.mlp.up_proj.qweight"]
+    )  # fmt: skip
+    assert names == {
+        "model.norm.weight": "norm.weight",
+        "model.layers.0.input_layernorm.weight": "layers.0.input_layernorm.weight",
+        "lm_head.weight": "head.lm_head.weight",
+        "score.norm.weight": "head.score.norm.weight",
+        "model.layers.1.mlp.up_proj.qweight": "layers.1.mlp.up_proj.qweight",
+    }
+
+
+def test_a_configuration_without_a_model_is_refused():
+    with pytest.raises(BackboneError, match="cannot build"):
+        form_of(transformers.EncoderDecoderConfig(
+            encoder=transformers.BertConfig().to_dict(), decoder=transformers.BertConfig().to_dict()
+        ))  # fmt: skip
