@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,12 @@ from adapterhub.adapters.attachable import require_model
 from adapterhub.adapters.compatibility import backbone_differences
 from adapterhub.adapters.load import load_folder
 from adapterhub.adapters.state import find_state, new_state
+from adapterhub.errors import RegistryError
 from adapterhub.files.native import read_manifest
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.pull import pull
-from adapterhub.registry.reference import read_reference
+from adapterhub.registry.reference import Reference, read_reference
+from adapterhub.registry.store import Entry, version_number
 
 
 def load(
@@ -56,25 +60,39 @@ def load(
     """
     require_model(model)
     parsed = read_reference(reference)
-    several = parsed.kind == "local" and not any_backbone
-    chosen = _backbone_of(model, parsed.name, registry) if several else None
+    in_registry = parsed.kind == "local" and not any_backbone
+    chosen = _backbone_of(model, parsed, registry) if in_registry else None
     folder = pull(reference, backbone=chosen, registry=registry, allow_pickle=allow_pickle)
     options |= {"any_backbone": any_backbone, "allow_pickle": allow_pickle}
     return load_folder(model, folder, name=name, **options)
 
 
-def _backbone_of(model: PreTrainedModel, name: str, registry: str | Path | None) -> str | None:
-    """Return the fingerprint that a model's backbone has in a registry.
+def _backbone_of(
+    model: PreTrainedModel, reference: Reference, registry: str | Path | None
+) -> str | None:
+    """Return the fingerprint under which a name in a registry has an adapter for a model.
 
-    None if the name exists for one backbone only: the error of `load_folder` then says in what it
-    differs.
+    None if the name has one fingerprint only: the error of `load_folder` then says in what the
+    backbone differs.
     """
     store = LocalRegistry(registry)
-    newest = {entry.fingerprint: entry for entry in store.versions(name)}
-    if len(newest) == 1:
+    fingerprints = {entry.fingerprint for entry in store.versions(reference.name)}
+    if len(fingerprints) == 1:
         return None
     state = find_state(model) or new_state(model)
-    for fingerprint, entry in newest.items():
+    for entry in _newest_first(store, reference, fingerprints):
         if not backbone_differences(read_manifest(store.get(entry)), state):
-            return fingerprint
+            return entry.fingerprint
     return state.fingerprint()
+
+
+def _newest_first(
+    store: LocalRegistry, reference: Reference, fingerprints: Iterable[str]
+) -> list[Entry]:
+    """List what a reference means for each fingerprint; a backbone may have two over time."""
+    entries = []
+    for fingerprint in fingerprints:
+        with suppress(RegistryError):  # this version is of another backbone
+            entry = store.resolve(reference.name, reference.version, backbone=fingerprint)
+            entries.append(entry)
+    return sorted(entries, key=lambda entry: version_number(entry.version) or 0, reverse=True)
