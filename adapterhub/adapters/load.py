@@ -45,6 +45,7 @@ def load_folder(
     any_tokenizer: bool = False,
     allow_pickle: bool = False,
     head: bool = True,
+    sha256: str | None = None,
 ) -> Adapter:
     """Attach the adapter of a folder, with its head and labels, and make it the active one.
 
@@ -60,6 +61,7 @@ def load_folder(
         any_tokenizer: skip the check of the tokenizer.
         allow_pickle: read tensors of other libraries from a pickle, without running code.
         head: load the task head; otherwise the model keeps its own.
+        sha256: the digest that the manifest must have, if the files were verified before.
 
     Raises:
         FileError: the files are broken.
@@ -68,10 +70,10 @@ def load_folder(
         AttachError: the name is taken.
     """
     folder = Path(folder)
-    if form := detect(folder):
+    if sha256 is None and (form := detect(folder)):
         imported = _translate(form, folder, model, allow_pickle, head)
         return load_imported(model, imported, name=name, any_backbone=any_backbone)
-    manifest = read_manifest(folder)
+    manifest = read_manifest(folder, sha256)
     if tokenizer is not None:
         remember_added_tokens(model, tokenizer, manifest.tokens)
     snapshot = tokenizer_snapshot(model)

@@ -32,6 +32,7 @@ from platformdirs import user_cache_path
 from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.files import schema
 from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, read_adapter
+from adapterhub.files.signature import Signature, parse_signatures
 from adapterhub.registry.hub_card import entry_from_card, hub_card
 from adapterhub.registry.local_versions import (
     PUBLISHED,
@@ -39,6 +40,7 @@ from adapterhub.registry.local_versions import (
     copy_adapter,
     digest_of,
     entry_of,
+    merged_signatures,
 )
 from adapterhub.registry.other_formats import (
     CONFIG_FILE,
@@ -59,6 +61,7 @@ from adapterhub.registry.store import (
 )
 
 YANKED_FILE = "yanked.json"
+SIGNATURES_FOLDER = "signatures"  # one file for each version, such as v3.sig
 _MOST_RESULTS = 1_000
 _MAX_YANKED_BYTES = 1 << 20
 
@@ -166,6 +169,22 @@ class HubStore:
             reasons = {**self._yanked(name), entry.version: reason}
             files = {YANKED_FILE: schema.canonical_json(reasons)}
             self._commit(name, files, f"Yank {entry.version}", head)
+
+    def signatures(self, entry: Entry) -> Sequence[Signature]:
+        """List the signatures that were added to a version after its publication."""
+        file = f"{SIGNATURES_FOLDER}/{entry.version}.sig"
+        with self._translated_errors(entry.name):
+            if (path := self._file(entry.name, "main", file)) is None:
+                return ()
+        return parse_signatures(path.read_bytes(), f"{file} of {self.prefix}{entry.name}")
+
+    def add_signatures(self, entry: Entry, signatures: Sequence[Signature]) -> None:
+        """Add signatures to a version, by a file on `main`: a tag never moves."""
+        with self._translated_errors(entry.name):
+            head = str(self.api.model_info(entry.name).sha)
+            data = merged_signatures(self.signatures(entry), signatures, entry.digest)
+            files = {f"{SIGNATURES_FOLDER}/{entry.version}.sig": data}
+            self._commit(entry.name, files, f"Sign {entry.version}", head)
 
     def _download(self, entry: Entry, folder: Path) -> None:
         """Download the files of a version to a new folder."""

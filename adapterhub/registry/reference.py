@@ -105,7 +105,7 @@ def _parse_server(text: str) -> Reference:
     except ValueError as error:
         raise _error(text, f"is not a valid URL: {error}") from None
     secure = parts.scheme == "https" or (parts.scheme == "http" and hostname in _LOOPBACK)
-    if not hostname or not secure:
+    if not hostname or not secure or not hostname.isascii():  # other spellings look like others
         raise _error(text, "is not an https URL", "https://host/owner/name[@revision]")
     if parts.username is not None or parts.query or parts.fragment:
         # The part before @ may be a password: do not show it.
