@@ -55,18 +55,16 @@ def load_folder(
         model: the backbone that the adapter was trained on.
         folder: a folder of adapterhub, `peft` or `adapters`.
         name: replaces the name that the adapter was saved under.
-        tokenizer: the model's tokenizer, unless `load_backbone` loaded it with the model. It gets
-            the adapter's new tokens and chat template; detaching restores the template.
+        tokenizer: the model's, unless `load_backbone` loaded it; it gets new tokens and template.
         any_backbone: skip the check of the fingerprint.
         any_tokenizer: skip the check of the tokenizer.
         allow_pickle: read tensors of other libraries from a pickle, without running code.
         head: load the task head; otherwise the model keeps its own.
-        sha256: the digest that the manifest must have, if the files were verified before.
+        sha256: the digest of the manifest, if the files were verified before.
 
     Raises:
         FileError: the files are broken.
-        MismatchError: the adapter was trained on a different backbone or with a different
-            tokenizer, or its tensors do not fit; the error lists every tensor.
+        MismatchError: the adapter is for another backbone or tokenizer, or tensors do not fit.
         AttachError: the name is taken.
     """
     folder = Path(folder)

@@ -19,7 +19,7 @@ from adapterhub.files.native import MANIFEST_FILE, SIGNATURE_FILE, adapter_folde
 from adapterhub.files.signature import MAX_SIGNATURES, read_signatures, signatures_to_json
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.local_versions import digest_of
-from adapterhub.registry.namespaces import hub_endpoint, origin_of
+from adapterhub.registry.namespaces import hub_endpoint, url_origin
 from adapterhub.registry.other_formats import CONFIG_FILE
 from adapterhub.registry.reference import Reference
 from adapterhub.registry.seen import check_changed, record_version, seen_versions, warn_if_back
@@ -32,7 +32,7 @@ from adapterhub.registry.signers import (
     signed_subject,
 )
 from adapterhub.registry.store import Entry, Store
-from adapterhub.registry.trust import Rule, rule_of
+from adapterhub.registry.trust import SigningRule, rule_of
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def check_copy(
 
 
 def published_signatures(
-    asked: Reference, store: Store, entry: Entry, rule: Rule
+    asked: Reference, store: Store, entry: Entry, rule: SigningRule
 ) -> list[CheckedSignature]:
     """Verify the files of a published version, and check its signatures without requiring any.
 
@@ -192,10 +192,10 @@ def _place(asked: Reference, store: Store, endpoint: str | None) -> str:
     """Return the place of a store, for the record of versions."""
     if isinstance(store, LocalRegistry):
         return ascii(str(store.root.resolve()))[1:-1]  # a path may be no valid text
-    return origin_of(asked.host or endpoint or hub_endpoint())
+    return url_origin(asked.host or endpoint or hub_endpoint())
 
 
-def _refuse_foreign(reference: str, rule: Rule) -> None:
+def _refuse_foreign(reference: str, rule: SigningRule) -> None:
     if rule.required:
         raise SignatureError(
             f"{reference} is another library's adapter, which cannot be signed, and signatures are"

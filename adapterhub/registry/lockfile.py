@@ -29,7 +29,7 @@ from adapterhub.files.native import read_adapter
 from adapterhub.registry.fetch import check_copy, fetch
 from adapterhub.registry.local import default_root
 from adapterhub.registry.local_versions import copy_adapter, digest_of
-from adapterhub.registry.namespaces import DEFAULT_HUB, hub_endpoint, origin_of
+from adapterhub.registry.namespaces import DEFAULT_HUB, hub_endpoint, url_origin
 from adapterhub.registry.reference import Reference, check_name, parse_reference
 from adapterhub.registry.store import Store, version_number
 from adapterhub.registry.stores import store_of
@@ -87,7 +87,7 @@ def _gives(endpoint: str, reference: Reference) -> bool:
     """Return whether an endpoint can be the hub that gave an adapter."""
     if reference.kind == "hub":
         return _is_hub(endpoint)
-    return reference.kind == "server" and endpoint == origin_of(str(reference.host))
+    return reference.kind == "server" and endpoint == url_origin(str(reference.host))
 
 
 def _is_hub(url: str) -> bool:
@@ -234,7 +234,7 @@ def recorded_endpoint(reference: Reference) -> str | None:
         from huggingface_hub import constants  # slow to import
 
         return hub_endpoint() if _is_hub(constants.ENDPOINT) else None
-    return origin_of(str(reference.host)) if reference.kind == "server" else None
+    return url_origin(str(reference.host)) if reference.kind == "server" else None
 
 
 def with_pins(pins: dict[str, Pin], new: Sequence[tuple[str, Pin]]) -> dict[str, Pin]:

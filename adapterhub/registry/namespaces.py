@@ -41,7 +41,13 @@ class Namespace:
         return 2 if self.name else 1 if self.owner else 0
 
     def covers(self, place: str, owner: str, name: str) -> bool:
-        """Return whether an adapter is in this namespace; its owner and name in lower case."""
+        """Return whether an adapter is in this namespace.
+
+        Args:
+            place: where the adapter is, as `canonical_place` writes it.
+            owner: its owner in lower case, or the empty text.
+            name: its name in lower case.
+        """
         return self.place == place and self.owner in ("", owner) and self.name in ("", name)
 
 
@@ -81,12 +87,12 @@ def _not_a_namespace(text: str) -> ConfigError:
 def canonical_place(reference: Reference) -> str:
     """Return the place of a reference in one spelling: `hf:`, an origin, or `local`."""
     if reference.kind == "server":
-        place = origin_of(str(reference.host))
+        place = url_origin(str(reference.host))
         return HUB if place in _OFFICIAL else place
     return HUB if reference.kind == "hub" else LOCAL
 
 
-def origin_of(url: str) -> str:
+def url_origin(url: str) -> str:
     """Return scheme, host and port of a URL in one spelling; "" if it has no host."""
     try:
         parts = urlsplit(url)
@@ -105,7 +111,7 @@ def hub_endpoint() -> str:
     """Return the origin that `hf:` stands for."""
     from huggingface_hub import constants  # slow to import
 
-    return origin_of(constants.ENDPOINT)
+    return url_origin(constants.ENDPOINT)
 
 
 def addresses(reference: Reference, endpoint: str | None = None) -> frozenset[str]:
@@ -120,6 +126,6 @@ def addresses(reference: Reference, endpoint: str | None = None) -> frozenset[st
     mine = hub_endpoint()
     place = canonical_place(reference)
     if reference.kind == "hub":
-        used = origin_of(endpoint) if endpoint else mine
+        used = url_origin(endpoint) if endpoint else mine
         return frozenset({HUB, *({used} - _OFFICIAL)})
     return frozenset({place, HUB} if place == mine else {place})

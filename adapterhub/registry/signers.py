@@ -9,7 +9,7 @@ from adapterhub.errors import SignatureError
 from adapterhub.files.signature import Signature, Statement
 from adapterhub.registry.reference import Reference
 from adapterhub.registry.store import version_number
-from adapterhub.registry.trust import Rule
+from adapterhub.registry.trust import SigningRule
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def signed_subject(asked: Reference, digest: str, name: str, version: str) -> Si
 
 
 def checked_signatures(
-    signatures: Iterable[Signature], subject: SignedSubject, rule: Rule
+    signatures: Iterable[Signature], subject: SignedSubject, rule: SigningRule
 ) -> list[CheckedSignature]:
     """Check signatures, the ones that are enough first.
 
@@ -80,13 +80,13 @@ def checked_signatures(
     return sorted(checked, key=lambda c: (not c.is_valid, not c.is_trusted, c.signature.key))
 
 
-def is_enough(checked: Sequence[CheckedSignature], rule: Rule) -> bool:
+def is_enough(checked: Sequence[CheckedSignature], rule: SigningRule) -> bool:
     """Return whether an adapter with these signatures satisfies a rule."""
     return not rule.required or any(c.is_valid and c.is_trusted for c in checked)
 
 
 def signature_error(
-    checked: Sequence[CheckedSignature], subject: SignedSubject, rule: Rule
+    checked: Sequence[CheckedSignature], subject: SignedSubject, rule: SigningRule
 ) -> SignatureError:
     """Build the error for an adapter whose signatures are not enough.
 

@@ -48,7 +48,7 @@ class Trust:
 
 
 @dataclass(frozen=True)
-class Rule:
+class SigningRule:
     """Whether an adapter must be signed, and by which keys.
 
     `namespace` is the text of the one that decides; None if no key is trusted for the adapter.
@@ -164,7 +164,9 @@ def requiring_signatures() -> Iterator[None]:
         _required_here.reset(token)
 
 
-def rule_of(reference: Reference, *, signed: bool = False, endpoint: str | None = None) -> Rule:
+def rule_of(
+    reference: Reference, *, signed: bool = False, endpoint: str | None = None
+) -> SigningRule:
     """Return whether an adapter must be signed, and by which keys.
 
     Args:
@@ -179,19 +181,21 @@ def rule_of(reference: Reference, *, signed: bool = False, endpoint: str | None 
     trust = read_trust()
     required = signed or _required_here.get() or _by_environment() or trust.require_signatures
     if reference.kind == "folder":
-        return Rule(required, frozenset(key for keys in trust.trusted.values() for key in keys))
+        return SigningRule(
+            required, frozenset(key for keys in trust.trusted.values() for key in keys)
+        )
     if not trust.trusted:
-        return Rule(required)
+        return SigningRule(required)
     owner, _, name = reference.name.lower().rpartition("/")
     places = addresses(reference, endpoint)
     covering = [n for n in trust.trusted if any(n.covers(p, owner, name) for p in places)]
     if not covering:
-        return Rule(required)
+        return SigningRule(required)
     depth = max(namespace.depth for namespace in covering)
     # Two only if `hf:` and its endpoint are both named: either's keys are for this adapter.
     decisive = sorted(namespace for namespace in covering if namespace.depth == depth)
     keys = frozenset(key for namespace in decisive for key in trust.trusted[namespace])
-    return Rule(True, keys, " and ".join(map(str, decisive)))
+    return SigningRule(True, keys, " and ".join(map(str, decisive)))
 
 
 def _by_environment() -> bool:

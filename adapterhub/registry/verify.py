@@ -13,7 +13,7 @@ from adapterhub.registry.local_versions import digest_of
 from adapterhub.registry.reference import Reference, read_reference
 from adapterhub.registry.signers import CheckedSignature, SignedSubject, checked_signatures
 from adapterhub.registry.stores import store_of
-from adapterhub.registry.trust import Rule, rule_of
+from adapterhub.registry.trust import SigningRule, rule_of
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Verification:
 
     reference: str
     digest: str
-    rule: Rule
+    rule: SigningRule
     signatures: tuple[CheckedSignature, ...]
 
     @property
