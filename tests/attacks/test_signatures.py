@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import base64
+import importlib
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -68,8 +71,13 @@ def key():
 
 @pytest.fixture
 def made(tmp_path):
-    """Return a function that writes the adapter with a seed."""
-    return lambda seed=0: sample_adapters.write(tmp_path / f"made-{seed}", seed)
+    """Return a function from a seed to the folder of an adapter."""
+
+    def folder_of(seed=0):
+        folder = tmp_path / f"made-{seed}"
+        return folder if folder.exists() else sample_adapters.write(folder, seed)
+
+    return folder_of
 
 
 def version_folder(registry, version="v1", name="polite"):
@@ -128,7 +136,8 @@ def test_every_command_that_takes_an_adapter_is_attacked():
 def calls(attribute):
     """Yield the modules of the package that call a method or function of this name."""
     for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)) if f"{attribute}(" in text else ():
             if isinstance(node, ast.Call):
                 name = getattr(node.func, "attr", getattr(node.func, "id", None))
                 if name == attribute:
@@ -143,22 +152,26 @@ def test_files_leave_a_store_by_one_door():
 
 
 def test_nothing_is_loaded_but_what_was_pulled():
-    """Each of these loads the folder of `pull_verified`; `import` converts another library's."""
+    """Each of these loads the folder of `pull_verified`, but for two.
+
+    `import` converts another library's adapter, and a push one's own to peft.
+    """
     assert {path for path, _ in calls("load_folder")} == {
         "registry/load.py",
         "inference/open.py",
         "cli/combine.py",
         "cli/export.py",
         "cli/import.py",
+        "adapters/export.py",
     }
 
 
 @pytest.fixture
-def unsigned(registry, made, key):
+def unsigned(registry, valid, key):
     """An adapter without a valid signature: none, or one of a stranger."""
 
     def publish(attack):
-        registry.put(made(), Publication("polite"))
+        registry.put(valid, Publication("polite"))
         name, pinned = pin("polite@v1")
         write_lock(Path("adapterhub.lock"), {name: pinned})
         if attack == "stranger":
@@ -188,10 +201,12 @@ def test_no_command_uses_an_adapter_without_a_trusted_signature(unsigned, adapte
 
 
 FOLDER_VERBS = sorted(VERBS.keys() - {"pin", "sync", "load any"})
+SWITCHES = [(verb, switch) for verb in FOLDER_VERBS for switch in ("file", "variable")]
 
 
-@pytest.mark.parametrize("switch", ["file", "variable", "argument"])
-@pytest.mark.parametrize("verb", FOLDER_VERBS)
+@pytest.mark.parametrize(
+    ("verb", "switch"), [*SWITCHES, ("pull", "argument"), ("load", "argument")]
+)
 def test_with_the_general_switch_folders_must_be_signed_too(
     registry, made, model, key, verb, switch, monkeypatch
 ):
@@ -200,8 +215,6 @@ def test_with_the_general_switch_folders_must_be_signed_too(
         require_signatures(True)
     elif switch == "variable":
         monkeypatch.setenv("ADAPTERHUB_REQUIRE_SIGNATURES", "1")
-    elif verb not in ("pull", "load"):
-        pytest.skip("only these have the argument")
     options = {"signed": True} if switch == "argument" else {}
     act = {"pull": ah.pull, "load": lambda f, **o: ah.load(model, f, **o)}.get(verb)
     with pytest.raises(SignatureError, match="signatures are required"):
@@ -237,7 +250,7 @@ def test_a_signed_adapter_passes_everywhere(registry, valid, model, key):
     write_lock(Path("adapterhub.lock"), dict([pin("polite")]))
     synced("polite")
     ah.load(model, "adapters/polite", signed=True)
-    ah.load(model, "mine", name="second", signed=True)
+    ah.load(model, "./mine", name="second", signed=True)
 
 
 # Forged, swapped, replayed, removed
@@ -275,8 +288,6 @@ def of_another_version(folder, key):
 def without_domain(folder, key):
     """A signature of the bare digest, such as another program might make."""
     good = sign_statement(Statement(digest_of(folder), "polite", "v1"), key)
-    import base64
-
     value = base64.b64encode(key.sign(digest_of(folder).encode())).decode()
     return replace(good, signature=value)
 
@@ -384,7 +395,7 @@ def test_a_swap_after_the_check_is_refused(registry, valid, model, key, monkeypa
     """The bytes that are loaded are those that were checked."""
     ah.publish(valid, "polite", sign=key)
     signing.trust("polite", key)
-    loading = __import__("importlib").import_module("adapterhub.registry.load")
+    loading = importlib.import_module("adapterhub.registry.load")
     load_folder = loading.load_folder
 
     def swapped(model, folder, **options):
@@ -400,7 +411,7 @@ def test_a_swap_after_the_check_is_refused(registry, valid, model, key, monkeypa
 def test_a_swap_for_another_librarys_files_is_refused(registry, valid, model, key, monkeypatch):
     ah.publish(valid, "polite", sign=key)
     signing.trust("polite", key)
-    loading = __import__("importlib").import_module("adapterhub.registry.load")
+    loading = importlib.import_module("adapterhub.registry.load")
     load_folder = loading.load_folder
 
     def swapped(model, folder, **options):
@@ -431,13 +442,13 @@ def test_another_librarys_adapter_is_refused_where_signatures_are_required(regis
 BROKEN = {
     "empty": lambda path: path.write_bytes(b""),
     "huge": lambda path: path.write_bytes(b" " * (1 << 20)),
-    "sparse": lambda path: __import__("os").truncate(path, 1 << 40),
+    "sparse": lambda path: os.truncate(path, 1 << 40),
     "cut": lambda path: path.write_bytes(path.read_bytes()[:-2]),
     "twice": lambda path: path.write_bytes(
         path.read_bytes().replace(b'"name": "polite"', b'"name": "rude",\n      "name": "polite"')
     ),
     "more": lambda path: path.write_bytes(path.read_bytes().replace(b'"version": 1', b'"x": 1')),
-    "pipe": lambda path: (path.unlink(), __import__("os").mkfifo(path)),
+    "pipe": lambda path: (path.unlink(), os.mkfifo(path)),
     "folder": lambda path: (path.unlink(), path.mkdir()),
     "link": lambda path: (path.rename(path.parent.parent / "moved"),
                           path.symlink_to(path.parent.parent / "moved")),
@@ -476,17 +487,18 @@ def test_many_signatures_of_strangers_do_not_crowd_out_the_right_one(hub, made, 
 # Ways around a namespace
 
 
-@pytest.mark.parametrize(
-    "reference", ["hf:acme/polite", "hf:Acme/Polite", "{hub}/acme/polite", "{hub}/ACME/polite"]
-)
-@pytest.mark.parametrize("namespace", ["hf:acme/*", "hf:*", "{hub}/acme/*", "{hub}/*"])
-def test_no_spelling_of_a_place_evades_the_namespace(hub, made, key, reference, namespace):
+def test_no_spelling_of_a_place_evades_the_namespace(hub, made, key):
     ah.push(made(), "hf:acme/polite", peft=False)
     for name in ("Acme/Polite", "ACME/polite"):  # the Hub's names have no case
         hub.repositories[name] = hub.repositories["acme/polite"]
-    signing.trust(namespace.format(hub=hub.address), key)
-    with pytest.raises(SignatureError):
-        ah.pull(reference.format(hub=hub.address))
+    address = hub.address
+    references = ["hf:acme/polite", "hf:Acme/Polite", f"{address}/acme/polite"]
+    for namespace in ("hf:acme/*", "hf:*", f"{address}/acme/*", f"{address}/*"):
+        signing.trust(namespace, key)
+        for reference in (*references, f"{address}/ACME/polite"):
+            with pytest.raises(SignatureError):
+                ah.pull(reference)
+        distrust_key(parse_namespace(namespace))
 
 
 def test_a_lock_file_does_not_evade_the_namespace(hub, made, key, monkeypatch):
@@ -522,8 +534,6 @@ def test_sync_refuses_a_missing_or_another_signer(registry, made, key):
         (folder / SIGNATURE_FILE).unlink()
         if attack == "stranger":
             ah.sign("polite", signing.new_key())
-        else:
-            pass
         with pytest.raises(MismatchError, match=f"not signed by key {key.public.id}"):
             sync(pins, Path("adapters"))
         assert not Path("adapters").exists()
