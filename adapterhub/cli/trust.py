@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import click
@@ -68,8 +69,9 @@ def _change(namespace: Namespace, key: str | None, remove: bool) -> None:
         trust_key(namespace, public)
         click.echo(f"trusted for {namespace}: key {public.id}; its adapters must be signed now")
         return
-    is_id = key is None or len(key) == 16
-    kept = distrust_key(namespace, key if key is None or is_id else read_public_key(key).text)
+    if key is not None and not re.fullmatch("[0-9a-f]{16}", key):  # not an id
+        key = read_public_key(key).text
+    kept = distrust_key(namespace, key)
     if kept:
         click.echo(f"{namespace}: {len(kept)} keys remain")
     else:

@@ -14,9 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapterhub.errors import SignatureError
+from adapterhub.errors import RegistryError, SignatureError
 from adapterhub.files.native import MANIFEST_FILE, SIGNATURE_FILE, adapter_folder
-from adapterhub.files.signature import MAX_SIGNATURES, read_signatures, signatures_to_json
+from adapterhub.files.signature import (
+    MAX_SIGNATURES,
+    Signature,
+    read_signatures,
+    signatures_to_json,
+)
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.local_versions import digest_of
 from adapterhub.registry.namespaces import hub_endpoint, url_origin
@@ -163,10 +168,20 @@ def published_signatures(
     checked = checked_signatures(beside, subject, rule)
     if any(c.is_valid and c.is_trusted for c in checked):
         return checked
-    if later := store.signatures(entry):
+    if later := _later_signatures(store, entry, rule):
         checked = checked_signatures((*beside, *later), subject, rule)
         _keep_beside(path, [c for c in checked if c.is_valid])
     return checked
+
+
+def _later_signatures(store: Store, entry: Entry, rule: SigningRule) -> Sequence[Signature]:
+    """List the signatures that are not beside the manifest; none offline, unless required."""
+    try:
+        return store.signatures(entry)
+    except RegistryError:
+        if rule.required:
+            raise
+        return ()
 
 
 def _keep_beside(path: Path, checked: Sequence[CheckedSignature]) -> None:

@@ -32,7 +32,7 @@ from platformdirs import user_cache_path
 from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.files import schema
 from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, read_adapter
-from adapterhub.files.signature import Signature, parse_signatures
+from adapterhub.files.signature import MAX_SIGNATURE_BYTES, Signature, parse_signatures
 from adapterhub.registry.hub_card import entry_from_card, hub_card
 from adapterhub.registry.local_versions import (
     PUBLISHED,
@@ -176,7 +176,9 @@ class HubStore:
         with self._translated_errors(entry.name):
             if (path := self._file(entry.name, "main", file)) is None:
                 return ()
-        return parse_signatures(path.read_bytes(), f"{file} of {self.prefix}{entry.name}")
+        with open(path, "rb") as handle:
+            data = handle.read(MAX_SIGNATURE_BYTES + 1)
+        return parse_signatures(data, f"{file} of {self.prefix}{entry.name}")
 
     def add_signatures(self, entry: Entry, signatures: Sequence[Signature]) -> None:
         """Add signatures to a version, by a file on `main`: a tag never moves."""

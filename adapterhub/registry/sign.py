@@ -12,7 +12,12 @@ from pathlib import Path
 from adapterhub.errors import AdapterhubError, ConfigError, SignatureError
 from adapterhub.files.atomic import explained, replace_file
 from adapterhub.files.keys import PrivateKey, read_private_key
-from adapterhub.files.native import SIGNATURE_FILE, adapter_folder, read_adapter, read_manifest
+from adapterhub.files.native import (
+    SIGNATURE_FILE,
+    adapter_folder,
+    read_manifest,
+    read_tensors,
+)
 from adapterhub.files.signature import (
     Signature,
     Statement,
@@ -120,9 +125,10 @@ def put_signed(
 def _sign_folder(folder: Path, key: PrivateKey, name: str | None, version: str | None) -> Signature:
     if version is not None and version_number(version) is None:
         raise ConfigError(f"invalid version {version!r}", expected="v1, v2, ...")
-    manifest, _ = read_adapter(folder)
     number = version and f"v{version_number(version)}"
     digest = digest_of(folder)
+    manifest = read_manifest(folder, digest)
+    read_tensors(folder, manifest)
     signature = sign_statement(Statement(digest, name or manifest.name, number), key)
     with explained(folder):
         data = merged_signatures(read_signatures(folder), [signature], digest)

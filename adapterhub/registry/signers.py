@@ -122,9 +122,11 @@ def _misfit(statement: Statement, subject: SignedSubject) -> str | None:
     if statement.digest != subject.digest:
         return "for other files"
     if subject.name is not None and not same_name(statement.name, subject.name):
-        return f"for another name than {subject.name}"
+        return f"not for {subject.name}"
     if statement.version is not None and subject.version not in (None, statement.version):
-        return f"for another version than {subject.version or 'an unnumbered one'}"
+        if not subject.version:
+            return f"for {statement.version}, but the store gives no number: ask for a version"
+        return f"for {statement.version}, not {subject.version}"
     return None
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adapterhub.errors import FileError
-from adapterhub.files.native import adapter_folder, read_adapter
+from adapterhub.files.native import adapter_folder, read_manifest, read_tensors
 from adapterhub.files.signature import read_signatures
 from adapterhub.registry.fetch import published_signatures
 from adapterhub.registry.local_versions import digest_of
@@ -55,8 +55,8 @@ def verify(
     rule = rule_of(parsed)
     if parsed.kind == "folder":
         folder = adapter_folder(Path(parsed.name).expanduser())
-        read_adapter(folder)
         digest = digest_of(folder)
+        read_tensors(folder, read_manifest(folder, digest))
         subject = SignedSubject(Reference("folder", str(folder)), digest)
         checked = checked_signatures(read_signatures(folder), subject, rule)
         return Verification(str(folder), digest, rule, tuple(checked))
