@@ -32,7 +32,12 @@ from platformdirs import user_cache_path
 from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.files import schema
 from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, read_adapter
-from adapterhub.files.signature import MAX_SIGNATURE_BYTES, Signature, parse_signatures
+from adapterhub.files.signature import (
+    MAX_SIGNATURE_BYTES,
+    Signature,
+    parse_signatures,
+    read_signatures,
+)
 from adapterhub.registry.hub_card import entry_from_card, hub_card
 from adapterhub.registry.local_versions import (
     PUBLISHED,
@@ -118,6 +123,7 @@ class HubStore:
     def put(self, folder: Path, publication: Publication) -> Entry:
         """Publish an adapter's folder as one commit."""
         read_adapter(folder)
+        read_signatures(folder)
         check_tags(publication.tags)
         files = {n: (folder / n).read_bytes() for n in PUBLISHED if (folder / n).is_file()}
         files |= publication.beside
