@@ -73,7 +73,7 @@ def _change(namespace: Namespace, key: str | None, remove: bool) -> None:
         key = read_public_key(key).text
     kept = distrust_key(namespace, key)
     if kept:
-        click.echo(f"{namespace}: {len(kept)} keys remain")
+        click.echo(f"{namespace}: keys that remain: {len(kept)}")
     else:
         click.echo(f"{namespace}: no key is trusted; its adapters need no signature now")
 

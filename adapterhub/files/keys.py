@@ -1,5 +1,7 @@
 """Ed25519 keys in files: a private key in PEM, a public key in one line, `ed25519:BASE64`.
 
+Base64 is the one of URLs, without padding: it has no slash, so no key looks like a path.
+
 A private key is PKCS#8, optionally encrypted with a passphrase, and readable by its owner only.
 The id of a key, the start of its sha256, is for people; programs compare whole keys.
 """
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ed25519
 
 PASSPHRASE_VARIABLE = "ADAPTERHUB_KEY_PASSPHRASE"
-KEY_PATTERN = r"ed25519:[A-Za-z0-9+/]{43}="
+KEY_PATTERN = r"ed25519:[A-Za-z0-9_-]{43}"
 _MAX_KEY_BYTES = 16 << 10  # an encrypted PEM has some 400 bytes
 _PRIME = 2**255 - 19
 # The y coordinates of the eight points whose order divides 8. OpenSSL accepts them as public keys,
@@ -71,7 +73,7 @@ class PrivateKey:
     def public(self) -> PublicKey:
         """The public key."""
         raw = self.inner.public_key().public_bytes_raw()
-        return PublicKey(f"ed25519:{base64.b64encode(raw).decode()}")
+        return PublicKey(f"ed25519:{base64_text(raw)}")
 
     def sign(self, message: bytes) -> bytes:
         """Return the 64 bytes of the signature of a message."""
@@ -85,10 +87,10 @@ def parse_public_key(text: str) -> PublicKey:
         ConfigError: it is none, or one that anybody can sign for.
     """
     if not re.fullmatch(KEY_PATTERN, text):
-        raise ConfigError("not a public key", expected="ed25519: and 44 characters of base64")
+        raise ConfigError("not a public key", expected="ed25519: and 43 letters, digits, - and _")
     raw = _raw(text)
     y = int.from_bytes(raw, "little") & (2**255 - 1)
-    if base64.b64encode(raw).decode() != text.partition(":")[2] or y >= _PRIME:
+    if f"ed25519:{base64_text(raw)}" != text or y >= _PRIME:
         raise ConfigError(f"{text} is not in canonical form", expected="a key as it was created")
     if y in _SMALL_ORDER:
         raise ConfigError(f"{text} is a point of small order: anybody can forge its signatures")
@@ -174,8 +176,18 @@ def write_key_pair(path: str | Path, passphrase: str | None = None) -> tuple[Pat
     return public_path, key.public
 
 
+def base64_text(data: bytes) -> str:
+    """Encode bytes in the base64 of URLs, without padding."""
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def base64_bytes(text: str) -> bytes:
+    """Decode what `base64_text` encoded."""
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+
+
 def _raw(text: str) -> bytes:
-    return base64.b64decode(text.partition(":")[2])
+    return base64_bytes(text.partition(":")[2])
 
 
 def _read(path: Path) -> bytes:

@@ -14,7 +14,6 @@ The file is canonical JSON of a closed schema. It is no part of a version: signa
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any
 from adapterhub.errors import FileError, OutputError
 from adapterhub.files import schema
 from adapterhub.files.atomic import UnreadableError, read_file
-from adapterhub.files.keys import PrivateKey, PublicKey, key_problems
+from adapterhub.files.keys import PrivateKey, PublicKey, base64_bytes, base64_text, key_problems
 from adapterhub.files.manifest import name_problems
 from adapterhub.files.native import SIGNATURE_FILE
 
@@ -63,7 +62,7 @@ class Signature:
     @property
     def is_valid(self) -> bool:
         """Whether the key made the signature of the statement."""
-        return self.signer.accepts(self.statement.message, base64.b64decode(self.signature))
+        return self.signer.accepts(self.statement.message, base64_bytes(self.signature))
 
 
 def sign_statement(statement: Statement, key: PrivateKey) -> Signature:
@@ -74,8 +73,7 @@ def sign_statement(statement: Statement, key: PrivateKey) -> Signature:
     """
     if problems := name_problems(statement.name):
         raise OutputError("this name cannot be signed", offenders=problems, hint="--name NAME")
-    value = base64.b64encode(key.sign(statement.message)).decode()
-    return Signature(statement, key.public.text, value)
+    return Signature(statement, key.public.text, base64_text(key.sign(statement.message)))
 
 
 def signatures_to_json(signatures: Iterable[Signature]) -> bytes:
@@ -146,8 +144,8 @@ _SCHEMA = schema.record(
                     "digest": schema.text(r"[0-9a-f]{64}", "a sha256 in lower-case hexadecimal"),
                     "key": key_problems,
                     "name": lambda path, value: name_problems(value),
-                    # Of the last character before ==, base64 decoders ignore four bits.
-                    "signature": schema.text(r"[A-Za-z0-9+/]{85}[AQgw]==", "64 bytes in base64"),
+                    # Of the last character, base64 decoders ignore four bits.
+                    "signature": schema.text(r"[A-Za-z0-9_-]{85}[AQgw]", "64 bytes in base64"),
                     "version": schema.text(r"v[1-9][0-9]{0,8}", "a version, or null", null=True),
                 }
             ),

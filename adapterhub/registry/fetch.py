@@ -114,15 +114,18 @@ def fetch(
         _refuse_foreign(entry.reference, rule)
         return Fetched(store.get(entry, folder))
     signers: tuple[str, ...] = ()
-    if rule.required or find_signers:
-        checked = published_signatures(asked, store, entry, rule)
+    if is_checked := rule.required or find_signers:
+        path = store.get(entry)
+        checked = published_signatures(asked, store, entry, path, rule)
         if not is_enough(checked, rule):
             raise signature_error(checked, _subject(asked, entry), rule)
         signers = _keys(checked)
     if asked.version is None:
         warn_if_back(seen, entry, store)
     record_version(seen, entry)
-    return Fetched(store.get(entry, folder), entry.digest, signers)
+    if folder is not None or not is_checked:
+        path = store.get(entry, folder)
+    return Fetched(path, entry.digest, signers)
 
 
 def check_copy(
@@ -151,9 +154,9 @@ def check_copy(
 
 
 def published_signatures(
-    asked: Reference, store: Store, entry: Entry, rule: SigningRule
+    asked: Reference, store: Store, entry: Entry, path: Path, rule: SigningRule
 ) -> list[CheckedSignature]:
-    """Verify the files of a published version, and check its signatures without requiring any.
+    """Check the signatures of a published version, without requiring any.
 
     Those beside the manifest are checked first; if they are not enough, those added later.
 
@@ -161,9 +164,9 @@ def published_signatures(
         asked: the reference that was asked for.
         store: the store that it points into.
         entry: what the store resolved it to.
+        path: the store's own copy.
         rule: which keys are trusted for it.
     """
-    path = store.get(entry)
     subject, beside = _subject(asked, entry), read_signatures(path)
     checked = checked_signatures(beside, subject, rule)
     if any(c.is_valid and c.is_trusted for c in checked):

@@ -64,5 +64,5 @@ def verify(
     entry = store.resolve(parsed.name, parsed.version, backbone=backbone)
     if not entry.fingerprint:
         raise FileError(f"{entry.reference} is another library's adapter, which cannot be signed")
-    checked = published_signatures(parsed, store, entry, rule)
+    checked = published_signatures(parsed, store, entry, store.get(entry), rule)
     return Verification(entry.reference, entry.digest, rule, tuple(checked))

@@ -21,7 +21,7 @@ def test_keys_are_added_listed_and_removed(typed):
     typed(f"trust hf:Acme/* {second['key']}")
     assert keys(typed) == {"hf:acme/*": sorted((first["key"], second["key"]))}
     assert f"hf:acme/* {first['key']} {first['id']}\n" in typed("trust")
-    assert typed(f"trust --remove hf:acme/* {first['id']}") == "hf:acme/*: 1 keys remain\n"
+    assert typed(f"trust --remove hf:acme/* {first['id']}") == "hf:acme/*: keys that remain: 1\n"
     with pytest.raises(AdapterhubError, match="no such key"):
         typed("trust --remove hf:acme/* a.pub")
     assert "no key is trusted" in typed("trust --remove hf:acme/*")
