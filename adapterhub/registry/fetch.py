@@ -24,7 +24,7 @@ from adapterhub.files.signature import (
 )
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.local_versions import digest_of
-from adapterhub.registry.namespaces import hub_endpoint, url_origin
+from adapterhub.registry.namespaces import hub_endpoint, place_of_url
 from adapterhub.registry.other_formats import CONFIG_FILE
 from adapterhub.registry.reference import Reference
 from adapterhub.registry.seen import check_changed, record_version, seen_versions, warn_if_back
@@ -210,7 +210,7 @@ def _place(asked: Reference, store: Store, endpoint: str | None) -> str:
     """Return the place of a store, for the record of versions."""
     if isinstance(store, LocalRegistry):
         return ascii(str(store.root.resolve()))[1:-1]  # a path may be no valid text
-    return url_origin(asked.host or endpoint or hub_endpoint())
+    return place_of_url(asked.host or endpoint or hub_endpoint())
 
 
 def _refuse_foreign(reference: str, rule: SigningRule) -> None:

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from adapterhub.errors import ConfigError, FileError, MismatchError, RegistryError
+from adapterhub.errors import AdapterhubError, ConfigError, FileError, MismatchError, RegistryError
 from adapterhub.files import schema
 from adapterhub.files.atomic import explained, replace_file
 from adapterhub.files.keys import PublicKey, key_problems
@@ -29,7 +29,7 @@ from adapterhub.files.native import read_adapter
 from adapterhub.registry.fetch import check_copy, fetch
 from adapterhub.registry.local import default_root
 from adapterhub.registry.local_versions import copy_adapter, digest_of
-from adapterhub.registry.namespaces import DEFAULT_HUB, hub_endpoint, url_origin
+from adapterhub.registry.namespaces import DEFAULT_HUB, hub_endpoint, place_of_url
 from adapterhub.registry.reference import Reference, check_name, parse_reference
 from adapterhub.registry.store import Store, version_number
 from adapterhub.registry.stores import store_of
@@ -87,7 +87,7 @@ def _gives(endpoint: str, reference: Reference) -> bool:
     """Return whether an endpoint can be the hub that gave an adapter."""
     if reference.kind == "hub":
         return _is_hub(endpoint)
-    return reference.kind == "server" and endpoint == url_origin(str(reference.host))
+    return reference.kind == "server" and endpoint == place_of_url(str(reference.host))
 
 
 def _is_hub(url: str) -> bool:
@@ -234,7 +234,7 @@ def recorded_endpoint(reference: Reference) -> str | None:
         from huggingface_hub import constants  # slow to import
 
         return hub_endpoint() if _is_hub(constants.ENDPOINT) else None
-    return url_origin(str(reference.host)) if reference.kind == "server" else None
+    return place_of_url(str(reference.host)) if reference.kind == "server" else None
 
 
 def with_pins(pins: dict[str, Pin], new: Sequence[tuple[str, Pin]]) -> dict[str, Pin]:
@@ -318,6 +318,7 @@ def _pulled(pinned: Pin, registry: str | Path | None, project: Path) -> tuple[Pa
     try:
         entry = store.resolve(parsed.name, parsed.version, backbone=pinned.fingerprint)
     except RegistryError as error:
+        _refuse_if_back(pinned, store, error)
         if parsed.kind != "local" or registry is not None:
             raise
         where = f"in {recorded}" if recorded else "in the own registry of who locked it"
@@ -332,6 +333,26 @@ def _pulled(pinned: Pin, registry: str | Path | None, project: Path) -> tuple[Pa
     find = pinned.signer is not None
     fetched = fetch(parsed, store, entry, find_signers=find, endpoint=endpoint)
     return fetched.folder, _signer_problems(pinned, fetched.signers)
+
+
+def _refuse_if_back(pinned: Pin, store: Store, error: RegistryError) -> None:
+    """Refuse a store whose newest version is older than a pinned one.
+
+    Raises:
+        RegistryError: it is.
+    """
+    parsed = parse_reference(pinned.reference)
+    try:
+        newest = store.resolve(parsed.name, backbone=pinned.fingerprint)
+    except AdapterhubError:
+        return
+    if (version_number(newest.version) or 0) < (version_number(parsed.version or "") or 0):
+        raise RegistryError(
+            f"{pinned.reference} was locked, and the newest of its store is now {newest.version}:"
+            " it has gone back",
+            offenders=[error.problem],
+            hint="ask the publisher; sync from a copy that has the locked version",
+        ) from error
 
 
 def _target_problems(target: Path, pinned: Pin) -> list[str]:

@@ -87,12 +87,12 @@ def _not_a_namespace(text: str) -> ConfigError:
 def canonical_place(reference: Reference) -> str:
     """Return the place of a reference in one spelling: `hf:`, an origin, or `local`."""
     if reference.kind == "server":
-        place = url_origin(str(reference.host))
+        place = place_of_url(str(reference.host))
         return HUB if place in _OFFICIAL else place
     return HUB if reference.kind == "hub" else LOCAL
 
 
-def url_origin(url: str) -> str:
+def place_of_url(url: str) -> str:
     """Return scheme, host and port of a URL in one spelling; "" if it has no host."""
     try:
         parts = urlsplit(url)
@@ -111,7 +111,7 @@ def hub_endpoint() -> str:
     """Return the origin that `hf:` stands for."""
     from huggingface_hub import constants  # slow to import
 
-    return url_origin(constants.ENDPOINT)
+    return place_of_url(constants.ENDPOINT)
 
 
 def addresses(reference: Reference, endpoint: str | None = None) -> frozenset[str]:
@@ -126,6 +126,6 @@ def addresses(reference: Reference, endpoint: str | None = None) -> frozenset[st
     mine = hub_endpoint()
     place = canonical_place(reference)
     if reference.kind == "hub":
-        used = url_origin(endpoint) if endpoint else mine
+        used = place_of_url(endpoint) if endpoint else mine
         return frozenset({HUB, *({used} - _OFFICIAL)})
     return frozenset({place, HUB} if place == mine else {place})

@@ -602,6 +602,15 @@ def test_a_hub_that_goes_back_is_noticed(hub, made):
     ah.pull("hf:acme/polite@v1")  # asked for
 
 
+def test_sync_notices_that_a_hub_has_gone_back(hub, made):
+    for seed in (0, 1):
+        ah.push(made(seed), "hf:acme/polite", peft=False)
+    pins = dict([pin("hf:acme/polite")])
+    del hub.repositories["acme/polite"].tags["v2"]
+    with pytest.raises(AdapterhubError, match=r"polite@v2 was locked, and .* now v1: it has gone"):
+        sync(pins, Path("adapters"))
+
+
 def test_a_hub_that_changes_a_version_is_refused(hub, made):
     ah.push(made(0), "hf:acme/polite", peft=False)
     ah.pull("hf:acme/polite@v1")

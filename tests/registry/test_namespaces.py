@@ -12,7 +12,7 @@ from adapterhub.registry.namespaces import (
     Namespace,
     addresses,
     parse_namespace,
-    url_origin,
+    place_of_url,
 )
 from adapterhub.registry.reference import parse_reference
 
@@ -101,7 +101,7 @@ def test_the_hub_of_a_lock_file_is_an_address(monkeypatch):
 
 
 def test_the_origin_of_no_url_is_empty():
-    assert url_origin("https://h.org:x") == url_origin("") == url_origin("https://[h") == ""
+    assert place_of_url("https://h.org:x") == place_of_url("") == place_of_url("https://[h") == ""
 
 
 def test_a_host_in_other_letters_is_no_reference():
