@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from random import Random
 
 import pytest
 import sample_adapters
@@ -110,6 +111,23 @@ def test_another_file_is_refused(signature, change):
 def test_only_canonical_bytes_are_read(signature, bend):
     with pytest.raises(FileError):
         parse_signatures(bend(signatures_to_json([signature])))
+
+
+def test_mutated_files_are_read_or_refused(signature):
+    """Whatever bytes a hub sends, the reader raises nothing but a FileError."""
+    data, random = signatures_to_json([signature]), Random(0)
+    refused = 0
+    for _ in range(2_000):
+        mutated = bytearray(data)
+        for _ in range(random.randint(1, 4)):
+            start = random.randrange(len(mutated))
+            end = start + random.choice((0, 1, 8))
+            mutated[start:end] = random.choice((b"", b'"', b"{", b"\xff", b"9" * 400, b"null"))
+        try:
+            assert all(s.is_valid in (True, False) for s in parse_signatures(bytes(mutated)))
+        except FileError as error:
+            refused += len(str(error)) < 5_000
+    assert refused > 1_900
 
 
 def test_a_folder_without_the_file_has_no_signature(tmp_path):
