@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from adapterhub.registry.pull import pull as pull
     from adapterhub.registry.push import push as push
     from adapterhub.registry.search import search as search
+    from adapterhub.registry.sign import sign as sign
+    from adapterhub.registry.verify import verify as verify
     from adapterhub.registry.yank import yank as yank
 
     Listing = PublicationInfo
@@ -60,6 +62,8 @@ _LAZY = {
     "pull": "registry.pull",
     "push": "registry.push",
     "search": "registry.search",
+    "sign": "registry.sign",
+    "verify": "registry.verify",
     "yank": "registry.yank",
     "merge": "merging.merge",
     "unmerge": "merging.merge",

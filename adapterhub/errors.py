@@ -10,6 +10,7 @@
     ├── DataError        unusable training or evaluation data
     ├── TrainingError    a run that cannot continue (the loss is NaN, nothing is trainable)
     ├── RegistryError    not found, refused or unreachable
+    ├── SignatureError   not signed by a trusted key, where a signature is required
     ├── MergeError       an adapter that cannot be merged, or a merge that changed the outputs
     └── OutputError      a path that cannot be written (it exists, is read-only, the disk is full)
 
@@ -93,6 +94,10 @@ class TrainingError(AdapterhubError):
 
 class RegistryError(AdapterhubError):
     """An adapter or registry that was not found, refused the request or is unreachable."""
+
+
+class SignatureError(AdapterhubError):
+    """An adapter that is not signed by a trusted key, where a signature is required."""
 
 
 class MergeError(AdapterhubError):

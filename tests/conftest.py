@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -18,6 +19,25 @@ pytest_plugins = ["support_table", "interchange_table"]
 # A slow machine is not a failure.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
+
+
+_home_numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def no_home(monkeypatch, homes) -> None:
+    """Set the user's trusted keys and record of versions to new, missing files."""
+    home = homes / str(next(_home_numbers))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
+    monkeypatch.setenv("ADAPTERHUB_STATE", str(home / "state"))
+    for variable in ("ADAPTERHUB_TRUST", "ADAPTERHUB_REQUIRE_SIGNATURES"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.fixture(scope="session")
+def homes(tmp_path_factory) -> Path:
+    """The parent of the users' folders of all tests."""
+    return tmp_path_factory.mktemp("homes")
 
 
 @pytest.fixture(autouse=True)

@@ -45,6 +45,7 @@ def load_folder(
     any_tokenizer: bool = False,
     allow_pickle: bool = False,
     head: bool = True,
+    sha256: str | None = None,
 ) -> Adapter:
     """Attach the adapter of a folder, with its head and labels, and make it the active one.
 
@@ -54,24 +55,23 @@ def load_folder(
         model: the backbone that the adapter was trained on.
         folder: a folder of adapterhub, `peft` or `adapters`.
         name: replaces the name that the adapter was saved under.
-        tokenizer: the model's tokenizer, unless `load_backbone` loaded it with the model. It gets
-            the adapter's new tokens and chat template; detaching restores the template.
+        tokenizer: the model's, unless `load_backbone` loaded it; it gets new tokens and template.
         any_backbone: skip the check of the fingerprint.
         any_tokenizer: skip the check of the tokenizer.
         allow_pickle: read tensors of other libraries from a pickle, without running code.
         head: load the task head; otherwise the model keeps its own.
+        sha256: the digest of the manifest, if the files were verified before.
 
     Raises:
         FileError: the files are broken.
-        MismatchError: the adapter was trained on a different backbone or with a different
-            tokenizer, or its tensors do not fit; the error lists every tensor.
+        MismatchError: the adapter is for another backbone or tokenizer, or tensors do not fit.
         AttachError: the name is taken.
     """
     folder = Path(folder)
-    if form := detect(folder):
+    if sha256 is None and (form := detect(folder)):
         imported = _translate(form, folder, model, allow_pickle, head)
         return load_imported(model, imported, name=name, any_backbone=any_backbone)
-    manifest = read_manifest(folder)
+    manifest = read_manifest(folder, sha256)
     if tokenizer is not None:
         remember_added_tokens(model, tokenizer, manifest.tokens)
     snapshot = tokenizer_snapshot(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
+    from adapterhub.files.keys import PrivateKey
     from adapterhub.registry.publication import PublicationInfo
     from adapterhub.registry.store import Entry
 
@@ -18,6 +20,34 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 registry_option = click.option("--registry", help="Registry folder (default: your own registry).")
 backbone_option = click.option("--backbone", help="Only for this backbone: its id or fingerprint.")
+
+
+def _require(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value:
+        from adapterhub.registry.trust import requiring_signatures
+
+        context.with_resource(requiring_signatures())
+
+
+require_signature_option = click.option(
+    "--require-signature",
+    is_flag=True,
+    expose_value=False,
+    callback=_require,
+    help="Refuse adapters that no trusted key has signed.",
+)
+sign_option = click.option("--sign", "key", metavar="KEY", help="Sign it with this private key.")
+
+
+def private_key(path: str | None) -> PrivateKey | None:
+    """Read a private key, and ask for its passphrase if it has one; None if there is no path."""
+    from adapterhub.files.keys import read_private_key
+
+    def ask() -> str:
+        return str(click.prompt(f"Passphrase of {path}", hide_input=True, err=True))
+
+    interactive = sys.stdin.isatty()
+    return None if path is None else read_private_key(path, ask if interactive else None)
 
 
 def publication_options(function: Function) -> Function:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from adapterhub.cli._publishing import require_signature_option
 from adapterhub.errors import ConfigError
 
 
@@ -27,6 +28,7 @@ from adapterhub.errors import ConfigError
 @click.option("--head", help="The ADAPTER whose head and labels are kept (default: the first).")
 @click.option("--name", default="combined", show_default=True, help="Name of the new adapter.")
 @click.option("--backbone", help="Load the backbone from this Hub id or folder.")
+@require_signature_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     references: tuple[str, ...],
@@ -51,17 +53,17 @@ def command(
     from adapterhub.files.native import read_manifest
     from adapterhub.inference.open import load_for_merging
     from adapterhub.merging.combine import combine
-    from adapterhub.registry.pull import pull
+    from adapterhub.registry.pull import pull_verified
 
     check_place(Path(output), overwrite=False, replaceable=())
     numbers = None if weights is None else _numbers(weights)
     if head is not None and head not in references:
         raise ConfigError(f"--head {head} is not combined", expected=", ".join(references))
-    folders = [pull(reference) for reference in references]
-    names = [f"{n}: {read_manifest(folder).name}" for n, folder in enumerate(folders, start=1)]
-    first, _ = load_for_merging(folders[0], backbone, name=names[0])
-    for folder, source_name in zip(folders[1:], names[1:], strict=True):
-        load_folder(first.model, folder, name=source_name)
+    sources = [pull_verified(reference) for reference in references]
+    names = [f"{n}: {read_manifest(s.folder).name}" for n, s in enumerate(sources, start=1)]
+    first, _ = load_for_merging(sources[0].folder, backbone, name=names[0])
+    for source, source_name in zip(sources[1:], names[1:], strict=True):
+        load_folder(first.model, source.folder, name=source_name, sha256=source.digest)
     options = {"how": how, "weights": numbers, "density": density, "rank": rank, "seed": seed}
     owner = None if head is None else names[references.index(head)]
     combined = combine(first.model, names, **options, name=name, head=owner)  # type: ignore[arg-type]

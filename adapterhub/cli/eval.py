@@ -10,6 +10,7 @@ import click
 
 from adapterhub.cli._format import examples as example_lines
 from adapterhub.cli._format import print_facts
+from adapterhub.cli._publishing import require_signature_option
 from adapterhub.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 @click.option("--shots", type=click.IntRange(1), help="Few-shot examples per label.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the few-shot sample.")
 @click.option("--backbone", help="Load the backbone from this Hub id or folder.")
+@require_signature_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     reference: str | None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from adapterhub.cli._format import examples
+from adapterhub.cli._publishing import require_signature_option
 from adapterhub.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 @click.option("--method", help="Method spec to check, without ADAPTER.")
 @click.option("--backbone", help="Load the backbone from this Hub id or folder.")
 @click.option("--task", help="Kind of model, such as causal-lm, if not recorded.")
+@require_signature_option
 @click.option(
     "--max-lora-rank",
     type=int,
@@ -75,18 +77,19 @@ def _export(
     from adapterhub.backbones.load import load_backbone
     from adapterhub.files.native import read_manifest
     from adapterhub.files.run_folder import backbone_of_adapter
-    from adapterhub.registry.pull import pull
+    from adapterhub.registry.pull import pull_verified
 
-    folder = pull(source)
-    manifest = read_manifest(folder)
-    place, revision = backbone_of_adapter(folder, manifest, backbone)
+    fetched = pull_verified(source)
+    manifest = read_manifest(fetched.folder)
+    place, revision = backbone_of_adapter(fetched.folder, manifest, backbone)
     model, _ = load_backbone(
         place,
         task=_kind(task or manifest.task),
         labels=manifest.labels,
         revision=revision,
     )
-    load_folder(model, folder).export(output, format=form, overwrite=overwrite)
+    adapter = load_folder(model, fetched.folder, sha256=fetched.digest)
+    adapter.export(output, format=form, overwrite=overwrite)
     click.echo(f"{output}: {manifest.name} in {form} format")
 
 

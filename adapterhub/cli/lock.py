@@ -7,7 +7,12 @@ from pathlib import Path
 
 import click
 
-from adapterhub.cli._publishing import as_json_option, print_json, registry_option
+from adapterhub.cli._publishing import (
+    as_json_option,
+    print_json,
+    registry_option,
+    require_signature_option,
+)
 
 
 @click.command("lock")
@@ -15,25 +20,29 @@ from adapterhub.cli._publishing import as_json_option, print_json, registry_opti
 @click.option("--file", default="adapterhub.lock", show_default=True, help="Lock file.")
 @click.option("--name", help="Name in the lock file, if not the adapter's own.")
 @registry_option
+@require_signature_option
 @as_json_option
 def command(
     references: tuple[str, ...], file: str, name: str | None, registry: str | None, as_json: bool
 ) -> None:
-    """Pin the adapters of a project in its lock file, by version and sha256.
+    """Pin the adapters of a project in its lock file, by version, sha256 and signer.
 
-    `adapterhub sync` restores exactly the pinned files.
+    `adapterhub sync` restores exactly the pinned files. An adapter that was signed when it was
+    locked stays with its signer.
     """
+    from adapterhub.files.keys import PublicKey
     from adapterhub.registry.lockfile import pin, read_lock, with_pins, write_lock
 
     if name and len(references) > 1:
         raise click.UsageError("--name takes a single REFERENCE")
     pins = read_lock(Path(file))
     project = Path(file).parent
-    new = [pin(reference, registry, name=name, project=project) for reference in references]
+    new = [pin(r, registry, name=name, project=project, before=pins) for r in references]
     write_lock(Path(file), with_pins(pins, new))
     if as_json:
         print_json({key: asdict(pinned) for key, pinned in new})
         return
     for key, pinned in new:
         source = f" in {pinned.registry}" * (pinned.registry is not None)
-        click.echo(f"{key} = {pinned.reference}{source}, sha256 {pinned.digest[:12]}")
+        signer = f", signed by key {PublicKey(pinned.signer).id}" if pinned.signer else ""
+        click.echo(f"{key} = {pinned.reference}{source}, sha256 {pinned.digest[:12]}{signer}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from adapterhub.cli._publishing import require_signature_option
 from adapterhub.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     help="Largest accepted difference, relative to the largest logit (default: 1e-4 in fp32, "
     "0.01 in fp16, 0.1 in bf16, no limit with --requantize).",
 )
+@require_signature_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     reference: str,

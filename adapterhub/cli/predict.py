@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from adapterhub.cli._format import examples as example_lines
+from adapterhub.cli._publishing import require_signature_option
 from adapterhub.errors import DataError, printable
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     help="With TEXT: the second or a further text; with --data: its column.",
 )
 @click.option("--backbone", help="Load the backbone from this Hub id or folder.")
+@require_signature_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def command(
     reference: str,

@@ -9,9 +9,11 @@ import click
 from adapterhub.cli._publishing import (
     as_json_option,
     print_entry,
+    private_key,
     publication_info,
     publication_options,
     registry_option,
+    sign_option,
 )
 
 
@@ -21,6 +23,7 @@ from adapterhub.cli._publishing import (
 @click.option("--version", help="Version, v1 or later (default: the next).")
 @click.option("--tag", "tags", multiple=True, help="A name for this version: best.")
 @publication_options
+@sign_option
 @registry_option
 @as_json_option
 def command(
@@ -30,6 +33,7 @@ def command(
     tags: tuple[str, ...],
     registry: str | None,
     as_json: bool,
+    key: str | None,
     **description: Any,
 ) -> None:
     """Publish an adapter to a local registry.
@@ -47,5 +51,6 @@ def command(
         tags=tags,
         registry=registry,
         listing=publication_info(description),
+        sign=private_key(key),
     )
     print_entry(entry, as_json, "published")

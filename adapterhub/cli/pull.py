@@ -9,6 +9,7 @@ from adapterhub.cli._publishing import (
     backbone_option,
     print_json,
     registry_option,
+    require_signature_option,
 )
 
 
@@ -18,6 +19,7 @@ from adapterhub.cli._publishing import (
 @backbone_option
 @registry_option
 @click.option("--allow-pickle", is_flag=True, help="Accept pickled tensors; no code is run.")
+@require_signature_option
 @as_json_option
 def command(
     reference: str,

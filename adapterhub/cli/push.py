@@ -9,8 +9,10 @@ import click
 from adapterhub.cli._publishing import (
     as_json_option,
     print_entry,
+    private_key,
     publication_info,
     publication_options,
+    sign_option,
 )
 
 
@@ -20,6 +22,7 @@ from adapterhub.cli._publishing import (
 @click.option("--private", is_flag=True, help="Make a new repository private.")
 @click.option("--tag", "tags", multiple=True, help="A git tag for this version.")
 @publication_options
+@sign_option
 @click.option("--no-peft", is_flag=True, help="Do not add the files of the peft format.")
 @click.option("--backbone", help="Folder of the backbone, if it is not on the Hub.")
 @as_json_option
@@ -31,6 +34,7 @@ def command(
     no_peft: bool,
     backbone: str | None,
     as_json: bool,
+    key: str | None,
     **description: Any,
 ) -> None:
     """Push an adapter and its card to the Hugging Face Hub or your own hub.
@@ -48,6 +52,7 @@ def command(
         visibility="private" if private else "public",
         tags=tags,
         listing=publication_info(description),
+        sign=private_key(key),
         peft=not no_peft,
         backbone=backbone,
         note=lambda text: click.echo(text, err=True),

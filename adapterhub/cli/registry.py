@@ -13,10 +13,10 @@ def command() -> None:
     """Verify, re-index or clean a local registry."""
 
 
-@command.command()
+@command.command("verify")
 @registry_option
 @as_json_option
-def verify(registry: str | None, as_json: bool) -> None:
+def verify_registry(registry: str | None, as_json: bool) -> None:
     """Check the files of every version and list those that are damaged."""
     from adapterhub.registry.local import LocalRegistry
 

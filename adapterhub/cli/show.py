@@ -8,13 +8,14 @@ import re
 import click
 
 from adapterhub.cli._format import print_table
-from adapterhub.cli._publishing import backbone_option, registry_option
+from adapterhub.cli._publishing import backbone_option, registry_option, require_signature_option
 
 
 @click.command("show")
 @click.argument("reference")
 @backbone_option
 @registry_option
+@require_signature_option
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON.")
 def command(reference: str, backbone: str | None, registry: str | None, as_json: bool) -> None:
     """Show the versions of an adapter and the card of the one REFERENCE names."""

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import click
 
-from adapterhub.cli._publishing import as_json_option, print_json, registry_option
+from adapterhub.cli._publishing import (
+    as_json_option,
+    print_json,
+    registry_option,
+    require_signature_option,
+)
 from adapterhub.errors import FileError
 
 
@@ -16,6 +21,7 @@ from adapterhub.errors import FileError
     "--to", "folder", default="adapters", show_default=True, help="Folder for the adapters."
 )
 @registry_option
+@require_signature_option
 @as_json_option
 def command(file: str, folder: str, registry: str | None, as_json: bool) -> None:
     """Restore the adapters pinned in the lock file, one folder each."""

@@ -4,6 +4,7 @@
       adapter.safetensors   the tensors
       adapter.json          the manifest (see `adapterhub.files.manifest`)
       README.md             the model card, for people; readers do not open it
+      adapter.sig           optional: signatures (see `adapterhub.files.signature`)
 
 A writer MUST
  - write all three files; `adapter.json` contains the sha256 of the tensor file and the dtype and
@@ -18,11 +19,12 @@ A writer MUST
  - refuse an empty adapter, an empty tensor and non-finite values: they come from failed runs;
  - read back the written files and compare them with the live tensors before the folder is visible;
  - move the folder into place with one rename: a crash leaves the old adapter or the new one.
-A writer MAY add PEFT's `adapter_config.json` and `adapter_model.safetensors` to the three.
-These five are the closed list `FILES`: no other file is ever written, replaced or published.
+A writer MAY add `adapter.sig`, and PEFT's `adapter_config.json` and `adapter_model.safetensors`.
+These six are the closed list `FILES`: no other file is ever written, replaced or published.
 A reader MUST
- - open only the first two files, and only regular ones. Symbolic links in the folder are refused,
-   because they can point outside it. Other files and folders MAY exist; they are ignored;
+ - open only the first two files, and `adapter.sig` to check who signed; only regular ones. Symbolic
+   links in the folder are refused, because they can point outside it. Other files and folders MAY
+   exist; they are ignored;
  - compare sha256 before parsing anything but the manifest;
  - refuse a header with duplicate names or fields, or with fields other than dtype, shape and
    offsets;
@@ -83,6 +85,7 @@ from adapterhub.files.schema import parse_object, shorten, show
 TENSORS_FILE = "adapter.safetensors"
 MANIFEST_FILE = "adapter.json"
 CARD_FILE = "README.md"
+SIGNATURE_FILE = "adapter.sig"
 MAX_CARD_BYTES = 1 << 20
 MAX_HEADER_BYTES = 8 << 20
 MAX_TENSOR_BYTES = 64 << 30
@@ -96,8 +99,8 @@ _ENTRY = {"dtype", "shape", "data_offsets"}
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _COPY_AGAIN = "copy or pull the adapter again; damaged files are not repaired"
 PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
-# PEFT's two files would be stale after an overwrite, so they are replaced too.
-FILES = frozenset({TENSORS_FILE, MANIFEST_FILE, CARD_FILE, *PEFT_FILES})
+# PEFT's two files and signatures would be stale after an overwrite, so they are replaced too.
+FILES = frozenset({TENSORS_FILE, MANIFEST_FILE, CARD_FILE, SIGNATURE_FILE, *PEFT_FILES})
 
 
 def write_adapter(
@@ -204,8 +207,10 @@ def read_tensors(folder: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
     return _parse_tensors(folder, manifest, data)
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path, sha256: str | None = None) -> Manifest:
     """Read and verify the manifest of the adapter in `folder`; open no other file.
+
+    Its bytes must have the digest `sha256`, if given.
 
     Raises:
         FileError: the manifest is missing or invalid, or the folder contains symbolic links.
@@ -213,7 +218,7 @@ def read_manifest(folder: Path) -> Manifest:
     folder = Path(folder)
     _check_folder(folder)
     try:
-        data = read_file(folder / MANIFEST_FILE, 0, MAX_MANIFEST_BYTES, None)
+        data = read_file(folder / MANIFEST_FILE, 0, MAX_MANIFEST_BYTES, sha256)
     except UnreadableError as error:
         peft = (folder / "adapter_config.json").is_file()
         raise FileError(

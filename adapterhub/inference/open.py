@@ -17,7 +17,7 @@ from adapterhub.errors import ConfigError, MergeError
 from adapterhub.files.native import read_manifest
 from adapterhub.files.run_folder import backbone_of_adapter
 from adapterhub.inference.record import training_record
-from adapterhub.registry.pull import pull
+from adapterhub.registry.pull import pull_verified
 from adapterhub.tasks import TASKS, Prediction, Setting, Task
 from adapterhub.training.prepare import make_ready, max_positions
 
@@ -61,11 +61,12 @@ def open_adapter(reference: str | Path, backbone: str | None = None) -> Predicto
         BackboneError: the backbone cannot be loaded.
         MismatchError: the adapter belongs to another backbone or tokenizer.
     """
-    folder = pull(reference)
+    fetched = pull_verified(reference)
+    folder = fetched.folder
     record = training_record(read_manifest(folder))
     model, tokenizer = load_bare_backbone(folder, backbone)
     make_ready(model)
-    labels = load_folder(model, folder).labels
+    labels = load_folder(model, folder, sha256=fetched.digest).labels
     limit = min(record.max_length, max_positions(model))
     setting = Setting(tokenizer, limit, labels, record.seed, max_positions(model))
     return Predictor(model, record.task, setting)
@@ -116,7 +117,8 @@ def load_for_merging(
         BackboneError: the backbone cannot be loaded.
         MismatchError: the adapter belongs to another backbone or tokenizer.
     """
-    files = pull(folder)
+    fetched = pull_verified(folder)
+    files = fetched.folder
     quantize = None if dtype else read_manifest(files).backbone.quantization
     if dtype is None and quantize is None:
         raise MergeError(
@@ -125,7 +127,7 @@ def load_for_merging(
             hint="adapterhub merge without --requantize",
         )
     model, tokenizer = load_bare_backbone(files, backbone, dtype, quantize)
-    return load_folder(model, files, name=name), tokenizer
+    return load_folder(model, files, name=name, sha256=fetched.digest), tokenizer
 
 
 def load_bare_backbone(

@@ -32,6 +32,12 @@ from platformdirs import user_cache_path
 from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.files import schema
 from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, read_adapter
+from adapterhub.files.signature import (
+    MAX_SIGNATURE_BYTES,
+    Signature,
+    parse_signatures,
+    read_signatures,
+)
 from adapterhub.registry.hub_card import entry_from_card, hub_card
 from adapterhub.registry.local_versions import (
     PUBLISHED,
@@ -39,6 +45,7 @@ from adapterhub.registry.local_versions import (
     copy_adapter,
     digest_of,
     entry_of,
+    merged_signatures,
 )
 from adapterhub.registry.other_formats import (
     CONFIG_FILE,
@@ -59,6 +66,7 @@ from adapterhub.registry.store import (
 )
 
 YANKED_FILE = "yanked.json"
+SIGNATURES_FOLDER = "signatures"  # one file for each version, such as v3.sig
 _MOST_RESULTS = 1_000
 _MAX_YANKED_BYTES = 1 << 20
 
@@ -115,6 +123,7 @@ class HubStore:
     def put(self, folder: Path, publication: Publication) -> Entry:
         """Publish an adapter's folder as one commit."""
         read_adapter(folder)
+        read_signatures(folder)
         check_tags(publication.tags)
         files = {n: (folder / n).read_bytes() for n in PUBLISHED if (folder / n).is_file()}
         files |= publication.beside
@@ -166,6 +175,24 @@ class HubStore:
             reasons = {**self._yanked(name), entry.version: reason}
             files = {YANKED_FILE: schema.canonical_json(reasons)}
             self._commit(name, files, f"Yank {entry.version}", head)
+
+    def signatures(self, entry: Entry) -> Sequence[Signature]:
+        """List the signatures that were added to a version after its publication."""
+        file = f"{SIGNATURES_FOLDER}/{entry.version}.sig"
+        with self._translated_errors(entry.name):
+            if (path := self._file(entry.name, "main", file)) is None:
+                return ()
+        with open(path, "rb") as handle:
+            data = handle.read(MAX_SIGNATURE_BYTES + 1)
+        return parse_signatures(data, f"{file} of {self.prefix}{entry.name}")
+
+    def add_signatures(self, entry: Entry, signatures: Sequence[Signature]) -> None:
+        """Add signatures to a version, by a file on `main`: a tag never moves."""
+        with self._translated_errors(entry.name):
+            head = str(self.api.model_info(entry.name).sha)
+            data = merged_signatures(self.signatures(entry), signatures, entry.digest)
+            files = {f"{SIGNATURES_FOLDER}/{entry.version}.sig": data}
+            self._commit(entry.name, files, f"Sign {entry.version}", head)
 
     def _download(self, entry: Entry, folder: Path) -> None:
         """Download the files of a version to a new folder."""

@@ -17,7 +17,7 @@ from adapterhub.adapters.state import find_state, new_state
 from adapterhub.errors import RegistryError
 from adapterhub.files.native import read_manifest
 from adapterhub.registry.local import LocalRegistry
-from adapterhub.registry.pull import pull
+from adapterhub.registry.pull import pull_verified
 from adapterhub.registry.reference import Reference, read_reference
 from adapterhub.registry.store import Entry, version_number
 
@@ -30,6 +30,7 @@ def load(
     any_backbone: bool = False,
     registry: str | Path | None = None,
     allow_pickle: bool = False,
+    signed: bool = False,
     **options: Any,
 ) -> Adapter:
     """Attach a saved adapter to a model, with its head and labels, and activate it.
@@ -47,6 +48,7 @@ def load(
         registry: the folder of the local registry, if not the default one.
         allow_pickle: accept another library's adapter as a pickle if it has no safetensors file;
             its code is not run.
+        signed: require a signature by a trusted key, also where the configuration does not.
         options: the other options of `adapterhub.adapters.load.load_folder`: tokenizer,
             any_tokenizer, head.
 
@@ -54,6 +56,7 @@ def load(
         ConfigError: not a reference.
         RegistryError: not found, or not for this backbone.
         FileError: the files are broken.
+        SignatureError: a signature is required, and there is none by a trusted key.
         MismatchError: the files are valid but for another backbone; every tensor that does not fit
             is listed.
         AttachError: the name is already used on this model, or it is not one of transformers.
@@ -62,9 +65,10 @@ def load(
     parsed = read_reference(reference)
     in_registry = parsed.kind == "local" and not any_backbone
     chosen = _backbone_of(model, parsed, registry) if in_registry else None
-    folder = pull(reference, backbone=chosen, registry=registry, allow_pickle=allow_pickle)
+    store = {"backbone": chosen, "registry": registry, "allow_pickle": allow_pickle}
+    fetched = pull_verified(reference, signed=signed, **store)  # type: ignore[arg-type]
     options |= {"any_backbone": any_backbone, "allow_pickle": allow_pickle}
-    return load_folder(model, folder, name=name, **options)
+    return load_folder(model, fetched.folder, name=name, sha256=fetched.digest, **options)
 
 
 def _backbone_of(

@@ -22,6 +22,7 @@ from platformdirs import user_cache_path, user_data_path
 from adapterhub.errors import FileError, RegistryError, did_you_mean
 from adapterhub.files.atomic import explained
 from adapterhub.files.native import CARD_FILE, read_adapter
+from adapterhub.files.signature import Signature
 from adapterhub.registry.index import FORMAT, Index, open_index, remove_index
 from adapterhub.registry.local_versions import NameFolder, copy_adapter, digest_of
 from adapterhub.registry.reference import check_name
@@ -115,6 +116,14 @@ class LocalRegistry:
         with name_folder.writing():
             name_folder.change(tags={tag: entry.version})
         _touch(name_folder)
+
+    def signatures(self, entry: Entry) -> Sequence[Signature]:
+        """List signatures outside of the version's folder: none."""
+        return ()
+
+    def add_signatures(self, entry: Entry, signatures: Sequence[Signature]) -> None:
+        """Add signatures to a published version."""
+        self._name_folder(entry).sign(entry, signatures)
 
     def verify(self) -> list[str]:
         """Read all versions, and list the damaged ones with their problems."""

@@ -1,6 +1,6 @@
 """The folder of one name in a local registry: its versions, tags and yanked versions.
 
-    v1/  v2/  ...      the files of an adapter as saved; they never change
+    v1/  v2/  ...      the files of an adapter as saved; they never change, but for signatures
     names.json         {"tags": {"best": "v1"}, "yanked": {"v2": "trained on the dev set"}}
 
 A version's folder is created by one atomic rename, and `names.json` is replaced atomically. A file
@@ -34,11 +34,18 @@ from adapterhub.files.atomic import (
     write_files,
 )
 from adapterhub.files.manifest import MAX_MANIFEST_BYTES, from_json
-from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, TENSORS_FILE, read_adapter
+from adapterhub.files.native import (
+    CARD_FILE,
+    MANIFEST_FILE,
+    SIGNATURE_FILE,
+    TENSORS_FILE,
+    read_adapter,
+)
 from adapterhub.files.schema import canonical_json
+from adapterhub.files.signature import Signature, read_signatures, signatures_to_json
 from adapterhub.registry.store import Entry, free_version, version_number
 
-PUBLISHED = (CARD_FILE, MANIFEST_FILE, TENSORS_FILE)
+PUBLISHED = (CARD_FILE, MANIFEST_FILE, TENSORS_FILE, SIGNATURE_FILE)
 _NAMES = "names.json"
 _STAGED = ".adapterhub-"
 _TAG = re.compile(r"(?!v?[0-9]+$)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -97,6 +104,13 @@ class NameFolder:
                 copy_adapter(folder, self.path / published)
             self.change(tags=dict.fromkeys(tags, published))
             return next(entry for entry in self.versions() if entry.version == published)
+
+    def sign(self, entry: Entry, signatures: Sequence[Signature]) -> None:
+        """Add signatures to a version."""
+        folder = self.path / entry.version
+        with self.writing():
+            data = merged_signatures(read_signatures(folder), signatures, entry.digest)
+            replace_file(folder / SIGNATURE_FILE, data)
 
     def change(
         self, *, tags: Mapping[str, str] | None = None, yanked: Mapping[str, str] | None = None
@@ -225,7 +239,26 @@ def copy_adapter(source: Path, folder: Path) -> Path:
         OutputError: `folder` exists or cannot be written.
         FileError: `source` holds no valid adapter.
     """
-    return copy_files(source, folder, PUBLISHED, read_adapter)
+    return copy_files(source, folder, PUBLISHED, _read_all)
+
+
+def _read_all(folder: Path) -> None:
+    read_adapter(folder)
+    read_signatures(folder)
+
+
+def merged_signatures(old: Sequence[Signature], new: Sequence[Signature], digest: str) -> bytes:
+    """Return the contents of a signature file with new signatures, without those of other files.
+
+    Args:
+        old: the signatures so far.
+        new: the signatures to add.
+        digest: the sha256 of the manifest.
+
+    Raises:
+        OutputError: they are too many.
+    """
+    return signatures_to_json(s for s in (*old, *new) if s.statement.digest == digest)
 
 
 def copy_files(

@@ -1,38 +1,46 @@
 """A project's lock file: the adapters that it uses, pinned by digest.
 
-    adapterhub.lock      {"adapters": {NAME: {"reference": ..., "registry": ..., "digest": ...,
-                         "backbone": ..., "fingerprint": ...}}, "version": 1}
+    adapterhub.lock      {"adapters": {NAME: {"reference": ..., "registry": ..., "endpoint": ...,
+                         "digest": ..., "signer": ..., "backbone": ..., "fingerprint": ...}},
+                         "version": 1}
 
-`reference` names one version, never a tag or branch. `registry` is where it is found: a folder,
-relative to the lock file if it is in the project, or the URL of a hub that `hf:` stood for; null is
-each user's own registry, or the Hub. With the lock file and access to the stores, everyone gets the
-same bytes or an error. Lock files may come from strangers: no token is sent to a hub in `registry`.
+`reference` names one version, never a tag or branch. `registry` is the folder of a local registry,
+relative to the lock file if it is in the project; null is each user's own. `endpoint` is the origin
+of the hub that gave the adapter; null for a local registry. `signer` is the public key of who
+signed it, or null. With the lock file and access to the stores, everyone gets the same bytes, with
+the same signer, or an error. Lock files may come from strangers: no token is sent to an `endpoint`.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from adapterhub.errors import ConfigError, FileError, MismatchError, RegistryError
+from adapterhub.errors import AdapterhubError, ConfigError, FileError, MismatchError, RegistryError
 from adapterhub.files import schema
 from adapterhub.files.atomic import explained, replace_file
+from adapterhub.files.keys import PublicKey, key_problems
 from adapterhub.files.native import read_adapter
+from adapterhub.registry.fetch import check_copy, fetch
 from adapterhub.registry.local import default_root
 from adapterhub.registry.local_versions import copy_adapter, digest_of
-from adapterhub.registry.pull import warn_if_yanked
+from adapterhub.registry.namespaces import DEFAULT_HUB, hub_endpoint, place_of_url
 from adapterhub.registry.reference import Reference, check_name, parse_reference
-from adapterhub.registry.store import Entry, Store
+from adapterhub.registry.store import Store, version_number
 from adapterhub.registry.stores import store_of
 
 _MAX_BYTES = 4 << 20
 _PIN = schema.record(
     {
         "reference": schema.text(r"\S{1,500}", "a reference"),
-        "registry": schema.text(r"[^\x00-\x1f\x7f]{1,500}", "a folder or a URL", null=True),
+        "registry": schema.text(r"[^\x00-\x1f\x7f]{1,500}", "a folder", null=True),
+        "endpoint": schema.text(r"\S{1,500}", "the origin of a hub", null=True),
+        "signer": lambda path, value: [] if value is None else key_problems(path, value),
         "digest": schema.text(r"[0-9a-f]{64}", "a sha256 in lower-case hexadecimal"),
         "backbone": schema.text(r".{1,200}", "a backbone's id"),
         "fingerprint": schema.text(r"[\w.:+-]{1,200}", "a fingerprint"),
@@ -41,8 +49,8 @@ _PIN = schema.record(
 
 
 def _pin_problems(path: str, value: object) -> list[str]:
-    """Check a pin; those of older versions have no registry."""
-    fields = {"registry": None, **value} if isinstance(value, dict) else value
+    """Check a pin, also of an older version."""
+    fields = _with_all_fields(value) if isinstance(value, dict) else value
     if problems := _PIN(path, fields):
         return problems
     assert isinstance(fields, dict)
@@ -52,17 +60,34 @@ def _pin_problems(path: str, value: object) -> list[str]:
         return [f"{path}.reference: {error.problem}"]
     if reference.kind == "folder" or reference.version is None:
         return [f"{path}.reference: {fields['reference']!r} does not name a published version"]
-    if fields["registry"] is None or _fits(reference, fields["registry"]):
-        return []
-    return [f"{path}.registry: {fields['registry']!r} is no registry of {reference}"]
+    problems = []
+    if fields["registry"] is not None and not _is_folder(reference, fields["registry"]):
+        problems.append(f"{path}.registry: {fields['registry']!r} is no registry of {reference}")
+    if fields["endpoint"] is not None and not _gives(fields["endpoint"], reference):
+        problems.append(f"{path}.endpoint: {fields['endpoint']!r} is no hub of {reference}")
+    return problems
 
 
-def _fits(reference: Reference, registry: str) -> bool:
-    if reference.kind == "hub":
-        return _is_hub(registry)
+def _with_all_fields(tree: dict[str, Any]) -> dict[str, Any]:
+    """Add the fields of newer versions; older ones had the hub of `hf:` in `registry`."""
+    fields = {"registry": None, "endpoint": None, "signer": None, **tree}
+    registry = fields["registry"]
+    if str(tree.get("reference")).startswith("hf:") and isinstance(registry, str):
+        fields |= {"registry": None, "endpoint": fields["endpoint"] or registry}
+    return fields
+
+
+def _is_folder(reference: Reference, registry: str) -> bool:
     # A UNC path would make Windows log in to a host that the lock file names.
     network = re.match(r"[/\\]{2}", registry) or "://" in registry
     return reference.kind == "local" and not network
+
+
+def _gives(endpoint: str, reference: Reference) -> bool:
+    """Return whether an endpoint can be the hub that gave an adapter."""
+    if reference.kind == "hub":
+        return _is_hub(endpoint)
+    return reference.kind == "server" and endpoint == place_of_url(str(reference.host))
 
 
 def _is_hub(url: str) -> bool:
@@ -92,6 +117,8 @@ class Pin:
     backbone: str
     fingerprint: str
     registry: str | None = None
+    endpoint: str | None = None
+    signer: str | None = None
 
 
 def read_lock(path: Path) -> dict[str, Pin]:
@@ -110,7 +137,9 @@ def read_lock(path: Path) -> dict[str, Pin]:
             offenders=schema.shorten(offenders),
             hint="adapterhub lock REFERENCE...",
         )
-    return {name: Pin(**pin) for name, pin in tree["adapters"].items()}
+    names = Pin.__dataclass_fields__
+    fields = {name: _with_all_fields(pin) for name, pin in tree["adapters"].items()}
+    return {name: Pin(**{k: pin[k] for k in names}) for name, pin in fields.items()}
 
 
 def write_lock(path: Path, pins: dict[str, Pin]) -> None:
@@ -126,6 +155,7 @@ def pin(
     *,
     name: str | None = None,
     project: Path = Path(),
+    before: Mapping[str, Pin] | None = None,
 ) -> tuple[str, Pin]:
     """Pull and verify the version that a reference currently resolves to, and pin it.
 
@@ -134,6 +164,7 @@ def pin(
         registry: the folder of the local registry, if not the default one.
         name: the adapter's name in the project, if not its own.
         project: the folder of the lock file.
+        before: its pins so far; of several signers, the one that signed before is recorded.
 
     Returns:
         The name in the project, and the pin.
@@ -142,6 +173,7 @@ def pin(
         ConfigError: the reference is a folder, or the name is invalid.
         RegistryError: not found, or the store cannot be reached.
         FileError: the files are invalid, or another library's.
+        SignatureError: a signature is required, and there is none by a trusted key.
     """
     if name is not None:
         check_name(name)
@@ -158,27 +190,32 @@ def pin(
             f"cannot pin {reference}: another library's adapter has no backbone fingerprint",
             hint=f"adapterhub pull {reference}, import it, and publish the result",
         )
-    warn_if_yanked(entry)
-    store.get(entry)
-    pinned = _pin_of(entry, recorded_registry(parsed, registry, project))
-    return name or entry.name.rpartition("/")[2], pinned
+    fetched = fetch(parsed, store, entry, find_signers=True)
+    own_name = name or entry.name.rpartition("/")[2]
+    old = (before or {}).get(own_name)
+    signer = next(iter(fetched.signers), None)
+    pinned = Pin(
+        entry.reference,
+        entry.digest,
+        entry.backbone,
+        entry.fingerprint,
+        recorded_registry(parsed, registry, project),
+        recorded_endpoint(parsed),
+        old.signer if old and old.signer in fetched.signers else signer,
+    )
+    return own_name, pinned
 
 
 def recorded_registry(
     reference: Reference, registry: str | Path | None, project: Path
 ) -> str | None:
-    """Return what a lock file records of a store, if it is not the same one everywhere.
+    """Return the folder that a lock file records of a local registry; None for one's own.
 
     Args:
         reference: the adapter's reference.
         registry: the folder of the local registry, if not the default one.
         project: the folder of the lock file.
     """
-    if reference.kind == "hub":
-        from huggingface_hub import constants  # slow to import
-
-        other = constants.ENDPOINT != constants._HF_DEFAULT_ENDPOINT
-        return constants.ENDPOINT if other and _is_hub(constants.ENDPOINT) else None
     if reference.kind != "local":
         return None
     folder = Path(registry or default_root())
@@ -191,15 +228,26 @@ def recorded_registry(
     return Path(os.path.relpath(folder, project)).as_posix()
 
 
+def recorded_endpoint(reference: Reference) -> str | None:
+    """Return the origin of the hub that gives an adapter; None for a local registry."""
+    if reference.kind == "hub":
+        from huggingface_hub import constants  # slow to import
+
+        return hub_endpoint() if _is_hub(constants.ENDPOINT) else None
+    return place_of_url(str(reference.host)) if reference.kind == "server" else None
+
+
 def with_pins(pins: dict[str, Pin], new: Sequence[tuple[str, Pin]]) -> dict[str, Pin]:
     """Return the pins with new ones added, which replace older pins of the same adapter.
 
     Raises:
         ConfigError: two different adapters would have the same name.
+        MismatchError: an adapter lost the signer that it was locked with.
     """
     merged, conflicts = dict(pins), []
     for name, pinned in new:
         old = merged.get(name, pinned)
+        _check_successor(name, old, pinned)
         if _unversioned(old) != _unversioned(pinned):
             conflicts.append(f"{name}: {old.reference} and {pinned.reference}")
         merged[name] = pinned
@@ -231,21 +279,22 @@ def sync(
         The names of the adapters that were missing.
 
     Raises:
-        MismatchError: a store or `folder` has other bytes for a pinned adapter; all are listed.
+        MismatchError: a store or `folder` has other bytes or another signer for a pinned adapter;
+            all are listed.
+        SignatureError: a signature is required, and there is none by a trusted key.
         RegistryError: a version is missing from its store, or a store cannot be reached.
     """
     restored, mismatches = [], []
     for name, pinned in pins.items():
         target = folder / name
-        if not target.exists():
-            source = _pulled(pinned, registry, project)
-            if _verified_digest(source) == pinned.digest:
-                copy_adapter(source, target)
-                restored.append(name)
-            else:
-                mismatches.append(f"{pinned.reference} changed since it was locked")
-        elif _verified_digest(target) != pinned.digest:
-            mismatches.append(f"{target} is not {pinned.reference}")
+        if target.exists():
+            mismatches += _target_problems(target, pinned)
+            continue
+        source, problems = _pulled(pinned, registry, project)
+        mismatches += problems
+        if not problems:
+            copy_adapter(source, target)
+            restored.append(name)
     if mismatches:
         raise MismatchError(
             "these adapters differ from the lock file",
@@ -255,16 +304,21 @@ def sync(
     return restored
 
 
-def _pulled(pinned: Pin, registry: str | Path | None, project: Path) -> Path:
-    """Return the folder of a pinned version, from `registry`, the recorded store or one's own."""
+def _pulled(pinned: Pin, registry: str | Path | None, project: Path) -> tuple[Path, list[str]]:
+    """Return the folder of a pinned version, and how it differs from the pin.
+
+    It is found in `registry`, the recorded store or one's own.
+    """
     parsed = parse_reference(pinned.reference)
     recorded = project / pinned.registry if parsed.kind == "local" and pinned.registry else None
     if registry is None and recorded is not None and recorded.is_dir():
         registry = recorded
-    store = _other_hub(pinned) or store_of(parsed, registry)
+    other = _other_hub(pinned)
+    store = other or store_of(parsed, registry)
     try:
         entry = store.resolve(parsed.name, parsed.version, backbone=pinned.fingerprint)
     except RegistryError as error:
+        _refuse_if_back(pinned, store, error)
         if parsed.kind != "local" or registry is not None:
             raise
         where = f"in {recorded}" if recorded else "in the own registry of who locked it"
@@ -273,20 +327,80 @@ def _pulled(pinned: Pin, registry: str | Path | None, project: Path) -> Path:
             offenders=[error.problem],
             hint="adapterhub sync --registry FOLDER with a copy of that registry",
         ) from error
-    warn_if_yanked(entry)
-    return store.get(entry)
+    if entry.digest != pinned.digest:
+        return Path(), [f"{pinned.reference} changed since it was locked"]
+    endpoint = pinned.endpoint if other else None
+    find = pinned.signer is not None
+    fetched = fetch(parsed, store, entry, find_signers=find, endpoint=endpoint)
+    return fetched.folder, _signer_problems(pinned, fetched.signers)
+
+
+def _refuse_if_back(pinned: Pin, store: Store, error: RegistryError) -> None:
+    """Refuse a store whose newest version is older than a pinned one.
+
+    Raises:
+        RegistryError: it is.
+    """
+    parsed = parse_reference(pinned.reference)
+    try:
+        newest = store.resolve(parsed.name, backbone=pinned.fingerprint)
+    except AdapterhubError:
+        return
+    if (version_number(newest.version) or 0) < (version_number(parsed.version or "") or 0):
+        raise RegistryError(
+            f"{pinned.reference} was locked, and the newest of its store is now {newest.version}:"
+            " it has gone back",
+            offenders=[error.problem],
+            hint="ask the publisher; sync from a copy that has the locked version",
+        ) from error
+
+
+def _target_problems(target: Path, pinned: Pin) -> list[str]:
+    """Return how an adapter in the project's folder differs from its pin."""
+    if _verified_digest(target) != pinned.digest:
+        return [f"{target} is not {pinned.reference}"]
+    parsed, endpoint = parse_reference(pinned.reference), pinned.endpoint
+    signers = check_copy(parsed, target, pinned.digest, endpoint=endpoint, find=bool(pinned.signer))
+    return _signer_problems(pinned, signers)
+
+
+def _signer_problems(pinned: Pin, signers: Sequence[str]) -> list[str]:
+    if pinned.signer is None or pinned.signer in signers:
+        return []
+    signer = PublicKey(pinned.signer).id
+    return [f"{pinned.reference} is not signed by key {signer}, which had signed it when locked"]
+
+
+def _check_successor(name: str, old: Pin, new: Pin) -> None:
+    """Refuse a pin without the signer of the one before; warn of an older version.
+
+    Raises:
+        MismatchError: the signer is another one, or missing.
+    """
+    if old.signer not in (None, new.signer):
+        raise MismatchError(
+            f"{name} was signed by {old.signer}, and {new.reference} is not",
+            expected="the same signer",
+            offenders=[f"signed by {new.signer}" if new.signer else "no valid signature"],
+            hint=f"if the change is genuine, delete {name} from the lock file, and lock it again",
+        )
+    numbers = [version_number(parse_reference(p.reference).version or "") or 0 for p in (old, new)]
+    if numbers[1] < numbers[0]:
+        warnings.warn(f"{name} goes back from {old.reference} to {new.reference}", stacklevel=3)
 
 
 def _other_hub(pinned: Pin) -> Store | None:
-    """Return the hub that a lock file names, without a token, unless it is this machine's own."""
-    if not pinned.reference.startswith("hf:") or pinned.registry is None:
+    """Return the hub that a lock file names for `hf:`, without a token, unless it is one's own.
+
+    What the Hub gave may come from this machine's `$HF_ENDPOINT`, such as a mirror.
+    """
+    if not pinned.reference.startswith("hf:") or pinned.endpoint in (None, DEFAULT_HUB):
         return None
-    from huggingface_hub import constants
+    if pinned.endpoint == hub_endpoint():
+        return None
+    from adapterhub.registry.hub import HubStore  # huggingface_hub is slow to import
 
-    from adapterhub.registry.hub import HubStore
-
-    is_own = pinned.registry == constants.ENDPOINT
-    return None if is_own else HubStore(pinned.registry, token=False)
+    return HubStore(pinned.endpoint, token=False)
 
 
 def _verified_digest(folder: Path) -> str:
@@ -296,7 +410,3 @@ def _verified_digest(folder: Path) -> str:
 
 def _unversioned(pinned: Pin) -> Reference:
     return replace(parse_reference(pinned.reference), version=None)
-
-
-def _pin_of(entry: Entry, registry: str | None) -> Pin:
-    return Pin(entry.reference, entry.digest, entry.backbone, entry.fingerprint, registry)

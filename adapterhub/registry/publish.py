@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from adapterhub.files.keys import PrivateKey
 from adapterhub.files.native import adapter_folder, read_manifest
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.publication import PublicationInfo, prepared_folder
+from adapterhub.registry.sign import put_signed
 from adapterhub.registry.store import Entry, Publication
 
 
@@ -18,6 +20,7 @@ def publish(
     tags: tuple[str, ...] = (),
     registry: str | Path | None = None,
     listing: PublicationInfo | None = None,
+    sign: str | Path | PrivateKey | None = None,
 ) -> Entry:
     """Publish the adapter in a folder to a local registry.
 
@@ -31,14 +34,17 @@ def publish(
         registry: the folder of the registry, if not the default one.
         listing: description, licence, languages and topics; they become part of the manifest, and
             so of the version.
+        sign: the file of a private key, or the key: sign the version.
 
     Raises:
         FileError: the folder holds no valid adapter.
         ConfigError: the name, version or a tag is invalid.
         OutputError: `listing` is invalid, or the registry cannot be written.
+        SignatureError: without `sign`, and the folder's signature is not for what is published.
         RegistryError: the version is taken by other bytes.
     """
     source = adapter_folder(Path(folder).expanduser())
     name = name or read_manifest(source).name
     with prepared_folder(source, listing or PublicationInfo(), name) as prepared:
-        return LocalRegistry(registry).put(prepared, Publication(name, version, tuple(tags)))
+        publication = Publication(name, version, tuple(tags))
+        return put_signed(LocalRegistry(registry), prepared, publication, source, sign)

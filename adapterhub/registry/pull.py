@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
-from adapterhub.files.native import MANIFEST_FILE, adapter_folder
-from adapterhub.registry.other_formats import CONFIG_FILE
+from adapterhub.registry.fetch import Fetched, fetch, fetch_folder
 from adapterhub.registry.reference import read_reference
-from adapterhub.registry.store import Entry
 from adapterhub.registry.stores import store_of
 
 
@@ -19,10 +16,12 @@ def pull(
     backbone: str | None = None,
     registry: str | Path | None = None,
     allow_pickle: bool = False,
+    signed: bool = False,
 ) -> Path:
     """Return a folder with the verified files of an adapter, downloaded if necessary.
 
-    A yanked version is returned with a warning that gives the reason.
+    A yanked version is returned with a warning that gives the reason. A warning is given, too, if
+    the store has gone back to an older version than it gave before.
 
     Args:
         reference: a folder, or an adapter in a registry or on a hub.
@@ -30,25 +29,42 @@ def pull(
         backbone: a backbone's id or fingerprint, to choose between adapters of the same name.
         registry: the folder of the local registry, if not the default one.
         allow_pickle: accept another library's adapter as a pickle if it has no safetensors file.
+        signed: require a signature by a trusted key, also where the configuration does not.
 
     Raises:
         ConfigError: not a reference.
-        RegistryError: not found, or the store cannot be reached.
+        RegistryError: not found, the store cannot be reached, or a hub has changed a version.
         FileError: the files differ from the published ones.
+        SignatureError: a signature is required, and there is none by a trusted key.
         OutputError: `folder` exists or cannot be written.
+    """
+    options = {"backbone": backbone, "registry": registry, "allow_pickle": allow_pickle}
+    target = None if folder is None else Path(folder).expanduser()
+    return pull_verified(reference, target, signed=signed, **options).folder  # type: ignore[arg-type]
+
+
+def pull_verified(
+    reference: str | Path,
+    folder: Path | None = None,
+    *,
+    backbone: str | None = None,
+    registry: str | Path | None = None,
+    allow_pickle: bool = False,
+    signed: bool = False,
+) -> Fetched:
+    """Return what `pull` does, with the digest that was verified, to load exactly these bytes.
+
+    Args:
+        reference: see `pull`.
+        folder: see `pull`.
+        backbone: see `pull`.
+        registry: see `pull`.
+        allow_pickle: see `pull`.
+        signed: see `pull`.
     """
     parsed = read_reference(reference)
     if parsed.kind == "folder":
-        path = Path(parsed.name).expanduser()
-        foreign = (path / CONFIG_FILE).is_file() and not (path / MANIFEST_FILE).is_file()
-        return path if foreign else adapter_folder(path)
+        return fetch_folder(Path(parsed.name).expanduser(), signed=signed)
     store = store_of(parsed, registry, allow_pickle=allow_pickle)
     entry = store.resolve(parsed.name, parsed.version, backbone=backbone)
-    warn_if_yanked(entry)
-    return store.get(entry, None if folder is None else Path(folder).expanduser())
-
-
-def warn_if_yanked(entry: Entry) -> None:
-    """Warn that a version was yanked, with the reason; the warning points at the verb's caller."""
-    if entry.yanked is not None:
-        warnings.warn(f"{entry.reference} was yanked: {entry.yanked}", stacklevel=3)
+    return fetch(parsed, store, entry, folder, signed=signed)

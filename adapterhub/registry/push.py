@@ -9,6 +9,7 @@ from typing import Literal
 
 from adapterhub.errors import ConfigError
 from adapterhub.files.card import InPeft
+from adapterhub.files.keys import PrivateKey
 from adapterhub.files.native import adapter_folder
 from adapterhub.registry.publication import (
     Note,
@@ -18,6 +19,7 @@ from adapterhub.registry.publication import (
     silent,
 )
 from adapterhub.registry.reference import parse_reference
+from adapterhub.registry.sign import put_signed
 from adapterhub.registry.store import Entry, Publication
 from adapterhub.registry.stores import store_of
 
@@ -34,6 +36,7 @@ def push(
     peft: bool = True,
     backbone: str | None = None,
     note: Note = silent,
+    sign: str | Path | PrivateKey | None = None,
 ) -> Entry:
     """Publish the adapter in a folder on a hub, as one commit.
 
@@ -51,12 +54,14 @@ def push(
         backbone: the folder or Hub id of the backbone, whose configuration peft's files need; by
             default the one recorded with the adapter.
         note: receives messages for the user.
+        sign: the file of a private key, or the key: sign the version.
 
     Raises:
         ConfigError: the reference is not on a hub.
         FileError: the folder holds no valid adapter, or its files contain private information.
         BackboneError: `backbone` cannot be read.
         OutputError: `listing` is invalid.
+        SignatureError: without `sign`, and the folder's signature is not for what is published.
         RegistryError: the hub denies access or cannot be reached.
     """
     parsed = parse_reference(reference)
@@ -75,7 +80,7 @@ def push(
     publication = Publication(parsed.name, parsed.version, tuple(tags), visibility, beside)
     target = str(replace(parsed, version=None))
     with prepared_folder(source, listing or PublicationInfo(), target, in_peft) as prepared:
-        return store_of(parsed).put(prepared, publication)
+        return put_signed(store_of(parsed), prepared, publication, source, sign)
 
 
 def _peft_note(in_peft: InPeft) -> str:

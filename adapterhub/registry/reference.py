@@ -24,6 +24,7 @@ ReferenceKind = Literal["folder", "local", "hub", "server"]
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
 _VERSION = r"[A-Za-z0-9][A-Za-z0-9_./-]{0,199}"
 _LOOKS_LIKE_FOLDER = re.compile(r"\.{1,2}([/\\]|$)|[/~\\]|[A-Za-z]:[/\\]")
+_REMOTE = re.compile(r"hf:|[A-Za-z][A-Za-z0-9+.-]*://")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 NAME_RULE = "1 to 96 letters, digits and . _ -, starting with a letter or digit"
 FORMS = "./folder, name[@version], hf:owner/name[@revision], https://host/owner/name[@revision]"
@@ -53,7 +54,11 @@ def read_reference(location: str | Path) -> Reference:
     Raises:
         ConfigError: a text that has none of the four forms.
     """
-    if isinstance(location, Path) or ("/" in location and Path(location).is_dir()):
+    # A folder in the current one never stands for a hub: a stranger's project may have hf:a/b.
+    is_remote = not isinstance(location, Path) and _REMOTE.match(location)
+    if isinstance(location, Path) or (
+        not is_remote and "/" in location and Path(location).is_dir()
+    ):
         return Reference("folder", str(location))
     return parse_reference(location)
 
@@ -105,7 +110,7 @@ def _parse_server(text: str) -> Reference:
     except ValueError as error:
         raise _error(text, f"is not a valid URL: {error}") from None
     secure = parts.scheme == "https" or (parts.scheme == "http" and hostname in _LOOPBACK)
-    if not hostname or not secure:
+    if not hostname or not secure or not hostname.isascii():  # other spellings look like others
         raise _error(text, "is not an https URL", "https://host/owner/name[@revision]")
     if parts.username is not None or parts.query or parts.fragment:
         # The part before @ may be a password: do not show it.

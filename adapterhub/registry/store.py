@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 
 from adapterhub.errors import ConfigError, RegistryError
 from adapterhub.files.manifest import LOWER_IS_BETTER
+from adapterhub.files.signature import Signature
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,22 @@ class Store(Protocol):
         """Exclude a version from searches and from references without a version.
 
         References to exactly this version still work, with a warning that gives the reason.
+        """
+
+    def signatures(self, entry: Entry) -> Sequence[Signature]:
+        """List signatures that are not in the folder that `get` returns, unchecked.
+
+        Raises:
+            RegistryError: the store cannot be reached.
+            FileError: the signature file is broken.
+        """
+
+    def add_signatures(self, entry: Entry, signatures: Sequence[Signature]) -> None:
+        """Add signatures to a published version; its other files do not change.
+
+        Raises:
+            RegistryError: the store denies write access.
+            OutputError: there are too many signatures.
         """
 
 

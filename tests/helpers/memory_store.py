@@ -8,8 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from adapterhub.errors import RegistryError
-from adapterhub.files.native import read_adapter
-from adapterhub.registry.local_versions import copy_adapter, entry_of, manifest_bytes
+from adapterhub.files.native import SIGNATURE_FILE, read_adapter
+from adapterhub.files.signature import Signature, read_signatures
+from adapterhub.registry.local_versions import (
+    copy_adapter,
+    entry_of,
+    manifest_bytes,
+    merged_signatures,
+)
 from adapterhub.registry.store import Entry, Publication, Query, choose_version, filter_entries
 
 
@@ -75,6 +81,14 @@ class MemoryStore:
     def yank(self, entry: Entry, reason: str) -> None:
         (stored,) = (e for e in self.entries if e.reference == entry.reference)
         self._replace(stored, replace(stored, yanked=reason))
+
+    def signatures(self, entry: Entry) -> Sequence[Signature]:
+        return ()
+
+    def add_signatures(self, entry: Entry, signatures: Sequence[Signature]) -> None:
+        stored = self.root / entry.digest
+        data = merged_signatures(read_signatures(stored), signatures, entry.digest)
+        (stored / SIGNATURE_FILE).write_bytes(data)
 
     def _replace(self, old: Entry, new: Entry) -> None:
         self.entries[self.entries.index(old)] = new

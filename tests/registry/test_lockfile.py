@@ -18,6 +18,7 @@ from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.lockfile import (
     pin,
     read_lock,
+    recorded_endpoint,
     recorded_registry,
     sync,
     with_pins,
@@ -233,7 +234,8 @@ def test_another_hub_is_recorded_and_gets_no_token(hub, tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.address + path)
     HubStore().put(sample_adapters.write(tmp_path / "made", 3), Publication("acme/polite"))
     name, pinned = pin("hf:acme/polite")
-    assert (pinned.reference, pinned.registry) == ("hf:acme/polite@v1", hub.address)
+    assert (pinned.reference, pinned.endpoint) == ("hf:acme/polite@v1", hub.address)
+    assert pinned.registry is None
     monkeypatch.setattr(constants, "ENDPOINT", default)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", default + path)
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
@@ -243,9 +245,29 @@ def test_another_hub_is_recorded_and_gets_no_token(hub, tmp_path, monkeypatch):
     assert set(hub.authorizations) == {None}
 
 
-def test_the_default_hub_is_not_recorded(registry):
-    assert recorded_registry(parse_reference("hf:a/b"), None, Path()) is None
-    assert recorded_registry(parse_reference("https://h.org/a/b"), None, Path()) is None
+@pytest.mark.parametrize(
+    ("reference", "variable", "endpoint"),
+    [
+        ("hf:a/b", "https://huggingface.co", "https://huggingface.co"),
+        ("hf:a/b", "https://mirror.org", "https://mirror.org"),
+        ("hf:a/b", "http://intern:8080", None),  # no reference could name it
+        ("hf:a/b", "https://mirror.org/hf", None),
+        ("https://H.org:443/a/b", "https://huggingface.co", "https://h.org"),
+    ],
+)
+def test_the_origin_of_the_hub_is_recorded(reference, variable, endpoint, monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", variable)
+    parsed = parse_reference(reference)
+    assert recorded_endpoint(parsed) == endpoint
+    assert recorded_registry(parsed, None, Path()) is None
+
+
+def test_a_pin_of_an_older_version_names_the_hub_as_its_registry(tmp_path):
+    fields = {"backbone": "a/b", "digest": "0" * 64, "fingerprint": "x", "reference": "hf:a/b@v1"}
+    fields["registry"] = "https://hub.org"
+    (tmp_path / "lock").write_text(json.dumps({"adapters": {"b": fields}, "version": 1}))
+    (pinned,) = read_lock(tmp_path / "lock").values()
+    assert (pinned.registry, pinned.endpoint) == (None, "https://hub.org")
 
 
 def test_a_yanked_version_is_pinned_with_a_warning(registry, tmp_path):

@@ -9,10 +9,17 @@ from dataclasses import replace
 import hub_server
 import pytest
 import sample_adapters
+import signing
 from memory_store import MemoryStore
 
 from adapterhub.errors import AdapterhubError, FileError, OutputError, RegistryError
 from adapterhub.files.native import read_adapter
+from adapterhub.files.signature import (
+    Statement,
+    read_signatures,
+    sign_statement,
+    signatures_to_json,
+)
 from adapterhub.registry import local_versions
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.local import LocalRegistry
@@ -135,6 +142,32 @@ def test_yanked_versions_are_found_by_number_only(store, publish):
     store.yank(store.resolve("polite"), "too")
     with pytest.raises(RegistryError, match="yanked"):
         store.resolve("polite")
+
+
+def test_signatures_are_added_without_changing_a_version(store, publish, tmp_path):
+    first, second = publish(seed=0), publish(seed=1)
+    statement = Statement(first.digest, "polite", "v1")
+    added = [sign_statement(statement, signing.new_key()) for _ in range(2)]
+    others = sign_statement(Statement("1" * 64, "polite"), signing.new_key())
+    for signature in added:
+        store.add_signatures(first, [signature, others])
+    assert store.resolve("polite", "v1") == first
+    beside = read_signatures(store.get(first))
+    assert {*beside, *store.signatures(first)} == set(added)
+    assert not read_signatures(store.get(second))
+    assert not store.signatures(second)
+
+
+def test_signatures_in_a_folder_are_published(store, tmp_path):
+    folder = sample_adapters.write(tmp_path / "made")
+    signature = sign_statement(Statement(digest_of(folder), "polite"), signing.new_key())
+    (folder / "adapter.sig").write_bytes(signatures_to_json([signature]))
+    entry = store.put(folder, Publication("polite"))
+    assert read_signatures(store.get(entry, tmp_path / "mine")) == (signature,)
+    broken = sample_adapters.write(tmp_path / "broken", 1)
+    (broken / "adapter.sig").write_bytes(b"x")
+    with pytest.raises(FileError, match="not a valid signature file"):
+        store.put(broken, Publication("rude"))
 
 
 def test_a_name_may_exist_for_several_backbones(store, publish):

@@ -1,0 +1,52 @@
+"""`adapterhub key new|show`."""
+
+from __future__ import annotations
+
+import click
+
+from adapterhub.cli._publishing import as_json_option, print_json, private_key
+
+
+@click.group("key")
+def command() -> None:
+    """Create a key pair for signatures, or show its public key."""
+
+
+@command.command("new")
+@click.argument("file")
+@click.option("--passphrase", is_flag=True, help="Encrypt the private key; you are asked for it.")
+@as_json_option
+def new_key(file: str, passphrase: bool, as_json: bool) -> None:
+    """Create an Ed25519 key pair: the private key in FILE, the public one beside it.
+
+    Keep FILE to yourself: who has it can sign in your name. Publish the public key where people
+    look for it, such as your home page.
+    """
+    from adapterhub.files.keys import write_key_pair
+
+    secret = None
+    if passphrase:
+        secret = click.prompt("Passphrase", hide_input=True, confirmation_prompt=True, err=True)
+    public_path, key = write_key_pair(file, secret)
+    if as_json:
+        print_json({"private": file, "public": str(public_path), "key": key.text, "id": key.id})
+        return
+    click.echo(f"{file}: the private key, for adapterhub sign --key {file}")
+    click.echo(f"{public_path}: {key.text}, id {key.id}")
+
+
+@command.command("show")
+@click.argument("file")
+@as_json_option
+def show_key(file: str, as_json: bool) -> None:
+    """Print the public key of a private or public key file, and its id."""
+    from adapterhub.errors import ConfigError
+    from adapterhub.files.keys import read_public_key
+
+    try:
+        key = read_public_key(file)
+    except ConfigError:
+        private = private_key(file)
+        assert private is not None
+        key = private.public
+    print_json({"key": key.text, "id": key.id}) if as_json else click.echo(f"{key.text} {key.id}")

@@ -1,0 +1,60 @@
+"""`adapterhub sign`."""
+
+from __future__ import annotations
+
+import click
+
+from adapterhub.cli._format import examples
+from adapterhub.cli._publishing import (
+    as_json_option,
+    backbone_option,
+    print_json,
+    private_key,
+    registry_option,
+)
+
+
+@click.command(
+    "sign",
+    epilog=examples(
+        "adapterhub sign runs/sst2 --key acme.key",
+        "adapterhub sign sst2@v1 --key acme.key",
+        "adapterhub push runs/sst2 hf:acme/sst2 --sign acme.key",
+    ),
+)
+@click.argument("reference", metavar="ADAPTER")
+@click.option("--key", required=True, help="File of the private key.")
+@click.option("--name", help="Of a folder: the name that you publish it by, if not its own.")
+@click.option("--version", help="Of a folder: the version that you publish it as.")
+@backbone_option
+@registry_option
+@as_json_option
+def command(
+    reference: str,
+    key: str,
+    name: str | None,
+    version: str | None,
+    backbone: str | None,
+    registry: str | None,
+    as_json: bool,
+) -> None:
+    """Sign an adapter in a folder or a local registry.
+
+    The signature is written to adapter.sig beside the manifest. It says that you call the adapter
+    with exactly this manifest and these tensors by this name and version; it does not cover the
+    card. On a hub, sign when you push.
+    """
+    from adapterhub.registry.sign import sign
+
+    signer = private_key(key)
+    assert signer is not None
+    signature = sign(
+        reference, signer, name=name, version=version, backbone=backbone, registry=registry
+    )
+    statement = signature.statement
+    if as_json:
+        named = {"name": statement.name, "version": statement.version}
+        print_json({"key": signature.key, "digest": statement.digest, **named})
+        return
+    called = " ".join(filter(None, (statement.name, statement.version)))
+    click.echo(f"signed {called}, sha256 {statement.digest[:12]}, by key {signature.signer.id}")

@@ -1,0 +1,54 @@
+"""`adapterhub verify`."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from adapterhub.cli._publishing import (
+    as_json_option,
+    backbone_option,
+    print_json,
+    registry_option,
+)
+from adapterhub.errors import printable
+
+
+@click.command("verify")
+@click.argument("reference", metavar="ADAPTER")
+@backbone_option
+@registry_option
+@as_json_option
+def command(reference: str, backbone: str | None, registry: str | None, as_json: bool) -> None:
+    """Verify the files of an adapter, and show who signed it.
+
+    ADAPTER is a folder or a published name. The exit code is 0 if a key that you trust for it has
+    signed it, otherwise 1; if the files are damaged, 2.
+    """
+    from adapterhub.registry.verify import verify
+
+    found = verify(reference, backbone=backbone, registry=registry)
+    if as_json:
+        signatures = [
+            {
+                **vars(checked.signature.statement),
+                "key": checked.signature.key,
+                "valid": checked.is_valid,
+                "trusted": checked.is_valid and checked.is_trusted,
+                "problem": checked.problem,
+            }
+            for checked in found.signatures
+        ]
+        facts = {"reference": found.reference, "digest": found.digest}
+        print_json({**facts, "trusted": found.is_trusted, "signatures": signatures})
+    else:
+        click.echo(printable(f"{found.reference}: files intact, sha256 {found.digest[:12]}"))
+        for line in map(str, found.signatures):
+            click.echo(printable(line))
+        if not found.signatures:
+            click.echo("no signature")
+        if found.rule.namespace:
+            keys = ", ".join(key.id for key in found.rule.public_keys)
+            click.echo(f"you trust {keys} for {found.rule.namespace}")
+    sys.exit(0 if found.is_trusted else 1)

@@ -1,0 +1,222 @@
+"""The one way of an adapter from a folder or a store to a user: every check is made here.
+
+`pull`, `load`, `lock`, `sync` and the commands get adapters only by `fetch` and `fetch_folder`:
+yanked versions, stores that have gone back, and signatures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from adapterhub.errors import RegistryError, SignatureError
+from adapterhub.files.native import MANIFEST_FILE, SIGNATURE_FILE, adapter_folder
+from adapterhub.files.signature import (
+    MAX_SIGNATURES,
+    Signature,
+    read_signatures,
+    signatures_to_json,
+)
+from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.local_versions import digest_of
+from adapterhub.registry.namespaces import hub_endpoint, place_of_url
+from adapterhub.registry.other_formats import CONFIG_FILE
+from adapterhub.registry.reference import Reference
+from adapterhub.registry.seen import check_changed, record_version, seen_versions, warn_if_back
+from adapterhub.registry.signers import (
+    CheckedSignature,
+    SignedSubject,
+    checked_signatures,
+    is_enough,
+    signature_error,
+    signed_subject,
+)
+from adapterhub.registry.store import Entry, Store
+from adapterhub.registry.trust import SigningRule, rule_of
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """The folder of an adapter, the sha256 of its manifest, and its valid signers.
+
+    `digest` is None if nothing was verified yet: a plain folder, or another library's adapter.
+    `signers` are public keys, trusted ones first; empty unless signatures were checked.
+    """
+
+    folder: Path
+    digest: str | None = None
+    signers: tuple[str, ...] = ()
+
+
+def fetch_folder(path: Path, *, signed: bool = False) -> Fetched:
+    """Return the folder of an adapter on this machine: `path`, or its subfolder `adapter`.
+
+    Args:
+        path: the folder of an adapter, of a run, or of another library's adapter.
+        signed: require a signature, also if the configuration does not.
+
+    Raises:
+        FileError: there is no adapter, or its manifest or signatures cannot be read.
+        SignatureError: signatures are required, and it has none by a trusted key.
+    """
+    rule = rule_of(Reference("folder", str(path)), signed=signed)
+    if (path / CONFIG_FILE).is_file() and not (path / MANIFEST_FILE).is_file():
+        _refuse_foreign(str(path), rule)
+        return Fetched(path)
+    folder = adapter_folder(path)
+    if not rule.required:
+        return Fetched(folder)
+    subject = SignedSubject(Reference("folder", str(folder)), digest_of(folder))
+    checked = checked_signatures(read_signatures(folder), subject, rule)
+    if not is_enough(checked, rule):
+        raise signature_error(checked, subject, rule)
+    return Fetched(folder, subject.digest, _keys(checked))
+
+
+def fetch(
+    asked: Reference,
+    store: Store,
+    entry: Entry,
+    folder: Path | None = None,
+    *,
+    signed: bool = False,
+    find_signers: bool = False,
+    endpoint: str | None = None,
+) -> Fetched:
+    """Return the verified files of a published version, after all checks.
+
+    Args:
+        asked: the reference that was asked for.
+        store: the store that it points into.
+        entry: what the store resolved it to.
+        folder: a new folder for the files; by default the store's own copy is returned.
+        signed: require a signature, also if the configuration does not.
+        find_signers: look for signatures also if none is required.
+        endpoint: the origin that `hf:` stands for, if not this machine's.
+
+    Raises:
+        RegistryError: the store cannot be reached, or has changed a version.
+        FileError: the files differ from the published ones, or a signature file is broken.
+        SignatureError: a signature is required, and there is none by a trusted key.
+        OutputError: `folder` cannot be written.
+    """
+    rule = rule_of(asked, signed=signed, endpoint=endpoint)
+    if entry.yanked is not None:
+        warnings.warn(f"{entry.reference} was yanked: {entry.yanked}", stacklevel=3)
+    seen = seen_versions(_place(asked, store, endpoint), entry)
+    check_changed(seen, entry)
+    if not entry.fingerprint:
+        _refuse_foreign(entry.reference, rule)
+        return Fetched(store.get(entry, folder))
+    signers: tuple[str, ...] = ()
+    if is_checked := rule.required or find_signers:
+        path = store.get(entry)
+        checked = published_signatures(asked, store, entry, path, rule)
+        if not is_enough(checked, rule):
+            raise signature_error(checked, _subject(asked, entry), rule)
+        signers = _keys(checked)
+    if asked.version is None:
+        warn_if_back(seen, entry, store)
+    record_version(seen, entry)
+    if folder is not None or not is_checked:
+        path = store.get(entry, folder)
+    return Fetched(path, entry.digest, signers)
+
+
+def check_copy(
+    pinned: Reference, folder: Path, digest: str, *, endpoint: str | None, find: bool
+) -> tuple[str, ...]:
+    """Check the signatures of a project's copy of a published version; return its valid signers.
+
+    Args:
+        pinned: the reference that it was pulled by, with its version.
+        folder: the copy.
+        digest: the sha256 of its manifest.
+        endpoint: the origin that gave it.
+        find: look for signatures also if none is required.
+
+    Raises:
+        SignatureError: a signature is required, and there is none by a trusted key.
+    """
+    rule = rule_of(pinned, endpoint=endpoint)
+    if not (rule.required or find):
+        return ()
+    subject = signed_subject(pinned, digest, pinned.name, str(pinned.version))
+    checked = checked_signatures(read_signatures(folder), subject, rule)
+    if not is_enough(checked, rule):
+        raise signature_error(checked, subject, rule)
+    return _keys(checked)
+
+
+def published_signatures(
+    asked: Reference, store: Store, entry: Entry, path: Path, rule: SigningRule
+) -> list[CheckedSignature]:
+    """Check the signatures of a published version, without requiring any.
+
+    Those beside the manifest are checked first; if they are not enough, those added later.
+
+    Args:
+        asked: the reference that was asked for.
+        store: the store that it points into.
+        entry: what the store resolved it to.
+        path: the store's own copy.
+        rule: which keys are trusted for it.
+    """
+    subject, beside = _subject(asked, entry), read_signatures(path)
+    checked = checked_signatures(beside, subject, rule)
+    if any(c.is_valid and c.is_trusted for c in checked):
+        return checked
+    if later := _later_signatures(store, entry, rule):
+        checked = checked_signatures((*beside, *later), subject, rule)
+        _keep_beside(path, [c for c in checked if c.is_valid])
+    return checked
+
+
+def _later_signatures(store: Store, entry: Entry, rule: SigningRule) -> Sequence[Signature]:
+    """List the signatures that are not beside the manifest; none offline, unless required."""
+    try:
+        return store.signatures(entry)
+    except RegistryError:
+        if rule.required:
+            raise
+        return ()
+
+
+def _keep_beside(path: Path, checked: Sequence[CheckedSignature]) -> None:
+    """Add signatures to a store's own copy, so that copies of it have them."""
+    if not checked:
+        return
+    data = signatures_to_json(c.signature for c in checked[:MAX_SIGNATURES])
+    staged = path / f".{SIGNATURE_FILE}.{secrets.token_hex(4)}.new"
+    with contextlib.suppress(OSError):  # a cache that cannot be written: copies lack them
+        staged.write_bytes(data)
+        os.replace(staged, path / SIGNATURE_FILE)
+
+
+def _subject(asked: Reference, entry: Entry) -> SignedSubject:
+    return signed_subject(asked, entry.digest, entry.name, entry.version)
+
+
+def _keys(checked: Sequence[CheckedSignature]) -> tuple[str, ...]:
+    return tuple(c.signature.key for c in checked if c.is_valid)
+
+
+def _place(asked: Reference, store: Store, endpoint: str | None) -> str:
+    """Return the place of a store, for the record of versions."""
+    if isinstance(store, LocalRegistry):
+        return ascii(str(store.root.resolve()))[1:-1]  # a path may be no valid text
+    return place_of_url(asked.host or endpoint or hub_endpoint())
+
+
+def _refuse_foreign(reference: str, rule: SigningRule) -> None:
+    if rule.required:
+        raise SignatureError(
+            f"{reference} is another library's adapter, which cannot be signed, and signatures are"
+            " required",
+            hint="import it, sign the result with a key of your own, and load that",
+        )

@@ -1,0 +1,180 @@
+"""`ah.sign`: sign an adapter, in a folder, in a local registry or on publication."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from adapterhub.errors import AdapterhubError, ConfigError, SignatureError
+from adapterhub.files.atomic import explained, replace_file
+from adapterhub.files.keys import PrivateKey, read_private_key
+from adapterhub.files.native import (
+    SIGNATURE_FILE,
+    adapter_folder,
+    read_manifest,
+    read_tensors,
+)
+from adapterhub.files.signature import (
+    Signature,
+    Statement,
+    read_signatures,
+    sign_statement,
+    signatures_to_json,
+)
+from adapterhub.registry.local_versions import PUBLISHED, digest_of, merged_signatures
+from adapterhub.registry.reference import read_reference
+from adapterhub.registry.signers import same_name
+from adapterhub.registry.store import Entry, Publication, Store, free_version, version_number
+from adapterhub.registry.stores import store_of
+
+
+def sign(
+    reference: str | Path,
+    key: str | Path | PrivateKey,
+    *,
+    name: str | None = None,
+    version: str | None = None,
+    backbone: str | None = None,
+    registry: str | Path | None = None,
+) -> Signature:
+    """Sign the adapter in a folder, or a version in a local registry.
+
+    Args:
+        reference: the folder of an adapter or a run, or a name in a local registry.
+        key: the file of the private key, or the key.
+        name: for a folder, the name that the adapter is called by, if not its own.
+        version: for a folder, the version that it is called, such as `v3`; any if None.
+        backbone: a backbone's id or fingerprint, to choose between adapters of the same name.
+        registry: the folder of the local registry, if not the default one.
+
+    Returns:
+        The signature, which is also written beside the manifest.
+
+    Raises:
+        ConfigError: the reference is on a hub, or has its own name and version.
+        FileError: the adapter is damaged, or the key cannot be read.
+        RegistryError: no such adapter.
+        OutputError: the signature cannot be written.
+    """
+    parsed = read_reference(reference)
+    if parsed.kind == "folder":
+        folder = adapter_folder(Path(parsed.name).expanduser())
+        return _sign_folder(folder, _private(key), name, version)
+    if parsed.kind != "local":
+        raise ConfigError(
+            f"{reference} is on a hub: sign the files that you have, not those a hub gives",
+            hint=f"adapterhub push FOLDER {replace(parsed, version=None)} --sign KEY",
+        )
+    if name or version:
+        raise ConfigError(f"{reference} has its own name and version", expected="a folder")
+    store = store_of(parsed, registry)
+    entry = store.resolve(parsed.name, parsed.version, backbone=backbone)
+    store.get(entry)
+    signature = sign_statement(Statement(entry.digest, entry.name, entry.version), _private(key))
+    store.add_signatures(entry, [signature])
+    return signature
+
+
+def put_signed(
+    store: Store,
+    folder: Path,
+    publication: Publication,
+    source: Path,
+    key: str | Path | PrivateKey | None,
+) -> Entry:
+    """Publish a folder with the signatures that its source has, and with a new one.
+
+    Args:
+        store: the store to publish in.
+        folder: the adapter as it is to be published.
+        publication: how to publish it.
+        source: the folder that it was made from; its signatures are kept.
+        key: the private key or its file; None adds no signature.
+
+    Raises:
+        SignatureError: without a key, and a signature in `source` is not for what is published.
+        RegistryError: the version is taken by other bytes, or the store denies write access.
+        FileError: the folder holds no valid adapter, or the key cannot be read.
+    """
+    private = None if key is None else _private(key)
+    digest, found = digest_of(folder), read_signatures(source)
+    carried = [s for s in found if _is_about(s.statement, digest, publication.name)]
+    if private is None and len(carried) < len(found):
+        raise SignatureError(
+            f"{source / SIGNATURE_FILE} is not for what is published as {publication.name}",
+            offenders=[f"it is for {s.statement.name}" for s in found if s not in carried],
+            hint=f"--sign KEY to sign it anew, or delete {SIGNATURE_FILE}",
+        )
+    if private is None and not carried:
+        return store.put(folder, publication)
+    stated = (s.statement.version for s in carried if s.statement.version)
+    publication = replace(publication, version=publication.version or next(stated, None))
+    published, version = _version_of(store, folder, publication, digest)
+    if private is not None:
+        carried.append(sign_statement(Statement(digest, publication.name, version), private))
+    entry = _put_with(store, folder, replace(publication, version=version), carried)
+    if published:
+        store.add_signatures(entry, carried)
+    return entry
+
+
+def _sign_folder(folder: Path, key: PrivateKey, name: str | None, version: str | None) -> Signature:
+    if version is not None and version_number(version) is None:
+        raise ConfigError(f"invalid version {version!r}", expected="v1, v2, ...")
+    number = version and f"v{version_number(version)}"
+    digest = digest_of(folder)
+    manifest = read_manifest(folder, digest)
+    read_tensors(folder, manifest)
+    signature = sign_statement(Statement(digest, name or manifest.name, number), key)
+    with explained(folder):
+        data = merged_signatures(read_signatures(folder), [signature], digest)
+        replace_file(folder / SIGNATURE_FILE, data)
+    return signature
+
+
+def _private(key: str | Path | PrivateKey) -> PrivateKey:
+    return key if isinstance(key, PrivateKey) else read_private_key(key)
+
+
+def _is_about(statement: Statement, digest: str, name: str) -> bool:
+    return statement.digest == digest and same_name(statement.name, name)
+
+
+def _version_of(
+    store: Store, folder: Path, publication: Publication, digest: str
+) -> tuple[bool, str]:
+    """Return whether an adapter is published already, and the version that it has or gets."""
+    try:
+        backbone = read_manifest(folder).backbone.id
+        entries = list(store.versions(publication.name, backbone=backbone))
+    except AdapterhubError:  # a new name; other reasons fail again on publication
+        entries = []
+    for entry in entries:
+        if entry.digest == digest and version_number(entry.version):
+            return True, entry.version
+    return False, free_version(publication.name, publication.version, entries)
+
+
+def _put_with(
+    store: Store, folder: Path, publication: Publication, signatures: Sequence[Signature]
+) -> Entry:
+    """Publish a folder with exactly these signatures."""
+    with tempfile.TemporaryDirectory() as path:
+        copy = Path(path)
+        for name in PUBLISHED:
+            if name != SIGNATURE_FILE and (folder / name).is_file():
+                _link(folder / name, copy / name)
+        (copy / SIGNATURE_FILE).write_bytes(signatures_to_json(signatures))
+        return store.put(copy, publication)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Link a file, which may be large, or copy it to another disk."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

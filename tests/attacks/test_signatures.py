@@ -1,0 +1,682 @@
+"""Attacks on signatures: forged, swapped, replayed, removed, and ways around the check."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import hub_server
+import pytest
+import sample_adapters
+import signing
+from huggingface_hub import constants
+
+import adapterhub as ah
+from adapterhub import cli
+from adapterhub.errors import AdapterhubError, FileError, MismatchError, SignatureError
+from adapterhub.files.keys import base64_text
+from adapterhub.files.native import SIGNATURE_FILE
+from adapterhub.files.signature import (
+    Statement,
+    read_signatures,
+    sign_statement,
+    signatures_to_json,
+)
+from adapterhub.inference.open import load_for_merging, open_adapter
+from adapterhub.inference.record import read_training_record
+from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.local_versions import digest_of
+from adapterhub.registry.lockfile import pin, read_lock, sync, with_pins, write_lock
+from adapterhub.registry.namespaces import parse_namespace
+from adapterhub.registry.store import Publication
+from adapterhub.registry.trust import distrust_key, require_signatures
+
+PACKAGE = Path(ah.__file__).parent
+
+
+@pytest.fixture
+def registry(tmp_path, monkeypatch):
+    """An empty registry of one's own, in an empty working directory."""
+    monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(tmp_path / "registry"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return LocalRegistry(tmp_path / "registry")
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch, registry):
+    """A hub that `hf:` stands for."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    with hub_server.serving() as (hub, address):
+        template = "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + template)
+        hub.address = address
+        yield hub
+
+
+@pytest.fixture
+def key():
+    return signing.new_key()
+
+
+@pytest.fixture
+def made(tmp_path):
+    """Return a function from a seed to the folder of an adapter."""
+
+    def folder_of(seed=0):
+        folder = tmp_path / f"made-{seed}"
+        return folder if folder.exists() else sample_adapters.write(folder, seed)
+
+    return folder_of
+
+
+def version_folder(registry, version="v1", name="polite"):
+    return registry.root / "acme--bert-small" / name / version
+
+
+def write_signatures(folder, *signatures):
+    (folder / SIGNATURE_FILE).write_bytes(signatures_to_json(signatures))
+
+
+# Every way to use an adapter
+
+
+def synced(reference):
+    lock = Path("adapterhub.lock")
+    assert lock.exists(), "the pin is made before the attack"
+    sync(read_lock(lock), Path("adapters"))
+
+
+VERBS = {
+    "pull": lambda model, reference: ah.pull(reference),
+    "pull to": lambda model, reference: ah.pull(reference, "mine"),
+    "load": lambda model, reference: ah.load(model, reference),
+    "load any": lambda model, reference: ah.load(model, reference, any_backbone=True),
+    "pin": lambda model, reference: pin(reference),
+    "sync": lambda model, reference: synced(reference),
+    "open": lambda model, reference: open_adapter(reference),
+    "merging": lambda model, reference: load_for_merging(reference),
+    "record": lambda model, reference: read_training_record(reference),
+}
+LINES = {
+    "pull": "pull {}",
+    "show": "show {}",
+    "predict": "predict {} text",
+    "eval": "eval {} --data d.tsv",
+    "merge": "merge {} --output out",
+    "combine": "combine {} {} --output out",
+    "export": "export {} --output out",
+    "lock": "lock {}",
+    "sync": "sync",
+}
+# These take an adapter, but neither load it nor hand out its files.
+OTHERS = {"sign", "verify", "yank", "push"}
+
+
+def test_every_command_that_takes_an_adapter_is_attacked():
+    taking = set()
+    for name in cli.COMMANDS:
+        command = cli.group.get_command(click.Context(cli.group), name)
+        arguments = {p.name for p in command.params if isinstance(p, click.Argument)}
+        if arguments & {"reference", "references", "source"}:
+            taking.add(name)
+    assert taking | {"sync"} == LINES.keys() | OTHERS
+
+
+def calls(attribute):
+    """Yield the modules of the package that call a method or function of this name."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)) if f"{attribute}(" in text else ():
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "attr", getattr(node.func, "id", None))
+                if name == attribute:
+                    yield path.relative_to(PACKAGE).as_posix(), ast.unparse(node)
+
+
+def test_files_leave_a_store_by_one_door():
+    """`sign`, `verify` and the choice of a backbone in `load` only read them; nobody else does."""
+    gets = {path for path, call in calls("get") if call.startswith("store.get(")}
+    readers = {"registry/load.py", "registry/sign.py", "registry/verify.py"}
+    assert gets == {"registry/fetch.py", *readers}
+    assert {path for path, _ in calls("fetch")} == {"registry/pull.py", "registry/lockfile.py"}
+
+
+def test_nothing_is_loaded_but_what_was_pulled():
+    """Each of these loads the folder of `pull_verified`, but for two.
+
+    `import` converts another library's adapter, and a push one's own to peft.
+    """
+    assert {path for path, _ in calls("load_folder")} == {
+        "registry/load.py",
+        "inference/open.py",
+        "cli/combine.py",
+        "cli/export.py",
+        "cli/import.py",
+        "adapters/export.py",
+    }
+
+
+@pytest.fixture
+def unsigned(registry, valid, key):
+    """An adapter without a valid signature: none, or one of a stranger."""
+
+    def publish(attack):
+        registry.put(valid, Publication("polite"))
+        name, pinned = pin("polite@v1")
+        write_lock(Path("adapterhub.lock"), {name: pinned})
+        if attack == "stranger":
+            ah.sign("polite", signing.new_key())
+        signing.trust("polite", key)
+
+    return publish
+
+
+@pytest.mark.parametrize("attack", ["none", "stranger"])
+@pytest.mark.parametrize("verb", VERBS)
+def test_no_verb_uses_an_adapter_without_a_trusted_signature(unsigned, model, verb, attack):
+    unsigned(attack)
+    with pytest.raises(SignatureError, match="not signed by a key that is trusted for polite"):
+        VERBS[verb](model, "polite")
+    assert not Path("mine").exists()
+    assert not Path("adapters").exists()
+
+
+@pytest.mark.parametrize("command", LINES)
+def test_no_command_uses_an_adapter_without_a_trusted_signature(unsigned, adapterhub, command):
+    unsigned("stranger")
+    code, out, err = adapterhub(*LINES[command].format("polite", "polite").split())
+    assert (code, out) == (2, "")
+    assert "is not signed by a key that is trusted for polite" in err
+    assert "adapterhub trust 'polite' KEY" in err
+
+
+FOLDER_VERBS = sorted(VERBS.keys() - {"pin", "sync", "load any"})
+SWITCHES = [(verb, switch) for verb in FOLDER_VERBS for switch in ("file", "variable")]
+
+
+@pytest.mark.parametrize(
+    ("verb", "switch"), [*SWITCHES, ("pull", "argument"), ("load", "argument")]
+)
+def test_with_the_general_switch_folders_must_be_signed_too(
+    registry, made, model, key, verb, switch, monkeypatch
+):
+    signing.trust("hf:acme/*", key)
+    if switch == "file":
+        require_signatures(True)
+    elif switch == "variable":
+        monkeypatch.setenv("ADAPTERHUB_REQUIRE_SIGNATURES", "1")
+    options = {"signed": True} if switch == "argument" else {}
+    act = {"pull": ah.pull, "load": lambda f, **o: ah.load(model, f, **o)}.get(verb)
+    with pytest.raises(SignatureError, match="signatures are required"):
+        act(made(), **options) if act else VERBS[verb](model, made())
+
+
+@pytest.mark.parametrize("command", sorted(LINES.keys() - {"lock", "sync"}))
+def test_the_option_covers_each_command(registry, made, adapterhub, command):
+    name, *rest = LINES[command].format(made(), made()).split()
+    code, _, err = adapterhub(name, "--require-signature", *rest)
+    assert (code, "signatures are required" in err) == (2, True), err
+    code, _, err = adapterhub(name, *rest)  # the option is for one command only
+    assert "signatures are required" not in err
+
+
+def test_lock_and_sync_take_the_option(registry, made, adapterhub):
+    registry.put(made(), Publication("polite"))
+    assert adapterhub("lock", "polite", "--require-signature")[0] == 2
+    assert adapterhub("lock", "polite")[0] == 0
+    assert "signatures are required" in adapterhub("sync", "--require-signature")[2]
+    assert adapterhub("sync")[0] == 0
+    assert adapterhub("sync", "--require-signature")[0] == 2  # the copies that are there, too
+
+
+def test_a_signed_adapter_passes_everywhere(registry, valid, model, key):
+    """The check refuses nothing that it should not."""
+    ah.publish(valid, "polite", sign=key)
+    signing.trust("polite", key)
+    require_signatures(True)
+    for verb in ("pull", "pull to", "load", "pin"):
+        VERBS[verb](model, "polite")
+    ah.detach(model)
+    write_lock(Path("adapterhub.lock"), dict([pin("polite")]))
+    synced("polite")
+    ah.load(model, "adapters/polite", signed=True)
+    ah.load(model, "./mine", name="second", signed=True)
+
+
+# Forged, swapped, replayed, removed
+
+
+def other_digest(folder, key):
+    return sign_statement(Statement("0" * 64, "polite", "v1"), key)
+
+
+def bad_value(folder, key):
+    good = sign_statement(Statement(digest_of(folder), "polite", "v1"), key)
+    return replace(good, signature="A" * 86)
+
+
+def of_another_key(folder, key):
+    """A signature by the attacker that claims to be of the trusted key."""
+    theirs = sign_statement(Statement(digest_of(folder), "polite", "v1"), signing.new_key())
+    return replace(theirs, key=key.public.text)
+
+
+def of_another_statement(folder, key):
+    """The signature of other files, under a statement about these."""
+    good = other_digest(folder, key)
+    return replace(good, statement=Statement(digest_of(folder), "polite", "v1"))
+
+
+def of_another_name(folder, key):
+    return sign_statement(Statement(digest_of(folder), "rude"), key)
+
+
+def of_another_version(folder, key):
+    return sign_statement(Statement(digest_of(folder), "polite", "v2"), key)
+
+
+def without_domain(folder, key):
+    """A signature of the bare digest, such as another program might make."""
+    good = sign_statement(Statement(digest_of(folder), "polite", "v1"), key)
+    value = base64_text(key.sign(digest_of(folder).encode()))
+    return replace(good, signature=value)
+
+
+@pytest.mark.parametrize(
+    ("attack", "reason"),
+    [
+        (other_digest, "for other files"),
+        (bad_value, "forged or damaged"),
+        (of_another_key, "forged or damaged"),
+        (of_another_statement, "forged or damaged"),
+        (of_another_name, "not for polite"),
+        (of_another_version, "for v2, not v1"),
+        (without_domain, "forged or damaged"),
+    ],
+)
+def test_a_signature_that_is_not_of_this_version_is_refused(registry, made, key, attack, reason):
+    registry.put(made(), Publication("polite"))
+    folder = version_folder(registry)
+    write_signatures(folder, attack(folder, key))
+    signing.trust("polite", key)
+    with pytest.raises(SignatureError, match=reason):
+        ah.pull("polite")
+    ah.sign("polite@v1", key)
+    assert ah.pull("polite") == folder  # beside the bad one, a good one counts
+
+
+def test_an_adapter_cannot_be_passed_off_as_another_of_its_signer(registry, made, key):
+    """Mix and match: both are validly signed, and the attacker swaps the folders."""
+    for seed, name in enumerate(("polite", "rude")):
+        ah.publish(made(seed), name, sign=key)
+        signing.trust(name, key)
+    polite, rude = version_folder(registry), version_folder(registry, name="rude")
+    shutil.rmtree(polite)
+    shutil.copytree(rude, polite)
+    with pytest.raises(SignatureError) as caught:
+        ah.pull("polite")
+    assert "not for polite" in str(caught.value)
+
+
+def test_an_old_version_cannot_be_passed_off_as_a_new_one(hub, made, key):
+    """A replay: the hub serves the signed v1 as v2, without having been seen before."""
+    for seed in (0, 1):
+        ah.push(made(seed), "hf:acme/polite", peft=False, sign=key)
+    signing.trust("hf:acme/*", key)
+    tags = hub.repositories["acme/polite"].tags
+    tags["v2"] = tags["v1"]
+    for reference in ("hf:acme/polite", "hf:acme/polite@v2"):
+        with pytest.raises(SignatureError, match="for v1, not v2"):
+            ah.pull(reference)
+    ah.pull("hf:acme/polite@v1")
+
+
+def test_a_hub_that_drops_its_version_numbers_cannot_replay(hub, made, key):
+    for seed in (0, 1):
+        ah.push(made(seed), "hf:acme/polite", peft=False, sign=key)
+    signing.trust("hf:acme/*", key)
+    repository = hub.repositories["acme/polite"]
+    first = repository.tags["v1"]
+    repository.tags.clear()
+    repository.commits.append(next(c for c in repository.commits if c[0] == first))
+    with pytest.raises(SignatureError, match="the store gives no number"):
+        ah.pull("hf:acme/polite")
+    ah.pull(f"hf:acme/polite@{first}")  # this commit was asked for
+
+
+def test_a_removed_signature_is_refused(registry, made, key):
+    ah.publish(made(), "polite", sign=key)
+    signing.trust("polite", key)
+    ah.pull("polite")
+    (version_folder(registry) / SIGNATURE_FILE).unlink()
+    with pytest.raises(SignatureError, match="no signature"):
+        ah.pull("polite")
+
+
+def test_a_key_that_is_no_longer_trusted_is_refused(registry, made, key):
+    other = signing.new_key()
+    ah.publish(made(), "polite", sign=key)
+    for trusted in (key, other):
+        signing.trust("polite", trusted)
+    ah.pull("polite")
+    distrust_key(parse_namespace("polite"), key.public.text)
+    with pytest.raises(SignatureError, match=other.public.id):
+        ah.pull("polite")
+
+
+def test_the_key_of_one_namespace_does_not_sign_for_another(registry, made, key):
+    signing.trust("hf:acme/*", key)
+    ah.publish(made(), "polite", sign=key)
+    signing.trust("polite", signing.new_key())
+    with pytest.raises(SignatureError, match="not trusted"):
+        ah.pull("polite")
+
+
+def test_changed_tensors_are_refused_although_the_signature_is_valid(registry, made, key):
+    ah.publish(made(), "polite", sign=key)
+    signing.trust("polite", key)
+    path = version_folder(registry) / "adapter.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(FileError, match="damaged"):
+        ah.pull("polite")
+
+
+def test_a_swap_after_the_check_is_refused(registry, valid, model, key, monkeypatch, tmp_path):
+    """The bytes that are loaded are those that were checked."""
+    ah.publish(valid, "polite", sign=key)
+    signing.trust("polite", key)
+    loading = importlib.import_module("adapterhub.registry.load")
+    load_folder = loading.load_folder
+
+    def swapped(model, folder, **options):
+        shutil.rmtree(folder)
+        sample_adapters.write(folder, seed=9)
+        return load_folder(model, folder, **options)
+
+    monkeypatch.setattr(loading, "load_folder", swapped)
+    with pytest.raises(FileError, match="sha256 differs"):
+        ah.load(model, "polite")
+
+
+def test_a_swap_for_another_librarys_files_is_refused(registry, valid, model, key, monkeypatch):
+    ah.publish(valid, "polite", sign=key)
+    signing.trust("polite", key)
+    loading = importlib.import_module("adapterhub.registry.load")
+    load_folder = loading.load_folder
+
+    def swapped(model, folder, **options):
+        (folder / "adapter.json").unlink()
+        (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+        return load_folder(model, folder, **options)
+
+    monkeypatch.setattr(loading, "load_folder", swapped)
+    with pytest.raises(FileError, match="missing"):
+        ah.load(model, "polite")
+
+
+def test_another_librarys_adapter_is_refused_where_signatures_are_required(registry, model, key):
+    foreign = Path("foreign")
+    foreign.mkdir()
+    (foreign / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    signing.trust("hf:acme/*", key)
+    for act in (
+        lambda: ah.pull("./foreign", signed=True),
+        lambda: ah.load(model, foreign, signed=True),
+    ):
+        with pytest.raises(SignatureError, match="cannot be signed"):
+            act()
+
+
+# The file itself
+
+BROKEN = {
+    "empty": lambda path: path.write_bytes(b""),
+    "huge": lambda path: path.write_bytes(b" " * (1 << 20)),
+    "sparse": lambda path: os.truncate(path, 1 << 40),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-2]),
+    "twice": lambda path: path.write_bytes(
+        path.read_bytes().replace(b'"name": "polite"', b'"name": "rude",\n      "name": "polite"')
+    ),
+    "more": lambda path: path.write_bytes(path.read_bytes().replace(b'"version": 1', b'"x": 1')),
+    "pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+    "folder": lambda path: (path.unlink(), path.mkdir()),
+    "link": lambda path: (path.rename(path.parent.parent / "moved"),
+                          path.symlink_to(path.parent.parent / "moved")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_signature_file_is_one_error(registry, made, key, kind):
+    ah.publish(made(), "polite", sign=key)
+    signing.trust("polite", key)
+    ah.pull("polite")
+    BROKEN[kind](version_folder(registry) / SIGNATURE_FILE)
+    for act in (lambda: ah.pull("polite"), lambda: ah.verify("polite")):
+        with pytest.raises(FileError) as caught:
+            act()
+        assert len(str(caught.value)) < 2_000
+
+
+def test_many_signatures_of_strangers_do_not_crowd_out_the_right_one(hub, made, key):
+    """A hub fills the file at the tag; the publisher's later signature is used nevertheless."""
+    folder = made()
+    strangers = [signing.new_key() for _ in range(8)]
+    statement = Statement(digest_of(folder), "polite")
+    write_signatures(folder, *(sign_statement(statement, stranger) for stranger in strangers))
+    ah.push(folder, "hf:acme/polite", peft=False)
+    signing.trust("hf:acme/*", key)
+    with pytest.raises(SignatureError):
+        ah.pull("hf:acme/polite")
+    (folder / SIGNATURE_FILE).unlink()
+    ah.push(folder, "hf:acme/polite", peft=False, sign=key)
+    ah.pull("hf:acme/polite", "mine")
+    assert key.public.text in {s.key for s in read_signatures(Path("mine"))}
+    assert ah.pull("./mine", signed=True) == Path("mine")
+
+
+# Ways around a namespace
+
+
+def test_no_spelling_of_a_place_evades_the_namespace(hub, made, key):
+    ah.push(made(), "hf:acme/polite", peft=False)
+    for name in ("Acme/Polite", "ACME/polite"):  # the Hub's names have no case
+        hub.repositories[name] = hub.repositories["acme/polite"]
+    address = hub.address
+    references = ["hf:acme/polite", "hf:Acme/Polite", f"{address}/acme/polite"]
+    for namespace in ("hf:acme/*", "hf:*", f"{address}/acme/*", f"{address}/*"):
+        signing.trust(namespace, key)
+        for reference in (*references, f"{address}/ACME/polite"):
+            with pytest.raises(SignatureError):
+                ah.pull(reference)
+        distrust_key(parse_namespace(namespace))
+
+
+@pytest.mark.parametrize("reference", ["hf:acme/polite", "{hub}/acme/polite"])
+def test_a_folder_in_a_strangers_project_is_no_hub(hub, made, key, reference):
+    """A cloned project contains a folder of this name."""
+    text = reference.format(hub=hub.address)
+    shutil.copytree(made(1), Path(text))
+    assert Path(text).is_dir()
+    ah.push(made(0), text, peft=False, sign=key)
+    signing.trust("hf:acme/*", key)
+    assert digest_of(ah.pull(text)) == digest_of(made(0))
+
+
+def test_a_downgrade_to_another_librarys_files_is_refused(hub, made, key):
+    """The hub drops our files, and offers an adapter of peft instead."""
+    ah.push(made(), "hf:acme/polite", peft=False, sign=key)
+    files = {"adapter_config.json": b'{"peft_type": "LORA"}', "adapter_model.safetensors": b""}
+    hub.repositories["acme/polite"].tags.clear()
+    hub.repositories["acme/polite"].commit(files)
+    signing.trust("hf:acme/*", key)
+    with pytest.raises(SignatureError, match="cannot be signed"):
+        ah.pull("hf:acme/polite")
+
+
+def test_a_lock_file_does_not_evade_the_namespace(hub, made, key, monkeypatch):
+    """A stranger's lock file names a hub of its own for `hf:`."""
+    ah.push(made(), "hf:acme/polite", peft=False)
+    pins = dict([pin("hf:acme/polite")])
+    monkeypatch.setattr(constants, "ENDPOINT", "https://huggingface.co")
+    signing.trust("hf:acme/*", key)
+    with pytest.raises(SignatureError):
+        sync(pins, Path("adapters"))
+    assert not Path("adapters").exists()
+
+
+def test_the_signer_of_a_lock_file_is_no_trusted_key(registry, made, key):
+    stranger = signing.new_key()
+    ah.publish(made(), "polite", sign=stranger)
+    pins = dict([pin("polite")])
+    assert pins["polite"].signer == stranger.public.text
+    signing.trust("polite", key)
+    with pytest.raises(SignatureError):
+        sync(pins, Path("adapters"))
+
+
+# The lock file
+
+
+def test_sync_refuses_a_missing_or_another_signer(registry, made, key):
+    ah.publish(made(), "polite", sign=key)
+    pins = dict([pin("polite")])
+    assert pins["polite"].signer == key.public.text
+    folder = version_folder(registry)
+    for attack in ("removed", "stranger"):
+        (folder / SIGNATURE_FILE).unlink()
+        if attack == "stranger":
+            ah.sign("polite", signing.new_key())
+        with pytest.raises(MismatchError, match=f"not signed by key {key.public.id}"):
+            sync(pins, Path("adapters"))
+        assert not Path("adapters").exists()
+        ah.sign("polite", key)
+    assert sync(pins, Path("adapters")) == ["polite"]
+    assert sync(pins, Path("adapters")) == []
+    (Path("adapters") / "polite" / SIGNATURE_FILE).unlink()
+    with pytest.raises(MismatchError, match="not signed by key"):
+        sync(pins, Path("adapters"))
+
+
+def test_a_new_version_of_another_signer_is_not_locked(registry, made, key):
+    ah.publish(made(0), "polite", sign=key)
+    pins = with_pins({}, [pin("polite")])
+    ah.publish(made(1), "polite", sign=signing.new_key())
+    with pytest.raises(MismatchError, match="delete polite from the lock file"):
+        with_pins(pins, [pin("polite", before=pins)])
+    ah.publish(made(2), "polite")
+    with pytest.raises(MismatchError, match="no valid signature"):
+        with_pins(pins, [pin("polite", before=pins)])
+    ah.sign("polite@v2", key)  # of two signers, the one from before is recorded
+    assert with_pins(pins, [pin("polite@v2", before=pins)])["polite"].signer == key.public.text
+
+
+def test_a_lock_that_goes_back_is_noticed(registry, made):
+    for seed in (0, 1):
+        ah.publish(made(seed), "polite")
+    pins = with_pins({}, [pin("polite")])
+    with pytest.warns(UserWarning, match="goes back from polite@v2 to polite@v1"):
+        with_pins(pins, [pin("polite@v1")])
+
+
+# Rollback
+
+
+def test_a_hub_that_goes_back_is_noticed(hub, made):
+    for seed in (0, 1):
+        ah.push(made(seed), "hf:acme/polite", peft=False)
+    ah.pull("hf:acme/polite")
+    del hub.repositories["acme/polite"].tags["v2"]
+    for reference in ("hf:acme/polite", f"{hub.address}/acme/polite"):
+        with pytest.warns(UserWarning, match=r"polite@v1 is the newest of its store, which had v2"):
+            ah.pull(reference)
+    ah.pull("hf:acme/polite@v1")  # asked for
+
+
+def test_sync_notices_that_a_hub_has_gone_back(hub, made):
+    for seed in (0, 1):
+        ah.push(made(seed), "hf:acme/polite", peft=False)
+    pins = dict([pin("hf:acme/polite")])
+    del hub.repositories["acme/polite"].tags["v2"]
+    with pytest.raises(AdapterhubError, match=r"polite@v2 was locked, and .* now v1: it has gone"):
+        sync(pins, Path("adapters"))
+
+
+def test_a_hub_that_changes_a_version_is_refused(hub, made):
+    ah.push(made(0), "hf:acme/polite", peft=False)
+    ah.pull("hf:acme/polite@v1")
+    del hub.repositories["acme/polite"]
+    ah.push(made(1), "hf:acme/polite", peft=False)
+    with pytest.raises(AdapterhubError, match=r"other bytes than on \d{4}-\d\d-\d\d"):
+        ah.pull("hf:acme/polite@v1")
+
+
+def test_a_refused_adapter_is_not_recorded_as_seen(hub, made, key):
+    """Otherwise a hub could announce v9 once, and every later pull would warn."""
+    ah.push(made(0), "hf:acme/polite", peft=False, sign=key)
+    ah.push(made(1), "hf:acme/polite@v9", peft=False)
+    signing.trust("hf:acme/*", key)
+    with pytest.raises(SignatureError):
+        ah.pull("hf:acme/polite")
+    del hub.repositories["acme/polite"].tags["v9"]
+    ah.pull("hf:acme/polite")
+
+
+# Keys
+
+
+@pytest.mark.parametrize("passphrase", [None, "secret"])
+def test_a_private_key_is_not_published(hub, made, tmp_path, passphrase):
+    pytest.importorskip("cryptography")
+    from adapterhub.files.keys import write_key_pair
+
+    write_key_pair(tmp_path / "a.key", passphrase)
+    folder = made()
+    (folder / "README.md").write_text((tmp_path / "a.key").read_text())
+    with pytest.raises(FileError, match="private key"):
+        ah.push(folder, "hf:acme/polite", peft=False)
+    assert "acme/polite" not in hub.repositories
+
+
+def test_files_beside_an_adapter_are_not_published(hub, made, key):
+    folder = made()
+    (folder / "acme.key").write_text("-----BEGIN PRIVATE KEY-----")
+    ah.push(folder, "hf:acme/polite", peft=False, sign=key)
+    names = set(hub.repositories["acme/polite"].commits[-1][1])
+    assert names == {
+        ".gitattributes",
+        "README.md",
+        "adapter.json",
+        "adapter.safetensors",
+        "adapter.sig",
+    }
+
+
+def test_a_hub_cannot_get_its_files_signed(hub, made, key):
+    """What is signed are files on this machine, never those that a hub gives."""
+    ah.push(made(), "hf:acme/polite", peft=False)
+    with pytest.raises(AdapterhubError, match="--sign KEY"):
+        ah.sign("hf:acme/polite@v1", key)
+
+
+def test_a_stale_signature_is_not_published(registry, made, key):
+    folder = made()
+    ah.sign(folder, key)
+    with pytest.raises(SignatureError, match="--sign KEY"):
+        ah.publish(folder, "rude")
+    with pytest.raises(SignatureError, match="--sign KEY"):
+        ah.publish(folder, listing=ah.Listing(license="mit"))
+    entry = ah.publish(folder, "rude", sign=key)
+    (found,) = read_signatures(version_folder(registry, name="rude"))
+    assert found.statement == Statement(entry.digest, "rude", "v1")
+    assert json.loads((folder / SIGNATURE_FILE).read_bytes())["signatures"][0]["name"] == "polite"

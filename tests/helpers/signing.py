@@ -1,0 +1,20 @@
+"""Keys and signed adapters for tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from adapterhub.files.keys import PrivateKey
+from adapterhub.registry.namespaces import parse_namespace
+from adapterhub.registry.trust import trust_key
+
+
+def new_key() -> PrivateKey:
+    """Create a key; without the package cryptography the test is skipped."""
+    ed25519 = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ed25519")
+    return PrivateKey(ed25519.Ed25519PrivateKey.generate())
+
+
+def trust(namespace: str, key: PrivateKey) -> None:
+    """Trust a key for a namespace."""
+    trust_key(parse_namespace(namespace), key.public)

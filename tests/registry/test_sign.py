@@ -1,0 +1,136 @@
+"""`ah.sign`, and signing on publication."""
+
+from __future__ import annotations
+
+import pytest
+import sample_adapters
+import signing
+
+import adapterhub as ah
+from adapterhub.errors import ConfigError, FileError, RegistryError
+from adapterhub.files.native import SIGNATURE_FILE
+from adapterhub.files.signature import Statement, read_signatures
+from adapterhub.registry.local_versions import digest_of
+
+
+@pytest.fixture
+def key():
+    return signing.new_key()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return sample_adapters.write(tmp_path / "run" / "adapter")
+
+
+@pytest.fixture
+def registry(tmp_path):
+    return tmp_path / "registry"
+
+
+def statements(folder):
+    return {signature.statement for signature in read_signatures(folder)}
+
+
+def test_a_folder_is_signed_by_its_own_name_or_another(folder, key):
+    digest, before = digest_of(folder), {p.name: p.read_bytes() for p in folder.iterdir()}
+    assert ah.sign(folder.parent, key).statement == Statement(digest, "polite")
+    ah.sign(folder, key, name="acme/polite", version="3")
+    assert statements(folder) == {
+        Statement(digest, "polite"),
+        Statement(digest, "acme/polite", "v3"),
+    }
+    assert {n: (folder / n).read_bytes() for n in before} == before
+    with pytest.raises(ConfigError, match="best"):
+        ah.sign(folder, key, version="best")
+
+
+def test_signing_again_changes_nothing(folder, key):
+    ah.sign(folder, key)
+    data = (folder / SIGNATURE_FILE).read_bytes()
+    ah.sign(folder, key)
+    assert (folder / SIGNATURE_FILE).read_bytes() == data
+
+
+def test_signatures_of_other_files_are_removed(folder, key, tmp_path):
+    ah.sign(folder, key)
+    other = sample_adapters.write(tmp_path / "other", 1)
+    (folder / SIGNATURE_FILE).rename(other / SIGNATURE_FILE)
+    ah.sign(other, key)
+    assert statements(other) == {Statement(digest_of(other), "polite")}
+
+
+def test_a_damaged_adapter_is_not_signed(folder, key):
+    path = folder / "adapter.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(FileError):
+        ah.sign(folder, key)
+    assert not (folder / SIGNATURE_FILE).exists()
+
+
+def test_a_published_version_is_signed_without_changing(folder, key, registry):
+    entry = ah.publish(folder, registry=registry)
+    assert ah.sign("polite", key, registry=registry).statement == Statement(
+        entry.digest, "polite", "v1"
+    )
+    assert ah.publish(folder, registry=registry) == entry
+    assert ah.verify("polite", registry=registry).signatures[0].is_valid
+    with pytest.raises(ConfigError):
+        ah.sign("polite", key, name="x", registry=registry)
+    with pytest.raises(RegistryError):
+        ah.sign("rude", key, registry=registry)
+
+
+def test_publication_states_name_and_version(folder, key, registry, tmp_path):
+    for seed, version in ((1, "v1"), (2, "v2")):
+        made = sample_adapters.write(tmp_path / f"made-{seed}", seed)
+        entry = ah.publish(made, "rude", sign=key, tags=("best",), registry=registry)
+        assert (entry.version, entry.tags) == (version, ("best",))
+        stored = ah.pull(f"rude@{version}", registry=registry)
+        assert statements(stored) == {Statement(entry.digest, "rude", version)}
+        assert not (made / SIGNATURE_FILE).exists()
+    licensed = ah.Listing(license="mit")
+    entry = ah.publish(made, "rude", sign=key, listing=licensed, registry=registry)
+    assert statements(ah.pull("rude", registry=registry)) == {Statement(entry.digest, "rude", "v3")}
+
+
+def test_a_published_version_gets_a_signature_by_publishing_again(folder, key, registry):
+    entry = ah.publish(folder, registry=registry)
+    assert ah.publish(folder, sign=key, registry=registry) == entry
+    assert ah.publish(folder, sign=signing.new_key(), registry=registry) == entry
+    assert len(read_signatures(ah.pull("polite", registry=registry))) == 2
+
+
+def test_the_signature_of_a_folder_goes_with_it(folder, key, registry):
+    ah.sign(folder, key, version="v7")
+    assert ah.publish(folder, registry=registry).version == "v7"
+    assert len(read_signatures(ah.pull("polite@v7", registry=registry))) == 1
+
+
+def test_a_hub_gets_the_signature_in_one_commit(hub, folder, key, tmp_path):
+    entry = ah.push(folder, f"{hub.address}/acme/polite", peft=False, sign=key)
+    assert entry.version == "v1"
+    assert len(hub.repositories["acme/polite"].commits) == 2  # the first is empty
+    copy = ah.pull(f"{hub.address}/acme/polite", tmp_path / "mine")
+    assert statements(copy) == {Statement(entry.digest, "acme/polite", "v1")}
+
+
+def test_a_version_on_a_hub_is_signed_later_by_another_commit(hub, folder, key, tmp_path):
+    reference = f"{hub.address}/acme/polite"
+    first = ah.push(folder, reference, peft=False)
+    ah.push(sample_adapters.write(tmp_path / "next", 1), reference, peft=False)
+    tags = dict(hub.repositories["acme/polite"].tags)
+    assert ah.push(folder, reference, peft=False, sign=key).version == "v1"
+    assert hub.repositories["acme/polite"].tags == tags
+    (checked,) = ah.verify(f"{reference}@v1").signatures
+    assert checked.is_valid
+    assert checked.signature.statement == Statement(first.digest, "acme/polite", "v1")
+    assert ah.verify(reference).signatures == ()
+
+
+def test_a_key_may_be_given_by_its_file(folder, tmp_path):
+    pytest.importorskip("cryptography")
+    from adapterhub.files.keys import write_key_pair
+
+    _, public = write_key_pair(tmp_path / "a.key")
+    assert ah.sign(str(folder), str(tmp_path / "a.key")).key == public.text

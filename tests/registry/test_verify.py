@@ -1,0 +1,58 @@
+"""`ah.verify`."""
+
+from __future__ import annotations
+
+import pytest
+import sample_adapters
+import signing
+from hub_server import Repository
+
+import adapterhub as ah
+from adapterhub.errors import FileError
+from adapterhub.registry.local_versions import digest_of
+
+
+@pytest.fixture
+def key():
+    return signing.new_key()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return sample_adapters.write(tmp_path / "run" / "adapter")
+
+
+def test_a_folder(folder, key):
+    found = ah.verify(folder.parent)
+    assert (found.digest, found.signatures, found.is_trusted) == (digest_of(folder), (), False)
+    ah.sign(folder, key)
+    found = ah.verify(folder)
+    assert [c.is_valid for c in found.signatures] == [True]
+    assert not found.is_trusted
+    signing.trust("hf:acme/*", key)
+    assert ah.verify(folder).is_trusted, "a folder is in no namespace"
+
+
+def test_nothing_is_required(folder, key, tmp_path):
+    """The command is there to find out why an adapter is refused."""
+    ah.publish(folder, registry=tmp_path / "r", sign=signing.new_key())
+    signing.trust("polite", key)
+    found = ah.verify("polite", registry=tmp_path / "r")
+    assert (found.is_trusted, found.rule.namespace) == (False, "polite")
+    assert [str(c).rpartition(": ")[2] for c in found.signatures] == ["valid, not trusted"]
+
+
+def test_damaged_files_are_an_error(folder, key):
+    ah.sign(folder, key)
+    path = folder / "adapter.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(FileError):
+        ah.verify(folder)
+
+
+def test_another_librarys_adapter_cannot_be_signed(hub):
+    files = {"adapter_config.json": b'{"peft_type": "LORA"}', "adapter_model.safetensors": b""}
+    hub.repositories["acme/x"] = Repository()
+    hub.repositories["acme/x"].commit(files)
+    with pytest.raises(FileError, match="cannot be signed"):
+        ah.verify(f"{hub.address}/acme/x")
