@@ -6,7 +6,8 @@
 `reference` names one version, never a tag or branch. `registry` is where it is found: a folder,
 relative to the lock file if it is in the project, or the URL of a hub that `hf:` stood for; null is
 each user's own registry, or the Hub. With the lock file and access to the stores, everyone gets the
-same bytes or an error. Lock files may come from strangers: no token is sent to a hub in `registry`.
+same bytes or an error. Lock files may come from strangers: a hub that they name gets a token only if the
+user stored one for exactly its origin (`tokens`).
 """
 
 from __future__ import annotations
@@ -278,7 +279,7 @@ def _pulled(pinned: Pin, registry: str | Path | None, project: Path) -> Path:
 
 
 def _other_hub(pinned: Pin) -> Store | None:
-    """Return the hub that a lock file names, without a token, unless it is this machine's own."""
+    """Return the hub that a lock file names, unless it is this machine's own."""
     if not pinned.reference.startswith("hf:") or pinned.registry is None:
         return None
     from huggingface_hub import constants
@@ -286,7 +287,7 @@ def _other_hub(pinned: Pin) -> Store | None:
     from adapterhub.registry.hub import HubStore
 
     is_own = pinned.registry == constants.ENDPOINT
-    return None if is_own else HubStore(pinned.registry, token=False)
+    return None if is_own else HubStore(pinned.registry)
 
 
 def _verified_digest(folder: Path) -> str:
