@@ -16,6 +16,7 @@ from pathlib import Path
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+from adapterhub.backbones.hub_guard import guarded_hub
 from adapterhub.errors import BackboneError
 
 _HUB_ID = re.compile(r"(?!\.)(?!.*(--|\.\.))[\w.-]+(/[\w.-]+)?")
@@ -66,7 +67,7 @@ def find_backbone(backbone: str, revision: str | None = None) -> tuple[Path, str
 
     Raises:
         BackboneError: `backbone` is not a folder, and was not found on the Hub, in its cache or in
-            a package.
+            a package; or an answer of the Hub is malformed.
     """
     if Path(backbone).is_dir():
         return Path(backbone), None
@@ -77,7 +78,8 @@ def find_backbone(backbone: str, revision: str | None = None) -> tuple[Path, str
             hint="--backbone FOLDER, or load_backbone(FOLDER)",
         )
     try:
-        folder = Path(_download(backbone, revision))
+        with guarded_hub():
+            folder = Path(_download(backbone, revision))
         return folder, folder.name
     except LocalEntryNotFoundError as error:
         if backbone in PACKAGED and revision is None:
@@ -115,7 +117,7 @@ def _download(backbone: str, revision: str | None) -> str:
         files = HfApi().model_info(backbone, revision=revision, timeout=10).siblings or []
         if any(f.rfilename.endswith(".safetensors") for f in files):
             ignore += ["*.bin", "*.pt", "*.pth"]
-    except (HfHubHTTPError, HFValidationError):
+    except (HfHubHTTPError, HFValidationError, BackboneError):
         raise
     except Exception:  # offline, in any of the ways of the HTTP library: use the cache
         logging.getLogger(__name__).debug("the Hub did not answer", exc_info=True)

@@ -41,6 +41,7 @@ _HEADERS = {
 # They would be printed, or let the client sleep for as long as the server likes.
 _DROPPED = ("x-hf-warning", "retry-after", "ratelimit")
 _XET = ("x-xet-hash", "x-xet-refresh-route", "link")
+_XET_LINK = "xet-auth"
 _API = re.compile(r".*/api/(?!resolve-cache/).*")  # the Hub's cache of small files is below /api
 _PART = re.compile(r"(?!\.{1,2}$)[^\x00-\x1f\x7f-\x9f\\/:]{1,255}")
 
@@ -62,7 +63,9 @@ def guarded_hub(endpoint: str | None = None) -> Iterator[None]:
     try:
         network = HubNetwork(endpoint or constants.ENDPOINT)
     except ForbiddenAddressError as error:
-        raise BackboneError(f"the address of the hub is {error}", hint="check HF_ENDPOINT") from None
+        raise BackboneError(
+            f"the address of the hub is {error}", hint="check HF_ENDPOINT"
+        ) from None
     _enter(network)
     try:
         yield
@@ -104,7 +107,7 @@ def _guarded_client() -> Any:
 
 
 def _check_request(request: Any) -> None:
-    """Remove the token from a request to another origin; refuse addresses and compressed answers."""
+    """Remove the token from a request to another origin; ask for uncompressed answers."""
     networks, url = tuple(_active), str(request.url)
     if not networks:  # a request of another thread that began inside of the context
         return
@@ -148,18 +151,19 @@ def _stays(response: Any) -> bool:
 
 
 def _check_routes(response: Any, network: HubNetwork) -> None:
-    """Refuse URLs that lead elsewhere: of redirects and next pages; drop Xet's, if they do."""
+    """Refuse redirects and next pages that lead elsewhere; drop Xet if its tokens are elsewhere."""
     url = str(response.request.url)
     try:
         if location := response.headers.get("location"):
             network.check(urljoin(url, location))
-        routes = {rel: urljoin(url, link.get("url", "")) for rel, link in response.links.items()}
-        for rel, route in enumerate(response.headers.get_list("x-xet-refresh-route")):
-            routes[str(rel)] = urljoin(url, route)
-        following = routes.pop("next", None)
+        links = {rel: urljoin(url, link.get("url", "")) for rel, link in response.links.items()}
+        following = links.get("next")
         if following and not (_same(following, url) and _API.fullmatch(urlsplit(following).path)):
             raise ForbiddenAddressError("a next page on another server")
-        if not all(_same(route, url) for route in routes.values()):
+        # The client requests Xet's tokens from this URL, with the user's own token.
+        routes = [links[_XET_LINK]] if _XET_LINK in links else []
+        routes += [urljoin(url, r) for r in response.headers.get_list("x-xet-refresh-route")]
+        if not all(_same(route, url) for route in routes):
             for header in _XET:  # the file is then downloaded without Xet
                 response.headers.pop(header, None)
     except (ForbiddenAddressError, ValueError) as error:

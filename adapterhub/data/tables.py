@@ -356,8 +356,11 @@ def _read_parquet(source: str) -> Table:
 def _read_hub(name: str, subset: str | None, split: str) -> Table:
     import datasets
 
+    from adapterhub.backbones.hub_guard import guarded_hub
+
     try:
-        data = datasets.load_dataset(name, subset, split=split)
+        with guarded_hub():
+            data = datasets.load_dataset(name, subset, split=split)
     except Exception as error:  # the Hub, its client and the cache have no common base class
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DataError(

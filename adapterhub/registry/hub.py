@@ -50,6 +50,7 @@ from adapterhub.registry.other_formats import (
     copy_foreign,
     entry_of_foreign,
     files_to_copy,
+    foreign_digest,
 )
 from adapterhub.registry.secrets import refuse_leaks
 from adapterhub.registry.store import (
@@ -294,6 +295,9 @@ class HubStore:
 
     def _download_foreign(self, entry: Entry) -> None:
         """Download another library's adapter; its commit's listing has the digests."""
+        is_own = entry.digest == foreign_digest(entry.name, entry.version)
+        if not (is_own and is_commit(entry.version)):
+            raise FileError(f"{entry.reference} is not pinned to a commit")
         listing = self._reader.listing(entry.name, entry.version)
         names = files_to_copy(listing, entry.reference, allow_pickle=self.allow_pickle)
         size = sum(listing[name].limit for name in names)
@@ -375,7 +379,7 @@ class HubStore:
 @contextmanager
 def _progress(entry: Entry, size: int, folder: Path) -> Iterator[Callable[[int], object]]:
     """Show the progress of a download as huggingface_hub does; yield the function to update it."""
-    from huggingface_hub.utils import tqdm
+    from huggingface_hub.utils.tqdm import tqdm  # honours HF_HUB_DISABLE_PROGRESS_BARS
 
     if (free := shutil.disk_usage(folder).free) < size:
         raise OutputError(
@@ -383,7 +387,8 @@ def _progress(entry: Entry, size: int, folder: Path) -> Iterator[Callable[[int],
             hint="free some space, or set XDG_CACHE_HOME to another disk",
         )
     label = f"Fetching {entry.reference}"
-    with tqdm(total=size, unit="B", unit_scale=True, desc=label) as bar:
+    bar = tqdm(total=size, unit="B", unit_scale=True, desc=label)  # type: ignore[no-untyped-call]
+    with bar:
         yield bar.update
 
 

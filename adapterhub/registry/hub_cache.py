@@ -50,7 +50,9 @@ class HubCache:
 
     def __init__(self, base: str) -> None:
         host = re.sub(r"[^a-z0-9.]", "_", (urlsplit(base).hostname or "")[:60])
-        self.folder = user_cache_path("adapterhub", appauthor=False) / "hubs" / f"{host}-{_key(base)}"
+        self.folder = (
+            user_cache_path("adapterhub", appauthor=False) / "hubs" / f"{host}-{_key(base)}"
+        )
 
     def adapter(self, digest: str) -> Path:
         """Return the folder of a version, whether it exists or not."""

@@ -99,7 +99,9 @@ class HubWriter:
         message = str(error.server_message or "")[:_MOST_CHARACTERS]
         if echoes(message, self._token):
             message = "its message repeats your token, and is not shown"
-        return RegistryError(f"{address}: the hub answered {status}" + f": {message}" * bool(message))
+        return RegistryError(
+            f"{address}: the hub answered {status}" + f": {message}" * bool(message)
+        )
 
 
 def _unreachable(address: str, error: Exception) -> RegistryError:

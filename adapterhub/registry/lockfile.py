@@ -6,8 +6,8 @@
 `reference` names one version, never a tag or branch. `registry` is where it is found: a folder,
 relative to the lock file if it is in the project, or the URL of a hub that `hf:` stood for; null is
 each user's own registry, or the Hub. With the lock file and access to the stores, everyone gets the
-same bytes or an error. Lock files may come from strangers: a hub that they name gets a token only if the
-user stored one for exactly its origin (`tokens`).
+same bytes or an error. Lock files may come from strangers: a hub that they name gets a token only
+if the user stored one for exactly its origin (`tokens`).
 """
 
 from __future__ import annotations

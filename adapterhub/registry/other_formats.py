@@ -47,12 +47,17 @@ def entry_of_foreign(data: bytes, *, reference: str, name: str, version: str) ->
         reference=reference,
         name=name,
         version=version,
-        digest=hashlib.sha256(f"{name}@{version}".encode()).hexdigest(),
+        digest=foreign_digest(name, version),
         backbone=str(backbone),
         fingerprint="",
         methods=(str(method).lower(),),
         task=None,
     )
+
+
+def foreign_digest(name: str, version: str) -> str:
+    """Return the digest of another library's adapter: of its name and version, not of its files."""
+    return hashlib.sha256(f"{name}@{version}".encode()).hexdigest()
 
 
 def files_to_copy(
