@@ -21,7 +21,7 @@ from urllib.parse import urljoin, urlsplit
 from huggingface_hub import constants
 from huggingface_hub.utils import _http as hub_http
 
-from adapterhub.backbones.origins import ForbiddenAddressError, HubNetwork, origin_of
+from adapterhub.backbones.origins import ForbiddenAddressError, HubNetwork, url_origin
 from adapterhub.errors import BackboneError
 
 MAX_ANSWER_BYTES = 64 << 20  # of the API: listings of repositories with 100,000 files
@@ -112,7 +112,7 @@ def _check_request(request: Any) -> None:
     if not networks:  # a request of another thread that began inside of the context
         return
     try:
-        if origin_of(url) not in {network.origin for network in networks}:
+        if url_origin(url) not in {network.origin for network in networks}:
             request.headers.pop("authorization", None)
             networks[-1].check(url)
     except ForbiddenAddressError as error:
@@ -171,7 +171,7 @@ def _check_routes(response: Any, network: HubNetwork) -> None:
 
 
 def _same(first: str, second: str) -> bool:
-    return origin_of(first) == origin_of(second)
+    return url_origin(first) == url_origin(second)
 
 
 def _check_names(data: bytes) -> None:

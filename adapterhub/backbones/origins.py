@@ -36,7 +36,7 @@ class HubNetwork:
     """
 
     def __init__(self, base: str) -> None:
-        self.origin = origin_of(base)
+        self.origin = url_origin(base)
         self.reach = reach_of(_split(base).hostname or "") or Reach.PUBLIC
         self._peers: set[Reach] = set()
 
@@ -46,7 +46,7 @@ class HubNetwork:
         Raises:
             ForbiddenAddressError: the URL is malformed, not https, or on a closer network.
         """
-        origin = origin_of(url)
+        origin = url_origin(url)
         if origin == self.origin:
             return
         reach = reach_of(_split(url).hostname or "")
@@ -60,7 +60,7 @@ class HubNetwork:
 
         The callback raises ForbiddenAddressError before anything is sent.
         """
-        hostname, is_hub = _split(url).hostname, origin_of(url) == self.origin
+        hostname, is_hub = _split(url).hostname, url_origin(url) == self.origin
         connected: dict[str, str] = {}
 
         def callback(event: str, info: Mapping[str, Any]) -> None:
@@ -92,7 +92,7 @@ class HubNetwork:
             raise ForbiddenAddressError("a redirect to an address of a private network")
 
 
-def origin_of(url: str) -> str:
+def url_origin(url: str) -> str:
     """Return the origin of a URL as `scheme://host[:port]`, in lower case.
 
     Raises:

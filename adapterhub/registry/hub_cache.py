@@ -77,7 +77,14 @@ class HubCache:
         return _read(self._manifest(name, commit, file), MAX_CONFIG_BYTES)
 
     def keep_manifest(self, name: str, commit: str, file: str, data: bytes) -> None:
-        """Remember the manifest or configuration of a commit."""
+        """Remember the manifest or configuration of a commit.
+
+        Args:
+            name: the repository.
+            commit: the commit.
+            file: the name of the file.
+            data: its contents.
+        """
         _write(self._manifest(name, commit, file), data)
 
     def refs(self, name: str) -> tuple[Refs, dict[str, str]] | None:
@@ -89,7 +96,13 @@ class HubCache:
         return Refs(tree["head"], tree["branches"], tree["tags"]), tree["yanked"]
 
     def keep_refs(self, name: str, refs: Refs, yanked: Mapping[str, str]) -> None:
-        """Remember the refs and yanked versions of a repository."""
+        """Remember the refs and yanked versions of a repository.
+
+        Args:
+            name: the repository.
+            refs: its branches and tags.
+            yanked: the reason by yanked version.
+        """
         tree: dict[str, Any] = {**asdict(refs), "yanked": dict(yanked)}
         _write(self._name(name), schema.canonical_json(tree))
 

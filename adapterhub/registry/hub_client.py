@@ -33,7 +33,7 @@ from urllib.parse import urlencode, urljoin
 import httpx2
 
 from adapterhub._version import __version__
-from adapterhub.backbones.origins import ForbiddenAddressError, HubNetwork, origin_of
+from adapterhub.backbones.origins import ForbiddenAddressError, HubNetwork, url_origin
 from adapterhub.errors import FileError, RegistryError
 
 GRACE_SECONDS = 30.0  # for the connection and the headers, and for a pause of the network
@@ -97,13 +97,15 @@ class HubClient:
         """
         data = bytearray()
 
-        def receive(answer: Answer) -> None:
+        def receive(answer: HubAnswer) -> None:
             data.clear()
             for chunk in answer.chunks(limit):
                 data.extend(chunk)
 
         query = f"?{urlencode(params)}" if params else ""
         self._attempt(f"{self.base}{path}{query}", subject, receive)
+        if self.token and self.token.encode() in data:  # parts of it may be printed
+            raise RegistryError(f"{subject}: the hub's answer repeats your token")
         return bytes(data)
 
     def download(
@@ -132,7 +134,7 @@ class HubClient:
         limit = expected.limit if expected.size is None else expected.size
         with open(target, "xb") as handle:
 
-            def receive(answer: Answer) -> None:
+            def receive(answer: HubAnswer) -> None:
                 if answer.start == 0:  # also if the server ignored the range
                     progress(-handle.tell())
                     handle.seek(0)
@@ -148,32 +150,33 @@ class HubClient:
         self,
         url: str,
         subject: str,
-        receive: Callable[[Answer], None],
+        receive: Callable[[HubAnswer], None],
         position: Callable[[], int] = lambda: 0,
     ) -> None:
         """Request a URL until it was received, with pauses after cuts and overloads."""
-        waits, reached = iter(_WAITS), 0
+        waits = iter(_WAITS)
         while True:
+            start = position()
             try:
-                with self._answer(url, position(), subject) as answer:
+                with self._answer(url, start, subject) as answer:
                     receive(answer)
                 return
             except _InterruptedError as error:
-                if position() >= reached + _PROGRESS_BYTES:
-                    waits, reached = iter(_WAITS), position()
+                if position() >= start + _PROGRESS_BYTES:
+                    waits = iter(_WAITS)
                 pause = next(waits, None)
                 if pause is None:
                     raise UnreachableError(f"{subject}: {error}", hint="try again later") from None
                 time.sleep(pause)
 
     @contextmanager
-    def _answer(self, url: str, start: int, subject: str) -> Iterator[Answer]:
+    def _answer(self, url: str, start: int, subject: str) -> Iterator[HubAnswer]:
         """Send a request and follow its redirects."""
         token = self.token
         for _ in range(MAX_REDIRECTS + 1):
             try:
                 self._network.check(url)
-                if origin_of(url) != self._network.origin:
+                if url_origin(url) != self._network.origin:
                     token = None  # for good: the way back would be the other server's decision
                 with self._send(url, token, start, subject) as answer:
                     if answer.status not in _REDIRECTS:
@@ -186,7 +189,7 @@ class HubClient:
         raise RegistryError(f"{subject}: the hub answered with more than {MAX_REDIRECTS} redirects")
 
     @contextmanager
-    def _send(self, url: str, token: str | None, start: int, subject: str) -> Iterator[Answer]:
+    def _send(self, url: str, token: str | None, start: int, subject: str) -> Iterator[HubAnswer]:
         _refuse_offline(subject)
         headers = {
             "accept-encoding": "identity",  # a few compressed bytes can be gigabytes
@@ -202,7 +205,7 @@ class HubClient:
                     "GET", url, headers=headers, extensions={"trace": watchdog.trace}
                 ) as response,
             ):
-                yield Answer(response, start, watchdog, subject, bool(token), self.base)
+                yield HubAnswer(response, start, watchdog, subject, bool(token), self.base)
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
             raise _error(error, watchdog, subject) from None
 
@@ -224,7 +227,7 @@ class _InterruptedError(Exception):
     """An answer that was cut, or an overload: worth another attempt."""
 
 
-class Answer:
+class HubAnswer:
     """An HTTP answer whose body has not been received yet."""
 
     def __init__(
@@ -329,7 +332,7 @@ def _tls() -> ssl.SSLContext:
     return httpx2.create_ssl_context()  # reads all certificates: 20 ms
 
 
-def _target(url: str, answer: Answer) -> str:
+def _target(url: str, answer: HubAnswer) -> str:
     """Return the absolute URL of a redirect."""
     location = answer.headers.get("location", "")
     try:
@@ -394,7 +397,7 @@ def login_hint(base: str) -> str:
 
     if base == constants.ENDPOINT.rstrip("/"):
         return "hf auth login, or set HF_TOKEN"
-    return f"adapterhub login {origin_of(base)}"
+    return f"adapterhub login {url_origin(base)}"
 
 
 def _verify(path: Path, expected: Expected, subject: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from adapterhub.errors import RegistryError
+from adapterhub.errors import RegistryError, printable
 from adapterhub.files import schema
 from adapterhub.files.manifest import MAX_MANIFEST_BYTES
 from adapterhub.registry.hub_client import Expected, HubClient, MissingFileError
@@ -64,7 +64,14 @@ class HubReader:
         return str(commit)
 
     def small_file(self, name: str, commit: str, file: str, limit: int) -> bytes | None:
-        """Return the contents of a file, or None if the commit has no such file."""
+        """Return the contents of a file, or None if the commit has no such file.
+
+        Args:
+            name: the repository.
+            commit: the commit.
+            file: the name of the file.
+            limit: the largest accepted size in bytes.
+        """
         try:
             return self.client.read(_resolve(name, commit, file), limit, self.subject(name))
         except MissingFileError:
@@ -73,7 +80,13 @@ class HubReader:
     def first_file(
         self, name: str, commit: str, files: Collection[str]
     ) -> tuple[str, bytes] | None:
-        """Return the name and contents of the first of these files that the commit has."""
+        """Return the name and contents of the first of these files that the commit has.
+
+        Args:
+            name: the repository.
+            commit: the commit.
+            files: the names to try.
+        """
         limit = max(MAX_MANIFEST_BYTES, MAX_CONFIG_BYTES)
         for file in files:
             if (data := self.small_file(name, commit, file, limit)) is not None:
@@ -95,7 +108,7 @@ class HubReader:
         tree = self._object(data, MAX_YANKED_BYTES, name)
         if not all(isinstance(reason, str) for reason in tree.values()):
             raise self._malformed(name, [f"{YANKED_FILE}: the reasons are not texts"])
-        return tree
+        return {version: printable(reason) for version, reason in tree.items()}
 
     def search(self, filters: Collection[str]) -> list[dict[str, Any]]:
         """Return what the hub lists of the repositories with all of these tags.

@@ -40,7 +40,14 @@ class HubWriter:
             self._api.create_repo(name, private=private, exist_ok=True)
 
     def commit(self, name: str, files: Mapping[str, bytes], message: str, head: str | None) -> str:
-        """Commit files to `main`, whose head must still be `head`; return the commit."""
+        """Commit files to `main`; return the commit.
+
+        Args:
+            name: the repository.
+            files: the contents by file name.
+            message: the message of the commit.
+            head: the commit that must still be the head.
+        """
         operations = [CommitOperationAdd(path, data) for path, data in sorted(files.items())]
         with self._guarded(name):
             commit = self._api.create_commit(
@@ -49,7 +56,13 @@ class HubWriter:
         return str(commit.oid)
 
     def create_tag(self, name: str, tag: str, commit: str) -> None:
-        """Create a tag; an existing one is not moved."""
+        """Create a tag; an existing one is not moved.
+
+        Args:
+            name: the repository.
+            tag: the new tag.
+            commit: its commit.
+        """
         with self._guarded(name):
             self._api.create_tag(name, tag=tag, revision=commit)
 

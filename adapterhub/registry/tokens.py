@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from platformdirs import user_config_path
 
-from adapterhub.backbones.origins import ForbiddenAddressError, Reach, origin_of, reach_of
+from adapterhub.backbones.origins import ForbiddenAddressError, Reach, url_origin, reach_of
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files import schema
 from adapterhub.files.atomic import UnreadableError, explained, read_file
@@ -115,7 +115,7 @@ def _is_encrypted(origin: str) -> bool:
 
 def _origin(url: str) -> str:
     try:
-        return origin_of(url)
+        return url_origin(url)
     except ForbiddenAddressError as error:
         raise ConfigError(f"{url[:80]!r} is {error}", expected="https://host") from None
 

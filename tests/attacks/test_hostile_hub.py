@@ -48,8 +48,8 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache" / "hf"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr("time.sleep", lambda seconds, sleep=time.sleep: sleep(min(seconds, 0.02)))
-    monkeypatch.setattr(hub_client, "GRACE_SECONDS", 0.6)
-    monkeypatch.setattr(hub_client, "READ_SECONDS", 0.5)
+    monkeypatch.setattr(hub_client, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(hub_client, "READ_SECONDS", 0.2)
     (tmp_path / "private.txt").write_text("my diary")
     return tmp_path
 
@@ -170,6 +170,7 @@ ATTACKS = {
     "redirect: bracket": hostile.on(TENSORS, hostile.redirect("https://[::1/x")),
     "redirect: escape": hostile.on(TENSORS, hostile.redirect("https://example.org/\x1b[2J")),
     "redirect: nowhere": hostile.on(TENSORS, lambda handler: handler.head({}, "302 Found")),
+    "echo: yanked": hostile.on(YANKED, hostile.body({"v1": f"withdrawn {TOKEN}"})),
     "status: 418": hostile.on(REFS, hostile.echo(418)),
     **{f"echo: {n}": hostile.on(MANIFEST, hostile.echo(n)) for n in (400, 401, 403, 404, 500)},
     **{
@@ -185,6 +186,13 @@ def test_an_attack_is_one_clear_error_and_leaves_nothing(hub, home, name):
     refused(lambda: ah.pull(hub.reference, home / "mine"), home)
     hub.attack = None
     assert read_adapter(ah.pull(hub.reference, home / "mine"))
+
+
+def test_a_reason_has_no_terminal_escapes(hub, home):
+    hub.attack = hostile.on(YANKED, hostile.body({"v1": "\x1b]0;x\x07 gone"}))
+    with pytest.warns(UserWarning, match="gone") as caught:
+        ah.pull(hub.reference)
+    assert "\x1b" not in str(caught[0].message)
 
 
 def test_there_are_enough_attacks():
@@ -323,15 +331,13 @@ def test_a_tag_that_moves_during_a_pull_does_not_poison_the_cache(hub, home, whe
         return False
 
     hub.attack = move
-    try:
+    if when == TENSORS:
+        with pytest.raises(FileError, match="not what was published"):
+            ah.pull(hub.reference, home / "mine")
+    else:  # all before or all after
         got = ah.pull(hub.reference, home / "mine")
-    except FileError as error:
-        assert "not what was published" in str(error)
-    else:
-        assert (got / "adapter.json").read_bytes() in (
-            files["adapter.json"],
-            theirs["adapter.json"],
-        )
+        expected = files if when == CARD else theirs
+        assert (got / "adapter.json").read_bytes() == expected["adapter.json"]
         assert read_adapter(got)
         shutil.rmtree(got)
     hub.attack = None
