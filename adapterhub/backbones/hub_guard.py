@@ -112,13 +112,14 @@ def _check_request(request: Any) -> None:
     if not networks:  # a request of another thread that began inside of the context
         return
     try:
-        if url_origin(url) not in {network.origin for network in networks}:
+        is_hub = url_origin(url) in {network.origin for network in networks}
+        if not is_hub:
             request.headers.pop("authorization", None)
             networks[-1].check(url)
     except ForbiddenAddressError as error:
         raise _refusal(f"{error}") from None
     request.headers["accept-encoding"] = "identity"
-    is_api = _API.fullmatch(request.url.path) is not None
+    is_api = is_hub and _API.fullmatch(request.url.path) is not None
     # A redirected request has the extensions of the first one: its answer is to the same question.
     request.extensions = {"is_api": is_api, **request.extensions, "trace": networks[-1].trace(url)}
 
@@ -139,9 +140,13 @@ def _check_response(response: Any) -> None:
         for header, pattern in _HEADERS.items():
             if not all(map(pattern.fullmatch, response.headers.get_list(header))):
                 raise _refusal(f"an invalid {header} header")
-    elif is_api and request.method == "GET" and response.status_code < 300:
+    elif is_api and _lists_files(request) and response.status_code < 300:
         response.read()
         _check_names(response.content)
+
+
+def _lists_files(request: Any) -> bool:
+    return request.method == "GET" or "/paths-info/" in request.url.path
 
 
 def _stays(response: Any) -> bool:
@@ -177,7 +182,7 @@ def _same(first: str, second: str) -> bool:
 def _check_names(data: bytes) -> None:
     """Refuse a listing whose commits, hashes or file names could lead a path elsewhere."""
     try:
-        tree = json.loads(data)
+        tree = json.loads(data or b"{}")
     except (ValueError, RecursionError):
         raise _refusal("malformed JSON") from None
     items = tree if isinstance(tree, list) else [tree]

@@ -34,7 +34,7 @@ import httpx2
 
 from adapterhub._version import __version__
 from adapterhub.backbones.origins import ForbiddenAddressError, HubNetwork, url_origin
-from adapterhub.errors import FileError, RegistryError
+from adapterhub.errors import ConfigError, FileError, RegistryError
 
 GRACE_SECONDS = 30.0  # for the connection and the headers, and for a pause of the network
 MIN_RATE = 4096  # bytes per second after that: half of what a telephone modem manages
@@ -73,12 +73,22 @@ class HubClient:
     """Read-only HTTP client of one hub.
 
     `base` is the hub's URL, `token` the one that belongs to it.
+
+    Raises:
+        ConfigError: `base` is not an http or https URL.
     """
 
     def __init__(self, base: str, token: str | None = None) -> None:
         self.base = base.rstrip("/")
         self.token = token
-        self._network = HubNetwork(self.base)
+        try:
+            self._network = HubNetwork(self.base)
+        except ForbiddenAddressError as error:
+            raise ConfigError(
+                f"the address of the hub is {error}: {self.base[:80]!r}",
+                expected="https://host",
+                hint="check HF_ENDPOINT",
+            ) from None
         self._client: httpx2.Client | None = None
 
     def read(self, path: str, limit: int, subject: str, params: Params = ()) -> bytes:

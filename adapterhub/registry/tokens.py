@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from platformdirs import user_config_path
 
-from adapterhub.backbones.origins import ForbiddenAddressError, Reach, url_origin, reach_of
+from adapterhub.backbones.origins import ForbiddenAddressError, Reach, reach_of, url_origin
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files import schema
 from adapterhub.files.atomic import UnreadableError, explained, read_file

@@ -10,8 +10,8 @@ from adapterhub.backbones.origins import (
     ForbiddenAddressError,
     HubNetwork,
     Reach,
-    url_origin,
     reach_of,
+    url_origin,
 )
 
 

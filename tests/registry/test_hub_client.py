@@ -10,7 +10,7 @@ import hub_server
 import pytest
 from huggingface_hub import constants
 
-from adapterhub.errors import FileError, RegistryError
+from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.registry import hub_client
 from adapterhub.registry.hub_client import (
     Expected,
@@ -159,6 +159,12 @@ def test_no_thread_or_connection_is_left(hub):
         client.read("/acme/a/resolve/v1/file", 1 << 20, "a")
     assert threading.active_count() <= threads + 20  # those of the server here
     assert not [t for t in threading.enumerate() if "_watch" in t.name]
+
+
+@pytest.mark.parametrize("base", ["", "h.org", "ftp://h.org", "https://me:pw@h.org"])
+def test_a_malformed_endpoint_is_an_error(base):
+    with pytest.raises(ConfigError, match="HF_ENDPOINT"):
+        HubClient(base)
 
 
 def test_the_hint_names_the_right_login(monkeypatch):
