@@ -1,9 +1,9 @@
 """Check the answers of a hub before huggingface_hub uses them.
 
-huggingface_hub joins headers and fields of an answer to the paths of its cache: the ETag names the
-file of the contents, X-Repo-Commit and `sha` the folder. From a hostile hub it would write and read
-files anywhere. It also has no limits for the sizes and times of answers, prints headers, and sends
-the token to the hubs that it knows. Inside of `guarded_hub`, its session has two hooks for this.
+huggingface_hub joins the ETag of an answer to the path of its cache, so that a hostile hub makes it
+write and read files anywhere. It also has no limits for the sizes and times of answers, prints
+headers, and sends the token to the hubs that it knows. Inside of `guarded_hub`, its session has two
+hooks against this. Commits, hashes and file names are checked too, whatever becomes of them.
 """
 
 from __future__ import annotations

@@ -47,6 +47,7 @@ from adapterhub.registry.local_versions import (
 )
 from adapterhub.registry.other_formats import (
     CONFIG_FILE,
+    MAX_CONFIG_BYTES,
     copy_foreign,
     entry_of_foreign,
     files_to_copy,
@@ -66,6 +67,7 @@ from adapterhub.registry.tokens import token_for
 
 MOST_VERSIONS = 100  # in a list: each needs a request; any version can be requested by its number
 MOST_LOOKUPS = 100  # of repositories in a search whose cards do not suffice
+_LISTED = {MANIFEST_FILE: MAX_MANIFEST_BYTES, CONFIG_FILE: MAX_CONFIG_BYTES}
 MAX_SMALL_FILE_BYTES = 2 * MAX_CARD_BYTES  # a card gets metadata when it is pushed
 
 
@@ -248,11 +250,11 @@ class HubStore:
         return make(data, reference=f"{self.prefix}{name}@{version}", name=name, version=version)
 
     def _manifest_or_config(self, name: str, commit: str, in_list: bool) -> tuple[str, bytes]:
-        for file in (MANIFEST_FILE, CONFIG_FILE) if in_list else ():
+        for file in _LISTED if in_list else ():
             if (data := self._cache.manifest(name, commit, file)) is not None:
                 return file, data
         try:
-            found = self._reader.first_file(name, commit, (MANIFEST_FILE, CONFIG_FILE))
+            found = self._reader.first_file(name, commit, _LISTED)
         except UnreachableError:
             if in_list:
                 raise

@@ -69,8 +69,11 @@ class HubCache:
         folder = self.adapter(digest)
         with explained(folder), staging(folder) as staged:
             yield staged
-            if not folder.exists():
+            try:
                 put_in_place(staged, folder, overwrite=False)
+            except OSError:
+                if not folder.exists():  # otherwise another process has added the same bytes
+                    raise
 
     def manifest(self, name: str, commit: str, file: str) -> bytes | None:
         """Return a manifest or configuration as it was when it was last requested."""

@@ -15,9 +15,7 @@ from urllib.parse import quote
 
 from adapterhub.errors import RegistryError, printable
 from adapterhub.files import schema
-from adapterhub.files.manifest import MAX_MANIFEST_BYTES
 from adapterhub.registry.hub_client import Expected, HubClient, MissingFileError
-from adapterhub.registry.other_formats import MAX_CONFIG_BYTES
 from adapterhub.registry.reference import is_repository, is_version
 
 MAX_REFS_BYTES = 8 << 20  # some 50,000 tags and branches
@@ -78,17 +76,16 @@ class HubReader:
             return None
 
     def first_file(
-        self, name: str, commit: str, files: Collection[str]
+        self, name: str, commit: str, limits: Mapping[str, int]
     ) -> tuple[str, bytes] | None:
         """Return the name and contents of the first of these files that the commit has.
 
         Args:
             name: the repository.
             commit: the commit.
-            files: the names to try.
+            limits: the largest accepted size by name, in the order in which to try them.
         """
-        limit = max(MAX_MANIFEST_BYTES, MAX_CONFIG_BYTES)
-        for file in files:
+        for file, limit in limits.items():
             if (data := self.small_file(name, commit, file, limit)) is not None:
                 return file, data
         return None

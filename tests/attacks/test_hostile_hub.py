@@ -20,11 +20,15 @@ import sample_adapters
 from huggingface_hub import constants
 
 import adapterhub as ah
-from adapterhub.backbones import origins
+from adapterhub.backbones import hub_guard, origins
 from adapterhub.backbones.find import find_backbone
+from adapterhub.backbones.load import meta_model
 from adapterhub.backbones.origins import Reach
+from adapterhub.data.options import DataOptions
+from adapterhub.data.tables import read_table
 from adapterhub.errors import (
     BackboneError,
+    DataError,
     FileError,
     MismatchError,
     OutputError,
@@ -581,6 +585,25 @@ def test_a_hostile_endpoint_writes_and_reads_nothing_elsewhere(endpoint, home, n
     endpoint.attack = None
     folder, _ = find_backbone("acme/bert")
     assert (folder / "config.json").read_bytes() == b"{}"
+
+
+@pytest.mark.parametrize("name", [name for name in BACKBONES if name.startswith(("ETag", "X_"))])
+def test_a_configuration_alone_is_guarded_too(endpoint, home, name):
+    endpoint.attack = BACKBONES[name]
+    refused(lambda: meta_model("acme/bert"), home, errors=BackboneError)
+
+
+def test_a_dataset_is_guarded_too(hub, monkeypatch):
+    import datasets
+
+    def load(name, subset, split):
+        assert hub_guard._active
+        raise OSError("no such dataset")
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    with pytest.raises(DataError, match="no such dataset"):
+        read_table("acme/reviews", DataOptions(train="acme/reviews"), "train")
+    assert not hub_guard._active
 
 
 def test_an_api_answer_from_another_server_is_checked_too(endpoint, home, other):

@@ -57,8 +57,8 @@ def test_a_revision_is_one_segment_of_the_path():
 
 def test_a_missing_file_is_none():
     assert reader(None).small_file("a/b", A, "x", 9) is None
-    assert reader(None).first_file("a/b", A, ("x", "y")) is None
-    assert reader(b"data").first_file("a/b", A, ("x", "y")) == ("x", b"data")
+    assert reader(None).first_file("a/b", A, {"x": 9, "y": 9}) is None
+    assert reader(b"data").first_file("a/b", A, {"x": 9, "y": 9}) == ("x", b"data")
     assert reader(None).yanked("a/b", A) == {}
     assert reader({"v1": "a\x1bb"}).yanked("a/b", A) == {"v1": "a\\u001bb"}
 
