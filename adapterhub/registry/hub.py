@@ -36,7 +36,13 @@ from adapterhub.files.native import (
 from adapterhub.registry.hub_cache import HubCache
 from adapterhub.registry.hub_card import entry_from_card, hub_card
 from adapterhub.registry.hub_client import Expected, HubClient, UnreachableError
-from adapterhub.registry.hub_reader import YANKED_FILE, HubReader, Refs, is_commit
+from adapterhub.registry.hub_reader import (
+    MOST_RESULTS,
+    YANKED_FILE,
+    HubReader,
+    Refs,
+    is_commit,
+)
 from adapterhub.registry.hub_writer import HubWriter
 from adapterhub.registry.local_versions import (
     PUBLISHED,
@@ -126,6 +132,8 @@ class HubStore:
 
     def get(self, entry: Entry, folder: Path | None = None) -> Path:
         """Return the folder with the verified files of a version: `folder`, or one in the cache."""
+        if not entry.fingerprint:
+            _require_commit(entry)
         cached = self._cache.adapter(entry.digest)
         if cached.exists() and entry.fingerprint and not _is_intact(cached, entry.digest):
             shutil.rmtree(cached)
@@ -183,7 +191,8 @@ class HubStore:
                 stacklevel=2,
             )
         for name in lookups[:MOST_LOOKUPS]:
-            entries += self._available(name, query.all_versions)
+            if len(entries) < MOST_RESULTS:
+                entries += self._available(name, query.all_versions)
         return filter_entries(entries, query)
 
     def versions(self, name: str, *, backbone: str | None = None) -> Sequence[Entry]:
@@ -297,9 +306,6 @@ class HubStore:
 
     def _download_foreign(self, entry: Entry) -> None:
         """Download another library's adapter; its commit's listing has the digests."""
-        is_own = entry.digest == foreign_digest(entry.name, entry.version)
-        if not (is_own and is_commit(entry.version)):
-            raise FileError(f"{entry.reference} is not pinned to a commit")
         listing = self._reader.listing(entry.name, entry.version)
         names = files_to_copy(listing, entry.reference, allow_pickle=self.allow_pickle)
         size = sum(listing[name].limit for name in names)
@@ -401,6 +407,13 @@ def _stubs(name: str, state: _State) -> list[Entry]:
         Entry(**empty, name=name, version=v, task=None, tags=tags, yanked=state.yanked.get(v))  # type: ignore[arg-type]
         for v, tags in state.versions().items()
     ]
+
+
+def _require_commit(entry: Entry) -> None:
+    """Refuse an entry of another library's adapter that names no commit, or another adapter."""
+    is_own = entry.digest == foreign_digest(entry.name, entry.version)
+    if not (is_own and is_commit(entry.version)):
+        raise FileError(f"{entry.reference} is not pinned to a commit")
 
 
 def _number(version: str) -> int:

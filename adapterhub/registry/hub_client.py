@@ -49,7 +49,7 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 
 
 class UnreachableError(RegistryError):
-    """The hub did not answer at all, or this machine is offline; a cache may be used instead."""
+    """The hub did not answer, or too slowly, or this machine is offline; a cache may be used."""
 
 
 class MissingFileError(RegistryError):
@@ -360,7 +360,7 @@ def _refuse_offline(subject: str) -> None:
 
 def _error(error: Exception, watchdog: _Watchdog, subject: str) -> Exception:
     if watchdog.expired:
-        return RegistryError(
+        return UnreachableError(
             f"{subject}: the hub is too slow",
             expected=f"{MIN_RATE} bytes per second after {GRACE_SECONDS:.0f} s",
             hint="try again on a faster connection",
