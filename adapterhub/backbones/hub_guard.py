@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import chain
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
@@ -27,6 +29,7 @@ from adapterhub.errors import BackboneError
 MAX_ANSWER_BYTES = 64 << 20  # of the API: listings of repositories with 100,000 files
 GRACE_SECONDS = 60.0
 MIN_RATE = 4096  # bytes per second after that
+HEADER_SECONDS = 300.0  # for all headers of an answer
 TIMEOUT_SECONDS = 300.0  # between two packets; a hub may take minutes to check a large commit
 _ETAG = re.compile(r'(W/)?"?[A-Za-z0-9_+=-]{8,128}"?')
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -48,6 +51,7 @@ _PART = re.compile(r"(?!\.{1,2}$)[^\x00-\x1f\x7f-\x9f\\/:]{1,255}")
 _lock = threading.Lock()
 _active: list[HubNetwork] = []
 _guarded_clients: list[Any] = []
+_connections: dict[str, list[socket.socket]] = {}  # by origin; duplicates
 _previous_factory: Callable[[], Any] | None = None
 
 
@@ -91,6 +95,9 @@ def _leave(network: HubNetwork) -> None:
             client.event_hooks["request"].remove(_check_request)
             client.event_hooks["response"].remove(_check_response)
         _guarded_clients.clear()
+        for connection in chain.from_iterable(_connections.values()):
+            connection.close()
+        _connections.clear()
         if hub_http._GLOBAL_CLIENT_FACTORY is _guarded_client and _previous_factory is not None:
             hub_http.set_client_factory(_previous_factory)
 
@@ -121,7 +128,41 @@ def _check_request(request: Any) -> None:
     request.headers["accept-encoding"] = "identity"
     is_api = is_hub and _API.fullmatch(request.url.path) is not None
     # A redirected request has the extensions of the first one: its answer is to the same question.
-    request.extensions = {"is_api": is_api, **request.extensions, "trace": networks[-1].trace(url)}
+    request.extensions = {
+        "is_api": is_api,
+        **request.extensions,
+        "trace": _trace(networks[-1], url),
+    }
+
+
+def _trace(network: HubNetwork, url: str) -> Callable[[str, Mapping[str, Any]], None]:
+    """Check the peer, and end a connection whose headers take too long.
+
+    Timeouts apply to each packet, and headers may be sent one byte at a time.
+    """
+    check_peer, origin, timers = network.trace(url), url_origin(url), list[threading.Timer]()
+
+    def callback(event: str, info: Mapping[str, Any]) -> None:
+        check_peer(event, info)
+        if event.endswith("connect_tcp.complete"):
+            duplicate = info["return_value"].get_extra_info("socket").dup()
+            with _lock:
+                _connections.setdefault(origin, []).append(duplicate)
+        elif event.endswith("receive_response_headers.started"):
+            timers.append(threading.Timer(HEADER_SECONDS, _end_connections, (origin,)))
+            timers[-1].daemon = True
+            timers[-1].start()
+        elif "receive_response_headers." in event and timers:
+            timers.pop().cancel()
+
+    return callback
+
+
+def _end_connections(origin: str) -> None:
+    with _lock:
+        for connection in _connections.get(origin, ()):
+            with suppress(OSError):  # closed already
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def _check_response(response: Any) -> None:

@@ -143,8 +143,8 @@ def meta_model(
             config = transformers.AutoConfig.from_pretrained(source, revision=revision, **options)
         with torch.device("meta"):
             model = auto.from_config(config)
-    except (OSError, ValueError, KeyError) as error:
-        raise not_found(backbone, str(error).splitlines()[0]) from error
+    except (OSError, ValueError, KeyError) as error:  # its cause may quote a server
+        raise not_found(backbone, str(error).splitlines()[0]) from None
     model.config._name_or_path = model.name_or_path = backbone
     return model.eval()  # type: ignore[no-any-return]
 

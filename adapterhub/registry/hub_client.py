@@ -22,7 +22,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -331,10 +331,8 @@ class _Watchdog:
         self.expired = True
         while not self._done.wait(0.1):  # a connection may be made only now
             for connection in self._sockets:
-                try:
+                with suppress(OSError):  # closed already
                     connection.shutdown(socket.SHUT_RDWR)
-                except OSError:  # closed already
-                    continue
 
 
 @cache

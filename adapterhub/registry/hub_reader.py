@@ -21,7 +21,7 @@ from adapterhub.registry.reference import is_repository, is_version
 MAX_REFS_BYTES = 8 << 20  # some 50,000 tags and branches
 MAX_INFO_BYTES = 8 << 20  # the names of some 100,000 files
 MAX_LISTING_BYTES = 4 << 20  # some 10,000 files
-MAX_SEARCH_BYTES = 64 << 20  # a thousand repositories with their cards
+MAX_SEARCH_BYTES = 32 << 20  # a thousand repositories with their cards
 MAX_YANKED_BYTES = 1 << 20
 MAX_FILE_BYTES = 64 << 30  # as the tensors of our own format
 MOST_RESULTS = 1_000

@@ -587,6 +587,28 @@ def test_a_hostile_endpoint_writes_and_reads_nothing_elsewhere(endpoint, home, n
     assert (folder / "config.json").read_bytes() == b"{}"
 
 
+BROKEN = {
+    "not HTTP": hostile.on("", lambda handler: handler.raw(b"\x00\x01 SSH-2.0\r\n\r\n")),
+    "headers": hostile.on("", hostile.endless(b"X" * 4096)),
+    "drip": hostile.on("", hostile.drip(HEAD + b"X-A: ")),
+    "informational": hostile.on("", hostile.endless(b"HTTP/1.1 100 Continue\r\n\r\n", 0.01)),
+    "loop": hostile.on("", hostile.redirect(lambda handler: handler.path)),
+    **{f"echo {n}": hostile.on("", hostile.echo(n)) for n in (400, 401, 403, 404, 500)},
+    **{
+        f"echo {code}": hostile.on("", hostile.echo(404, code))
+        for code in ("RepoNotFound", "RevisionNotFound", "GatedRepo", "EntryNotFound")
+    },
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_endpoint_is_one_error(endpoint, home, name, monkeypatch):
+    monkeypatch.setattr(hub_guard, "HEADER_SECONDS", 0.1)
+    endpoint.attack = BROKEN[name]
+    for find in (find_backbone, meta_model):
+        refused(lambda find=find: find("acme/bert"), home, seconds=20, errors=BackboneError)
+
+
 @pytest.mark.parametrize("name", [name for name in BACKBONES if name.startswith(("ETag", "X_"))])
 def test_a_configuration_alone_is_guarded_too(endpoint, home, name):
     endpoint.attack = BACKBONES[name]
