@@ -14,8 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import (  # type: ignore[attr-defined]
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    HTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 
+from adapterhub.backbones.hub_guard import guarded_hub
 from adapterhub.errors import BackboneError
 
 _HUB_ID = re.compile(r"(?!\.)(?!.*(--|\.\.))[\w.-]+(/[\w.-]+)?")
@@ -66,7 +75,7 @@ def find_backbone(backbone: str, revision: str | None = None) -> tuple[Path, str
 
     Raises:
         BackboneError: `backbone` is not a folder, and was not found on the Hub, in its cache or in
-            a package.
+            a package; or an answer of the Hub is malformed.
     """
     if Path(backbone).is_dir():
         return Path(backbone), None
@@ -77,14 +86,18 @@ def find_backbone(backbone: str, revision: str | None = None) -> tuple[Path, str
             hint="--backbone FOLDER, or load_backbone(FOLDER)",
         )
     try:
-        folder = Path(_download(backbone, revision))
+        with guarded_hub():
+            folder = Path(_download(backbone, revision))
         return folder, folder.name
-    except LocalEntryNotFoundError as error:
+    # `from None`: the client's errors quote the server, which may repeat the user's token.
+    except LocalEntryNotFoundError:
         if backbone in PACKAGED and revision is None:
             return _packaged_folder(backbone, PACKAGED[backbone]), None
-        raise not_found(backbone, "the Hub is unreachable, and its cache has no copy") from error
-    except (HfHubHTTPError, HFValidationError) as error:
+        raise not_found(backbone, "the Hub is unreachable, and its cache has no copy") from None
+    except HFValidationError as error:
         raise not_found(backbone, str(error).splitlines()[0]) from error
+    except HTTPError as error:
+        raise not_found(backbone, _reason(error)) from None
 
 
 def is_hub_id(name: str) -> bool:
@@ -109,13 +122,26 @@ def not_found(backbone: str, reason: str) -> BackboneError:
     )
 
 
+def _reason(error: HTTPError) -> str:
+    """Describe an error of the Hub's client in our own words."""
+    if not isinstance(error, HfHubHTTPError):
+        return f"the Hub does not answer ({type(error).__name__})"
+    if isinstance(error, RevisionNotFoundError):
+        return "the Hub has no such revision"
+    if isinstance(error, GatedRepoError):
+        return "it is gated; request access on its page"
+    if isinstance(error, RepositoryNotFoundError) or error.response.status_code == 401:
+        return "the Hub has no such repository, or you have no access to it"
+    return f"the Hub answered {error.response.status_code}"
+
+
 def _download(backbone: str, revision: str | None) -> str:
     ignore = list(_OTHER_FORMATS)
     try:
         files = HfApi().model_info(backbone, revision=revision, timeout=10).siblings or []
         if any(f.rfilename.endswith(".safetensors") for f in files):
             ignore += ["*.bin", "*.pt", "*.pth"]
-    except (HfHubHTTPError, HFValidationError):
+    except (HfHubHTTPError, HFValidationError, BackboneError):
         raise
     except Exception:  # offline, in any of the ways of the HTTP library: use the cache
         logging.getLogger(__name__).debug("the Hub did not answer", exc_info=True)

@@ -15,6 +15,7 @@ from tokenizers import AddedToken
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.backbones.find import PACKAGED, find_backbone, not_found
+from adapterhub.backbones.hub_guard import guarded_hub
 from adapterhub.backbones.identity import ORIGIN
 from adapterhub.backbones.newly_initialized import NEWLY_INITIALIZED
 from adapterhub.backbones.quantized import (
@@ -138,11 +139,12 @@ def meta_model(
     is_packaged = backbone in PACKAGED and not revision
     source = str(find_backbone(backbone)[0]) if is_packaged else backbone
     try:
-        config = transformers.AutoConfig.from_pretrained(source, revision=revision, **options)
+        with guarded_hub():
+            config = transformers.AutoConfig.from_pretrained(source, revision=revision, **options)
         with torch.device("meta"):
             model = auto.from_config(config)
-    except (OSError, ValueError, KeyError) as error:
-        raise not_found(backbone, str(error).splitlines()[0]) from error
+    except (OSError, ValueError, KeyError) as error:  # its cause may quote a server
+        raise not_found(backbone, str(error).splitlines()[0]) from None
     model.config._name_or_path = model.name_or_path = backbone
     return model.eval()  # type: ignore[no-any-return]
 

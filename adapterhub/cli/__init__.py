@@ -33,6 +33,8 @@ COMMANDS = {
     "yank": "Withdraw a published version, without deleting it.",
     "lock": "Pin the adapters of a project in its lock file.",
     "sync": "Restore the adapters pinned in the lock file.",
+    "login": "Store an access token for a hub.",
+    "logout": "Delete the access token of a hub.",
     "registry": "Verify, re-index or clean a local registry.",
     "merge": "Merge an adapter into its backbone and write a checkpoint.",
     "combine": "Combine adapters into one: linear, TIES or DARE.",

@@ -355,16 +355,22 @@ def _read_parquet(source: str) -> Table:
 
 def _read_hub(name: str, subset: str | None, split: str) -> Table:
     import datasets
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
+
+    from adapterhub.backbones.hub_guard import guarded_hub
 
     try:
-        data = datasets.load_dataset(name, subset, split=split)
+        with guarded_hub():
+            data = datasets.load_dataset(name, subset, split=split)
     except Exception as error:  # the Hub, its client and the cache have no common base class
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if isinstance(error, HTTPError):  # it quotes the server, which may repeat a token
+            reason = type(error).__name__
         raise DataError(
             f"{name!r} is not a local file and cannot be loaded as a Hub dataset: {reason}",
             expected=f"a dataset id with the split {split!r}, or a file",
             hint="without a network, give a file, or load it once online to fill the cache",
-        ) from error
+        ) from None
     lines = range(1, data.num_rows + 1)
     return Table(name, "row", tuple(data.column_names), lines, lambda n: _hub_column(data, n))
 

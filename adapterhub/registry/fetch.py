@@ -122,9 +122,9 @@ def fetch(
         signers = _keys(checked)
     if asked.version is None:
         warn_if_back(seen, entry, store)
-    record_version(seen, entry)
     if folder is not None or not is_checked:
         path = store.get(entry, folder)
+    record_version(seen, entry)
     return Fetched(path, entry.digest, signers)
 
 

@@ -4,41 +4,52 @@ A repository holds one adapter. A version is a git tag `v1`, `v2`, ... on a comm
 tags are tags. Each publication is one commit on `main` whose parent is the head that the writer
 saw. In repositories without such tags, which other tools made, a version is a commit.
 
-The client is huggingface_hub: its cache, tokens, resumed downloads and offline mode. It does not
-verify the contents of its downloads, so this module does.
+A hub is not trusted: `hub_client` limits its answers, `hub_reader` checks them, and an adapter
+enters the cache only after its manifest has the digest of its entry and its tensors have the
+digest of the manifest. Each hub has its own cache and gets no token but its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitOperationAdd, HfApi
-from huggingface_hub.errors import (  # type: ignore[attr-defined]
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    HTTPError,
-    LocalEntryNotFoundError,
-    RemoteEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-from platformdirs import user_cache_path
-
-from adapterhub.errors import ConfigError, FileError, RegistryError
+from adapterhub.errors import AdapterhubError, FileError, OutputError, RegistryError
 from adapterhub.files import schema
-from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, read_adapter
+from adapterhub.files.atomic import sync_files
+from adapterhub.files.manifest import MAX_MANIFEST_BYTES, from_json
+from adapterhub.files.native import (
+    CARD_FILE,
+    MANIFEST_FILE,
+    MAX_CARD_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_TENSOR_BYTES,
+    TENSORS_FILE,
+    read_adapter,
+)
 from adapterhub.files.signature import (
     MAX_SIGNATURE_BYTES,
     Signature,
     parse_signatures,
     read_signatures,
 )
+from adapterhub.registry.hub_cache import HubCache
 from adapterhub.registry.hub_card import entry_from_card, hub_card
+from adapterhub.registry.hub_client import Expected, HubClient, UnreachableError
+from adapterhub.registry.hub_reader import (
+    MOST_RESULTS,
+    YANKED_FILE,
+    HubReader,
+    Refs,
+    is_commit,
+)
+from adapterhub.registry.hub_writer import HubWriter
 from adapterhub.registry.local_versions import (
     PUBLISHED,
     check_tags,
@@ -49,10 +60,11 @@ from adapterhub.registry.local_versions import (
 )
 from adapterhub.registry.other_formats import (
     CONFIG_FILE,
-    FOREIGN,
-    PICKLES,
+    MAX_CONFIG_BYTES,
     copy_foreign,
     entry_of_foreign,
+    files_to_copy,
+    foreign_digest,
 )
 from adapterhub.registry.secrets import refuse_leaks
 from adapterhub.registry.store import (
@@ -64,19 +76,38 @@ from adapterhub.registry.store import (
     free_version,
     version_number,
 )
+from adapterhub.registry.tokens import token_for
 
-YANKED_FILE = "yanked.json"
 SIGNATURES_FOLDER = "signatures"  # one file for each version, such as v3.sig
-_MOST_RESULTS = 1_000
-_MAX_YANKED_BYTES = 1 << 20
+MOST_VERSIONS = 100  # in a list: each needs a request; any version can be requested by its number
+MOST_LOOKUPS = 100  # of repositories in a search whose cards do not suffice
+_LISTED = {MANIFEST_FILE: MAX_MANIFEST_BYTES, CONFIG_FILE: MAX_CONFIG_BYTES}
+MAX_SMALL_FILE_BYTES = 2 * MAX_CARD_BYTES  # a card gets metadata when it is pushed
+
+
+@dataclass(frozen=True)
+class _State:
+    """The refs of a repository, and its yanked versions with the reasons."""
+
+    refs: Refs
+    yanked: Mapping[str, str]
+
+    def versions(self) -> dict[str, tuple[str, ...]]:
+        """Return the tags of each version, oldest version first."""
+        by_commit: dict[str, list[str]] = {}
+        for tag, commit in sorted(self.refs.tags.items()):
+            if not version_number(tag):
+                by_commit.setdefault(commit, []).append(tag)
+        numbered = sorted(filter(version_number, self.refs.tags), key=_number)
+        return {v: tuple(by_commit.get(self.refs.tags[v], ())) for v in numbered}
 
 
 class HubStore:
     """A store on a hub; adapter names have the form `owner/name`. See `Store` for the methods.
 
     `endpoint` is the URL of a hub other than huggingface_hub's default; `token` replaces the token
-    that huggingface_hub finds. `allow_pickle` accepts other libraries' adapters as pickles if they
-    have no safetensors file.
+    that belongs to this hub, False sends none. `allow_pickle` accepts other libraries' adapters as
+    pickles if they have no safetensors file.
     """
 
     def __init__(
@@ -86,39 +117,44 @@ class HubStore:
         *,
         allow_pickle: bool = False,
     ) -> None:
+        from huggingface_hub import constants  # slow to import
+
+        base = (endpoint or constants.ENDPOINT).rstrip("/")
+        own_token = token if isinstance(token, str) else None
+        if token is None or token is True:
+            own_token = token_for(base)
         self.allow_pickle = allow_pickle
-        self.api = HfApi(endpoint=endpoint, token=token, library_name="adapterhub")
         self.prefix = f"{endpoint}/" if endpoint else "hf:"
+        self._reader = HubReader(HubClient(base, own_token), self.prefix)
+        self._writer = HubWriter(base, own_token, self.prefix)
+        self._cache = HubCache(base)
+        self._commits: dict[tuple[str, str], str] = {}  # that the versions here were resolved to
 
     def resolve(
         self, name: str, version: str | None = None, *, backbone: str | None = None
     ) -> Entry:
         """Find the version that a name refers to."""
-        with self._translated_errors(name):
-            entries = [] if _is_commit(version) else self._versions_online(name)
-            if entries:
-                entry = choose_version(entries, name, version)
-            else:
-                entry = self._entry(name, version or "main")
+        entry = self._resolve(name, version)
         _refuse_other_backbone(entry, backbone)
         return entry
 
     def get(self, entry: Entry, folder: Path | None = None) -> Path:
         """Return the folder with the verified files of a version: `folder`, or one in the cache."""
-        cached = user_cache_path("adapterhub", appauthor=False) / "hub" / entry.digest
+        if not entry.fingerprint:
+            _require_commit(entry)
+        cached = self._cache.adapter(entry.digest)
+        if cached.exists() and entry.fingerprint and not _is_intact(cached, entry.digest):
+            shutil.rmtree(cached)
         if not cached.exists():
-            with self._translated_errors(entry.name):
-                self._download(entry, cached)
-        if not (cached / MANIFEST_FILE).is_file():
-            return cached if folder is None else self._copy_foreign(cached, folder)
-        read_adapter(cached)
-        if digest_of(cached) != entry.digest:
-            raise FileError(
-                f"the files of {entry.reference} are not what was published",
-                expected=f"a manifest with sha256 {entry.digest}",
-                hint="pull it again; the hub may have changed in the meantime",
-            )
-        return cached if folder is None else copy_adapter(cached, folder)
+            self._download(entry) if entry.fingerprint else self._download_foreign(entry)
+        if entry.fingerprint:
+            return cached if folder is None else copy_adapter(cached, folder)
+        # It may be in the cache as a pickle that an earlier call allowed.
+        names = [path.name for path in cached.iterdir()]
+        files_to_copy(names, entry.reference, allow_pickle=self.allow_pickle)
+        if folder is None:
+            return cached
+        return copy_foreign(cached, folder, allow_pickle=self.allow_pickle)
 
     def put(self, folder: Path, publication: Publication) -> Entry:
         """Publish an adapter's folder as one commit."""
@@ -129,20 +165,20 @@ class HubStore:
         files |= publication.beside
         refuse_leaks(files)
         name = publication.name
-        with self._translated_errors(name):
-            private = publication.visibility == "private"
-            self.api.create_repo(name, private=private, exist_ok=True)
-            # Read before the versions, so that a publication in between makes the commit fail.
-            head = str(self.api.model_info(name).sha)
-            entries = self._versions(name)
-            digest = digest_of(folder)
-            existing = next((entry.version for entry in entries if entry.digest == digest), None)
-            version = existing or free_version(name, publication.version, entries)
-            if existing is None:
-                self._commit_version(files, publication, version, head, entries)
-            for tag in publication.tags:
-                self._tag(name, tag, version)
-            return choose_version(self._versions(name), name, version)
+        self._writer.create(name, private=publication.visibility == "private")
+        # Its head is the parent of the commit: a publication in between makes the commit fail.
+        state = self._online_state(name)
+        entries = self._entries(name, state)
+        digest = digest_of(folder)
+        existing = next((entry.version for entry in entries if entry.digest == digest), None)
+        version = existing or free_version(name, publication.version, _stubs(name, state))
+        if existing is None:
+            commit = self._commit_version(files, publication, version, state.refs.head, entries)
+        else:
+            commit = state.refs.tags[existing]
+        for tag in publication.tags:
+            self._tag(name, tag, commit)
+        return self._resolve(name, version)
 
     def search(self, query: Query) -> list[Entry]:
         """Return the versions that match a query: the hub filters by tags, this method the rest."""
@@ -150,70 +186,196 @@ class HubStore:
         backbone = query.backbone or ""
         if "/" in backbone:  # the Hub indexes neither fingerprints nor ids without an owner
             filters.append(f"base_model:adapter:{backbone}")
-        with self._translated_errors(""):
-            # The Hub's own text search covers repository names only.
-            infos = self.api.list_models(
-                filter=filters, full=True, cardData=True, limit=_MOST_RESULTS
+        entries: list[Entry] = []
+        lookups = []
+        for item in self._reader.search(filters):
+            entry = entry_from_card(item.get("cardData"), item["id"], self.prefix)
+            if entry is None or query.all_versions or YANKED_FILE in _file_names(item):
+                lookups.append(item["id"])
+            else:
+                entries.append(entry)
+        if len(lookups) > MOST_LOOKUPS:
+            warnings.warn(
+                f"{len(lookups) - MOST_LOOKUPS} more repositories match; narrow the search",
+                stacklevel=2,
             )
-            entries = [
-                entry for info in infos for entry in self._entries_in(info, query.all_versions)
-            ]
+        for name in lookups[:MOST_LOOKUPS]:
+            if len(entries) < MOST_RESULTS:
+                entries += self._available(name, query.all_versions)
         return filter_entries(entries, query)
 
     def versions(self, name: str, *, backbone: str | None = None) -> Sequence[Entry]:
-        """List all versions of a name, oldest first."""
-        with self._translated_errors(name):
-            entries = self._versions_online(name) or [self._entry(name, "main")]
+        """List the versions of a name, oldest first: the newest `MOST_VERSIONS` of them."""
+        entries = self._entries(name, self._state(name)) or [self._resolve(name, None)]
         _refuse_other_backbone(entries[-1], backbone)
         return entries
 
     def yank(self, entry: Entry, reason: str) -> None:
         """Exclude a version from searches, by a file in its repository."""
-        name = entry.name
-        with self._translated_errors(name):
-            head = str(self.api.model_info(name).sha)
-            reasons = {**self._yanked(name), entry.version: reason}
-            files = {YANKED_FILE: schema.canonical_json(reasons)}
-            self._commit(name, files, f"Yank {entry.version}", head)
+        state = self._online_state(entry.name)
+        files = {YANKED_FILE: schema.canonical_json({**state.yanked, entry.version: reason})}
+        self._writer.commit(entry.name, files, f"Yank {entry.version}", state.refs.head)
 
     def signatures(self, entry: Entry) -> Sequence[Signature]:
         """List the signatures that were added to a version after its publication."""
-        file = f"{SIGNATURES_FOLDER}/{entry.version}.sig"
-        with self._translated_errors(entry.name):
-            if (path := self._file(entry.name, "main", file)) is None:
-                return ()
-        with open(path, "rb") as handle:
-            data = handle.read(MAX_SIGNATURE_BYTES + 1)
-        return parse_signatures(data, f"{file} of {self.prefix}{entry.name}")
+        return self._added_signatures(entry, self._state(entry.name))
 
     def add_signatures(self, entry: Entry, signatures: Sequence[Signature]) -> None:
         """Add signatures to a version, by a file on `main`: a tag never moves."""
-        with self._translated_errors(entry.name):
-            head = str(self.api.model_info(entry.name).sha)
-            data = merged_signatures(self.signatures(entry), signatures, entry.digest)
-            files = {f"{SIGNATURES_FOLDER}/{entry.version}.sig": data}
-            self._commit(entry.name, files, f"Sign {entry.version}", head)
+        state = self._online_state(entry.name)
+        added = self._added_signatures(entry, state)
+        data = merged_signatures(added, signatures, entry.digest)
+        files = {_signatures_file(entry): data}
+        self._writer.commit(entry.name, files, f"Sign {entry.version}", state.refs.head)
 
-    def _download(self, entry: Entry, folder: Path) -> None:
-        """Download the files of a version to a new folder."""
-        if entry.fingerprint:  # ours; the repository may also hold the adapter in peft's format
-            copy_adapter(self._snapshot(entry.name, entry.version, PUBLISHED), folder)
-        else:
-            names = (*FOREIGN, *PICKLES) if self.allow_pickle else FOREIGN
-            self._copy_foreign(self._snapshot(entry.name, entry.version, names), folder)
+    def _added_signatures(self, entry: Entry, state: _State) -> Sequence[Signature]:
+        if not state.refs.head:
+            return ()
+        file = _signatures_file(entry)
+        data = self._reader.small_file(entry.name, state.refs.head, file, MAX_SIGNATURE_BYTES)
+        return () if data is None else parse_signatures(data, f"{file} of {entry.reference}")
 
-    def _copy_foreign(self, source: Path, folder: Path) -> Path:
-        return copy_foreign(source, folder, allow_pickle=self.allow_pickle)
+    def _resolve(self, name: str, version: str | None) -> Entry:
+        if version is not None and is_commit(version):
+            return self._entry(name, version, version)
+        state = self._state(name)
+        if stubs := _stubs(name, state):
+            stub = choose_version(stubs, name, version)
+            entry = self._entry(name, state.refs.tags[stub.version], stub.version)
+            return replace(entry, tags=stub.tags, yanked=stub.yanked)
+        revision = version or "main"
+        commit = state.refs.branches.get(revision) or state.refs.tags.get(revision)
+        commit = commit or self._reader.commit_of(name, revision)
+        return self._entry(name, commit, commit)
+
+    def _state(self, name: str) -> _State:
+        """Return the refs and yanked versions of a repository; the last known ones if offline."""
+        try:
+            return self._online_state(name)
+        except UnreachableError:
+            known = self._cache.refs(name)
+            if known is None:
+                raise
+            return _State(*known)
+
+    def _online_state(self, name: str) -> _State:
+        refs = self._reader.refs(name)
+        numbered = any(map(version_number, refs.tags))
+        yanked = self._reader.yanked(name, refs.head) if numbered and refs.head else {}
+        self._cache.keep_refs(name, refs, yanked)
+        return _State(refs, yanked)
+
+    def _entries(self, name: str, state: _State) -> list[Entry]:
+        """Return the entries of the newest numbered versions, oldest first."""
+        stubs = _stubs(name, state)
+        if len(stubs) > MOST_VERSIONS:
+            older = len(stubs) - MOST_VERSIONS
+            warnings.warn(f"{name}: {older} older versions are not listed", stacklevel=4)
+        entries = []
+        for stub in stubs[-MOST_VERSIONS:]:
+            entry = self._entry(name, state.refs.tags[stub.version], stub.version, in_list=True)
+            entries.append(replace(entry, tags=stub.tags, yanked=stub.yanked))
+        return entries
+
+    def _entry(self, name: str, commit: str, version: str, *, in_list: bool = False) -> Entry:
+        """Return the entry of a commit; for a list, from the manifest as last seen."""
+        file, data = self._manifest_or_config(name, commit, in_list)
+        if file == CONFIG_FILE:
+            version = commit  # its files are pinned by their commit, they have no digest of ours
+        make = entry_of if file == MANIFEST_FILE else entry_of_foreign
+        self._commits[name, version] = commit
+        return make(data, reference=f"{self.prefix}{name}@{version}", name=name, version=version)
+
+    def _manifest_or_config(self, name: str, commit: str, in_list: bool) -> tuple[str, bytes]:
+        for file in _LISTED if in_list else ():
+            if (data := self._cache.manifest(name, commit, file)) is not None:
+                return file, data
+        try:
+            found = self._reader.first_file(name, commit, _LISTED)
+        except UnreachableError:
+            if in_list:
+                raise
+            try:
+                return self._manifest_or_config(name, commit, in_list=True)
+            except UnreachableError:
+                pass
+            raise
+        if found is None:
+            raise FileError(
+                f"{self.prefix}{name} holds no adapter",
+                expected=f"{MANIFEST_FILE}, or another library's {CONFIG_FILE}",
+            )
+        self._cache.keep_manifest(name, commit, *found)
+        return found
+
+    def _download(self, entry: Entry) -> None:
+        """Download a version into the cache: first its manifest, which has the other digests."""
+        name, commit = entry.name, self._commit_of(entry)
+        data = self._manifest_of(entry, commit)
+        manifest = from_json(data, f"{MANIFEST_FILE} of {entry.reference}")
+        size = sum(info.nbytes for info in manifest.tensors.values())
+        sha256 = manifest.files.get(TENSORS_FILE)
+        if size > MAX_TENSOR_BYTES or sha256 is None:
+            raise FileError(
+                f"{entry.reference} has no tensors, or more than {MAX_TENSOR_BYTES} bytes"
+            )
+        tensors = Expected(8 + MAX_HEADER_BYTES + size, sha256=sha256)
+        with self._cache.adding(entry.digest) as staged, _progress(entry, size, staged) as update:
+            (staged / MANIFEST_FILE).write_bytes(data)
+            self._reader.download(
+                name, commit, TENSORS_FILE, staged / TENSORS_FILE, tensors, progress=update
+            )
+            for file in set(PUBLISHED) - {MANIFEST_FILE, TENSORS_FILE}:
+                optional = self._reader.small_file(name, commit, file, MAX_SMALL_FILE_BYTES)
+                if optional is not None:
+                    (staged / file).write_bytes(optional)
+            read_adapter(staged)
+            sync_files(staged)
+
+    def _download_foreign(self, entry: Entry) -> None:
+        """Download another library's adapter; its commit's listing has the digests."""
+        listing = self._reader.listing(entry.name, entry.version)
+        names = files_to_copy(listing, entry.reference, allow_pickle=self.allow_pickle)
+        size = sum(listing[name].limit for name in names)
+        with self._cache.adding(entry.digest) as staged, _progress(entry, size, staged) as update:
+            for file in names:
+                self._reader.download(
+                    entry.name, entry.version, file, staged / file, listing[file], progress=update
+                )
+            sync_files(staged)
+
+    def _commit_of(self, entry: Entry) -> str:
+        """Return the commit of a version; the one that it was resolved to, if it was here."""
+        if is_commit(entry.version):
+            return entry.version
+        key = (entry.name, entry.version)
+        commit = self._commits.get(key) or self._state(entry.name).refs.tags.get(entry.version)
+        if commit is None:
+            raise RegistryError(f"{entry.reference} has no such version")
+        return commit
+
+    def _manifest_of(self, entry: Entry, commit: str) -> bytes:
+        """Return the manifest with the digest of an entry."""
+        data = self._cache.manifest(entry.name, commit, MANIFEST_FILE)
+        if data is None or hashlib.sha256(data).hexdigest() != entry.digest:
+            data = self._reader.small_file(entry.name, commit, MANIFEST_FILE, MAX_MANIFEST_BYTES)
+        if data is None or hashlib.sha256(data).hexdigest() != entry.digest:
+            raise FileError(
+                f"the files of {entry.reference} are not what was published",
+                expected=f"a manifest with sha256 {entry.digest}",
+                hint="pull it again; the hub may have changed in the meantime",
+            )
+        return data
 
     def _commit_version(
         self,
         files: Mapping[str, bytes],
         publication: Publication,
         version: str,
-        head: str,
+        head: str | None,
         entries: Sequence[Entry],
-    ) -> None:
-        """Commit the files of a new version and tag the commit."""
+    ) -> str:
+        """Commit the files of a new version and tag the commit; return it."""
         name = publication.name
         entry = entry_of(
             files[MANIFEST_FILE],
@@ -225,156 +387,84 @@ class HubStore:
         _refuse_second_backbone(entries, entry)
         card = hub_card(files[CARD_FILE], entry)
         message = f"Publish {version}: {' + '.join(entry.methods)}"
-        commit = self._commit(name, {**files, CARD_FILE: card}, message, head)
+        commit = self._writer.commit(name, {**files, CARD_FILE: card}, message, head)
         # Never moved: if two writers chose the same number, the second is refused.
-        self.api.create_tag(name, tag=version, revision=commit)
+        self._writer.create_tag(name, version, commit)
+        return commit
 
-    def _versions_online(self, name: str) -> list[Entry]:
-        """List the numbered versions; empty if there are none or the hub cannot be reached."""
-        try:
-            return self._versions(name)
-        except HfHubHTTPError:
-            raise
-        except (HTTPError, ConnectionError):
-            return []
-
-    def _versions(self, name: str) -> list[Entry]:
-        refs = self._refs(name)
-        numbered = sorted(filter(version_number, refs), key=lambda tag: version_number(tag) or 0)
-        if not numbered:
-            return []
-        yanked = self._yanked(name)
-        self._file(name, "main", MANIFEST_FILE)  # caches the newest version for offline use
-        entries = []
-        for version in numbered:
-            tags = sorted(
-                tag
-                for tag, commit in refs.items()
-                if commit == refs[version] and not version_number(tag)
-            )
-            entry = self._entry(name, version)
-            entries.append(replace(entry, tags=tuple(tags), yanked=yanked.get(version)))
-        return entries
-
-    def _refs(self, name: str) -> dict[str, str]:
-        return {tag.name: tag.target_commit for tag in self.api.list_repo_refs(name).tags}
-
-    def _entry(self, name: str, revision: str) -> Entry:
-        offline: LocalEntryNotFoundError | None = None
-        for file, make in ((MANIFEST_FILE, entry_of), (CONFIG_FILE, entry_of_foreign)):
-            try:
-                path = self._file(name, revision, file)
-            except LocalEntryNotFoundError as error:  # no network, and not in the cache
-                offline = error
-                continue
-            if path is not None:
-                version = revision if version_number(revision) else path.parent.name
-                reference = f"{self.prefix}{name}@{version}"
-                return make(path.read_bytes(), reference=reference, name=name, version=version)
-        raise offline or FileError(
-            f"{self.prefix}{name} holds no adapter",
-            expected=f"{MANIFEST_FILE}, or another library's {CONFIG_FILE}",
-        )
-
-    def _file(self, name: str, revision: str, file: str) -> Path | None:
-        """Return the cached path of one file of a repository, or None if it does not exist."""
-        try:
-            return Path(self.api.hf_hub_download(name, file, revision=revision))
-        except RemoteEntryNotFoundError:
-            return None
-
-    def _snapshot(self, name: str, revision: str, files: Sequence[str]) -> Path:
-        allowed = list(files)
-        return Path(self.api.snapshot_download(name, revision=revision, allow_patterns=allowed))
-
-    def _yanked(self, name: str) -> dict[str, str]:
-        """Read the yanked versions of a repository, with the reasons."""
-        if (path := self._file(name, "main", YANKED_FILE)) is None:
-            return {}
-        tree, problems = schema.parse_object(path.read_bytes(), _MAX_YANKED_BYTES)
-        if problems or not all(isinstance(reason, str) for reason in tree.values()):
-            raise FileError(f"{self.prefix}{name} has a broken {YANKED_FILE}", offenders=problems)
-        return tree
-
-    def _commit(self, name: str, files: Mapping[str, bytes], message: str, head: str) -> str:
-        operations = [CommitOperationAdd(path, data) for path, data in sorted(files.items())]
-        commit = self.api.create_commit(
-            name, operations, commit_message=message, parent_commit=head, revision="main"
-        )
-        return str(commit.oid)
-
-    def _tag(self, name: str, tag: str, revision: str) -> None:
-        refs = self._refs(name)
-        target = refs.get(revision, revision)
-        if refs.get(tag) == target:
+    def _tag(self, name: str, tag: str, commit: str) -> None:
+        tags = self._reader.refs(name).tags
+        if tags.get(tag) == commit:
             return
-        if tag in refs:
-            self.api.delete_tag(name, tag=tag)
-        self.api.create_tag(name, tag=tag, revision=target)
+        if tag in tags:
+            self._writer.delete_tag(name, tag)
+        self._writer.create_tag(name, tag, commit)
 
-    def _entries_in(self, info: Any, all_versions: bool) -> Sequence[Entry]:
-        """Return the entries of a repository, from its card alone if that is enough."""
-        entry = entry_from_card(info.card_data, info.id, self.prefix)
-        if entry is not None and not all_versions and YANKED_FILE not in _file_names(info):
-            return [entry]
-        available = [e for e in self._versions_online(info.id) if e.yanked is None]
-        return available if all_versions else available[-1:]
-
-    @contextmanager
-    def _translated_errors(self, name: str) -> Iterator[None]:
-        """Raise the client's errors as ours, with a hint."""
+    def _available(self, name: str, all_versions: bool) -> Sequence[Entry]:
+        """Return the entries of a repository that a search may show."""
         try:
-            yield
-        except HTTPError as error:
-            raise _registry_error(error, self._address(name)) from error
-        except HFValidationError as error:
-            raise ConfigError(f"invalid repository name {name!r}: {error}") from error
-        except (LocalEntryNotFoundError, ConnectionError) as error:
-            raise _unreachable(self._address(name), error) from error
-
-    def _address(self, name: str) -> str:
-        """Name the subject of an error: a repository, or the hub itself."""
-        return f"{self.prefix}{name}" if name else self.prefix.rstrip("/").replace("hf:", "the Hub")
+            if all_versions:
+                return [e for e in self._entries(name, self._state(name)) if e.yanked is None]
+            return [self._resolve(name, None)]
+        except UnreachableError:
+            raise
+        except AdapterhubError:  # anyone can publish a broken repository
+            return []
 
 
-def _registry_error(error: HTTPError, address: str) -> RegistryError:
-    if not isinstance(error, HfHubHTTPError):
-        return _unreachable(address, error)
-    status = error.response.status_code
-    if isinstance(error, RevisionNotFoundError):
-        return RegistryError(f"{address} has no such version", hint=f"adapterhub show {address}")
-    if isinstance(error, GatedRepoError):
-        return RegistryError(
-            f"{address} is gated", hint="request access on its page, then hf auth login"
+@contextmanager
+def _progress(entry: Entry, size: int, folder: Path) -> Iterator[Callable[[int], object]]:
+    """Show the progress of a download as huggingface_hub does; yield the function to update it."""
+    from huggingface_hub.utils.tqdm import tqdm  # honours HF_HUB_DISABLE_PROGRESS_BARS
+
+    if (free := shutil.disk_usage(folder).free) < size:
+        raise OutputError(
+            f"{entry.reference} has {size} bytes, {folder.parent} has room for {free}",
+            hint="free some space, or set XDG_CACHE_HOME to another disk",
         )
-    if isinstance(error, RepositoryNotFoundError) or status == 401:
-        return RegistryError(
-            f"{address} does not exist, or you have no access to it",
-            hint="hf auth login, or set HF_TOKEN",
-        )
-    if status == 403:
-        return RegistryError(
-            f"{address}: your token lacks the permission", hint="use a token with write access"
-        )
-    if status in (409, 412):
-        return RegistryError(f"{address} was changed by another writer", hint="try again")
-    return RegistryError(f"{address}: the hub answered {status}: {error.server_message or error}")
+    label = f"Fetching {entry.reference}"
+    bar = tqdm(total=size, unit="B", unit_scale=True, desc=label)  # type: ignore[no-untyped-call]
+    with bar:
+        yield bar.update
 
 
-def _unreachable(address: str, error: Exception) -> RegistryError:
-    return RegistryError(
-        f"{address} cannot be reached and is not in the cache: {type(error).__name__}",
-        hint="check the network, HF_HUB_OFFLINE and HF_ENDPOINT",
-    )
+def _signatures_file(entry: Entry) -> str:
+    return f"{SIGNATURES_FOLDER}/{entry.version}.sig"
 
 
-def _is_commit(version: str | None) -> bool:
-    """Return whether a version is a full commit hash."""
-    return version is not None and len(version) == 40 and set(version) <= set("0123456789abcdef")
+def _stubs(name: str, state: _State) -> list[Entry]:
+    """Return entries of the numbered versions that need no request: numbers, tags and yanks."""
+    empty = {"reference": "", "digest": "", "backbone": "", "fingerprint": "", "methods": ()}
+    return [
+        Entry(**empty, name=name, version=v, task=None, tags=tags, yanked=state.yanked.get(v))  # type: ignore[arg-type]
+        for v, tags in state.versions().items()
+    ]
 
 
-def _file_names(info: Any) -> set[str]:
-    return {sibling.rfilename for sibling in info.siblings or ()}
+def _require_commit(entry: Entry) -> None:
+    """Refuse an entry of another library's adapter that names no commit, or another adapter."""
+    is_own = entry.digest == foreign_digest(entry.name, entry.version)
+    if not (is_own and is_commit(entry.version)):
+        raise FileError(f"{entry.reference} is not pinned to a commit")
+
+
+def _number(version: str) -> int:
+    return version_number(version) or 0
+
+
+def _is_intact(folder: Path, digest: str) -> bool:
+    """Return whether a folder in the cache still has the bytes that were verified."""
+    try:
+        read_adapter(folder)
+        return digest_of(folder) == digest
+    except FileError:
+        return False
+
+
+def _file_names(item: Mapping[str, Any]) -> set[str]:
+    siblings = item.get("siblings")
+    items = siblings if isinstance(siblings, list) else []
+    return {str(s.get("rfilename")) for s in items if isinstance(s, dict)}
 
 
 def _refuse_other_backbone(entry: Entry, backbone: str | None) -> None:

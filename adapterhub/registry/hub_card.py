@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +16,8 @@ _FIELDS = (
     "backbone", "description", "license", "language", "topics",
 )  # fmt: skip
 
+_TEXTS = ("task", "backbone", "description", "license")
+_FORMS = {"version": r"v[1-9]\d{0,8}", "digest": "[0-9a-f]{64}", "fingerprint": r"[\w.:+-]{1,200}"}
 _LISTS = ("methods", "tags", "language", "topics")
 
 
@@ -52,12 +56,12 @@ def entry_from_card(card: Any, name: str, prefix: str) -> Entry | None:
     Returns:
         The entry, or None if the card has none or it cannot be read.
     """
-    metadata = card.to_dict() if hasattr(card, "to_dict") else dict(card or {})
-    section = metadata.get("adapterhub")
-    if not isinstance(section, Mapping) or not {"version", "digest", "methods"} <= section.keys():
-        return None
-    fields = {key: section[key] for key in _FIELDS if key in section}
+    metadata = card.to_dict() if hasattr(card, "to_dict") else card
+    section = metadata.get("adapterhub") if isinstance(metadata, Mapping) else None
     try:
+        if not isinstance(section, Mapping) or not _is_entry(section):
+            return None
+        fields = {key: section[key] for key in _FIELDS if key in section}
         return Entry(
             **{
                 "task": None,
@@ -72,6 +76,21 @@ def entry_from_card(card: Any, name: str, prefix: str) -> Entry | None:
         )
     except (TypeError, ValueError, AttributeError):
         return None
+
+
+def _is_entry(section: Mapping[str, Any]) -> bool:
+    """Return whether the fields of a card have the types and the forms of an entry."""
+    if any(not isinstance(section.get(key, []), list) for key in _LISTS):
+        return False
+    numbers = [section.get(key, 0) for key in ("size", "parameters")]
+    texts = [section.get(key) for key in _TEXTS]
+    return (
+        {"version", "digest", "methods"} <= section.keys()
+        and all(re.fullmatch(p, str(section.get(key, ""))) for key, p in _FORMS.items())
+        and all(type(number) is int and 0 <= number < 2**63 for number in numbers)
+        and all(text is None or isinstance(text, str) for text in texts)
+        and all(map(math.isfinite, map(float, dict(section.get("metrics") or {}).values())))
+    )
 
 
 def _results(entry: Entry) -> list[EvalResult]:

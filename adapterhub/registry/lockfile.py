@@ -8,7 +8,8 @@
 relative to the lock file if it is in the project; null is each user's own. `endpoint` is the origin
 of the hub that gave the adapter; null for a local registry. `signer` is the public key of who
 signed it, or null. With the lock file and access to the stores, everyone gets the same bytes, with
-the same signer, or an error. Lock files may come from strangers: no token is sent to an `endpoint`.
+the same signer, or an error. Lock files may come from strangers: a hub that they name gets a token
+only if the user stored one for exactly its origin (`tokens`).
 """
 
 from __future__ import annotations
@@ -390,7 +391,7 @@ def _check_successor(name: str, old: Pin, new: Pin) -> None:
 
 
 def _other_hub(pinned: Pin) -> Store | None:
-    """Return the hub that a lock file names for `hf:`, without a token, unless it is one's own.
+    """Return the hub that a lock file names for `hf:`, unless it is one's own.
 
     What the Hub gave may come from this machine's `$HF_ENDPOINT`, such as a mirror.
     """
@@ -400,7 +401,7 @@ def _other_hub(pinned: Pin) -> Store | None:
         return None
     from adapterhub.registry.hub import HubStore  # huggingface_hub is slow to import
 
-    return HubStore(pinned.endpoint, token=False)
+    return HubStore(pinned.endpoint)
 
 
 def _verified_digest(folder: Path) -> str:

@@ -6,6 +6,7 @@ They have no manifest, and so no fingerprint; their entry's digest only identifi
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from pathlib import Path
 
 from adapterhub.errors import FileError
@@ -20,7 +21,7 @@ _TENSOR_FILES = (peft.TENSORS_FILE, adapters.WEIGHTS[0])
 FOREIGN = (CONFIG_FILE, *_TENSOR_FILES, adapters.HEAD_CONFIG_FILE, adapters.HEAD_WEIGHTS[0])
 # Copied on request only; they are opened with torch.load(weights_only=True).
 PICKLES = (peft.PICKLE_FILE, adapters.WEIGHTS[1], adapters.HEAD_WEIGHTS[1])
-_MAX_CONFIG_BYTES = 4 << 20
+MAX_CONFIG_BYTES = 4 << 20
 
 
 def entry_of_foreign(data: bytes, *, reference: str, name: str, version: str) -> Entry:
@@ -35,20 +36,51 @@ def entry_of_foreign(data: bytes, *, reference: str, name: str, version: str) ->
     Raises:
         FileError: the configuration cannot be read.
     """
-    config, problems = schema.parse_object(data, _MAX_CONFIG_BYTES)
+    config, problems = schema.parse_object(data, MAX_CONFIG_BYTES)
     if problems:
         raise FileError(f"{CONFIG_FILE} of {reference} cannot be read", offenders=problems)
-    method = config.get("peft_type") or config.get("config", {}).get("architecture") or "bottleneck"
+    inner = config.get("config")
+    architecture = inner.get("architecture") if isinstance(inner, dict) else None
+    method = config.get("peft_type") or architecture or "bottleneck"
     backbone = config.get("base_model_name_or_path") or config.get("model_name") or ""
     return Entry(
         reference=reference,
         name=name,
         version=version,
-        digest=hashlib.sha256(f"{name}@{version}".encode()).hexdigest(),
+        digest=foreign_digest(name, version),
         backbone=str(backbone),
         fingerprint="",
         methods=(str(method).lower(),),
         task=None,
+    )
+
+
+def foreign_digest(name: str, version: str) -> str:
+    """Return the digest of another library's adapter: of its name and version, not of its files."""
+    return hashlib.sha256(f"{name}@{version}".encode()).hexdigest()
+
+
+def files_to_copy(
+    available: Collection[str], source: str, *, allow_pickle: bool = False
+) -> tuple[str, ...]:
+    """Return which of the available files the importer reads.
+
+    Args:
+        available: the names of the adapter's files.
+        source: the adapter, for the error message.
+        allow_pickle: use pickles if there is no safetensors file.
+
+    Raises:
+        FileError: there is no safetensors file, and no pickle or `allow_pickle` is not set.
+    """
+    if any(name in available for name in _TENSOR_FILES):
+        return tuple(name for name in FOREIGN if name in available)
+    if allow_pickle and any(name in available for name in PICKLES):
+        return tuple(name for name in (*FOREIGN, *PICKLES) if name in available)
+    raise FileError(
+        f"{source} has an adapter's configuration but no safetensors file",
+        expected=" or ".join(_TENSOR_FILES),
+        hint="--allow-pickle (allow_pickle=True) reads a pickle instead, without running its code",
     )
 
 
@@ -63,12 +95,6 @@ def copy_foreign(source: Path, folder: Path, *, allow_pickle: bool = False) -> P
     Raises:
         FileError: there is no safetensors file, and no pickle or `allow_pickle` is not set.
     """
-    if any((source / name).is_file() for name in _TENSOR_FILES):
-        return copy_files(source, folder, FOREIGN)
-    if allow_pickle and any((source / name).is_file() for name in PICKLES):
-        return copy_files(source, folder, (*FOREIGN, *PICKLES))
-    raise FileError(
-        f"{source.name} has an adapter's configuration but no safetensors file",
-        expected=" or ".join(_TENSOR_FILES),
-        hint="--allow-pickle (allow_pickle=True) reads a pickle instead, without running its code",
-    )
+    available = {path.name for path in source.iterdir() if path.is_file()}
+    names = files_to_copy(available, source.name, allow_pickle=allow_pickle)
+    return copy_files(source, folder, names)

@@ -85,6 +85,16 @@ def is_name(text: str) -> bool:
     return ".." not in text and re.fullmatch(_NAME, text) is not None
 
 
+def is_repository(name: str) -> bool:
+    """Return whether a text has the form `owner/name` of a repository on a hub."""
+    return ".." not in name and re.fullmatch(rf"{_NAME}/{_NAME}", name) is not None
+
+
+def is_version(text: str) -> bool:
+    """Return whether a text may follow the @ of a reference: a version, tag, branch or commit."""
+    return ".." not in text and re.fullmatch(_VERSION, text) is not None
+
+
 def check_name(name: str) -> None:
     """Refuse a text that is not a valid adapter name in a local registry.
 
@@ -97,7 +107,7 @@ def check_name(name: str) -> None:
 
 def _parse_hub(text: str) -> Reference:
     name, version = _split(text, text.removeprefix("hf:"))
-    if not _is_repository(name):
+    if not is_repository(name):
         raise _error(text, "does not name a repository of the Hub", "hf:owner/name[@revision]")
     return Reference("hub", name, version)
 
@@ -117,7 +127,7 @@ def _parse_server(text: str) -> Reference:
         shown = text.replace(f"{parts.netloc.rpartition('@')[0]}@", "")
         raise _error(shown, "has more than a host and a name", "https://host/owner/name")
     name, version = _split(text, parts.path.removeprefix("/"))
-    if not _is_repository(name):
+    if not is_repository(name):
         raise _error(text, "does not name an adapter", "https://host/owner/name[@revision]")
     return Reference("server", name, version, host)
 
@@ -126,7 +136,7 @@ def _parse_local(text: str) -> Reference:
     name, version = _split(text, text)
     if "/" in name or "\\" in name:
         hint = f"./{text} for a folder" + (
-            f", hf:{text} for the Hub" if _is_repository(name) else ""
+            f", hf:{text} for the Hub" if is_repository(name) else ""
         )
         raise _error(text, "could be a folder or a repository of the Hub", hint=hint)
     if not is_name(name):
@@ -136,13 +146,9 @@ def _parse_local(text: str) -> Reference:
 
 def _split(text: str, rest: str) -> tuple[str, str | None]:
     name, at, version = rest.partition("@")
-    if at and (not re.fullmatch(_VERSION, version) or ".." in version):
+    if at and not is_version(version):
         raise _error(text, f"has an invalid version after @: {version!r}")
     return name, version or None
-
-
-def _is_repository(name: str) -> bool:
-    return ".." not in name and re.fullmatch(rf"{_NAME}/{_NAME}", name) is not None
 
 
 def _error(text: str, problem: str, expected: str = FORMS, hint: str = "") -> ConfigError:

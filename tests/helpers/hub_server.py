@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -185,7 +186,7 @@ class Handler(BaseHTTPRequestHandler):
             raise Failure(404, "EntryNotFound")
         data = files[path]
         start = int((self.headers.get("Range") or "bytes=0-")[6:].split("-")[0])
-        headers = {"X-Repo-Commit": oid, "ETag": f'"{hashlib.sha1(data).hexdigest()}"',
+        headers = {"X-Repo-Commit": oid, "ETag": f'"{git_sha1(data)}"',
                    "Accept-Ranges": "bytes"}  # fmt: skip
         if start:
             self.hub.resumed_at.append(start)
@@ -251,7 +252,12 @@ class Handler(BaseHTTPRequestHandler):
 
 def sizes(data: bytes) -> dict[str, Any]:
     """Return the size and oid of a file in a listing."""
-    return {"size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+    return {"size": len(data), "oid": git_sha1(data)}
+
+
+def git_sha1(data: bytes) -> str:
+    """Return git's hash of a file."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
 def card_data(files: dict[str, bytes]) -> dict[str, Any]:
@@ -268,12 +274,22 @@ def tags(card: dict[str, Any]) -> list[str]:
     return [*card.get("tags", []), *derived]
 
 
+class Server(ThreadingHTTPServer):
+    """The server; a client that closes its connection early is not an error."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+
 @contextmanager
 def serving() -> Iterator[tuple[Hub, str]]:
     """Run a hub on localhost; yield it with its URL."""
     hub = Hub()
     handler = type("Bound", (Handler,), {"hub": hub})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = Server(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

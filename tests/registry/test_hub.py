@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import hub_server
 import pytest
 import safetensors.torch
@@ -149,7 +151,7 @@ def test_a_repository_without_an_adapter_is_an_error(hub):
 
 def test_a_download_shows_its_progress(hub, published, capfd):
     pull(published.reference)
-    assert "Fetching 3 files" in capfd.readouterr().err
+    assert f"Fetching {published.reference}" in capfd.readouterr().err
 
 
 def test_a_leak_is_refused_before_the_first_request(hub, tmp_path):
@@ -157,3 +159,52 @@ def test_a_leak_is_refused_before_the_first_request(hub, tmp_path):
     with pytest.raises(FileError, match="private information"):
         store(hub).put(folder, Publication("acme/polite"))
     assert hub.requests == []
+
+
+def test_a_damaged_copy_in_the_cache_is_downloaded_again(hub, published):
+    cached = store(hub).get(published)
+    for file in ("adapter.json", "adapter.safetensors"):
+        data = bytearray((cached / file).read_bytes())
+        data[-2] ^= 1
+        (cached / file).write_bytes(data)
+        assert read_adapter(store(hub).get(published))
+    hub.requests.clear()
+    store(hub).get(published)
+    assert hub.requests == []
+
+
+def test_a_tag_is_known_offline(hub, published, tmp_path, monkeypatch):
+    again = store(hub).put(tmp_path / "made", Publication("acme/polite", tags=("best",)))
+    assert again.tags == ("best",)
+    store(hub).get(again)
+    store(hub).yank(again, "wrong")
+    store(hub).resolve("acme/polite", "v1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    offline = store(hub).resolve("acme/polite", "best")
+    assert (offline.version, offline.yanked) == ("v1", "wrong")
+    assert read_adapter(store(hub).get(offline))
+    assert [entry.version for entry in store(hub).versions("acme/polite")] == ["v1"]
+
+
+def test_a_pickle_in_the_cache_is_refused_unless_allowed(hub):
+    repository = hub.repositories["acme/pickle"] = hub_server.Repository()
+    config = b'{"peft_type": "LORA"}'
+    repository.commit({"adapter_config.json": config, "adapter_model.bin": b"\x80\x04."})
+    entry = store(hub).resolve("acme/pickle")
+    allowing = HubStore(hub.address, token=False, allow_pickle=True)
+    assert (allowing.get(entry) / "adapter_model.bin").is_file()
+    with pytest.raises(FileError, match="no safetensors"):
+        store(hub).get(entry)
+
+
+def test_another_librarys_adapter_is_pinned_to_its_commit(hub):
+    repository = hub.repositories["acme/theirs"] = hub_server.Repository()
+    files = {"adapter_config.json": b'{"peft_type": "LORA"}', "adapter_model.safetensors": b"1"}
+    repository.tags["v1"] = commit = repository.commit(files)
+    for version in (None, "v1", "main", commit):
+        entry = store(hub).resolve("acme/theirs", version if version != "main" else None)
+        assert entry.version == commit
+    assert store(hub).get(entry)
+    for forged in (replace(entry, version="v1"), replace(entry, digest="0" * 64)):
+        with pytest.raises(FileError, match="not pinned"):
+            store(hub).get(forged)

@@ -33,18 +33,26 @@ def test_the_writers_text_and_metadata_are_kept():
     assert hub_card(written, ENTRY) == written
 
 
+FIELDS = {"version": "v1", "digest": "0" * 64, "methods": ["lora"], "fingerprint": "x-1"}
+
+
 @pytest.mark.parametrize(
     "section",
     [
         None,
         "text",
         {},
-        {"version": "v1", "digest": "0"},
-        {"version": "v1", "digest": "0", "methods": 3},
-        {"version": "v1", "digest": "0", "methods": ["lora"], "metrics": {"f1": "high"}},
-        {"version": "v1", "digest": "0", "methods": ["lora"], "metrics": [1]},
+        {key: value for key, value in FIELDS.items() if key != "methods"},
+        *({**FIELDS, **change} for change in (
+            {"methods": 3}, {"methods": "lora"}, {"tags": None}, {"metrics": {"f1": "high"}},
+            {"metrics": [1]}, {"metrics": {"f1": float("nan")}}, {"version": "../../x"},
+            {"version": "main"}, {"version": "v1\x1b[2J"}, {"digest": "../x"}, {"digest": 3},
+            {"fingerprint": ""}, {"size": "3"}, {"size": -1}, {"size": 2**70}, {"parameters": True},
+            {"task": ["x"]}, {"description": {}},
+        )),
     ],
-)
+)  # fmt: skip
 def test_an_unreadable_card_gives_no_entry(section):
+    assert entry_from_card({"adapterhub": FIELDS}, "a/b", "hf:") is not None
     assert entry_from_card({"adapterhub": section}, "a/b", "hf:") is None
     assert entry_from_card(None, "a/b", "hf:") is None

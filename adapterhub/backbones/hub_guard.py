@@ -1,0 +1,273 @@
+"""Check the answers of a hub before huggingface_hub uses them.
+
+huggingface_hub joins the ETag of an answer to the path of its cache, so that a hostile hub makes it
+write and read files anywhere. It also has no limits for the sizes and times of answers, prints
+headers, and sends the token to the hubs that it knows. Inside of `guarded_hub`, its session has two
+hooks against this. Commits, hashes and file names are checked too, whatever becomes of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import chain
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+from huggingface_hub import constants
+from huggingface_hub.utils import _http as hub_http
+
+from adapterhub.backbones.origins import ForbiddenAddressError, HubNetwork, url_origin
+from adapterhub.errors import BackboneError
+
+MAX_ANSWER_BYTES = 64 << 20  # of the API: listings of repositories with 100,000 files
+GRACE_SECONDS = 60.0
+MIN_RATE = 4096  # bytes per second after that
+HEADER_SECONDS = 300.0  # for all headers of an answer
+TIMEOUT_SECONDS = 300.0  # between two packets; a hub may take minutes to check a large commit
+_ETAG = re.compile(r'(W/)?"?[A-Za-z0-9_+=-]{8,128}"?')
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_HEX = re.compile(r"[0-9a-f]{64}")
+_HEADERS = {
+    "etag": _ETAG,
+    "x-linked-etag": _ETAG,
+    "x-repo-commit": _COMMIT,
+    "x-xet-hash": _HEX,
+    "x-linked-size": re.compile(r"\d{1,18}"),
+}
+# They would be printed, or let the client sleep for as long as the server likes.
+_DROPPED = ("x-hf-warning", "retry-after", "ratelimit")
+_XET = ("x-xet-hash", "x-xet-refresh-route", "link")
+_XET_LINK = "xet-auth"
+_API = re.compile(r".*/api/(?!resolve-cache/).*")  # the Hub's cache of small files is below /api
+_PART = re.compile(r"(?!\.{1,2}$)[^\x00-\x1f\x7f-\x9f\\/:]{1,255}")
+
+_lock = threading.Lock()
+_active: list[HubNetwork] = []
+_guarded_clients: list[Any] = []
+_connections: dict[str, list[socket.socket]] = {}  # by origin; duplicates
+_previous_factory: Callable[[], Any] | None = None
+
+
+@contextmanager
+def guarded_hub(endpoint: str | None = None) -> Iterator[None]:
+    """Check the answers that huggingface_hub receives inside of this context.
+
+    Its token is sent to the origin of `endpoint` only, by default huggingface_hub's own.
+
+    Raises:
+        BackboneError: an answer is malformed, too large or too slow.
+    """
+    try:
+        network = HubNetwork(endpoint or constants.ENDPOINT)
+    except ForbiddenAddressError as error:
+        raise BackboneError(
+            f"the address of the hub is {error}", hint="check HF_ENDPOINT"
+        ) from None
+    _enter(network)
+    try:
+        yield
+    finally:
+        _leave(network)
+
+
+def _enter(network: HubNetwork) -> None:
+    global _previous_factory
+    with _lock:
+        _active.append(network)
+        if len(_active) == 1:
+            _previous_factory = hub_http._GLOBAL_CLIENT_FACTORY
+            hub_http.set_client_factory(_guarded_client)
+
+
+def _leave(network: HubNetwork) -> None:
+    with _lock:
+        _active.remove(network)
+        if _active:
+            return
+        for client in _guarded_clients:
+            client.event_hooks["request"].remove(_check_request)
+            client.event_hooks["response"].remove(_check_response)
+        _guarded_clients.clear()
+        for connection in chain.from_iterable(_connections.values()):
+            connection.close()
+        _connections.clear()
+        if hub_http._GLOBAL_CLIENT_FACTORY is _guarded_client and _previous_factory is not None:
+            hub_http.set_client_factory(_previous_factory)
+
+
+def _guarded_client() -> Any:
+    assert _previous_factory is not None
+    client = _previous_factory()
+    client.event_hooks["request"].append(_check_request)
+    client.event_hooks["response"].append(_check_response)
+    if client.timeout.read is None:
+        client.timeout = TIMEOUT_SECONDS
+    _guarded_clients.append(client)
+    return client
+
+
+def _check_request(request: Any) -> None:
+    """Remove the token from a request to another origin; ask for uncompressed answers."""
+    networks, url = tuple(_active), str(request.url)
+    if not networks:  # a request of another thread that began inside of the context
+        return
+    try:
+        is_hub = url_origin(url) in {network.origin for network in networks}
+        if not is_hub:
+            request.headers.pop("authorization", None)
+            networks[-1].check(url)
+    except ForbiddenAddressError as error:
+        raise _refusal(f"{error}") from None
+    request.headers["accept-encoding"] = "identity"
+    is_api = is_hub and _API.fullmatch(request.url.path) is not None
+    # A redirected request has the extensions of the first one: its answer is to the same question.
+    request.extensions = {
+        "is_api": is_api,
+        **request.extensions,
+        "trace": _trace(networks[-1], url),
+    }
+
+
+def _trace(network: HubNetwork, url: str) -> Callable[[str, Mapping[str, Any]], None]:
+    """Check the peer, and end a connection whose headers take too long.
+
+    Timeouts apply to each packet, and headers may be sent one byte at a time.
+    """
+    check_peer, origin, timers = network.trace(url), url_origin(url), list[threading.Timer]()
+
+    def callback(event: str, info: Mapping[str, Any]) -> None:
+        check_peer(event, info)
+        if event.endswith("connect_tcp.complete"):
+            duplicate = info["return_value"].get_extra_info("socket").dup()
+            with _lock:
+                _connections.setdefault(origin, []).append(duplicate)
+        elif event.endswith("receive_response_headers.started"):
+            timers.append(threading.Timer(HEADER_SECONDS, _end_connections, (origin,)))
+            timers[-1].daemon = True
+            timers[-1].start()
+        elif "receive_response_headers." in event and timers:
+            timers.pop().cancel()
+
+    return callback
+
+
+def _end_connections(origin: str) -> None:
+    with _lock:
+        for connection in _connections.get(origin, ()):
+            with suppress(OSError):  # closed already
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def _check_response(response: Any) -> None:
+    """Refuse an answer with names that could lead a path elsewhere; limit its size and time."""
+    networks, request = tuple(_active), response.request
+    if not networks:
+        return
+    for header in _DROPPED:
+        response.headers.pop(header, None)
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise _refusal("a compressed body")
+    _check_routes(response, networks[-1])
+    is_api = request.extensions.get("is_api", False)
+    response.stream = _limited(response.stream, MAX_ANSWER_BYTES if is_api else None)
+    if request.method == "HEAD" and not _stays(response):
+        for header, pattern in _HEADERS.items():
+            if not all(map(pattern.fullmatch, response.headers.get_list(header))):
+                raise _refusal(f"an invalid {header} header")
+    elif is_api and _lists_files(request) and response.status_code < 300:
+        response.read()
+        _check_names(response.content)
+
+
+def _lists_files(request: Any) -> bool:
+    return request.method == "GET" or "/paths-info/" in request.url.path
+
+
+def _stays(response: Any) -> bool:
+    """Return whether an answer redirects within its origin; its headers are then not used."""
+    url, location = str(response.request.url), response.headers.get("location")
+    return location is not None and _same(urljoin(url, location), url)
+
+
+def _check_routes(response: Any, network: HubNetwork) -> None:
+    """Refuse redirects and next pages that lead elsewhere; drop Xet if its tokens are elsewhere."""
+    url = str(response.request.url)
+    try:
+        if location := response.headers.get("location"):
+            network.check(urljoin(url, location))
+        links = {rel: urljoin(url, link.get("url", "")) for rel, link in response.links.items()}
+        following = links.get("next")
+        if following and not (_same(following, url) and _API.fullmatch(urlsplit(following).path)):
+            raise ForbiddenAddressError("a next page on another server")
+        # The client requests Xet's tokens from this URL, with the user's own token.
+        routes = [links[_XET_LINK]] if _XET_LINK in links else []
+        routes += [urljoin(url, r) for r in response.headers.get_list("x-xet-refresh-route")]
+        if not all(_same(route, url) for route in routes):
+            for header in _XET:  # the file is then downloaded without Xet
+                response.headers.pop(header, None)
+    except (ForbiddenAddressError, ValueError) as error:
+        raise _refusal(f"{error}") from None
+
+
+def _same(first: str, second: str) -> bool:
+    return url_origin(first) == url_origin(second)
+
+
+def _check_names(data: bytes) -> None:
+    """Refuse a listing whose commits, hashes or file names could lead a path elsewhere."""
+    try:
+        tree = json.loads(data or b"{}")
+    except (ValueError, RecursionError):
+        raise _refusal("malformed JSON") from None
+    items = tree if isinstance(tree, list) else [tree]
+    for item in items:
+        if not isinstance(item, dict):
+            continue
+        siblings = item.get("siblings")
+        names = [s.get("rfilename") for s in siblings or () if isinstance(s, dict)]
+        for name in [*names, *([item["path"]] if "path" in item else [])]:
+            if not isinstance(name, str) or not all(map(_PART.fullmatch, name.split("/"))):
+                raise _refusal(f"an invalid file name {str(name)[:80]!a}")
+        large = item.get("lfs")
+        hashes = [(item.get("sha"), _COMMIT), (item.get("xetHash"), _HEX)]
+        hashes += [(large.get("oid"), _HEX)] if isinstance(large, dict) else []
+        for value, pattern in hashes:
+            if value is not None and not pattern.fullmatch(str(value)):
+                raise _refusal(f"an invalid hash {str(value)[:80]!a}")
+
+
+def _limited(stream: Any, limit: int | None) -> Any:
+    """Wrap the stream of a body so that it ends at a size, or when it is too slow."""
+    # huggingface_hub 2 uses httpx2, version 1 httpx: the base class is that of its own library.
+    library = sys.modules[type(stream).__module__.partition(".")[0]]
+
+    class LimitedStream(library.SyncByteStream):  # type: ignore[name-defined, misc]
+        def __iter__(self) -> Iterator[bytes]:
+            received, start = 0, time.monotonic()
+            for chunk in stream:
+                received += len(chunk)
+                elapsed = time.monotonic() - start
+                if limit is not None and received > limit:
+                    raise _refusal(f"more than {limit} bytes")
+                if elapsed > GRACE_SECONDS + received / MIN_RATE:
+                    raise _refusal(f"less than {MIN_RATE} bytes per second")
+                yield chunk
+
+        def close(self) -> None:
+            stream.close()
+
+    return LimitedStream()
+
+
+def _refusal(problem: str) -> BackboneError:
+    return BackboneError(
+        f"the hub's answer is refused: {problem}",
+        hint="check HF_ENDPOINT; the hub is broken or hostile",
+    )

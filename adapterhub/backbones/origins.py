@@ -1,0 +1,133 @@
+"""Origins of hubs: which server a token belongs to, and where the requests for a hub may go."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+_PORTS = {"http": 80, "https": 443}
+_URL = re.compile(r"[\x21-\x7e]{1,8192}")  # signed URLs of object stores have up to 2 kB
+_HOST = re.compile(r"[A-Za-z0-9_.:-]{1,255}")
+
+
+class Reach(IntEnum):
+    """Who can reach an address: everyone, one network, or one machine."""
+
+    PUBLIC = 0
+    PRIVATE = 1
+    LOOPBACK = 2
+
+
+class ForbiddenAddressError(Exception):
+    """A URL or an address that the requests for a hub may not go to; the text gives the reason."""
+
+
+class HubNetwork:
+    """Where the requests for one hub may go: to its own origin, or by a redirect to another.
+
+    Another origin must be https (http only from this machine to this machine), and it must not be
+    closer to this machine than the hub itself: a hub on the internet cannot lead a request into the
+    user's own network. Its address is checked when the connection is open, so that a name that
+    resolves to a private address does not help; behind a proxy only the URL can be checked.
+    """
+
+    def __init__(self, base: str) -> None:
+        self.origin = url_origin(base)
+        self.reach = reach_of(_split(base).hostname or "") or Reach.PUBLIC
+        self._peers: set[Reach] = set()
+
+    def check(self, url: str) -> None:
+        """Refuse a URL that a request for this hub may not go to.
+
+        Raises:
+            ForbiddenAddressError: the URL is malformed, not https, or on a closer network.
+        """
+        origin = url_origin(url)
+        if origin == self.origin:
+            return
+        reach = reach_of(_split(url).hostname or "")
+        if origin.startswith("http:") and not self.reach == reach == Reach.LOOPBACK:
+            raise ForbiddenAddressError("a redirect to http")
+        if reach is not None:
+            self._check_reach(reach)
+
+    def trace(self, url: str) -> Callable[[str, Mapping[str, Any]], None]:
+        """Return a callback for httpx's extension `trace`: it checks the address of the peer.
+
+        The callback raises ForbiddenAddressError before anything is sent.
+        """
+        hostname, is_hub = _split(url).hostname, url_origin(url) == self.origin
+        connected: dict[str, str] = {}
+
+        def callback(event: str, info: Mapping[str, Any]) -> None:
+            if event.endswith("connect_tcp.started"):
+                connected["host"] = str(info["host"]).strip("[]")
+            elif event.endswith("connect_tcp.complete") and connected.get("host") == hostname:
+                stream = info["return_value"]
+                reach = reach_of(str(stream.get_extra_info("server_addr")[0]))
+                try:
+                    self._check_peer(reach, is_hub)
+                except ForbiddenAddressError:
+                    stream.close()
+                    raise
+
+        return callback
+
+    def _check_peer(self, reach: Reach | None, is_hub: bool) -> None:
+        if reach is None:
+            return
+        if is_hub:
+            # The farthest of all: a name may resolve to this machine once and elsewhere later.
+            self._peers.add(reach)
+            self.reach = min(self._peers)
+        else:
+            self._check_reach(reach)
+
+    def _check_reach(self, reach: Reach) -> None:
+        if reach > self.reach:
+            raise ForbiddenAddressError("a redirect to an address of a private network")
+
+
+def url_origin(url: str) -> str:
+    """Return the origin of a URL as `scheme://host[:port]`, in lower case.
+
+    Raises:
+        ForbiddenAddressError: the text is not an http or https URL, or it has a user name.
+    """
+    parts = _split(url)
+    host = parts.hostname or ""
+    if parts.scheme not in _PORTS or not _HOST.fullmatch(host) or "@" in parts.netloc:
+        raise ForbiddenAddressError("a malformed URL")
+    host = f"[{host}]" if ":" in host else host
+    port = "" if parts.port in (None, _PORTS[parts.scheme]) else f":{parts.port}"
+    return f"{parts.scheme}://{host}{port}"
+
+
+def reach_of(host: str) -> Reach | None:
+    """Return who can reach a host, from its address; None for a name other than localhost."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return Reach.LOOPBACK
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    address = getattr(address, "ipv4_mapped", None) or address
+    # Linux connects 0.0.0.0 to this machine.
+    if address.is_loopback or address.is_unspecified:
+        return Reach.LOOPBACK
+    return Reach.PUBLIC if address.is_global else Reach.PRIVATE
+
+
+def _split(url: str) -> SplitResult:
+    if not _URL.fullmatch(url) or "\\" in url:
+        raise ForbiddenAddressError("a malformed URL")
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # raises ValueError unless it is a number
+    except ValueError:
+        raise ForbiddenAddressError("a malformed URL") from None
+    return parts

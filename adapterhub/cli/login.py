@@ -1,0 +1,24 @@
+"""`adapterhub login`."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+
+@click.command("login")
+@click.argument("url")
+def command(url: str) -> None:
+    """Store an access token for the hub at URL, https://HOST.
+
+    The token is read from standard input, or from a hidden prompt. It is sent to this hub only. For
+    the Hugging Face Hub, hf auth login or HF_TOKEN do as well.
+    """
+    from adapterhub.registry.tokens import login
+
+    if sys.stdin.isatty():
+        token = click.prompt("token", hide_input=True)
+    else:
+        token = sys.stdin.buffer.read(8192).decode("ascii", "replace")
+    click.echo(f"stored a token for {login(url, token.strip())}")

@@ -1,0 +1,432 @@
+"""Read from a hub over HTTP, with limits that are known before the first byte.
+
+huggingface_hub is not used to read adapters: it joins headers of the answer to paths, follows
+redirects with the token, and has limits for neither sizes nor times. Here, nothing that a server
+sends becomes a path, and every answer ends:
+
+- its size, by the caller's limit, or by the size that was verified before;
+- its time, since a connection has `GRACE_SECONDS` and then must keep `MIN_RATE`, headers included;
+- its redirects, after `MAX_REDIRECTS`, and where `HubNetwork` refuses them. The token goes to the
+  hub's origin only, and not even there after a redirect through another one.
+
+Texts of the server do not appear in errors. They might contain the token, or mislead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import socket
+import ssl
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode, urljoin
+
+import httpx2
+
+from adapterhub._version import __version__
+from adapterhub.backbones.origins import ForbiddenAddressError, HubNetwork, url_origin
+from adapterhub.errors import ConfigError, FileError, RegistryError
+
+GRACE_SECONDS = 30.0  # for the connection and the headers, and for a pause of the network
+MIN_RATE = 4096  # bytes per second after that: half of what a telephone modem manages
+CONNECT_SECONDS = 10.0
+READ_SECONDS = 20.0  # between two packets
+MAX_REDIRECTS = 5  # the Hub needs one or two: a renamed repository, its object store
+_WAITS = (0.5, 1.0, 2.0)  # seconds before the next attempts, after a cut or an overload
+_PROGRESS_BYTES = 1 << 20  # an attempt that received as much does not count
+_BUSY = (429, 500, 502, 503, 504)
+Params = tuple[tuple[str, str], ...]
+_REDIRECTS = (301, 302, 303, 307, 308)
+
+
+class UnreachableError(RegistryError):
+    """The hub did not answer, or too slowly, or this machine is offline; a cache may be used."""
+
+
+class MissingFileError(RegistryError):
+    """The repository and the revision exist, the file does not."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What is known of a file before it is downloaded; None is not known.
+
+    `limit` is the largest size. `git_sha1` is git's own hash, of the contents with their length.
+    """
+
+    limit: int
+    size: int | None = None
+    sha256: str | None = None
+    git_sha1: str | None = None
+
+
+class HubClient:
+    """Read-only HTTP client of one hub.
+
+    `base` is the hub's URL, `token` the one that belongs to it.
+
+    Raises:
+        ConfigError: `base` is not an http or https URL.
+    """
+
+    def __init__(self, base: str, token: str | None = None) -> None:
+        self.base = base.rstrip("/")
+        self.token = token
+        try:
+            self._network = HubNetwork(self.base)
+        except ForbiddenAddressError as error:
+            raise ConfigError(
+                f"the address of the hub is {error}: {self.base[:80]!r}",
+                expected="https://host",
+                hint="check HF_ENDPOINT",
+            ) from None
+        self._client: httpx2.Client | None = None
+
+    def read(self, path: str, limit: int, subject: str, params: Params = ()) -> bytes:
+        """Return the body of an answer.
+
+        Args:
+            path: the path of the URL, quoted.
+            limit: the largest accepted size in bytes.
+            subject: what is requested, for error messages.
+            params: the query of the URL.
+
+        Raises:
+            UnreachableError: no connection, or offline.
+            MissingFileError: no such file in an existing revision.
+            RegistryError: refused, or the answer is too large, too slow or malformed.
+        """
+        data = bytearray()
+
+        def receive(answer: HubAnswer) -> None:
+            data.clear()
+            for chunk in answer.chunks(limit):
+                data.extend(chunk)
+
+        query = f"?{urlencode(params)}" if params else ""
+        self._attempt(f"{self.base}{path}{query}", subject, receive)
+        if self.token and self.token.encode() in data:  # parts of it may be printed
+            raise RegistryError(f"{subject}: the hub's answer repeats your token")
+        return bytes(data)
+
+    def download(
+        self,
+        path: str,
+        target: Path,
+        expected: Expected,
+        subject: str,
+        progress: Callable[[int], object] = lambda count: None,
+    ) -> None:
+        """Download a file to a new path and verify it; an interrupted download is resumed.
+
+        Args:
+            path: the path of the URL, quoted.
+            target: the new file.
+            expected: what is known of the file.
+            subject: what is requested, for error messages.
+            progress: called with the number of bytes received since the last call.
+
+        Raises:
+            UnreachableError: no connection, or offline.
+            MissingFileError: no such file in an existing revision.
+            RegistryError: refused, or the answer is too large, too slow or malformed.
+            FileError: the file is not the expected one.
+        """
+        limit = expected.limit if expected.size is None else expected.size
+        with open(target, "xb") as handle:
+
+            def receive(answer: HubAnswer) -> None:
+                if answer.start == 0:  # also if the server ignored the range
+                    progress(-handle.tell())
+                    handle.seek(0)
+                    handle.truncate()
+                for chunk in answer.chunks(limit - answer.start):
+                    handle.write(chunk)
+                    progress(len(chunk))
+
+            self._attempt(f"{self.base}{path}", subject, receive, handle.tell)
+        _verify(target, expected, subject)
+
+    def _attempt(
+        self,
+        url: str,
+        subject: str,
+        receive: Callable[[HubAnswer], None],
+        position: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Request a URL until it was received, with pauses after cuts and overloads."""
+        waits = iter(_WAITS)
+        while True:
+            start = position()
+            try:
+                with self._answer(url, start, subject) as answer:
+                    receive(answer)
+                return
+            except _InterruptedError as error:
+                if position() >= start + _PROGRESS_BYTES:
+                    waits = iter(_WAITS)
+                pause = next(waits, None)
+                if pause is None:
+                    raise UnreachableError(f"{subject}: {error}", hint="try again later") from None
+                time.sleep(pause)
+
+    @contextmanager
+    def _answer(self, url: str, start: int, subject: str) -> Iterator[HubAnswer]:
+        """Send a request and follow its redirects."""
+        token = self.token
+        for _ in range(MAX_REDIRECTS + 1):
+            try:
+                self._network.check(url)
+                if url_origin(url) != self._network.origin:
+                    token = None  # for good: the way back would be the other server's decision
+                with self._send(url, token, start, subject) as answer:
+                    if answer.status not in _REDIRECTS:
+                        answer.check()
+                        yield answer
+                        return
+                    url = _target(url, answer)
+            except ForbiddenAddressError as error:
+                raise RegistryError(f"{subject}: the hub answered with {error}") from None
+        raise RegistryError(f"{subject}: the hub answered with more than {MAX_REDIRECTS} redirects")
+
+    @contextmanager
+    def _send(self, url: str, token: str | None, start: int, subject: str) -> Iterator[HubAnswer]:
+        _refuse_offline(subject)
+        headers = {
+            "accept-encoding": "identity",  # a few compressed bytes can be gigabytes
+            "user-agent": f"adapterhub/{__version__}",
+            **({"authorization": f"Bearer {token}"} if token else {}),
+            **({"range": f"bytes={start}-"} if start else {}),
+        }
+        watchdog = _Watchdog(self._network.trace(url))
+        try:
+            with (
+                watchdog,
+                self._http().stream(
+                    "GET", url, headers=headers, extensions={"trace": watchdog.trace}
+                ) as response,
+            ):
+                yield HubAnswer(response, start, watchdog, subject, bool(token), self.base)
+        except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
+            raise _error(error, watchdog, subject) from None
+
+    def _http(self) -> httpx2.Client:
+        if self._client is None:
+            self._client = httpx2.Client(
+                verify=_tls(),
+                follow_redirects=False,
+                timeout=httpx2.Timeout(READ_SECONDS, connect=CONNECT_SECONDS),
+                # A fresh connection for each request: the watchdog can end it.
+                limits=httpx2.Limits(max_keepalive_connections=0),
+                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+            )
+            weakref.finalize(self, self._client.close)
+        return self._client
+
+
+class _InterruptedError(Exception):
+    """An answer that was cut, or an overload: worth another attempt."""
+
+
+class HubAnswer:
+    """An HTTP answer whose body has not been received yet."""
+
+    def __init__(
+        self,
+        response: httpx2.Response,
+        start: int,
+        watchdog: _Watchdog,
+        subject: str,
+        authorized: bool,
+        base: str,
+    ) -> None:
+        self.status = response.status_code
+        self.headers = response.headers
+        is_part = self.status == 206 and self._text("content-range", rf"bytes {start}-\d+/\d+")
+        self.start = start if is_part else 0
+        self._response, self._watchdog = response, watchdog
+        self._subject, self._authorized, self._base = subject, authorized, base
+
+    def check(self) -> None:
+        """Raise the error of an answer without the requested body."""
+        if self.status in _BUSY:
+            raise _InterruptedError(f"the hub answered {self.status}")
+        if self.status != (206 if self.start else 200):
+            code = self._text("x-error-code", "[A-Za-z]{1,40}") or ""
+            raise _refusal(self.status, code, self._subject, self._base, self._authorized)
+        if self.headers.get("content-encoding", "identity") != "identity":
+            raise RegistryError(f"{self._subject}: the hub sent a compressed answer")
+
+    def chunks(self, limit: int) -> Iterator[bytes]:
+        """Yield the body, of at most `limit` bytes."""
+        length = self._text("content-length", r"\d{1,18}")
+        received = int(length or 0)
+        if received <= limit:
+            received = 0
+            for chunk in self._response.iter_raw():
+                received += len(chunk)
+                self._watchdog.received += len(chunk)
+                if received > limit:
+                    break
+                yield chunk
+        if received > limit:
+            raise RegistryError(
+                f"{self._subject}: the hub sent more than the {limit} bytes that it may have"
+            )
+
+    def _text(self, header: str, pattern: str) -> str | None:
+        """Return a header that has exactly the form of a pattern, or None."""
+        value = self.headers.get(header, "")
+        return value if re.fullmatch(pattern, value) else None
+
+
+class _Watchdog:
+    """Ends a connection that is too slow, whatever part of the answer it is sending.
+
+    The timeouts of HTTP libraries apply to each packet, and one byte is a packet.
+    """
+
+    def __init__(self, inner: Callable[[str, Mapping[str, Any]], None]) -> None:
+        self.received = 0
+        self.expired = False
+        self._inner = inner
+        self._sockets: list[socket.socket] = []
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> _Watchdog:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+        for connection in self._sockets:
+            connection.close()
+
+    def trace(self, event: str, info: Mapping[str, Any]) -> None:
+        """Receive an event of the HTTP library; remember its sockets."""
+        self._inner(event, info)
+        if event.endswith("connect_tcp.complete"):
+            # A duplicate, since TLS takes the socket over; shutting it down ends both.
+            self._sockets.append(info["return_value"].get_extra_info("socket").dup())
+
+    def _watch(self) -> None:
+        start = time.monotonic()
+        while True:
+            left = start + GRACE_SECONDS + self.received / MIN_RATE - time.monotonic()
+            if left <= 0:
+                break
+            if self._done.wait(left):
+                return
+        self.expired = True
+        while not self._done.wait(0.1):  # a connection may be made only now
+            for connection in self._sockets:
+                with suppress(OSError):  # closed already
+                    connection.shutdown(socket.SHUT_RDWR)
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    return httpx2.create_ssl_context()  # reads all certificates: 20 ms
+
+
+def _target(url: str, answer: HubAnswer) -> str:
+    """Return the absolute URL of a redirect."""
+    location = answer.headers.get("location", "")
+    try:
+        return urljoin(url, location)
+    except ValueError:
+        raise ForbiddenAddressError("a malformed URL") from None
+
+
+def _refuse_offline(subject: str) -> None:
+    from huggingface_hub import constants  # slow to import
+
+    if constants.HF_HUB_OFFLINE:
+        raise _unreachable(subject, "HF_HUB_OFFLINE is set")
+
+
+def _error(error: Exception, watchdog: _Watchdog, subject: str) -> Exception:
+    if watchdog.expired:
+        return UnreachableError(
+            f"{subject}: the hub is too slow",
+            expected=f"{MIN_RATE} bytes per second after {GRACE_SECONDS:.0f} s",
+            hint="try again on a faster connection",
+        )
+    if isinstance(error, (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)):
+        return _unreachable(subject, type(error).__name__)
+    if isinstance(error, (httpx2.NetworkError, httpx2.TimeoutException)):
+        return _InterruptedError(f"the connection broke off ({type(error).__name__})")
+    if isinstance(error, httpx2.RemoteProtocolError):
+        return _InterruptedError("the answer is incomplete or is not HTTP")
+    return RegistryError(f"{subject}: the hub cannot be used ({type(error).__name__})")
+
+
+def _unreachable(subject: str, reason: str) -> UnreachableError:
+    return UnreachableError(
+        f"{subject} cannot be reached and is not in the cache: {reason}",
+        hint="check the network, HF_HUB_OFFLINE and HF_ENDPOINT",
+    )
+
+
+def _refusal(status: int, code: str, subject: str, base: str, authorized: bool) -> RegistryError:
+    """Build the error for a status other than success; the code is one of the Hub's."""
+    if status == 404 and code == "EntryNotFound":
+        return MissingFileError(f"{subject} has no such file")
+    if code == "RevisionNotFound":
+        return RegistryError(f"{subject} has no such version", hint=f"adapterhub show {subject}")
+    if code == "GatedRepo":
+        return RegistryError(
+            f"{subject} is gated", hint=f"request access on its page, then {login_hint(base)}"
+        )
+    if code == "RepoNotFound" or status in (401, 404):
+        return RegistryError(
+            f"{subject} does not exist, or you have no access to it", hint=login_hint(base)
+        )
+    if status == 403:
+        given = "your token lacks the permission" if authorized else "it needs a token"
+        return RegistryError(f"{subject}: {given}", hint=login_hint(base))
+    return RegistryError(f"{subject}: the hub answered {status}")
+
+
+def login_hint(base: str) -> str:
+    """Return how to get a token that is sent to a hub."""
+    from huggingface_hub import constants
+
+    if base == constants.ENDPOINT.rstrip("/"):
+        return "hf auth login, or set HF_TOKEN"
+    return f"adapterhub login {url_origin(base)}"
+
+
+def _verify(path: Path, expected: Expected, subject: str) -> None:
+    size = path.stat().st_size
+    sha256, git_sha1 = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size)
+    with open(path, "rb") as handle:
+        while chunk := handle.read(1 << 20):
+            sha256.update(chunk)
+            git_sha1.update(chunk)
+    problems = [
+        f"{name} {actual} instead of {wanted}"
+        for name, actual, wanted in (
+            ("size", size, expected.size),
+            ("sha256", sha256.hexdigest(), expected.sha256),
+            ("git's sha1", git_sha1.hexdigest(), expected.git_sha1),
+        )
+        if wanted not in (None, actual)
+    ]
+    if problems:
+        raise FileError(
+            f"{subject} is not what was published",
+            offenders=problems,
+            hint="pull it again; the hub may have changed in the meantime",
+        )

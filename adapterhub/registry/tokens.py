@@ -1,0 +1,165 @@
+"""Access tokens of hubs. A token belongs to one origin and is sent to no other.
+
+The token of huggingface_hub (`$HF_TOKEN`, `hf auth login`) belongs to its endpoint: the Hub, or
+`$HF_ENDPOINT`. Tokens for other hubs come from `adapterhub login https://host`, which writes
+`tokens.json` in the user's configuration folder with mode 0600, or from the environment:
+
+    ADAPTERHUB_TOKENS="https://hub.example.org=TOKEN https://other.example.org=TOKEN"
+
+Tokens travel encrypted only: over https, or within this machine.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from platformdirs import user_config_path
+
+from adapterhub.backbones.origins import ForbiddenAddressError, Reach, reach_of, url_origin
+from adapterhub.errors import ConfigError, FileError
+from adapterhub.files import schema
+from adapterhub.files.atomic import UnreadableError, explained, read_file
+
+VARIABLE = "ADAPTERHUB_TOKENS"
+_TOKEN = re.compile(r"[\x21-\x7e]{8,4096}")
+_MAX_BYTES = 4 << 20
+_RUN = 8  # a text that repeats this many characters of a token in a row is not shown
+_ORIGIN = r"https?://[a-z0-9_.:\[\]-]{1,262}"
+_SCHEMA = schema.record(
+    {
+        "version": schema.integer(1, 1),
+        "tokens": schema.mapping(
+            schema.text(_ORIGIN, "an origin"), schema.text(_TOKEN.pattern, "a token")
+        ),
+    }
+)
+
+
+def token_for(url: str) -> str | None:
+    """Return the token for the hub at a URL, or None.
+
+    Raises:
+        ConfigError: `$ADAPTERHUB_TOKENS` is malformed.
+        FileError: the file of tokens is malformed.
+    """
+    from huggingface_hub import constants, get_token  # slow to import
+
+    origin = _origin(url)
+    if not _is_encrypted(origin):
+        return None
+    if stored := (_environment().get(origin) or _stored().get(origin)):
+        return stored
+    if origin != _origin(constants.ENDPOINT) or constants.HF_HUB_DISABLE_IMPLICIT_TOKEN:
+        return None
+    token = get_token()
+    return token if token and _TOKEN.fullmatch(token) else None
+
+
+def login(url: str, token: str) -> str:
+    """Store the token for the hub at a URL; return the origin that it will be sent to.
+
+    Raises:
+        ConfigError: the URL has no origin that tokens may be sent to, or the token is malformed.
+        OutputError: the configuration folder cannot be written.
+    """
+    origin = _origin(url)
+    if not _is_encrypted(origin):
+        raise ConfigError(f"a token is not sent to {origin}", expected="an https URL")
+    if not _TOKEN.fullmatch(token):
+        raise ConfigError("this is not a token", expected="8 to 4,096 printable ASCII characters")
+    _store({**_stored(), origin: token})
+    return origin
+
+
+def logout(url: str) -> str:
+    """Delete the stored token for the hub at a URL; return its origin.
+
+    Raises:
+        ConfigError: no token is stored for it.
+        OutputError: the configuration folder cannot be written.
+    """
+    tokens, origin = _stored(), _origin(url)
+    if origin not in tokens:
+        raise ConfigError(
+            f"no token is stored for {origin}", expected=", ".join(sorted(tokens)) or "none is"
+        )
+    _store({name: token for name, token in tokens.items() if name != origin})
+    return origin
+
+
+def echoes(text: str, token: str | None) -> bool:
+    """Return whether a text repeats a part of a token: as it is, reversed, in base64 or in hex."""
+    if not token:
+        return False
+    data = token.encode()
+    shifted = (base64.b64encode(b" " * n + data).decode()[4:-4] for n in range(3))
+    plain = _letters(text)
+    for form in map(_letters, (token, token[::-1], data.hex(), *shifted)):
+        if any(form[i : i + _RUN] in plain for i in range(max(len(form) - _RUN, 0) + 1) if form):
+            return True
+    return False
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())
+
+
+def _is_encrypted(origin: str) -> bool:
+    host = urlsplit(origin).hostname or ""
+    return origin.startswith("https:") or reach_of(host) == Reach.LOOPBACK
+
+
+def _origin(url: str) -> str:
+    try:
+        return url_origin(url)
+    except ForbiddenAddressError as error:
+        raise ConfigError(f"{url[:80]!r} is {error}", expected="https://host") from None
+
+
+def _environment() -> dict[str, str]:
+    tokens = {}
+    for item in os.environ.get(VARIABLE, "").split():
+        url, equals, token = item.partition("=")
+        if not equals or not _TOKEN.fullmatch(token):
+            raise ConfigError(f"${VARIABLE} is malformed", expected="https://host=TOKEN ...")
+        tokens[_origin(url)] = token
+    return tokens
+
+
+def _file() -> Path:
+    return user_config_path("adapterhub", appauthor=False) / "tokens.json"
+
+
+def _stored() -> dict[str, str]:
+    path = _file()
+    if not path.exists():
+        return {}
+    try:
+        tree, problems = schema.parse_object(read_file(path, 0, _MAX_BYTES, None), _MAX_BYTES)
+    except UnreadableError as error:
+        tree, problems = {}, [str(error)]
+    if problems or _SCHEMA("", tree):  # the problems may quote a token
+        raise FileError(f"{path} is not a file of tokens", hint="delete it, and log in again")
+    return dict(tree["tokens"])
+
+
+def _store(tokens: dict[str, str]) -> None:
+    path = _file()
+    with explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        staged = path.with_name(f".{path.name}.{os.getpid()}")
+        staged.unlink(missing_ok=True)
+        # Created with its mode: it is never readable for others, not even before a chmod.
+        descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with open(descriptor, "wb") as handle:
+                handle.write(schema.canonical_json({"version": 1, "tokens": tokens}))
+                handle.flush()
+                os.fsync(handle.fileno())
+            os.replace(staged, path)
+        finally:
+            staged.unlink(missing_ok=True)

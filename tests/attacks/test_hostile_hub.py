@@ -1,0 +1,646 @@
+"""A hub that floods, drips, lies, redirects and echoes: one clear error, or no effect.
+
+Every attack runs with a token that belongs to the hub, and with a second server that must never see
+it. No file is written outside of the cache, and after the attack an honest pull works.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import time
+import traceback
+from dataclasses import replace
+
+import hostile_hub as hostile
+import hub_server
+import pytest
+import sample_adapters
+from huggingface_hub import constants
+
+import adapterhub as ah
+from adapterhub.backbones import hub_guard, origins
+from adapterhub.backbones.find import find_backbone
+from adapterhub.backbones.load import meta_model
+from adapterhub.backbones.origins import Reach
+from adapterhub.data.options import DataOptions
+from adapterhub.data.tables import read_table
+from adapterhub.errors import (
+    BackboneError,
+    DataError,
+    FileError,
+    MismatchError,
+    OutputError,
+    RegistryError,
+)
+from adapterhub.files.native import read_adapter
+from adapterhub.registry import hub_client
+from adapterhub.registry.hub import HubStore
+from adapterhub.registry.lockfile import Pin, pin, sync
+from adapterhub.registry.store import Publication, Query
+
+TOKEN = "hf_TheUsersOwnSecretToken0123"
+TEMPLATE = "/{repo_id}/resolve/{revision}/{filename}"
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A user with a token for the hub, an empty cache, and a file of their own."""
+    for name in ("CACHE", "CONFIG", "DATA"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache" / "hf"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("time.sleep", lambda seconds, sleep=time.sleep: sleep(min(seconds, 0.02)))
+    monkeypatch.setattr(hub_client, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(hub_client, "READ_SECONDS", 0.2)
+    (tmp_path / "private.txt").write_text("my diary")
+    return tmp_path
+
+
+@pytest.fixture
+def other():
+    """A second server, which answers everything."""
+    with hostile.serving() as server:
+        yield server
+
+
+@pytest.fixture
+def hub(home, monkeypatch):
+    """The hostile hub; `acme/polite` is honest until `hub.attack` is set."""
+    with hostile.serving() as server:
+        monkeypatch.setenv("ADAPTERHUB_TOKENS", f"{server.address}={TOKEN}")
+        monkeypatch.setenv("HF_TOKEN", "hf_AnotherTokenOfTheSameUser")
+        server.repositories["acme/polite"] = repository(home / "data" / "made")
+        server.reference = f"{server.address}/acme/polite@v1"
+        yield server
+
+
+def repository(folder, seed=0):
+    """Return a repository with one version of a sample adapter."""
+    sample_adapters.write(folder, seed)
+    made = hub_server.Repository()
+    made.tags["v1"] = made.commit({path.name: path.read_bytes() for path in folder.iterdir()})
+    return made
+
+
+def outside(home):
+    """Return the files outside of the cache, with their contents."""
+    ignored = {home / "cache", home / "data"}
+    paths = [p for p in home.rglob("*") if p.is_file() and not ignored & {*p.parents}]
+    return {path: path.read_bytes() for path in paths}
+
+
+def refused(action, home, *, seconds=10.0, errors=(RegistryError, FileError)):
+    """Check that an action gives one clear error and writes nothing; return its text."""
+    before, start = outside(home), time.monotonic()
+    with pytest.raises(errors) as caught:
+        action()
+    assert time.monotonic() - start < seconds
+    assert outside(home) == before
+    assert not [*home.glob("cache/adapterhub/hubs/*/adapters/*")]
+    text = str(caught.value)
+    assert text.isprintable() or "\n" in text
+    assert "\x1b" not in text
+    whole = "".join(traceback.format_exception(caught.value))
+    for secret in (TOKEN, TOKEN[::-1], TOKEN.encode().hex(), os.environ["HF_TOKEN"]):
+        assert secret not in whole
+    return text
+
+
+REFS, YANKED = r"/refs$", r"/yanked\.json$"
+MANIFEST, TENSORS, CARD = r"/adapter\.json$", r"/adapter\.safetensors$", r"/README\.md$"
+SMALL = {"refs": REFS, "yanked": YANKED, "manifest": MANIFEST, "card": CARD}
+EVERY = {**SMALL, "tensors": TENSORS}
+HEAD = b"HTTP/1.1 200 OK\r\n"
+MANY_REFS = {
+    "tags": [{"name": f"v{n}", "targetCommit": "a" * 40} for n in range(1, 150_000)],
+    "branches": [],
+}
+NESTED = b'{"tags": ' + b"[" * 200 + b"]" * 200 + b"}"
+
+ATTACKS = {
+    **{f"flood: {name}": hostile.on(path, hostile.flood) for name, path in EVERY.items()},
+    **{f"size: {k}": hostile.on(path, hostile.claimed(10**15)) for k, path in EVERY.items()},
+    **{f"bomb: {k}": hostile.on(path, hostile.bomb(8 << 20)) for k, path in EVERY.items()},
+    "flood: header": hostile.on(REFS, hostile.endless(b"X" * 4096)),
+    "flood: headers": hostile.on(
+        REFS, lambda h: (h.raw(HEAD), hostile.endless(b"X-A: 1\r\n" * 99)(h))
+    ),
+    "flood: informational": hostile.on(REFS, hostile.endless(b"HTTP/1.1 100 Continue\r\n\r\n")),
+    "flood: refs": hostile.on(REFS, hostile.body(MANY_REFS)),
+    "bomb: br": hostile.on(REFS, hostile.bomb(1 << 20, "br")),
+    "drip: status": hostile.on(REFS, hostile.drip(b"HTTP/1.1 2")),
+    "drip: header": hostile.on(REFS, hostile.drip(HEAD + b"X-A: ")),
+    "drip: body": hostile.on(MANIFEST, hostile.drip(HEAD + b"Content-Length: 100000\r\n\r\n")),
+    "drip: chunk": hostile.on(
+        TENSORS, hostile.drip(HEAD + b"Transfer-Encoding: chunked\r\n\r\n000000")
+    ),
+    "silence": hostile.on(MANIFEST, hostile.silence),
+    "not HTTP": hostile.on(REFS, lambda handler: handler.raw(b"\x00\x01 SSH-2.0\r\n\r\n")),
+    "two lengths": hostile.on(
+        REFS, lambda h: h.raw(HEAD + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}")
+    ),
+    "JSON: levels": hostile.on(REFS, hostile.body(NESTED)),
+    "JSON: many levels": hostile.on(REFS, hostile.body(b"[" * 100_000)),
+    "JSON: twice": hostile.on(REFS, hostile.body(b'{"tags": [], "tags": []}')),
+    "JSON: NaN": hostile.on(REFS, hostile.body(b'{"tags": NaN}')),
+    "JSON: cut": hostile.on(REFS, hostile.body(b'{"tags": [')),
+    "JSON: list": hostile.on(REFS, hostile.body(b"[]")),
+    "JSON: bytes": hostile.on(REFS, hostile.body(b"\xff\xfe{}")),
+    "JSON: integer": hostile.on(REFS, hostile.body(b'{"tags": ' + b"9" * 5000 + b"}")),
+    "JSON: yanked": hostile.on(YANKED, hostile.body({"v1": [1]})),
+    **{
+        f"lie: commit {commit}": hostile.either(
+            hostile.on(REFS, hostile.body(refs)),
+            hostile.on("/revision/", hostile.body({"sha": commit})),
+        )
+        for commit, refs in (
+            ("../../../etc", {"tags": [{"name": "v1", "targetCommit": "../../../etc"}]}),
+            ("A" * 40, {"tags": {"v1": "a" * 40}, "branches": 3}),
+            (3, {"tags": [3, None, {}, {"name": 3, "targetCommit": []}]}),
+        )
+    },
+    "lie: manifest": hostile.on(MANIFEST, hostile.body({"schema_version": 1})),
+    "lie: tensors": hostile.on(TENSORS, hostile.body(b"\x00" * 120)),
+    "lie: empty": hostile.on(TENSORS, hostile.body(b"")),
+    "lie: part": hostile.on(TENSORS, lambda handler: handler.head({}, "206 Partial Content")),
+    "redirect: loop": hostile.on(REFS, hostile.redirect(lambda handler: handler.path)),
+    "redirect: long": hostile.on(REFS, hostile.redirect(lambda handler: handler.path + "/a/refs")),
+    "redirect: http": hostile.on(TENSORS, hostile.redirect("http://example.org/x")),
+    "redirect: file": hostile.on(TENSORS, hostile.redirect("file:///etc/passwd")),
+    "redirect: user": hostile.on(TENSORS, hostile.redirect("https://me:pw@example.org/x")),
+    "redirect: port": hostile.on(TENSORS, hostile.redirect("https://example.org:99999999/x")),
+    "redirect: bracket": hostile.on(TENSORS, hostile.redirect("https://[::1/x")),
+    "redirect: escape": hostile.on(TENSORS, hostile.redirect("https://example.org/\x1b[2J")),
+    "redirect: nowhere": hostile.on(TENSORS, lambda handler: handler.head({}, "302 Found")),
+    "echo: yanked": hostile.on(YANKED, hostile.body({"v1": f"withdrawn {TOKEN}"})),
+    "status: 418": hostile.on(REFS, hostile.echo(418)),
+    **{f"echo: {n}": hostile.on(MANIFEST, hostile.echo(n)) for n in (400, 401, 403, 404, 500)},
+    **{
+        f"echo: {code}": hostile.on(MANIFEST, hostile.echo(404, code))
+        for code in ("RepoNotFound", "RevisionNotFound", "GatedRepo")
+    },
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_is_one_clear_error_and_leaves_nothing(hub, home, name):
+    hub.attack = ATTACKS[name]
+    refused(lambda: ah.pull(hub.reference, home / "mine"), home)
+    hub.attack = None
+    assert read_adapter(ah.pull(hub.reference, home / "mine"))
+
+
+def test_a_reason_has_no_terminal_escapes(hub, home):
+    hub.attack = hostile.on(YANKED, hostile.body({"v1": "\x1b]0;x\x07 gone"}))
+    with pytest.warns(UserWarning, match="gone") as caught:
+        ah.pull(hub.reference)
+    assert "\x1b" not in str(caught[0].message)
+
+
+def test_there_are_enough_attacks():
+    assert len(ATTACKS) > 50
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"ETag": '"../../../../../private.txt"'},
+        {"ETag": '"/etc/passwd"'},
+        {"X-Linked-ETag": "../../x"},
+        {"X-Repo-Commit": "../../../../x"},
+        {"X-Repo-Commit": "C:\\x"},
+        {"Content-Disposition": 'attachment; filename="../../x"'},
+        {"Set-Cookie": "token=x; Domain=.0.0.1"},
+        {"X-Xet-Hash": "../../x", "X-Xet-Refresh-Route": "http://example.org/"},
+        {"X-HF-Warning": "topic; \x1b[2J you are hacked"},
+        {"Retry-After": "100000"},
+    ],
+    ids=str,
+)
+def test_headers_have_no_effect(hub, home, headers, capfd):
+    hub.attack = hostile.honest_but(**{k.replace("-", "_"): v for k, v in headers.items()})
+    before = outside(home)
+    copy = ah.pull(hub.reference, home / "mine")
+    assert read_adapter(copy)
+    assert outside(home).keys() - before.keys() == {path for path in copy.iterdir()}
+    assert "hacked" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("file", EVERY)
+def test_a_redirect_elsewhere_has_no_token_and_may_not_lead_back(hub, home, other, file):
+    other.repositories = hub.repositories
+    hub.attack = hostile.on(EVERY[file], hostile.redirect(lambda h: f"{other.address}{h.path}"))
+    assert read_adapter(ah.pull(hub.reference, home / "mine"))
+    assert other.requests
+    assert set(other.authorizations) == {None}
+    assert set(hub.authorizations) == {f"Bearer {TOKEN}"}
+    shutil.rmtree(home / "cache")
+    hub.authorizations.clear()
+    there_and_back = hostile.redirect(lambda h: f"{hub.address}{h.path}")
+    other.attack = hostile.on(EVERY[file], there_and_back)
+    hub.attack = lambda h: (
+        "Authorization" in h.headers
+        and hostile.on(EVERY[file], hostile.redirect(lambda h: f"{other.address}{h.path}"))(h)
+    )
+    assert read_adapter(ah.pull(hub.reference, home / "again"))
+    assert hub.authorizations.count(None) == 1
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "private.test", "[::ffff:7f00:2]", "localhost"])
+def test_a_hub_on_the_internet_cannot_lead_into_the_own_network(hub, home, monkeypatch, host):
+    """The hub's own address counts as public here, and 127.0.0.2 as private."""
+    resolve = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda name, *args, **options: resolve(
+            "127.0.0.2" if name == "private.test" else name, *args, **options
+        ),
+    )
+    reaches = {"127.0.0.1": Reach.PUBLIC, "127.0.0.2": Reach.PRIVATE}
+    honest = origins.reach_of
+    monkeypatch.setattr(origins, "reach_of", lambda host: reaches.get(host, honest(host)))
+    with hostile.serving("127.0.0.2") as inner:
+        inner.attack = hostile.on("", hostile.body(b"{}"))
+        for file in EVERY.values():
+            target = f"https://{host}:{inner.port}/secret"
+            hub.attack = hostile.on(file, hostile.redirect(target))
+            text = refused(lambda: ah.pull(hub.reference, home / "mine"), home)
+            assert "private network" in text
+        assert inner.requests == []
+
+
+def test_tokens_belong_to_origins(hub, home, other, monkeypatch):
+    other.repositories = hub.repositories
+    ah.pull(f"{other.address}/acme/polite@v1")
+    assert set(other.authorizations) == {None}
+    ah.pull(hub.reference)
+    assert set(hub.authorizations) == {f"Bearer {TOKEN}"}
+    monkeypatch.delenv("ADAPTERHUB_TOKENS")
+    monkeypatch.setattr(constants, "ENDPOINT", other.address)
+    other.authorizations.clear()
+    ah.search(hub=other.address)
+    ah.search(hub=True)
+    assert set(other.authorizations) == {f"Bearer {os.environ['HF_TOKEN']}"}
+    hub.authorizations.clear()
+    ah.search(hub=hub.address)
+    assert set(hub.authorizations) == {None}
+
+
+def test_the_lock_file_of_a_stranger_gets_no_token(hub, home, other):
+    other.repositories = hub.repositories
+    _, pinned = pin(hub.reference)
+    foreign = Pin(
+        f"{other.address}/acme/polite@v1", pinned.digest, pinned.backbone, pinned.fingerprint
+    )
+    recorded = replace(pinned, reference="hf:acme/polite@v1", endpoint=other.address)
+    for number, stranger in enumerate((foreign, recorded)):
+        shutil.rmtree(home / "cache")
+        assert sync({"polite": stranger}, home / f"adapters-{number}") == ["polite"]
+    assert other.requests
+    assert set(other.authorizations) == {None}
+
+
+def test_a_stranger_cannot_fill_the_cache_of_another_hub(hub, home, other):
+    """The other hub serves other bytes, under the same names and commits."""
+    theirs = repository(home / "data" / "theirs", seed=7)
+    oid = hub.repositories["acme/polite"].tags["v1"]
+    theirs.commits, theirs.tags = [(oid, theirs.commits[0][1])], {"v1": oid}
+    other.repositories["acme/polite"] = theirs
+    ours = ah.pull(f"{hub.address}/acme/polite@{oid}", home / "ours")
+    foreign = ah.pull(f"{other.address}/acme/polite@{oid}", home / "theirs")
+    shutil.rmtree(home / "ours")
+    again = ah.pull(f"{hub.address}/acme/polite@{oid}", home / "again")
+    name = "adapter.json"
+    assert ours.name == "ours"
+    honest = hub.repositories["acme/polite"].commits[0][1]
+    assert (again / name).read_bytes() == honest[name] != (foreign / name).read_bytes()
+
+
+@pytest.mark.parametrize("when", [REFS, YANKED, MANIFEST, TENSORS, CARD])
+def test_a_tag_that_moves_during_a_pull_does_not_poison_the_cache(hub, home, when):
+    honest = hub.repositories["acme/polite"]
+    files = {name: data for name, data in honest.commits[0][1].items()}
+    theirs = repository(home / "data" / "theirs", seed=7).commits[0][1]
+    requests = iter(range(100))
+
+    def move(handler):
+        """Exchange the tag, and also what its commit contains, when the file is requested."""
+        if hostile.on(when, lambda h: None)(handler) and next(requests) == 0:
+            honest.commits = [(honest.commits[0][0], theirs)]
+        return False
+
+    hub.attack = move
+    if when == TENSORS:
+        with pytest.raises(FileError, match="not what was published"):
+            ah.pull(hub.reference, home / "mine")
+    else:  # all before or all after
+        got = ah.pull(hub.reference, home / "mine")
+        expected = files if when == CARD else theirs
+        assert (got / "adapter.json").read_bytes() == expected["adapter.json"]
+        assert read_adapter(got)
+        shutil.rmtree(got)
+    hub.attack = None
+    honest.commits = [(honest.commits[0][0], files)]
+    if when in (REFS, YANKED, MANIFEST):
+        with pytest.raises(RegistryError, match="has other bytes than on"):
+            ah.pull(hub.reference, home / "mine")
+        shutil.rmtree(os.environ["ADAPTERHUB_STATE"])
+    got = ah.pull(hub.reference, home / "mine")
+    assert (got / "adapter.json").read_bytes() == files["adapter.json"]
+
+
+def test_a_lie_about_a_locked_version_does_not_last(hub, home):
+    name, pinned = pin(hub.reference)
+    shutil.rmtree(home / "cache")
+    honest = hub.repositories["acme/polite"]
+    kept = honest.commits
+    theirs = repository(home / "data" / "theirs", seed=7).commits[0][1]
+    honest.commits = [(kept[0][0], theirs)]
+    with pytest.raises(MismatchError):
+        sync({name: pinned}, home / "adapters")
+    honest.commits = kept
+    assert sync({name: pinned}, home / "adapters") == [name]
+
+
+def test_a_version_is_resolved_without_the_manifests_of_all_others(hub, home):
+    made = hub.repositories["acme/polite"]
+    made.tags |= {f"v{number}": made.tags["v1"] for number in range(2, 2000)}
+    for reference in (hub.reference, f"{hub.address}/acme/polite"):
+        hub.requests.clear()
+        ah.pull(reference)
+        assert len(hub.requests) <= 6
+    hub.requests.clear()
+    with pytest.warns(UserWarning, match="1899 older versions"):
+        assert len(HubStore(hub.address).versions("acme/polite")) == 100
+    assert len(hub.requests) <= 103
+
+
+FOREIGN = {"adapter_config.json": b'{"peft_type": "LORA"}', "adapter_model.safetensors": b"x" * 99}
+
+
+def listed(**changes):
+    """Return the listing of another library's adapter, with changes to each item."""
+    items = [
+        {"type": "file", "path": path, "size": len(data), "oid": hub_server.git_sha1(data)}
+        for path, data in FOREIGN.items()
+    ]
+    return [{**item, **changes} for item in items]
+
+
+LISTINGS = {
+    "flood": hostile.flood,
+    "size": hostile.body(listed(size=98)),
+    "larger": hostile.body(listed(size=100)),
+    "huge": hostile.body(listed(size=1 << 60)),
+    "no room": hostile.body(listed(size=60 << 30)),
+    "text": hostile.body(listed(size="99")),
+    "hash": hostile.body(listed(oid="0" * 40)),
+    "no hash": hostile.body(listed(oid="../../x")),
+    "lfs": hostile.body(listed(lfs={"oid": "0" * 64, "size": 99})),
+    "lfs list": hostile.body(listed(lfs=[1], oid=None)),
+    "names": hostile.body(
+        [{**listed()[0], "path": p} for p in ("../x", "/etc/x", "con", "a\x1b", "a:b", 3, None)]
+    ),
+    "folder": hostile.body(listed(type="directory")),
+    "object": hostile.body({"a": 1}),
+    "levels": hostile.body(b"[" * 100_000),
+}
+
+
+@pytest.mark.parametrize("name", LISTINGS)
+def test_the_listing_of_another_librarys_adapter_is_not_trusted(hub, home, name, monkeypatch):
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(0, 0, 1 << 30)
+    )
+    theirs = hub.repositories["acme/theirs"] = hub_server.Repository()
+    theirs.commit(FOREIGN)
+    hub.attack = hostile.on("/tree/", LISTINGS[name])
+    errors = (RegistryError, FileError, OutputError)
+    refused(lambda: ah.pull(f"{hub.address}/acme/theirs", home / "mine"), home, errors=errors)
+    hub.attack = None
+    copy = ah.pull(f"{hub.address}/acme/theirs", home / "mine")
+    assert {path.name: path.read_bytes() for path in copy.iterdir()} == FOREIGN
+
+
+def test_a_search_survives_what_anyone_can_publish(hub, home):
+    (good,) = [e for e in HubStore(hub.address).versions("acme/polite")]
+    card = {"tags": ["adapterhub"], "adapterhub": {"version": "v1", "digest": good.digest,
+            "methods": ["lora"], "backbone": good.backbone,
+            "fingerprint": good.fingerprint}}  # fmt: skip
+    item = {"id": "acme/polite", "cardData": card, "siblings": []}
+    broken = [
+        {**item, "id": name} for name in ("../x", "acme/..", "acme/a\x1b[2J", 3, "a" * 500, None)
+    ]
+    sections = [{"version": v, "digest": d, "methods": m} for v, d, m in (
+        ("../../x", good.digest, []), ("v1", "../../x", []), ("v1", good.digest, 7),
+        ("v1\x1b[2J", good.digest, []), (["v1"], {}, {}))]  # fmt: skip
+    broken += [{**item, "id": "evil/a", "cardData": {"adapterhub": s}} for s in sections]
+    texts = [json.dumps(entry).encode() for entry in [*broken, item]]
+    texts += [b"[" * 5000 + b"]" * 5000, b'{"id": NaN}', b"9" * 6000, b'{"id": "\\ud800/x"}']
+    hub.attack = hostile.on("^/api/models[?]", hostile.body(b"[" + b", ".join(texts) + b"]"))
+    found = HubStore(hub.address).search(Query())
+    assert [entry.reference for entry in found] == [f"{hub.address}/acme/polite@v1"]
+    hub.attack = hostile.on("^/api/models[?]", hostile.flood)
+    refused(lambda: HubStore(hub.address).search(Query()), home, seconds=20)
+
+
+def test_a_search_makes_a_bounded_number_of_requests(hub, home):
+    items = [{"id": f"evil/a{number}", "siblings": []} for number in range(1000)]
+    hub.attack = hostile.on("^/api/models[?]", hostile.body(items))
+    with pytest.warns(UserWarning, match="900 more repositories match"):
+        assert HubStore(hub.address).search(Query()) == []
+    assert len(hub.requests) <= 101
+
+
+WRITES = {
+    "create": "/api/repos/create",
+    "preupload": "/preupload/",
+    "commit": "/commit/",
+    "tag": "/tag/",
+}
+
+
+@pytest.fixture
+def made(home):
+    return sample_adapters.write(home / "data" / "new", seed=3)
+
+
+def push(hub, made):
+    return HubStore(hub.address).put(made, Publication("acme/new"))
+
+
+@pytest.mark.parametrize("status", [302, 307, 308])
+@pytest.mark.parametrize("write", WRITES)
+def test_a_redirected_push_takes_no_token_elsewhere(hub, home, other, made, write, status):
+    hub.attack = hostile.on(
+        WRITES[write], hostile.redirect(lambda h: f"{other.address}{h.path}", status), "POST"
+    )
+    refused(lambda: push(hub, made), home)
+    assert set(other.authorizations) <= {None}
+
+
+ANSWERS = {
+    "echo 400": hostile.echo(400),
+    "echo 413": hostile.echo(413),
+    "echo 403": hostile.echo(403),
+    "flood": hostile.flood,
+    "bomb": hostile.bomb(8 << 20),
+    "huge": hostile.claimed(10**15),
+    "levels": hostile.body(b"[" * 100_000),
+    "list": hostile.body(b"[]"),
+    "text": hostile.body(b'"x"'),
+    "names": hostile.body({"commitUrl": "../../x", "commitOid": "../../x", "url": "../../x"}),
+    "http": hostile.redirect("http://example.org/x", 307),
+    "file": hostile.redirect("file:///etc/passwd", 307),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize("write", ["create", "preupload", "commit"])
+def test_a_hostile_answer_to_a_push_is_one_error(hub, home, made, write, answer, capfd):
+    hub.attack = hostile.on(WRITES[write], ANSWERS[answer], "POST")
+    refused(lambda: push(hub, made), home)
+    printed = capfd.readouterr()
+    assert TOKEN not in printed.err + printed.out
+
+
+@pytest.fixture
+def endpoint(hub, home, monkeypatch):
+    """The hostile hub as `$HF_ENDPOINT`, with a tiny backbone."""
+    monkeypatch.setattr(constants, "ENDPOINT", hub.address)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.address + TEMPLATE)
+    hub.repositories["acme/bert"] = hub_server.Repository()
+    hub.repositories["acme/bert"].commit({"config.json": b"{}", "model.safetensors": b"weights"})
+    return hub
+
+
+def only_head(attack):
+    return lambda handler: handler.command == "HEAD" and attack(handler)
+
+
+def info(sha="a" * 40, name="config.json"):
+    return {"id": "acme/bert", "sha": sha, "siblings": [{"rfilename": name}], "private": False,
+            "tags": [], "downloads": 0, "likes": 0, "_id": "x", "modelId": "x"}  # fmt: skip
+
+
+def tree_of(path="config.json", **more):
+    return [{"type": "file", "path": path, "size": 2, "oid": "a" * 40, **more}]
+
+
+INFO = r"/api/models/acme/bert(/revision/[^/]+)?$"
+ETAGS = ('"../../../../../victim.pth"', '"{home}/private.txt"', '"a\\..\\x"', "a" * 999)
+COMMITS = ("../../../../victim", "{home}/victim", "main", "a" * 41, "A" * 40)
+NAMES = (
+    "../../../../victim",
+    "/etc/x",
+    "a/../../../b",
+    "C:\\x",
+    "a:b",
+    "a\x1bb",
+    ".",
+    "",
+    "a//b",
+    3,
+)
+
+BACKBONES = {
+    **{
+        f"{header}: {value:.30}": only_head(hostile.honest_but(**{header: value}))
+        for header in ("ETag", "X_Linked_ETag")
+        for value in ETAGS
+    },
+    **{f"commit: {v}": only_head(hostile.honest_but(X_Repo_Commit=v)) for v in COMMITS},
+    **{f"sha: {v}": hostile.on(INFO, hostile.body(info(sha=v))) for v in (*COMMITS, 3)},
+    **{f"name: {v}": hostile.on("/tree/", hostile.body(tree_of(v))) for v in NAMES},
+    "sibling": hostile.on(INFO, hostile.body(info(name="../x"))),
+    "lfs": hostile.on(
+        "/tree/", hostile.body(tree_of(lfs={"oid": "../x", "size": 1, "pointerSize": 1}))
+    ),
+    "xet": hostile.on("/tree/", hostile.body(tree_of(xetHash="../x"))),
+    "flood": hostile.on("/tree/", hostile.flood),
+    "bomb": hostile.on("/tree/", hostile.bomb(80 << 20)),
+    "levels": hostile.on("/tree/", hostile.body(b"[" * 100_000)),
+    "file URL": only_head(hostile.on("config", hostile.redirect("file:///etc/passwd"))),
+    "http": only_head(hostile.on("config", hostile.redirect("http://example.org/x"))),
+    "next page": hostile.on(
+        "/tree/", hostile.body(tree_of(), Link='<https://h.org/x>; rel="next"')
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_a_hostile_endpoint_writes_and_reads_nothing_elsewhere(endpoint, home, name, monkeypatch):
+    send = hub_server.Handler.send
+    monkeypatch.setattr(
+        hub_server.Handler,
+        "send",
+        lambda self, status, data, headers: send(
+            self, status, data, {k: v.replace("{home}", str(home)) for k, v in headers.items()}
+        ),
+    )
+    endpoint.attack = BACKBONES[name]
+    text = refused(lambda: find_backbone("acme/bert"), home, seconds=20, errors=BackboneError)
+    assert "the hub's answer is refused" in text
+    endpoint.attack = None
+    folder, _ = find_backbone("acme/bert")
+    assert (folder / "config.json").read_bytes() == b"{}"
+
+
+BROKEN = {
+    "not HTTP": hostile.on("", lambda handler: handler.raw(b"\x00\x01 SSH-2.0\r\n\r\n")),
+    "headers": hostile.on("", hostile.endless(b"X" * 4096)),
+    "drip": hostile.on("", hostile.drip(HEAD + b"X-A: ")),
+    "informational": hostile.on("", hostile.endless(b"HTTP/1.1 100 Continue\r\n\r\n", 0.01)),
+    "loop": hostile.on("", hostile.redirect(lambda handler: handler.path)),
+    **{f"echo {n}": hostile.on("", hostile.echo(n)) for n in (400, 401, 403, 404, 500)},
+    **{
+        f"echo {code}": hostile.on("", hostile.echo(404, code))
+        for code in ("RepoNotFound", "RevisionNotFound", "GatedRepo", "EntryNotFound")
+    },
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_endpoint_is_one_error(endpoint, home, name, monkeypatch):
+    monkeypatch.setattr(hub_guard, "HEADER_SECONDS", 0.1)
+    endpoint.attack = BROKEN[name]
+    for find in (find_backbone, meta_model):
+        refused(lambda find=find: find("acme/bert"), home, seconds=20, errors=BackboneError)
+
+
+@pytest.mark.parametrize("name", [name for name in BACKBONES if name.startswith(("ETag", "X_"))])
+def test_a_configuration_alone_is_guarded_too(endpoint, home, name):
+    endpoint.attack = BACKBONES[name]
+    refused(lambda: meta_model("acme/bert"), home, errors=BackboneError)
+
+
+def test_a_dataset_is_guarded_too(hub, monkeypatch):
+    import datasets
+
+    def load(name, subset, split):
+        assert hub_guard._active
+        raise OSError("no such dataset")
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    with pytest.raises(DataError, match="no such dataset"):
+        read_table("acme/reviews", DataOptions(train="acme/reviews"), "train")
+    assert not hub_guard._active
+
+
+def test_an_api_answer_from_another_server_is_checked_too(endpoint, home, other):
+    other.attack = hostile.on("", hostile.body(info(sha="../../../../victim")))
+    endpoint.attack = hostile.on("/api/models", hostile.redirect(f"{other.address}/x"))
+    refused(lambda: find_backbone("acme/bert"), home, errors=BackboneError)
+    assert set(other.authorizations) == {None}
+
+
+def test_the_tokens_of_xet_are_requested_from_the_hub_only(endpoint, home, other):
+    xet = {"X_Xet_Hash": "a" * 64, "X_Xet_Refresh_Route": f"{other.address}/token"}
+    endpoint.attack = only_head(hostile.honest_but(**xet))
+    folder, _ = find_backbone("acme/bert")
+    assert (folder / "model.safetensors").read_bytes() == b"weights"
+    assert other.requests == []

@@ -1,0 +1,140 @@
+"""Origins: which URLs are the same server, and which addresses a redirect may lead to."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from adapterhub.backbones.origins import (
+    ForbiddenAddressError,
+    HubNetwork,
+    Reach,
+    reach_of,
+    url_origin,
+)
+
+
+@pytest.mark.parametrize(
+    ("url", "origin"),
+    [
+        ("https://Hub.Example.org/a/b?c#d", "https://hub.example.org"),
+        ("https://hub.example.org:443", "https://hub.example.org"),
+        ("http://hub.example.org:443", "http://hub.example.org:443"),
+        ("http://localhost:80/x", "http://localhost"),
+        ("https://[::1]:8443/x", "https://[::1]:8443"),
+    ],
+)
+def test_the_origin_of_a_url(url, origin):
+    assert url_origin(url) == origin
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "x", "//h.org", "https://", "https:///x", "ftp://h.org", "file:///etc/passwd",
+     "https://user@h.org", "https://user:pw@h.org", "https://@h.org", "https://h.org:x",
+     "https://h.org:99999", "https://[::1", "https://h.org\\@e.org", "https://h.org\n",
+     "https://h.org/\x1b", "https://h org", "https://h\u00e9.org", "https://h.org/" + "a" * 9000,
+     "https://h,org", "javascript:alert(1)"],
+)  # fmt: skip
+def test_a_text_without_an_origin(url):
+    with pytest.raises(ForbiddenAddressError):
+        url_origin(url)
+
+
+@pytest.mark.parametrize(
+    ("host", "reach"),
+    [
+        ("8.8.8.8", Reach.PUBLIC),
+        ("2606:4700::1111", Reach.PUBLIC),
+        ("127.0.0.1", Reach.LOOPBACK),
+        ("127.9.9.9", Reach.LOOPBACK),
+        ("::1", Reach.LOOPBACK),
+        ("::ffff:127.0.0.1", Reach.LOOPBACK),
+        ("0.0.0.0", Reach.LOOPBACK),
+        ("localhost", Reach.LOOPBACK),
+        ("a.localhost", Reach.LOOPBACK),
+        ("10.0.0.1", Reach.PRIVATE),
+        ("192.168.1.1", Reach.PRIVATE),
+        ("169.254.169.254", Reach.PRIVATE),
+        ("100.64.0.1", Reach.PRIVATE),
+        ("fe80::1%eth0", Reach.PRIVATE),
+        ("fd00::1", Reach.PRIVATE),
+        ("::ffff:10.0.0.1", Reach.PRIVATE),
+        ("hub.example.org", None),
+        ("127.1", None),  # a name for this module; the address is checked when it is connected
+        ("2130706433", None),
+    ],
+)
+def test_the_reach_of_an_address(host, reach):
+    assert reach_of(host) == reach
+
+
+PUBLIC, PRIVATE, LOCAL = "https://8.8.8.8", "https://10.0.0.1", "http://127.0.0.1:8000"
+
+
+@pytest.mark.parametrize(
+    ("base", "url", "allowed"),
+    [
+        (PUBLIC, "https://cdn.example.org/x", True),
+        (PUBLIC, "http://cdn.example.org/x", False),
+        (PUBLIC, "https://10.0.0.2/x", False),
+        (PUBLIC, "https://127.0.0.1/x", False),
+        (PUBLIC, "http://127.0.0.1/x", False),
+        (PUBLIC, f"{PUBLIC}/x", True),
+        (PRIVATE, "https://10.0.0.2/x", True),
+        (PRIVATE, "https://cdn.example.org/x", True),
+        (PRIVATE, "https://localhost/x", False),
+        (LOCAL, "http://localhost:9000/x", True),
+        (LOCAL, "https://10.0.0.2/x", True),
+        (LOCAL, "http://10.0.0.2/x", False),
+        (LOCAL, "http://cdn.example.org/x", False),
+    ],
+)
+def test_where_a_redirect_may_lead(base, url, allowed):
+    network = HubNetwork(base)
+    if allowed:
+        network.check(url)
+    else:
+        with pytest.raises(ForbiddenAddressError):
+            network.check(url)
+
+
+def connect(network, url, host, address):
+    """Report a connection to the network's callback; return whether it was closed."""
+    closed = []
+    stream = SimpleNamespace(
+        get_extra_info=lambda _: (address, 443), close=lambda: closed.append(1)
+    )
+    callback = network.trace(url)
+    callback("connection.connect_tcp.started", {"host": host, "port": 443})
+    try:
+        callback("connection.connect_tcp.complete", {"return_value": stream})
+    except ForbiddenAddressError:
+        assert closed
+    return bool(closed)
+
+
+def test_the_address_of_the_peer_counts():
+    network = HubNetwork("https://hub.example.org")
+    assert not connect(network, "https://hub.example.org/x", "hub.example.org", "8.8.8.8")
+    assert connect(network, "https://cdn.example.org/x", "cdn.example.org", "10.0.0.1")
+    assert connect(network, "https://cdn.example.org/x", "cdn.example.org", "127.0.0.1")
+    assert not connect(network, "https://cdn.example.org/x", "cdn.example.org", "9.9.9.9")
+    # A proxy is the user's own choice.
+    assert not connect(network, "https://cdn.example.org/x", "proxy.lan", "10.0.0.1")
+
+
+def test_a_hub_cannot_come_closer_by_changing_its_address():
+    network = HubNetwork("https://hub.example.org")
+    for address in ("127.0.0.1", "8.8.8.8", "127.0.0.1"):
+        connect(network, "https://hub.example.org/x", "hub.example.org", address)
+    assert connect(network, "https://cdn.example.org/x", "cdn.example.org", "10.0.0.1")
+    assert network.reach == Reach.PUBLIC
+
+
+def test_a_hub_in_the_own_network_may_lead_to_its_own_object_store():
+    network = HubNetwork("https://hub.lan")
+    connect(network, "https://hub.lan/x", "hub.lan", "10.0.0.1")
+    assert not connect(network, "https://store.lan/x", "store.lan", "10.0.0.2")
+    assert connect(network, "https://store.lan/x", "store.lan", "127.0.0.1")

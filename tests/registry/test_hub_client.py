@@ -1,0 +1,173 @@
+"""The HTTP client for hubs; tests/attacks/test_hostile_hub.py has the attacks on it."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+
+import hostile_hub
+import hub_server
+import pytest
+from huggingface_hub import constants
+
+from adapterhub.errors import ConfigError, FileError, RegistryError
+from adapterhub.registry import hub_client
+from adapterhub.registry.hub_client import (
+    Expected,
+    HubClient,
+    MissingFileError,
+    UnreachableError,
+    login_hint,
+)
+
+DATA = bytes(range(256)) * 400
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub_client, "_WAITS", (0.0, 0.0, 0.0))
+    with hostile_hub.serving() as server:
+        made = server.repositories["acme/a"] = hub_server.Repository()
+        made.tags["v1"] = made.commit({"file": DATA})
+        yield server
+
+
+def download(hub, path, **expected):
+    HubClient(hub.address).download(
+        "/acme/a/resolve/v1/file", path, Expected(len(DATA), **expected), "acme/a"
+    )
+
+
+def test_an_answer_has_a_limit(hub):
+    client = HubClient(hub.address)
+    assert client.read("/acme/a/resolve/v1/file", len(DATA), "acme/a") == DATA
+    with pytest.raises(RegistryError, match="more than the 99 bytes"):
+        client.read("/acme/a/resolve/v1/file", 99, "acme/a")
+
+
+def test_the_query_and_the_token_are_sent(hub):
+    hub.attack = lambda handler: hostile_hub.body(handler.path.encode())(handler) or True
+    client = HubClient(f"{hub.address}/", "secret-token")
+    assert client.read("/x", 99, "x", (("filter", "a:b/c"), ("n", "1"))) == (
+        b"/x?filter=a%3Ab%2Fc&n=1"
+    )
+    assert hub.authorizations == ["Bearer secret-token"]
+
+
+@pytest.mark.parametrize(
+    "expected",
+    [{"size": len(DATA)}, {"sha256": hashlib.sha256(DATA).hexdigest()},
+     {"git_sha1": hub_server.git_sha1(DATA)}],
+    ids=str,
+)  # fmt: skip
+def test_a_download_is_verified(hub, tmp_path, expected):
+    download(hub, tmp_path / "a", **expected)
+    assert (tmp_path / "a").read_bytes() == DATA
+    files = hub.repositories["acme/a"].commits[0][1]
+    files["file"] = DATA[:-2]
+    with pytest.raises((FileError, RegistryError)):
+        download(hub, tmp_path / "b", **expected)
+
+
+def test_a_download_goes_on_where_it_was_cut(hub, tmp_path):
+    cuts = iter((100, 5000, 0))
+
+    def cut(handler):
+        hub.cut_after = next(cuts, None)
+        return False
+
+    hub.attack = cut
+    counts = []
+    client = HubClient(hub.address)
+    expected = Expected(len(DATA), sha256=hashlib.sha256(DATA).hexdigest())
+    client.download("/acme/a/resolve/v1/file", tmp_path / "a", expected, "a", counts.append)
+    assert (tmp_path / "a").read_bytes() == DATA
+    assert hub.resumed_at == [100, 5100, 5100]
+    assert sum(counts) == len(DATA)
+
+
+def test_a_server_without_ranges_sends_everything_again(hub, tmp_path):
+    hub.cut_after = 100
+    hub.attack = lambda handler: handler.headers.__delitem__("Range")
+    counts = []
+    client, expected = HubClient(hub.address), Expected(len(DATA))
+    client.download("/acme/a/resolve/v1/file", tmp_path / "a", expected, "a", counts.append)
+    assert (tmp_path / "a").read_bytes() == DATA
+    assert sum(counts) == len(DATA)
+
+
+def test_the_attempts_are_counted_from_the_last_progress(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr(hub_client, "_PROGRESS_BYTES", 10_000)
+
+    def cut(handler):
+        hub.cut_after = 11_000
+        return False
+
+    hub.attack = cut
+    download(hub, tmp_path / "a")
+    assert len(hub.resumed_at) == len(DATA) // 11_000
+    hub.attack = lambda handler: setattr(hub, "cut_after", 9_000)
+    with pytest.raises(UnreachableError, match="try again"):
+        download(hub, tmp_path / "b")
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_an_overload_is_waited_for(hub, status):
+    answers = iter((True, True))
+    refuse = hostile_hub.echo(status)
+    hub.attack = lambda handler: next(answers, False) and (refuse(handler) or True)
+    assert HubClient(hub.address).read("/acme/a/resolve/v1/file", 1 << 20, "a") == DATA
+    assert len(hub.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [
+        (401, "", "you have no access"),
+        (404, "RepoNotFound", "you have no access"),
+        (404, "", "you have no access"),
+        (404, "RevisionNotFound", "no such version"),
+        (403, "GatedRepo", "gated"),
+        (403, "", "needs a token"),
+        (410, "", "answered 410"),
+        (206, "", "answered 206"),
+    ],
+)
+def test_a_refusal_is_explained_without_the_servers_words(hub, status, code, words):
+    hub.attack = hostile_hub.on("", hostile_hub.echo(status, code))
+    with pytest.raises(RegistryError, match=words):
+        HubClient(hub.address).read("/x", 99, "acme/a")
+
+
+def test_a_missing_file_and_a_missing_hub_are_told_apart(hub, monkeypatch):
+    with pytest.raises(MissingFileError):
+        HubClient(hub.address).read("/acme/a/resolve/v1/other", 99, "acme/a")
+    with pytest.raises(UnreachableError):
+        HubClient("http://127.0.0.1:9").read("/x", 99, "acme/a")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    hub.requests.clear()
+    with pytest.raises(UnreachableError, match="HF_HUB_OFFLINE"):
+        HubClient(hub.address).read("/x", 99, "acme/a")
+    assert hub.requests == []
+
+
+def test_no_thread_or_connection_is_left(hub):
+    threads = threading.active_count()
+    client = HubClient(hub.address)
+    for _ in range(20):
+        client.read("/acme/a/resolve/v1/file", 1 << 20, "a")
+    assert threading.active_count() <= threads + 20  # those of the server here
+    assert not [t for t in threading.enumerate() if "_watch" in t.name]
+
+
+@pytest.mark.parametrize("base", ["", "h.org", "ftp://h.org", "https://me:pw@h.org"])
+def test_a_malformed_endpoint_is_an_error(base):
+    with pytest.raises(ConfigError, match="HF_ENDPOINT"):
+        HubClient(base)
+
+
+def test_the_hint_names_the_right_login(monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", "https://huggingface.co")
+    assert login_hint("https://huggingface.co") == "hf auth login, or set HF_TOKEN"
+    assert login_hint("https://h.org:443/x") == "adapterhub login https://h.org"

@@ -1,0 +1,108 @@
+"""What a hub says is checked field by field."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adapterhub.errors import RegistryError
+from adapterhub.registry.hub_client import Expected, MissingFileError
+from adapterhub.registry.hub_reader import HubReader, is_commit, split_items
+
+A, B = "a" * 40, "b" * 40
+
+
+class Answers:
+    """A client that gives one answer to everything."""
+
+    def __init__(self, answer):
+        self.answer, self.paths = answer, []
+
+    def read(self, path, limit, subject, params=()):
+        self.paths.append(path)
+        if self.answer is None:
+            raise MissingFileError("none")
+        return self.answer if isinstance(self.answer, bytes) else json.dumps(self.answer).encode()
+
+
+def reader(answer):
+    return HubReader(Answers(answer), "hf:")
+
+
+def test_refs_with_other_names_or_commits_are_left_out():
+    tags = [
+        {"name": "v1", "targetCommit": A},
+        {"name": "release/1", "targetCommit": B},
+        *({"name": name, "targetCommit": A} for name in ("../x", "a b", "\x1b", 3, None, A * 9)),
+        *({"name": f"w{n}", "targetCommit": c} for n, c in enumerate(("main", A[1:], "A" * 40, 3))),
+    ]  # fmt: skip
+    branches = [{"name": "main", "targetCommit": B}]
+    refs = reader({"tags": tags, "branches": branches}).refs("a/b")
+    assert refs.tags == {"v1": A, "release/1": B}
+    assert (refs.head, refs.branches) == (B, {"main": B})
+    assert reader({}).refs("a/b").head is None
+
+
+def test_a_revision_is_one_segment_of_the_path():
+    reading = reader({"sha": A})
+    assert reading.commit_of("a/b", "refs/pr/1") == A
+    assert reading.client.paths == ["/api/models/a/b/revision/refs%2Fpr%2F1"]
+    for wrong in ({}, {"sha": None}, {"sha": "../x"}, {"sha": [A]}):
+        with pytest.raises(RegistryError, match="malformed"):
+            reader(wrong).commit_of("a/b", "main")
+
+
+def test_a_missing_file_is_none():
+    assert reader(None).small_file("a/b", A, "x", 9) is None
+    assert reader(None).first_file("a/b", A, {"x": 9, "y": 9}) is None
+    assert reader(b"data").first_file("a/b", A, {"x": 9, "y": 9}) == ("x", b"data")
+    assert reader(None).yanked("a/b", A) == {}
+    assert reader({"v1": "a\x1bb"}).yanked("a/b", A) == {"v1": "a\\u001bb"}
+
+
+def test_a_listing_gives_sizes_and_hashes():
+    items = [
+        {"type": "file", "path": "small", "size": 3, "oid": A},
+        {"type": "file", "path": "large", "size": 130, "oid": B,
+         "lfs": {"oid": "c" * 64, "size": 9, "pointerSize": 130}},
+        {"type": "directory", "path": "d", "oid": A},
+    ]  # fmt: skip
+    assert reader(items).listing("a/b", A) == {
+        "small": Expected(3, 3, git_sha1=A),
+        "large": Expected(9, 9, sha256="c" * 64),
+    }
+
+
+def test_a_search_leaves_out_broken_items():
+    items = [{"id": "a/b"}, {"id": "../b"}, {"id": "b"}, {}, 3, "x", {"id": "c/d", "x": [[]]}]
+    assert [item["id"] for item in reader(items).search(["x"])] == ["a/b", "c/d"]
+    assert reader(b"[" * 10_000).search([]) == []
+
+
+def test_the_form_of_a_commit():
+    assert is_commit(A)
+    assert not any(map(is_commit, (None, 3, "", A[1:], A + "\n", A.upper(), "g" * 40)))
+
+
+JSON = st.recursive(
+    st.none() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(JSON))
+def test_items_are_split_as_a_parser_splits_them(items):
+    for indent in (None, 1):
+        data = json.dumps(items, indent=indent, ensure_ascii=False).encode("utf-8", "replace")
+        assert [json.loads(item) for item in split_items(data)] == json.loads(data)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary() | st.text('[]{},"\\ 1').map(str.encode))
+def test_any_bytes_can_be_split(data):
+    assert isinstance(split_items(data), list)
