@@ -10,6 +10,8 @@ verify the contents of its downloads, so this module does.
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -110,7 +112,7 @@ class HubStore:
                 expected=f"a manifest with sha256 {entry.digest}",
                 hint="pull it again; the hub may have changed in the meantime",
             )
-        return cached if folder is None else copy_adapter(cached, folder)
+        return cached if folder is None else copy_adapter(cached, folder, entry.digest)
 
     def put(self, folder: Path, publication: Publication) -> Entry:
         """Publish an adapter's folder as one commit."""
@@ -170,10 +172,12 @@ class HubStore:
     def _download(self, entry: Entry, folder: Path) -> None:
         """Download the files of a version to a new folder."""
         if entry.fingerprint:  # ours; the repository may also hold the adapter in peft's format
-            copy_adapter(self._snapshot(entry.name, entry.version, PUBLISHED), folder)
-        else:
-            names = (*FOREIGN, *PICKLES) if self.allow_pickle else FOREIGN
-            self._copy_foreign(self._snapshot(entry.name, entry.version, names), folder)
+            with self._snapshot(entry.name, entry.version, PUBLISHED) as source:
+                copy_adapter(source, folder, entry.digest)
+            return
+        names = (*FOREIGN, *PICKLES) if self.allow_pickle else FOREIGN
+        with self._snapshot(entry.name, entry.version, names) as source:
+            self._copy_foreign(source, folder)
 
     def _copy_foreign(self, source: Path, folder: Path) -> Path:
         return copy_foreign(source, folder, allow_pickle=self.allow_pickle)
@@ -256,9 +260,16 @@ class HubStore:
         except RemoteEntryNotFoundError:
             return None
 
-    def _snapshot(self, name: str, revision: str, files: Sequence[str]) -> Path:
+    @contextmanager
+    def _snapshot(self, name: str, revision: str, files: Sequence[str]) -> Iterator[Path]:
+        """Provide the files of a revision as regular files; in the cache they are links."""
         allowed = list(files)
-        return Path(self.api.snapshot_download(name, revision=revision, allow_patterns=allowed))
+        cached = Path(self.api.snapshot_download(name, revision=revision, allow_patterns=allowed))
+        with tempfile.TemporaryDirectory() as folder:
+            for path in (cached / file for file in files):
+                if path.is_file():
+                    shutil.copyfile(path, Path(folder) / path.name)
+            yield Path(folder)
 
     def _yanked(self, name: str) -> dict[str, str]:
         """Read the yanked versions of a repository, with the reasons."""

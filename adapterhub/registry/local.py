@@ -23,7 +23,12 @@ from adapterhub.errors import FileError, RegistryError, did_you_mean
 from adapterhub.files.atomic import explained
 from adapterhub.files.native import CARD_FILE, read_adapter
 from adapterhub.registry.index import FORMAT, Index, open_index, remove_index
-from adapterhub.registry.local_versions import NameFolder, copy_adapter, digest_of
+from adapterhub.registry.local_versions import (
+    NameFolder,
+    check_digest,
+    copy_adapter,
+    manifest_bytes,
+)
 from adapterhub.registry.reference import check_name
 from adapterhub.registry.store import Entry, Publication, Query, choose_version, is_fingerprint
 
@@ -65,14 +70,9 @@ class LocalRegistry:
         """Return the folder with the verified files of a version: `folder`, or the registry's."""
         source = self._name_folder(entry).path / entry.version
         if folder is not None:
-            return copy_adapter(source, folder)
+            return copy_adapter(source, folder, entry.digest)
         read_adapter(source)
-        if digest_of(source) != entry.digest:
-            raise FileError(
-                f"{source} is not what was published as {entry.reference}",
-                expected=f"a manifest with sha256 {entry.digest}",
-                hint="adapterhub registry verify",
-            )
+        check_digest(source, manifest_bytes(source), entry.digest)
         return source
 
     def put(self, folder: Path, publication: Publication) -> Entry:

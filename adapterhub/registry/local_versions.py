@@ -34,13 +34,23 @@ from adapterhub.files.atomic import (
     write_files,
 )
 from adapterhub.files.manifest import MAX_MANIFEST_BYTES, from_json
-from adapterhub.files.native import CARD_FILE, MANIFEST_FILE, TENSORS_FILE, read_adapter
+from adapterhub.files.native import (
+    CARD_FILE,
+    MANIFEST_FILE,
+    MAX_CARD_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_TENSOR_BYTES,
+    TENSORS_FILE,
+    read_adapter,
+    read_manifest,
+)
 from adapterhub.files.schema import canonical_json
 from adapterhub.registry.store import Entry, free_version, version_number
 
 PUBLISHED = (CARD_FILE, MANIFEST_FILE, TENSORS_FILE)
 _NAMES = "names.json"
 _STAGED = ".adapterhub-"
+_MAX_FILE_BYTES = 8 + MAX_HEADER_BYTES + MAX_TENSOR_BYTES  # of another library's adapter
 _TAG = re.compile(r"(?!v?[0-9]+$)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -94,7 +104,7 @@ class NameFolder:
             existing = next((entry.version for entry in entries if entry.digest == digest), None)
             published = existing or free_version(self.name, version, entries)
             if existing is None:
-                copy_adapter(folder, self.path / published)
+                copy_adapter(folder, self.path / published, digest)
             self.change(tags=dict.fromkeys(tags, published))
             return next(entry for entry in self.versions() if entry.version == published)
 
@@ -212,40 +222,92 @@ def manifest_bytes(folder: Path) -> bytes:
     Raises:
         FileError: it is missing, not a regular file, or too large.
     """
-    try:
-        return read_file(folder / MANIFEST_FILE, 0, MAX_MANIFEST_BYTES, None)
-    except UnreadableError as error:
-        raise FileError(f"{folder / MANIFEST_FILE}: {error}") from None
+    return _read(folder / MANIFEST_FILE, 0, MAX_MANIFEST_BYTES, None)
 
 
-def copy_adapter(source: Path, folder: Path) -> Path:
-    """Copy the files of an adapter to a new folder atomically, and verify the copy.
+def copy_adapter(source: Path, folder: Path, digest: str) -> Path:
+    """Copy the files of an adapter to a new folder atomically.
+
+    The bytes that are written are those that were verified, so `source` may change at any time.
+
+    Args:
+        source: the adapter's folder.
+        folder: the new folder.
+        digest: the sha256 of the manifest that was published.
 
     Raises:
         OutputError: `folder` exists or cannot be written.
-        FileError: `source` holds no valid adapter.
+        FileError: `source` holds no valid adapter, or not the published one.
     """
-    return copy_files(source, folder, PUBLISHED, read_adapter)
+    payload = _adapter_payload(source, digest)
+    return _write_copy(folder, payload, read_adapter)
 
 
-def copy_files(
-    source: Path,
-    folder: Path,
-    names: Sequence[str],
-    verify: Callable[[Path], object] = lambda copy: None,
-) -> Path:
+def copy_files(source: Path, folder: Path, names: Sequence[str]) -> Path:
     """Copy the named files that exist to a new folder, atomically.
 
     Args:
         source: the folder to copy from.
         folder: the new folder.
         names: the names of the files to copy; missing ones are skipped.
-        verify: called with the staged copy; an error it raises cancels the copy.
 
     Raises:
         OutputError: `folder` exists or cannot be written.
+        FileError: a file is a link, not a regular file, empty or too large.
     """
-    payload = {name: (source / name).read_bytes() for name in names if (source / name).is_file()}
+    paths = {name: source / name for name in names if os.path.lexists(source / name)}
+    payload = {name: _read(path, 0, _MAX_FILE_BYTES, None) for name, path in paths.items()}
+    return _write_copy(folder, payload)
+
+
+def _adapter_payload(source: Path, digest: str) -> dict[str, bytes]:
+    """Read the files of an adapter, each at most as large as that of a valid one."""
+    read_manifest(source)  # refuses links in the folder
+    data = manifest_bytes(source)
+    check_digest(source, data, digest)
+    manifest = from_json(data, str(source / MANIFEST_FILE))
+    size = sum(info.nbytes for info in manifest.tensors.values())
+    sha256 = manifest.files[TENSORS_FILE]
+    tensors = _read(source / TENSORS_FILE, size, 8 + MAX_HEADER_BYTES + size, sha256)
+    payload = {MANIFEST_FILE: data, TENSORS_FILE: tensors}
+    for name in PUBLISHED:
+        if name not in payload and os.path.lexists(source / name):
+            payload[name] = _read(source / name, 0, MAX_CARD_BYTES, None)
+    return payload
+
+
+def check_digest(folder: Path, manifest: bytes, digest: str) -> None:
+    """Check that a manifest is the published one.
+
+    Args:
+        folder: the adapter's folder, for the error message.
+        manifest: the bytes of its manifest.
+        digest: the sha256 of the published manifest.
+
+    Raises:
+        FileError: it is another one.
+    """
+    if hashlib.sha256(manifest).hexdigest() != digest:
+        raise FileError(
+            f"{folder} is not what was published",
+            expected=f"a manifest with sha256 {digest}",
+            hint="adapterhub registry verify",
+        )
+
+
+def _read(path: Path, low: int, most: int, sha256: str | None) -> bytes:
+    try:
+        return read_file(path, low, most, sha256)
+    except UnreadableError as error:
+        raise FileError(f"{path}: {error}", expected="a regular file as published") from None
+
+
+def _write_copy(
+    folder: Path,
+    payload: Mapping[str, bytes],
+    verify: Callable[[Path], object] = lambda copy: None,
+) -> Path:
+    """Write files to a new folder; an error that `verify` raises leaves nothing."""
     with explained(folder):
         check_place(folder, False, ())
         with staging(folder) as staged:

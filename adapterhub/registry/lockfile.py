@@ -240,7 +240,7 @@ def sync(
         if not target.exists():
             source = _pulled(pinned, registry, project)
             if _verified_digest(source) == pinned.digest:
-                copy_adapter(source, target)
+                copy_adapter(source, target, pinned.digest)
                 restored.append(name)
             else:
                 mismatches.append(f"{pinned.reference} changed since it was locked")

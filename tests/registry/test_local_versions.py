@@ -53,7 +53,7 @@ def test_only_a_verified_copy_appears(tmp_path):
     folder = sample_adapters.write(tmp_path / "made")
     (folder / "adapter.safetensors").write_bytes(b"broken")
     with pytest.raises(FileError):
-        copy_adapter(folder, tmp_path / "copy")
+        copy_adapter(folder, tmp_path / "copy", digest_of(folder))
     assert not (tmp_path / "copy").exists()
     copy_files(folder, tmp_path / "copy", ("adapter.json", "missing"))
     assert [path.name for path in (tmp_path / "copy").iterdir()] == ["adapter.json"]
