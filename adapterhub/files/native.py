@@ -239,6 +239,15 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
+def read_card(folder: Path) -> str:
+    """Read the card of the adapter in `folder`; "" if it is missing or not a regular file."""
+    try:
+        data = read_file(folder / CARD_FILE, 1, MAX_CARD_BYTES, None)
+    except UnreadableError:  # a card is optional
+        return ""
+    return data.decode("utf-8", "replace")
+
+
 def _checked_copies(
     manifest: Manifest, tensors: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:

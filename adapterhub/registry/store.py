@@ -170,21 +170,24 @@ def choose_version(entries: Sequence[Entry], name: str, version: str | None) -> 
     )
 
 
-def free_version(name: str, version: str | None, entries: Sequence[Entry]) -> str:
+def free_version(name: str, version: str | None, entries: Sequence[Entry], highest: int = 0) -> str:
     """Return the version to publish new bytes as: the requested one, or the next number.
 
     Args:
         name: the adapter's name, for the error message.
         version: the requested version, or None.
         entries: the existing versions of the name.
+        highest: the highest version ever published, if the store records it; the numbers below
+            that no entry has belong to deleted versions.
 
     Raises:
         ConfigError: `version` is not a version number.
-        RegistryError: `version` is already published with other bytes.
+        RegistryError: `version` is already published with other bytes, or may have been.
     """
     taken = {version_number(entry.version) or 0 for entry in entries}
+    next_free = max(taken | {highest}) + 1
     if version is None:
-        return f"v{max(taken, default=0) + 1}"
+        return f"v{next_free}"
     number = version_number(version)
     if number is None:
         raise ConfigError(f"invalid version {version!r}", expected="v1, v2, ...")
@@ -192,7 +195,13 @@ def free_version(name: str, version: str | None, entries: Sequence[Entry]) -> st
         raise RegistryError(
             f"{name}@v{number} is already published with other bytes",
             expected="a version never changes",
-            hint=f"publish it as v{max(taken) + 1}, or without a version",
+            hint=f"publish it as v{next_free}, or without a version",
+        )
+    if number <= highest:
+        raise RegistryError(
+            f"{name}@v{number} cannot be published: the highest version so far is v{highest}",
+            expected="a new number, as that of a deleted version is not used again",
+            hint=f"publish it as v{next_free}, or without a version",
         )
     return f"v{number}"
 

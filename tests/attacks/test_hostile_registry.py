@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import sys
 import threading
+import warnings
 from pathlib import Path
 
 import pytest
 import sample_adapters
+from click.testing import CliRunner
 
-from adapterhub.errors import AdapterhubError, FileError
+from adapterhub.cli import group
+from adapterhub.errors import AdapterhubError, FileError, RegistryError
 from adapterhub.registry import local, lockfile
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.local_versions import digest_of
 from adapterhub.registry.lockfile import pin, sync
-from adapterhub.registry.store import Publication
+from adapterhub.registry.pull import pull
+from adapterhub.registry.store import Publication, Query
 
 BACKBONE = "acme--bert-small"
 
@@ -28,6 +38,30 @@ def registry(tmp_path, monkeypatch):
         made = sample_adapters.write(tmp_path / f"made-{seed}", seed)
         store.put(made, Publication(name))
     return store
+
+
+@contextlib.contextmanager
+def limited(seconds: int, gigabytes: int):
+    """Interrupt a block that waits too long, and fail one that uses too much memory."""
+
+    def late(*_):
+        raise TimeoutError(f"took more than {seconds} s")
+
+    import resource  # not on Windows
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    if sys.platform.startswith("linux"):
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        most = pages * resource.getpagesize() + (gigabytes << 30)
+        resource.setrlimit(resource.RLIMIT_AS, (most, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def exchange(first: Path, second: Path) -> None:
@@ -91,3 +125,307 @@ def test_swaps_at_any_moment_never_land(registry, tmp_path):
     finally:
         stop.set()
         thread.join()
+
+
+SECRET = "the secret of another folder"
+
+
+def listed(registry: LocalRegistry) -> list[str]:
+    """The references that a search returns, without its warnings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return [entry.reference for entry in registry.search(Query(all_versions=True))]
+
+
+def everything(registry: LocalRegistry, target: Path) -> str:
+    """Do all that only reads a registry; return the results and errors as text."""
+    texts: list[object] = []
+
+    def attempt(act, *arguments, **options):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                texts.append(act(*arguments, **options))
+            except AdapterhubError as error:
+                texts.append(error)
+        texts.extend(str(warning.message) for warning in caught)
+
+    attempt(registry.search, Query(all_versions=True))
+    for text in SECRET.split():
+        attempt(registry.search, Query(text, all_versions=True))
+    attempt(registry.verify)
+    attempt(registry.reindex)
+    for name in ("polite", "sound", "linked"):
+        attempt(registry.versions, name)
+        for version in (None, "v1", "v2", "v3", "best"):
+            attempt(pull, f"{name}@{version}" if version else name, registry=registry.root)
+            folder = target / f"{name}-{version}"
+            attempt(pull, str(name) + (f"@{version}" if version else ""), folder,
+                    registry=registry.root)  # fmt: skip
+    shown = CliRunner().invoke(group, ["show", "polite", "--registry", str(registry.root)])
+    texts.append(shown.output)
+    copied = [path.read_bytes() for path in target.rglob("*") if path.is_file()]
+    return " ".join(map(str, [*texts, *copied]))
+
+
+LINKS = {
+    "backbone": lambda home, out: (home.parent / "x--linked").symlink_to(out / BACKBONE),
+    "backbone in place": lambda home, out: replaced_by_link(home.parent / BACKBONE, out / BACKBONE),
+    "backbone to /": lambda home, out: (home.parent / "x--root").symlink_to("/"),
+    "name": lambda home, out: (home / "linked").symlink_to(out / BACKBONE / "polite"),
+    "name in place": lambda home, out: replaced_by_link(home / "polite", out / BACKBONE / "polite"),
+    "version": lambda home, out: (home / "polite/v3").symlink_to(out / BACKBONE / "polite/v1"),
+    "version in place": lambda home, out: replaced_by_link(
+        home / "polite/v1", out / BACKBONE / "polite/v1"
+    ),
+    "manifest": lambda home, out: replaced_by_link(
+        home / "polite/v1/adapter.json", out / BACKBONE / "polite/v1/adapter.json"
+    ),
+    "manifest to a text": lambda home, out: replaced_by_link(
+        home / "polite/v1/adapter.json", out / "secret"
+    ),
+    "tensors": lambda home, out: replaced_by_link(
+        home / "polite/v1/adapter.safetensors", out / BACKBONE / "polite/v1/adapter.safetensors"
+    ),
+    "card": lambda home, out: replaced_by_link(home / "polite/v1/README.md", out / "secret"),
+    "tags": lambda home, out: (
+        (home / "polite/names.json").unlink()
+        or (home / "polite/names.json").symlink_to(out / BACKBONE / "polite/names.json")
+    ),
+}
+
+
+def replaced_by_link(path: Path, target: Path) -> None:
+    """Put a link in place of a file or folder."""
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    path.symlink_to(target)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="creating links needs more permissions")
+@pytest.mark.parametrize("place", LINKS)
+def test_a_link_never_leads_out_of_the_registry(registry, tmp_path, place):
+    out = tmp_path / "out"
+    private = LocalRegistry(out)
+    made = sample_adapters.write(tmp_path / "private", 5, task="secret", card=SECRET)
+    entry = private.put(made, Publication("polite", tags=("best",)))
+    private.yank(entry, SECRET)
+    (out / "secret").write_text(SECRET)
+    LINKS[place](registry.root / BACKBONE, out)
+    text = everything(registry, tmp_path / "mine")
+    assert SECRET not in text
+    assert "task='secret'" not in text
+    assert digest_of(made) not in text
+    assert private.resolve("polite", "v1").digest == digest_of(made)
+    assert registry.verify(), "it is reported"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="creating links needs more permissions")
+@pytest.mark.parametrize("place", [".lock", ".names.json.new", "", "..", ".adapterhub-0123"])
+def test_writing_never_follows_a_link(registry, tmp_path, place):
+    """Publishing, tags, yanks and gc change nothing that a link in the registry points to."""
+    home = registry.root / BACKBONE / "polite"
+    entry, out = registry.resolve("polite", "v1"), tmp_path / "out"
+    shutil.copytree(registry.root, out)
+    (out / "file").write_text(SECRET)
+    if place in ("", ".."):
+        replaced_by_link((home / place).resolve(), out / BACKBONE / ("" if place else "polite"))
+    else:
+        (home / place).unlink(missing_ok=True)
+        (home / place).symlink_to(out / "file" if place != ".adapterhub-0123" else out)
+    before = sorted((str(p), p.lstat().st_mtime_ns) for p in out.rglob("*"))
+    made = sample_adapters.write(tmp_path / "made", 7)
+    for act in (
+        lambda: registry.put(made, Publication("polite", tags=("best",))),
+        lambda: registry.tag(entry, "best"),
+        lambda: registry.yank(entry, "wrong"),
+        registry.gc,
+    ):
+        with contextlib.suppress(AdapterhubError):
+            act()
+    assert sorted((str(p), p.lstat().st_mtime_ns) for p in out.rglob("*")) == before
+    assert (out / "file").read_text() == SECRET
+
+
+SPECIAL = {
+    "pipe": os.mkfifo if hasattr(os, "mkfifo") else Path.mkdir,
+    "link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "link to itself": lambda path: path.symlink_to(path),
+    "dangling link": lambda path: path.symlink_to("nowhere"),
+    "folder": Path.mkdir,
+    "empty": Path.touch,
+    "10 GB": lambda path: sparse(path, 10 << 30),
+    "random bytes": lambda path: path.write_bytes(bytes(range(256)) * 9),
+}
+
+
+def sparse(path: Path, size: int) -> None:
+    """Write a file of holes."""
+    with open(path, "wb") as file:
+        file.truncate(size)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has none of these")
+@pytest.mark.parametrize("kind", SPECIAL)
+@pytest.mark.parametrize(
+    "place",
+    ["polite/names.json", "polite/v2/adapter.json", "polite/v2/adapter.safetensors",
+     "polite/v2/README.md", "polite/v2", "polite/v3", "polite", "other", ".lock"],
+)  # fmt: skip
+def test_no_special_file_blocks_or_denies_the_others(registry, tmp_path, place, kind):
+    path = registry.root / BACKBONE / place
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    SPECIAL[kind](path)
+    with limited(seconds=20, gigabytes=2):
+        text = everything(registry, tmp_path / "mine")
+        assert "sound@v1" in listed(registry)
+        assert registry.resolve("sound").version == "v1"
+    assert "Traceback" not in text
+
+
+def nested(levels: int) -> str:
+    return '{"tags": ' + "[" * levels + "]" * levels + ', "yanked": {}}'
+
+
+NAMES = {
+    "a list": "[]",
+    "a number": "3",
+    "tags in a list": '{"tags": ["best"], "yanked": {}}',
+    "pairs": '{"tags": [["best", "v1"]], "yanked": {}}',
+    "no yanks": '{"tags": {}}',
+    "null": '{"tags": null, "yanked": null}',
+    "a reason of a number": '{"tags": {}, "yanked": {"v1": 3}}',
+    "a reason of an object": '{"tags": {}, "yanked": {"v1": {"a": 1}}}',
+    "a version of a list": '{"tags": {"best": ["v1"]}, "yanked": {}}',
+    "a version that is a path": '{"tags": {"best": "../../x"}, "yanked": {}}',
+    "a tag of control characters": '{"tags": {"\\u001b[2J": "v1"}, "yanked": {}}',
+    "a tag that is a version": '{"tags": {"v1": "v2"}, "yanked": {}}',
+    "a lone surrogate": '{"tags": {}, "yanked": {"v1": "\\ud800"}}',
+    "not a number": '{"tags": {}, "yanked": {}, "x": NaN}',
+    "a large number": '{"tags": {}, "yanked": {}, "highest": 1' + "0" * 400 + "}",
+    "a negative number": '{"tags": {}, "yanked": {}, "highest": -1}',
+    "100,000 tags": json.dumps({"tags": {f"t{i}": "v1" for i in range(100_000)}, "yanked": {}}),
+    "deep": nested(100_000),
+    "unclosed": '{"tags": ' * 100_000,
+    "a key twice": '{"tags": {}, "tags": {}, "yanked": {}}',
+    "an unknown field": '{"tags": {}, "yanked": {}, "signers": ["x"]}',
+    "not UTF-8": b'{"tags": {}, "yanked": {"v1": "\xff"}}',
+    "UTF-16": '{"tags": {}, "yanked": {}}'.encode("utf-16"),
+    "a long reason": json.dumps({"tags": {}, "yanked": {"v1": "x" * 1_000_000}}),
+}
+
+
+@pytest.mark.parametrize("attack", NAMES)
+def test_a_hostile_file_of_tags_is_refused_and_denies_no_other_name(registry, tmp_path, attack):
+    text = NAMES[attack]
+    path = registry.root / BACKBONE / "polite" / "names.json"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with limited(seconds=20, gigabytes=2):
+        with pytest.raises(FileError, match=r"names\.json"):
+            registry.resolve("polite")
+        with pytest.warns(UserWarning, match="polite/names.json") as caught:
+            assert [e.reference for e in registry.search(Query())] == ["sound@v1"]
+        assert len(caught) == 1
+        assert registry.resolve("sound").version == "v1"
+        assert any("names.json" in problem for problem in registry.verify())
+        made = sample_adapters.write(tmp_path / "made", 8)
+        with pytest.raises(FileError, match=r"names\.json"):
+            registry.put(made, Publication("polite"))
+        assert registry.put(made, Publication("sound")).version == "v2"
+
+
+def damage(registry: LocalRegistry, version: str) -> None:
+    """Make the manifest of a version of `polite` unreadable."""
+    (registry.root / BACKBONE / "polite" / version / "adapter.json").write_bytes(b"{}")
+
+
+def test_a_broken_version_denies_no_other(registry):
+    registry.tag(registry.resolve("polite", "v1"), "best")
+    registry.tag(registry.resolve("polite", "v2"), "last")
+    damage(registry, "v2")
+    with pytest.warns(UserWarning, match=r"polite/v2(.|\n)*registry verify") as caught:
+        found = [e.reference for e in registry.search(Query())]
+    assert (found, len(caught)) == (["polite@v1", "sound@v1"], 1)
+    with pytest.warns(UserWarning, match="polite/v2"):  # also if nothing was indexed anew
+        registry.search(Query("sound"))
+    with pytest.warns(UserWarning, match="polite/v2"):
+        assert [e.version for e in registry.versions("polite")] == ["v1"]
+    for good in ("v1", "best"):
+        assert registry.resolve("polite", good).version == "v1"
+    # The newest version is not silently an older one.
+    for broken in ("v2", "2", "last", None):
+        with pytest.raises(FileError, match="v2"):
+            registry.resolve("polite", broken)
+    assert len([p for p in registry.verify() if p.startswith(f"{BACKBONE}/polite/v2: ")]) == 1
+    made = sample_adapters.write(registry.root.parent / "made", 8)
+    assert registry.put(made, Publication("polite")).version == "v3"
+    assert registry.resolve("polite").version == "v3"
+
+
+def test_a_version_of_another_backbone_is_not_listed(registry, tmp_path):
+    """A yank or tag of it would change the folder of the other backbone."""
+    other = sample_adapters.write(tmp_path / "other", 7, backbone="other/gpt")
+    shutil.copytree(other, registry.root / BACKBONE / "polite" / "v3")
+    assert listed(registry) == ["polite@v1", "polite@v2", "sound@v1"]
+    with pytest.raises(FileError, match="backbone 'other/gpt'"):
+        registry.resolve("polite", "v3")
+    assert any("polite/v3: " in problem for problem in registry.verify())
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such names")
+def test_hostile_folder_names(registry):
+    for name in ("\x1b[2J", "a\nb", os.fsdecode(b"\xff\xfe"), "x" * 200, " ", "~", "%s", "..x"):
+        shutil.copytree(registry.root / BACKBONE / "sound", registry.root / BACKBONE / name)
+        shutil.copytree(registry.root / BACKBONE, registry.root / f"{name}--x")
+    assert listed(registry) == ["polite@v1", "polite@v2", "sound@v1"]
+    with pytest.raises(RegistryError):
+        registry.resolve("souund")
+    registry.verify()
+    registry.gc()
+
+
+def test_stray_files_are_reported(registry):
+    home = registry.root / BACKBONE / "polite"
+    (home / "v1" / "adapter.bin").write_bytes(b"x")
+    (home / "v02").mkdir()
+    (home / "setup.py").write_text("x")
+    (home / ".hidden").write_text("x")
+    assert [problem.partition(": ")[0] for problem in registry.verify()] == [
+        f"{BACKBONE}/polite/{name}" for name in ("setup.py", "v02", "v1/adapter.bin")
+    ]
+
+
+def test_a_version_that_changed_since_the_last_search_is_reported(registry):
+    assert listed(registry)
+    version = registry.root / BACKBONE / "polite" / "v1"
+    shutil.rmtree(version)
+    sample_adapters.write(version, 9)
+    (problem,) = registry.verify()
+    assert problem.startswith(f"{BACKBONE}/polite/v1: changed after it was published")
+
+
+def test_the_root_may_be_a_link(registry, tmp_path):
+    (tmp_path / "link").symlink_to(registry.root)
+    linked = LocalRegistry(tmp_path / "link")
+    assert listed(linked) == ["polite@v1", "polite@v2", "sound@v1"]
+    assert linked.verify() == []
+    made = sample_adapters.write(tmp_path / "made", 8)
+    assert linked.put(made, Publication("polite")).version == "v3"
+
+
+RAW = re.compile(r"\.read_bytes\(|\.read_text\(|(?<![\w.])open\(|copyfile|copytree|shutil\.copy")
+
+
+def test_the_registry_reads_files_through_one_reader():
+    """`read_file` of files/atomic.py limits sizes, follows no link and waits for no pipe."""
+    rooms = Path(local.__file__).parent
+    modules = [p for p in sorted(rooms.glob("*.py")) if not p.name.startswith("hub")]
+    raw = [
+        f"{path.name}: {line.strip()}"
+        for path in modules
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if RAW.search(line)
+    ]
+    assert raw == ['local.py: with open(self.root / ".gitignore", "x", encoding="utf-8") as file:']
+    assert len(modules) >= 15

@@ -7,32 +7,41 @@ import sample_adapters
 
 from adapterhub.errors import ConfigError, FileError, OutputError
 from adapterhub.registry import local_versions
-from adapterhub.registry.local_versions import NameFolder, copy_adapter, copy_files, digest_of
+from adapterhub.registry.local_versions import (
+    NameFolder,
+    copy_adapter,
+    copy_files,
+    digest_of,
+    folder_stamp,
+)
 
 
 @pytest.fixture
 def name_folder(tmp_path):
-    return NameFolder(tmp_path / "acme--bert" / "polite")
+    return NameFolder(tmp_path / "acme--bert-small" / "polite")
 
 
 def test_equal_bytes_keep_their_version(name_folder, tmp_path):
     made = [sample_adapters.write(tmp_path / str(seed), seed) for seed in (0, 1)]
     assert [name_folder.add(folder, None, ()).version for folder in made] == ["v1", "v2"]
     assert name_folder.add(made[0], "v7", ("best",)).version == "v1"
-    assert [(e.version, e.tags) for e in name_folder.versions()] == [("v1", ("best",)), ("v2", ())]
+    assert [(e.version, e.tags) for e in name_folder.read().entries] == [
+        ("v1", ("best",)),
+        ("v2", ()),
+    ]
 
 
 def test_the_stamp_changes_with_versions_tags_and_yanks(name_folder, tmp_path):
-    stamps = [name_folder.stamp()]
+    stamps = [folder_stamp(str(name_folder.path))]
     name_folder.add(sample_adapters.write(tmp_path / "made"), None, ())
-    stamps.append(name_folder.stamp())
+    stamps.append(folder_stamp(str(name_folder.path)))
     name_folder.change(tags={"best": "v1"})
-    stamps.append(name_folder.stamp())
+    stamps.append(folder_stamp(str(name_folder.path)))
     name_folder.change(yanked={"v1": "wrong"})
-    stamps.append(name_folder.stamp())
+    stamps.append(folder_stamp(str(name_folder.path)))
     name_folder.change(yanked={"v1": "wrong"})
     assert len(set(stamps)) == 4
-    assert name_folder.stamp() == stamps[-1]
+    assert folder_stamp(str(name_folder.path)) == stamps[-1]
 
 
 def test_an_interrupted_writer_leaves_no_version(name_folder, tmp_path, monkeypatch):
@@ -45,7 +54,7 @@ def test_an_interrupted_writer_leaves_no_version(name_folder, tmp_path, monkeypa
         patch.setattr(local_versions, "write_files", interrupted)
         with pytest.raises(OutputError):
             name_folder.add(folder, None, ())
-    assert name_folder.versions() == []
+    assert name_folder.read().entries == []
     assert name_folder.add(folder, None, ()).digest == digest_of(folder)
 
 
