@@ -8,22 +8,26 @@ import os
 import re
 import shutil
 import signal
+import sqlite3
+import stat as stat_module
 import sys
 import threading
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import sample_adapters
 from click.testing import CliRunner
 
 from adapterhub.cli import group
-from adapterhub.errors import AdapterhubError, FileError, RegistryError
-from adapterhub.registry import local, lockfile
+from adapterhub.errors import AdapterhubError, ConfigError, FileError, RegistryError
+from adapterhub.registry import index, local, local_versions, lockfile
 from adapterhub.registry.local import LocalRegistry
-from adapterhub.registry.local_versions import digest_of
-from adapterhub.registry.lockfile import pin, sync
+from adapterhub.registry.local_versions import NameFolder, digest_of
+from adapterhub.registry.lockfile import pin, read_lock, sync, with_pins, write_lock
 from adapterhub.registry.pull import pull
+from adapterhub.registry.reference import parse_reference
 from adapterhub.registry.store import Publication, Query
 
 BACKBONE = "acme--bert-small"
@@ -429,3 +433,222 @@ def test_the_registry_reads_files_through_one_reader():
     ]
     assert raw == ['local.py: with open(self.root / ".gitignore", "x", encoding="utf-8") as file:']
     assert len(modules) >= 15
+
+
+@contextlib.contextmanager
+def coarse_clock(monkeypatch):
+    """Make file times as coarse as those of FAT, and all inodes and sizes of folders equal."""
+    real = os.stat
+
+    def stat(path, *arguments, **options):
+        status = real(path, *arguments, **options)
+        ticks = {
+            name: getattr(status, name) // 2_000_000_000 * 2_000_000_000
+            for name in ("st_mtime_ns", "st_ctime_ns")
+        }
+        size = 0 if stat_module.S_ISDIR(status.st_mode) else status.st_size
+        return SimpleNamespace(st_mode=status.st_mode, st_ino=1, st_size=size, **ticks)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", stat)
+        yield
+
+
+def rewrite_tags(registry: LocalRegistry) -> None:
+    """Replace the file of tags in place by one with the same size and time."""
+    path = registry.root / BACKBONE / "polite" / "names.json"
+    status = path.stat()
+    path.write_bytes(path.read_bytes().replace(b'"best": "v1"', b'"best": "v2"'))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def restore_folder(registry: LocalRegistry) -> None:
+    """Add a version as git does at a checkout, and give the folder its old time."""
+    home = registry.root / BACKBONE / "polite"
+    status = home.stat()
+    shutil.copytree(registry.root.parent / "made-2", home / "v3")
+    os.utime(home, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+CHANGES = {
+    "publish": lambda r: r.put(r.root.parent / "made-2", Publication("polite")),
+    "publish another name": lambda r: r.put(r.root.parent / "made-0", Publication("new")),
+    "yank": lambda r: r.yank(r.resolve("polite", "v2"), "wrong"),
+    "tag": lambda r: r.tag(r.resolve("polite", "v2"), "best"),
+    "tag in place": rewrite_tags,
+    "add by hand": restore_folder,
+    "delete a version": lambda r: shutil.rmtree(r.root / BACKBONE / "polite" / "v2"),
+    "delete a name": lambda r: shutil.rmtree(r.root / BACKBONE / "polite"),
+    "delete a backbone": lambda r: shutil.rmtree(r.root / BACKBONE),
+    "rename a version": lambda r: (r.root / BACKBONE / "polite" / "v2").rename(
+        r.root / BACKBONE / "polite" / "v3"
+    ),
+    "exchange versions": lambda r: exchange(
+        r.root / BACKBONE / "polite" / "v1", r.root / BACKBONE / "polite" / "v2"
+    ),
+    "delete the tags": lambda r: (r.root / BACKBONE / "polite" / "names.json").unlink(),
+}
+
+
+@pytest.mark.parametrize("clock", ["fine", "coarse"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_search_sees_every_change_at_once(registry, monkeypatch, change, clock):
+    """Also one within the same tick of the clock, and in a registry of any size."""
+    monkeypatch.setattr(local, "_FEW", 0, raising=False)
+    registry.tag(registry.resolve("polite", "v1"), "best")
+    before = registry.search(Query(all_versions=True))
+    shutil.rmtree(registry.root.parent / "cache")
+    clocked = coarse_clock if clock == "coarse" else contextlib.nullcontext
+    with clocked(monkeypatch):
+        assert registry.search(Query(all_versions=True)) == before
+    CHANGES[change](registry)
+    with clocked(monkeypatch):
+        after = registry.search(Query(all_versions=True))
+    shutil.rmtree(registry.root.parent / "cache")
+    assert after == registry.search(Query(all_versions=True)) != before
+
+
+def test_folders_that_did_not_change_are_not_read_again(registry, monkeypatch):
+    monkeypatch.setattr(local_versions, "_TICK", 0)
+    expected = listed(registry)
+    monkeypatch.setattr(NameFolder, "read", lambda self: pytest.fail("read a folder"))
+    assert listed(registry) == expected
+
+
+def test_without_a_cache_searches_work(registry, tmp_path, monkeypatch):
+    expected = listed(registry)
+    shutil.rmtree(tmp_path / "cache")
+    (tmp_path / "cache").write_text("no folder")
+    assert listed(registry) == expected
+    assert registry.reindex() == 2
+    (tmp_path / "cache").unlink()
+    registry._index_path().mkdir(parents=True)
+    assert listed(registry) == expected
+    assert registry.verify() == []
+
+
+def test_a_locked_index_is_an_error_of_ours(registry, monkeypatch):
+    monkeypatch.setattr(index, "_WAIT", 0.05, raising=False)
+    listed(registry)
+    registry.put(registry.root.parent / "made-0", Publication("new"))
+    with contextlib.closing(sqlite3.connect(registry._index_path())) as db:
+        db.execute("BEGIN EXCLUSIVE")
+        for act in (lambda: registry.search(Query()), registry.reindex):
+            with pytest.raises(RegistryError, match="another process is updating"):
+                act()
+    assert "new@v1" in listed(registry)
+
+
+DEVICES = ("con", "CON", "nul.txt", "Aux.json", "com1", "LPT9.x", "prn", "a.", "a-.", "com0")
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_names_that_a_file_system_changes_are_refused(registry, tmp_path, name):
+    made = sample_adapters.write(tmp_path / "made", 7)
+    with pytest.raises(ConfigError, match="invalid adapter name"):
+        registry.put(made, Publication(name))
+    with pytest.raises(ConfigError, match="not a valid adapter name"):
+        parse_reference(f"{name}@v1")
+    with pytest.raises(ConfigError, match="invalid tags"):
+        registry.put(made, Publication("fine", tags=(name,)))
+    with pytest.raises(ConfigError, match="invalid adapter name"):
+        pin("polite", registry.root, name=name)
+    lock = tmp_path / "adapterhub.lock"
+    write_lock(lock, {name: pin("polite", registry.root)[1]})
+    with pytest.raises(FileError, match="not a lock file"):
+        read_lock(lock)
+    assert not (registry.root / BACKBONE / name).exists()
+    assert not (registry.root / BACKBONE / "fine").exists()
+
+
+def test_names_in_a_lock_file_differ_in_more_than_case(registry, tmp_path):
+    lock = tmp_path / "adapterhub.lock"
+    pins = {name: pin("polite", registry.root)[1] for name in ("polite", "Polite")}
+    write_lock(lock, pins)
+    with pytest.raises(FileError, match="not a lock file"):
+        read_lock(lock)
+    with pytest.raises(ConfigError, match="same name"):
+        with_pins({"polite": pins["polite"]}, [("Polite", pins["Polite"])])
+
+
+SHARED = [
+    ("a/b", "a--b"),
+    ("a/0123456789ab", "a--0123456789ab"),
+    ("a/no-weights", "a--no-weights"),
+    ("a--b/c", "a/b--c"),
+    ("a-/b", "a---b"),
+    ("Acme/bert", "acme/bert"),
+]
+REFUSED = ("a--b/c", "con", "nul.txt", "bert.", "a/b.")
+
+
+@pytest.mark.parametrize(("first", "second"), SHARED)
+def test_two_backbones_never_share_a_folder(registry, tmp_path, first, second):
+    published = []
+    for order in ((first, second), (second, first)):
+        store = LocalRegistry(tmp_path / f"registry-{len(published)}-{order[0][:1]}")
+        for number, backbone in enumerate(order):
+            made = tmp_path / f"made {backbone.replace('/', ' ')}"
+            if not made.exists():
+                sample_adapters.write(made, number + 3, backbone=backbone)
+            with contextlib.suppress(RegistryError):
+                published.append(store.put(made, Publication("polite")))
+        folders = [path for path in store.root.glob("*/polite")] if store.root.exists() else []
+        ids = [{e.backbone for e in NameFolder(path).read().entries} for path in folders]
+        assert all(len(each) == 1 for each in ids), ids
+        assert len({path.parent.name.casefold() for path in folders}) == len(folders)
+
+
+@pytest.mark.parametrize("backbone", REFUSED)
+def test_a_backbone_without_a_folder_of_its_own_is_refused(registry, tmp_path, backbone):
+    made = sample_adapters.write(tmp_path / "made", 7, backbone=backbone)
+    with pytest.raises(RegistryError, match="cannot be published"):
+        registry.put(made, Publication("polite"))
+
+
+def test_a_local_backbone_keeps_its_folder(registry, tmp_path):
+    """The folders of existing registries are found."""
+    for number, backbone in enumerate(
+        ("bert--0123456789ab", "a--b--0123456789ab", "x--no-weights")
+    ):
+        made = sample_adapters.write(tmp_path / f"made-{number}-local", 7, backbone=backbone)
+        entry = registry.put(made, Publication("local"))
+        assert (registry.root / backbone / "local" / "v1").is_dir()
+        assert registry.resolve("local", backbone=backbone) == entry
+    made = sample_adapters.write(tmp_path / "old", 7, backbone="my--model")
+    shutil.copytree(made, registry.root / "my--model" / "old" / "v1")  # by an earlier release
+    assert registry.resolve("old").backbone == "my--model"
+    assert registry.verify() == []
+
+
+def test_the_number_of_a_deleted_version_is_not_used_again(registry, tmp_path):
+    home = registry.root / BACKBONE / "polite"
+    third, fourth, fifth = (sample_adapters.write(tmp_path / f"new-{n}", n) for n in (13, 14, 15))
+    assert registry.put(third, Publication("polite")).version == "v3"
+    shutil.rmtree(home / "v3")
+    assert registry.put(fourth, Publication("polite")).version == "v4"
+    shutil.rmtree(home / "v4")
+    for taken in ("v3", "v4", "v1"):
+        with pytest.raises(RegistryError, match="v5"):
+            registry.put(fifth, Publication("polite", taken))
+    for version in home.glob("v*"):
+        shutil.rmtree(version)
+    assert registry.put(fifth, Publication("polite")).version == "v5"
+    assert registry.put(third, Publication("polite", "v9")).version == "v9"
+
+
+def test_a_registry_of_an_earlier_release_is_read_and_continued(registry, tmp_path):
+    names = registry.root / BACKBONE / "polite" / "names.json"
+    names.write_text('{"tags": {"best": "v1"}, "yanked": {"v1": "why"}}')
+    assert registry.resolve("polite", "best").yanked == "why"
+    made = sample_adapters.write(tmp_path / "made", 8)
+    assert registry.put(made, Publication("polite")).version == "v3"
+    tree = json.loads(names.read_bytes())
+    assert tree == {"highest": 3, "tags": {"best": "v1"}, "yanked": {"v1": "why"}}
+
+
+@pytest.mark.parametrize("reason", ["\udcff", "x" * 3000])
+def test_a_reason_that_no_reader_accepts_is_not_written(registry, reason):
+    with pytest.raises(ConfigError, match="yanks"):
+        registry.yank(registry.resolve("polite", "v1"), reason)
+    assert registry.resolve("polite", "v1").yanked is None

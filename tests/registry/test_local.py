@@ -107,26 +107,34 @@ def test_a_search_without_changes_writes_nothing(registry, tmp_path):
 SEARCHER = """
 import sys
 from pathlib import Path
+from adapterhub.registry.index import remove_index
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.store import Query
-for _ in range(30):
-    entries = LocalRegistry(Path(sys.argv[1])).search(Query("polite", limit=1000))
-    assert len({entry.name for entry in entries}) == len(entries), entries
+registry = LocalRegistry(Path(sys.argv[1]))
+for number in range(30):
+    if sys.argv[2] == "reindex" and number % 3 == 0:
+        registry.reindex()
+    if sys.argv[2] == "delete the index":
+        remove_index(registry._index_path())
+    entries = registry.search(Query("polite", limit=1000))
+    assert len({entry.name for entry in entries}) == len(entries) > 0, entries
 """
 
 
-def test_searches_during_publications(registry, tmp_path):
+def test_searches_during_publications_and_new_indexes(registry, tmp_path):
+    """No process sees an error or an old state, whatever the others do with the index."""
     put(registry, tmp_path, "n")
-    words = [sys.executable, "-c", SEARCHER, str(registry.root)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    searchers = [subprocess.Popen(words, env=environment) for _ in range(2)]
+    words = [sys.executable, "-c", SEARCHER, str(registry.root)]
+    tasks = ("search", "reindex", "delete the index")
+    searchers = [subprocess.Popen([*words, task], env=environment) for task in tasks]
     folder = sample_adapters.write(tmp_path / "new", 1)
     number = 0
     while any(searcher.poll() is None for searcher in searchers):
         number += 1
         registry.put(folder, Publication(f"n{number}"))
         assert f"n{number}" in names(registry, text="polite", limit=1000)
-    assert [searcher.wait() for searcher in searchers] == [0, 0]
+    assert [searcher.wait() for searcher in searchers] == [0, 0, 0]
     assert len(names(registry, limit=1000)) == number + 1
 
 
