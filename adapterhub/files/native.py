@@ -356,7 +356,10 @@ def _check_folder(folder: Path) -> None:
             expected="an adapter folder",
             hint="check the path, or pull the adapter",
         )
-    links = sorted(entry.name for entry in folder.iterdir() if entry.is_symlink())
+    try:
+        links = sorted(entry.name for entry in folder.iterdir() if entry.is_symlink())
+    except OSError as error:  # also if it was removed meanwhile
+        raise FileError(f"{folder} cannot be listed: {error.strerror or error}") from None
     if links:
         raise FileError(
             f"{folder} contains symbolic links",

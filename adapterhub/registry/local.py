@@ -143,7 +143,7 @@ class LocalRegistry:
         """Read all versions, and list the problems of files, links and names."""
         if not self._exists():
             return []
-        problems = [f"{path}: a link, which is not followed" for path in self._links()]
+        problems = self._problems_of_folders()
         for name_folder in self._name_folders():
             try:
                 lines = name_folder.problems()
@@ -230,12 +230,20 @@ class LocalRegistry:
     def _path_of(self, name_folder: NameFolder) -> str:
         return f"{name_folder.path.parent.name}/{name_folder.name}"
 
-    def _links(self) -> list[str]:
-        """List the links in place of folders of backbones and names."""
-        folders = (self.root, *subfolders(self.root))
-        paths = [path for folder in folders for path in sorted(folder.iterdir())]
-        linked = [p for p in paths if p.is_symlink() or (p.is_dir() and not is_plain_folder(p))]
-        return [path.relative_to(self.root).as_posix() for path in linked]
+    def _problems_of_folders(self) -> list[str]:
+        """List links in place of the folders of backbones and names, and unreadable folders."""
+        problems = []
+        for folder in (self.root, *subfolders(self.root)):
+            try:
+                paths = sorted(folder.iterdir())
+            except OSError as error:
+                paths = []
+                problems.append(f"{folder.name}: cannot be listed: {error.strerror or error}")
+            for path in paths:
+                if path.is_symlink() or (path.is_dir() and not is_plain_folder(path)):
+                    name = path.relative_to(self.root).as_posix()
+                    problems.append(f"{name}: a link, which is not followed")
+        return problems
 
     def _warn(self, broken: Mapping[str, str]) -> None:
         """Warn of versions that are left out."""

@@ -60,6 +60,8 @@ _MAX_FILE_BYTES = 8 + MAX_HEADER_BYTES + MAX_TENSOR_BYTES  # of another library'
 # Two changes of a file within one tick of its file system's clock may have the same time. The
 # longest tick is FAT's, 2 s. The contents of files that changed since then are compared instead.
 _TICK = 2_000_000_000
+# Programs can set the time of modification, such as git and tar; on Windows it is the only one.
+_CHANGED = "st_mtime_ns" if os.name == "nt" else "st_ctime_ns"
 
 
 @dataclass(frozen=True)
@@ -184,8 +186,8 @@ class NameFolder:
             self._check_folders()
             self.path.mkdir(parents=True, exist_ok=True)
             lock = self.path / _LOCK
-            # Releases of filelock before 3.20.1 follow a link, and truncate its target.
-            if os.path.lexists(lock) and not stat.S_ISREG(os.lstat(lock).st_mode):
+            # filelock may truncate the file, and older releases follow a link.
+            if os.path.lexists(lock) and not _is_own_file(os.lstat(lock)):
                 raise _not_followed(lock)
             with FileLock(lock):
                 yield
@@ -270,6 +272,10 @@ def _is_version(name: str) -> bool:
     return name.startswith("v") and version_number(name) is not None
 
 
+def _is_own_file(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode) and status.st_nlink <= 1
+
+
 def _number(version: str) -> int:
     return version_number(version) or 0
 
@@ -303,7 +309,7 @@ def folder_stamp(path: str) -> str:
             fields.append(error.errno or 0)
             continue
         fields += (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        newest = max(newest, status.st_mtime_ns, status.st_ctime_ns)
+        newest = max(newest, getattr(status, _CHANGED))
     text = " ".join(map(str, fields))
     return text if newest < time.time_ns() - _TICK else f"{text} {_digest_of_contents(Path(path))}"
 

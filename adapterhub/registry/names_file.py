@@ -16,6 +16,7 @@ from typing import Any
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files import schema
 from adapterhub.files.atomic import UnreadableError, read_file, replace_file
+from adapterhub.registry.store import MOST_VERSIONS
 
 NAMES_FILE = "names.json"
 # Room for 10,000 tags; a longer file is read by nobody and only delays every command.
@@ -27,7 +28,7 @@ TAG_RULE = (
 _version = schema.text(r"v[1-9][0-9]{0,8}", "a version: v1, v2, ...")
 _SCHEMA = schema.record(
     {
-        "highest": schema.integer(0, 10**9),
+        "highest": schema.integer(0, MOST_VERSIONS),
         "tags": schema.mapping(schema.text(TAG, f"a tag: {TAG_RULE}"), _version),
         # The longest reason is as long as the longest description of an adapter.
         "yanked": schema.mapping(_version, schema.text(r"(?s).{0,2000}", "a reason")),

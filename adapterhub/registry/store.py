@@ -17,6 +17,8 @@ from typing import Literal, Protocol
 from adapterhub.errors import ConfigError, RegistryError
 from adapterhub.files.manifest import LOWER_IS_BETTER
 
+MOST_VERSIONS = 999_999_999  # nine digits, see `version_number`
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -186,8 +188,13 @@ def free_version(name: str, version: str | None, entries: Sequence[Entry], highe
     """
     taken = {version_number(entry.version) or 0 for entry in entries}
     next_free = max(taken | {highest}) + 1
-    if version is None:
+    if version is None and next_free <= MOST_VERSIONS:
         return f"v{next_free}"
+    if version is None:
+        raise RegistryError(
+            f"no version number is left for {name}: its highest version is v{next_free - 1}",
+            hint="publish it under another name",
+        )
     number = version_number(version)
     if number is None:
         raise ConfigError(f"invalid version {version!r}", expected="v1, v2, ...")

@@ -539,6 +539,41 @@ def test_a_locked_index_is_an_error_of_ours(registry, monkeypatch):
     assert "new@v1" in listed(registry)
 
 
+def test_an_index_removed_under_a_search(registry, monkeypatch):
+    """By a user who deletes the cache, or a process that found the index corrupted."""
+    real, removed = local.open_index, []
+
+    @contextlib.contextmanager
+    def open_then_remove(path):
+        with real(path) as opened:
+            if not removed:
+                removed.append(path)
+                index.remove_index(path)
+            yield opened
+
+    monkeypatch.setattr(local, "open_index", open_then_remove)
+    assert listed(registry) == ["polite@v1", "polite@v2", "sound@v1"]
+    assert removed
+    assert listed(registry) == ["polite@v1", "polite@v2", "sound@v1"]
+
+
+def test_the_highest_version_number_is_not_exceeded(registry, tmp_path):
+    home = registry.root / BACKBONE / "polite"
+    shutil.copytree(home / "v1", home / "v999999999")
+    with pytest.raises(RegistryError, match="no version number is left"):
+        registry.put(sample_adapters.write(tmp_path / "made", 8), Publication("polite"))
+
+
+def test_a_lock_that_is_a_hard_link_is_not_opened(registry, tmp_path):
+    (tmp_path / "file").write_text(SECRET)
+    lock = registry.root / BACKBONE / "polite" / ".lock"
+    lock.unlink(missing_ok=True)
+    os.link(tmp_path / "file", lock)
+    with pytest.raises(FileError, match="link"):
+        registry.tag(registry.resolve("polite", "v1"), "best")
+    assert (tmp_path / "file").read_text() == SECRET
+
+
 DEVICES = ("con", "CON", "nul.txt", "Aux.json", "com1", "LPT9.x", "prn", "a.", "a-.", "com0")
 
 

@@ -73,3 +73,30 @@ def test_invalid_tags_are_listed(tags):
     with pytest.raises(ConfigError) as caught:
         local_versions.check_tags(tags)
     assert caught.value.offenders == tuple(repr(tag) for tag in tags if tag != "ok")
+
+
+def test_leftovers_of_writers_are_removed(name_folder, tmp_path):
+    name_folder.add(sample_adapters.write(tmp_path / "made"), None, ("best",))
+    assert name_folder.clean() == []
+    (name_folder.path / ".names.json.0a1b2c3d.new").write_text("{")
+    (name_folder.path / ".adapterhub-0").mkdir()
+    (name_folder.path / ".adapterhub-1").symlink_to(tmp_path)
+    assert len(name_folder.clean()) == 3
+    assert name_folder.read().names.tags == {"best": "v1"}
+    assert (tmp_path / "made").is_dir()
+
+
+def test_a_broken_version_is_listed_with_its_error(name_folder, tmp_path):
+    for seed in (0, 1):
+        name_folder.add(sample_adapters.write(tmp_path / str(seed), seed), None, ())
+    (name_folder.path / "v2" / "adapter.json").unlink()
+    contents = name_folder.read()
+    assert [entry.version for entry in contents.entries] == ["v1"]
+    assert list(contents.broken) == ["v2"]
+    contents.raise_broken("polite", "v1")
+    with pytest.raises(FileError, match="missing"):
+        contents.raise_broken("polite", "2")
+    with pytest.raises(FileError, match="the newest version, polite@v2, cannot be read"):
+        contents.raise_broken("polite", None)
+    name_folder.change(yanked={"v2": "broken"})
+    name_folder.read().raise_broken("polite", None)
