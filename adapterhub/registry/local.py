@@ -198,6 +198,9 @@ class LocalRegistry:
             if entries or (here and contents.broken):
                 matching.append(Contents(entries, contents.broken, contents.names))
         if not matching:
+            for contents in found.values():
+                if not contents.entries:  # it may be for this backbone
+                    contents.raise_broken(name, None)
             others = [entry for contents in found.values() for entry in contents.entries]
             raise self._not_found(name, backbone, others)
         return matching

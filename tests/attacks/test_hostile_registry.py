@@ -367,6 +367,15 @@ def test_a_broken_version_denies_no_other(registry):
     assert registry.resolve("polite").version == "v3"
 
 
+def test_a_broken_version_is_not_missing(registry):
+    fingerprint = registry.resolve("polite").fingerprint
+    for version in ("v1", "v2"):
+        damage(registry, version)
+    for backbone in (None, fingerprint, sample_adapters.BACKBONE):
+        with pytest.raises(FileError, match="polite@v2, cannot be read"):
+            registry.resolve("polite", backbone=backbone)
+
+
 def test_a_version_of_another_backbone_is_not_listed(registry, tmp_path):
     """A yank or tag of it would change the folder of the other backbone."""
     other = sample_adapters.write(tmp_path / "other", 7, backbone="other/gpt")

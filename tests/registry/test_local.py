@@ -149,7 +149,11 @@ registry = LocalRegistry(root / "registry")
 for seed in (number, number, 100):
     folder = sample_adapters.write(root / f"{number}-{seed}", seed) if not (
         root / f"{number}-{seed}").exists() else root / f"{number}-{seed}"
-    registry.put(folder, Publication("polite", tags=(f"by-{number}",)))
+    entry = registry.put(folder, Publication("polite", tags=(f"by-{number}",)))
+    assert registry.gc() == registry.verify() == []
+    if seed == number:
+        registry.yank(entry, f"by {number}")
+        registry.tag(entry, f"yanked-{number}")
 """
 
 
@@ -162,7 +166,9 @@ def test_concurrent_writers(registry, tmp_path):
     found = registry.versions("polite")
     # Each writer published one adapter of its own, and all three the same fourth one.
     assert [entry.version for entry in found] == ["v1", "v2", "v3", "v4"]
-    assert {tag for entry in found for tag in entry.tags} == {"by-0", "by-1", "by-2"}
+    tags = {f"{tag}-{number}" for tag in ("by", "yanked") for number in range(3)}
+    assert {tag for entry in found for tag in entry.tags} == tags
+    assert sorted(filter(None, (entry.yanked for entry in found))) == ["by 0", "by 1", "by 2"]
     assert registry.verify() == []
     assert registry.gc() == []
 
