@@ -107,7 +107,7 @@ class LocalRegistry:
 
     def search(self, query: Query) -> list[Entry]:
         """Return the versions that match a query, in its order; warn of those that are broken."""
-        if not self._exists():
+        if not self.exists():
             return []
         entries, broken = self._with_index(lambda index: (index.search(query), index.broken()))
         self._warn(broken)
@@ -141,7 +141,7 @@ class LocalRegistry:
 
     def verify(self) -> list[str]:
         """Read all versions, and list the problems of files, links and names."""
-        if not self._exists():
+        if not self.exists():
             return []
         problems = self._problems_of_folders()
         for name_folder in self._name_folders():
@@ -160,15 +160,15 @@ class LocalRegistry:
                 index.clear()
             return self._updated(index, Index.count)
 
-        return self._attempt(rebuild) if self._exists() else 0
+        return self._attempt(rebuild) if self.exists() else 0
 
     def gc(self) -> list[Path]:
         """Remove the staging folders of interrupted writers, and return their paths."""
-        if not self._exists():
+        if not self.exists():
             return []
         return [path for name_folder in self._name_folders() for path in name_folder.clean()]
 
-    def _exists(self) -> bool:
+    def exists(self) -> bool:
         """Return whether there is a registry; only the default one may be missing.
 
         Raises:
@@ -217,7 +217,7 @@ class LocalRegistry:
         )
 
     def _backbone_folders(self) -> list[str]:
-        folders = subfolders(self.root) if self._exists() else []
+        folders = subfolders(self.root) if self.exists() else []
         return [path.name for path in folders if is_backbone_folder(path.name)]
 
     def _name_folders(self) -> Iterator[NameFolder]:

@@ -20,7 +20,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -227,8 +227,9 @@ class NameFolder:
         """List what is neither a version nor a file of one; hidden files are ignored."""
         strays = []
         for number in self.numbers():
-            if is_plain_folder(self.path / number):
-                names = os.listdir(self.path / number)
+            folder = self.path / number
+            with suppress(OSError):  # a folder that cannot be listed is reported as broken
+                names = os.listdir(folder) if is_plain_folder(folder) else ()
                 strays += [f"{number}/{name}" for name in names if name not in PUBLISHED]
         others = (n for n in self._listed() if n != NAMES_FILE and not _is_version(n))
         return sorted(f for f in (*strays, *others) if not f.rpartition("/")[2].startswith("."))

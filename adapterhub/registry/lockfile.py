@@ -21,7 +21,7 @@ from adapterhub.errors import ConfigError, FileError, MismatchError, RegistryErr
 from adapterhub.files import schema
 from adapterhub.files.atomic import UnreadableError, explained, read_file, replace_file
 from adapterhub.files.native import read_adapter
-from adapterhub.registry.local import default_root
+from adapterhub.registry.local import LocalRegistry, default_root
 from adapterhub.registry.local_versions import copy_adapter, digest_of
 from adapterhub.registry.pull import warn_if_yanked
 from adapterhub.registry.reference import NAME_RULE, Reference, check_name, is_name, parse_reference
@@ -245,8 +245,11 @@ def sync(
 
     Raises:
         MismatchError: a store or `folder` has other bytes for a pinned adapter; all are listed.
-        RegistryError: a version is missing from its store, or a store cannot be reached.
+        RegistryError: a version is missing from its store, a store cannot be reached, or `registry`
+            does not exist.
     """
+    if registry is not None:
+        LocalRegistry(registry).exists()  # or an error, even if it is not needed
     restored, mismatches = [], []
     for name, pinned in pins.items():
         target = folder / name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -425,6 +426,51 @@ def test_the_root_may_be_a_link(registry, tmp_path):
     assert linked.verify() == []
     made = sample_adapters.write(tmp_path / "made", 8)
     assert linked.put(made, Publication("polite")).version == "v3"
+
+
+def damaged(draw: random.Random, path: Path, other: Path) -> None:
+    """Change, move or replace a file or folder in a random way."""
+    plain = path.is_dir() and not path.is_symlink()
+    act = draw.randrange(9)
+    if act == 0 and path.is_file() and not path.is_symlink() and path.stat().st_size:
+        data = bytearray(path.read_bytes())
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        path.write_bytes(data)
+    elif act == 1:
+        names = ("v9", "names.json", ".lock", "V1", "\x1b", ".adapterhub-0", "x\udcff")
+        path.rename(path.with_name(draw.choice(names)))
+    elif act == 2 and plain:
+        shutil.copytree(path, path.with_name(draw.choice(("v8", "other"))), symlinks=True)
+    else:
+        shutil.rmtree(path) if plain else path.unlink()
+        kind = draw.choice(("", *(kind for kind in SPECIAL if kind != "10 GB")))
+        if kind:
+            SPECIAL[kind](path)
+        elif act > 5:
+            path.symlink_to(draw.choice(("/", "..", other)))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has none of these")
+@pytest.mark.parametrize("seed", range(300 if os.environ.get("ADAPTERHUB_MATRIX") == "full" else 6))
+def test_random_damage_is_never_another_error(registry, tmp_path, seed):
+    draw = random.Random(seed)
+    made, entry = tmp_path / "made-0", registry.resolve("polite", "v1")
+    for _ in range(draw.randrange(1, 4)):
+        paths = sorted(registry.root.rglob("*"), key=os.fsencode)
+        with contextlib.suppress(OSError, IndexError):
+            damaged(draw, draw.choice(paths), made)
+    with limited(seconds=20, gigabytes=2):
+        everything(registry, tmp_path / "mine")
+        for act in (
+            lambda: registry.put(made, Publication("polite", tags=("best",))),
+            lambda: registry.yank(entry, "wrong"),
+            lambda: registry.tag(entry, "best"),
+            lambda: sync(dict([pin("polite", registry.root)]), tmp_path / "a", registry.root),
+            registry.gc,
+        ):
+            with contextlib.suppress(AdapterhubError), warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)
+                act()
 
 
 RAW = re.compile(r"\.read_bytes\(|\.read_text\(|(?<![\w.])open\(|copyfile|copytree|shutil\.copy")

@@ -36,6 +36,7 @@ MISTYPED = (
     "pull polite",
     "lock polite",
     "sync",
+    "sync --to present",
     "yank polite@v1 --reason x",
 )
 
@@ -45,6 +46,7 @@ def test_a_registry_that_does_not_exist_is_an_error(typed, tmp_path, command):
     sample_adapters.write(tmp_path / "run" / "adapter", 0)
     typed("publish run --name polite --registry registry")
     typed("lock polite --registry registry")
+    typed("sync --to present")
     with pytest.raises(RegistryError, match=r"no registry 'regstry'; did you mean 'registry'"):
         typed(f"{command} --registry regstry")
     assert not (tmp_path / "regstry").exists()
