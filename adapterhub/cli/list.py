@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,7 +10,6 @@ from rich.table import Table
 
 from adapterhub.cli._format import bytes_text, count_text, print_table
 from adapterhub.cli._publishing import backbone_option, print_json, registry_option
-from adapterhub.errors import ConfigError
 from adapterhub.files.manifest import LOWER_IS_BETTER
 
 # Columns that a narrow terminal leaves out, the first one first.
@@ -55,8 +53,6 @@ def command(
     """
     from adapterhub.registry.search import search
 
-    if registry and not Path(registry).is_dir():
-        raise ConfigError(f"no folder {registry!r}", expected="a registry folder")
     entries = search(" ".join(text), registry=registry, hub=endpoint or hub, **fields)
     if as_json:
         for entry in entries:

@@ -17,7 +17,7 @@ def command() -> None:
 @registry_option
 @as_json_option
 def verify_registry(registry: str | None, as_json: bool) -> None:
-    """Check the files of every version and list those that are damaged."""
+    """Check all files, links and names, and list the problems."""
     from adapterhub.registry.local import LocalRegistry
 
     store = LocalRegistry(registry)
@@ -25,7 +25,7 @@ def verify_registry(registry: str | None, as_json: bool) -> None:
     if as_json:
         print_json({"registry": str(store.root), "problems": problems})
     if problems:
-        raise FileError(f"damaged versions in {store.root}", offenders=problems)
+        raise FileError(f"problems in {store.root}", offenders=problems)
     if not as_json:
         click.echo(f"{store.root}: all versions are intact")
 

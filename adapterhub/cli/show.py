@@ -21,21 +21,21 @@ def command(reference: str, backbone: str | None, registry: str | None, as_json:
     """Show the versions of an adapter and the card of the one REFERENCE names."""
     from adapterhub.cli.list import OPTIONAL_COLUMNS, entries_table
     from adapterhub.files.card import split_card
-    from adapterhub.files.native import CARD_FILE, MANIFEST_FILE
+    from adapterhub.files.manifest import to_json
+    from adapterhub.files.native import read_card, read_manifest
     from adapterhub.registry.pull import pull
     from adapterhub.registry.reference import read_reference
     from adapterhub.registry.stores import store_of
 
     folder = pull(reference, backbone=backbone, registry=registry)
     if as_json:
-        manifest = json.loads((folder / MANIFEST_FILE).read_bytes())
+        manifest = json.loads(to_json(read_manifest(folder)))
         click.echo(json.dumps(manifest, indent=2, sort_keys=True))
         return
     parsed = read_reference(reference)
     if parsed.kind != "folder":
         versions = store_of(parsed, registry).versions(parsed.name, backbone=backbone)
         print_table(entries_table(list(versions)), OPTIONAL_COLUMNS)
-    card = folder / CARD_FILE
-    if card.is_file():
-        _, text = split_card(card.read_text(encoding="utf-8", errors="replace"))
+    if text := read_card(folder):
+        _, text = split_card(text)
         click.echo(re.sub(r"<!--.*?-->\n*", "", text).strip())

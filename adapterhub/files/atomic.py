@@ -188,13 +188,22 @@ def write_files(staged: Path, payload: Mapping[str, bytes]) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Replace a file atomically: a crash leaves either the old or the new content."""
-    staged = path.with_name(f".{path.name}.new")
-    with open(staged, "wb") as handle:
-        handle.write(data)
-        handle.flush()
-        os.fsync(handle.fileno())
-    os.replace(staged, path)
+    """Replace a file atomically: a crash leaves either the old or the new content.
+
+    The new content is first in a file of its own, `.NAME.XXXX.new`: another writer or a link that
+    waits there is never written to.
+    """
+    staged = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
+    with open(staged, "xb") as handle:
+        try:
+            handle.write(data)
+            handle.flush()
+            os.fsync(handle.fileno())
+            os.replace(staged, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                staged.unlink()
+            raise
 
 
 def sync_files(folder: Path) -> None:
@@ -259,6 +268,17 @@ def _exchange(first: Path, second: Path) -> bool:
     if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
         return False
     raise OSError(code, os.strerror(code), str(second))
+
+
+def is_plain_folder(path: Path) -> bool:
+    """Return whether a path is a folder itself, and not a link to one."""
+    try:
+        status = os.lstat(path)
+    except (OSError, ValueError):
+        return False
+    junction = getattr(stat, "IO_REPARSE_TAG_MOUNT_POINT", None)  # a link of Windows
+    linked = junction is not None and getattr(status, "st_reparse_tag", 0) == junction
+    return stat.S_ISDIR(status.st_mode) and not linked
 
 
 def read_file(path: Path, min_bytes: int, max_bytes: int, sha256: str | None) -> bytes:

@@ -244,6 +244,15 @@ def read_manifest(folder: Path, sha256: str | None = None) -> Manifest:
     return manifest
 
 
+def read_card(folder: Path) -> str:
+    """Read the card of the adapter in `folder`; "" if it is missing or not a regular file."""
+    try:
+        data = read_file(folder / CARD_FILE, 1, MAX_CARD_BYTES, None)
+    except UnreadableError:  # a card is optional
+        return ""
+    return data.decode("utf-8", "replace")
+
+
 def _checked_copies(
     manifest: Manifest, tensors: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
@@ -352,7 +361,10 @@ def _check_folder(folder: Path) -> None:
             expected="an adapter folder",
             hint="check the path, or pull the adapter",
         )
-    links = sorted(entry.name for entry in folder.iterdir() if entry.is_symlink())
+    try:
+        links = sorted(entry.name for entry in folder.iterdir() if entry.is_symlink())
+    except OSError as error:  # also if it was removed meanwhile
+        raise FileError(f"{folder} cannot be listed: {error.strerror or error}") from None
     if links:
         raise FileError(
             f"{folder} contains symbolic links",

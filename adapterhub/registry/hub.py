@@ -148,7 +148,7 @@ class HubStore:
         if not cached.exists():
             self._download(entry) if entry.fingerprint else self._download_foreign(entry)
         if entry.fingerprint:
-            return cached if folder is None else copy_adapter(cached, folder)
+            return cached if folder is None else copy_adapter(cached, folder, entry.digest)
         # It may be in the cache as a pickle that an earlier call allowed.
         names = [path.name for path in cached.iterdir()]
         files_to_copy(names, entry.reference, allow_pickle=self.allow_pickle)

@@ -2,6 +2,8 @@
 
 It holds nothing that the folders do not, so it may be deleted at any time. A name's folder is
 indexed as a whole, together with its stamp; another stamp later means that the folder has changed.
+A search compares the folders with the index and reads it in one transaction, so that its results
+are those of the folders at one time during the search, whatever other processes do.
 
 Each version that is not yanked is a row of `versions`. Its tokens are its labels, such as
 `_task_<hex>`, and the words of its text. The full-text index `texts` finds the versions that have
@@ -13,19 +15,21 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from adapterhub.errors import RegistryError
 from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.registry.store import Entry, Query, is_fingerprint, words_in
 
-FORMAT = 3  # to be changed with the tables and with the fields of an entry
+FORMAT = 4  # to be changed with the tables and with the fields of an entry
 # The ascii tokenizer splits at spaces only: tokens consist of letters, digits and underscores.
 _SCHEMA = """
-    CREATE TABLE IF NOT EXISTS folders (path TEXT PRIMARY KEY, stamp TEXT) WITHOUT ROWID;
+    CREATE TABLE IF NOT EXISTS folders (
+        path TEXT PRIMARY KEY, stamp TEXT, broken TEXT) WITHOUT ROWID;
+    CREATE INDEX IF NOT EXISTS folders_broken ON folders (path, broken) WHERE broken != '';
     CREATE TABLE IF NOT EXISTS versions (
         id INTEGER PRIMARY KEY, path TEXT, entry TEXT, tokens TEXT);
     CREATE INDEX IF NOT EXISTS versions_by_path ON versions (path);
@@ -56,8 +60,16 @@ _FEW = 4_096  # matches; sorting more takes longer than a scan up to the usual l
 _MOST_WORDS = 64  # that a prefix is expanded to
 _LAST = "\U0010ffff"
 
-Folder = tuple[str, str, Sequence[tuple[Entry, str]]]
-"""A name's folder: its path, its stamp, and its versions, oldest first, each with its text."""
+_WAIT = 120.0  # seconds for another process that indexes the folders
+_TABLES = ("folders", "versions", "texts", "words", "orders")
+
+
+@dataclass(frozen=True)
+class IndexedFolder:
+    """A name's folder: its versions, oldest first, each with its text, and problems by file."""
+
+    versions: Sequence[tuple[Entry, str]]
+    broken: Mapping[str, str] = field(default_factory=dict)
 
 
 class Index:
@@ -65,6 +77,20 @@ class Index:
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self.db = db
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Read one state of the index, which other processes do not change in the meantime."""
+        with self.db:
+            self.db.execute("BEGIN")
+            yield
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Exclude other writers; an error undoes all changes."""
+        with self.db:
+            self.db.execute("BEGIN IMMEDIATE")
+            yield
 
     def stamps(self) -> dict[str, str]:
         """Return the stamp of each folder when it was indexed."""
@@ -75,37 +101,50 @@ class Index:
         row = self.db.execute("SELECT stamp FROM folders WHERE path = ''").fetchone()
         return row[0] if row else None
 
+    def broken(self) -> dict[str, str]:
+        """Return the problem of each file that could not be read, by its path."""
+        sql = "SELECT path, broken FROM folders WHERE broken != '' ORDER BY path"
+        return {
+            f"{path}/{file}": problem
+            for path, broken in self.db.execute(sql)
+            for file, problem in json.loads(broken).items()
+        }
+
+    def digests(self) -> dict[str, str]:
+        """Return the digest of each indexed version, by its path."""
+        rows = self.db.execute("SELECT path, entry FROM versions")
+        entries = [(path, json.loads(entry)) for path, entry in rows]
+        return {f"{path}/{entry['version']}": entry["digest"] for path, entry in entries}
+
     def count(self) -> int:
         """Count the indexed folders."""
         (count,) = self.db.execute("SELECT count(*) FROM folders WHERE path != ''").fetchone()
         return int(count)
 
-    def has_more_than(self, number: int) -> bool:
-        """Return whether more folders are indexed, without counting all of them."""
-        sql = "SELECT 1 FROM folders WHERE path != '' LIMIT 1 OFFSET ?"
-        return self.db.execute(sql, (number,)).fetchone() is not None
-
     def update(
-        self, folders: Iterable[Folder], removed: Iterable[str], registry_stamp: str
+        self, stamps: Mapping[str, str], read: Callable[[str], IndexedFolder], registry_stamp: str
     ) -> None:
-        """Index new and changed folders, and remove deleted ones, in one transaction.
+        """Index new and changed folders, and remove deleted ones; call it inside `writing()`.
 
         Args:
-            folders: the folders to index.
-            removed: the paths of the folders to remove.
-            registry_stamp: the stamp of the registry before the folders were read.
+            stamps: the stamp of each folder by its path, from before it is read.
+            read: reads the folder with a path.
+            registry_stamp: the stamp of the registry, from before the folders are read.
         """
-        with self.db as db:
-            db.execute("BEGIN IMMEDIATE")  # one writer at a time, from the first read on
-            for path in removed:
+        indexed = self.stamps()
+        for path in indexed.keys() - stamps.keys():
+            self._remove(path)
+        for path, stamp in stamps.items():
+            if indexed.get(path) != stamp:
                 self._remove(path)
-            for path, stamp, versions in folders:
-                self._remove(path)
-                db.execute("INSERT INTO folders VALUES (?, ?)", (path, stamp))
-                available = [version for version in versions if version[0].yanked is None]
-                for entry, text in available:
-                    self._insert(path, entry, text, newest=entry is available[-1][0])
-            db.execute("INSERT OR REPLACE INTO folders VALUES ('', ?)", (registry_stamp,))
+                self._index(path, stamp, read(path))
+        self.db.execute("INSERT OR REPLACE INTO folders VALUES ('', ?, '')", (registry_stamp,))
+
+    def clear(self) -> None:
+        """Remove everything; call it inside `writing()`."""
+        for table in _TABLES:
+            self.db.execute(f"DROP TABLE {table}")
+        _create_tables(self.db)
 
     def search(self, query: Query) -> list[Entry]:
         """Return the versions that match a query, in its order."""
@@ -133,6 +172,13 @@ class Index:
         words = [f'"{word}"' for (word,) in rows]
         return f"({' OR '.join(words)})" if 0 < len(words) <= _MOST_WORDS else f'"{prefix}"*'
 
+    def _index(self, path: str, stamp: str, folder: IndexedFolder) -> None:
+        broken = json.dumps(dict(folder.broken)) if folder.broken else ""
+        self.db.execute("INSERT INTO folders VALUES (?, ?, ?)", (path, stamp, broken))
+        available = [version for version in folder.versions if version[0].yanked is None]
+        for entry, text in available:
+            self._insert(path, entry, text, newest=entry is available[-1][0])
+
     def _insert(self, path: str, entry: Entry, text: str, *, newest: bool) -> None:
         words = words_in(text)
         tokens = f" {' '.join((*_labels(entry, newest), *words))} "
@@ -159,28 +205,40 @@ class Index:
 
 
 @contextmanager
-def open_index(path: Path) -> Iterator[Index]:
-    """Open the index in a file, and create it if it does not exist.
+def open_index(path: Path | None) -> Iterator[Index]:
+    """Open the index in a file, and create it if it does not exist; None is one in memory.
 
     Raises:
         RegistryError: this Python's SQLite has no full-text index.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with closing(sqlite3.connect(path, timeout=30)) as db:
-        if db.execute("PRAGMA user_version").fetchone() != (FORMAT,):
-            _create_tables(db)
-        yield Index(db)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    # No implicit transactions: `reading` and `writing` begin them.
+    connection = sqlite3.connect(path or ":memory:", timeout=_WAIT, isolation_level=None)
+    with closing(connection) as db:
+        index = Index(db)
+        if not _is_complete(db):
+            with index.writing():
+                if not _is_complete(db):  # another process may have created the tables
+                    _create_tables(db)
+        yield index
 
 
 def remove_index(path: Path) -> None:
-    """Delete an index file and its journal."""
+    """Delete an index file that is not a database, and its journal."""
     for file in (path, path.with_name(f"{path.name}-journal")):
         file.unlink(missing_ok=True)
 
 
+def _is_complete(db: sqlite3.Connection) -> bool:
+    return bool(db.execute("PRAGMA user_version").fetchone() == (FORMAT,))
+
+
 def _create_tables(db: sqlite3.Connection) -> None:
     try:
-        db.executescript(f"BEGIN EXCLUSIVE; {_SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;")
+        for statement in _SCHEMA.split(";"):
+            db.execute(statement)
+        db.execute(f"PRAGMA user_version = {FORMAT}")
     except sqlite3.OperationalError as error:
         if "fts5" not in str(error):
             raise

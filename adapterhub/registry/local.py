@@ -1,10 +1,10 @@
 """A store in a folder, which may be in git; the default is in the user's data folder.
 
-    <root>/<backbone>/<name>/v1/     an adapter's files; see local_versions.py
+    <root>/<backbone>/<name>/v1/     an adapter's files; see local_versions.py and file_names.py
 
-`/` in a backbone's id is written `--`, which Hub ids cannot contain. Searches use an index in the
-user's cache, which is updated from the folders when they changed; the folders alone are
-authoritative.
+Searches use an index in the user's cache, which is updated from the folders when they changed; the
+folders alone are authoritative. The folder may come from a stranger: nothing outside of it is read,
+and what cannot be read in it is left out with a warning.
 """
 
 from __future__ import annotations
@@ -13,28 +13,37 @@ import contextlib
 import hashlib
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from platformdirs import user_cache_path, user_data_path
 
-from adapterhub.errors import FileError, RegistryError, did_you_mean
-from adapterhub.files.atomic import explained
-from adapterhub.files.native import CARD_FILE, read_adapter
+from adapterhub.errors import FileError, RegistryError, did_you_mean, printable
+from adapterhub.files.atomic import explained, is_plain_folder
+from adapterhub.files.native import read_adapter, read_card
 from adapterhub.files.signature import Signature
-from adapterhub.registry.index import FORMAT, Index, open_index, remove_index
-from adapterhub.registry.local_versions import NameFolder, copy_adapter, digest_of
-from adapterhub.registry.reference import check_name
+from adapterhub.registry.file_names import backbone_folder, folder_of_id, is_backbone_folder
+from adapterhub.registry.index import FORMAT, Index, IndexedFolder, open_index, remove_index
+from adapterhub.registry.local_versions import (
+    Contents,
+    NameFolder,
+    check_digest,
+    copy_adapter,
+    folder_stamp,
+    line_of,
+    manifest_bytes,
+)
+from adapterhub.registry.reference import check_name, is_name
 from adapterhub.registry.store import Entry, Publication, Query, choose_version, is_fingerprint
 
 Result = TypeVar("Result")
 
-_CARD_BYTES = 4_096  # the start of a card that text searches cover
+_CARD_CHARACTERS = 4_096  # the start of a card that text searches cover
 _IGNORED = ".lock\n.adapterhub-*\n.*.new\n"
-# In registries of up to so many names, each search checks every folder, and so also finds changes
-# that git or a person made; in larger ones it checks the folders of the backbones only.
-_FEW = 2_000
+_SHOWN = 5  # broken versions that a warning names
+_ATTEMPTS = 3  # to open the index, which other processes may replace at the same time
 
 
 def default_root() -> Path:
@@ -44,78 +53,92 @@ def default_root() -> Path:
 
 
 class LocalRegistry:
-    """A store in a folder; see `Store` for the methods that all stores have."""
+    """A store in a folder; see `Store` for the methods that all stores have.
+
+    The default folder may be missing, and is then empty. Any other one has to exist, unless an
+    adapter is published to it.
+    """
 
     def __init__(self, root: str | Path | None = None) -> None:
         self.root = Path(root) if root is not None else default_root()
+        self._may_be_missing = root is None
 
     def resolve(
         self, name: str, version: str | None = None, *, backbone: str | None = None
     ) -> Entry:
-        """Find the version that a name refers to."""
-        entries = self.versions(name, backbone=backbone)
+        """Find the version that a name refers to.
+
+        Raises:
+            RegistryError: no such name or version, or the name exists for several backbones.
+            FileError: that version cannot be read.
+        """
+        folders = self._matching(name, backbone)
+        entries = [entry for contents in folders for entry in contents.entries]
         if len(backbones := sorted({entry.backbone for entry in entries})) > 1:
             raise RegistryError(
                 f"{name!r} exists for several backbones",
                 offenders=backbones,
                 hint=f"choose one: --backbone {backbones[0]}",
             )
+        for contents in folders:
+            if contents.entries or not entries:
+                contents.raise_broken(name, version)
         return choose_version(entries, name, version)
 
     def get(self, entry: Entry, folder: Path | None = None) -> Path:
         """Return the folder with the verified files of a version: `folder`, or the registry's."""
-        source = self._name_folder(entry).path / entry.version
+        source = self._name_folder(entry).version(entry.version)
         if folder is not None:
-            return copy_adapter(source, folder)
+            return copy_adapter(source, folder, entry.digest)
         read_adapter(source)
-        if digest_of(source) != entry.digest:
-            raise FileError(
-                f"{source} is not what was published as {entry.reference}",
-                expected=f"a manifest with sha256 {entry.digest}",
-                hint="adapterhub registry verify",
-            )
+        check_digest(source, manifest_bytes(source), entry.digest)
         return source
 
     def put(self, folder: Path, publication: Publication) -> Entry:
         """Publish an adapter's folder."""
         manifest, _ = read_adapter(folder)
         check_name(publication.name)
-        name_folder = NameFolder(self._backbone(manifest.backbone.id) / publication.name)
-        _refuse_other_case(name_folder)
+        path = self.root / backbone_folder(manifest.backbone.id) / publication.name
+        _refuse_other_case(path.parent)
+        _refuse_other_case(path)
+        name_folder = NameFolder(path)
         self._write_gitignore()
         entry = name_folder.add(folder, publication.version, publication.tags)
-        _touch(name_folder)
         return entry
 
     def search(self, query: Query) -> list[Entry]:
-        """Return the versions that match a query, in its order."""
-        if not self.root.is_dir():
+        """Return the versions that match a query, in its order; warn of those that are broken."""
+        if not self.exists():
             return []
-        return self._with_index(lambda index: index.search(query))
+        entries, broken = self._with_index(lambda index: (index.search(query), index.broken()))
+        self._warn(broken)
+        return entries
 
     def versions(self, name: str, *, backbone: str | None = None) -> Sequence[Entry]:
-        """List all versions of a name, oldest first."""
-        paths = [path / name for path in subfolders(self.root) if (path / name).is_dir()]
-        entries = [entry for path in paths for entry in NameFolder(path).versions()]
-        field = "fingerprint" if is_fingerprint(backbone or "") else "backbone"
-        matches = [e for e in entries if backbone is None or getattr(e, field) == backbone]
-        if not matches:
-            raise self._not_found(name, backbone, entries)
-        return matches
+        """List all versions of a name, oldest first; warn of those that are broken.
+
+        Raises:
+            RegistryError: no adapter has this name.
+            FileError: none of its versions can be read.
+        """
+        folders = self._matching(name, backbone)
+        entries = [entry for contents in folders for entry in contents.entries]
+        if not entries:
+            folders[0].raise_broken(name, None)
+        self._warn({f"{name}/{v}": line_of(e) for c in folders for v, e in c.broken.items()})
+        return entries
 
     def yank(self, entry: Entry, reason: str) -> None:
         """Exclude a version from searches and from references without a version."""
         name_folder = self._name_folder(entry)
         with name_folder.writing():
             name_folder.change(yanked={entry.version: reason})
-        _touch(name_folder)
 
     def tag(self, entry: Entry, tag: str) -> None:
         """Move a tag to a version."""
         name_folder = self._name_folder(entry)
         with name_folder.writing():
             name_folder.change(tags={tag: entry.version})
-        _touch(name_folder)
 
     def signatures(self, entry: Entry) -> Sequence[Signature]:
         """List signatures outside of the version's folder: none."""
@@ -126,25 +149,70 @@ class LocalRegistry:
         self._name_folder(entry).sign(entry, signatures)
 
     def verify(self) -> list[str]:
-        """Read all versions, and list the damaged ones with their problems."""
-        problems = []
+        """Read all versions, and list the problems of files, links and names."""
+        if not self.exists():
+            return []
+        problems = self._problems_of_folders()
         for name_folder in self._name_folders():
-            for folder in name_folder.folders():
-                try:
-                    read_adapter(folder)
-                except FileError as error:
-                    lines = "; ".join((error.problem, *error.offenders))
-                    problems.append(f"{folder.relative_to(self.root).as_posix()}: {lines}")
-        return problems
+            try:
+                lines = name_folder.problems()
+            except FileError as error:
+                lines = [line_of(error)]
+            problems += [f"{self._path_of(name_folder)}/{line}" for line in lines]
+        return problems + self._changed_since_indexed()
 
     def reindex(self) -> int:
         """Rebuild the index from the folders, and return the number of names."""
-        remove_index(self._index_path())
-        return self._with_index(lambda index: index.count())
+
+        def rebuild(index: Index) -> int:
+            with index.writing():
+                index.clear()
+            return self._updated(index, Index.count)
+
+        return self._attempt(rebuild) if self.exists() else 0
 
     def gc(self) -> list[Path]:
         """Remove the staging folders of interrupted writers, and return their paths."""
+        if not self.exists():
+            return []
         return [path for name_folder in self._name_folders() for path in name_folder.clean()]
+
+    def exists(self) -> bool:
+        """Return whether there is a registry; only the default one may be missing.
+
+        Raises:
+            RegistryError: another one is missing, or is not a folder.
+        """
+        if self.root.is_dir():
+            return True
+        if self._may_be_missing and not os.path.lexists(self.root):
+            return False
+        near = did_you_mean(self.root.name, [path.name for path in subfolders(self.root.parent)])
+        raise RegistryError(
+            f"there is no registry {str(self.root)!r}{near}",
+            expected="a folder with published adapters",
+            hint="check --registry and $ADAPTERHUB_REGISTRY",
+        )
+
+    def _matching(self, name: str, backbone: str | None) -> list[Contents]:
+        """Read the folders of a name that have versions for a backbone, readable or not."""
+        folders = [self.root / folder / name for folder in self._backbone_folders()]
+        folders = [path for path in folders if is_name(name) and os.path.lexists(path)]
+        found = {path: NameFolder(path).read() for path in folders}
+        field = "fingerprint" if is_fingerprint(backbone or "") else "backbone"
+        matching = []
+        for path, contents in found.items():
+            entries = [e for e in contents.entries if backbone in (None, getattr(e, field))]
+            here = backbone is None or folder_of_id(backbone) == path.parent.name
+            if entries or (here and contents.broken):
+                matching.append(Contents(entries, contents.broken, contents.names))
+        if not matching:
+            for contents in found.values():
+                if not contents.entries:  # it may be for this backbone
+                    contents.raise_broken(name, None)
+            others = [entry for contents in found.values() for entry in contents.entries]
+            raise self._not_found(name, backbone, others)
+        return matching
 
     def _not_found(self, name: str, backbone: str | None, others: Sequence[Entry]) -> RegistryError:
         if others:
@@ -157,29 +225,117 @@ class LocalRegistry:
             hint="adapterhub list",
         )
 
+    def _backbone_folders(self) -> list[str]:
+        folders = subfolders(self.root) if self.exists() else []
+        return [path.name for path in folders if is_backbone_folder(path.name)]
+
     def _name_folders(self) -> Iterator[NameFolder]:
-        for backbone in subfolders(self.root):
-            yield from map(NameFolder, subfolders(backbone))
+        for backbone in self._backbone_folders():
+            for path in subfolders(self.root / backbone):
+                if is_name(path.name):
+                    yield NameFolder(path)
 
     def _name_folder(self, entry: Entry) -> NameFolder:
-        return NameFolder(self._backbone(entry.backbone) / entry.name)
+        check_name(entry.name)
+        return NameFolder(self.root / folder_of_id(entry.backbone) / entry.name)
 
-    def _backbone(self, backbone: str) -> Path:
-        return self.root / backbone.replace("/", "--")
+    def _path_of(self, name_folder: NameFolder) -> str:
+        return f"{name_folder.path.parent.name}/{name_folder.name}"
+
+    def _problems_of_folders(self) -> list[str]:
+        """List links in place of the folders of backbones and names, and unreadable folders."""
+        problems = []
+        for folder in (self.root, *subfolders(self.root)):
+            try:
+                paths = sorted(folder.iterdir())
+            except OSError as error:
+                paths = []
+                problems.append(f"{folder.name}: cannot be listed: {error.strerror or error}")
+            for path in paths:
+                if path.is_symlink() or (path.is_dir() and not is_plain_folder(path)):
+                    name = path.relative_to(self.root).as_posix()
+                    problems.append(f"{name}: a link, which is not followed")
+        return problems
+
+    def _warn(self, broken: Mapping[str, str]) -> None:
+        """Warn of versions that are left out."""
+        if broken:
+            lines = [f"{path}: {problem}"[:300] for path, problem in broken.items()][:_SHOWN]
+            lines += [f"and {len(broken) - _SHOWN} more"] * (len(broken) > _SHOWN)
+            text = f"these versions in {self.root} cannot be read and are left out: "
+            hint = "; adapterhub registry verify lists all problems"
+            warnings.warn(printable(text + "; ".join(lines) + hint), stacklevel=3)
+
+    def _changed_since_indexed(self) -> list[str]:
+        """List the versions whose manifest is not the one that the last search saw."""
+        if not self._index_path().is_file():
+            return []
+        indexed = self._attempt(Index.digests)
+        changed = []
+        for name_folder in self._name_folders():
+            for entry in name_folder.read().entries:
+                path = f"{self._path_of(name_folder)}/{entry.version}"
+                if indexed.get(path, entry.digest) != entry.digest:
+                    changed.append(f"{path}: changed after it was published, sha256 {entry.digest}")
+        return changed
 
     def _with_index(self, use: Callable[[Index], Result]) -> Result:
-        """Apply a function to the updated index; a corrupted index is rebuilt."""
-        try:
-            with open_index(self._index_path()) as index:
-                self._update(index)
-                return use(index)
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):  # locked, read-only or disk full
-                raise
-        remove_index(self._index_path())
-        with open_index(self._index_path()) as index:
-            self._update(index)
+        """Apply a function to the updated index."""
+        return self._attempt(lambda index: self._updated(index, use))
+
+    def _attempt(self, use: Callable[[Index], Result]) -> Result:
+        """Apply a function to the index; without a usable file, to a new one in memory.
+
+        Raises:
+            RegistryError: another process has not finished its update.
+        """
+        path = self._index_path()
+        for _ in range(_ATTEMPTS):
+            try:
+                with open_index(path) as index:
+                    return use(index)
+            except sqlite3.OperationalError as error:
+                if "locked" in str(error):
+                    raise RegistryError(
+                        f"another process is updating the search index of {self.root}",
+                        hint=f"try again when it has finished, or delete {path}",
+                    ) from error
+            except sqlite3.DatabaseError:  # corrupted
+                with contextlib.suppress(OSError):
+                    remove_index(path)
+            except OSError:  # no cache folder
+                break
+        with open_index(None) as index:
             return use(index)
+
+    def _updated(self, index: Index, use: Callable[[Index], Result]) -> Result:
+        """Apply a function to the index in one transaction, after an update if it is needed."""
+        stamp = _stamp_of(self._stamps())
+        with index.reading():
+            if index.registry_stamp() == stamp:
+                return use(index)
+        with index.writing():
+            stamps = self._stamps()  # what another process published and indexed is in it
+            index.update(stamps, self._read_for_index, _stamp_of(stamps))
+            return use(index)
+
+    def _stamps(self) -> dict[str, str]:
+        """Return the stamp of each name's folder by its path."""
+        stamps = {}
+        for backbone in self._backbone_folders():
+            with contextlib.suppress(OSError), os.scandir(self.root / backbone) as entries:
+                for entry in entries:  # no Path objects: there may be 100,000 names
+                    if is_name(entry.name) and entry.is_dir(follow_symlinks=False):
+                        stamps[f"{backbone}/{entry.name}"] = folder_stamp(entry.path)
+        return dict(sorted(stamps.items()))
+
+    def _read_for_index(self, path: str) -> IndexedFolder:
+        name_folder = NameFolder(self.root / path)
+        contents = name_folder.read()
+        return IndexedFolder(
+            [(entry, _search_text(name_folder, entry)) for entry in contents.entries],
+            {file: line_of(error) for file, error in contents.broken.items()},
+        )
 
     def _index_path(self) -> Path:
         # Outside of the root, which may be in git or read-only. Each index format has its own file.
@@ -187,28 +343,6 @@ class LocalRegistry:
         return (
             user_cache_path("adapterhub", appauthor=False) / "registry" / f"{key}.{FORMAT}.sqlite"
         )
-
-    def _update(self, index: Index) -> None:
-        """Index the folders that changed since the last search."""
-        stamp = self._stamp()
-        if index.registry_stamp() == stamp and index.has_more_than(_FEW):
-            return
-        name_folders = {f.path.relative_to(self.root).as_posix(): f for f in self._name_folders()}
-        stamps = {path: name_folder.stamp() for path, name_folder in name_folders.items()}
-        indexed = index.stamps()
-        changed = [path for path in stamps if indexed.get(path) != stamps[path]]
-        removed = indexed.keys() - stamps.keys()
-        if changed or removed or index.registry_stamp() != stamp:
-            index.update(
-                ((path, stamps[path], _versions_with_text(name_folders[path])) for path in changed),
-                removed,
-                stamp,
-            )
-
-    def _stamp(self) -> str:
-        """Return a text that changes with each publication."""
-        paths = (self.root, *subfolders(self.root))
-        return " ".join(f"{path.name}:{path.stat().st_mtime_ns}" for path in paths)
 
     def _write_gitignore(self) -> None:
         """Create the registry with a .gitignore for the writers' lock and staging files."""
@@ -219,35 +353,28 @@ class LocalRegistry:
 
 
 def subfolders(path: Path) -> list[Path]:
-    """List the folders in a folder, sorted, without hidden ones; empty if it does not exist."""
-    if not path.is_dir():
-        return []
-    with os.scandir(path) as entries:
-        names = sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
-    return [path / name for name in names]
+    """List the folders in a folder, sorted, without links and hidden ones."""
+    with contextlib.suppress(OSError), os.scandir(path) as entries:
+        names = sorted(e.name for e in entries if e.is_dir(follow_symlinks=False))
+        return [path / name for name in names if not name.startswith(".")]
+    return []
 
 
-def _touch(name_folder: NameFolder) -> None:
-    """Change the stamp of the registry, for readers that check only the backbones' folders."""
-    os.utime(name_folder.path.parent)
-
-
-def _versions_with_text(name_folder: NameFolder) -> list[tuple[Entry, str]]:
-    return [(entry, _search_text(name_folder, entry)) for entry in name_folder.versions()]
+def _stamp_of(stamps: Mapping[str, str]) -> str:
+    return hashlib.sha256("\n".join(map(" ".join, stamps.items())).encode()).hexdigest()
 
 
 def _search_text(name_folder: NameFolder, entry: Entry) -> str:
     """Return the text that searches cover: the entry's words and the start of its card."""
-    card = name_folder.path / entry.version / CARD_FILE
-    start = card.read_bytes()[:_CARD_BYTES] if card.is_file() else b""
-    return " ".join((*entry.words, start.decode("utf-8", "replace")))
+    card = read_card(name_folder.path / entry.version)
+    return " ".join((*entry.words, card[:_CARD_CHARACTERS]))
 
 
-def _refuse_other_case(name_folder: NameFolder) -> None:
+def _refuse_other_case(path: Path) -> None:
     """Refuse a name that would be the same folder on a case-insensitive file system."""
-    for other in subfolders(name_folder.path.parent):
-        if other.name != name_folder.name and other.name.casefold() == name_folder.name.casefold():
+    for other in subfolders(path.parent):
+        if other.name != path.name and other.name.casefold() == path.name.casefold():
             raise RegistryError(
-                f"{name_folder.name!r} differs from the published {other.name!r} only in case",
+                f"{path.name!r} differs from the published {other.name!r} only in case",
                 hint=f"publish it as {other.name!r}, or under another name",
             )

@@ -1,23 +1,27 @@
 """The folder of one name in a local registry: its versions, tags and yanked versions.
 
     v1/  v2/  ...      the files of an adapter as saved; they never change, but for signatures
-    names.json         {"tags": {"best": "v1"}, "yanked": {"v2": "trained on the dev set"}}
+    names.json         tags, yanked versions and the highest version; see names_file.py
 
 A version's folder is created by one atomic rename, and `names.json` is replaced atomically. A file
 lock serializes the writers of a name.
+
+The folder may come from a stranger. Links are not followed, and files are read with a size limit. A
+version that cannot be read is no obstacle to the others.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import re
 import shutil
+import stat
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
@@ -27,6 +31,7 @@ from adapterhub.files.atomic import (
     UnreadableError,
     check_place,
     explained,
+    is_plain_folder,
     put_in_place,
     read_file,
     replace_file,
@@ -37,26 +42,68 @@ from adapterhub.files.manifest import MAX_MANIFEST_BYTES, from_json
 from adapterhub.files.native import (
     CARD_FILE,
     MANIFEST_FILE,
+    MAX_CARD_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_TENSOR_BYTES,
     SIGNATURE_FILE,
     TENSORS_FILE,
     read_adapter,
+    read_manifest,
 )
-from adapterhub.files.schema import canonical_json
 from adapterhub.files.signature import Signature, read_signatures, signatures_to_json
+from adapterhub.registry.file_names import folder_of_id, unportable
+from adapterhub.registry.names_file import NAMES_FILE, TAG, TAG_RULE, Names, read_names, write_names
 from adapterhub.registry.store import Entry, free_version, version_number
 
 PUBLISHED = (CARD_FILE, MANIFEST_FILE, TENSORS_FILE, SIGNATURE_FILE)
-_NAMES = "names.json"
+_LOCK = ".lock"
 _STAGED = ".adapterhub-"
-_TAG = re.compile(r"(?!v?[0-9]+$)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_STAGED_NAMES = f".{NAMES_FILE}."  # by `replace_file`
+_MAX_FILE_BYTES = 8 + MAX_HEADER_BYTES + MAX_TENSOR_BYTES  # of another library's adapter
+# Two changes of a file within one tick of its file system's clock may have the same time. The
+# longest tick is FAT's, 2 s. The contents of files that changed since then are compared instead.
+_TICK = 2_000_000_000
+# Programs can set the time of modification, such as git and tar; on Windows it is the only one.
+_CHANGED = "st_mtime_ns" if os.name == "nt" else "st_ctime_ns"
 
 
-@dataclass
-class Names:
-    """The contents of `names.json`: version by tag, and reason by yanked version."""
+@dataclass(frozen=True)
+class Contents:
+    """What can be read of the folder of one name.
 
-    tags: dict[str, str] = field(default_factory=dict)
-    yanked: dict[str, str] = field(default_factory=dict)
+    `entries` are the versions, oldest first. `broken` has the error of each other one by its
+    number. If `names.json` cannot be read, `broken` has only its error, and there are no entries.
+    """
+
+    entries: list[Entry]
+    broken: dict[str, FileError]
+    names: Names
+
+    def raise_broken(self, name: str, version: str | None) -> None:
+        """Raise the error of the version that a reference means, if it cannot be read.
+
+        Args:
+            name: the adapter's name, for the error message.
+            version: a version number or a tag; the newest version that is not yanked if None.
+
+        Raises:
+            FileError: that version, or what decides which one it is, cannot be read.
+        """
+        if NAMES_FILE in self.broken:
+            raise self.broken[NAMES_FILE]
+        number = version_number(version or "")
+        available = {*self.broken, *(entry.version for entry in self.entries)}
+        if version is None:
+            newest = max(available - self.names.yanked.keys(), key=_number, default="")
+            if newest in self.broken:
+                problem = self.broken[newest]
+                raise FileError(
+                    f"the newest version, {name}@{newest}, cannot be read: {problem.problem}",
+                    hint=f"restore it, remove its folder, or name another version: {name}@v1",
+                    offenders=problem.offenders,
+                )
+        elif error := self.broken.get(f"v{number}" if number else self.names.tags.get(version, "")):
+            raise error
 
 
 class NameFolder:
@@ -66,21 +113,38 @@ class NameFolder:
         self.path = path
         self.name = path.name
 
-    def versions(self) -> list[Entry]:
-        """List all versions, oldest first.
+    def read(self) -> Contents:
+        """Read all versions; those that cannot be read are listed with their errors."""
+        entries: list[Entry] = []
+        broken: dict[str, FileError] = {}
+        try:
+            self._check_folders()
+            numbers, names = self.numbers(), read_names(self.path)
+        except FileError as error:
+            return Contents(entries, {NAMES_FILE: error}, Names())
+        for version in numbers:
+            try:
+                entries.append(self._entry(version, names))
+            except FileError as error:
+                broken[version] = error
+        return Contents(entries, broken, names)
+
+    def numbers(self) -> list[str]:
+        """List the version numbers that are taken, oldest first, readable or not.
 
         Raises:
-            FileError: the manifest of a version cannot be read.
+            FileError: the folder cannot be listed.
         """
-        names = self._names()
-        return [self._entry(folder, names) for folder in self.folders()]
+        return sorted(filter(_is_version, self._listed()), key=_number)
 
-    def folders(self) -> list[Path]:
-        """List the folders of all versions, oldest first."""
-        if not self.path.is_dir():
-            return []
-        paths = [p for p in self.path.iterdir() if version_number(p.name) and p.name[0] == "v"]
-        return sorted(paths, key=lambda p: version_number(p.name) or 0)
+    def version(self, number: str) -> Path:
+        """Return the folder of a version, which may be missing.
+
+        Raises:
+            FileError: it or a folder above it in the registry is a link.
+        """
+        self._check_folders()
+        return self._version(number)
 
     def add(self, folder: Path, version: str | None, tags: tuple[str, ...]) -> Entry:
         """Add an adapter as a new version, or find the existing version with the same bytes.
@@ -91,19 +155,20 @@ class NameFolder:
             tags: the tags to set on the version.
 
         Raises:
-            RegistryError: `version` is taken by other bytes.
+            RegistryError: `version` is taken by other bytes, or was deleted.
             ConfigError: the version or a tag is invalid.
+            FileError: `names.json` cannot be read.
         """
         check_tags(tags)
         with self.writing():
-            entries = self.versions()
-            digest = digest_of(folder)
+            read_names(self.path)
+            digest, entries = digest_of(folder), self.read().entries
             existing = next((entry.version for entry in entries if entry.digest == digest), None)
-            published = existing or free_version(self.name, version, entries)
+            published = existing or free_version(self.name, version, entries, self._highest())
             if existing is None:
-                copy_adapter(folder, self.path / published)
+                copy_adapter(folder, self.path / published, digest)
             self.change(tags=dict.fromkeys(tags, published))
-            return next(entry for entry in self.versions() if entry.version == published)
+            return self._entry(published, read_names(self.path))
 
     def sign(self, entry: Entry, signatures: Sequence[Signature]) -> None:
         """Add signatures to a version."""
@@ -117,57 +182,154 @@ class NameFolder:
     ) -> None:
         """Set tags, or mark versions as yanked; call it inside `writing()`."""
         check_tags(tuple(tags or ()))
-        names = self._names()
-        changed = Names({**names.tags, **(tags or {})}, {**names.yanked, **(yanked or {})})
+        names = read_names(self.path)
+        changed = Names(
+            {**names.tags, **(tags or {})}, {**names.yanked, **(yanked or {})}, self._highest()
+        )
         if changed != names:
-            replace_file(self.path / _NAMES, canonical_json(asdict(changed)))
+            write_names(self.path, changed)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Hold the lock that serializes the writers of this name."""
         with explained(self.path):
+            self._check_folders()
             self.path.mkdir(parents=True, exist_ok=True)
-            with FileLock(self.path / ".lock"):
+            lock = self.path / _LOCK
+            # filelock may truncate the file, and older releases follow a link.
+            if os.path.lexists(lock) and not _is_own_file(os.lstat(lock)):
+                raise _not_followed(lock)
+            with FileLock(lock):
                 yield
 
-    def stamp(self) -> str:
-        """Return a text that changes whenever the folder changes: its modification times."""
-        times = (os.stat(p).st_mtime_ns for p in (self.path, self.path / _NAMES) if p.exists())
-        return " ".join(map(str, times))
-
     def clean(self) -> list[Path]:
-        """Remove the staging folders of interrupted writers, and return their paths."""
-        if not list(self.path.glob(f"{_STAGED}*")):
+        """Remove what interrupted writers left, and return the paths."""
+        if not self._leftovers():
             return []
         with self.writing():  # no writer is active while we hold the lock
-            leftovers = sorted(self.path.glob(f"{_STAGED}*"))
+            leftovers = self._leftovers()
             for path in leftovers:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                shutil.rmtree(path) if is_plain_folder(path) else path.unlink()
         return leftovers
 
-    def _names(self) -> Names:
-        try:
-            tree = json.loads((self.path / _NAMES).read_bytes())
-            names = Names(dict(tree["tags"]), dict(tree["yanked"]))
-        except FileNotFoundError:
-            return Names()
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise FileError(
-                f"{self.path / _NAMES} cannot be read: {error}",
-                expected='{"tags": {TAG: VERSION}, "yanked": {VERSION: REASON}}',
-                hint="delete it; tags and yanks are lost, versions are not",
-            ) from error
-        return names
+    def problems(self) -> list[str]:
+        """Verify all files of the folder; return one line for each problem."""
+        broken = self.read().broken
+        for number in self.numbers():
+            try:
+                read_adapter(self.version(number))
+            except FileError as error:
+                broken.setdefault(number, error)
+        lines = [f"{file}: {line_of(error)}" for file, error in broken.items()]
+        return lines + [f"{path}: not a file of the registry" for path in self._strays()]
 
-    def _entry(self, folder: Path, names: Names) -> Entry:
-        return entry_of(
+    def _listed(self) -> list[str]:
+        try:
+            return os.listdir(self.path) if is_plain_folder(self.path) else []
+        except OSError as error:
+            raise FileError(f"{self.path} cannot be listed: {error.strerror or error}") from None
+
+    def _leftovers(self) -> list[Path]:
+        names = (n for n in self._listed() if n.startswith((_STAGED, _STAGED_NAMES)))
+        return [self.path / name for name in sorted(names)]
+
+    def _strays(self) -> list[str]:
+        """List what is neither a version nor a file of one; hidden files are ignored."""
+        strays = []
+        for number in self.numbers():
+            folder = self.path / number
+            with suppress(OSError):  # a folder that cannot be listed is reported as broken
+                names = os.listdir(folder) if is_plain_folder(folder) else ()
+                strays += [f"{number}/{name}" for name in names if name not in PUBLISHED]
+        others = (n for n in self._listed() if n != NAMES_FILE and not _is_version(n))
+        return sorted(f for f in (*strays, *others) if not f.rpartition("/")[2].startswith("."))
+
+    def _check_folders(self) -> None:
+        """Refuse links in place of the folders of the name and its backbone."""
+        for path in (self.path.parent, self.path):
+            if not is_plain_folder(path) and os.path.lexists(path):
+                raise _not_followed(path)
+
+    def _version(self, number: str) -> Path:
+        path = self.path / number
+        if not is_plain_folder(path) and os.path.lexists(path):
+            raise _not_followed(path)
+        return path
+
+    def _highest(self) -> int:
+        """Return the highest version number ever used."""
+        return max(read_names(self.path).highest, *map(_number, self.numbers()), 0)
+
+    def _entry(self, version: str, names: Names) -> Entry:
+        folder = self._version(version)
+        entry = entry_of(
             manifest_bytes(folder),
-            reference=f"{self.name}@{folder.name}",
+            reference=f"{self.name}@{version}",
             name=self.name,
-            version=folder.name,
-            tags=tuple(sorted(tag for tag, v in names.tags.items() if v == folder.name)),
-            yanked=names.yanked.get(folder.name),
+            version=version,
+            tags=tuple(sorted(tag for tag, v in names.tags.items() if v == version)),
+            yanked=names.yanked.get(version),
         )
+        if folder_of_id(entry.backbone) != self.path.parent.name:
+            raise FileError(
+                f"{folder} holds an adapter of the backbone {entry.backbone!r}",
+                expected=f"one of the backbone of {self.path.parent.name}",
+                hint="publish that adapter again, and remove this folder",
+            )
+        return entry
+
+
+def _is_version(name: str) -> bool:
+    return name.startswith("v") and version_number(name) is not None
+
+
+def _is_own_file(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode) and status.st_nlink <= 1
+
+
+def _number(version: str) -> int:
+    return version_number(version) or 0
+
+
+def line_of(error: FileError) -> str:
+    """Return a problem and its details as one line."""
+    return "; ".join((error.problem, *error.offenders))
+
+
+def _not_followed(path: Path) -> FileError:
+    return FileError(
+        f"{path} is a link or not a folder",
+        expected="a registry without links, as their targets may be outside of it",
+        hint="replace it by a copy, if you trust what it points to",
+    )
+
+
+def folder_stamp(path: str) -> str:
+    """Return a text that changes with each version, tag and yank in the folder of a name.
+
+    It has the inode, size and times of the folder and of `names.json`; these change with each entry
+    of the folder and each replacement of the file. They do not distinguish changes within one tick
+    of the clock: while they are that new, the text has a digest of what an index reads, too.
+    """
+    fields: list[int] = []
+    newest = 0
+    for file in (path, f"{path}/{NAMES_FILE}"):
+        try:
+            status = os.stat(file, follow_symlinks=False)
+        except OSError as error:
+            fields.append(error.errno or 0)
+            continue
+        fields += (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        newest = max(newest, getattr(status, _CHANGED))
+    text = " ".join(map(str, fields))
+    return text if newest < time.time_ns() - _TICK else f"{text} {_digest_of_contents(Path(path))}"
+
+
+def _digest_of_contents(path: Path) -> str:
+    digest = hashlib.sha256()
+    for entry in NameFolder(path).read().entries:
+        digest.update(repr(entry).encode())
+    return digest.hexdigest()
 
 
 def entry_of(
@@ -226,20 +388,25 @@ def manifest_bytes(folder: Path) -> bytes:
     Raises:
         FileError: it is missing, not a regular file, or too large.
     """
-    try:
-        return read_file(folder / MANIFEST_FILE, 0, MAX_MANIFEST_BYTES, None)
-    except UnreadableError as error:
-        raise FileError(f"{folder / MANIFEST_FILE}: {error}") from None
+    return _read(folder / MANIFEST_FILE, 0, MAX_MANIFEST_BYTES, None)
 
 
-def copy_adapter(source: Path, folder: Path) -> Path:
-    """Copy the files of an adapter to a new folder atomically, and verify the copy.
+def copy_adapter(source: Path, folder: Path, digest: str) -> Path:
+    """Copy the files of an adapter to a new folder atomically.
+
+    The bytes that are written are those that were verified, so `source` may change at any time.
+
+    Args:
+        source: the adapter's folder.
+        folder: the new folder.
+        digest: the sha256 of the manifest that was published.
 
     Raises:
         OutputError: `folder` exists or cannot be written.
-        FileError: `source` holds no valid adapter.
+        FileError: `source` holds no valid adapter, or not the published one.
     """
-    return copy_files(source, folder, PUBLISHED, _read_all)
+    payload = _adapter_payload(source, digest)
+    return _write_copy(folder, payload, _read_all)
 
 
 def _read_all(folder: Path) -> None:
@@ -261,24 +428,71 @@ def merged_signatures(old: Sequence[Signature], new: Sequence[Signature], digest
     return signatures_to_json(s for s in (*old, *new) if s.statement.digest == digest)
 
 
-def copy_files(
-    source: Path,
-    folder: Path,
-    names: Sequence[str],
-    verify: Callable[[Path], object] = lambda copy: None,
-) -> Path:
+def copy_files(source: Path, folder: Path, names: Sequence[str]) -> Path:
     """Copy the named files that exist to a new folder, atomically.
 
     Args:
         source: the folder to copy from.
         folder: the new folder.
         names: the names of the files to copy; missing ones are skipped.
-        verify: called with the staged copy; an error it raises cancels the copy.
 
     Raises:
         OutputError: `folder` exists or cannot be written.
+        FileError: a file is a link, not a regular file, empty or too large.
     """
-    payload = {name: (source / name).read_bytes() for name in names if (source / name).is_file()}
+    paths = {name: source / name for name in names if os.path.lexists(source / name)}
+    payload = {name: _read(path, 0, _MAX_FILE_BYTES, None) for name, path in paths.items()}
+    return _write_copy(folder, payload)
+
+
+def _adapter_payload(source: Path, digest: str) -> dict[str, bytes]:
+    """Read the files of an adapter, each at most as large as that of a valid one."""
+    read_manifest(source)  # refuses links in the folder
+    data = manifest_bytes(source)
+    check_digest(source, data, digest)
+    manifest = from_json(data, str(source / MANIFEST_FILE))
+    size = sum(info.nbytes for info in manifest.tensors.values())
+    sha256 = manifest.files[TENSORS_FILE]
+    tensors = _read(source / TENSORS_FILE, size, 8 + MAX_HEADER_BYTES + size, sha256)
+    payload = {MANIFEST_FILE: data, TENSORS_FILE: tensors}
+    for name in PUBLISHED:
+        if name not in payload and os.path.lexists(source / name):
+            payload[name] = _read(source / name, 0, MAX_CARD_BYTES, None)
+    return payload
+
+
+def check_digest(folder: Path, manifest: bytes, digest: str) -> None:
+    """Check that a manifest is the published one.
+
+    Args:
+        folder: the adapter's folder, for the error message.
+        manifest: the bytes of its manifest.
+        digest: the sha256 of the published manifest.
+
+    Raises:
+        FileError: it is another one.
+    """
+    if hashlib.sha256(manifest).hexdigest() != digest:
+        raise FileError(
+            f"{folder} is not what was published",
+            expected=f"a manifest with sha256 {digest}",
+            hint="adapterhub registry verify",
+        )
+
+
+def _read(path: Path, low: int, most: int, sha256: str | None) -> bytes:
+    try:
+        return read_file(path, low, most, sha256)
+    except UnreadableError as error:
+        raise FileError(f"{path}: {error}", expected="a regular file as published") from None
+
+
+def _write_copy(
+    folder: Path,
+    payload: Mapping[str, bytes],
+    verify: Callable[[Path], object] = lambda copy: None,
+) -> Path:
+    """Write files to a new folder; an error that `verify` raises leaves nothing."""
     with explained(folder):
         check_place(folder, False, ())
         with staging(folder) as staged:
@@ -292,12 +506,11 @@ def check_tags(tags: Sequence[str]) -> None:
     """Refuse invalid tags.
 
     Raises:
-        ConfigError: a tag has other characters, or is a version number.
+        ConfigError: a tag has other characters, or is a version number or a reserved file name.
     """
-    if invalid := [repr(tag) for tag in tags if not _TAG.fullmatch(tag)]:
+    if invalid := [repr(tag) for tag in tags if not re.fullmatch(TAG, tag) or unportable(tag)]:
         raise ConfigError(
             "invalid tags",
             offenders=invalid,
-            expected="1 to 64 letters, digits and . _ -, starting with a letter or digit, and not a"
-            " version number",
+            expected=f"{TAG_RULE}; not ending with a dot, and not a name that Windows reserves",
         )

@@ -17,21 +17,21 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from adapterhub.errors import AdapterhubError, ConfigError, FileError, MismatchError, RegistryError
 from adapterhub.files import schema
-from adapterhub.files.atomic import explained, replace_file
+from adapterhub.files.atomic import UnreadableError, explained, read_file, replace_file
 from adapterhub.files.keys import PublicKey, key_problems
 from adapterhub.files.native import read_adapter
 from adapterhub.registry.fetch import check_copy, fetch
-from adapterhub.registry.local import default_root
+from adapterhub.registry.local import LocalRegistry, default_root
 from adapterhub.registry.local_versions import copy_adapter, digest_of
 from adapterhub.registry.namespaces import DEFAULT_HUB, hub_endpoint, place_of_url
-from adapterhub.registry.reference import Reference, check_name, parse_reference
+from adapterhub.registry.reference import NAME_RULE, Reference, check_name, is_name, parse_reference
 from adapterhub.registry.store import Store, version_number
 from adapterhub.registry.stores import store_of
 
@@ -91,6 +91,18 @@ def _gives(endpoint: str, reference: Reference) -> bool:
     return reference.kind == "server" and endpoint == place_of_url(str(reference.host))
 
 
+def _name_problems(path: str, value: object) -> list[str]:
+    return [] if isinstance(value, str) and is_name(value) else [f"{path}: not {NAME_RULE}"]
+
+
+def _equal_names(names: Iterable[str]) -> list[str]:
+    """List the names that are the same folder on a case-insensitive file system."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name.casefold(), []).append(name)
+    return [f"{' and '.join(g)} differ only in case" for g in groups.values() if len(g) > 1]
+
+
 def _is_hub(url: str) -> bool:
     """Return whether a text is the URL of a self-hosted hub: scheme and host only."""
     try:
@@ -102,9 +114,7 @@ def _is_hub(url: str) -> bool:
 _SCHEMA = schema.record(
     {
         "version": schema.integer(1, 1),
-        "adapters": schema.mapping(
-            schema.text(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}", "a name"), _pin_problems
-        ),
+        "adapters": schema.mapping(_name_problems, _pin_problems),
     }
 )
 
@@ -128,10 +138,13 @@ def read_lock(path: Path) -> dict[str, Pin]:
     Raises:
         FileError: the file is not a valid lock file.
     """
-    if not path.exists():
+    if not os.path.lexists(path):
         return {}
-    tree, offenders = schema.parse_object(path.read_bytes(), _MAX_BYTES)
-    offenders = offenders or _SCHEMA("", tree)
+    try:
+        tree, offenders = schema.parse_object(read_file(path, 0, _MAX_BYTES, None), _MAX_BYTES)
+    except UnreadableError as error:
+        tree, offenders = {}, [str(error)]
+    offenders = offenders or _SCHEMA("", tree) or _equal_names(tree["adapters"])
     if offenders:
         raise FileError(
             f"{path} is not a lock file",
@@ -252,7 +265,7 @@ def with_pins(pins: dict[str, Pin], new: Sequence[tuple[str, Pin]]) -> dict[str,
         if _unversioned(old) != _unversioned(pinned):
             conflicts.append(f"{name}: {old.reference} and {pinned.reference}")
         merged[name] = pinned
-    if conflicts:
+    if conflicts := conflicts + _equal_names(merged):
         raise ConfigError(
             "different adapters would have the same name in the project",
             offenders=conflicts,
@@ -283,8 +296,11 @@ def sync(
         MismatchError: a store or `folder` has other bytes or another signer for a pinned adapter;
             all are listed.
         SignatureError: a signature is required, and there is none by a trusted key.
-        RegistryError: a version is missing from its store, or a store cannot be reached.
+        RegistryError: a version is missing from its store, a store cannot be reached, or `registry`
+            does not exist.
     """
+    if registry is not None:
+        LocalRegistry(registry).exists()  # or an error, even if it is not needed
     restored, mismatches = [], []
     for name, pinned in pins.items():
         target = folder / name
@@ -294,7 +310,7 @@ def sync(
         source, problems = _pulled(pinned, registry, project)
         mismatches += problems
         if not problems:
-            copy_adapter(source, target)
+            copy_adapter(source, target, pinned.digest)
             restored.append(name)
     if mismatches:
         raise MismatchError(

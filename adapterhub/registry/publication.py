@@ -6,13 +6,13 @@ licence is another version.
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from adapterhub.errors import FileError
 from adapterhub.files import native
 from adapterhub.files.atomic import UnreadableError, read_file
 from adapterhub.files.card import InPeft, card
@@ -63,21 +63,22 @@ def prepared_folder(
     if published == manifest and peft is None:
         yield source
         return
-    text = card(published, _card_text(source), reference=reference, peft=peft)
+    text = card(published, native.read_card(source), reference=reference, peft=peft)
     with tempfile.TemporaryDirectory() as path:
         folder = Path(path)
         (folder / native.MANIFEST_FILE).write_bytes(to_json(published))
         (folder / native.CARD_FILE).write_bytes(native.card_bytes(text))
-        shutil.copyfile(source / native.TENSORS_FILE, folder / native.TENSORS_FILE)
+        (folder / native.TENSORS_FILE).write_bytes(_tensors(source, manifest))
         yield folder
 
 
-def _card_text(source: Path) -> str:
+def _tensors(source: Path, manifest: Manifest) -> bytes:
+    most = 8 + native.MAX_HEADER_BYTES + sum(info.nbytes for info in manifest.tensors.values())
+    sha256 = manifest.files[native.TENSORS_FILE]
     try:
-        data = read_file(source / native.CARD_FILE, 1, native.MAX_CARD_BYTES, None)
-    except UnreadableError:  # a card is optional
-        return ""
-    return data.decode("utf-8", "replace")
+        return read_file(source / native.TENSORS_FILE, 0, most, sha256)
+    except UnreadableError as error:  # it changed since it was verified
+        raise FileError(f"{source / native.TENSORS_FILE}: {error}", hint="publish again") from None
 
 
 def peft_files(source: Path, backbone: str | None) -> tuple[dict[str, bytes], InPeft]:
@@ -104,7 +105,8 @@ def peft_files(source: Path, backbone: str | None) -> tuple[dict[str, bytes], In
     with tempfile.TemporaryDirectory() as path:
         folder = Path(path) / "peft"
         write_peft(folder, conversion.files)
-        return {n: (folder / n).read_bytes() for n in (CONFIG_FILE, PEFT_TENSORS)}, summary
+        names, most = (CONFIG_FILE, PEFT_TENSORS), native.MAX_TENSOR_BYTES
+        return {name: read_file(folder / name, 0, most, None) for name in names}, summary
 
 
 Note = Callable[[str], None]

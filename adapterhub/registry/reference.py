@@ -18,6 +18,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from adapterhub.errors import ConfigError
+from adapterhub.registry.file_names import unportable
 
 ReferenceKind = Literal["folder", "local", "hub", "server"]
 
@@ -26,7 +27,10 @@ _VERSION = r"[A-Za-z0-9][A-Za-z0-9_./-]{0,199}"
 _LOOKS_LIKE_FOLDER = re.compile(r"\.{1,2}([/\\]|$)|[/~\\]|[A-Za-z]:[/\\]")
 _REMOTE = re.compile(r"hf:|[A-Za-z][A-Za-z0-9+.-]*://")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-NAME_RULE = "1 to 96 letters, digits and . _ -, starting with a letter or digit"
+NAME_RULE = (
+    "1 to 96 letters, digits and . _ -, starting with a letter or digit, not ending with a dot,"
+    " and not a name that Windows reserves, such as con or nul.txt"
+)
 FORMS = "./folder, name[@version], hf:owner/name[@revision], https://host/owner/name[@revision]"
 
 
@@ -82,7 +86,7 @@ def parse_reference(text: str) -> Reference:
 
 def is_name(text: str) -> bool:
     """Return whether a text is a valid adapter name in a local registry."""
-    return ".." not in text and re.fullmatch(_NAME, text) is not None
+    return ".." not in text and re.fullmatch(_NAME, text) is not None and not unportable(text)
 
 
 def is_repository(name: str) -> bool:

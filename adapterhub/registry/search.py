@@ -27,7 +27,7 @@ def search(
         fields: the other fields of `Query`.
 
     Raises:
-        RegistryError: the hub cannot be reached.
+        RegistryError: the hub cannot be reached, or the folder of the registry does not exist.
         ConfigError: `hub` is not a valid URL.
     """
     return _store(registry, hub).search(Query(text, **fields))

@@ -18,6 +18,8 @@ from adapterhub.errors import ConfigError, RegistryError
 from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.files.signature import Signature
 
+MOST_VERSIONS = 999_999_999  # nine digits, see `version_number`
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -187,21 +189,29 @@ def choose_version(entries: Sequence[Entry], name: str, version: str | None) -> 
     )
 
 
-def free_version(name: str, version: str | None, entries: Sequence[Entry]) -> str:
+def free_version(name: str, version: str | None, entries: Sequence[Entry], highest: int = 0) -> str:
     """Return the version to publish new bytes as: the requested one, or the next number.
 
     Args:
         name: the adapter's name, for the error message.
         version: the requested version, or None.
         entries: the existing versions of the name.
+        highest: the highest version ever published, if the store records it; the numbers below
+            that no entry has belong to deleted versions.
 
     Raises:
         ConfigError: `version` is not a version number.
-        RegistryError: `version` is already published with other bytes.
+        RegistryError: `version` is already published with other bytes, or may have been.
     """
     taken = {version_number(entry.version) or 0 for entry in entries}
+    next_free = max(taken | {highest}) + 1
+    if version is None and next_free <= MOST_VERSIONS:
+        return f"v{next_free}"
     if version is None:
-        return f"v{max(taken, default=0) + 1}"
+        raise RegistryError(
+            f"no version number is left for {name}: its highest version is v{next_free - 1}",
+            hint="publish it under another name",
+        )
     number = version_number(version)
     if number is None:
         raise ConfigError(f"invalid version {version!r}", expected="v1, v2, ...")
@@ -209,7 +219,13 @@ def free_version(name: str, version: str | None, entries: Sequence[Entry]) -> st
         raise RegistryError(
             f"{name}@v{number} is already published with other bytes",
             expected="a version never changes",
-            hint=f"publish it as v{max(taken) + 1}, or without a version",
+            hint=f"publish it as v{next_free}, or without a version",
+        )
+    if number <= highest:
+        raise RegistryError(
+            f"{name}@v{number} cannot be published: the highest version so far is v{highest}",
+            expected="a new number, as that of a deleted version is not used again",
+            hint=f"publish it as v{next_free}, or without a version",
         )
     return f"v{number}"
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-import pytest
 import sample_adapters
-
-from adapterhub.errors import AdapterhubError
 
 
 def test_list_filters_and_sorts(typed, tmp_path):
@@ -21,12 +18,6 @@ def test_list_filters_and_sorts(typed, tmp_path):
     assert "accuracy 0.500" in typed("list --tag films")
     assert "high@v1" not in typed("search film")
     assert "no matching adapter in the registry" in typed("list --task tagging")
-
-
-def test_a_registry_that_does_not_exist(typed):
-    with pytest.raises(AdapterhubError) as error:
-        typed("list --registry nowhere")
-    assert "no folder 'nowhere'" in str(error.value)
 
 
 def test_search_does_not_import_transformers(typed, tmp_path):

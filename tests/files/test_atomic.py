@@ -13,6 +13,7 @@ from adapterhub.files import atomic
 from adapterhub.files.atomic import (
     UnreadableError,
     check_place,
+    is_plain_folder,
     put_in_place,
     read_file,
     replace_file,
@@ -84,6 +85,33 @@ def test_a_file_is_replaced_in_one_step(tmp_path: Path) -> None:
     replace_file(path, b"two")
     assert path.read_bytes() == b"two"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_replacing_a_file_writes_to_no_link(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    (tmp_path / "other").write_bytes(b"x")
+    for name in (".a.txt.new", "a.txt"):
+        os.symlink(tmp_path / "other", tmp_path / name)
+    replace_file(path, b"one")
+    assert (path.is_symlink(), path.read_bytes()) == (False, b"one")
+    assert (tmp_path / "other").read_bytes() == b"x"
+
+
+def test_a_failed_replacement_leaves_nothing(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "a.txt").write_bytes(b"old")
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+    with pytest.raises(OSError, match="full"):
+        replace_file(tmp_path / "a.txt", b"new")
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("a.txt", b"old")]
+
+
+def test_a_link_is_no_plain_folder(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.symlink(tmp_path / "folder", tmp_path / "link")
+    (tmp_path / "file").write_bytes(b"")
+    plain = [p.name for p in tmp_path.iterdir() if is_plain_folder(p)]
+    assert plain == ["folder"]
+    assert not is_plain_folder(tmp_path / "missing")
 
 
 def test_a_file_is_read_within_its_limits(tmp_path: Path) -> None:

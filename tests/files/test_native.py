@@ -524,3 +524,14 @@ def test_any_name_round_trips_or_is_refused(
         assert not name.isalnum()
     else:
         assert read_manifest(folder).name == name
+
+
+def test_a_card_is_read_if_it_is_a_regular_file(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    write_adapter(folder, MANIFEST, TENSORS, card="# Größe\n")
+    assert native.read_card(folder) == "# Größe\n"
+    card = folder / native.CARD_FILE
+    card.rename(tmp_path / "card")
+    assert native.read_card(folder) == ""
+    card.symlink_to(tmp_path / "card")
+    assert native.read_card(folder) == ""

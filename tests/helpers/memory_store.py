@@ -39,7 +39,7 @@ class MemoryStore:
     def get(self, entry: Entry, folder: Path | None = None) -> Path:
         stored = self.root / entry.digest
         read_adapter(stored)
-        return stored if folder is None else copy_adapter(stored, folder)
+        return stored if folder is None else copy_adapter(stored, folder, entry.digest)
 
     def put(self, folder: Path, publication: Publication) -> Entry:
         with self.lock:
@@ -56,7 +56,7 @@ class MemoryStore:
         if same is None and any(e.version == version for e in earlier):
             raise RegistryError(f"{version} is published already")
         if same is None:
-            copy_adapter(folder, self.root / entry.digest)
+            copy_adapter(folder, self.root / entry.digest, entry.digest)
             same = replace(entry, version=version, reference=f"{entry.name}@{version}")
             self.entries.append(same)
         tagged = replace(same, tags=tuple(sorted({*same.tags, *publication.tags})))

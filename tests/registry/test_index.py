@@ -11,7 +11,7 @@ import pytest
 
 from adapterhub.errors import RegistryError
 from adapterhub.registry import index as index_module
-from adapterhub.registry.index import open_index
+from adapterhub.registry.index import IndexedFolder, open_index
 from adapterhub.registry.store import Entry, Query, filter_entries, words_in
 
 WORDS = ("english", "german", "legal", "Größe")
@@ -54,14 +54,21 @@ def random_entries(count: int) -> list[Entry]:
     ]
 
 
+NUMBERS = itertools.count()
+
+
 def text_of(entry: Entry) -> str:
     return " ".join((entry.name, entry.task or "", *entry.methods, *entry.tags, "adapter"))
 
 
 def update(index, entries, removed=(), stamp="registry stamp"):
-    names = itertools.groupby(entries, lambda entry: entry.name)
-    folders = [(name, name, [(e, text_of(e)) for e in group]) for name, group in names]
-    index.update(folders, removed, stamp)
+    """Index folders that changed, and remove others."""
+    groups = itertools.groupby(entries, lambda entry: entry.name)
+    changed = {name: IndexedFolder([(e, text_of(e)) for e in group]) for name, group in groups}
+    with index.writing():
+        stamps = {**index.stamps(), **{name: f"stamp {next(NUMBERS)}" for name in changed}}
+        stamps = {name: stamp for name, stamp in stamps.items() if name not in removed}
+        index.update(stamps, changed.__getitem__, stamp)
 
 
 def has_words(entry: Entry, text: str) -> bool:
@@ -115,7 +122,9 @@ def test_labels_are_never_mistaken_for_words(tmp_path, monkeypatch, few):
     monkeypatch.setattr(index_module, "_FEW", few)
     entry = random_entries(1)[0]
     with open_index(tmp_path / "x.sqlite") as index:
-        index.update([("a", "1", [(entry, "Größe 数据集 x_y")])], (), "")
+        folder = IndexedFolder([(entry, "Größe 数据集 x_y")])
+        with index.writing():
+            index.update({"a": "1"}, lambda path: folder, "")
         for text in ("task", "_task", "newest", "74", "y x größ", "数据"):
             expected = text in ("y x größ", "数据")
             assert bool(index.search(Query(text))) == expected, text
@@ -127,17 +136,40 @@ def test_labels_are_never_mistaken_for_words(tmp_path, monkeypatch, few):
 def test_a_failed_update_changes_nothing(tmp_path):
     entries = random_entries(20)
 
-    def interrupted():
-        yield "n000", "new stamp", []
+    def interrupted(path):
         raise OSError(5, "Input/output error")
 
     with open_index(tmp_path / "x.sqlite") as index:
         update(index, entries)
         before = index.search(Query(limit=100)), index.stamps()
-        with pytest.raises(OSError, match="Input"):
-            index.update(interrupted(), ["n001"], "later")
+        stamps = {**before[1], "n000": "new stamp"}
+        del stamps["n001"]
+        with pytest.raises(OSError, match="Input"), index.writing():
+            index.update(stamps, interrupted, "later")
         assert (index.search(Query(limit=100)), index.stamps()) == before
         assert index.registry_stamp() == "registry stamp"
+
+
+def test_broken_files_are_kept_with_their_folder(tmp_path):
+    entry = random_entries(1)[0]
+    folders = {"a": IndexedFolder([(entry, "x")], {"v2": "damaged"}), "b": IndexedFolder([], {})}
+    with open_index(tmp_path / "x.sqlite") as index:
+        with index.writing():
+            index.update({"a": "1", "b": "1"}, folders.__getitem__, "")
+        assert index.broken() == {"a/v2": "damaged"}
+        assert index.digests() == {f"a/{entry.version}": entry.digest}
+        with index.writing():
+            index.update({"a": "2", "b": "1"}, lambda path: folders["b"], "")
+        assert (index.broken(), index.count()) == ({}, 2)
+        with index.writing():
+            index.clear()
+        assert (index.stamps(), index.search(Query())) == ({}, [])
+
+
+def test_an_index_in_memory(tmp_path):
+    with open_index(None) as index:
+        update(index, random_entries(10))
+        assert len(index.search(Query("adapter"))) > 3
 
 
 def test_without_fts5_the_error_names_it(tmp_path, monkeypatch):

@@ -16,7 +16,6 @@ import pytest
 import sample_adapters
 
 from adapterhub.errors import ConfigError, FileError, RegistryError
-from adapterhub.registry import local
 from adapterhub.registry.local import LocalRegistry, default_root
 from adapterhub.registry.store import Publication, Query
 
@@ -108,39 +107,35 @@ def test_a_search_without_changes_writes_nothing(registry, tmp_path):
 SEARCHER = """
 import sys
 from pathlib import Path
+from adapterhub.registry.index import remove_index
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.store import Query
-for _ in range(30):
-    entries = LocalRegistry(Path(sys.argv[1])).search(Query("polite", limit=1000))
-    assert len({entry.name for entry in entries}) == len(entries), entries
+registry = LocalRegistry(Path(sys.argv[1]))
+for number in range(30):
+    if sys.argv[2] == "reindex" and number % 3 == 0:
+        registry.reindex()
+    if sys.argv[2] == "delete the index":
+        remove_index(registry._index_path())
+    entries = registry.search(Query("polite", limit=1000))
+    assert len({entry.name for entry in entries}) == len(entries) > 0, entries
 """
 
 
-def test_searches_during_publications(registry, tmp_path):
+def test_searches_during_publications_and_new_indexes(registry, tmp_path):
+    """No process sees an error or an old state, whatever the others do with the index."""
     put(registry, tmp_path, "n")
-    words = [sys.executable, "-c", SEARCHER, str(registry.root)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    searchers = [subprocess.Popen(words, env=environment) for _ in range(2)]
+    words = [sys.executable, "-c", SEARCHER, str(registry.root)]
+    tasks = ("search", "reindex", "delete the index")
+    searchers = [subprocess.Popen([*words, task], env=environment) for task in tasks]
     folder = sample_adapters.write(tmp_path / "new", 1)
     number = 0
     while any(searcher.poll() is None for searcher in searchers):
         number += 1
         registry.put(folder, Publication(f"n{number}"))
         assert f"n{number}" in names(registry, text="polite", limit=1000)
-    assert [searcher.wait() for searcher in searchers] == [0, 0]
+    assert [searcher.wait() for searcher in searchers] == [0, 0, 0]
     assert len(names(registry, limit=1000)) == number + 1
-
-
-def test_in_a_large_registry_only_publications_are_checked(registry, tmp_path, monkeypatch):
-    monkeypatch.setattr(local, "_FEW", 0)
-    put(registry, tmp_path, "a")
-    assert names(registry) == ["a"]
-    put(registry, tmp_path, "a", 1, accuracy=0.5)
-    assert names(registry, metric="accuracy") == ["a"]
-    registry.yank(registry.resolve("a"), "no")
-    assert [entry.version for entry in registry.search(Query())] == ["v1"]
-    monkeypatch.setattr(local.NameFolder, "stamp", lambda self: pytest.fail("checked a folder"))
-    assert names(registry) == ["a"]
 
 
 WRITER = """
@@ -154,7 +149,11 @@ registry = LocalRegistry(root / "registry")
 for seed in (number, number, 100):
     folder = sample_adapters.write(root / f"{number}-{seed}", seed) if not (
         root / f"{number}-{seed}").exists() else root / f"{number}-{seed}"
-    registry.put(folder, Publication("polite", tags=(f"by-{number}",)))
+    entry = registry.put(folder, Publication("polite", tags=(f"by-{number}",)))
+    assert registry.gc() == registry.verify() == []
+    if seed == number:
+        registry.yank(entry, f"by {number}")
+        registry.tag(entry, f"yanked-{number}")
 """
 
 
@@ -167,7 +166,9 @@ def test_concurrent_writers(registry, tmp_path):
     found = registry.versions("polite")
     # Each writer published one adapter of its own, and all three the same fourth one.
     assert [entry.version for entry in found] == ["v1", "v2", "v3", "v4"]
-    assert {tag for entry in found for tag in entry.tags} == {"by-0", "by-1", "by-2"}
+    tags = {f"{tag}-{number}" for tag in ("by", "yanked") for number in range(3)}
+    assert {tag for entry in found for tag in entry.tags} == tags
+    assert sorted(filter(None, (entry.yanked for entry in found))) == ["by 0", "by 1", "by 2"]
     assert registry.verify() == []
     assert registry.gc() == []
 
@@ -234,7 +235,7 @@ def test_a_tag_moves(registry, tmp_path):
     registry.tag(second, "best")
     assert registry.resolve("polite", "best").version == "v2"
     written = json.loads((registry.root / "acme--bert-small/polite/names.json").read_bytes())
-    assert written == {"tags": {"best": "v2"}, "yanked": {}}
+    assert written == {"highest": 2, "tags": {"best": "v2"}, "yanked": {}}
 
 
 def test_a_broken_file_of_tags_is_named(registry, tmp_path):

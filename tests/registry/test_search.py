@@ -6,7 +6,7 @@ import pytest
 import sample_adapters
 
 import adapterhub as ah
-from adapterhub.errors import ConfigError
+from adapterhub.errors import ConfigError, RegistryError
 
 
 def test_the_fields_of_a_query_are_keywords(tmp_path, monkeypatch):
@@ -18,7 +18,8 @@ def test_the_fields_of_a_query_are_keywords(tmp_path, monkeypatch):
     best = ah.search("bert", registry=registry, sort="accuracy", method="lora", limit=1)
     assert [entry.name for entry in best] == ["b"]
     assert ah.search(registry=registry, task="tagging") == []
-    assert ah.search(registry=tmp_path / "missing") == []
+    with pytest.raises(RegistryError, match="no registry"):
+        ah.search(registry=tmp_path / "missing")
     with pytest.raises(TypeError, match="colour"):
         ah.search(registry=registry, colour="red")
 

@@ -53,7 +53,7 @@ def on_hub(folder):
 
 STORES = {
     "memory": lambda folder: nullcontext(MemoryStore(folder)),
-    "local": lambda folder: nullcontext(LocalRegistry(folder)),
+    "local": lambda folder: folder.mkdir() or nullcontext(LocalRegistry(folder)),
     "hub": on_hub,
 }
 
@@ -258,8 +258,14 @@ def refuse_writers(store):
     if isinstance(store, MemoryStore):
         store.read_only = True
         return lambda: setattr(store, "read_only", False)
+    store.root.rmdir()
     store.root.write_text("no folder")
-    return store.root.unlink
+
+    def allow():
+        store.root.unlink()
+        store.root.mkdir()
+
+    return allow
 
 
 def test_a_refused_writer_leaves_nothing(store, publish):

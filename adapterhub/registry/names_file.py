@@ -1,0 +1,91 @@
+"""`names.json`: the tags and yanked versions of one name in a local registry.
+
+    {"highest": 2, "tags": {"best": "v1"}, "yanked": {"v2": "trained on the dev set"}}
+
+`highest` is the highest version ever published, so that the number of a deleted version is never
+used again; files of earlier releases have no such field. The file is replaced atomically.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from adapterhub.errors import ConfigError, FileError
+from adapterhub.files import schema
+from adapterhub.files.atomic import UnreadableError, read_file, replace_file
+from adapterhub.registry.store import MOST_VERSIONS
+
+NAMES_FILE = "names.json"
+# Room for 10,000 tags; a longer file is read by nobody and only delays every command.
+MAX_NAMES_BYTES = 1 << 20
+TAG = r"(?!v?[0-9]+$)[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
+TAG_RULE = (
+    "1 to 64 letters, digits and . _ -, starting with a letter or digit, and not a version number"
+)
+_version = schema.text(r"v[1-9][0-9]{0,8}", "a version: v1, v2, ...")
+_SCHEMA = schema.record(
+    {
+        "highest": schema.integer(0, MOST_VERSIONS),
+        "tags": schema.mapping(schema.text(TAG, f"a tag: {TAG_RULE}"), _version),
+        # The longest reason is as long as the longest description of an adapter.
+        "yanked": schema.mapping(_version, schema.text(r"(?s).{0,2000}", "a reason")),
+    }
+)
+
+
+@dataclass
+class Names:
+    """The contents of `names.json`: version by tag, reason by yanked version, highest version."""
+
+    tags: dict[str, str] = field(default_factory=dict)
+    yanked: dict[str, str] = field(default_factory=dict)
+    highest: int = 0
+
+
+def read_names(folder: Path) -> Names:
+    """Read the `names.json` in the folder of a name; without one, there are no tags and yanks.
+
+    Raises:
+        FileError: it is not a regular file, too large, or has other contents.
+    """
+    path = folder / NAMES_FILE
+    if not os.path.lexists(path):
+        return Names()
+    try:
+        data = read_file(path, 0, MAX_NAMES_BYTES, None)
+    except UnreadableError as error:
+        raise _broken(path, [str(error)]) from None
+    tree, problems = schema.parse_object(data, MAX_NAMES_BYTES)
+    tree = {"highest": 0, **tree}
+    if problems := problems or _SCHEMA("", tree):
+        raise _broken(path, problems)
+    return Names(tree["tags"], tree["yanked"], tree["highest"])
+
+
+def write_names(folder: Path, names: Names) -> None:
+    """Replace the `names.json` in the folder of a name.
+
+    Raises:
+        ConfigError: a reader would refuse the new file.
+    """
+    tree: dict[str, Any] = asdict(names)
+    problems = _SCHEMA("", tree)
+    if not problems and len(data := schema.canonical_json(tree)) > MAX_NAMES_BYTES:
+        problems.append(f"{len(data)} bytes, more than {MAX_NAMES_BYTES}")
+    if problems:
+        raise ConfigError(
+            f"invalid tags or yanks of {folder.name}", offenders=schema.shorten(problems)
+        )
+    replace_file(folder / NAMES_FILE, data)
+
+
+def _broken(path: Path, problems: list[str]) -> FileError:
+    return FileError(
+        f"{path} cannot be read",
+        expected='{"tags": {TAG: VERSION}, "yanked": {VERSION: REASON}}',
+        hint="restore it, or delete it; tags and yanks are then lost, versions are not",
+        offenders=schema.shorten(problems),
+    )

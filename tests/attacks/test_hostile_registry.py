@@ -1,0 +1,744 @@
+"""Hostile registry folders: links, pipes, broken files, names, and changes at the wrong moment."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import sqlite3
+import stat as stat_module
+import sys
+import threading
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import sample_adapters
+from click.testing import CliRunner
+
+from adapterhub.cli import group
+from adapterhub.errors import AdapterhubError, ConfigError, FileError, RegistryError
+from adapterhub.registry import index, local, local_versions, lockfile
+from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.local_versions import NameFolder, digest_of
+from adapterhub.registry.lockfile import pin, read_lock, sync, with_pins, write_lock
+from adapterhub.registry.pull import pull
+from adapterhub.registry.reference import parse_reference
+from adapterhub.registry.store import Publication, Query
+
+BACKBONE = "acme--bert-small"
+
+
+@pytest.fixture
+def registry(tmp_path, monkeypatch):
+    """A registry with two versions of `polite`, and one of `sound`."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    store = LocalRegistry(tmp_path / "registry")
+    for name, seed in (("polite", 0), ("polite", 1), ("sound", 2)):
+        made = sample_adapters.write(tmp_path / f"made-{seed}", seed)
+        store.put(made, Publication(name))
+    return store
+
+
+@contextlib.contextmanager
+def limited(seconds: int, gigabytes: int):
+    """Interrupt a block that waits too long, and fail one that uses too much memory."""
+
+    def late(*_):
+        raise TimeoutError(f"took more than {seconds} s")
+
+    import resource  # not on Windows
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    if sys.platform.startswith("linux"):
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        most = pages * resource.getpagesize() + (gigabytes << 30)
+        resource.setrlimit(resource.RLIMIT_AS, (most, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def exchange(first: Path, second: Path) -> None:
+    """Swap two folders."""
+    aside = first.with_name("aside")
+    first.rename(aside)
+    second.rename(first)
+    aside.rename(second)
+
+
+def swap_before_copying(module, monkeypatch, version: Path, other: Path) -> None:
+    """Exchange a version for another adapter after its checks, and before it is copied."""
+    real = module.copy_adapter
+
+    def swapped(source, *arguments):
+        exchange(version, other)
+        return real(source, *arguments)
+
+    monkeypatch.setattr(module, "copy_adapter", swapped)
+
+
+def test_a_version_swapped_after_the_check_is_not_restored(registry, tmp_path, monkeypatch):
+    other = sample_adapters.write(tmp_path / "other", 9)
+    name, pinned = pin("polite@v1", registry.root)
+    version = registry.root / BACKBONE / "polite" / "v1"
+    swap_before_copying(lockfile, monkeypatch, version, other)
+    with pytest.raises(FileError, match="not what was published"):
+        sync({name: pinned}, tmp_path / "adapters", registry.root)
+    assert not (tmp_path / "adapters" / "polite").exists()
+
+
+def test_a_version_swapped_after_the_check_is_not_pulled(registry, tmp_path, monkeypatch):
+    other = sample_adapters.write(tmp_path / "other", 9)
+    entry = registry.resolve("polite", "v1")
+    version = registry.root / BACKBONE / "polite" / "v1"
+    swap_before_copying(local, monkeypatch, version, other)
+    with pytest.raises(FileError, match="not what was published"):
+        registry.get(entry, tmp_path / "mine")
+    assert not (tmp_path / "mine").exists()
+
+
+def test_swaps_at_any_moment_never_land(registry, tmp_path):
+    """Another thread exchanges the version for another adapter all the time."""
+    other = sample_adapters.write(tmp_path / "other", 9)
+    name, pinned = pin("polite@v1", registry.root)
+    version, stop = registry.root / BACKBONE / "polite" / "v1", threading.Event()
+
+    def swap():
+        while not stop.is_set():
+            exchange(version, other)
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    try:
+        for number in range(40):
+            target = tmp_path / f"adapters-{number}"
+            with contextlib.suppress(AdapterhubError):
+                sync({name: pinned}, target, registry.root)
+            if (target / "polite").exists():
+                assert digest_of(target / "polite") == pinned.digest
+    finally:
+        stop.set()
+        thread.join()
+
+
+SECRET = "the secret of another folder"
+
+
+def listed(registry: LocalRegistry) -> list[str]:
+    """The references that a search returns, without its warnings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return [entry.reference for entry in registry.search(Query(all_versions=True))]
+
+
+def everything(registry: LocalRegistry, target: Path) -> str:
+    """Do all that only reads a registry; return the results and errors as text."""
+    texts: list[object] = []
+
+    def attempt(act, *arguments, **options):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                texts.append(act(*arguments, **options))
+            except AdapterhubError as error:
+                texts.append(error)
+        texts.extend(str(warning.message) for warning in caught)
+
+    attempt(registry.search, Query(all_versions=True))
+    for text in SECRET.split():
+        attempt(registry.search, Query(text, all_versions=True))
+    attempt(registry.verify)
+    attempt(registry.reindex)
+    for name in ("polite", "sound", "linked"):
+        attempt(registry.versions, name)
+        for version in (None, "v1", "v2", "v3", "best"):
+            attempt(pull, f"{name}@{version}" if version else name, registry=registry.root)
+            folder = target / f"{name}-{version}"
+            attempt(pull, str(name) + (f"@{version}" if version else ""), folder,
+                    registry=registry.root)  # fmt: skip
+    shown = CliRunner().invoke(group, ["show", "polite", "--registry", str(registry.root)])
+    texts.append(shown.output)
+    copied = [path.read_bytes() for path in target.rglob("*") if path.is_file()]
+    return " ".join(map(str, [*texts, *copied]))
+
+
+LINKS = {
+    "backbone": lambda home, out: (home.parent / "x--linked").symlink_to(out / BACKBONE),
+    "backbone in place": lambda home, out: replaced_by_link(home.parent / BACKBONE, out / BACKBONE),
+    "backbone to /": lambda home, out: (home.parent / "x--root").symlink_to("/"),
+    "name": lambda home, out: (home / "linked").symlink_to(out / BACKBONE / "polite"),
+    "name in place": lambda home, out: replaced_by_link(home / "polite", out / BACKBONE / "polite"),
+    "version": lambda home, out: (home / "polite/v3").symlink_to(out / BACKBONE / "polite/v1"),
+    "version in place": lambda home, out: replaced_by_link(
+        home / "polite/v1", out / BACKBONE / "polite/v1"
+    ),
+    "manifest": lambda home, out: replaced_by_link(
+        home / "polite/v1/adapter.json", out / BACKBONE / "polite/v1/adapter.json"
+    ),
+    "manifest to a text": lambda home, out: replaced_by_link(
+        home / "polite/v1/adapter.json", out / "secret"
+    ),
+    "tensors": lambda home, out: replaced_by_link(
+        home / "polite/v1/adapter.safetensors", out / BACKBONE / "polite/v1/adapter.safetensors"
+    ),
+    "card": lambda home, out: replaced_by_link(home / "polite/v1/README.md", out / "secret"),
+    "tags": lambda home, out: (
+        (home / "polite/names.json").unlink()
+        or (home / "polite/names.json").symlink_to(out / BACKBONE / "polite/names.json")
+    ),
+}
+
+
+def replaced_by_link(path: Path, target: Path) -> None:
+    """Put a link in place of a file or folder."""
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    path.symlink_to(target)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="creating links needs more permissions")
+@pytest.mark.parametrize("place", LINKS)
+def test_a_link_never_leads_out_of_the_registry(registry, tmp_path, place):
+    out = tmp_path / "out"
+    private = LocalRegistry(out)
+    made = sample_adapters.write(tmp_path / "private", 5, task="secret", card=SECRET)
+    entry = private.put(made, Publication("polite", tags=("best",)))
+    private.yank(entry, SECRET)
+    (out / "secret").write_text(SECRET)
+    LINKS[place](registry.root / BACKBONE, out)
+    text = everything(registry, tmp_path / "mine")
+    assert SECRET not in text
+    assert "task='secret'" not in text
+    assert digest_of(made) not in text
+    assert private.resolve("polite", "v1").digest == digest_of(made)
+    assert registry.verify(), "it is reported"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="creating links needs more permissions")
+@pytest.mark.parametrize("place", [".lock", ".names.json.new", "", "..", ".adapterhub-0123"])
+def test_writing_never_follows_a_link(registry, tmp_path, place):
+    """Publishing, tags, yanks and gc change nothing that a link in the registry points to."""
+    home = registry.root / BACKBONE / "polite"
+    entry, out = registry.resolve("polite", "v1"), tmp_path / "out"
+    shutil.copytree(registry.root, out)
+    (out / "file").write_text(SECRET)
+    if place in ("", ".."):
+        replaced_by_link((home / place).resolve(), out / BACKBONE / ("" if place else "polite"))
+    else:
+        (home / place).unlink(missing_ok=True)
+        (home / place).symlink_to(out / "file" if place != ".adapterhub-0123" else out)
+    before = sorted((str(p), p.lstat().st_mtime_ns) for p in out.rglob("*"))
+    made = sample_adapters.write(tmp_path / "made", 7)
+    for act in (
+        lambda: registry.put(made, Publication("polite", tags=("best",))),
+        lambda: registry.tag(entry, "best"),
+        lambda: registry.yank(entry, "wrong"),
+        registry.gc,
+    ):
+        with contextlib.suppress(AdapterhubError):
+            act()
+    assert sorted((str(p), p.lstat().st_mtime_ns) for p in out.rglob("*")) == before
+    assert (out / "file").read_text() == SECRET
+
+
+SPECIAL = {
+    "pipe": os.mkfifo if hasattr(os, "mkfifo") else Path.mkdir,
+    "link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "link to itself": lambda path: path.symlink_to(path),
+    "dangling link": lambda path: path.symlink_to("nowhere"),
+    "folder": Path.mkdir,
+    "empty": Path.touch,
+    "10 GB": lambda path: sparse(path, 10 << 30),
+    "random bytes": lambda path: path.write_bytes(bytes(range(256)) * 9),
+}
+
+
+def sparse(path: Path, size: int) -> None:
+    """Write a file of holes."""
+    with open(path, "wb") as file:
+        file.truncate(size)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has none of these")
+@pytest.mark.parametrize("kind", SPECIAL)
+@pytest.mark.parametrize(
+    "place",
+    ["polite/names.json", "polite/v2/adapter.json", "polite/v2/adapter.safetensors",
+     "polite/v2/README.md", "polite/v2", "polite/v3", "polite", "other", ".lock"],
+)  # fmt: skip
+def test_no_special_file_blocks_or_denies_the_others(registry, tmp_path, place, kind):
+    path = registry.root / BACKBONE / place
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    SPECIAL[kind](path)
+    with limited(seconds=20, gigabytes=2):
+        text = everything(registry, tmp_path / "mine")
+        assert "sound@v1" in listed(registry)
+        assert registry.resolve("sound").version == "v1"
+    assert "Traceback" not in text
+
+
+def nested(levels: int) -> str:
+    return '{"tags": ' + "[" * levels + "]" * levels + ', "yanked": {}}'
+
+
+NAMES = {
+    "a list": "[]",
+    "a number": "3",
+    "tags in a list": '{"tags": ["best"], "yanked": {}}',
+    "pairs": '{"tags": [["best", "v1"]], "yanked": {}}',
+    "no yanks": '{"tags": {}}',
+    "null": '{"tags": null, "yanked": null}',
+    "a reason of a number": '{"tags": {}, "yanked": {"v1": 3}}',
+    "a reason of an object": '{"tags": {}, "yanked": {"v1": {"a": 1}}}',
+    "a version of a list": '{"tags": {"best": ["v1"]}, "yanked": {}}',
+    "a version that is a path": '{"tags": {"best": "../../x"}, "yanked": {}}',
+    "a tag of control characters": '{"tags": {"\\u001b[2J": "v1"}, "yanked": {}}',
+    "a tag that is a version": '{"tags": {"v1": "v2"}, "yanked": {}}',
+    "a lone surrogate": '{"tags": {}, "yanked": {"v1": "\\ud800"}}',
+    "not a number": '{"tags": {}, "yanked": {}, "x": NaN}',
+    "a large number": '{"tags": {}, "yanked": {}, "highest": 1' + "0" * 400 + "}",
+    "a negative number": '{"tags": {}, "yanked": {}, "highest": -1}',
+    "100,000 tags": json.dumps({"tags": {f"t{i}": "v1" for i in range(100_000)}, "yanked": {}}),
+    "deep": nested(100_000),
+    "unclosed": '{"tags": ' * 100_000,
+    "a key twice": '{"tags": {}, "tags": {}, "yanked": {}}',
+    "an unknown field": '{"tags": {}, "yanked": {}, "signers": ["x"]}',
+    "not UTF-8": b'{"tags": {}, "yanked": {"v1": "\xff"}}',
+    "UTF-16": '{"tags": {}, "yanked": {}}'.encode("utf-16"),
+    "a long reason": json.dumps({"tags": {}, "yanked": {"v1": "x" * 1_000_000}}),
+}
+
+
+@pytest.mark.parametrize("attack", NAMES)
+def test_a_hostile_file_of_tags_is_refused_and_denies_no_other_name(registry, tmp_path, attack):
+    text = NAMES[attack]
+    path = registry.root / BACKBONE / "polite" / "names.json"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with limited(seconds=20, gigabytes=2):
+        with pytest.raises(FileError, match=r"names\.json"):
+            registry.resolve("polite")
+        with pytest.warns(UserWarning, match="polite/names.json") as caught:
+            assert [e.reference for e in registry.search(Query())] == ["sound@v1"]
+        assert len(caught) == 1
+        assert registry.resolve("sound").version == "v1"
+        assert any("names.json" in problem for problem in registry.verify())
+        made = sample_adapters.write(tmp_path / "made", 8)
+        with pytest.raises(FileError, match=r"names\.json"):
+            registry.put(made, Publication("polite"))
+        assert registry.put(made, Publication("sound")).version == "v2"
+
+
+def damage(registry: LocalRegistry, version: str) -> None:
+    """Make the manifest of a version of `polite` unreadable."""
+    (registry.root / BACKBONE / "polite" / version / "adapter.json").write_bytes(b"{}")
+
+
+def test_a_broken_version_denies_no_other(registry):
+    registry.tag(registry.resolve("polite", "v1"), "best")
+    registry.tag(registry.resolve("polite", "v2"), "last")
+    damage(registry, "v2")
+    with pytest.warns(UserWarning, match=r"polite/v2(.|\n)*registry verify") as caught:
+        found = [e.reference for e in registry.search(Query())]
+    assert (found, len(caught)) == (["polite@v1", "sound@v1"], 1)
+    with pytest.warns(UserWarning, match="polite/v2"):  # also if nothing was indexed anew
+        registry.search(Query("sound"))
+    with pytest.warns(UserWarning, match="polite/v2"):
+        assert [e.version for e in registry.versions("polite")] == ["v1"]
+    for good in ("v1", "best"):
+        assert registry.resolve("polite", good).version == "v1"
+    # The newest version is not silently an older one.
+    for broken in ("v2", "2", "last", None):
+        with pytest.raises(FileError, match="v2"):
+            registry.resolve("polite", broken)
+    assert len([p for p in registry.verify() if p.startswith(f"{BACKBONE}/polite/v2: ")]) == 1
+    made = sample_adapters.write(registry.root.parent / "made", 8)
+    assert registry.put(made, Publication("polite")).version == "v3"
+    assert registry.resolve("polite").version == "v3"
+
+
+def test_a_broken_version_is_not_missing(registry):
+    fingerprint = registry.resolve("polite").fingerprint
+    for version in ("v1", "v2"):
+        damage(registry, version)
+    for backbone in (None, fingerprint, sample_adapters.BACKBONE):
+        with pytest.raises(FileError, match="polite@v2, cannot be read"):
+            registry.resolve("polite", backbone=backbone)
+
+
+def test_a_version_of_another_backbone_is_not_listed(registry, tmp_path):
+    """A yank or tag of it would change the folder of the other backbone."""
+    other = sample_adapters.write(tmp_path / "other", 7, backbone="other/gpt")
+    shutil.copytree(other, registry.root / BACKBONE / "polite" / "v3")
+    assert listed(registry) == ["polite@v1", "polite@v2", "sound@v1"]
+    with pytest.raises(FileError, match="backbone 'other/gpt'"):
+        registry.resolve("polite", "v3")
+    assert any("polite/v3: " in problem for problem in registry.verify())
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such names")
+def test_hostile_folder_names(registry):
+    for name in ("\x1b[2J", "a\nb", os.fsdecode(b"\xff\xfe"), "x" * 200, " ", "~", "%s", "..x"):
+        shutil.copytree(registry.root / BACKBONE / "sound", registry.root / BACKBONE / name)
+        shutil.copytree(registry.root / BACKBONE, registry.root / f"{name}--x")
+    assert listed(registry) == ["polite@v1", "polite@v2", "sound@v1"]
+    with pytest.raises(RegistryError):
+        registry.resolve("souund")
+    registry.verify()
+    registry.gc()
+
+
+def test_stray_files_are_reported(registry):
+    home = registry.root / BACKBONE / "polite"
+    (home / "v1" / "adapter.bin").write_bytes(b"x")
+    (home / "v02").mkdir()
+    (home / "setup.py").write_text("x")
+    (home / ".hidden").write_text("x")
+    assert [problem.partition(": ")[0] for problem in registry.verify()] == [
+        f"{BACKBONE}/polite/{name}" for name in ("setup.py", "v02", "v1/adapter.bin")
+    ]
+
+
+def test_a_version_that_changed_since_the_last_search_is_reported(registry):
+    assert listed(registry)
+    version = registry.root / BACKBONE / "polite" / "v1"
+    shutil.rmtree(version)
+    sample_adapters.write(version, 9)
+    (problem,) = registry.verify()
+    assert problem.startswith(f"{BACKBONE}/polite/v1: changed after it was published")
+
+
+def test_the_root_may_be_a_link(registry, tmp_path):
+    (tmp_path / "link").symlink_to(registry.root)
+    linked = LocalRegistry(tmp_path / "link")
+    assert listed(linked) == ["polite@v1", "polite@v2", "sound@v1"]
+    assert linked.verify() == []
+    made = sample_adapters.write(tmp_path / "made", 8)
+    assert linked.put(made, Publication("polite")).version == "v3"
+
+
+def damaged(draw: random.Random, path: Path, other: Path) -> None:
+    """Change, move or replace a file or folder in a random way."""
+    plain = path.is_dir() and not path.is_symlink()
+    act = draw.randrange(9)
+    if act == 0 and path.is_file() and not path.is_symlink() and path.stat().st_size:
+        data = bytearray(path.read_bytes())
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        path.write_bytes(data)
+    elif act == 1:
+        names = ("v9", "names.json", ".lock", "V1", "\x1b", ".adapterhub-0", "x\udcff")
+        path.rename(path.with_name(draw.choice(names)))
+    elif act == 2 and plain:
+        shutil.copytree(path, path.with_name(draw.choice(("v8", "other"))), symlinks=True)
+    else:
+        shutil.rmtree(path) if plain else path.unlink()
+        kind = draw.choice(("", *(kind for kind in SPECIAL if kind != "10 GB")))
+        if kind:
+            SPECIAL[kind](path)
+        elif act > 5:
+            path.symlink_to(draw.choice(("/", "..", other)))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has none of these")
+@pytest.mark.parametrize("seed", range(300 if os.environ.get("ADAPTERHUB_MATRIX") == "full" else 6))
+def test_random_damage_is_never_another_error(registry, tmp_path, seed):
+    draw = random.Random(seed)
+    made, entry = tmp_path / "made-0", registry.resolve("polite", "v1")
+    for _ in range(draw.randrange(1, 4)):
+        paths = sorted(registry.root.rglob("*"), key=os.fsencode)
+        with contextlib.suppress(OSError, IndexError):
+            damaged(draw, draw.choice(paths), made)
+    with limited(seconds=20, gigabytes=2):
+        everything(registry, tmp_path / "mine")
+        for act in (
+            lambda: registry.put(made, Publication("polite", tags=("best",))),
+            lambda: registry.yank(entry, "wrong"),
+            lambda: registry.tag(entry, "best"),
+            lambda: sync(dict([pin("polite", registry.root)]), tmp_path / "a", registry.root),
+            registry.gc,
+        ):
+            with contextlib.suppress(AdapterhubError), warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)
+                act()
+
+
+RAW = re.compile(r"\.read_bytes\(|\.read_text\(|(?<![\w.])open\(|copyfile|copytree|shutil\.copy")
+
+
+def test_the_registry_reads_files_through_one_reader():
+    """`read_file` of files/atomic.py limits sizes, follows no link and waits for no pipe."""
+    rooms = Path(local.__file__).parent
+    modules = [p for p in sorted(rooms.glob("*.py")) if not p.name.startswith("hub")]
+    raw = [
+        f"{path.name}: {line.strip()}"
+        for path in modules
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if RAW.search(line)
+    ]
+    assert raw == ['local.py: with open(self.root / ".gitignore", "x", encoding="utf-8") as file:']
+    assert len(modules) >= 15
+
+
+@contextlib.contextmanager
+def coarse_clock(monkeypatch):
+    """Make file times as coarse as those of FAT, and all inodes and sizes of folders equal."""
+    real = os.stat
+
+    def stat(path, *arguments, **options):
+        status = real(path, *arguments, **options)
+        ticks = {
+            name: getattr(status, name) // 2_000_000_000 * 2_000_000_000
+            for name in ("st_mtime_ns", "st_ctime_ns")
+        }
+        size = 0 if stat_module.S_ISDIR(status.st_mode) else status.st_size
+        return SimpleNamespace(st_mode=status.st_mode, st_ino=1, st_size=size, **ticks)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", stat)
+        yield
+
+
+def rewrite_tags(registry: LocalRegistry) -> None:
+    """Replace the file of tags in place by one with the same size and time."""
+    path = registry.root / BACKBONE / "polite" / "names.json"
+    status = path.stat()
+    path.write_bytes(path.read_bytes().replace(b'"best": "v1"', b'"best": "v2"'))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def restore_folder(registry: LocalRegistry) -> None:
+    """Add a version as git does at a checkout, and give the folder its old time."""
+    home = registry.root / BACKBONE / "polite"
+    status = home.stat()
+    shutil.copytree(registry.root.parent / "made-2", home / "v3")
+    os.utime(home, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+CHANGES = {
+    "publish": lambda r: r.put(r.root.parent / "made-2", Publication("polite")),
+    "publish another name": lambda r: r.put(r.root.parent / "made-0", Publication("new")),
+    "yank": lambda r: r.yank(r.resolve("polite", "v2"), "wrong"),
+    "tag": lambda r: r.tag(r.resolve("polite", "v2"), "best"),
+    "tag in place": rewrite_tags,
+    "add by hand": restore_folder,
+    "delete a version": lambda r: shutil.rmtree(r.root / BACKBONE / "polite" / "v2"),
+    "delete a name": lambda r: shutil.rmtree(r.root / BACKBONE / "polite"),
+    "delete a backbone": lambda r: shutil.rmtree(r.root / BACKBONE),
+    "rename a version": lambda r: (r.root / BACKBONE / "polite" / "v2").rename(
+        r.root / BACKBONE / "polite" / "v3"
+    ),
+    "exchange versions": lambda r: exchange(
+        r.root / BACKBONE / "polite" / "v1", r.root / BACKBONE / "polite" / "v2"
+    ),
+    "delete the tags": lambda r: (r.root / BACKBONE / "polite" / "names.json").unlink(),
+}
+
+
+@pytest.mark.parametrize("clock", ["fine", "coarse"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_search_sees_every_change_at_once(registry, monkeypatch, change, clock):
+    """Also one within the same tick of the clock, and in a registry of any size."""
+    monkeypatch.setattr(local, "_FEW", 0, raising=False)
+    registry.tag(registry.resolve("polite", "v1"), "best")
+    before = registry.search(Query(all_versions=True))
+    shutil.rmtree(registry.root.parent / "cache")
+    clocked = coarse_clock if clock == "coarse" else contextlib.nullcontext
+    with clocked(monkeypatch):
+        assert registry.search(Query(all_versions=True)) == before
+    CHANGES[change](registry)
+    with clocked(monkeypatch):
+        after = registry.search(Query(all_versions=True))
+    shutil.rmtree(registry.root.parent / "cache")
+    assert after == registry.search(Query(all_versions=True)) != before
+
+
+def test_folders_that_did_not_change_are_not_read_again(registry, monkeypatch):
+    monkeypatch.setattr(local_versions, "_TICK", 0)
+    expected = listed(registry)
+    monkeypatch.setattr(NameFolder, "read", lambda self: pytest.fail("read a folder"))
+    assert listed(registry) == expected
+
+
+def test_without_a_cache_searches_work(registry, tmp_path, monkeypatch):
+    expected = listed(registry)
+    shutil.rmtree(tmp_path / "cache")
+    (tmp_path / "cache").write_text("no folder")
+    assert listed(registry) == expected
+    assert registry.reindex() == 2
+    (tmp_path / "cache").unlink()
+    registry._index_path().mkdir(parents=True)
+    assert listed(registry) == expected
+    assert registry.verify() == []
+
+
+def test_a_locked_index_is_an_error_of_ours(registry, monkeypatch):
+    monkeypatch.setattr(index, "_WAIT", 0.05, raising=False)
+    listed(registry)
+    registry.put(registry.root.parent / "made-0", Publication("new"))
+    with contextlib.closing(sqlite3.connect(registry._index_path())) as db:
+        db.execute("BEGIN EXCLUSIVE")
+        for act in (lambda: registry.search(Query()), registry.reindex):
+            with pytest.raises(RegistryError, match="another process is updating"):
+                act()
+    assert "new@v1" in listed(registry)
+
+
+def test_an_index_removed_under_a_search(registry, monkeypatch):
+    """By a user who deletes the cache, or a process that found the index corrupted."""
+    real, removed = local.open_index, []
+
+    @contextlib.contextmanager
+    def open_then_remove(path):
+        with real(path) as opened:
+            if not removed:
+                removed.append(path)
+                index.remove_index(path)
+            yield opened
+
+    monkeypatch.setattr(local, "open_index", open_then_remove)
+    assert listed(registry) == ["polite@v1", "polite@v2", "sound@v1"]
+    assert removed
+    assert listed(registry) == ["polite@v1", "polite@v2", "sound@v1"]
+
+
+def test_the_highest_version_number_is_not_exceeded(registry, tmp_path):
+    home = registry.root / BACKBONE / "polite"
+    shutil.copytree(home / "v1", home / "v999999999")
+    with pytest.raises(RegistryError, match="no version number is left"):
+        registry.put(sample_adapters.write(tmp_path / "made", 8), Publication("polite"))
+
+
+def test_a_lock_that_is_a_hard_link_is_not_opened(registry, tmp_path):
+    (tmp_path / "file").write_text(SECRET)
+    lock = registry.root / BACKBONE / "polite" / ".lock"
+    lock.unlink(missing_ok=True)
+    os.link(tmp_path / "file", lock)
+    with pytest.raises(FileError, match="link"):
+        registry.tag(registry.resolve("polite", "v1"), "best")
+    assert (tmp_path / "file").read_text() == SECRET
+
+
+DEVICES = ("con", "CON", "nul.txt", "Aux.json", "com1", "LPT9.x", "prn", "a.", "a-.", "com0")
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_names_that_a_file_system_changes_are_refused(registry, tmp_path, name):
+    made = sample_adapters.write(tmp_path / "made", 7)
+    with pytest.raises(ConfigError, match="invalid adapter name"):
+        registry.put(made, Publication(name))
+    with pytest.raises(ConfigError, match="not a valid adapter name"):
+        parse_reference(f"{name}@v1")
+    with pytest.raises(ConfigError, match="invalid tags"):
+        registry.put(made, Publication("fine", tags=(name,)))
+    with pytest.raises(ConfigError, match="invalid adapter name"):
+        pin("polite", registry.root, name=name)
+    lock = tmp_path / "adapterhub.lock"
+    write_lock(lock, {name: pin("polite", registry.root)[1]})
+    with pytest.raises(FileError, match="not a lock file"):
+        read_lock(lock)
+    assert not (registry.root / BACKBONE / name).exists()
+    assert not (registry.root / BACKBONE / "fine").exists()
+
+
+def test_names_in_a_lock_file_differ_in_more_than_case(registry, tmp_path):
+    lock = tmp_path / "adapterhub.lock"
+    pins = {name: pin("polite", registry.root)[1] for name in ("polite", "Polite")}
+    write_lock(lock, pins)
+    with pytest.raises(FileError, match="not a lock file"):
+        read_lock(lock)
+    with pytest.raises(ConfigError, match="same name"):
+        with_pins({"polite": pins["polite"]}, [("Polite", pins["Polite"])])
+
+
+SHARED = [
+    ("a/b", "a--b"),
+    ("a/0123456789ab", "a--0123456789ab"),
+    ("a/no-weights", "a--no-weights"),
+    ("a--b/c", "a/b--c"),
+    ("a-/b", "a---b"),
+    ("Acme/bert", "acme/bert"),
+]
+REFUSED = ("a--b/c", "con", "nul.txt", "bert.", "a/b.")
+
+
+@pytest.mark.parametrize(("first", "second"), SHARED)
+def test_two_backbones_never_share_a_folder(registry, tmp_path, first, second):
+    published = []
+    for order in ((first, second), (second, first)):
+        store = LocalRegistry(tmp_path / f"registry-{len(published)}-{order[0][:1]}")
+        for number, backbone in enumerate(order):
+            made = tmp_path / f"made {backbone.replace('/', ' ')}"
+            if not made.exists():
+                sample_adapters.write(made, number + 3, backbone=backbone)
+            with contextlib.suppress(RegistryError):
+                published.append(store.put(made, Publication("polite")))
+        folders = [path for path in store.root.glob("*/polite")] if store.root.exists() else []
+        ids = [{e.backbone for e in NameFolder(path).read().entries} for path in folders]
+        assert all(len(each) == 1 for each in ids), ids
+        assert len({path.parent.name.casefold() for path in folders}) == len(folders)
+
+
+@pytest.mark.parametrize("backbone", REFUSED)
+def test_a_backbone_without_a_folder_of_its_own_is_refused(registry, tmp_path, backbone):
+    made = sample_adapters.write(tmp_path / "made", 7, backbone=backbone)
+    with pytest.raises(RegistryError, match="cannot be published"):
+        registry.put(made, Publication("polite"))
+
+
+def test_a_local_backbone_keeps_its_folder(registry, tmp_path):
+    """The folders of existing registries are found."""
+    for number, backbone in enumerate(
+        ("bert--0123456789ab", "a--b--0123456789ab", "x--no-weights")
+    ):
+        made = sample_adapters.write(tmp_path / f"made-{number}-local", 7, backbone=backbone)
+        entry = registry.put(made, Publication("local"))
+        assert (registry.root / backbone / "local" / "v1").is_dir()
+        assert registry.resolve("local", backbone=backbone) == entry
+    made = sample_adapters.write(tmp_path / "old", 7, backbone="my--model")
+    shutil.copytree(made, registry.root / "my--model" / "old" / "v1")  # by an earlier release
+    assert registry.resolve("old").backbone == "my--model"
+    assert registry.verify() == []
+
+
+def test_the_number_of_a_deleted_version_is_not_used_again(registry, tmp_path):
+    home = registry.root / BACKBONE / "polite"
+    third, fourth, fifth = (sample_adapters.write(tmp_path / f"new-{n}", n) for n in (13, 14, 15))
+    assert registry.put(third, Publication("polite")).version == "v3"
+    shutil.rmtree(home / "v3")
+    assert registry.put(fourth, Publication("polite")).version == "v4"
+    shutil.rmtree(home / "v4")
+    for taken in ("v3", "v4", "v1"):
+        with pytest.raises(RegistryError, match="v5"):
+            registry.put(fifth, Publication("polite", taken))
+    for version in home.glob("v*"):
+        shutil.rmtree(version)
+    assert registry.put(fifth, Publication("polite")).version == "v5"
+    assert registry.put(third, Publication("polite", "v9")).version == "v9"
+
+
+def test_a_registry_of_an_earlier_release_is_read_and_continued(registry, tmp_path):
+    names = registry.root / BACKBONE / "polite" / "names.json"
+    names.write_text('{"tags": {"best": "v1"}, "yanked": {"v1": "why"}}')
+    assert registry.resolve("polite", "best").yanked == "why"
+    made = sample_adapters.write(tmp_path / "made", 8)
+    assert registry.put(made, Publication("polite")).version == "v3"
+    tree = json.loads(names.read_bytes())
+    assert tree == {"highest": 3, "tags": {"best": "v1"}, "yanked": {"v1": "why"}}
+
+
+@pytest.mark.parametrize("reason", ["\udcff", "x" * 3000])
+def test_a_reason_that_no_reader_accepts_is_not_written(registry, reason):
+    with pytest.raises(ConfigError, match="yanks"):
+        registry.yank(registry.resolve("polite", "v1"), reason)
+    assert registry.resolve("polite", "v1").yanked is None
