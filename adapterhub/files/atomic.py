@@ -47,7 +47,7 @@ def explained(folder: Path) -> Iterator[None]:
 
 
 def _remedy(folder: Path, code: int | None) -> str:
-    if code in (errno.ENOSPC, errno.EDQUOT):
+    if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"free some space or save to another disk; {folder.parent} is unchanged"
     if code in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"make {folder.parent} writable or save to another folder"
@@ -190,11 +190,15 @@ def write_files(staged: Path, payload: Mapping[str, bytes]) -> None:
 def replace_file(path: Path, data: bytes) -> None:
     """Replace a file atomically: a crash leaves either the old or the new content."""
     staged = path.with_name(f".{path.name}.new")
-    with open(staged, "wb") as handle:
-        handle.write(data)
-        handle.flush()
-        os.fsync(handle.fileno())
-    os.replace(staged, path)
+    try:
+        with open(staged, "wb") as handle:
+            handle.write(data)
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(staged, path)
+    except OSError:
+        staged.unlink(missing_ok=True)
+        raise
 
 
 def sync_files(folder: Path) -> None:
