@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import pickle
 import random
 from collections.abc import Iterator, Mapping
@@ -69,9 +70,9 @@ def folder_of(output: Path, name: str) -> Path:
 
 
 def exists(folder: Path) -> bool:
-    """Check for a complete checkpoint, after undoing a replacement that was interrupted."""
+    """Check for a checkpoint, complete or not, after undoing an interrupted replacement."""
     restore_old(folder)
-    return (folder / PROGRESS).is_file()
+    return os.path.lexists(folder)
 
 
 def save(folder: Path, state: State) -> None:

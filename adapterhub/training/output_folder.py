@@ -18,6 +18,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from adapterhub.errors import OutputError
+from adapterhub.files.atomic import check_place
+from adapterhub.files.native import FILES
 
 LOCK, RECIPE = ".lock", "recipe.yaml"
 # What a run has written before its first checkpoint, `.recipe.yaml.new` if it was killed by then.
@@ -100,6 +102,7 @@ def _check_content(output: Path, resume: bool) -> None:
             expected="a new folder for the run",
             hint="another --output, or --resume to continue the run in it",
         )
+    check_place(output / "adapter", overwrite=True, replaceable=FILES)
     checkpoints = output / "checkpoints"
     saved = {entry.name for entry in checkpoints.iterdir()} if checkpoints.is_dir() else set()
     if "last" in saved or any(name.endswith("-old") for name in saved):

@@ -236,12 +236,25 @@ def before_a_checkpoint(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, seed=9)
 
 
+def foreign_adapter(recipe: Recipe) -> Recipe:
+    """The end of the run would replace the adapter, and its folder has another file."""
+    Path(recipe.output, "adapter", "thesis.tex").write_text("mine")
+    return recipe
+
+
 REFUSED: dict[str, tuple[Callable[[Recipe], Recipe], bool, str]] = {
     "another method": (lambda r: dataclasses.replace(r, method="ia3"), True, "another run"),
     "another seed": (lambda r: dataclasses.replace(r, seed=9), True, "another run"),
     "other data": (other_data, True, "another run"),
     "broken tensors": (damaged("checkpoints/last/tensors.safetensors"), True, "is broken"),
     "broken progress": (damaged("checkpoints/last/progress.json"), True, "is broken"),
+    "no progress": (without("checkpoints/last/progress.json"), True, "progress.json: missing"),
+    "an empty checkpoint": (
+        without(*(f"checkpoints/last/{name}" for name in LAST)),
+        True,
+        "progress.json: missing",
+    ),
+    "a foreign adapter": (foreign_adapter, True, "contains other files"),
     "broken metrics": (damaged("metrics.jsonl"), True, "changed since its last checkpoint"),
     "no last checkpoint": (without("checkpoints/last"), True, "no last checkpoint"),
     "no checkpoint": (without("checkpoints"), True, "no last checkpoint"),
