@@ -137,9 +137,9 @@ def copy_tensors(live: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Ten
             tensor.copy_(saved[name])
 
 
-def run_digest(run: Mapping[str, Any]) -> str:
-    """Return the identity of a run: the sha256 of its description as canonical JSON."""
-    return hashlib.sha256(_json(run).encode()).hexdigest()
+def same_record(saved: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
+    """Compare as canonical JSON, in which NaN equals NaN."""
+    return _json(saved) == _json(current)
 
 
 def check_same_run(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
@@ -148,7 +148,7 @@ def check_same_run(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None
     Raises:
         ConfigError: the two run descriptions differ; every differing setting is listed.
     """
-    if run_digest(saved) == run_digest(current):
+    if same_record(saved, current):
         return
     before, now = dict(_leaves(saved)), dict(_leaves(current))
     differing = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))

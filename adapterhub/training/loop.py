@@ -167,9 +167,10 @@ class _Session:
             FileError: it is broken, or of another run or step than the progress says.
         """
         best = checkpoint.load_checkpoint(self.best)
-        if checkpoint.run_digest(best.run) != checkpoint.run_digest(self.run):
+        record = self.progress.evaluation(self.progress.best_step)
+        if not checkpoint.same_record(best.run, self.run):
             raise checkpoint.broken(self.best, "it belongs to another run")
-        if best.progress != (record := self.progress.evaluation(self.progress.best_step)):
+        if not checkpoint.same_record(best.progress, record):
             raise checkpoint.broken(
                 self.best, f"it is of step {best.progress.get('step')}, not of {record['step']:g}"
             )

@@ -22,6 +22,7 @@ from adapterhub.files.atomic import check_place
 from adapterhub.files.native import FILES
 
 LOCK, RECIPE = ".lock", "recipe.yaml"
+WAIT = 0.5  # seconds; `check_output` of another process holds the lock for less than one thousandth
 # What a run has written before its first checkpoint, `.recipe.yaml.new` if it was killed by then.
 _BEFORE_CHECKPOINT = frozenset(
     {RECIPE, f".{RECIPE}.new", "metrics.jsonl", "timings.jsonl", "tensorboard", "checkpoints"}
@@ -87,8 +88,8 @@ def hold_output(output: Path, resume: bool) -> Iterator[None]:
         _check_content(output, resume)  # another run may have ended since the first check
         yield
     finally:
-        if created and os.listdir(output) == [LOCK]:
-            with contextlib.suppress(OSError):  # Windows does not delete a file that is open
+        with contextlib.suppress(OSError):  # Windows does not delete a file that is open
+            if created and os.listdir(output) == [LOCK]:
                 (output / LOCK).unlink()
                 output.rmdir()
         lock.release()
@@ -123,7 +124,7 @@ def _acquired(output: Path) -> FileLock:
     try:
         if (output / LOCK).is_symlink():  # filelock before 4 would truncate its target
             raise OSError(errno.ELOOP, f"{LOCK} is a symbolic link")
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=WAIT)
     except Timeout as error:
         raise OutputError(
             f"another process is training in {output}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import json
@@ -19,6 +20,7 @@ from training_runs import OPTIONS, fit, lines, scores
 
 from adapterhub.errors import AdapterhubError, ConfigError, FileError, OutputError
 from adapterhub.files.native import read_adapter
+from adapterhub.files.run_folder import backbone_of_run
 from adapterhub.training import checkpoint, loop
 from adapterhub.training.output_folder import LOCK, check_output, hold_output
 from adapterhub.training.recipe import Recipe, read
@@ -325,6 +327,27 @@ def test_a_flipped_bit_of_a_finished_adapter_is_refused(finished: Path, tmp_path
                 silent.append(bit)
         assert path.name == "README.md" or not silent
         path.write_bytes(whole)
+
+
+def test_a_flipped_bit_of_the_recipe_selects_no_other_backbone(
+    copied: Recipe, finished: Path
+) -> None:
+    """Commands that read a run take only the backbone from it; a resume writes the file again."""
+    path = Path(copied.output, "recipe.yaml")
+    whole = path.read_bytes()
+    found = collections.Counter()
+    for _, damaged_bytes in flips(whole[: whole.index(b"method")], seed=2):
+        path.write_bytes(damaged_bytes + whole[whole.index(b"method") :])
+        try:
+            found[backbone_of_run(Path(copied.output, "adapter"))] += 1
+        except ConfigError:
+            found["refused"] += 1
+    assert found.keys() == {copied.backbone, None, "refused"}
+    run(copied, Reporter(), resume=True)
+    assert read(path) == copied
+    for name in ("adapter.json", "adapter.safetensors"):
+        whole = (finished / "adapter" / name).read_bytes()
+        assert Path(copied.output, "adapter", name).read_bytes() == whole
 
 
 HOLD = """
