@@ -386,10 +386,9 @@ def full_disk_in_training(place: Path, most: int) -> dict[str, Any]:
     whole = final_bytes(place / "whole")
     stop_in_the_second_epoch(place / "begun", options)
     sizes = {path.stat().st_size for path in (place / "whole").rglob("*") if path.is_file()}
-    limits = {round(i * (max(sizes) + 8) / most) for i in range(most + 1)}
-    for begun, limit in itertools.product(
-        (False, True), sorted(limits | {n - 1 for n in sizes if n})
-    ):
+    even = {i * max(sizes) // (most // 4) for i in range(most // 4)}
+    limits = sorted(even | {size - 1 for size in sizes if size} | {max(sizes) + 8})
+    for begun, limit in itertools.product((False, True), limits):
         run = place / f"limit{limit}-{begun}"
         if begun:
             shutil.copytree(place / "begun", run)
