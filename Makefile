@@ -49,6 +49,8 @@ types: venv
 venv: .venv/.installed
 
 PINS := constraints.txt
+# pip before 25.3 builds with PIP_CONSTRAINT, later ones with PIP_BUILD_CONSTRAINT, none with -c.
+PINNED = PIP_CONSTRAINT="$(PINS) constraints-build.txt" PIP_BUILD_CONSTRAINT=constraints-build.txt
 .venv/.installed: EXTRAS := minilm,quantized,test,dev,tensorboard,signatures
 .venv-trl/.installed: EXTRAS := test,trl
 .venv-torchao/.installed: EXTRAS := quantized,test,torchao
@@ -56,10 +58,10 @@ PINS := constraints.txt
 .venv-oldest/.installed: PINS := constraints-oldest.txt
 .venv-oldest/.installed: constraints-oldest.txt
 
-%/.installed: pyproject.toml constraints.txt scripts/install-torch
+%/.installed: pyproject.toml constraints.txt constraints-build.txt scripts/install-torch
 	$(PYTHON) -m venv $*
 	sh scripts/install-torch $*/bin/python $(PINS)
-	$*/bin/python -m pip install --quiet -e ".[$(EXTRAS)]" -c $(PINS)
+	$(PINNED) $*/bin/python -m pip install --quiet -e ".[$(EXTRAS)]"
 	touch $@
 
 clean:

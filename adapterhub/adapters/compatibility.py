@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter
@@ -173,6 +173,34 @@ def check_tensors(manifest: Manifest, adapter: Adapter) -> None:
     if problems:
         raise MismatchError(
             f"the adapter {adapter.name!r} does not fit this model", offenders=problems
+        )
+
+
+def check_values(tensors: Mapping[str, Tensor], adapter: Adapter) -> None:
+    """Refuse numbers that are not finite in the dtype that they get on this model.
+
+    That is the dtype of the adapter's tensor and, except in a task head, the backbone's, in which
+    it is applied: a file may have F64, and 1e5 is infinite in fp16.
+
+    Raises:
+        MismatchError: the error lists every such tensor.
+    """
+    own, backbone = adapter.tensors(), adapter.model.dtype
+    problems = []
+    for name, tensor in tensors.items():
+        dtypes = (own[name].dtype,) if name.startswith(f"{HEAD}.") else (own[name].dtype, backbone)
+        extremes = torch.stack(tensor.detach().aminmax()).double()
+        for dtype in dtypes:
+            if not bool(extremes.to(dtype).isfinite().all()):
+                worst = float(max(extremes, key=abs))
+                problems.append(f"{name}: {worst:.3g} in {tensor.dtype}, infinite in {dtype}")
+                break
+    if problems:
+        raise MismatchError(
+            f"numbers of the adapter {adapter.name!r} become infinite on this model",
+            expected="numbers within the range of the model's dtype",
+            hint="load the backbone with dtype='fp32', or copy or pull the adapter again",
+            offenders=problems,
         )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.build import build_adapter
-from adapterhub.adapters.compatibility import check_backbone
+from adapterhub.adapters.compatibility import check_backbone, check_values
 from adapterhub.adapters.state import ModelState
 from adapterhub.errors import AttachError, did_you_mean
 from adapterhub.files.manifest import Manifest
@@ -47,6 +47,7 @@ def build_from_sources(state: ModelState, methods: Sequence[Method], name: str) 
         complete.append(built)
         initial |= tensors
     adapter = build_adapter(state, complete, name)
+    check_values(initial, adapter)
     own = adapter.tensors()
     with torch.no_grad():
         for tensor_name, tensor in initial.items():

@@ -20,6 +20,7 @@ from adapterhub.adapters.compatibility import (
     check_size,
     check_tensors,
     check_tokenizer,
+    check_values,
     fit_head,
 )
 from adapterhub.adapters.parts import HEAD
@@ -172,6 +173,7 @@ def _metadata(manifest: Manifest) -> AdapterMetadata:
 
 
 def _copy(tensors: Mapping[str, Tensor], adapter: Adapter) -> None:
+    check_values(tensors, adapter)
     with torch.no_grad():
         for name, tensor in adapter.tensors().items():
             tensor.copy_(tensors[name])

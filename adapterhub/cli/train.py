@@ -85,10 +85,11 @@ def command(words: tuple[str, ...], resume: bool, dry_run: bool, quiet: bool, **
     KEY=VALUE sets any option of the recipe, such as train.learning_rate=1e-3.
     """
     recipe = read(*_recipe_words(words), _nested(flags))
+    from adapterhub.training.output_folder import check_output
     from adapterhub.training.prepare import prepare
     from adapterhub.training.processes import is_main
     from adapterhub.training.report import reporter_for
-    from adapterhub.training.run import check_output, run
+    from adapterhub.training.run import run
 
     if dry_run:
         check_output(Path(recipe.output), resume)

@@ -47,7 +47,7 @@ def explained(folder: Path) -> Iterator[None]:
 
 
 def _remedy(folder: Path, code: int | None) -> str:
-    if code in (errno.ENOSPC, errno.EDQUOT):
+    if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"free some space or save to another disk; {folder.parent} is unchanged"
     if code in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"make {folder.parent} writable or save to another folder"

@@ -38,4 +38,4 @@ def backbone_of_run(files: Path) -> str | None:
         return None
     backbone = str(load_yaml(recipe).get("backbone", ""))
     is_remote = backbone.startswith(("\\\\", "//")) or "\0" in backbone
-    return backbone if not is_remote and Path(backbone).is_dir() else None
+    return backbone if backbone and not is_remote and Path(backbone).is_dir() else None

@@ -79,5 +79,8 @@ def tensor_problems(name: str, tensor: Tensor) -> list[str]:
         return [f"{name!a}: {tensor.dtype} is not a floating-point dtype"]
     if tensor.numel() == 0:
         return [f"{name!a}: empty, shape {tuple(tensor.shape)}"]
-    bad = int(tensor.numel() - torch.isfinite(tensor).sum())
-    return [f"{name!a}: {bad} of {tensor.numel()} values are NaN or infinite"] if bad else []
+    # Importers compute in fp32.
+    bad = int((~tensor.to(torch.float32).isfinite()).sum())
+    return (
+        [f"{name!a}: {bad} of {tensor.numel()} values are NaN or infinite in fp32"] if bad else []
+    )

@@ -58,15 +58,24 @@ def write_checkpoint(
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = folder.parent / f".adapterhub-{secrets.token_hex(8)}"
         try:
-            model.save_pretrained(temporary)
-            tokenizer.save_pretrained(temporary)
+            _save(model, tokenizer, temporary)
             differences, _ = compare_outputs(expected, _reloaded(model, temporary), tolerance)
             put_in_place(temporary, folder, overwrite=False)
-        except SafetensorError as error:
-            raise OutputError(f"cannot write {folder}: {error}", hint="free some space") from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     return differences
+
+
+def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    try:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    except Exception as error:
+        # What safetensors and tokenizers raise on a full disk.
+        if type(error) in (SafetensorError, Exception):
+            problem = f"cannot write {folder}: {error}"
+            raise OutputError(problem, hint="free some space") from error
+        raise
 
 
 def _reloaded(model: PreTrainedModel, folder: Path) -> PreTrainedModel:

@@ -6,16 +6,21 @@
 A checkpoint is a folder: `tensors.safetensors`, `progress.json` and, in `last`, `training.pt`
 (optimizer, schedule and random states; read with `weights_only=True`). Folders are replaced
 atomically (files/atomic.py): a kill leaves the old checkpoint or the new one.
+
+Any changed byte is detected. `progress.json` has size and sha256 of the other files, of the files
+of the reporters up to this checkpoint, and in its field `sha256` the digest of its own canonical
+bytes without that field. This protects against damage, not against forgery.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import pickle
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +29,23 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from adapterhub.errors import ConfigError, FileError, OutputError
-from adapterhub.files.atomic import put_in_place, restore_old, staging, sync_files
+from adapterhub.errors import ConfigError, FileError
+from adapterhub.files.atomic import (
+    UnreadableError,
+    put_in_place,
+    read_file,
+    restore_old,
+    staging,
+    sync_files,
+)
+from adapterhub.files.digest import FileDigest, file_digest
+from adapterhub.training.output_folder import writing
 
-FORMAT = 1
+FORMAT = 2  # 1 had no digests
+MAX_PROGRESS_BYTES = 256 << 20  # the metrics of a million evaluations
 TENSORS, TRAINING, PROGRESS = "tensors.safetensors", "training.pt", "progress.json"
 BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError,
-          pickle.UnpicklingError, SafetensorError)  # fmt: skip
+          pickle.UnpicklingError, SafetensorError, UnreadableError)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -38,13 +53,15 @@ class State:
     """The content of a checkpoint: trained tensors, progress, run description, optimizer state.
 
     `training` may hold only tensors and plain containers, since it is read with
-    `weights_only=True`.
+    `weights_only=True`. `reports` has the digest of each file of the reporters, as it was written
+    up to this checkpoint.
     """
 
     tensors: Mapping[str, torch.Tensor]
     progress: dict[str, Any]
     run: dict[str, Any]
     training: dict[str, Any] | None = None
+    reports: Mapping[str, FileDigest] = field(default_factory=dict)
 
 
 def folder_of(output: Path, name: str) -> Path:
@@ -53,9 +70,9 @@ def folder_of(output: Path, name: str) -> Path:
 
 
 def exists(folder: Path) -> bool:
-    """Check for a complete checkpoint, after undoing a replacement that was interrupted."""
+    """Check for a checkpoint, complete or not, after undoing an interrupted replacement."""
     restore_old(folder)
-    return (folder / PROGRESS).is_file()
+    return os.path.lexists(folder)
 
 
 def save(folder: Path, state: State) -> None:
@@ -64,45 +81,49 @@ def save(folder: Path, state: State) -> None:
     Raises:
         OutputError: the folder cannot be written; the older checkpoint is kept.
     """
-    try:
-        with staging(folder) as staged:
-            _write(staged, state)
-            put_in_place(staged, folder, overwrite=True)
-    except (OSError, SafetensorError) as error:
-        raise OutputError(
-            f"the checkpoint {folder} could not be written: {error}",
-            expected="a writable folder on a disk with free space",
-            hint="free some space, then run the same command with --resume",
-        ) from error
+    with writing(folder), staging(folder) as staged:
+        _write(staged, state)
+        put_in_place(staged, folder, overwrite=True)
 
 
 def load_checkpoint(folder: Path) -> State:
-    """Read a checkpoint.
+    """Read a checkpoint, after comparing every byte of its files with the digests.
 
     Raises:
-        FileError: the checkpoint is missing or broken.
+        FileError: the checkpoint is missing, broken or altered; the error names the file.
     """
     if not exists(folder):
         raise FileError(f"there is no checkpoint in {folder}", hint="train without --resume")
+    name = PROGRESS
     try:
-        record = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
-        _check_format(folder, record)
+        record = _read_record(folder)
+        for name, expected in record["files"].items():
+            _check_digest(folder / name, FileDigest(**expected))
+        name = TENSORS
         tensors = load_file(folder / TENSORS)
-        training = _load_training(folder / TRAINING)
-        return State(tensors, record["progress"], record["run"], training)
+        name = TRAINING
+        training = _load_training(folder / TRAINING) if TRAINING in record["files"] else None
+        reports = {n: FileDigest(**digest) for n, digest in record["reports"].items()}
+        return State(tensors, record["progress"], record["run"], training, reports)
     except BROKEN as error:
-        raise FileError(
-            f"the checkpoint {folder} is broken: {error}",
-            hint="delete that folder and train again",
-        ) from error
+        raise broken(folder, f"{name}: {error}") from error
+
+
+def broken(folder: Path, problem: str) -> FileError:
+    """Build the error for a checkpoint that cannot be used; the caller raises it."""
+    return FileError(
+        f"the checkpoint {folder} is broken: {problem}",
+        expected="the files exactly as they were written",
+        hint="copy them again from a backup, or train again into another output folder",
+    )
 
 
 def copy_tensors(live: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:
     """Copy `saved` into the `live` tensors, in place, on their device.
 
     Raises:
-        FileError: names or shapes differ; every missing, unexpected or wrong-shape tensor is
-            listed, and nothing is copied.
+        FileError: names, shapes or dtypes differ; every such tensor is listed, and nothing is
+            copied.
     """
     offenders = list(_mismatches(live, saved))
     if offenders:
@@ -116,9 +137,9 @@ def copy_tensors(live: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Ten
             tensor.copy_(saved[name])
 
 
-def run_digest(run: Mapping[str, Any]) -> str:
-    """Return the identity of a run: the sha256 of its description as canonical JSON."""
-    return hashlib.sha256(_json(run).encode()).hexdigest()
+def same_record(saved: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
+    """Compare as canonical JSON, in which NaN equals NaN."""
+    return _json(saved) == _json(current)
 
 
 def check_same_run(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
@@ -127,7 +148,7 @@ def check_same_run(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None
     Raises:
         ConfigError: the two run descriptions differ; every differing setting is listed.
     """
-    if run_digest(saved) == run_digest(current):
+    if same_record(saved, current):
         return
     before, now = dict(_leaves(saved)), dict(_leaves(current))
     differing = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
@@ -166,37 +187,70 @@ def set_random_state(state: Mapping[str, Any]) -> None:
 def _write(folder: Path, state: State) -> None:
     # Copies, because safetensors refuses tied tensors and views.
     tensors = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in state.tensors.items()}
-    save_file(tensors, folder / TENSORS)
+    try:
+        save_file(tensors, folder / TENSORS)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
     if state.training is not None:
-        torch.save(state.training, folder / TRAINING)
+        _write_training(folder / TRAINING, state.training)
     record = {
         "format": FORMAT,
-        "digest": run_digest(state.run),
-        "run": json.loads(_json(state.run)),
+        "run": state.run,
         "progress": state.progress,
+        "files": {path.name: asdict(file_digest(path)) for path in sorted(folder.iterdir())},
+        "reports": {name: asdict(digest) for name, digest in state.reports.items()},
     }
-    text = json.dumps(record, indent=1, sort_keys=True) + "\n"
-    (folder / PROGRESS).write_text(text, encoding="utf-8")
+    (folder / PROGRESS).write_bytes(_record_bytes(record))
     sync_files(folder)
 
 
-def _load_training(path: Path) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
+def _write_training(path: Path, training: dict[str, Any]) -> None:
+    with open(path, "wb") as file:
+        try:
+            torch.save(training, file)
+        except RuntimeError as error:  # what torch makes of an error of `file.write`
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
+
+
+def _record_bytes(record: Mapping[str, Any]) -> bytes:
+    """Serialize the record of `progress.json`, with the digest of what it says."""
+    content = json.loads(_json(record))
+    digest = hashlib.sha256(_json(content).encode()).hexdigest()
+    return (json.dumps({**content, "sha256": digest}, indent=1, sort_keys=True) + "\n").encode()
+
+
+def _read_record(folder: Path) -> dict[str, Any]:
+    """Read `progress.json`: exactly the bytes that would be written for what it says."""
+    data = read_file(folder / PROGRESS, 0, MAX_PROGRESS_BYTES, None)
+    record: dict[str, Any] = json.loads(data)
+    if record["format"] != FORMAT:
+        raise FileError(
+            f"{folder / PROGRESS} has format {record['format']}",
+            expected=f"format {FORMAT}",
+            hint="resume with the version of adapterhub that wrote it, or train again into another "
+            "output folder",
+        )
+    content = {name: value for name, value in record.items() if name != "sha256"}
+    if _record_bytes(content) != data:
+        raise ValueError("it was altered after it was written")
+    return content
+
+
+def _check_digest(path: Path, expected: FileDigest) -> None:
+    if not path.is_file() or path.stat().st_size != expected.size:
+        raise ValueError(f"it is missing, or has not {expected.size} bytes")
+    if file_digest(path) != expected:
+        raise ValueError("its sha256 differs: it was altered after it was written")
+
+
+def _load_training(path: Path) -> dict[str, Any]:
     try:
         training: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises many types on broken bytes
-        raise ValueError(f"{path.name}: {type(error).__name__}: {error}") from error
+        raise ValueError(f"{type(error).__name__}: {error}") from error
     return training
-
-
-def _check_format(folder: Path, record: Mapping[str, Any]) -> None:
-    if record["format"] != FORMAT:
-        raise FileError(
-            f"the checkpoint {folder} has format {record['format']}",
-            expected=f"format {FORMAT}",
-            hint="resume with the version of adapterhub that wrote it",
-        )
 
 
 def _mismatches(
@@ -207,8 +261,12 @@ def _mismatches(
             yield f"{name}: missing in the checkpoint"
         elif name not in live:
             yield f"{name}: only in the checkpoint"
-        elif live[name].shape != saved[name].shape:
-            yield f"{name}: {tuple(saved[name].shape)} saved, {tuple(live[name].shape)} here"
+        elif (was := _kind(saved[name])) != (now := _kind(live[name])):
+            yield f"{name}: {was} saved, {now} here"
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
 def _json(run: Mapping[str, Any]) -> str:

@@ -68,8 +68,11 @@ def train(
     resume: bool,
     run: Mapping[str, Any],
     reporter: Reporter,
+    checked: Callable[[], None] = lambda: None,
 ) -> TrainingResult:
     """Train on the device of the trained tensors; at the end these are the best tensors.
+
+    A run that is refused writes nothing: all checks come first.
 
     Args:
         trainee: the model and its trained tensors.
@@ -82,9 +85,11 @@ def train(
         resume: continue from the last checkpoint, if there is one.
         run: the description of the run (recipe, data hash); that of a checkpoint must be equal.
         reporter: where progress is reported.
+        checked: called when all checks have passed, before anything is written.
 
     Raises:
         ConfigError: the checkpoint is of another run, or the device does not support the precision.
+        FileError: a checkpoint is broken, or files of the run were changed since the last one.
         OutputError: `output` has a run already (without `resume`), or cannot be written.
         TrainingError: a loss is not finite, tensors get no gradient, memory is exhausted, or a
             signal stopped the run, after its state was saved.
@@ -92,9 +97,10 @@ def train(
     engine = Engine(trainee, options)
     fixed = {"train": dataclasses.asdict(options), "seed": seed, "processes": engine.world}
     session = _Session(engine, evaluate, output, main_metric, {**run, **fixed})
+    session.reporter = reporter if engine.accelerator.is_main_process else Reporter()
+    session.checked = checked
     set_seed(seed, device_specific=True)
     saved = session.load_saved(resume)
-    session.reporter = reporter if engine.accelerator.is_main_process else Reporter()
     try:
         with (
             catch_stop_signals() as session.stop,
@@ -112,6 +118,7 @@ class _Session:
     stop: StopRequest
     layers: CheckpointedLayers | None
     reporter: Reporter
+    checked: Callable[[], None]
     clock: RunClock
     total: int
 
@@ -142,9 +149,32 @@ class _Session:
             )
         saved = checkpoint.load_checkpoint(self.last)
         checkpoint.check_same_run(saved.run, self.run)
+        self.reporter.check(saved.reports)
         checkpoint.copy_tensors(self.trainee.tensors(), saved.tensors)
         self.progress = RunProgress(**saved.progress)
+        if not self._best_is_here():
+            self._load_best()
         return saved
+
+    def _best_is_here(self) -> bool:
+        """Return whether the current tensors are the best ones, or there are none yet."""
+        return self.progress.best_step in (None, self.progress.step)
+
+    def _load_best(self) -> checkpoint.State:
+        """Load the best checkpoint.
+
+        Raises:
+            FileError: it is broken, or of another run or step than the progress says.
+        """
+        best = checkpoint.load_checkpoint(self.best)
+        record = self.progress.evaluation(self.progress.best_step)
+        if not checkpoint.same_record(best.run, self.run):
+            raise checkpoint.broken(self.best, "it belongs to another run")
+        if not checkpoint.same_record(best.progress, record):
+            raise checkpoint.broken(
+                self.best, f"it is of step {best.progress.get('step')}, not of {record['step']:g}"
+            )
+        return best
 
     def train(self, batches: Callable[[int], BatchList], saved: checkpoint.State | None) -> None:
         """Train until the run is finished."""
@@ -162,18 +192,33 @@ class _Session:
         steps = -(-len(epoch) // self.engine.per_step)
         self.total = self.options.max_steps or self.options.epochs * steps
         self.engine.begin(self.total)
-        self.reporter.start(self.total, self.progress.step)
         if self.engine.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.engine.device)
         self._enter_stage()
         self._train_mode()
-        if saved is not None and saved.training is not None:
+        training = None if saved is None else self._restored(saved)
+        self.checked()
+        self.reporter.start(self.total, self.progress.step)
+        if training is not None:
             if self.progress.best_step == self.progress.step:
                 # A kill may have come after `last` was written, and before its copy as `best`.
                 self._save_best()
-            self.engine.load_state(saved.training["engine"])
-            checkpoint.set_random_state(saved.training["random"])
+            checkpoint.set_random_state(training["random"])
         self.clock = RunClock(self.progress, self.engine.device)
+
+    def _restored(self, saved: checkpoint.State) -> dict[str, Any]:
+        """Restore the state of the optimizer; return the training state.
+
+        Raises:
+            FileError: the checkpoint has none, or one of another optimizer.
+        """
+        try:
+            if saved.training is None:
+                raise ValueError(f"it has no {checkpoint.TRAINING}")
+            self.engine.load_state(saved.training["engine"])
+        except checkpoint.BROKEN as error:
+            raise checkpoint.broken(self.last, str(error)) from error
+        return saved.training
 
     def _train_epoch(self, epoch: BatchList) -> None:
         """Train on the rest of one epoch, from `progress.batch` on."""
@@ -281,8 +326,9 @@ class _Session:
         self.reporter.flush()
         if self.engine.accelerator.is_main_process:
             training = {"engine": self.engine.state(), "random": checkpoint.random_state()}
-            progress = dataclasses.asdict(self.progress)
-            checkpoint.save(self.last, checkpoint.State(tensors, progress, self.run, training))
+            progress, reports = dataclasses.asdict(self.progress), self.reporter.written()
+            state = checkpoint.State(tensors, progress, self.run, training, reports)
+            checkpoint.save(self.last, state)
         self.engine.accelerator.wait_for_everyone()
         self.clock.add_other()
 
@@ -297,8 +343,7 @@ class _Session:
         """Restore the best tensors, and set the model to evaluation mode."""
         progress = self.progress
         if progress.best_step is not None:
-            best = checkpoint.load_checkpoint(self.best)
-            checkpoint.copy_tensors(self.trainee.tensors(), best.tensors)
+            checkpoint.copy_tensors(self.trainee.tensors(), self._load_best().tensors)
         accelerator = self.engine.accelerator
         accelerator.unwrap_model(self.engine.model, keep_fp32_wrapper=False).eval()
         return TrainingResult(

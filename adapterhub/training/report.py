@@ -1,17 +1,22 @@
 """Where a run reports its progress: terminal, JSON lines, TensorBoard.
 
 `metrics.jsonl` holds only values that the seed determines, so two equal runs write equal bytes;
-wall times go to `timings.jsonl`. On resume, each reporter drops what it wrote after the checkpoint.
+wall times go to `timings.jsonl`. On resume, each reporter drops what it wrote after the checkpoint,
+and the two files are refused if what precedes it was changed.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import os
+import socket
 import sys
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -20,7 +25,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from adapterhub.adapters.parts import HEAD
+from adapterhub.errors import FileError
+from adapterhub.files.digest import FileDigest, file_digest
 from adapterhub.training.options import TrainOptions
+from adapterhub.training.output_folder import writing
 from adapterhub.training.processes import is_main
 
 
@@ -56,6 +64,9 @@ class Evaluated:
 class Reporter:
     """Reports nothing; subclasses override what they report."""
 
+    def check(self, written: Mapping[str, FileDigest]) -> None:
+        """Refuse to resume if the files are not as `written` says; called before `start`."""
+
     def start(self, total: int, done: int) -> None:
         """Begin a run of `total` steps after step `done`, and drop reports of later steps."""
 
@@ -74,6 +85,10 @@ class Reporter:
     def flush(self) -> None:
         """Write everything to disk; called before each checkpoint."""
 
+    def written(self) -> dict[str, FileDigest]:
+        """Return the digest of each file that must be unchanged on resume; called after `flush`."""
+        return {}
+
     def close(self) -> None:
         """Close all files; called once, at the end."""
 
@@ -83,6 +98,11 @@ class Several(Reporter):
 
     def __init__(self, reporters: Iterable[Reporter]) -> None:
         self.reporters = tuple(reporters)
+
+    def check(self, written: Mapping[str, FileDigest]) -> None:
+        """Check each reporter's files."""
+        for reporter in self.reporters:
+            reporter.check(written)
 
     def start(self, total: int, done: int) -> None:
         """Start each reporter."""
@@ -114,10 +134,15 @@ class Several(Reporter):
         for reporter in self.reporters:
             reporter.flush()
 
+    def written(self) -> dict[str, FileDigest]:
+        """Return the digests of all files."""
+        return {n: digest for r in self.reporters for n, digest in r.written().items()}
+
     def close(self) -> None:
-        """Close each reporter."""
-        for reporter in self.reporters:
-            reporter.close()
+        """Close each reporter, also if one of them fails."""
+        with ExitStack() as stack:
+            for reporter in reversed(self.reporters):
+                stack.callback(reporter.close)
 
 
 class PlainLines(Reporter):
@@ -146,7 +171,8 @@ class PlainLines(Reporter):
 
     def note(self, text: str) -> None:
         """Print one line."""
-        print(text, file=self.stream, flush=True)
+        with writing(Path("the standard error stream")):
+            print(text, file=self.stream, flush=True)
 
 
 class Bar(Reporter):
@@ -190,19 +216,75 @@ class Bar(Reporter):
         self.progress.stop()
 
 
+class _JsonLog:
+    """One file of JSON lines, with the digest of what was written to it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.size, self.digest = path, 0, hashlib.sha256()
+        self.file: IO[bytes] | None = None
+
+    def begins_with(self, written: FileDigest | None) -> bool:
+        """Return whether the file begins with what was written until then."""
+        if written is None or not self.path.is_file():
+            return False
+        return file_digest(self.path, written.size) == written
+
+    def open(self, size: int) -> None:
+        """Open the file for lines that follow its first `size` bytes."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "ab") as file:
+            file.truncate(size)
+        kept = self.path.read_bytes()
+        self.size, self.digest = len(kept), hashlib.sha256(kept)
+        self.file = open(self.path, "ab")  # noqa: SIM115
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Write one line."""
+        assert self.file is not None
+        line = f"{json.dumps(_json_ready(record))}\n".encode()
+        self.file.write(line)
+        self.size += len(line)
+        self.digest.update(line)
+
+    def flush(self) -> None:
+        """Write the file to disk."""
+        if self.file is not None:
+            self.file.flush()
+            os.fsync(self.file.fileno())
+
+
 class JsonLines(Reporter):
     """`metrics.jsonl` and `timings.jsonl` in `folder`: one object per line, each with its step."""
 
     def __init__(self, folder: Path) -> None:
-        self.paths = (folder / "metrics.jsonl", folder / "timings.jsonl")
-        self.files: tuple[IO[str], ...] = ()
+        self.metrics = _JsonLog(folder / "metrics.jsonl")
+        self.timings = _JsonLog(folder / "timings.jsonl")
+        self.logs = (self.metrics, self.timings)
+        self.kept: Mapping[str, FileDigest] = {}
+
+    def check(self, written: Mapping[str, FileDigest]) -> None:
+        """Refuse a file that was changed; one that was deleted begins anew.
+
+        Raises:
+            FileError: a file was changed; every such file is listed.
+        """
+        logs = [log for log in self.logs if log.path.exists()]
+        changed = [str(log.path) for log in logs if not log.begins_with(written.get(log.path.name))]
+        if changed:
+            raise FileError(
+                "files of the run were changed since its last checkpoint",
+                expected="the lines as they were written",
+                hint="restore them, or move them away: the run then continues without these lines",
+                offenders=changed,
+            )
+        self.kept = {log.path.name: written[log.path.name] for log in logs}
 
     def start(self, total: int, done: int) -> None:
-        """Open the files, cut after step `done`."""
-        for path in self.paths:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _cut_after(path, done)
-        self.files = tuple(path.open("a", encoding="utf-8", newline="\n") for path in self.paths)
+        """Open the files, cut after what was written until the checkpoint."""
+        for log in self.logs:
+            kept = self.kept.get(log.path.name)
+            with writing(log.path):
+                log.open(kept.size if kept else 0)
 
     def trained(self, line: TrainingLine, timing: Timing) -> None:
         """Write the loss and its timing."""
@@ -214,63 +296,96 @@ class JsonLines(Reporter):
 
     def flush(self) -> None:
         """Write both files to disk."""
-        for file in self.files:
-            file.flush()
-            os.fsync(file.fileno())
+        for log in self.logs:
+            with writing(log.path):
+                log.flush()
+
+    def written(self) -> dict[str, FileDigest]:
+        """Return the digests of both files."""
+        return {
+            log.path.name: FileDigest(log.size, log.digest.hexdigest())
+            for log in self.logs
+            if log.file is not None
+        }
 
     def close(self) -> None:
         """Close both files."""
-        for file in self.files:
-            file.close()
+        for log in self.logs:
+            if log.file is not None:
+                with writing(log.path):
+                    log.file.close()
 
     def _write(self, event: str, step: int, record: dict[str, Any], timing: Timing) -> None:
-        metrics, timings = self.files
         clock = {"step": step, **dataclasses.asdict(timing)}
-        metrics.write(json.dumps(_json_ready({"event": event, **record})) + "\n")
-        timings.write(json.dumps(_json_ready({"event": event, **clock})) + "\n")
+        for log, fields in ((self.metrics, record), (self.timings, clock)):
+            with writing(log.path):
+                log.write({"event": event, **fields})
 
 
 class TensorBoard(Reporter):
-    """TensorBoard scalars in `folder`; if TensorBoard is not installed, one note on the console."""
+    """TensorBoard scalars in `folder`; if TensorBoard is not installed, one note on the console.
+
+    The events are written here and not by `SummaryWriter`, whose thread prints a traceback if the
+    disk is full.
+    """
 
     def __init__(self, folder: Path, console: Reporter) -> None:
         self.folder = folder
         self.console = console
-        self.writer: Any = None
+        self.records: Any = None
+        self.scalar: Callable[[str, float], Any]
 
     def start(self, total: int, done: int) -> None:
-        """Open the event file, or tell the user that TensorBoard is missing."""
+        """Open a new event file, or tell the user that TensorBoard is missing."""
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            from tensorboard.compat.proto.event_pb2 import SessionLog
+            from tensorboard.summary.writer.record_writer import RecordWriter
+            from torch.utils.tensorboard.summary import scalar
         except ImportError:
             self.console.note("TensorBoard is not installed: no events (pip install tensorboard)")
             return
-        self.writer = SummaryWriter(str(self.folder), purge_step=done + 1)
+        self.scalar = scalar
+        host = socket.gethostname()
+        path = self.folder / f"events.out.tfevents.{time.time_ns()}.{host}.{os.getpid()}"
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.records = RecordWriter(open(path, "xb"))  # noqa: SIM115
+        self._add(file_version="brain.Event:2")
+        # TensorBoard drops what earlier files have from this step on.
+        self._add(step=done + 1, session_log=SessionLog(status=SessionLog.START))
 
     def trained(self, line: TrainingLine, timing: Timing) -> None:
         """Write loss, learning rates and speed."""
         rates = {f"learning_rate/{name}": rate for name, rate in line.learning_rate.items()}
         speed = {"train/examples_per_second": timing.examples_per_second}
-        self._add({"train/loss": line.loss, **rates, **speed}, line.step)
+        self._scalars({"train/loss": line.loss, **rates, **speed}, line.step)
 
     def evaluated(self, line: Evaluated, timing: Timing) -> None:
         """Write the metrics."""
-        self._add({f"eval/{name}": value for name, value in line.metrics.items()}, line.step)
+        self._scalars({f"eval/{name}": value for name, value in line.metrics.items()}, line.step)
 
     def flush(self) -> None:
         """Write the events to disk."""
-        if self.writer is not None:
-            self.writer.flush()
+        if self.records is not None:
+            with writing(self.folder):
+                self.records.flush()
 
     def close(self) -> None:
         """Close the event file."""
-        if self.writer is not None:
-            self.writer.close()
+        if self.records is not None:
+            with writing(self.folder):
+                self.records.close()
 
-    def _add(self, scalars: Mapping[str, float], step: int) -> None:
-        if self.writer is not None:
+    def _scalars(self, scalars: Mapping[str, float], step: int) -> None:
+        if self.records is not None:
             for name, value in scalars.items():
-                self.writer.add_scalar(name, value, step)
+                self._add(step=step, summary=self.scalar(name, value))
+
+    def _add(self, **fields: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        with writing(self.folder):
+            self.records.write(Event(wall_time=time.time(), **fields).SerializeToString())
 
 
 def reporter_for(output: Path, options: TrainOptions, *, quiet: bool = False) -> Reporter:
@@ -325,26 +440,6 @@ def rate_text(rates: Mapping[str, float]) -> str:
 def _eval_text(line: Evaluated) -> str:
     values = "  ".join(f"{name} {value:.4f}" for name, value in line.metrics.items())
     return f"eval at step {line.step}  epoch {line.epoch:.2f}  {values}{'  best' * line.best}"
-
-
-def _cut_after(path: Path, step: int) -> None:
-    """Truncate a JSON-lines file at the first line that is of a later step or incomplete."""
-    if not path.exists():
-        return
-    size = 0
-    with path.open("rb") as file:
-        for line in file:
-            if not _is_up_to(line, step):
-                break
-            size += len(line)
-    os.truncate(path, size)
-
-
-def _is_up_to(line: bytes, step: int) -> bool:
-    try:
-        return line.endswith(b"\n") and bool(0 < json.loads(line)["step"] <= step)
-    except (ValueError, KeyError, TypeError):
-        return False
 
 
 def _json_ready(value: Any) -> Any:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import os
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from adapterhub.config.options import to_dict
 from adapterhub.data.examples import data_hash
-from adapterhub.errors import OutputError
+from adapterhub.errors import ConfigError, OutputError
 from adapterhub.files.atomic import replace_file
 from adapterhub.methods._spec import dump_methods, parse_methods
 from adapterhub.tasks import dump_task, parse_task
-from adapterhub.training import loop, stages
+from adapterhub.training import checkpoint, loop, stages
 from adapterhub.training.batching import LazyBatches, batch_order
+from adapterhub.training.output_folder import RECIPE, check_output, hold_output, writing
 from adapterhub.training.prepare import PreparedRun, RunData, prepare
 from adapterhub.training.processes import check_launcher, is_main, wait_for_everyone
-from adapterhub.training.recipe import DATA_SOURCES, Recipe
+from adapterhub.training.recipe import DATA_SOURCES, Recipe, read
 from adapterhub.training.report import Reporter
 from adapterhub.training.trainee import AdapterTrainee
 
@@ -47,53 +49,51 @@ def run(recipe: Recipe, reporter: Reporter, *, resume: bool = False) -> RunOutco
         resume: continue the run in the output folder, if there is one.
 
     Raises:
-        AdapterhubError: of any type; the folder is not created unless training could start.
+        AdapterhubError: of any type; the folder is neither created nor changed unless training
+            could start.
     """
     output = Path(recipe.output)
     check_launcher()
     if is_main():
         check_output(output, resume)
     prepared = prepare(recipe)
-    if is_main():
-        _create_output(output, recipe)
-    try:
-        result = _train(prepared, output, reporter, resume)
-    finally:
-        stages.unfreeze_all(prepared.adapter)
-    return _save(prepared, output, result)
+    with hold_output(output, resume) if is_main() else nullcontext():
+        try:
+            result = _train(prepared, reporter, resume, lambda: _write_recipe(output, recipe))
+        finally:
+            stages.unfreeze_all(prepared.adapter)
+        return _save(prepared, output, result)
 
 
-def check_output(output: Path, resume: bool) -> None:
-    """Refuse an unusable output folder before any work is done.
+def _write_recipe(output: Path, recipe: Recipe) -> None:
+    """Write `recipe.yaml` in the first process, unless the file says the same already.
 
     Raises:
-        OutputError: it contains a run already (without `resume`), is a file, or cannot be created.
+        OutputError: there is another recipe and no checkpoint, or the folder cannot be written.
     """
-    if output.exists() and not output.is_dir():
-        raise OutputError(f"{output} is a file", expected="a new folder for the run")
-    if output.is_dir() and any(output.iterdir()) and not resume:
+    path = output / RECIPE
+    if not is_main() or (path.exists() and _is_recipe(path, recipe)):
+        return
+    if path.exists() and not checkpoint.exists(checkpoint.folder_of(output, "last")):
         raise OutputError(
-            f"the output folder {output} exists",
-            expected="a new folder for the run",
-            hint="another --output, or --resume to continue the run in it",
+            f"{path} is another recipe, and there is no checkpoint to resume from",
+            expected="the recipe that the run was started with",
+            hint=f"delete {path} to train anew in this folder, or another --output",
         )
-    parent = next(p for p in (output, *output.parents, Path.cwd()) if p.is_dir())
-    if not os.access(parent, os.W_OK):
-        raise OutputError(f"{parent} is not writable", hint="another --output")
+    with writing(path):
+        replace_file(path, recipe.to_yaml().encode())
 
 
-def _create_output(output: Path, recipe: Recipe) -> None:
+def _is_recipe(path: Path, recipe: Recipe) -> bool:
+    """Return whether a file has this recipe; the folder may have been moved."""
     try:
-        output.mkdir(parents=True, exist_ok=True)
-        replace_file(output / "recipe.yaml", recipe.to_yaml().encode())
-    except OSError as error:
-        raise OutputError(
-            f"{output} cannot be written: {error.strerror}", hint="another --output"
-        ) from error
+        return read(path, flags={"output": recipe.output}) == recipe
+    except ConfigError:
+        return False
 
 
 def _train(
-    prepared: PreparedRun, output: Path, reporter: Reporter, resume: bool
+    prepared: PreparedRun, reporter: Reporter, resume: bool, checked: Callable[[], None]
 ) -> loop.TrainingResult:
     recipe, data = prepared.recipe, prepared.data
     if recipe.train.max_steps is None:
@@ -109,7 +109,7 @@ def _train(
         lambda epoch: _batches(prepared, epoch),
         evaluate,
         recipe.train,
-        output=output,
+        output=Path(recipe.output),
         seed=recipe.seed,
         main_metric=data.task.main_metric,
         resume=resume,
@@ -119,6 +119,7 @@ def _train(
             "backbone": prepared.adapter.state.fingerprint(),
         },
         reporter=reporter,
+        checked=checked,
     )
 
 

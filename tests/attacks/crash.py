@@ -10,7 +10,10 @@ test_crash.py runs this script in a separate process, because it forks.
 from __future__ import annotations
 
 import collections
+import contextlib
+import dataclasses
 import errno
+import itertools
 import json
 import os
 import random
@@ -21,17 +24,19 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from training_runs import OPTIONS, Data, final_bytes, fit
 
 from adapterhub.errors import AdapterhubError, OutputError
 from adapterhub.files import atomic as folder_module
 from adapterhub.files import native
+from adapterhub.files.digest import FileDigest
 from adapterhub.files.manifest import BackboneRef, Manifest
 from adapterhub.training import checkpoint, report
+from adapterhub.training.options import TrainOptions
 from adapterhub.training.report import JsonLines, Timing, TrainingLine
 
 REF = BackboneRef("acme/bert-tiny", None, "ab" * 32, "bert")
@@ -214,14 +219,14 @@ def checkpoints(place: Path, first: bool, most: int) -> dict[str, Any]:
 def metrics(place: Path, most: int) -> dict[str, Any]:
     """Kill a run of six steps that reports each step and makes a checkpoint every second step.
 
-    The checkpoint is a byte in a file. After a kill, exactly the lines up to it must remain.
+    The checkpoint is a file. After a kill, exactly the lines up to it must remain.
     """
     done = place / "done"
 
     def prepare() -> None:
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
-        done.write_text("")
+        done.write_text(json.dumps([0, {}]))
 
     def work() -> None:
         lines = JsonLines(place)
@@ -231,13 +236,16 @@ def metrics(place: Path, most: int) -> dict[str, Any]:
             lines.trained(record, Timing(1.0, 1.0, 1))
             if step % 2 == 0:
                 lines.flush()
-                with open(done, "a") as file:
-                    file.write("xx")
+                written = {n: dataclasses.asdict(digest) for n, digest in lines.written().items()}
+                (place / "new").write_text(json.dumps([step, written]))
+                os.replace(place / "new", done)
         lines.close()
 
     def check() -> str:
-        step = len(done.read_text())
+        step, written = json.loads(done.read_text())
         lines = JsonLines(place)
+        if step:
+            lines.check({n: FileDigest(**digest) for n, digest in written.items()})
         lines.start(6, step)
         lines.close()
         for name in ("metrics.jsonl", "timings.jsonl"):
@@ -267,7 +275,7 @@ def at_random(place: Path, most: int) -> dict[str, Any]:
     return {"points": most, "outcomes": dict(outcomes)}
 
 
-@contextmanager
+@contextlib.contextmanager
 def failing(call: int, counted: list[str]) -> Iterator[None]:
     """Simulate a full disk from the given writing call onwards."""
     originals = {name: getattr(os, name) for name in ("mkdir", "fsync", "rename")}
@@ -354,6 +362,58 @@ def file_size_limit(place: Path, most: int) -> dict[str, Any]:
     return {"points": sum(outcomes.values()), "outcomes": dict(outcomes)}
 
 
+def stop_in_the_second_epoch(output: Path, options: TrainOptions) -> None:
+    """Train until some batches after the first checkpoint."""
+
+    class Stopped(Exception):
+        pass
+
+    batches = iter(range(11))
+
+    def event() -> None:
+        if next(batches, None) is None:
+            raise Stopped
+
+    with contextlib.suppress(Stopped):
+        fit(output, options, data=Data(event))
+
+
+def full_disk_in_training(place: Path, most: int) -> dict[str, Any]:
+    """Train or resume under a file size limit, then without it: the bytes of an unlimited run."""
+    outcomes: collections.Counter[str] = collections.Counter()
+    options = dataclasses.replace(OPTIONS, tensorboard=True)
+    fit(place / "whole", options)
+    whole = final_bytes(place / "whole")
+    stop_in_the_second_epoch(place / "begun", options)
+    sizes = {path.stat().st_size for path in (place / "whole").rglob("*") if path.is_file()}
+    even = {i * max(sizes) // (most // 4) for i in range(most // 4)}
+    limits = sorted(even | {size - 1 for size in sizes if size} | {max(sizes) + 8})
+    for begun, limit in itertools.product((False, True), limits):
+        run = place / f"limit{limit}-{begun}"
+        if begun:
+            shutil.copytree(place / "begun", run)
+
+        def limited(limit: int = limit, run: Path = run) -> int:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+            try:
+                fit(run, options, resume=True)
+            except OutputError as error:
+                assert "free some space" in error.hint, error  # noqa: PT017
+                return 3
+            return 0
+
+        code = in_a_child(limited)
+        assert code in (0, 3), (limit, code)
+        saved = [n for n in ("last", "best") if checkpoint.exists(run / "checkpoints" / n)]
+        steps = [
+            checkpoint.load_checkpoint(run / "checkpoints" / n).progress["step"] for n in saved
+        ]
+        fit(run, options, resume=True)
+        assert final_bytes(run) == whole, limit
+        outcomes[f"{'stopped' if code else 'finished'} {steps}"] += 1
+    return {"points": sum(outcomes.values()), "outcomes": dict(outcomes)}
+
+
 SCENARIOS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
     "first save": lambda place, most: adapters(place, True, most),
     "overwrite": lambda place, most: adapters(place, False, most),
@@ -364,6 +424,7 @@ SCENARIOS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
     "at random": at_random,
     "full disk": full_disk,
     "file size limit": file_size_limit,
+    "full disk in training": full_disk_in_training,
 }
 
 

@@ -44,6 +44,10 @@ def test_a_kill_or_a_full_disk_never_leaves_a_mix(tmp_path: Path) -> None:
     if not tiny_models.FULL_MATRIX:
         assert results["at random"]["points"] == MOST
         assert results["file size limit"]["points"] >= 2 * MOST
+        assert results["full disk in training"]["points"] >= MOST
+        states = {"stopped []", "stopped [3, 3]", "finished [6, 6]"}
+        assert set(results["full disk in training"]["outcomes"]) == states
+        assert "Traceback" not in done.stderr, done.stderr[-3000:]
 
 
 def test_the_next_save_removes_the_leftovers_of_a_killed_one(tmp_path: Path) -> None:

@@ -486,7 +486,11 @@ def test_the_registry_reads_files_through_one_reader():
         for line in path.read_text(encoding="utf-8").splitlines()
         if RAW.search(line)
     ]
-    assert raw == ['local.py: with open(self.root / ".gitignore", "x", encoding="utf-8") as file:']
+    assert raw == [
+        'local.py: with open(self.root / ".gitignore", "x", encoding="utf-8") as file:',
+        "sign.py: shutil.copyfile(source, target)",  # of the user's own folder
+        'tokens.py: with open(descriptor, "wb") as handle:',  # a new file
+    ]
     assert len(modules) >= 15
 
 

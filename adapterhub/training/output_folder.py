@@ -1,0 +1,141 @@
+"""The output folder of a run: which folders are refused, its lock, and errors of writing in it.
+
+<output>/.lock            held by the process that trains; released by the system if it is killed
+<output>/recipe.yaml      written when every check has passed
+<output>/metrics.jsonl, timings.jsonl, tensorboard/
+<output>/checkpoints/     last and best
+<output>/adapter/         the trained adapter
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from adapterhub.errors import OutputError
+from adapterhub.files.atomic import check_place
+from adapterhub.files.native import FILES
+
+LOCK, RECIPE = ".lock", "recipe.yaml"
+WAIT = 0.5  # seconds; `check_output` of another process holds the lock for less than one thousandth
+# What a run has written before its first checkpoint, `.recipe.yaml.new` if it was killed by then.
+_BEFORE_CHECKPOINT = frozenset(
+    {RECIPE, f".{RECIPE}.new", "metrics.jsonl", "timings.jsonl", "tensorboard", "checkpoints"}
+)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Convert an OSError of writing into an OutputError.
+
+    Raises:
+        OutputError: `path` cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(
+            f"{path} cannot be written: {error.strerror or error}",
+            expected="a writable folder on a disk with free space",
+            hint=_remedy(error.errno),
+        ) from error
+
+
+def _remedy(code: int | None) -> str:
+    if code in (errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL):
+        return "another --output"
+    writable = code in (errno.EACCES, errno.EPERM, errno.EROFS)
+    first = "make the folder writable" if writable else "free some space"
+    return f"{first}, then run the same command with --resume"
+
+
+def check_output(output: Path, resume: bool) -> None:
+    """Refuse an unusable output folder before any work is done; change nothing.
+
+    Raises:
+        OutputError: it contains a run already (without `resume`) or no run to resume, another
+            process trains in it, it is a file, or it cannot be created.
+    """
+    if output.exists() and not output.is_dir():
+        raise OutputError(f"{output} is a file", expected="a new folder for the run")
+    _check_content(output, resume)
+    parent = next(p for p in (output, *output.parents, Path.cwd()) if p.is_dir())
+    if not os.access(parent, os.W_OK):
+        raise OutputError(f"{parent} is not writable", hint="another --output")
+    if (output / LOCK).exists():
+        _acquired(output).release()
+
+
+@contextlib.contextmanager
+def hold_output(output: Path, resume: bool) -> Iterator[None]:
+    """Create the output folder and hold its lock; on exit, remove a folder that is still empty.
+
+    The file `.lock` stays: another process may already have opened it to wait for the lock.
+
+    Raises:
+        OutputError: another process trains in the folder, or it cannot be created or used.
+    """
+    created = not output.exists()
+    with writing(output):
+        output.mkdir(parents=True, exist_ok=True)
+    lock = _acquired(output)
+    try:
+        _check_content(output, resume)  # another run may have ended since the first check
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # Windows does not delete a file that is open
+            if created and os.listdir(output) == [LOCK]:
+                (output / LOCK).unlink()
+                output.rmdir()
+        lock.release()
+
+
+def _check_content(output: Path, resume: bool) -> None:
+    names = {entry.name for entry in output.iterdir()} - {LOCK} if output.is_dir() else set()
+    if names and not resume:
+        raise OutputError(
+            f"the output folder {output} exists",
+            expected="a new folder for the run",
+            hint="another --output, or --resume to continue the run in it",
+        )
+    check_place(output / "adapter", overwrite=True, replaceable=FILES)
+    checkpoints = output / "checkpoints"
+    saved = {entry.name for entry in checkpoints.iterdir()} if checkpoints.is_dir() else set()
+    if "last" in saved or any(name.endswith("-old") for name in saved):
+        return
+    others = names - _BEFORE_CHECKPOINT | {f"checkpoints/{n}" for n in saved & {"best"}}
+    if others:
+        raise OutputError(
+            f"{output} has no last checkpoint to resume from, but other files",
+            expected="the output folder of a run, with checkpoints/last",
+            hint="train without --resume into another --output",
+            offenders=sorted(others),
+        )
+
+
+def _acquired(output: Path) -> FileLock:
+    """Return the lock of the folder, held by this process."""
+    lock = FileLock(output / LOCK)
+    try:
+        if (output / LOCK).is_symlink():  # filelock before 4 would truncate its target
+            raise OSError(errno.ELOOP, f"{LOCK} is a symbolic link")
+        lock.acquire(timeout=WAIT)
+    except Timeout as error:
+        raise OutputError(
+            f"another process is training in {output}",
+            expected="one process for each output folder",
+            hint="wait until it ends or stop it, then use --resume; or another --output",
+        ) from error
+    except (OSError, NotImplementedError) as error:
+        raise OutputError(
+            f"{output} cannot be locked: {error}",
+            expected="a folder on a file system with file locks, which some network file systems "
+            "lack",
+            hint="another --output, on a local disk",
+        ) from error
+    return lock

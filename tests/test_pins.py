@@ -1,0 +1,42 @@
+"""What builds and installs the package is pinned."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def pins(name: str) -> list[str]:
+    lines = text(name).splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def test_the_build_requirements_are_pinned_as_in_their_constraints():
+    (requires,) = re.findall(r"^requires = \[(.+)\]$", text("pyproject.toml"), re.MULTILINE)
+    required = re.findall(r'"([^"]+)"', requires)
+    assert required
+    assert set(required) <= set(pins("constraints-build.txt"))
+
+
+def test_every_constraint_is_one_version_without_hashes():
+    """pip refuses to install a folder if any constraint has a hash."""
+    for name in ("constraints.txt", "constraints-oldest.txt", "constraints-build.txt"):
+        versions = pins(name)
+        assert len(versions) >= 5
+        for line in versions:
+            assert re.fullmatch(r'[\w.-]+==[\w.]+( ; python_version >= "3.11")?', line), line
+
+
+def test_make_pins_isolated_builds_in_old_and_new_pip():
+    makefile = text("Makefile")
+    assert 'PIP_CONSTRAINT="$(PINS) constraints-build.txt"' in makefile
+    assert "PIP_BUILD_CONSTRAINT=constraints-build.txt" in makefile
+    installs = re.findall(r"^\t.*pip install.*$", makefile, re.MULTILINE)
+    assert installs
+    assert all(line.startswith("\t$(PINNED) ") for line in installs)
