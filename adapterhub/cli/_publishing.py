@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from adapterhub.cli._format import print_json, say
 
 if TYPE_CHECKING:
     from adapterhub.registry.publication import PublicationInfo
@@ -50,9 +51,4 @@ def print_entry(entry: Entry, as_json: bool, done: str) -> None:
     if as_json:
         print_json(asdict(entry))
     else:
-        click.echo(f"{done} {entry.reference} for {entry.backbone}, sha256 {entry.digest[:12]}")
-
-
-def print_json(value: object) -> None:
-    """Print a value as one line of JSON with sorted keys."""
-    click.echo(json.dumps(value, sort_keys=True))
+        say(f"{done} {entry.reference} for {entry.backbone}, sha256 {entry.digest[:12]}")

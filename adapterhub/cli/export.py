@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from adapterhub.cli._format import examples
+from adapterhub.cli._format import examples, say
 from adapterhub.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _export(
         revision=revision,
     )
     load_folder(model, folder).export(output, format=form, overwrite=overwrite)
-    click.echo(f"{output}: {manifest.name} in {form} format")
+    say(f"{output}: {manifest.name} in {form} format")
 
 
 def _kind(task: object) -> str:
@@ -125,13 +125,13 @@ def _check(
     if compared:
         problems = compare_method(model, spec)
     for problem in problems:
-        click.echo(f"- {problem}")
+        say(f"- {problem}")
     if problems:
         summary = f"{len(problems)} problem{'s' * (len(problems) != 1)}"
     else:
         outputs = "equal with random weights" if compared else "not compared, peft is missing"
         summary = f"no problems; outputs {outputs}"
-    click.echo(f"{target}: {summary}")
+    say(f"{target}: {summary}")
     sys.exit(1 if problems else 0)
 
 

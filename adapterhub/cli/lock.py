@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from adapterhub.cli._publishing import as_json_option, print_json, registry_option
+from adapterhub.cli._format import print_json, say
+from adapterhub.cli._publishing import as_json_option, registry_option
 
 
 @click.command("lock")
@@ -36,4 +37,4 @@ def command(
         return
     for key, pinned in new:
         source = f" in {pinned.registry}" * (pinned.registry is not None)
-        click.echo(f"{key} = {pinned.reference}{source}, sha256 {pinned.digest[:12]}")
+        say(f"{key} = {pinned.reference}{source}, sha256 {pinned.digest[:12]}")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import click
 
+from adapterhub.cli._format import say
 from adapterhub.cli._publishing import (
     as_json_option,
     print_entry,
@@ -50,6 +52,6 @@ def command(
         listing=publication_info(description),
         peft=not no_peft,
         backbone=backbone,
-        note=lambda text: click.echo(text, err=True),
+        note=partial(say, err=True),
     )
     print_entry(entry, as_json, "pushed")

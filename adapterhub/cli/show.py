@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 
 import click
 
-from adapterhub.cli._format import print_table
+from adapterhub.cli._format import print_json, print_table, say_text
 from adapterhub.cli._publishing import backbone_option, registry_option
 
 
@@ -28,7 +27,7 @@ def command(reference: str, backbone: str | None, registry: str | None, as_json:
     folder = pull(reference, backbone=backbone, registry=registry)
     if as_json:
         manifest = json.loads((folder / MANIFEST_FILE).read_bytes())
-        click.echo(json.dumps(manifest, indent=2, sort_keys=True))
+        print_json(manifest, indent=2)
         return
     parsed = read_reference(reference)
     if parsed.kind != "folder":
@@ -37,4 +36,13 @@ def command(reference: str, backbone: str | None, registry: str | None, as_json:
     card = folder / CARD_FILE
     if card.is_file():
         _, text = split_card(card.read_text(encoding="utf-8", errors="replace"))
-        click.echo(re.sub(r"<!--.*?-->\n*", "", text).strip())
+        say_text(_without_comments(text).strip())
+
+
+def _without_comments(text: str) -> str:
+    """Remove HTML comments, in one pass: a hostile card may open very many."""
+    first, *parts = text.split("<!--")
+    for part in parts:
+        comment, end, rest = part.partition("-->")
+        first += rest.lstrip("\n") if end else f"<!--{comment}"
+    return first

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from adapterhub.cli._publishing import as_json_option, print_json, registry_option
+from adapterhub.cli._format import print_json, say
+from adapterhub.cli._publishing import as_json_option, registry_option
 from adapterhub.errors import FileError
 
 
@@ -29,4 +30,4 @@ def command(file: str, folder: str, registry: str | None, as_json: bool) -> None
     if as_json:
         print_json({"folder": folder, "restored": restored, "there": present})
     else:
-        click.echo(f"{folder}: {len(restored)} restored, {len(present)} already present")
+        say(f"{folder}: {len(restored)} restored, {len(present)} already present")

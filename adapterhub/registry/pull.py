@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
+from adapterhub.errors import one_line, warn_user
 from adapterhub.files.native import MANIFEST_FILE, adapter_folder
 from adapterhub.registry.other_formats import CONFIG_FILE
 from adapterhub.registry.reference import read_reference
@@ -51,4 +51,4 @@ def pull(
 def warn_if_yanked(entry: Entry) -> None:
     """Warn that a version was yanked, with the reason; the warning points at the verb's caller."""
     if entry.yanked is not None:
-        warnings.warn(f"{entry.reference} was yanked: {entry.yanked}", stacklevel=3)
+        warn_user(f"{entry.reference} was yanked: {one_line(entry.yanked)}", stacklevel=3)

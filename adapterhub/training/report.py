@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from adapterhub.adapters.parts import HEAD
+from adapterhub.errors import one_line
 from adapterhub.training.options import TrainOptions
 from adapterhub.training.processes import is_main
 
@@ -146,7 +147,7 @@ class PlainLines(Reporter):
 
     def note(self, text: str) -> None:
         """Print one line."""
-        print(text, file=self.stream, flush=True)
+        print(one_line(text), file=self.stream, flush=True)
 
 
 class Bar(Reporter):
@@ -157,7 +158,7 @@ class Bar(Reporter):
             TextColumn("{task.percentage:>3.0f}%"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             TimeRemainingColumn(),
             console=console or Console(stderr=True),
         )
@@ -183,7 +184,7 @@ class Bar(Reporter):
 
     def note(self, text: str) -> None:
         """Print one line above the bar."""
-        self.progress.console.print(text, markup=False, highlight=False)
+        self.progress.console.print(one_line(text), markup=False, emoji=False, highlight=False)
 
     def close(self) -> None:
         """Stop the display."""
