@@ -72,6 +72,14 @@ class LazyGroup(click.Group):
             raise click.UsageError(f"unknown command {args[0]!r}{did_you_mean(args[0], COMMANDS)}")
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the subcommand; what click's errors quote from the command line is printable."""
+        try:
+            return super().invoke(ctx)
+        except click.ClickException as error:
+            error.message = printable(error.message).replace("\n", "\n    ")
+            raise
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the table of subcommands from COMMANDS, without importing their modules."""
         with formatter.section("Commands"):

@@ -36,7 +36,8 @@ def command(reference: str, backbone: str | None, registry: str | None, as_json:
     card = folder / CARD_FILE
     if card.is_file():
         _, text = split_card(card.read_text(encoding="utf-8", errors="replace"))
-        say_text(_without_comments(text).strip())
+        # Indented, so that no line of a stranger's card passes for one of this program.
+        say_text("\n".join(f"  {line}" for line in _without_comments(text).strip().split("\n")))
 
 
 def _without_comments(text: str) -> str:
