@@ -7,6 +7,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from adapterhub.files import schema
 from adapterhub.registry.store import Entry
 
 _FIELDS = (
@@ -15,6 +16,19 @@ _FIELDS = (
 )  # fmt: skip
 
 _LISTS = ("methods", "tags", "language", "topics")
+_WORD = schema.text(r"[\w.:+/-]{1,200}", "a word")
+_TEXT = schema.text(r"(?s).{0,2000}", "a text", null=True)
+_COUNT = schema.integer(0, 2**63 - 1)
+# Of a section of a stranger's card, whose values are printed and compared.
+_SECTION = {
+    "version": schema.text(r"v[0-9]{1,9}", "a version"),
+    "digest": schema.text(r"[0-9a-f]{64}", "a sha256"),
+    **dict.fromkeys(("fingerprint", "backbone"), _WORD),
+    **dict.fromkeys(("task", "description", "license"), _TEXT),
+    **dict.fromkeys(("size", "parameters"), _COUNT),
+    **{name: schema.sequence(schema.text(r"(?s).{1,200}", "a text"), 0, 1000) for name in _LISTS},
+    "metrics": schema.mapping(schema.text(r"(?s).{1,200}", "a metric"), schema.number),
+}
 
 
 def hub_card(card: bytes, entry: Entry) -> bytes:
@@ -56,22 +70,25 @@ def entry_from_card(card: Any, name: str, prefix: str) -> Entry | None:
     section = metadata.get("adapterhub")
     if not isinstance(section, Mapping) or not {"version", "digest", "methods"} <= section.keys():
         return None
-    fields = {key: section[key] for key in _FIELDS if key in section}
-    try:
-        return Entry(
-            **{
-                "task": None,
-                "fingerprint": "",
-                **fields,
-                "reference": f"{prefix}{name}@{fields['version']}",
-                "name": name,
-                "backbone": str(fields.get("backbone") or metadata.get("base_model", "")),
-                **{key: tuple(map(str, fields.get(key, ()))) for key in _LISTS},
-                "metrics": {str(k): float(v) for k, v in fields.get("metrics", {}).items()},
-            }
-        )
-    except (TypeError, ValueError, AttributeError):
+    base_model = metadata.get("base_model")
+    fields = {
+        **({"backbone": base_model} if isinstance(base_model, str) and base_model else {}),
+        **{key: section[key] for key in _FIELDS if section.get(key) not in (None, "")},
+    }
+    if any(_SECTION[key](key, value) for key, value in fields.items()):
         return None
+    return Entry(
+        **{
+            "task": None,
+            "fingerprint": "",
+            "backbone": "",
+            **fields,
+            "reference": f"{prefix}{name}@{fields['version']}",
+            "name": name,
+            **{key: tuple(fields.get(key, ())) for key in _LISTS},
+            "metrics": {key: float(value) for key, value in fields.get("metrics", {}).items()},
+        }
+    )
 
 
 def _results(entry: Entry) -> list[EvalResult]:

@@ -16,6 +16,9 @@ ENTRY = Entry(
 )  # fmt: skip
 
 
+VALID = {"version": "v1", "digest": "0" * 64, "methods": ["lora"]}
+
+
 def test_an_entry_is_read_back_from_its_card():
     data = card_data({"README.md": hub_card(b"# Polite\n", ENTRY)})
     assert entry_from_card(data, "acme/polite", "hf:") == ENTRY
@@ -39,12 +42,21 @@ def test_the_writers_text_and_metadata_are_kept():
         None,
         "text",
         {},
-        {"version": "v1", "digest": "0"},
-        {"version": "v1", "digest": "0", "methods": 3},
-        {"version": "v1", "digest": "0", "methods": ["lora"], "metrics": {"f1": "high"}},
-        {"version": "v1", "digest": "0", "methods": ["lora"], "metrics": [1]},
+        {"version": "v1", "digest": "0" * 64},
+        {"version": "v1", "digest": "0", "methods": ["lora"]},
+        VALID | {"version": "v1\x1b[2J"},
+        VALID | {"version": ["v1"]},
+        VALID | {"methods": 3},
+        VALID | {"metrics": {"f1": "high"}},
+        VALID | {"metrics": [1]},
+        VALID | {"size": "1e9"},
+        VALID | {"parameters": -1},
+        VALID | {"backbone": "a b\x07"},
+        VALID | {"description": ["x"]},
+        VALID | {"tags": "best"},
     ],
 )
 def test_an_unreadable_card_gives_no_entry(section):
+    assert entry_from_card({"adapterhub": VALID}, "a/b", "hf:") is not None
     assert entry_from_card({"adapterhub": section}, "a/b", "hf:") is None
     assert entry_from_card(None, "a/b", "hf:") is None
