@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -73,11 +74,19 @@ def command(
             say_text("\t".join(one_line(t, sys.maxsize) for t in (str(prediction), *shown)))
 
 
+def _typed() -> str:
+    """Read standard input to its end; it is UTF-8 whatever the terminal's encoding is."""
+    from adapterhub.data.decode import decode_text
+
+    raw = getattr(sys.stdin, "buffer", None)  # a test's stream may have texts only
+    return sys.stdin.read() if raw is None else decode_text(raw.read(), "standard input")
+
+
 def _read_lines(record: TrainingRecord) -> list[Any]:
     """Read the examples on standard input, one per line, texts separated by tabs."""
     if sys.stdin.isatty():
         say("enter one text per line, then Ctrl-D:", err=True)
-    lines = [line.rstrip("\r\n") for line in sys.stdin]
+    lines = [line.rstrip("\n") for line in io.StringIO(_typed(), newline=None)]
     if not lines:
         raise DataError("nothing to predict on", hint='adapterhub predict ADAPTER "a text"')
     tabs = record.task.fields(record.data) - 1

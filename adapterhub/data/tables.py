@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adapterhub.data.decode import decode_text
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError, did_you_mean, read_problem
 
@@ -145,12 +146,9 @@ def read_text(source: str) -> str:
     data = _read_bytes(Path(source))
     try:
         data = _decompress(source, data) if source.lower().endswith(".gz") else data
-        text = data.decode("utf-8-sig")
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{source} is not a complete gzip file: {error}") from error
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise DataError(f"{source}, line {line}: not UTF-8", hint="save it as UTF-8") from error
+    text = decode_text(data, source)
     if not text.strip():
         raise DataError(f"{source} is empty")
     return text

@@ -31,4 +31,4 @@ def test_a_yanked_version_on_a_hub_is_not_found(hub, tmp_path):
 @pytest.mark.parametrize("reason", ["", "a\nb", "\x1b[2J", "\ud800", "x" * 1001])
 def test_a_reason_is_one_printable_line(reason, tmp_path):
     with pytest.raises(ConfigError, match="invalid reason"):
-        yank("polite@v1", reason, registry=tmp_path)
+        ah.yank("polite@v1", reason, registry=tmp_path)
