@@ -18,6 +18,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 registry_option = click.option("--registry", help="Registry folder (default: your own registry).")
+allow_finding_option = click.option(
+    "--allow-finding",
+    "allow_findings",
+    multiple=True,
+    metavar="CODE",
+    help="Publish a text that looks private and is not.",
+)
 backbone_option = click.option("--backbone", help="Only for this backbone: its id or fingerprint.")
 
 

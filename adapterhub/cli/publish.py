@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from adapterhub.cli._publishing import (
+    allow_finding_option,
     as_json_option,
     print_entry,
     publication_info,
@@ -21,6 +22,7 @@ from adapterhub.cli._publishing import (
 @click.option("--version", help="Version, v1 or later (default: the next).")
 @click.option("--tag", "tags", multiple=True, help="A name for this version: best.")
 @publication_options
+@allow_finding_option
 @registry_option
 @as_json_option
 def command(
@@ -29,6 +31,7 @@ def command(
     version: str | None,
     tags: tuple[str, ...],
     registry: str | None,
+    allow_findings: tuple[str, ...],
     as_json: bool,
     **description: Any,
 ) -> None:
@@ -47,5 +50,6 @@ def command(
         tags=tags,
         registry=registry,
         listing=publication_info(description),
+        allow_findings=allow_findings,
     )
     print_entry(entry, as_json, "published")

@@ -9,6 +9,7 @@ import click
 
 from adapterhub.cli._format import say
 from adapterhub.cli._publishing import (
+    allow_finding_option,
     as_json_option,
     print_entry,
     publication_info,
@@ -22,6 +23,7 @@ from adapterhub.cli._publishing import (
 @click.option("--private", is_flag=True, help="Make a new repository private.")
 @click.option("--tag", "tags", multiple=True, help="A git tag for this version.")
 @publication_options
+@allow_finding_option
 @click.option("--no-peft", is_flag=True, help="Do not add the files of the peft format.")
 @click.option("--backbone", help="Folder of the backbone, if it is not on the Hub.")
 @as_json_option
@@ -32,6 +34,7 @@ def command(
     tags: tuple[str, ...],
     no_peft: bool,
     backbone: str | None,
+    allow_findings: tuple[str, ...],
     as_json: bool,
     **description: Any,
 ) -> None:
@@ -50,6 +53,7 @@ def command(
         visibility="private" if private else "public",
         tags=tags,
         listing=publication_info(description),
+        allow_findings=allow_findings,
         peft=not no_peft,
         backbone=backbone,
         note=partial(say, err=True),

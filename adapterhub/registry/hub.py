@@ -118,7 +118,7 @@ class HubStore:
         check_tags(publication.tags)
         files = {n: (folder / n).read_bytes() for n in PUBLISHED if (folder / n).is_file()}
         files |= publication.beside
-        refuse_leaks(files)
+        refuse_leaks(files, publication.allowed)
         name = publication.name
         with self._translated_errors(name):
             private = publication.visibility == "private"

@@ -23,8 +23,9 @@ from adapterhub.errors import FileError, RegistryError, did_you_mean
 from adapterhub.files.atomic import explained
 from adapterhub.files.native import CARD_FILE, read_adapter
 from adapterhub.registry.index import FORMAT, Index, open_index, remove_index
-from adapterhub.registry.local_versions import NameFolder, copy_adapter, digest_of
+from adapterhub.registry.local_versions import PUBLISHED, NameFolder, copy_adapter, digest_of
 from adapterhub.registry.reference import check_name
+from adapterhub.registry.secrets import published_texts, refuse_leaks
 from adapterhub.registry.store import Entry, Publication, Query, choose_version, is_fingerprint
 
 Result = TypeVar("Result")
@@ -79,6 +80,7 @@ class LocalRegistry:
         """Publish an adapter's folder."""
         manifest, _ = read_adapter(folder)
         check_name(publication.name)
+        refuse_leaks(published_texts(folder, PUBLISHED), publication.allowed)
         name_folder = NameFolder(self._backbone(manifest.backbone.id) / publication.name)
         _refuse_other_case(name_folder)
         self._write_gitignore()

@@ -18,6 +18,7 @@ def publish(
     tags: tuple[str, ...] = (),
     registry: str | Path | None = None,
     listing: PublicationInfo | None = None,
+    allow_findings: tuple[str, ...] = (),
 ) -> Entry:
     """Publish the adapter in a folder to a local registry.
 
@@ -31,14 +32,16 @@ def publish(
         registry: the folder of the registry, if not the default one.
         listing: description, licence, languages and topics; they become part of the manifest, and
             so of the version.
+        allow_findings: codes, from the error, of texts that look private and are not.
 
     Raises:
-        FileError: the folder holds no valid adapter.
+        FileError: the folder holds no valid adapter, or its files contain private information.
         ConfigError: the name, version or a tag is invalid.
         OutputError: `listing` is invalid, or the registry cannot be written.
         RegistryError: the version is taken by other bytes.
     """
     source = adapter_folder(Path(folder).expanduser())
     name = name or read_manifest(source).name
+    publication = Publication(name, version, tuple(tags), allowed=tuple(allow_findings))
     with prepared_folder(source, listing or PublicationInfo(), name) as prepared:
-        return LocalRegistry(registry).put(prepared, Publication(name, version, tuple(tags)))
+        return LocalRegistry(registry).put(prepared, publication)
