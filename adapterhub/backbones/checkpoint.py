@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
+from adapterhub.backbones.torch_file import load_torch_file
 from adapterhub.errors import BackboneError
 
 _DTYPES = {
@@ -56,7 +57,7 @@ def stored_tensors(folder: Path) -> Iterator[StoredTensor]:
                     yield from _in_safetensors(handle)
             else:
                 yield from _in_torch_file(file)
-        except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
             raise _broken(file, error) from error
 
 
@@ -114,12 +115,7 @@ def _values(handle: BinaryIO, first: int, dtype: torch.dtype, runs: Runs) -> Ten
 
 
 def _in_torch_file(file: Path) -> Iterator[StoredTensor]:
-    options: dict[str, Any] = {"map_location": "cpu", "weights_only": True}
-    try:
-        tensors = torch.load(file, mmap=True, **options)
-    except RuntimeError:  # the format before torch 1.6 cannot be mapped
-        tensors = torch.load(file, **options)
-    for name, tensor in tensors.items():
+    for name, tensor in load_torch_file(file).items():
         yield StoredTensor(name, tuple(tensor.shape), partial(take_runs, tensor))
 
 

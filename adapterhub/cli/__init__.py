@@ -77,7 +77,8 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except click.ClickException as error:
-            error.message = printable(error.message).replace("\n", "\n    ")
+            quoted = printable(error.message).replace("\n", "\n    ")
+            vars(error)["message"] = quoted  # final by its annotation
             raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
