@@ -32,6 +32,7 @@ MOST_SECONDS = 10.0  # of CPU time; a step on the largest values takes milliseco
 _MOST_BITS = 256  # of an integer, so that powers end
 _MOST_WIDTH = 32  # spaces of an indentation
 _METHODS = {
+    str: "strip lstrip rstrip split rsplit splitlines startswith endswith upper lower title "
     "capitalize swapcase casefold replace join find rfind index rindex count isdigit isalpha "
     "isspace isupper islower isnumeric isalnum isdecimal removeprefix removesuffix partition "
     "rpartition",
