@@ -20,7 +20,10 @@ _LEAST_LIMIT = 64 << 20  # bytes: a small file may expand to this, as a gzip fil
 _MOST_EXPANSION = 100  # times the file's size; text expands 3 to 20 times
 _BYTES_A_VALUE = 64  # of a Python object and its place in a list, besides its characters
 _MOST_CHUNKS = 100_000  # columns times row groups, each of which has a header of its own
-_DELTA_BYTE_ARRAY = 7  # each value repeats the beginning of the one before
+# Lengths as differences, and values that repeat the beginning of the one before: a value may be as
+# long as its page, and pyarrow does not read them as dictionaries.
+_DELTAS = (6, 7)
+_MOST_BATCH = 65_536  # rows
 _UNCOMPRESSED, _COMPRESSED = 2, 3  # fields of a page header
 _PAGE_KINDS = (5, 7, 8)  # of a data page, a dictionary, a data page of version 2
 _VALUES, _ENCODING_FIELDS = 1, {5: 2, 7: 2, 8: 4}  # fields of these
@@ -35,17 +38,13 @@ class ParquetColumns:
     """The columns of a Parquet file in memory, read one at a time."""
 
     data: bytes
-    file: Any
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return the names of the columns, in order."""
-        return tuple(self.file.schema_arrow.names)
+    metadata: Any
+    names: tuple[str, ...]
 
     @property
     def rows(self) -> int:
         """Return the number of rows."""
-        return int(self.file.metadata.num_rows)
+        return int(self.metadata.num_rows)
 
     def values(self, name: str) -> list[object]:
         """Read the values of a column.
@@ -54,33 +53,40 @@ class ParquetColumns:
             ExpansionError: they would take more memory than the file's size explains.
             ValueError: the column is damaged; pyarrow raises its own errors too.
         """
+        import pyarrow.parquet
+
         limit = max(_MOST_EXPANSION * len(self.data), _LEAST_LIMIT)
-        check_pages(self, name, limit)
-        column = self.file.read(columns=[name], use_threads=False).column(0)
-        if sum(map(_expanded, column.chunks)) > limit:
-            raise _too_large(self, limit)
-        values: list[object] = column.to_pylist()
+        dictionaries, batch = check_pages(self, name, limit)
+        file = pyarrow.parquet.ParquetFile(
+            io.BytesIO(self.data), read_dictionary=dictionaries, metadata=self.metadata
+        )
+        values: list[object] = []
+        size = 0
+        for group in range(self.metadata.num_row_groups):  # pyarrow joins no nested dictionaries
+            for rows in file.iter_batches(batch, [group], [name], use_threads=False):
+                size += _expanded(rows.column(0))
+                if size > limit:
+                    raise _too_large(self, limit)
+                values += rows.column(0).to_pylist()
         return values
 
 
 def open_parquet(data: bytes) -> ParquetColumns:
-    """Open a Parquet file; dictionaries of texts are read as such.
+    """Open a Parquet file and read its summary.
 
     Raises:
         ExpansionError: it has more columns and row groups than a file of examples.
     """
     import pyarrow.parquet
 
-    metadata = pyarrow.parquet.read_metadata(io.BytesIO(data))
+    file = pyarrow.parquet.ParquetFile(io.BytesIO(data))
+    metadata = file.metadata
     if metadata.num_columns * metadata.num_row_groups > _MOST_CHUNKS:
         raise ExpansionError(f"{metadata.num_columns} columns in {metadata.num_row_groups} groups")
-    leaves = [metadata.schema.column(i) for i in range(metadata.num_columns)]
-    texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
-    file = pyarrow.parquet.ParquetFile(io.BytesIO(data), read_dictionary=texts, metadata=metadata)
-    return ParquetColumns(data, file)
+    return ParquetColumns(data, metadata, tuple(file.schema_arrow.names))
 
 
-def check_pages(columns: ParquetColumns, name: str, limit: int) -> None:
+def check_pages(columns: ParquetColumns, name: str, limit: int) -> tuple[list[str], int]:
     """Add up what the page headers of a column state.
 
     Args:
@@ -88,22 +94,38 @@ def check_pages(columns: ParquetColumns, name: str, limit: int) -> None:
         name: the column.
         limit: the most bytes that its values may take.
 
+    Returns:
+        The paths of its parts to read as dictionaries, since their pages do not tell how long the
+        values are that they repeat; and how many rows to read at a time, so that these take no more
+        than `limit` even if each value is as long as a page.
+
     Raises:
         ExpansionError: it is more than `limit`.
         ValueError: a page header is damaged.
     """
-    metadata, size = columns.file.metadata, 0
+    metadata, size, dictionaries, batch = columns.metadata, 0, [], _MOST_BATCH
     for index in range(metadata.num_columns):
         leaf = metadata.schema.column(index)
         if leaf.path != name and not leaf.path.startswith(f"{name}."):
             continue
-        for group in range(metadata.num_row_groups):
-            for page in _pages(columns.data, metadata.row_group(group).column(index)):
-                size += page.size + page.values * (_BYTES_A_VALUE + leaf.length)
-                if page.encoding == _DELTA_BYTE_ARRAY:
-                    size += page.size * page.values
-                if size > limit:
-                    raise _too_large(columns, limit)
+        groups = range(metadata.num_row_groups)
+        pages = [
+            page
+            for group in groups
+            for page in _pages(columns.data, metadata.row_group(group).column(index))
+        ]
+        if leaf.physical_type == "BYTE_ARRAY":
+            if not any(page.encoding in _DELTAS for page in pages):
+                dictionaries.append(leaf.path)
+            else:
+                largest = max(1, *(page.size for page in pages))
+                batch = min(batch, limit // largest)
+                if leaf.max_repetition_level:  # a row may have any number of values
+                    size += largest * sum(page.values for page in pages)
+        size += sum(p.size + p.values * (_BYTES_A_VALUE + max(leaf.length, 0)) for p in pages)
+        if size > limit:
+            raise _too_large(columns, limit)
+    return dictionaries, max(batch, 1)
 
 
 def _too_large(columns: ParquetColumns, limit: int) -> ExpansionError:
@@ -152,8 +174,10 @@ def _pages(data: bytes, chunk: Any) -> Iterator[_Page]:
         position += compressed
         kinds = [(kind, header[kind]) for kind in _PAGE_KINDS if isinstance(header.get(kind), dict)]
         for kind, fields in kinds:
-            count, encoding = fields.get(_VALUES, 0), fields.get(_ENCODING_FIELDS[kind], 0)
-            yield _Page(size, max(int(count), 0), int(encoding))
+            count, encoding = fields.get(_VALUES), fields.get(_ENCODING_FIELDS[kind])
+            if not isinstance(count, int) or not isinstance(encoding, int):
+                raise ValueError("a page header without a number of values")
+            yield _Page(size, max(count, 0), encoding)
 
 
 def _read_struct(data: bytes, position: int, depth: int = 0) -> tuple[dict[int, Any], int]:

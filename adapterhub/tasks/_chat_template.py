@@ -242,23 +242,23 @@ class _CountingEnvironment(ImmutableSandboxedEnvironment):
         _check_operator(operator, left, right)
         return self.checked(super().call_binop(context, operator, left, right))
 
-    def call(__self, __context: Any, __function: Any, *args: Any, **options: Any) -> Any:
+    def call(self, context: Any, function: Any, /, *args: Any, **options: Any) -> Any:
         """Call a macro, or a function whose result has a known size."""
-        owner = getattr(__function, "__self__", None)
-        if owner is __self and __function.__name__ in ("step", "checked", "concatenated"):
-            return __function(*args)
-        __self.step(0)
-        if isinstance(__function, (Macro, LoopContext)) or isinstance(owner, _TRUSTED):
-            return super().call(__context, __function, *args, **options)
-        name = getattr(__function, "__name__", type(__function).__name__)
-        if not any(__function is known for known in __self.globals.values()):
+        owner = getattr(function, "__self__", None)
+        if owner is self and function.__name__ in ("step", "checked", "concatenated"):
+            return function(*args)
+        self.step(0)
+        if isinstance(function, (Macro, LoopContext)) or isinstance(owner, _TRUSTED):
+            return super().call(context, function, *args, **options)
+        name = getattr(function, "__name__", type(function).__name__)
+        if not any(function is known for known in self.globals.values()):
             if (type(owner), name) not in _ALLOWED:
                 raise TemplateLimitError(f"calls {name}, which chat templates cannot")
             _check_call(name, owner, args)
         elif name == "strftime_now" and re.search(r"%[^a-zA-Z%]", str(args)):
             raise TemplateLimitError("calls strftime_now with a width")
         _size([*args, *(value for key, value in options.items() if key not in _OF_LOOPS)])
-        return __self.checked(super().call(__context, __function, *args, **options))
+        return self.checked(super().call(context, function, *args, **options))
 
     def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a filter that counts a step and checks what it is applied to."""

@@ -48,9 +48,23 @@ def test_every_value_of_every_type_is_read(options):
 
 def test_the_sizes_of_all_pages_are_added_up():
     columns = open_parquet(written(row_group_size=1, use_dictionary=False))
-    check_pages(columns, "text", 5 * (64 + 30))
+    assert check_pages(columns, "text", 5 * (64 + 30)) == (["text"], 65_536)
+    assert check_pages(columns, "number", 5 * (64 + 30)) == ([], 65_536)
     with pytest.raises(ExpansionError, match="expand to more than 300"):
         check_pages(columns, "text", 300)
+
+
+def test_ordinary_files_of_every_encoding_are_within_the_limits():
+    """50,000 rows of text: numbers in a dictionary, and lengths and beginnings as differences."""
+    text = [f"sentence number {n} of a file " * 9 for n in range(50_000)]
+    table = pyarrow.table({"text": text, "label": [n % 3000 for n in range(50_000)]})
+    for encoding in (None, "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"):
+        stream = io.BytesIO()
+        column = {"column_encoding": {"text": encoding}, "use_dictionary": ["label"]}
+        pyarrow.parquet.write_table(table, stream, **(column if encoding else {}))
+        columns = open_parquet(stream.getvalue())
+        assert columns.values("text") == text
+        assert columns.values("label")[2999:3001] == [2999, 0]
 
 
 @given(st.data())
