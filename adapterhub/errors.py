@@ -16,17 +16,21 @@
 
 Each message states the problem, what was expected and what to try next. If several things are
 wrong, one error lists them all. The command line prints the message and exits with code 2. Messages
-may quote untrusted files, so control characters are escaped.
+may quote untrusted files, so control characters are escaped, and lines after the first of each part
+are indented: none can pass for a message or a prompt of its own.
 """
 
 from __future__ import annotations
 
 import difflib
+import json
 import re
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
 MOST_LINES, MOST_CHARACTERS = 200, 2000  # per message; untrusted files may have millions
+MOST_IN_A_LINE = 1000  # characters of a field printed on one line: the longest label
 
 
 class AdapterhubError(Exception):
@@ -57,7 +61,7 @@ class AdapterhubError(Exception):
             lines.append(f"  expected: {self.expected}")
         if self.hint:
             lines.append(f"  try: {self.hint}")
-        return printable("\n".join(map(_cut, lines)))
+        return printable("\n".join(_cut(line).replace("\n", "\n    ") for line in lines))
 
 
 class ConfigError(AdapterhubError):
@@ -108,18 +112,43 @@ class OutputError(AdapterhubError):
     """A path that cannot be written: it exists, is read-only, or the disk is full."""
 
 
-# Control characters except tab and newline, bidirectional marks, and lone surrogates.
+# Controls except tab and newline; format characters: bidirectional marks, zero-width and tag
+# characters; line separators that are no newline; lone surrogates. Joiners are part of words in
+# other scripts and of emoji, but invisible next to ASCII.
 _UNSAFE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufeff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff"
+    "\ufff9-\ufffb\ud800-\udfff\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f]"
+    "|(?<![^\x00-\x7f])[\u200c\u200d]|[\u200c\u200d](?![^\x00-\x7f])"
 )
 
 
 def printable(text: str) -> str:
-    r"""Escape characters that control a terminal, reorder text or cannot be encoded, as \u001b.
+    r"""Escape characters that control a terminal, reorder or hide text, as \u001b.
 
-    The escapes are JSON's: inside a JSON string they stand for the original characters.
+    Lone surrogates, which cannot be encoded, are escaped too. The escapes are JSON's: inside a JSON
+    string they stand for the original characters.
     """
-    return _UNSAFE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
+    return _UNSAFE.sub(_escape, text)
+
+
+def one_line(text: str, most: int = MOST_IN_A_LINE) -> str:
+    r"""Return `text` as one printable line: line ends and tabs as \n and \t, cut to `most`."""
+    cut = text if len(text) <= most else f"{text[:most]}..."
+    return printable(cut.replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r"))
+
+
+def warn_user(message: str, *, stacklevel: int = 1) -> None:
+    """Warn the user, with what the message quotes from others made printable.
+
+    Args:
+        message: the warning.
+        stacklevel: the frames between the caller and the line that the warning points at, plus one.
+    """
+    warnings.warn(printable(message).replace("\n", "\n    "), stacklevel=stacklevel + 1)
+
+
+def _escape(match: re.Match[str]) -> str:
+    return json.dumps(match.group())[1:-1] if match.group() != "\x7f" else "\\u007f"
 
 
 def _cut(line: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from adapterhub.adapters.parts import HEAD
 from adapterhub.adapters.state import activated, bare, find_state
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.backbones.tokenizer import tokenizer_snapshot
+from adapterhub.errors import warn_user
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo
 from adapterhub.files.native import read_manifest, read_tensors
 from adapterhub.hooks.new_tokens import add_new_tokens
@@ -119,7 +119,7 @@ def load_imported(
     manifest = _manifest_of(imported, model.config.model_type)
     unchecked = [] if any_backbone else check_backbone_name(imported, model)
     for note in (*imported.notes, *unchecked):
-        warnings.warn(note, stacklevel=3)
+        warn_user(note, stacklevel=3)
     with bare(model) as state, skip_init():
         methods = parse_methods(manifest.methods)
         # These files have no rows of new tokens, but may have whole embeddings.

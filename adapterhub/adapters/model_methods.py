@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -25,7 +24,7 @@ from adapterhub.adapters.activation import Activation
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.anatomy.sites import CHILD
 from adapterhub.backbones.token_embedding import token_embedding
-from adapterhub.errors import AttachError
+from adapterhub.errors import AttachError, warn_user
 from adapterhub.hooks.composition import Composition
 from adapterhub.hooks.precision import convert_masters
 
@@ -116,7 +115,7 @@ def save_backbone(
         save(save_directory, is_main_process, tensors, **options)
     finally:
         state.activate(composition)
-    warnings.warn(
+    warn_user(
         f"save_pretrained wrote the backbone without its adapters ({', '.join(state.adapters)}), "
         "and their tensors only for Trainer to resume from; to save an adapter: "
         "adapter.save(FOLDER); to save the adapted model: merge(model), then save_pretrained",

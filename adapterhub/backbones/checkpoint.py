@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
+from adapterhub.backbones.torch_file import load_torch_file
 from adapterhub.errors import BackboneError
 
 _DTYPES = {
@@ -69,7 +70,7 @@ def opened_tensors(file: Path) -> Iterator[list[StoredTensor]]:
                 yield _in_safetensors(handle)
         else:
             yield _in_torch_file(file)
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RuntimeError, AttributeError) as error:
         raise _broken(file, error) from error
 
 
@@ -142,14 +143,9 @@ def _values(
 
 
 def _in_torch_file(file: Path) -> list[StoredTensor]:
-    options: dict[str, Any] = {"map_location": "cpu", "weights_only": True}
-    try:
-        tensors = torch.load(file, mmap=True, **options)
-    except RuntimeError:  # the format before torch 1.6 cannot be mapped
-        tensors = torch.load(file, **options)
     return [
         StoredTensor(name, tuple(tensor.shape), partial(take_runs, tensor))
-        for name, tensor in tensors.items()
+        for name, tensor in load_torch_file(file).items()
     ]
 
 

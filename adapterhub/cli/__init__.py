@@ -7,15 +7,20 @@ What Python users need too belongs in the rooms above.
 from __future__ import annotations
 
 import importlib
+import io
+import logging
 import os
+import re
 import sys
+import traceback
 import warnings
+from types import TracebackType
 from typing import NoReturn
 
 import click
 
 from adapterhub._version import __version__
-from adapterhub.errors import AdapterhubError, did_you_mean, printable
+from adapterhub.errors import AdapterhubError, ConfigError, did_you_mean, one_line, printable
 
 COMMANDS = {
     "train": "Train an adapter from a recipe or from flags.",
@@ -73,6 +78,15 @@ class LazyGroup(click.Group):
             raise click.UsageError(f"unknown command {args[0]!r}{did_you_mean(args[0], COMMANDS)}")
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the subcommand; what click's errors quote from the command line is printable."""
+        try:
+            return super().invoke(ctx)
+        except click.ClickException as error:
+            quoted = printable(error.message).replace("\n", "\n    ")
+            vars(error)["message"] = quoted  # final by its annotation
+            raise
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the table of subcommands from COMMANDS, without importing their modules."""
         with formatter.section("Commands"):
@@ -88,13 +102,54 @@ def group() -> None:
 def main() -> None:
     """Run the command line; on an expected error print one message and exit with code 2."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    warnings.formatwarning = _warning_line
+    _make_output_printable()
     try:
+        _refuse_undecodable(sys.argv[1:])
         group(prog_name="adapterhub")
     except AdapterhubError as error:
         _fail(str(error))
     except OSError as error:  # a full disk, a lost mount: not a bug, so no traceback
-        _fail(printable(f"{error.filename or 'a file'}: {error.strerror or error}"))
+        _fail(one_line(f"{error.filename or 'a file'}: {error.strerror or error}"))
+
+
+class _PrintableRecord(logging.LogRecord):
+    """A log record whose message is printable: libraries log texts of hubs and files."""
+
+    def getMessage(self) -> str:
+        return printable(super().getMessage())
+
+
+def _make_output_printable() -> None:
+    """Escape what others wrote in warnings, logs and tracebacks, and what a stream cannot encode.
+
+    The commands' own output is escaped by `_format`, errors by `AdapterhubError`.
+    """
+    warnings.formatwarning = _warning_line
+    logging.setLogRecordFactory(_PrintableRecord)
+    sys.excepthook = _print_traceback
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _print_traceback(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Print an unexpected exception as Python does, but printable."""
+    sys.stderr.write(printable("".join(traceback.format_exception(kind, error, trace))))
+
+
+def _refuse_undecodable(words: list[str]) -> None:
+    """Refuse arguments that are not in the encoding of the terminal: Python hides their bytes."""
+    for number, word in enumerate(words, start=1):
+        if lone := re.search("[\ud800-\udfff]", word):
+            byte = ord(lone.group()) - 0xDC00
+            raise ConfigError(
+                f"argument {number} is not {sys.getfilesystemencoding().upper()} text: byte "
+                f"0x{byte & 0xFF:02x} at character {lone.start() + 1}",
+                expected="text in the encoding of the terminal",
+                hint="pipe texts through iconv -f LATIN1 -t UTF-8; rename files with other names",
+            )
 
 
 def _warning_line(
@@ -105,7 +160,8 @@ def _warning_line(
     line: str | None = None,
 ) -> str:
     """Format a warning for users, without the line of code that raised it."""
-    return f"{'note' if category is UserWarning else category.__name__}: {message}\n"
+    text = printable(str(message)).replace("\n", "\n    ")
+    return f"{'note' if category is UserWarning else category.__name__}: {text}\n"
 
 
 def _fail(message: str) -> NoReturn:

@@ -1,18 +1,63 @@
-"""How the commands print numbers, tables and examples."""
+"""How the commands print lines, JSON, numbers, tables and examples.
+
+All output goes through this module: names, reasons, labels and cards may be a stranger's. Control
+characters are escaped, and nothing is read as rich's markup or emoji codes.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import click
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 from adapterhub.config.options import options_of
+from adapterhub.errors import one_line, printable
 
 _PIPE_WIDTH = 140  # characters per line of a table that is not printed on a terminal
 _UNLIMITED = 1000  # characters per line in which no table wraps
+_MOST_SAID = 10_000  # characters of a line: twenty of the longest labels, a screen or two
+_MOST_IN_A_CELL = 200  # characters: longer ones push the other columns off the screen
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print one line; line ends in it are escaped. `err` prints it to standard error."""
+    click.echo(one_line(text, _MOST_SAID), err=err)
+
+
+def say_text(text: str, *, err: bool = False) -> None:
+    """Print a text of several lines. `err` prints it to standard error."""
+    click.echo(printable(text), err=err)
+
+
+def print_json(value: object, *, indent: int | None = None) -> None:
+    """Print a value as JSON, on one line unless `indent` gives the spaces per level.
+
+    Only what every output stream can encode is left unescaped.
+    """
+    ascii_only = not str(sys.stdout.encoding).lower().startswith("utf")
+    click.echo(printable(json.dumps(value, indent=indent, ensure_ascii=ascii_only)))
+
+
+def console(**options: Any) -> Console:
+    """Return a console that prints texts as they are, without markup, emoji codes or colours."""
+    return Console(**options, markup=False, emoji=False, highlight=False)
+
+
+class PlainTable(Table):
+    """A table whose cells are one line each and shown as they are, without markup."""
+
+    def add_row(self, *cells: Any, **options: Any) -> None:
+        """Add a row; texts become one printable line, other renderables stay."""
+        plain = (Text(one_line(c, _MOST_IN_A_CELL)) if isinstance(c, str) else c for c in cells)
+        super().add_row(*plain, **options)
 
 
 def examples(*lines: str) -> str:
@@ -42,9 +87,8 @@ def seconds_text(seconds: float) -> str:
 
 def print_facts(facts: Mapping[str, str], width: int) -> None:
     """Print one `name value` line per fact, with the names padded to `width` columns."""
-    console = Console()
     for name, text in facts.items():
-        console.print(f"{name:{width}} {text}", highlight=False, markup=False, soft_wrap=True)
+        say(f"{name:{width}} {text}")
 
 
 def print_table(table: Table, optional: Sequence[str] = ()) -> None:
@@ -56,21 +100,21 @@ def print_table(table: Table, optional: Sequence[str] = ()) -> None:
     for column in table.columns:
         column.overflow = "fold"
     table.columns[0].no_wrap = True
-    console = Console()
-    if console.is_terminal:
-        table = _fitted(table, optional, console)
+    output = console()
+    if output.is_terminal:
+        table = _fitted(table, optional, output)
     else:
-        console = Console(width=_PIPE_WIDTH)
+        output = console(width=_PIPE_WIDTH)
         table.box = SIMPLE_HEAD
-    console.print(table)
+    output.print(table)
 
 
-def _fitted(table: Table, optional: Sequence[str], console: Console) -> Table:
+def _fitted(table: Table, optional: Sequence[str], output: Console) -> Table:
     """Remove optional columns from a table until it fits the terminal."""
-    unlimited = console.options.update(width=_UNLIMITED)
+    unlimited = output.options.update(width=_UNLIMITED)
     left_out: list[str] = []
     for name in optional:
-        if Measurement.get(console, unlimited, table).maximum <= console.width:
+        if Measurement.get(output, unlimited, table).maximum <= output.width:
             break
         table = _without(table, name)
         left_out.append(name)
@@ -89,7 +133,7 @@ def _without(table: Table, name: str) -> Table:
 
 def options_table(cls: type) -> Table:
     """Build the table of the options that a dataclass defines."""
-    table = Table("option", "values", "default", "description")
+    table = PlainTable("option", "values", "default", "description")
     for option in options_of(cls):
         table.add_row(option.name, option.type, str(option.default), option.help)
     return table

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from adapterhub.cli._format import print_json, say
 
 if TYPE_CHECKING:
     from adapterhub.files.keys import PrivateKey
@@ -19,6 +20,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 registry_option = click.option("--registry", help="Registry folder (default: your own registry).")
+allow_finding_option = click.option(
+    "--allow-finding",
+    "allow_findings",
+    multiple=True,
+    metavar="CODE",
+    help="Publish a text that looks private and is not.",
+)
 backbone_option = click.option("--backbone", help="Only for this backbone: its id or fingerprint.")
 
 
@@ -80,9 +88,4 @@ def print_entry(entry: Entry, as_json: bool, done: str) -> None:
     if as_json:
         print_json(asdict(entry))
     else:
-        click.echo(f"{done} {entry.reference} for {entry.backbone}, sha256 {entry.digest[:12]}")
-
-
-def print_json(value: object) -> None:
-    """Print a value as one line of JSON with sorted keys."""
-    click.echo(json.dumps(value, sort_keys=True))
+        say(f"{done} {entry.reference} for {entry.backbone}, sha256 {entry.digest[:12]}")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
+from adapterhub.cli._format import print_json, say
 from adapterhub.cli._publishing import require_signature_option
 from adapterhub.errors import ConfigError
 
@@ -70,11 +70,11 @@ def command(
     combined.save(output)
     facts = combined.metadata.training["combined"]
     if as_json:
-        click.echo(json.dumps({"output": output, "parameters": combined.count(), **facts}))
+        print_json({"output": output, "parameters": combined.count(), **facts})
         return
-    click.echo(f"{output}: {how} of {len(names)} adapters, {combined.count():,} parameters")
+    say(f"{output}: {how} of {len(names)} adapters, {combined.count():,} parameters")
     if facts["lost"]:
-        click.echo(f"rank {rank} loses up to {facts['lost']:.1%} of the update of a projection")
+        say(f"rank {rank} loses up to {facts['lost']:.1%} of the update of a projection")
 
 
 def _numbers(text: str) -> list[float]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from adapterhub.cli._format import examples as example_lines
-from adapterhub.cli._format import print_facts
+from adapterhub.cli._format import print_facts, print_json
 from adapterhub.cli._publishing import require_signature_option
 from adapterhub.errors import ConfigError
 
@@ -71,7 +70,7 @@ def command(
         opened = open_backbone(str(backbone), prompted)
     metrics = opened.evaluate(rows)
     if as_json:
-        click.echo(json.dumps({"examples": len(rows), **metrics}))
+        print_json({"examples": len(rows), **metrics})
         return
     scores = {name: f"{value:.4f}" for name, value in metrics.items()}
     print_facts({"examples": f"{len(rows):,}", **scores}, width=12)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from adapterhub.cli._format import examples
+from adapterhub.cli._format import examples, say
 from adapterhub.cli._publishing import require_signature_option
 from adapterhub.errors import ConfigError
 
@@ -90,7 +90,7 @@ def _export(
     )
     adapter = load_folder(model, fetched.folder, sha256=fetched.digest)
     adapter.export(output, format=form, overwrite=overwrite)
-    click.echo(f"{output}: {manifest.name} in {form} format")
+    say(f"{output}: {manifest.name} in {form} format")
 
 
 def _kind(task: object) -> str:
@@ -128,13 +128,13 @@ def _check(
     if compared:
         problems = compare_method(model, spec)
     for problem in problems:
-        click.echo(f"- {problem}")
+        say(f"- {problem}")
     if problems:
         summary = f"{len(problems)} problem{'s' * (len(problems) != 1)}"
     else:
         outputs = "equal with random weights" if compared else "not compared, peft is missing"
         summary = f"no problems; outputs {outputs}"
-    click.echo(f"{target}: {summary}")
+    say(f"{target}: {summary}")
     sys.exit(1 if problems else 0)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from adapterhub.cli._format import examples
+from adapterhub.cli._format import examples, say, say_text
 from adapterhub.errors import ConfigError, FileError
 
 if TYPE_CHECKING:
@@ -66,11 +66,11 @@ def command(
     _check_labels(class_names, adapter.labels)
     adapter.save(output, overwrite=overwrite)
     for note in caught:
-        click.echo(f"note: {note.message}", err=True)
+        say_text(f"note: {note.message}", err=True)
     methods = ", ".join(method.name for method in adapter.methods)
-    click.echo(f"{output}: {methods}, {adapter.count():,} parameters, imported from {form}")
+    say(f"{output}: {methods}, {adapter.count():,} parameters, imported from {form}")
     if adapter.labels:
-        click.echo(f"labels: {', '.join(adapter.labels)}")
+        say(f"labels: {', '.join(adapter.labels)}")
 
 
 def _recognized(folder: Path) -> tuple[str, CheckpointInfo]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
-from rich.table import Table
 
-from adapterhub.cli._format import count_text, print_facts, print_table
+from adapterhub.cli._format import PlainTable, count_text, print_facts, print_json, print_table
 
 
 @click.command("inspect")
@@ -31,7 +29,7 @@ def command(backbone: str, revision: str | None, as_json: bool) -> None:
     total = sum(p.numel() for p in anatomy.parameters().values())
     if as_json:
         facts = {"backbone": backbone, "type": kind, "parameters": total, "fingerprint": identity}
-        click.echo(json.dumps(facts | {"sites": sites, "methods": methods}, indent=2))
+        print_json(facts | {"sites": sites, "methods": methods}, indent=2)
         return
     summary = {
         "backbone": f"{backbone} ({kind})",
@@ -41,10 +39,10 @@ def command(backbone: str, revision: str | None, as_json: bool) -> None:
     }
     print_facts(summary, width=11)
     _print(
-        Table("site", "kind", "in", "out", "host", "layers"),
+        PlainTable("site", "kind", "in", "out", "host", "layers"),
         [tuple(map(str, s.values())) for s in sites],
     )
-    _print(Table("method", "parameters", "of the backbone"), _method_rows(methods, total))
+    _print(PlainTable("method", "parameters", "of the backbone"), _method_rows(methods, total))
 
 
 def _roles(anatomy: Any) -> list[dict[str, Any]]:
@@ -96,7 +94,7 @@ def _method_rows(methods: dict[str, Any], total: int) -> list[tuple[str, ...]]:
     ]
 
 
-def _print(table: Table, rows: list[tuple[str, ...]]) -> None:
+def _print(table: PlainTable, rows: list[tuple[str, ...]]) -> None:
     for row in rows:
         table.add_row(*row)
     print_table(table)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from adapterhub.cli._publishing import as_json_option, print_json, private_key
+from adapterhub.cli._format import print_json, say
+from adapterhub.cli._publishing import as_json_option, private_key
 
 
 @click.group("key")
@@ -31,8 +32,8 @@ def new_key(file: str, passphrase: bool, as_json: bool) -> None:
     if as_json:
         print_json({"private": file, "public": str(public_path), "key": key.text, "id": key.id})
         return
-    click.echo(f"{file}: the private key, for adapterhub sign --key {file}")
-    click.echo(f"{public_path}: {key.text}, id {key.id}")
+    say(f"{file}: the private key, for adapterhub sign --key {file}")
+    say(f"{public_path}: {key.text}, id {key.id}")
 
 
 @command.command("show")
@@ -49,4 +50,4 @@ def show_key(file: str, as_json: bool) -> None:
         private = private_key(file)
         assert private is not None
         key = private.public
-    print_json({"key": key.text, "id": key.id}) if as_json else click.echo(f"{key.text} {key.id}")
+    print_json({"key": key.text, "id": key.id}) if as_json else say(f"{key.text} {key.id}")

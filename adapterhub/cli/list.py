@@ -6,10 +6,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.table import Table
 
-from adapterhub.cli._format import bytes_text, count_text, print_table
-from adapterhub.cli._publishing import backbone_option, print_json, registry_option
+from adapterhub.cli._format import PlainTable, bytes_text, count_text, print_json, print_table, say
+from adapterhub.cli._publishing import backbone_option, registry_option
 from adapterhub.files.manifest import LOWER_IS_BETTER
 
 # Columns that a narrow terminal leaves out, the first one first.
@@ -61,14 +60,16 @@ def command(
         print_table(entries_table(entries, fields["sort"]), OPTIONAL_COLUMNS)
     else:
         store = endpoint or ("the Hub" if hub else registry or "the registry")
-        click.echo(f"no matching adapter in {store}", err=True)
+        say(f"no matching adapter in {store}", err=True)
         if not (hub or endpoint):
-            click.echo("to add one: adapterhub publish RUN", err=True)
+            say("to add one: adapterhub publish RUN", err=True)
 
 
-def entries_table(entries: list[Entry], metric: str | None = None) -> Table:
+def entries_table(entries: list[Entry], metric: str | None = None) -> PlainTable:
     """Build the table of published versions; `score` shows `metric` where a version has it."""
-    table = Table("adapter", "backbone", "task", "method", "score", "parameters", "size", "tags")
+    table = PlainTable(
+        "adapter", "backbone", "task", "method", "score", "parameters", "size", "tags"
+    )
     for column in table.columns[:2]:
         column.no_wrap = True
     for entry in entries:

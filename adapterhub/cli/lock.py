@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
+from adapterhub.cli._format import print_json, say
 from adapterhub.cli._publishing import (
     as_json_option,
-    print_json,
     registry_option,
     require_signature_option,
 )
@@ -45,4 +45,4 @@ def command(
     for key, pinned in new:
         source = f" in {pinned.registry}" * (pinned.registry is not None)
         signer = f", signed by key {PublicKey(pinned.signer).id}" if pinned.signer else ""
-        click.echo(f"{key} = {pinned.reference}{source}, sha256 {pinned.digest[:12]}{signer}")
+        say(f"{key} = {pinned.reference}{source}, sha256 {pinned.digest[:12]}{signer}")

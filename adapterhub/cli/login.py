@@ -6,6 +6,8 @@ import sys
 
 import click
 
+from adapterhub.cli._format import say
+
 
 @click.command("login")
 @click.argument("url")
@@ -21,4 +23,4 @@ def command(url: str) -> None:
         token = click.prompt("token", hide_input=True)
     else:
         token = sys.stdin.buffer.read(8192).decode("ascii", "replace")
-    click.echo(f"stored a token for {login(url, token.strip())}")
+    say(f"stored a token for {login(url, token.strip())}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from adapterhub.cli._format import say
+
 
 @click.command("logout")
 @click.argument("url")
@@ -11,4 +13,4 @@ def command(url: str) -> None:
     """Delete the access token that was stored for the hub at URL."""
     from adapterhub.registry.tokens import logout
 
-    click.echo(f"deleted the token for {logout(url)}")
+    say(f"deleted the token for {logout(url)}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from adapterhub.cli._format import print_json, say
 from adapterhub.cli._publishing import require_signature_option
 from adapterhub.errors import ConfigError
 
@@ -77,17 +77,17 @@ def command(
     base, (dtype, kind) = model.config._name_or_path, dtype_and_quantization(model, {})
     merged = merge(model, tolerance=tolerance, requantize=requantize)
     if not as_json:
-        click.echo(f"{adapter.name} merged into {base}, {kind or dtype}")
+        say(f"{adapter.name} merged into {base}, {kind or dtype}")
         _print_differences("merged", merged.differences, merged)
     expected = probe(model) if requantize else merged.expected
     reloaded = write_checkpoint(model, tokenizer, output, expected, tolerance)
     if as_json:
         limits = {n: t if math.isfinite(t) else None for n, t in merged.tolerances.items()}
         facts = {"output": output, "dtype": dtype, "quantization": kind, "tolerance": limits}
-        click.echo(json.dumps(facts | {"merged": merged.differences, "loaded again": reloaded}))
+        print_json(facts | {"merged": merged.differences, "loaded again": reloaded})
         return
     _print_differences("reloaded", reloaded, merged)
-    click.echo(f"{auto_class(model).__name__}.from_pretrained({output!r})")
+    say(f"{auto_class(model).__name__}.from_pretrained({output!r})")
 
 
 def _print_differences(stage: str, differences: dict[str, float], merged: Merge) -> None:
@@ -97,4 +97,4 @@ def _print_differences(stage: str, differences: dict[str, float], merged: Merge)
             scale = f"tolerance {tolerance:.2e}"
         else:
             scale = f"largest value {merged.expected[name].abs().max().item():.2e}"
-        click.echo(f"{stage:8} {name:20} max |difference| {value:.2e}, {scale}")
+        say(f"{stage:8} {name:20} max |difference| {value:.2e}, {scale}")

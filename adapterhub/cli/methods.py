@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 
 import click
-from rich.table import Column, Table
+from rich.table import Column
+from rich.text import Text
 
-from adapterhub.cli._format import options_table, print_table
+from adapterhub.cli._format import PlainTable, options_table, print_json, print_table, say_text
 from adapterhub.config.options import options_of
 from adapterhub.methods import METHODS, method_class
 
@@ -21,16 +21,14 @@ def command(name: str | None, as_json: bool) -> None:
     """List the methods with their papers, or show the options of one."""
     chosen = {name: method_class(name)} if name else dict(sorted(METHODS.items()))
     if as_json:
-        click.echo(
-            json.dumps({key: _described(method) for key, method in chosen.items()}, indent=2)
-        )
+        print_json({key: _described(method) for key, method in chosen.items()}, indent=2)
     elif name:
         _print_options(name)
     else:
-        table = Table("method", "description", Column("paper", no_wrap=True))
+        table = PlainTable("method", "description", Column("paper", no_wrap=True))
         gap = "\n" if sys.stdout.isatty() else " "
         for key, method in chosen.items():
-            table.add_row(key, method.summary, method.paper.replace(", http", f",{gap}http"))
+            table.add_row(key, method.summary, Text(method.paper.replace(", http", f",{gap}http")))
         print_table(table)
 
 
@@ -45,7 +43,7 @@ def _described(method: type) -> dict[str, object]:
 
 def _print_options(name: str) -> None:
     method = method_class(name)
-    click.echo(f"{name}: {method.summary}\n{method.paper}\n")
+    say_text(f"{name}: {method.summary}\n{method.paper}\n")
     table = options_table(method)
     table.add_row(
         "train.learning_rate", "float", f"{method.learning_rate:g}", "default of this method"

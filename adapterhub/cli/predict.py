@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import io
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from adapterhub.cli._format import examples as example_lines
+from adapterhub.cli._format import print_json, say, say_text
 from adapterhub.cli._publishing import require_signature_option
-from adapterhub.errors import DataError, printable
+from adapterhub.errors import DataError, one_line
 
 if TYPE_CHECKING:
     from adapterhub.inference.record import TrainingRecord
@@ -69,21 +70,25 @@ def command(
     for example, prediction in zip(examples, opened.predict(examples), strict=True):
         shown = task.shown(example)
         if as_json:
-            row = {"text": shown[0], **prediction.as_dict()}
-            click.echo(printable(json.dumps(row, ensure_ascii=False)))
+            print_json({"text": shown[0], **prediction.as_dict()})
         else:
-            click.echo(printable("\t".join(map(_one_line, [str(prediction), *shown]))))
+            # The whole text, however long: it is the user's own, or was asked for.
+            say_text("\t".join(one_line(t, sys.maxsize) for t in (str(prediction), *shown)))
 
 
-def _one_line(text: str) -> str:
-    return text.replace("\n", "\\n").replace("\t", "\\t")
+def _typed() -> str:
+    """Read standard input to its end; it is UTF-8 whatever the terminal's encoding is."""
+    from adapterhub.data.decode import decode_text
+
+    raw = getattr(sys.stdin, "buffer", None)  # a test's stream may have texts only
+    return sys.stdin.read() if raw is None else decode_text(raw.read(), "standard input")
 
 
 def _read_lines(record: TrainingRecord) -> list[Any]:
     """Read the examples on standard input, one per line, texts separated by tabs."""
     if sys.stdin.isatty():
-        click.echo("enter one text per line, then Ctrl-D:", err=True)
-    lines = [line.rstrip("\r\n") for line in sys.stdin]
+        say("enter one text per line, then Ctrl-D:", err=True)
+    lines = [line.rstrip("\n") for line in io.StringIO(_typed(), newline=None)]
     if not lines:
         raise DataError("nothing to predict on", hint='adapterhub predict ADAPTER "a text"')
     tabs = record.task.fields(record.data) - 1

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from adapterhub.cli._publishing import (
+    allow_finding_option,
     as_json_option,
     print_entry,
     private_key,
@@ -24,6 +25,7 @@ from adapterhub.cli._publishing import (
 @click.option("--tag", "tags", multiple=True, help="A name for this version: best.")
 @publication_options
 @sign_option
+@allow_finding_option
 @registry_option
 @as_json_option
 def command(
@@ -32,6 +34,7 @@ def command(
     version: str | None,
     tags: tuple[str, ...],
     registry: str | None,
+    allow_findings: tuple[str, ...],
     as_json: bool,
     key: str | None,
     **description: Any,
@@ -52,5 +55,6 @@ def command(
         registry=registry,
         listing=publication_info(description),
         sign=private_key(key),
+        allow_findings=allow_findings,
     )
     print_entry(entry, as_json, "published")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
+from adapterhub.cli._format import print_json, say
 from adapterhub.cli._publishing import (
     as_json_option,
     backbone_option,
-    print_json,
     registry_option,
     require_signature_option,
 )
@@ -39,4 +39,4 @@ def command(
     if as_json:
         print_json({"folder": str(path), "reference": reference})
     else:
-        click.echo(path)
+        say(str(path))

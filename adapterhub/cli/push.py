@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import click
 
+from adapterhub.cli._format import say
 from adapterhub.cli._publishing import (
+    allow_finding_option,
     as_json_option,
     print_entry,
     private_key,
@@ -23,6 +26,7 @@ from adapterhub.cli._publishing import (
 @click.option("--tag", "tags", multiple=True, help="A git tag for this version.")
 @publication_options
 @sign_option
+@allow_finding_option
 @click.option("--no-peft", is_flag=True, help="Do not add the files of the peft format.")
 @click.option("--backbone", help="Folder of the backbone, if it is not on the Hub.")
 @as_json_option
@@ -33,6 +37,7 @@ def command(
     tags: tuple[str, ...],
     no_peft: bool,
     backbone: str | None,
+    allow_findings: tuple[str, ...],
     as_json: bool,
     key: str | None,
     **description: Any,
@@ -53,8 +58,9 @@ def command(
         tags=tags,
         listing=publication_info(description),
         sign=private_key(key),
+        allow_findings=allow_findings,
         peft=not no_peft,
         backbone=backbone,
-        note=lambda text: click.echo(text, err=True),
+        note=partial(say, err=True),
     )
     print_entry(entry, as_json, "pushed")

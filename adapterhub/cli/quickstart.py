@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
-from adapterhub.cli._format import bytes_text, count_text, seconds_text
+from adapterhub.cli._format import bytes_text, count_text, say, say_text, seconds_text
 
 TEXTS = (
     "Open a connection to the given host and send the request headers.",
@@ -35,18 +34,17 @@ def command(output: str, quiet: bool) -> None:
     The baseline is a trained head on the same frozen backbone. Takes about two minutes on two
     CPU cores.
     """
-    console = Console(soft_wrap=True, highlight=False)
     output = _unused(output)
-    console.print("1. Baseline: a head on the frozen backbone")
+    say_text("1. Baseline: a head on the frozen backbone")
     baseline = _train("head", output, quiet)
-    console.print("2. LoRA: low-rank updates of the query and value projections")
+    say_text("2. LoRA: low-rank updates of the query and value projections")
     lora = _train("lora", output, quiet)
-    _compare(console, {"head": baseline, "lora": lora})
-    console.print(f"\n3. A new process loads {lora.folder} and predicts:")
+    _compare({"head": baseline, "lora": lora})
+    say_text(f"\n3. A new process loads {lora.folder} and predicts:")
     predict = [sys.executable, "-m", "adapterhub", "predict", str(lora.folder)]
     subprocess.run([*predict, *TEXTS], check=True)
     command_line = f'adapterhub predict {lora.folder} "your own text"'
-    console.print(f"\nTry it: {command_line}", markup=False)
+    say_text(f"\nTry it: {command_line}")
     if sys.stdin.isatty():
         _predict_typed(lora.folder)
 
@@ -69,12 +67,12 @@ def _train(method: str, output: str, quiet: bool) -> Any:
     return run(recipe, reporter_for(folder, recipe.train, quiet=quiet))
 
 
-def _compare(console: Console, outcomes: dict[str, Any]) -> None:
+def _compare(outcomes: dict[str, Any]) -> None:
     from adapterhub.backbones.find import find_backbone
 
     folder, _ = find_backbone(RECIPE["backbone"])  # type: ignore[arg-type]
     backbone_bytes = (folder / "model.safetensors").stat().st_size
-    console.print(f"\n{'':22}{'head':>14}{'lora':>14}")
+    say_text(f"\n{'':22}{'head':>14}{'lora':>14}")
     rows: dict[str, Callable[[Any], str]] = {
         "accuracy": lambda o: f"{o.metrics['accuracy']:.3f}",
         "macro F1": lambda o: f"{o.metrics['macro_f1']:.3f}",
@@ -85,7 +83,7 @@ def _compare(console: Console, outcomes: dict[str, Any]) -> None:
         "peak memory": lambda o: bytes_text(o.result.peak_memory),
     }
     for name, show in rows.items():
-        console.print(f"{name:22}" + "".join(f"{show(o):>14}" for o in outcomes.values()))
+        say_text(f"{name:22}" + "".join(f"{show(o):>14}" for o in outcomes.values()))
 
 
 def _predict_typed(folder: Path) -> None:
@@ -95,4 +93,4 @@ def _predict_typed(folder: Path) -> None:
     opened = open_adapter(folder)
     while text := click.prompt("text (empty to quit)", default="", show_default=False):
         (prediction,) = opened.predict([Example(text)])
-        click.echo(str(prediction))
+        say(str(prediction))

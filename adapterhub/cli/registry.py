@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from adapterhub.cli._publishing import as_json_option, print_json, registry_option
+from adapterhub.cli._format import print_json, say
+from adapterhub.cli._publishing import as_json_option, registry_option
 from adapterhub.errors import FileError
 
 
@@ -27,7 +28,7 @@ def verify_registry(registry: str | None, as_json: bool) -> None:
     if problems:
         raise FileError(f"problems in {store.root}", offenders=problems)
     if not as_json:
-        click.echo(f"{store.root}: all versions are intact")
+        say(f"{store.root}: all versions are intact")
 
 
 @command.command()
@@ -42,7 +43,7 @@ def reindex(registry: str | None, as_json: bool) -> None:
     if as_json:
         print_json({"registry": str(store.root), "names": names})
     else:
-        click.echo(f"{store.root}: {names:,} name{'s' * (names != 1)} indexed")
+        say(f"{store.root}: {names:,} name{'s' * (names != 1)} indexed")
 
 
 @command.command()
@@ -57,4 +58,4 @@ def gc(registry: str | None, as_json: bool) -> None:
     if as_json:
         print_json({"registry": str(store.root), "removed": [str(path) for path in removed]})
     else:
-        click.echo(f"{store.root}: {len(removed)} leftover{'s' * (len(removed) != 1)} removed")
+        say(f"{store.root}: {len(removed)} leftover{'s' * (len(removed) != 1)} removed")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 
 import click
 
-from adapterhub.cli._format import print_table
+from adapterhub.cli._format import print_json, print_table, say_text
 from adapterhub.cli._publishing import backbone_option, registry_option, require_signature_option
 
 
@@ -30,7 +29,7 @@ def command(reference: str, backbone: str | None, registry: str | None, as_json:
     folder = pull(reference, backbone=backbone, registry=registry)
     if as_json:
         manifest = json.loads(to_json(read_manifest(folder)))
-        click.echo(json.dumps(manifest, indent=2, sort_keys=True))
+        print_json(manifest, indent=2)
         return
     parsed = read_reference(reference)
     if parsed.kind != "folder":
@@ -38,4 +37,14 @@ def command(reference: str, backbone: str | None, registry: str | None, as_json:
         print_table(entries_table(list(versions)), OPTIONAL_COLUMNS)
     if text := read_card(folder):
         _, text = split_card(text)
-        click.echo(re.sub(r"<!--.*?-->\n*", "", text).strip())
+        # Indented, so that no line of a stranger's card passes for one of this program.
+        say_text("\n".join(f"  {line}" for line in _without_comments(text).strip().split("\n")))
+
+
+def _without_comments(text: str) -> str:
+    """Remove HTML comments, in one pass: a hostile card may open very many."""
+    first, *parts = text.split("<!--")
+    for part in parts:
+        comment, end, rest = part.partition("-->")
+        first += rest.lstrip("\n") if end else f"<!--{comment}"
+    return first

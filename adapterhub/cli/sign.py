@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import click
 
-from adapterhub.cli._format import examples
+from adapterhub.cli._format import examples, print_json, say
 from adapterhub.cli._publishing import (
     as_json_option,
     backbone_option,
-    print_json,
     private_key,
     registry_option,
 )
@@ -57,4 +56,4 @@ def command(
         print_json({"key": signature.key, "digest": statement.digest, **named})
         return
     called = " ".join(filter(None, (statement.name, statement.version)))
-    click.echo(f"signed {called}, sha256 {statement.digest[:12]}, by key {signature.signer.id}")
+    say(f"signed {called}, sha256 {statement.digest[:12]}, by key {signature.signer.id}")

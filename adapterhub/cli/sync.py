@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
+from adapterhub.cli._format import print_json, say
 from adapterhub.cli._publishing import (
     as_json_option,
-    print_json,
     registry_option,
     require_signature_option,
 )
@@ -35,4 +35,4 @@ def command(file: str, folder: str, registry: str | None, as_json: bool) -> None
     if as_json:
         print_json({"folder": folder, "restored": restored, "there": present})
     else:
-        click.echo(f"{folder}: {len(restored)} restored, {len(present)} already present")
+        say(f"{folder}: {len(restored)} restored, {len(present)} already present")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 
 import click
-from rich.table import Table
 
-from adapterhub.cli._format import options_table, print_table
+from adapterhub.cli._format import PlainTable, options_table, print_json, print_table, say_text
 from adapterhub.config.options import options_of
 
 
@@ -25,12 +23,12 @@ def command(name: str | None, as_json: bool) -> None:
             key: {"summary": task.summary, "options": [asdict(o) for o in options_of(task)]}
             for key, task in chosen.items()
         }
-        click.echo(json.dumps(described, indent=2))
+        print_json(described, indent=2)
     elif name:
-        click.echo(f"{name}: {chosen[name].summary}\n")
+        say_text(f"{name}: {chosen[name].summary}\n")
         print_table(options_table(chosen[name]))
     else:
-        table = Table("task", "description")
+        table = PlainTable("task", "description")
         for key, task in chosen.items():
             table.add_row(key, task.summary)
         print_table(table)

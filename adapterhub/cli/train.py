@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from adapterhub.cli._format import (
+    PlainTable,
     bytes_text,
     count_text,
     examples,
     print_facts,
+    print_json,
     print_table,
     seconds_text,
 )
@@ -54,7 +54,7 @@ def _flags(function: Any) -> Any:
 
 def _print_schema(context: click.Context, option: click.Parameter, given: bool) -> None:
     if given:
-        click.echo(json.dumps(json_schema(Recipe), indent=2))
+        print_json(json_schema(Recipe), indent=2)
         context.exit()
 
 
@@ -130,7 +130,7 @@ def _print_plan(prepared: Any) -> None:
 
     plan, recipe, data = plan_of(prepared), prepared.recipe, prepared.data
     epochs = round(plan.steps / plan.steps_per_epoch, 2)
-    sites = Table("site", "method", "parameters", title="Sites", title_justify="left")
+    sites = PlainTable("site", "method", "parameters", title="Sites", title_justify="left")
     for site, method, count in plan.sites:
         sites.add_row(site, method, count_text(count))
     print_table(sites)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from adapterhub.cli._format import examples
-from adapterhub.cli._publishing import as_json_option, print_json
+from adapterhub.cli._format import examples, print_json, say
+from adapterhub.cli._publishing import as_json_option
 from adapterhub.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -67,15 +67,15 @@ def _change(namespace: Namespace, key: str | None, remove: bool) -> None:
             )
         public = read_public_key(key)
         trust_key(namespace, public)
-        click.echo(f"trusted for {namespace}: key {public.id}; its adapters must be signed now")
+        say(f"trusted for {namespace}: key {public.id}; its adapters must be signed now")
         return
     if key is not None and not re.fullmatch("[0-9a-f]{16}", key):  # not an id
         key = read_public_key(key).text
     kept = distrust_key(namespace, key)
     if kept:
-        click.echo(f"{namespace}: keys that remain: {len(kept)}")
+        say(f"{namespace}: keys that remain: {len(kept)}")
     else:
-        click.echo(f"{namespace}: no key is trusted; its adapters need no signature now")
+        say(f"{namespace}: no key is trusted; its adapters need no signature now")
 
 
 def _list(as_json: bool) -> None:
@@ -90,6 +90,6 @@ def _list(as_json: bool) -> None:
         return
     for name, keys in sorted(trust.trusted.items()):
         for key in keys:
-            click.echo(f"{name} {key} {PublicKey(key).id}")
+            say(f"{name} {key} {PublicKey(key).id}")
     others = "must be signed" if trust.require_signatures else "need no signature"
-    click.echo(f"other adapters {others} ({trust_path()})", err=True)
+    say(f"other adapters {others} ({trust_path()})", err=True)

@@ -6,10 +6,10 @@ import sys
 
 import click
 
+from adapterhub.cli._format import print_json, say
 from adapterhub.cli._publishing import (
     as_json_option,
     backbone_option,
-    print_json,
     registry_option,
 )
 from adapterhub.errors import printable
@@ -43,12 +43,12 @@ def command(reference: str, backbone: str | None, registry: str | None, as_json:
         facts = {"reference": found.reference, "digest": found.digest}
         print_json({**facts, "trusted": found.is_trusted, "signatures": signatures})
     else:
-        click.echo(printable(f"{found.reference}: files intact, sha256 {found.digest[:12]}"))
+        say(printable(f"{found.reference}: files intact, sha256 {found.digest[:12]}"))
         for line in map(str, found.signatures):
-            click.echo(printable(line))
+            say(printable(line))
         if not found.signatures:
-            click.echo("no signature")
+            say("no signature")
         if found.rule.namespace:
             keys = ", ".join(key.id for key in found.rule.public_keys)
-            click.echo(f"you trust {keys} for {found.rule.namespace}")
+            say(f"you trust {keys} for {found.rule.namespace}")
     sys.exit(0 if found.is_trusted else 1)

@@ -6,7 +6,8 @@ from dataclasses import asdict, replace
 
 import click
 
-from adapterhub.cli._publishing import as_json_option, print_json, registry_option
+from adapterhub.cli._format import print_json, say
+from adapterhub.cli._publishing import as_json_option, registry_option
 
 
 @click.command("yank")
@@ -25,4 +26,4 @@ def command(reference: str, reason: str, registry: str | None, as_json: bool) ->
     if as_json:
         print_json(asdict(replace(entry, yanked=reason)))
     else:
-        click.echo(f"yanked {entry.reference}: {reason}")
+        say(f"yanked {entry.reference}: {reason}")

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adapterhub.data.decode import decode_text
 from adapterhub.data.options import DataOptions
+from adapterhub.data.parquet import ExpansionError, open_parquet
 from adapterhub.errors import DataError, did_you_mean, read_problem
 
 _SUFFIXES = {
@@ -145,12 +147,9 @@ def read_text(source: str) -> str:
     data = _read_bytes(Path(source))
     try:
         data = _decompress(source, data) if source.lower().endswith(".gz") else data
-        text = data.decode("utf-8-sig")
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{source} is not a complete gzip file: {error}") from error
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise DataError(f"{source}, line {line}: not UTF-8", hint="save it as UTF-8") from error
+    text = decode_text(data, source)
     if not text.strip():
         raise DataError(f"{source} is empty")
     return text
@@ -334,23 +333,28 @@ def _read_json_lines(source: str) -> Table:
 
 
 def _read_parquet(source: str) -> Table:
-    import pyarrow.parquet
+    import pyarrow
 
     data = _read_bytes(Path(source))
     try:
-        table = pyarrow.parquet.read_table(io.BytesIO(data))
-        lines, columns = range(1, table.num_rows + 1), tuple(table.column_names)
+        columns = open_parquet(data)
+        names, lines = columns.names, range(1, columns.rows + 1)
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
         raise DataError(f"{source} is not a Parquet file: {error}") from error
 
     def column(name: str) -> list[object]:
         try:
-            values: list[object] = table.column(name).to_pylist()
-        except (pyarrow.ArrowException, ValueError, OverflowError) as error:
+            return columns.values(name)
+        except ExpansionError as error:
+            raise DataError(
+                f"{source}, column {name!r}: {error}",
+                expected="text, which expands to about 3 to 20 times its size",
+                hint="if you trust it, convert it to JSON lines",
+            ) from error
+        except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
             raise DataError(f"{source}: cannot read column {name!r}: {error}") from error
-        return values
 
-    return Table(source, "row", columns, lines, column)
+    return Table(source, "row", names, lines, column)
 
 
 def _read_hub(name: str, subset: str | None, split: str) -> Table:

@@ -6,14 +6,14 @@
     <!-- /adapterhub -->         regenerated when the adapter is published
 
 Text outside the two comments belongs to the author, and so do metadata fields that the manifest
-does not define.
+does not define. What the block quotes from the manifest is literal text or code, whatever it says.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +21,15 @@ from adapterhub._version import __version__
 from adapterhub.config.yaml import MAX_BYTES, dump_yaml, parse_mapping
 from adapterhub.errors import ConfigError
 from adapterhub.files.manifest import Manifest
+from adapterhub.files.markdown import code_block, literal, table
 
 _START, _END = "<!-- adapterhub -->", "<!-- /adapterhub -->"
 UNPUBLISHED = "THIS FOLDER"
 _MOST_LABELS = 20
 _MOST_RECIPE = 20_000
+_MOST_FACT = 100  # characters of a free value of the training record
+# On lines of their own: the code in a block may contain the comments too.
+_START_LINE, _END_LINE = (re.compile(rf"^{mark}[ \t]*$", re.M) for mark in (_START, _END))
 
 
 @dataclass(frozen=True)
@@ -52,10 +56,10 @@ def card(
         peft: whether peft can load it; None if unknown (before publishing).
     """
     metadata, text = split_card(old)
-    start, end = text.find(_START), text.find(_END)
-    has_block = 0 <= start < end
-    before, after = (text[:start], text[end + len(_END) :]) if has_block else (text, "\n")
-    title = "" if before.strip() else f"# {_name(manifest, reference)}\n\n"
+    start = _START_LINE.search(text)
+    end = _END_LINE.search(text, start.end()) if start else None
+    before, after = (text[: start.start()], text[end.end() :]) if start and end else (text, "\n")
+    title = "" if before.strip() else f"# {literal(_name(manifest, reference))}\n\n"
     block = f"{_START}\n\n{title}{_block(manifest, reference, peft)}\n\n{_END}"
     text = f"{before.strip()}\n\n{block}{after}"
     front = metadata | _metadata(manifest, metadata.get("tags"), peft)
@@ -71,9 +75,10 @@ def export_card(name: str, methods: Sequence[str], labels: Sequence[str]) -> str
         labels: names of its classes, in the order of the logits.
     """
     origin = f"An adapter ({', '.join(methods)}), exported by adapterhub {__version__}."
-    text = f"---\nlibrary_name: peft\n---\n\n# {name}\n\n{origin}\n"
+    text = f"---\nlibrary_name: peft\n---\n\n# {literal(name)}\n\n{origin}\n"
     if labels:
-        text += "\nLabels:\n\n" + "".join(f"{i}. {label}\n" for i, label in enumerate(labels))
+        lines = (f"{i}. {literal(label) or '(empty)'}\n" for i, label in enumerate(labels))
+        text += "\nLabels:\n\n" + "".join(lines)
     return text
 
 
@@ -126,7 +131,7 @@ def _metadata(manifest: Manifest, tags: object, peft: InPeft | None) -> dict[str
 def _block(manifest: Manifest, reference: str, peft: InPeft | None) -> str:
     parts = (
         _sentence(manifest),
-        _table(("", ""), _facts(manifest)),
+        table(("", ""), _facts(manifest)),
         *_results(manifest),
         "## How to load it",
         _native(manifest, reference, peft),
@@ -137,8 +142,8 @@ def _block(manifest: Manifest, reference: str, peft: InPeft | None) -> str:
 
 
 def _sentence(manifest: Manifest) -> str:
-    if manifest.description:
-        return manifest.description
+    if description := literal(manifest.description or ""):
+        return description
     method = " and ".join(_methods(manifest))
     task = f" for {manifest.task}" if manifest.task else ""
     return f"An adapter ({method}) of {manifest.backbone.id}{task}."
@@ -153,7 +158,7 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if manifest.task:
         yield "task", manifest.task
     if manifest.labels:
-        yield "labels", _cut(manifest.labels)
+        yield "labels", literal(_cut(manifest.labels))
     parameters = sum(math.prod(info.shape) for info in infos)
     yield "size", f"{parameters:,} parameters, {sum(info.nbytes for info in infos) / 1e6:.2f} MB"
     yield "licence", manifest.license or "not stated by the publisher"
@@ -164,8 +169,9 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
 def _results(manifest: Manifest) -> Iterator[str]:
     if manifest.metrics:
         yield "## Results"
-        rows = ((name, f"{value:.4f}") for name, value in sorted(manifest.metrics.items()))
-        yield _table(("metric", "evaluation data of the recipe"), rows)
+        values = sorted(manifest.metrics.items())
+        rows = ((literal(name), f"{value:.4f}") for name, value in values)
+        yield table(("metric", "evaluation data of the recipe"), rows)
 
 
 def _native(manifest: Manifest, reference: str, peft: InPeft | None) -> str:
@@ -177,12 +183,12 @@ def _native(manifest: Manifest, reference: str, peft: InPeft | None) -> str:
         f"model, tokenizer = ah.load_backbone({manifest.backbone.location!r}{task}{labels})",
         f"ah.load(model, {reference!r})",
     )
-    return f"With adapterhub:\n\n{_code('python', lines)}"
+    return f"With adapterhub:\n\n{code_block('python', lines)}"
 
 
 def _in_peft(manifest: Manifest, reference: str, peft: InPeft) -> str:
     if peft.problems:
-        return f"Not with peft: {peft.problems[0]}."
+        return f"Not with peft: {literal(peft.problems[0])}."
     from adapterhub.backbones.task_models import TASK_MODELS
 
     auto = TASK_MODELS[peft.kind].auto if peft.kind else "AutoModel"
@@ -200,7 +206,7 @@ def _in_peft(manifest: Manifest, reference: str, peft: InPeft) -> str:
         f"backbone = {auto}.from_pretrained({manifest.backbone.location!r}{heads})",
         f"model = PeftModel.from_pretrained(backbone, {source})",
     )
-    return f"With peft:\n\n{_code('python', lines)}"
+    return f"With peft:\n\n{code_block('python', lines)}"
 
 
 def _training(manifest: Manifest) -> Iterator[str]:
@@ -210,15 +216,19 @@ def _training(manifest: Manifest) -> Iterator[str]:
     text = dump_yaml({"backbone": manifest.backbone.location, **recipe})
     data, tools = manifest.training.get("data"), manifest.versions.items()
     yield "## Training"
-    facts = [f"seed {manifest.training.get('seed')}", f"steps {manifest.training.get('steps')}"]
+    facts = [f"{name} {_fact(manifest.training, name)}" for name in ("seed", "steps")]
     if isinstance(data, dict):
-        facts += [f"{data.get('train')} training and {data.get('eval')} evaluation examples"]
-        facts += [f"data sha256 {str(data.get('sha256'))[:12]}"]
-    yield f"{'; '.join(facts)}; {', '.join(f'{name} {version}' for name, version in tools)}."
+        counts = f"{_fact(data, 'train')} training and {_fact(data, 'eval')} evaluation examples"
+        facts += [counts, f"data sha256 {_fact(data, 'sha256', 12)}"]
+    yield f"{'; '.join(facts)}; {literal(', '.join(' '.join(tool) for tool in tools))}."
     if len(text) <= _MOST_RECIPE:
-        code = _code("yaml", text.splitlines())
+        code = code_block("yaml", text.removesuffix("\n").split("\n"))
         yield f"<details><summary>The recipe, without data paths</summary>\n\n{code}"
         yield "</details>"
+
+
+def _fact(record: dict[str, Any], name: str, most: int = _MOST_FACT) -> str:
+    return literal(str(record.get(name))[:most])
 
 
 def _methods(manifest: Manifest) -> tuple[str, ...]:
@@ -228,17 +238,3 @@ def _methods(manifest: Manifest) -> tuple[str, ...]:
 def _cut(labels: Sequence[str]) -> str:
     more = len(labels) - _MOST_LABELS
     return ", ".join(labels[:_MOST_LABELS]) + (f" and {more} more" if more > 0 else "")
-
-
-def _table(columns: tuple[str, str], rows: Iterable[tuple[str, str]]) -> str:
-    lines = (columns, ("---", "---"), *((name, _cell(value)) for name, value in rows))
-    return "\n".join(f"| {name} | {value} |" for name, value in lines)
-
-
-def _cell(value: str) -> str:
-    """Escape text for a Markdown table cell."""
-    return " ".join(value.split()).replace("|", "\\|")
-
-
-def _code(language: str, lines: Iterable[str]) -> str:
-    return "\n".join((f"```{language}", *lines, "```"))

@@ -10,15 +10,30 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from adapterhub.anatomy.sites import Anatomy
+from adapterhub.backbones.torch_file import load_torch_file
 from adapterhub.errors import FileError
 from adapterhub.files.atomic import UnreadableError, read_file
 from adapterhub.files.schema import shorten
 
 MAX_TENSOR_BYTES = 64 << 30
+_BYTES_PER_PARAMETER = 16  # of the backbone: all weights twice, in fp64; adapters have far fewer
+_LEAST_BYTES = 64 << 20  # of any file: heads and tokens of a tiny backbone
+
+
+def most_bytes(anatomy: Anatomy) -> int:
+    """Return the largest size of a file of tensors that an adapter of a backbone may have."""
+    parameters = sum(parameter.numel() for parameter in anatomy.parameters().values())
+    return min(parameters * _BYTES_PER_PARAMETER + _LEAST_BYTES, MAX_TENSOR_BYTES)
 
 
 def read_tensor_file(
-    folder: Path, safetensors_name: str, pickle_name: str, *, allow_pickle: bool = False
+    folder: Path,
+    safetensors_name: str,
+    pickle_name: str,
+    *,
+    allow_pickle: bool = False,
+    most: int = MAX_TENSOR_BYTES,
 ) -> dict[str, Tensor]:
     """Read a checkpoint's tensors from safetensors or, if allowed, from a pickle.
 
@@ -29,10 +44,11 @@ def read_tensor_file(
         safetensors_name: name of the safetensors file.
         pickle_name: name of the pickle, used if there is no safetensors file.
         allow_pickle: whether a pickle may be opened.
+        most: the largest file that is read.
 
     Raises:
-        FileError: the file is missing, damaged, or a pickle that was not allowed; or tensors are
-            empty, non-finite or not of a floating-point dtype.
+        FileError: the file is missing, damaged, too large, or a pickle that was not allowed; or
+            tensors are empty, non-finite or not of a floating-point dtype.
     """
     is_pickle = not (folder / safetensors_name).exists() and (folder / pickle_name).exists()
     name = pickle_name if is_pickle else safetensors_name
@@ -43,7 +59,7 @@ def read_tensor_file(
             hint="allow_pickle (--allow-pickle) opens it with torch's weights_only loader",
         )
     try:
-        data = read_file(folder / name, 1, MAX_TENSOR_BYTES, None)
+        data = read_file(folder / name, 1, most, None)
         tensors = _load_pickle(data) if is_pickle else safetensors.torch.load(data)
     except (UnreadableError, safetensors.SafetensorError) as error:
         raise FileError(
@@ -63,14 +79,9 @@ def read_tensor_file(
 
 def _load_pickle(data: bytes) -> dict[str, Tensor]:
     try:
-        loaded = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:  # any type; its message would advise to load with code execution
-        raise UnreadableError(f"{type(error).__name__}: damaged, or not only tensors") from None
-    if isinstance(loaded, dict) and all(
-        isinstance(k, str) and isinstance(v, Tensor) for k, v in loaded.items()
-    ):
-        return dict(loaded)
-    raise UnreadableError("not a mapping of names to tensors")
+        return load_torch_file(io.BytesIO(data))
+    except ValueError as error:
+        raise UnreadableError(str(error)) from None
 
 
 def tensor_problems(name: str, tensor: Tensor) -> list[str]:

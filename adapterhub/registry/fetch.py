@@ -9,12 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapterhub.errors import RegistryError, SignatureError
+from adapterhub.errors import RegistryError, SignatureError, one_line, warn_user
 from adapterhub.files.native import MANIFEST_FILE, SIGNATURE_FILE, adapter_folder
 from adapterhub.files.signature import (
     MAX_SIGNATURES,
@@ -107,7 +106,7 @@ def fetch(
     """
     rule = rule_of(asked, signed=signed, endpoint=endpoint)
     if entry.yanked is not None:
-        warnings.warn(f"{entry.reference} was yanked: {entry.yanked}", stacklevel=3)
+        warn_user(f"{entry.reference} was yanked: {one_line(entry.yanked)}", stacklevel=3)
     seen = seen_versions(_place(asked, store, endpoint), entry)
     check_changed(seen, entry)
     if not entry.fingerprint:

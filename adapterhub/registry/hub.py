@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from adapterhub.errors import AdapterhubError, FileError, OutputError, RegistryError
+from adapterhub.errors import AdapterhubError, FileError, OutputError, RegistryError, warn_user
 from adapterhub.files import schema
 from adapterhub.files.atomic import sync_files
 from adapterhub.files.manifest import MAX_MANIFEST_BYTES, from_json
@@ -163,7 +162,7 @@ class HubStore:
         check_tags(publication.tags)
         files = {n: (folder / n).read_bytes() for n in PUBLISHED if (folder / n).is_file()}
         files |= publication.beside
-        refuse_leaks(files)
+        refuse_leaks(files, publication.allowed)
         name = publication.name
         self._writer.create(name, private=publication.visibility == "private")
         # Its head is the parent of the commit: a publication in between makes the commit fail.
@@ -195,7 +194,7 @@ class HubStore:
             else:
                 entries.append(entry)
         if len(lookups) > MOST_LOOKUPS:
-            warnings.warn(
+            warn_user(
                 f"{len(lookups) - MOST_LOOKUPS} more repositories match; narrow the search",
                 stacklevel=2,
             )
@@ -270,7 +269,7 @@ class HubStore:
         stubs = _stubs(name, state)
         if len(stubs) > MOST_VERSIONS:
             older = len(stubs) - MOST_VERSIONS
-            warnings.warn(f"{name}: {older} older versions are not listed", stacklevel=4)
+            warn_user(f"{name}: {older} older versions are not listed", stacklevel=4)
         entries = []
         for stub in stubs[-MOST_VERSIONS:]:
             entry = self._entry(name, state.refs.tags[stub.version], stub.version, in_list=True)

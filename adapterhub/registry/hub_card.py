@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from adapterhub.files import schema
 from adapterhub.registry.store import Entry
 
 _FIELDS = (
@@ -16,9 +15,20 @@ _FIELDS = (
     "backbone", "description", "license", "language", "topics",
 )  # fmt: skip
 
-_TEXTS = ("task", "backbone", "description", "license")
-_FORMS = {"version": r"v[1-9]\d{0,8}", "digest": "[0-9a-f]{64}", "fingerprint": r"[\w.:+-]{1,200}"}
 _LISTS = ("methods", "tags", "language", "topics")
+_WORD = schema.text(r"[\w.:+/-]{1,200}", "a word")
+_TEXT = schema.text(r"(?s).{0,2000}", "a text", null=True)
+_COUNT = schema.integer(0, 2**63 - 1)
+# Of a section of a stranger's card, whose values are printed and compared.
+_SECTION = {
+    "version": schema.text(r"v[0-9]{1,9}", "a version"),
+    "digest": schema.text(r"[0-9a-f]{64}", "a sha256"),
+    **dict.fromkeys(("fingerprint", "backbone"), _WORD),
+    **dict.fromkeys(("task", "description", "license"), _TEXT),
+    **dict.fromkeys(("size", "parameters"), _COUNT),
+    **{name: schema.sequence(schema.text(r"(?s).{1,200}", "a text"), 0, 1000) for name in _LISTS},
+    "metrics": schema.mapping(schema.text(r"(?s).{1,200}", "a metric"), schema.number),
+}
 
 
 def hub_card(card: bytes, entry: Entry) -> bytes:
@@ -57,39 +67,28 @@ def entry_from_card(card: Any, name: str, prefix: str) -> Entry | None:
         The entry, or None if the card has none or it cannot be read.
     """
     metadata = card.to_dict() if hasattr(card, "to_dict") else card
-    section = metadata.get("adapterhub") if isinstance(metadata, Mapping) else None
-    try:
-        if not isinstance(section, Mapping) or not _is_entry(section):
-            return None
-        fields = {key: section[key] for key in _FIELDS if key in section}
-        return Entry(
-            **{
-                "task": None,
-                "fingerprint": "",
-                **fields,
-                "reference": f"{prefix}{name}@{fields['version']}",
-                "name": name,
-                "backbone": str(fields.get("backbone") or metadata.get("base_model", "")),
-                **{key: tuple(map(str, fields.get(key, ()))) for key in _LISTS},
-                "metrics": {str(k): float(v) for k, v in fields.get("metrics", {}).items()},
-            }
-        )
-    except (TypeError, ValueError, AttributeError):
+    metadata = metadata if isinstance(metadata, Mapping) else {}
+    section = metadata.get("adapterhub")
+    if not isinstance(section, Mapping) or not {"version", "digest", "methods"} <= section.keys():
         return None
-
-
-def _is_entry(section: Mapping[str, Any]) -> bool:
-    """Return whether the fields of a card have the types and the forms of an entry."""
-    if any(not isinstance(section.get(key, []), list) for key in _LISTS):
-        return False
-    numbers = [section.get(key, 0) for key in ("size", "parameters")]
-    texts = [section.get(key) for key in _TEXTS]
-    return (
-        {"version", "digest", "methods"} <= section.keys()
-        and all(re.fullmatch(p, str(section.get(key, ""))) for key, p in _FORMS.items())
-        and all(type(number) is int and 0 <= number < 2**63 for number in numbers)
-        and all(text is None or isinstance(text, str) for text in texts)
-        and all(map(math.isfinite, map(float, dict(section.get("metrics") or {}).values())))
+    base_model = metadata.get("base_model")
+    fields = {
+        **({"backbone": base_model} if isinstance(base_model, str) and base_model else {}),
+        **{key: section[key] for key in _FIELDS if section.get(key) not in (None, "")},
+    }
+    if any(_SECTION[key](key, value) for key, value in fields.items()):
+        return None
+    return Entry(
+        **{
+            "task": None,
+            "fingerprint": "",
+            "backbone": "",
+            **fields,
+            "reference": f"{prefix}{name}@{fields['version']}",
+            "name": name,
+            **{key: tuple(fields.get(key, ())) for key in _LISTS},
+            "metrics": {key: float(value) for key, value in fields.get("metrics", {}).items()},
+        }
     )
 
 

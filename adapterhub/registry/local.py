@@ -13,20 +13,20 @@ import contextlib
 import hashlib
 import os
 import sqlite3
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from platformdirs import user_cache_path, user_data_path
 
-from adapterhub.errors import FileError, RegistryError, did_you_mean, printable
+from adapterhub.errors import FileError, RegistryError, did_you_mean, warn_user
 from adapterhub.files.atomic import explained, is_plain_folder
 from adapterhub.files.native import read_adapter, read_card
 from adapterhub.files.signature import Signature
 from adapterhub.registry.file_names import backbone_folder, folder_of_id, is_backbone_folder
 from adapterhub.registry.index import FORMAT, Index, IndexedFolder, open_index, remove_index
 from adapterhub.registry.local_versions import (
+    PUBLISHED,
     Contents,
     NameFolder,
     check_digest,
@@ -36,6 +36,7 @@ from adapterhub.registry.local_versions import (
     manifest_bytes,
 )
 from adapterhub.registry.reference import check_name, is_name
+from adapterhub.registry.secrets import published_texts, refuse_leaks
 from adapterhub.registry.store import Entry, Publication, Query, choose_version, is_fingerprint
 
 Result = TypeVar("Result")
@@ -98,6 +99,7 @@ class LocalRegistry:
         """Publish an adapter's folder."""
         manifest, _ = read_adapter(folder)
         check_name(publication.name)
+        refuse_leaks(published_texts(folder, PUBLISHED), publication.allowed)
         path = self.root / backbone_folder(manifest.backbone.id) / publication.name
         _refuse_other_case(path.parent)
         _refuse_other_case(path)
@@ -264,7 +266,7 @@ class LocalRegistry:
             lines += [f"and {len(broken) - _SHOWN} more"] * (len(broken) > _SHOWN)
             text = f"these versions in {self.root} cannot be read and are left out: "
             hint = "; adapterhub registry verify lists all problems"
-            warnings.warn(printable(text + "; ".join(lines) + hint), stacklevel=3)
+            warn_user(text + "; ".join(lines) + hint, stacklevel=3)
 
     def _changed_since_indexed(self) -> list[str]:
         """List the versions whose manifest is not the one that the last search saw."""

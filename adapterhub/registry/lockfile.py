@@ -16,13 +16,19 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from adapterhub.errors import AdapterhubError, ConfigError, FileError, MismatchError, RegistryError
+from adapterhub.errors import (
+    AdapterhubError,
+    ConfigError,
+    FileError,
+    MismatchError,
+    RegistryError,
+    warn_user,
+)
 from adapterhub.files import schema
 from adapterhub.files.atomic import UnreadableError, explained, read_file, replace_file
 from adapterhub.files.keys import PublicKey, key_problems
@@ -403,7 +409,7 @@ def _check_successor(name: str, old: Pin, new: Pin) -> None:
         )
     numbers = [version_number(parse_reference(p.reference).version or "") or 0 for p in (old, new)]
     if numbers[1] < numbers[0]:
-        warnings.warn(f"{name} goes back from {old.reference} to {new.reference}", stacklevel=3)
+        warn_user(f"{name} goes back from {old.reference} to {new.reference}", stacklevel=3)
 
 
 def _other_hub(pinned: Pin) -> Store | None:

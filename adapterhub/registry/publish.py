@@ -21,6 +21,7 @@ def publish(
     registry: str | Path | None = None,
     listing: PublicationInfo | None = None,
     sign: str | Path | PrivateKey | None = None,
+    allow_findings: tuple[str, ...] = (),
 ) -> Entry:
     """Publish the adapter in a folder to a local registry.
 
@@ -35,9 +36,10 @@ def publish(
         listing: description, licence, languages and topics; they become part of the manifest, and
             so of the version.
         sign: the file of a private key, or the key: sign the version.
+        allow_findings: codes, from the error, of texts that look private and are not.
 
     Raises:
-        FileError: the folder holds no valid adapter.
+        FileError: the folder holds no valid adapter, or its files contain private information.
         ConfigError: the name, version or a tag is invalid.
         OutputError: `listing` is invalid, or the registry cannot be written.
         SignatureError: without `sign`, and the folder's signature is not for what is published.
@@ -45,6 +47,6 @@ def publish(
     """
     source = adapter_folder(Path(folder).expanduser())
     name = name or read_manifest(source).name
+    publication = Publication(name, version, tuple(tags), allowed=tuple(allow_findings))
     with prepared_folder(source, listing or PublicationInfo(), name) as prepared:
-        publication = Publication(name, version, tuple(tags))
         return put_signed(LocalRegistry(registry), prepared, publication, source, sign)

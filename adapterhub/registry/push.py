@@ -35,6 +35,7 @@ def push(
     listing: PublicationInfo | None = None,
     peft: bool = True,
     backbone: str | None = None,
+    allow_findings: tuple[str, ...] = (),
     note: Note = silent,
     sign: str | Path | PrivateKey | None = None,
 ) -> Entry:
@@ -53,6 +54,7 @@ def push(
         peft: whether to add peft's files.
         backbone: the folder or Hub id of the backbone, whose configuration peft's files need; by
             default the one recorded with the adapter.
+        allow_findings: codes, from the error, of texts that look private and are not.
         note: receives messages for the user.
         sign: the file of a private key, or the key: sign the version.
 
@@ -77,7 +79,8 @@ def push(
     if peft:
         beside, in_peft = peft_files(source, backbone)
         note(_peft_note(in_peft))
-    publication = Publication(parsed.name, parsed.version, tuple(tags), visibility, beside)
+    allowed = tuple(allow_findings)
+    publication = Publication(parsed.name, parsed.version, tuple(tags), visibility, beside, allowed)
     target = str(replace(parsed, version=None))
     with prepared_folder(source, listing or PublicationInfo(), target, in_peft) as prepared:
         return put_signed(store_of(parsed), prepared, publication, source, sign)

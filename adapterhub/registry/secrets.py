@@ -1,53 +1,97 @@
-"""Refuse to publish files that contain secrets or paths of this machine."""
+"""Refuse to publish files that contain secrets or paths of this machine.
+
+Each file is searched as it is and as it reads without disguises, by the rules in _secret_rules.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+import hashlib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
-from adapterhub.errors import FileError
-from adapterhub.files.schema import path_problem, shorten
+from adapterhub.errors import FileError, one_line
+from adapterhub.files.schema import shorten
+from adapterhub.registry._disguises import json_texts, readings
+from adapterhub.registry._secret_rules import problems_in
 
-_SECRETS = {
-    "a Hugging Face token": r"\bhf_[A-Za-z0-9]{30,}",
-    "an OpenAI key": r"\bsk-[A-Za-z0-9_-]{20,}",
-    "a GitHub token": r"\b(?:gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,})",
-    "an AWS key": r"\bA(?:KIA|SIA)[0-9A-Z]{16}\b",
-    "a Google key": r"\bAIza[0-9A-Za-z_-]{35}",
-    "a Slack token": r"\bxox[abprs]-[0-9A-Za-z-]{10,}",
-    "a W&B key": r"(?i)wandb\S{0,20}\s*[:=]\s*\W?[0-9a-f]{40}\b",
-    "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----",
-    "a password in a URL": r"[a-z]+://[^\s/:@]+:[^\s/@]+@",
-}
 _BINARY = (".safetensors",)
+_MOST_IN_A_PLACE = 80  # characters: the place of a finding is shown, and may be a hostile key
+_MOST_HEADER = 100 << 20  # bytes; safetensors refuses longer headers
 
 
-def refuse_leaks(files: Mapping[str, bytes]) -> None:
+@dataclass(frozen=True)
+class Finding:
+    """A secret or path in a file, without its text; `code` is what allows it."""
+
+    file: str
+    place: str
+    problem: str
+    code: str
+
+
+def refuse_leaks(files: Mapping[str, bytes], allowed: Collection[str] = ()) -> None:
     """Refuse to publish text that contains a path of this machine or a secret.
 
+    Args:
+        files: the files by name; of tensor files, the header is searched.
+        allowed: codes of findings that the user has read and accepts.
+
     Raises:
-        FileError: a file does; the error lists each such line, without the secret.
+        FileError: a file does; the error lists each place, without the secret.
     """
-    leaks = [
-        f"{name}, line {number}: {problem}"
-        for name, data in files.items()
-        for number, problem in _leaks(data if not name.endswith(_BINARY) else _header(data))
-    ]
-    if leaks:
+    found = [f for f in findings(files) if f.code not in allowed]
+    if found:
         raise FileError(
             "these files contain private information",
-            offenders=shorten(leaks),
+            offenders=shorten([f"{f.file}, {f.place}: {f.problem} ({f.code})" for f in found]),
             expected="no absolute paths, tokens, keys or passwords",
-            hint="correct the text or the recipe, and save the adapter again",
+            hint="correct the text or the recipe, and save the adapter again; if it is no secret: "
+            f"--allow-finding {found[0].code} (allow_findings=[...])",
         )
 
 
-def _leaks(data: bytes) -> Iterator[tuple[int, str]]:
-    for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
-        yield from ((number, kind) for kind, secret in _SECRETS.items() if re.search(secret, line))
-        # A spelled-out home folder may name a person; ~ and $HOME do not.
-        if path_problem("", line):
-            yield number, "an absolute path"
+def findings(files: Mapping[str, bytes]) -> list[Finding]:
+    """List the secrets and paths in files, each kind once per place."""
+    return [
+        Finding(name, place, problem, _code(name, place, problem, data))
+        for name, data in files.items()
+        for place, problem in _in_file(data if not name.endswith(_BINARY) else _header(data))
+    ]
+
+
+def published_texts(folder: Path, names: Collection[str]) -> dict[str, bytes]:
+    """Read the files of these names that exist; of tensor files, only what is text."""
+    texts = {}
+    for name in names:
+        if (folder / name).is_file():
+            with open(folder / name, "rb") as file:
+                start = file.read(8)
+                size = int.from_bytes(start, "little") if name.endswith(_BINARY) else -1
+                texts[name] = start + file.read(min(size, _MOST_HEADER))
+    return texts
+
+
+def _in_file(data: bytes) -> Iterator[tuple[str, str]]:
+    """Yield (place, problem), by the keys and values of a JSON document, or else by line."""
+    if values := list(json_texts(data)):
+        for path, key, text in values:
+            for problem in _problems(text, key):
+                yield f"at {one_line(path, _MOST_IN_A_PLACE)}", problem
+        return
+    for number, line in enumerate(data.decode("utf-8", "replace").split("\n"), 1):
+        yield from ((f"line {number}", problem) for problem in _problems(line))
+
+
+def _problems(text: str, key: str = "") -> list[str]:
+    """List the kinds of secrets in a text in any of its readings, each once."""
+    return list(dict.fromkeys(p for reading in readings(text) for p in problems_in(reading, key)))
+
+
+def _code(name: str, place: str, problem: str, data: bytes) -> str:
+    """Return a code that is valid for this finding in exactly these bytes."""
+    digest = hashlib.sha256(data).hexdigest()
+    return hashlib.sha256(f"{name}\0{place}\0{problem}\0{digest}".encode()).hexdigest()[:8]
 
 
 def _header(data: bytes) -> bytes:

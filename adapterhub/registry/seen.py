@@ -22,7 +22,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from platformdirs import user_state_path
 
-from adapterhub.errors import AdapterhubError, RegistryError
+from adapterhub.errors import AdapterhubError, RegistryError, warn_user
 from adapterhub.files import schema
 from adapterhub.files.atomic import UnreadableError, read_file, replace_file
 from adapterhub.registry.store import Entry, Store, version_number
@@ -101,7 +101,7 @@ def check_changed(seen: SeenVersions, entry: Entry) -> None:
         return
     problem = f"{entry.reference} has other bytes than on {date}; a version never changes"
     if "://" not in seen.place:  # one's own folder, or git, may have been set back on purpose
-        warnings.warn(f"{problem} (sha256 {digest[:12]}, now {entry.digest[:12]})", stacklevel=4)
+        warn_user(f"{problem} (sha256 {digest[:12]}, now {entry.digest[:12]})", stacklevel=4)
         return
     raise RegistryError(
         problem,
@@ -128,7 +128,7 @@ def warn_if_back(seen: SeenVersions, entry: Entry, store: Store) -> None:
         what = f"is the newest of its store, which had v{highest} on {date}: it has gone back"
     else:
         what = f"is the newest; v{highest}, seen on {date}, was yanked: {reason}"
-    warnings.warn(f"{entry.reference} {what}", stacklevel=4)
+    warn_user(f"{entry.reference} {what}", stacklevel=4)
 
 
 def record_version(seen: SeenVersions, entry: Entry) -> None:
@@ -145,7 +145,7 @@ def record_version(seen: SeenVersions, entry: Entry) -> None:
             _write(latest, number, entry.digest)
             _forget_oldest(seen.path.parent)
     except (OSError, Timeout) as error:
-        warnings.warn(f"cannot record that {entry.reference} was seen: {error}", stacklevel=4)
+        warn_user(f"cannot record that {entry.reference} was seen: {error}", stacklevel=4)
 
 
 def _write(seen: SeenVersions, number: int, digest: str) -> None:
@@ -183,7 +183,7 @@ def _folder() -> Path:
 
 
 def _warn_damaged(seen: SeenVersions, problem: str) -> None:
-    warnings.warn(
+    warn_user(
         f"the record {seen.path} of versions seen cannot be used: {problem}; it is written anew",
         stacklevel=5,
     )

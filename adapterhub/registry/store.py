@@ -82,7 +82,8 @@ class Publication:
     """How to publish an adapter's folder.
 
     `beside` maps file names to the contents of other libraries' files; a hub stores them next to
-    ours, in the same repository.
+    ours, in the same repository. `allowed` has the codes of findings, such as a text that looks
+    like a password, that the publisher has read and accepts.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Publication:
     tags: tuple[str, ...] = ()
     visibility: Literal["public", "private"] = "public"
     beside: Mapping[str, bytes] = field(default_factory=dict)
+    allowed: tuple[str, ...] = ()
 
 
 class Store(Protocol):

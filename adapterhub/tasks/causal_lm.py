@@ -36,6 +36,7 @@ from adapterhub.tasks._base import (
     pad,
     register_task,
 )
+from adapterhub.tasks._chat_template import chat_text
 from adapterhub.tasks._generation import Generation, generate, token_loss
 from adapterhub.tasks._metrics import generation_metrics
 from adapterhub.tasks.seq2seq import check_template, read_pairs
@@ -248,10 +249,7 @@ def _chat_pieces(
     """
 
     def formatted(count: int, generation_prompt: bool = False) -> str:
-        text = tokenizer.apply_chat_template(
-            turns[:count], tokenize=False, add_generation_prompt=generation_prompt
-        )
-        return str(text)
+        return chat_text(tokenizer, turns[:count], generation_prompt=generation_prompt)
 
     pieces: list[tuple[str, bool]] = []
     done = ""

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from adapterhub.adapters.parts import HEAD
-from adapterhub.errors import FileError
+from adapterhub.errors import FileError, one_line
 from adapterhub.files.digest import FileDigest, file_digest
 from adapterhub.training.options import TrainOptions
 from adapterhub.training.output_folder import writing
@@ -172,7 +172,7 @@ class PlainLines(Reporter):
     def note(self, text: str) -> None:
         """Print one line."""
         with writing(Path("the standard error stream")):
-            print(text, file=self.stream, flush=True)
+            print(one_line(text), file=self.stream, flush=True)
 
 
 class Bar(Reporter):
@@ -183,7 +183,7 @@ class Bar(Reporter):
             TextColumn("{task.percentage:>3.0f}%"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             TimeRemainingColumn(),
             console=console or Console(stderr=True),
         )
@@ -209,7 +209,7 @@ class Bar(Reporter):
 
     def note(self, text: str) -> None:
         """Print one line above the bar."""
-        self.progress.console.print(text, markup=False, highlight=False)
+        self.progress.console.print(one_line(text), markup=False, emoji=False, highlight=False)
 
     def close(self) -> None:
         """Stop the display."""

@@ -234,7 +234,7 @@ def test_malformed_data_is_reported_with_its_line(
 
 def test_a_file_that_is_not_utf8_is_reported_with_its_line(tmp_path: Path) -> None:
     source = write(tmp_path / "a.csv", "text,label\ncafé,1\n", "latin-1")
-    with pytest.raises(DataError, match="line 2: not UTF-8"):
+    with pytest.raises(DataError, match="line 2, byte 15: 0xe9 is not UTF-8"):
         read_examples(source, DataOptions(), labelled=True)
 
 

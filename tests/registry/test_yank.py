@@ -26,3 +26,9 @@ def test_a_yanked_version_on_a_hub_is_not_found(hub, tmp_path):
     assert [entry.version for entry in ah.search(hub=hub.address)] == ["v1"]
     with pytest.warns(UserWarning, match="was yanked: wrong"):
         ah.pull(f"{reference}@v2")
+
+
+@pytest.mark.parametrize("reason", ["", "a\nb", "\x1b[2J", "\ud800", "x" * 1001])
+def test_a_reason_is_one_printable_line(reason, tmp_path):
+    with pytest.raises(ConfigError, match="invalid reason"):
+        ah.yank("polite@v1", reason, registry=tmp_path)

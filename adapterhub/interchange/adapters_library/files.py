@@ -36,7 +36,7 @@ from adapterhub.interchange.config_fields import (
     only,
     read_json_object,
 )
-from adapterhub.interchange.tensor_files import read_tensor_file
+from adapterhub.interchange.tensor_files import MAX_TENSOR_BYTES, read_tensor_file
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS = ("adapter.safetensors", "pytorch_adapter.bin")
@@ -170,13 +170,16 @@ def is_adapters(folder: Path) -> bool:
     return weights and (folder / CONFIG_FILE).is_file()
 
 
-def read_adapters(folder: Path, *, allow_pickle: bool = False, head: bool = True) -> AdaptersFiles:
+def read_adapters(
+    folder: Path, *, allow_pickle: bool = False, head: bool = True, most: int = MAX_TENSOR_BYTES
+) -> AdaptersFiles:
     """Read the checkpoint of `adapters` in a folder.
 
     Args:
         folder: the checkpoint.
         allow_pickle: whether .bin files may be opened.
         head: whether to read the files of the task head.
+        most: the largest file of tensors that is read.
 
     Raises:
         FileError: a file is missing or damaged, or options are not supported; lists all of them.
@@ -196,8 +199,8 @@ def read_adapters(folder: Path, *, allow_pickle: bool = False, head: bool = True
         model_type=tree["model_type"],
         model_name=tree.get("model_name") or None,
         parts=tuple(parts),
-        tensors=read_tensor_file(folder, *WEIGHTS, allow_pickle=allow_pickle),
-        head=_read_head(folder, tree["name"], allow_pickle) if head else None,
+        tensors=read_tensor_file(folder, *WEIGHTS, allow_pickle=allow_pickle, most=most),
+        head=_read_head(folder, tree["name"], allow_pickle, most) if head else None,
     )
 
 
@@ -242,14 +245,14 @@ def _as_trained(version: object, options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _read_head(folder: Path, name: str, allow_pickle: bool) -> AdaptersHead | None:
+def _read_head(folder: Path, name: str, allow_pickle: bool, most: int) -> AdaptersHead | None:
     if not (folder / HEAD_CONFIG_FILE).is_file():
         return None
     tree = _read_json(folder / HEAD_CONFIG_FILE)
     options = tree.get("config") or {}
     if not isinstance(options, dict) or len(json.dumps(options)) > MAX_CONFIG_BYTES:
         raise FileError(f"{folder / HEAD_CONFIG_FILE}: config is not an object")
-    tensors = read_tensor_file(folder, *HEAD_WEIGHTS, allow_pickle=allow_pickle)
+    tensors = read_tensor_file(folder, *HEAD_WEIGHTS, allow_pickle=allow_pickle, most=most)
     prefix = f"heads.{tree.get('name') or name}."
     tensors = {n.removeprefix(prefix): t for n, t in tensors.items()}
     labels = options.get("label2id") or tree.get("label2id") or {}

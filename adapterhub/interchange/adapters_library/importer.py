@@ -33,6 +33,7 @@ from adapterhub.interchange.adapters_library.low_rank import import_adapters_low
 from adapterhub.interchange.adapters_library.module_paths import RemainingTensors
 from adapterhub.interchange.adapters_library.prefix import import_adapters_prefix
 from adapterhub.interchange.imported_adapter import CheckpointInfo, ImportedAdapter
+from adapterhub.interchange.tensor_files import most_bytes
 from adapterhub.interchange.translation import Translation
 
 # Model types for which tests compare the results with those of `adapters`. On other types it uses
@@ -65,7 +66,9 @@ def import_adapters(
         FileError: the files are damaged, or have options that are not supported.
         MismatchError: the checkpoint does not fit the backbone; lists everything that does not.
     """
-    return from_adapters(read_adapters(folder, allow_pickle=allow_pickle, head=head), anatomy)
+    most = most_bytes(anatomy)
+    files = read_adapters(folder, allow_pickle=allow_pickle, head=head, most=most)
+    return from_adapters(files, anatomy)
 
 
 def adapters_checkpoint_info(folder: Path) -> CheckpointInfo:

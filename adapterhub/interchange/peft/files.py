@@ -40,7 +40,11 @@ from adapterhub.interchange.config_fields import (
     optional,
     read_json_object,
 )
-from adapterhub.interchange.tensor_files import read_tensor_file, tensor_problems
+from adapterhub.interchange.tensor_files import (
+    MAX_TENSOR_BYTES,
+    read_tensor_file,
+    tensor_problems,
+)
 
 CONFIG_FILE = "adapter_config.json"
 TENSORS_FILE = "adapter_model.safetensors"
@@ -166,16 +170,23 @@ def is_peft(folder: Path) -> bool:
     return (folder / CONFIG_FILE).is_file()
 
 
-def read_peft(folder: Path, *, allow_pickle: bool = False) -> PeftFiles:
+def read_peft(
+    folder: Path, *, allow_pickle: bool = False, most: int = MAX_TENSOR_BYTES
+) -> PeftFiles:
     """Read the peft checkpoint in a folder.
 
-    `allow_pickle` opens `adapter_model.bin` if there is no safetensors file.
+    Args:
+        folder: the checkpoint.
+        allow_pickle: open `adapter_model.bin` if there is no safetensors file.
+        most: the largest file of tensors that is read.
 
     Raises:
         FileError: a file is missing or damaged, or options are not supported; lists all of them.
     """
     config = read_config(folder)
-    tensors = read_tensor_file(folder, TENSORS_FILE, PICKLE_FILE, allow_pickle=allow_pickle)
+    tensors = read_tensor_file(
+        folder, TENSORS_FILE, PICKLE_FILE, allow_pickle=allow_pickle, most=most
+    )
     names = [name.removeprefix(_prefix(config["peft_type"])) for name in tensors]
     if len(set(names)) < len(names):
         raise FileError(

@@ -24,6 +24,7 @@ from adapterhub.interchange.peft.low_rank_importer import import_peft_low_rank
 from adapterhub.interchange.peft.prompts import import_peft_prefix, import_peft_prompt
 from adapterhub.interchange.peft.targets import ModuleFinder, ends_with
 from adapterhub.interchange.peft.tied_weights import spread_tied_weights
+from adapterhub.interchange.tensor_files import most_bytes
 from adapterhub.interchange.translation import Translation
 
 _WRAPPED = re.compile(r"\.(modules_to_save|base_layer|ln_tuning_layers)(?=\.)")
@@ -46,7 +47,7 @@ def import_peft(
         FileError: the files are damaged, or have options that are not supported.
         MismatchError: the checkpoint does not fit the backbone; lists everything that does not.
     """
-    files = read_peft(folder, allow_pickle=allow_pickle)
+    files = read_peft(folder, allow_pickle=allow_pickle, most=most_bytes(anatomy))
     if not head:
         files = _without_missing_heads(files, anatomy)
     imported = from_peft(files, anatomy, folder.name)

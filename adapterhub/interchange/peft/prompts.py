@@ -15,14 +15,13 @@ peft have equal prefixes, as imported ones do.
 from __future__ import annotations
 
 import inspect
-import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from adapterhub.anatomy.sites import Anatomy, Site
-from adapterhub.errors import SiteError
+from adapterhub.errors import SiteError, warn_user
 from adapterhub.interchange.method_options import sites_option
 from adapterhub.interchange.peft.export_types import CheckpointPart, ExportSource
 from adapterhub.interchange.peft.files import PeftFiles
@@ -189,7 +188,7 @@ def export_prompt(source: ExportSource) -> CheckpointPart:
     problems = _model_problems(source) + prompt_problems(source.anatomy)
     if not all(isinstance(p.method, Prompt) and p.method.counts_padding for p in source.parts):
         problems += padding_problems(source.anatomy)
-        warnings.warn(
+        warn_user(
             "with padding on the left, peft computes other outputs: it puts a prompt in front of "
             "the padding, as with prompt(counts_padding=true)",
             stacklevel=2,

@@ -1,0 +1,78 @@
+"""Bytes that are not text, on standard input, in files and on the command line: one clear error."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import refused
+
+BYTES = {
+    "latin-1": b"a good movie\nna\xefve\n",
+    "utf-16": "a good movie\n".encode("utf-16"),
+    "utf-16 without a mark": "a good movie\n".encode("utf-16-le"),
+    "utf-32": "a good movie\n".encode("utf-32"),
+    "NUL": b"a good\0movie\n",
+    "half a character": b"a good movie \xe2\x82",
+    "a surrogate": b"a good \xed\xa0\x80 movie\n",
+    "binary": bytes(range(256)) * 9,
+}
+
+
+@pytest.fixture(scope="module")
+def run(backbone: Path, tmp_path_factory) -> Path:
+    """Make the folder of a training run."""
+    import adapterhub as ah
+
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    model, _ = ah.load_backbone(str(backbone), task="classification", labels=["a", "b"])
+    adapter = ah.attach(model, "lora(rank=2)", name="default")
+    adapter.metadata.training = {"recipe": {"task": "classification", "data": {"text": "text"}}}
+    adapter.save(folder / "adapter")
+    (folder / "recipe.yaml").write_text(f"backbone: {backbone}\n", encoding="utf-8")
+    return folder
+
+
+def stdin(monkeypatch, data: bytes, encoding: str = "utf-8") -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding=encoding))
+
+
+@pytest.mark.parametrize("kind", BYTES)
+@pytest.mark.parametrize("words", [(), ("--data", "-")], ids=["no data", "dash"])
+def test_standard_input_that_is_not_utf8(run, adapterhub, monkeypatch, kind, words) -> None:
+    stdin(monkeypatch, BYTES[kind])
+    refused(adapterhub("predict", run, *words), "standard input", "UTF-8", "iconv -f")
+
+
+def test_standard_input_is_utf8_in_every_locale(run, adapterhub, monkeypatch) -> None:
+    outputs = set()
+    for encoding in ("utf-8", "ascii", "latin-1"):
+        stdin(monkeypatch, b"\xef\xbb\xbfna\xc3\xafve \xe2\x80\xa8 movie\r\nb\n", encoding)
+        code, out, err = adapterhub("predict", run, "--json")
+        assert code == 0, err
+        assert len(out.splitlines()) == 2
+        outputs.add(out)
+    assert len(outputs) == 1
+
+
+@pytest.mark.parametrize("kind", BYTES)
+@pytest.mark.parametrize("name", ["data.txt", "data.tsv", "data.csv", "data.jsonl", "data.conll"])
+def test_a_file_that_is_not_utf8(run, adapterhub, tmp_path, kind, name) -> None:
+    (tmp_path / name).write_bytes(BYTES[kind])
+    refused(adapterhub("predict", run, "--data", tmp_path / name), name, "UTF-8", "iconv -f")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("predict", "run", "a \udcff movie"), ("list", "\udcff"), ("show", "\udcff"),
+        ("yank", "a@v1", "--reason", "\udcff"), ("publish", "run", "--description", "\udcff"),
+        ("train", "backbone=\udcff"), ("\udcff",),
+    ],
+    ids=ascii,
+)  # fmt: skip
+def test_an_argument_that_is_not_utf8(adapterhub, words) -> None:
+    place = next(n for n, word in enumerate(words, 1) if "\udcff" in word)
+    refused(adapterhub(*words), f"argument {place} is not", "byte 0xff", "iconv")
