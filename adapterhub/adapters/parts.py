@@ -72,9 +72,9 @@ class OwnedParameter:
         An active one is read from the backbone, where FSDP2 replaces it by a sharded one.
         """
         module, attribute = self.holders[0]
-        parameter = module._parameters[attribute] if self.active else self.kept
-        assert parameter is not None
-        return parameter
+        parameter = module._parameters[attribute] if self.active else None
+        # A swap that did not finish may have left the original there.
+        return self.kept if parameter is None or parameter is self.original else parameter
 
     def swap(self, on: bool) -> None:
         """Put the adapter's parameter into the backbone, or the original back."""

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from adapterhub.hooks.composition import BatchPlan
+from adapterhub.interrupts import Reversal
 
 
 class AppliedModules(NamedTuple):
@@ -69,17 +70,29 @@ def set_entry(scope: ModelScope, entry: ContextEntry | None) -> None:
     _ENTRIES.set(entries or None)
 
 
-@contextmanager
-def applying(scope: ModelScope, entry: ContextEntry) -> Iterator[None]:
+class AppliedEntry(Reversal[None]):
+    """Applies modules to a model, in this context and in compiled models of this thread."""
+
+    def __init__(self, scope: ModelScope, entry: ContextEntry) -> None:
+        self.scope, self.entry = scope, entry
+        self._before: tuple[ContextEntry | None, Any] | None = None
+
+    def enter(self) -> None:
+        """Set the entry."""
+        self._before = current_entry(self.scope), getattr(_thread, "entries", None)
+        set_entry(self.scope, self.entry)
+        _thread.entries = {**(self._before[1] or {}), self.scope: self.entry}
+
+    def leave(self) -> None:
+        """Set the entry that was there before."""
+        if self._before is not None:
+            before, _thread.entries = self._before
+            set_entry(self.scope, before)
+
+
+def applying(scope: ModelScope, entry: ContextEntry) -> AppliedEntry:
     """Apply modules to a model inside, in this context and in compiled models of this thread."""
-    before, compiled = current_entry(scope), getattr(_thread, "entries", None)
-    set_entry(scope, entry)
-    _thread.entries = {**(compiled or {}), scope: entry}
-    try:
-        yield
-    finally:
-        set_entry(scope, before)
-        _thread.entries = compiled
+    return AppliedEntry(scope, entry)
 
 
 def kept_values(slot: Any) -> dict[str, Any]:

@@ -49,17 +49,19 @@ def hold_in_fp32(module: nn.Module, name: str, dtype: torch.dtype) -> None:
     masters = module.__dict__.get(_MASTERS)
     if masters is None:
         masters = module.__dict__[_MASTERS] = Masters()
-        masters.handles = [
-            module.register_forward_pre_hook(lower, prepend=True),
-            module.register_forward_hook(put_back, prepend=True, always_call=True),
-        ]
+        handles = masters.handles
+        handles.append(module.register_forward_pre_hook(lower, prepend=True))
+        handles.append(module.register_forward_hook(put_back, prepend=True, always_call=True))
     masters.named[name] = (module.get_parameter(name), dtype)
 
 
 def release_from_fp32(module: nn.Module, name: str) -> None:
     """Undo `hold_in_fp32`, if it was done; the module's hooks are removed with the last one."""
     masters = module.__dict__.get(_MASTERS)
-    if masters is None or masters.named.pop(name, None) is None or masters.named:
+    if masters is None:
+        return
+    masters.named.pop(name, None)
+    if masters.named:
         return
     for handle in masters.handles:
         handle.remove()
