@@ -33,14 +33,13 @@ class DeferredInterrupts:
         """Record a signal: the handler inside."""
         self.arrived = True
 
-    def __enter__(self) -> DeferredInterrupts:
+    def __enter__(self) -> None:
         if threading.current_thread() is threading.main_thread():
             handler = signal.getsignal(signal.SIGINT)
             # A handler that is not Python's does not raise; inside another one of these, that does.
             if callable(handler) and not isinstance(handler, DeferredInterrupts):
                 self.handler = handler
                 signal.signal(signal.SIGINT, self)
-        return self
 
     def __exit__(self, *error: object) -> None:
         if self.handler is None:

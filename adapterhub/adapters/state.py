@@ -115,13 +115,13 @@ class ModelState:
         """Exchange what is active, or leave it on an error."""
         _refuse_exclusive(activation, [each for each in self.routes if each.replaces])
         before = self.activation
+        if not self.open_route():
+            set_entry(self.scope, None)  # of a pass that was interrupted
         try:
             self._exchange(before, activation)
         except BaseException:
             self._exchange(activation, before)
             raise
-        if not self.open_route():
-            set_entry(self.scope, None)  # of a pass that was interrupted
 
     def _exchange(self, before: Activation, activation: Activation) -> None:
         """Exchange what is active. Done in part, it is undone by an exchange the other way."""
@@ -133,8 +133,8 @@ class ModelState:
         for slot, applied in activation.table.items():
             slot.active = applied
         self.passes.active = activation
-        self._settle()
         before.close()
+        self._settle()
 
     def _settle(self) -> None:
         """Put the heads, labels and parameters into the model that belong there."""
@@ -202,20 +202,23 @@ class ModelState:
             undo: gives tokenizers the tokens back that they had.
         """
         with STRUCTURE_LOCK, deferred_interrupts():
-            active = self.activation
+            active, structure = self.activation, None
             tokenizers = [adapter.tokenizer for adapter in adapters if adapter.tokenizer]
             templates = [(each.tokenizer, each.tokenizer.chat_template) for each in tokenizers]
-            structure = ModelStructure(
-                self.model,
-                [self, *(each.borrowed for each in tokenizers)],
-                [self.passes.handles],
-                [parameter for parameter, _ in self.trainable],
-            )
             try:
+                self._make_active(StackActivation())  # parts that it replaces are no structure
+                structure = ModelStructure(
+                    self.model,
+                    [self, *(each.borrowed for each in tokenizers)],
+                    [self.passes.handles],
+                    [parameter for parameter, _ in self.trainable],
+                )
                 change()
             except BaseException:
-                undo()
-                structure.restore()
+                if structure is not None:
+                    undo()
+                    self._make_active(StackActivation())
+                    structure.restore()
                 for tokenizer, template in templates:
                     tokenizer.chat_template = template
                 if self.activation is not active:
@@ -237,11 +240,11 @@ class ModelState:
         adapter.inject()
         self.activate((adapter.name,))
 
-    def _take_back(self, adapters: Iterable[Adapter]) -> None:
-        """Take back from tokenizers what only these adapters, which are detached, brought."""
+    def _take_back(self, adapters: Sequence[Adapter]) -> None:
+        """Take back from tokenizers what only these adapters need."""
         for adapter in adapters:
             if adapter.tokenizer:
-                adapter.take_back(_tokens_in_use(adapter.tokenizer))
+                adapter.take_back(_tokens_in_use(adapter.tokenizer, adapters))
 
     def _entrances(self) -> list[nn.Module]:
         """List the modules that a pass begins with: the model and its stacks."""
@@ -262,19 +265,21 @@ class ModelState:
         removed = [self.adapters[name] for name in dict.fromkeys(names)]
 
         def change() -> None:
-            refuse_routed(self, *names)
-            self._make_active(self._active_without(removed))
             for adapter in removed:
                 del self.adapters[adapter.name]
                 adapter.eject()
             self._restore()
             self._take_back(removed)
+            self._make_active(remaining)
 
         def undo() -> None:
             for adapter in removed:
                 adapter.lend()
 
-        self._change(removed, change, undo)
+        with STRUCTURE_LOCK:
+            refuse_routed(self, *names)
+            remaining = self._active_without(removed)
+            self._change(removed, change, undo)
 
     def _active_without(self, removed: Sequence[Adapter]) -> Activation:
         if len(removed) == len(self.adapters):
@@ -421,13 +426,14 @@ def activated(state: ModelState, composition: Composition) -> TemporaryActivatio
     return TemporaryActivation(state, composition)
 
 
-def _tokens_in_use(tokenizer: TokenizerSnapshot) -> set[str]:
-    """Return the new tokens of all attached adapters with a tokenizer, on any model."""
+def _tokens_in_use(tokenizer: TokenizerSnapshot, removed: Sequence[Adapter]) -> set[str]:
+    """Return the new tokens of all other adapters with a tokenizer, on any model."""
     return {
         token.content
         for state in list(_STATES)
-        for adapter in state.adapters.values()
+        for adapter in list(state.adapters.values())
         if adapter.tokenizer and adapter.tokenizer.tokenizer is tokenizer.tokenizer
+        if adapter not in removed
         for token in (adapter.new_tokens.tokens if adapter.new_tokens else ())
     }
 
