@@ -22,6 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.backbones.added_tokens import check_removable, remove_added_tokens
 from adapterhub.errors import AttachError, MismatchError
+from adapterhub.interrupts import Reversal
 
 _TOKENIZER = "_adapterhub_tokenizer"
 _SPECIAL = ("bos", "eos", "unk", "sep", "cls", "mask")
@@ -60,7 +61,8 @@ class TokenizerSnapshot:
         self.tokenizer = tokenizer
         self.size = size
         # Encoded now, because a token added later may match in the probe text.
-        self.probe = _encoded_probe(tokenizer)
+        with _KeptSettings(tokenizer):
+            self.probe = [tokenizer.encode(text, add_special_tokens=False) for text in _PROBE]
         self.borrowed = _BORROWED.setdefault(tokenizer, BorrowedTokenizer())
         self._cached: tuple[object, str] | None = None
 
@@ -204,17 +206,24 @@ def _different_ids(wrong: Sequence[str]) -> MismatchError:
     )
 
 
-def _encoded_probe(tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Encode the probe text without truncation; the tokenizer's own setting is kept."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    truncation, padding = (backend.truncation, backend.padding) if backend else (None, None)
-    try:
-        return [tokenizer.encode(text, add_special_tokens=False) for text in _PROBE]
-    finally:
-        if backend and truncation:
-            backend.enable_truncation(**truncation)
-        if backend and padding:
-            backend.enable_padding(**padding)
+class _KeptSettings(Reversal[None]):
+    """Keeps the settings of a tokenizer's backend, which each encoding resets."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.backend = getattr(tokenizer, "backend_tokenizer", None)
+        self.settings: tuple[Any, ...] = ()
+
+    def enter(self) -> None:
+        if (backend := self.backend) is not None:
+            self.settings = backend.truncation, backend.padding, backend.encode_special_tokens
+
+    def leave(self) -> None:
+        if self.settings and (backend := self.backend) is not None:
+            truncation, padding, backend.encode_special_tokens = self.settings
+            if truncation:
+                backend.enable_truncation(**truncation)
+            if padding:
+                backend.enable_padding(**padding)
 
 
 def _merges(tokenizer: PreTrainedTokenizerBase) -> list[str]:
