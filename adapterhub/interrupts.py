@@ -101,6 +101,8 @@ class Reversal(Generic[T]):
         raise NotImplementedError
 
     def __enter__(self) -> T:
+        if self._open:
+            raise RuntimeError(f"{type(self).__name__} is entered already")
         try:
             with self.lock, deferred_interrupts():  # Ctrl-C may end the wait for a lock
                 self._open = True

@@ -68,6 +68,19 @@ def release_from_fp32(module: nn.Module, name: str) -> None:
     del module.__dict__[_MASTERS]
 
 
+def fp32_parameter(module: nn.Module, name: str) -> nn.Parameter | None:
+    """Return a parameter of a module, never the copy of it that a call computes with.
+
+    An interrupted call leaves its copy there until the next one.
+    """
+    parameter = module._parameters[name]
+    masters = module.__dict__.get(_MASTERS)
+    if masters is None or isinstance(parameter, nn.Parameter):
+        return parameter
+    master: nn.Parameter = masters.named[name][0]
+    return master
+
+
 def convert_masters(model: nn.Module, fn: Callable[[Tensor], Tensor]) -> None:
     """Compute in the dtype that a conversion of the model gives, as after `model.half()`."""
     for module in model.modules():

@@ -17,7 +17,7 @@ import tiny_models
 import torch
 from faults import Lines, interrupt, out_of_memory, sample
 from fixtures import word_tokenizer
-from observed import batch_of, differences, observed
+from observed import batch_of, differences, observed, observed_state
 
 import adapterhub as ah
 from adapterhub.adapters.state import find_state
@@ -126,9 +126,24 @@ def detach(name: str | None = None) -> Callable[[World], Any]:
     return lambda world: ah.detach(world.model, name)
 
 
+def compute(world: World) -> None:
+    with torch.no_grad():
+        world.model(**batch_of(world.model))
+
+
 CASES = {
+    "compute in fp32": Case("bert", "classification", heads_and_norms, compute, True),
+    "compute an average": Case("bert", "classification", averaged, compute),
+    "compute tokens": Case("llama", "causal-lm", loaded, compute),
+    "compute a prompt": Case("t5", "seq2seq", lambda w: w.attach("prompt(length=2)", "a"), compute),
+    "compute a mix": Case("bert", "features", lambda w: w.attach("scalar-mix", "a"), compute),
+    "compute a prefix": Case(
+        "llama", "causal-lm", lambda w: w.attach("prefix(length=2)", "a"), compute
+    ),
     "attach lora": Case("bert", "classification", nothing, attach("lora(rank=2)")),
-    "attach bitfit to others": Case("bert", "classification", heads_and_norms, attach("bitfit"), True),
+    "attach bitfit to others": Case(
+        "bert", "classification", heads_and_norms, attach("bitfit"), True
+    ),
     "attach prefix": Case("llama", "causal-lm", nothing, attach("prefix(length=2)")),
     "attach prompt": Case("bert", "features", two, attach("prompt(length=2)")),
     "attach full": Case("gpt2", "causal-lm", two, attach("full")),
@@ -211,7 +226,11 @@ def python_handler():
 
 def check(case: Case, folders: Path, fault: Callable[[], None], spared: frozenset[str]) -> int:
     """Run an operation again and again, with a fault before another line each time."""
-    pristine = observed(w.model, w.tokenizer) if (w := new_world(replace(case, prepare=nothing), folders)) else {}
+    pristine = (
+        observed(w.model, w.tokenizer)
+        if (w := new_world(replace(case, prepare=nothing), folders))
+        else {}
+    )
     operated(case, new_world(case, folders), Lines(spared=spared))  # what is done once only
     world = new_world(case, folders)
     before = observed(world.model, world.tokenizer)
@@ -228,6 +247,10 @@ def check(case: Case, folders: Path, fault: Callable[[], None], spared: frozense
         at = f"{lines.places[number]}: {type(error).__name__}"
         fired += attempt.fired
         try:
+            if case.operate is compute:
+                own = observed_state(world.model)["adapters"]
+                problems += [f"{at}: {d}" for d in differences(before["state"]["adapters"], own)]
+                compute(world)  # a call that did not end leaves its copy until the next one
             found = observed(world.model, world.tokenizer)
             if found not in (before, after):
                 lines_of = (differences(each, found) for each in (before, after))

@@ -348,7 +348,9 @@ def random_sequence(place: Place, seed: int) -> list[str]:
     for number in range(generator.randint(3, 9)):
         state = find_state(place.model)
         attached = list(state.adapters) if state else []
-        action = generator.choice(["load", "load", "refused", "own", "detach", "detach", "activate"])
+        action = generator.choice(
+            ["load", "load", "refused", "own", "detach", "detach", "activate"]
+        )
         name = generator.choice(["a", "b", "ab", "plain"])
         done.append(f"{action} {name} {attached}")
         try:
@@ -376,7 +378,12 @@ def random_sequence(place: Place, seed: int) -> list[str]:
 @pytest.mark.parametrize("kind", ["words", "python"])
 def test_any_sequence_restores_model_and_tokenizer(kind, tmp_path):
     place = Place(kind, tmp_path)
-    for name, tokens, template in (("a", A, "A"), ("b", B, "B"), ("ab", AB, "AB"), ("plain", (), None)):
+    for name, tokens, template in (
+        ("a", A, "A"),
+        ("b", B, "B"),
+        ("ab", AB, "AB"),
+        ("plain", (), None),
+    ):
         place.save(name, tokens, template)
     forged(tmp_path, "forged", backbone={"fingerprint": "v1-" + "0" * 64})
     pristine = place.seen()

@@ -103,7 +103,9 @@ def observed_state(model: Any) -> dict[str, Any]:
             for name, a in state.adapters.items()
             for c in a.changed
         },
-        "wide": {n: list(a.new_tokens.originals) for n, a in state.adapters.items() if a.new_tokens},
+        "wide": {
+            n: list(a.new_tokens.originals) for n, a in state.adapters.items() if a.new_tokens
+        },
         "active": repr(state.activation.compositions),
         "replacing": replacing and repr(replacing.compositions),
         "routes": [repr(route.compositions) for route in state.routes],
