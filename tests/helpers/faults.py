@@ -7,15 +7,16 @@ import functools
 import random
 import signal
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import adapterhub
 
 PACKAGE = str(Path(adapterhub.__path__[0]))
-Place = tuple[str, int]
+Place = tuple[str, int]  # a file and a line of it
+Line = tuple[Place, int]
 
 
 def interrupt() -> None:
@@ -47,25 +48,25 @@ def _runs_inside(frame: Any, names: frozenset[str]) -> bool:
 
 
 class Lines:
-    """Counts the lines of the package that run, and calls `fault` before line number `at`.
+    """Counts the lines of the package that run, and calls `fault` before one of them.
 
-    `spared` are functions whose lines, and those that they call, are not counted.
+    A line is a place and the number of its run. `undoing` are those that run inside of the
+    functions `spared`.
     """
 
     def __init__(
         self,
-        at: int | None = None,
+        at: Line | None = None,
         fault: Callable[[], None] | None = None,
         spared: frozenset[str] = frozenset(),
     ) -> None:
         self.at, self.fault, self.spared = at, fault, spared
-        self.places: list[Place] = []
+        self.runs: Counter[Place] = Counter()
+        self.undoing: set[Line] = set()
         self.fired = False
 
     def _call(self, frame: Any, event: str, argument: Any) -> Any:
         if self.fired or not frame.f_code.co_filename.startswith(PACKAGE):
-            return None
-        if self.spared and _runs_inside(frame, self.spared):
             return None
         entered: set[int] = set()
         heads = _with_lines(frame.f_code.co_filename)
@@ -75,20 +76,23 @@ class Lines:
                 if frame.f_lineno in entered:
                     return line
                 entered.add(frame.f_lineno)
-            self._line(frame, event)
+            if event == "line" and not self.fired:
+                self._line(frame)
             return line
 
         return line
 
-    def _line(self, frame: Any, event: str) -> None:
-        if event == "line" and not self.fired:
-            if len(self.places) == self.at:
-                self.fired = True
-                sys.settrace(None)
-                if self.fault is not None:
-                    self.fault()
-            place = Path(frame.f_code.co_filename).relative_to(PACKAGE).as_posix(), frame.f_lineno
-            self.places.append(place)
+    def _line(self, frame: Any) -> None:
+        place = frame.f_code.co_filename[len(PACKAGE) + 1 :], frame.f_lineno
+        line = place, self.runs[place]
+        self.runs[place] += 1
+        if self.spared and _runs_inside(frame, self.spared):
+            self.undoing.add(line)
+        if line == self.at:
+            self.fired = True
+            sys.settrace(None)
+            if self.fault is not None:
+                self.fault()
 
     def run(self, operation: Callable[[], Any]) -> BaseException | None:
         """Run an operation, and return what it raised."""
@@ -106,13 +110,14 @@ class Lines:
         return None
 
 
-def sample(places: list[Place], count: int | None, seed: int = 0) -> Iterator[int]:
-    """Choose numbers of lines: all, or some, of different places as far as possible."""
-    if count is None or count >= len(places):
-        return iter(range(len(places)))
-    runs: dict[Place, list[int]] = defaultdict(list)
-    for number, place in enumerate(places):
-        runs[place].append(number)
+def sample(lines: Lines, count: int | None, seed: int = 0) -> list[Line]:
+    """Choose lines: of so many places one run, or of each place the first, the last and another."""
     generator = random.Random(seed)
-    chosen = [generator.choice(numbers) for numbers in runs.values()]
-    return iter(sorted(generator.sample(chosen, min(count, len(chosen)))))
+    if count is not None:
+        places = generator.sample(list(lines.runs), min(count, len(lines.runs)))
+        return [(place, generator.randrange(lines.runs[place])) for place in places]
+    return [
+        (place, run)
+        for place, runs in lines.runs.items()
+        for run in sorted({0, runs - 1, generator.randrange(runs)})
+    ]
