@@ -39,7 +39,10 @@ class DeferredInterrupts:
             # A handler that is not Python's does not raise; inside another one of these, that does.
             if callable(handler) and not isinstance(handler, DeferredInterrupts):
                 self.handler = handler
-                signal.signal(signal.SIGINT, self)
+                try:
+                    signal.signal(signal.SIGINT, self)
+                except ValueError:  # a subinterpreter has no signals
+                    self.handler = None
 
     def __exit__(self, *error: object) -> None:
         if self.handler is None:
@@ -76,7 +79,8 @@ class _Exit:
         if context is None:  # contextlib.ExitStack calls it with the context
             return _close
         close = partial(_close, context)
-        context._watch = weakref.ref(close, lambda _: _close(context))
+        if not context._open:  # else somebody only looks at it
+            context._watch = weakref.ref(close, lambda _: _close(context))
         return close
 
 

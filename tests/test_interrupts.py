@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import signal
 import threading
 import time
+import weakref
 
 import pytest
 import tiny_models
@@ -52,20 +54,30 @@ class Change(Reversal[str]):
 
 def test_an_interrupt_is_delivered_at_the_end():
     done = []
-    with pytest.raises(KeyboardInterrupt), deferred_interrupts():
-        interrupt()
-        interrupt()
-        done.append("all of it")
+
+    def change():
+        with deferred_interrupts():
+            interrupt()
+            interrupt()
+            done.append("all of it")
+
+    with pytest.raises(KeyboardInterrupt):
+        change()
     assert done
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_nested_blocks_deliver_once_at_the_outermost_end():
     done = []
-    with pytest.raises(KeyboardInterrupt), deferred_interrupts():
+
+    def change():
         with deferred_interrupts():
-            interrupt()
-        done.append("after the inner one")
+            with deferred_interrupts():
+                interrupt()
+            done.append("after the inner one")
+
+    with pytest.raises(KeyboardInterrupt):
+        change()
     assert done
 
 
@@ -112,10 +124,23 @@ def test_other_threads_have_no_signals_to_defer():
     assert handlers == [signal.default_int_handler]
 
 
+def test_an_interpreter_without_signals_has_none_to_defer(monkeypatch):
+    def refuse(*_):
+        raise ValueError("signal only works in main thread of the main interpreter")
+
+    monkeypatch.setattr(signal, "signal", refuse)
+    with deferred_interrupts():
+        pass
+
+
 def test_an_error_inside_is_the_context_of_the_interrupt():
-    with pytest.raises(KeyboardInterrupt) as error, deferred_interrupts():
-        interrupt()
-        raise ZeroDivisionError
+    def change():
+        with deferred_interrupts():
+            interrupt()
+            raise ZeroDivisionError
+
+    with pytest.raises(KeyboardInterrupt) as error:
+        change()
     assert isinstance(error.value.__context__, ZeroDivisionError)
 
 
@@ -162,10 +187,16 @@ def test_an_exit_stack_leaves_it():
     assert change.log == ["enter", "leave"]
 
 
-def test_contexts_leave_no_garbage():
-    import gc
-    import weakref
+def test_looking_at_the_exit_does_not_leave():
+    change = Change()
+    assert hasattr(change, "__exit__")
+    with change:
+        assert callable(change.__exit__)
+        assert change.log == ["enter"]
+    assert change.log == ["enter", "leave"]
 
+
+def test_contexts_leave_no_garbage():
     change = Change()
     with change:
         pass

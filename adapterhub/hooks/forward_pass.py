@@ -11,8 +11,7 @@ thread that opened the route.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
@@ -124,22 +123,26 @@ class RecomputedInContext:
             if not computed:
                 computed = True
                 return function(*inputs, **options)
-            with _restored(entries, kept):
+            with _EarlierContext(entries, kept):
                 return function(*inputs, **options)
 
         return self.checkpoint(run, *args, **kwargs)
 
 
-@contextmanager
-def _restored(entries: _Entries | None, kept: Mapping[Any, dict[str, Any]]) -> Iterator[None]:
-    before, kept_before = _ENTRIES.get(), getattr(_thread, "kept", None)
-    _ENTRIES.set(entries)
-    _thread.kept = _copied(kept)
-    try:
-        yield
-    finally:
-        _ENTRIES.set(before)
-        _thread.kept = kept_before
+class _EarlierContext(Reversal[None]):
+    """Sets what applied, and what hooks kept, in an earlier call."""
+
+    def __init__(self, entries: _Entries | None, kept: Mapping[Any, dict[str, Any]]) -> None:
+        self.entries, self.kept = entries, kept
+        self.before = _ENTRIES.get(), getattr(_thread, "kept", None)
+
+    def enter(self) -> None:
+        _ENTRIES.set(self.entries)
+        _thread.kept = _copied(self.kept)
+
+    def leave(self) -> None:
+        entries, _thread.kept = self.before
+        _ENTRIES.set(entries)
 
 
 def _copied(kept: Mapping[Any, dict[str, Any]]) -> WeakKeyDictionary[Any, dict[str, Any]]:

@@ -108,13 +108,19 @@ def routed(rows: list[Any], computes: bool = False) -> Callable[[World], None]:
     return run
 
 
+def route_a_loss(world: World) -> None:
+    labels = {"labels": torch.tensor([0, 1, 2])}
+    with ah.route(world.model, ["a", "b", None]), torch.no_grad():
+        world.model(**batch_of(world.model), **labels)
+
+
 def nested(world: World) -> None:
     with ah.route(world.model, ["a", "b", None]), ah.route(world.model, ["b"] * 3):
         pass
 
 
-def merge_and_unmerge(world: World) -> None:
-    ah.merge(world.model)
+def merge(world: World) -> None:
+    ah.merge(world.model.train())
 
 
 def merged(world: World) -> None:
@@ -169,6 +175,7 @@ CASES = {
     "route rows": Case("bert", "classification", two, routed(["a", None, "b"])),
     "route one": Case("bert", "classification", heads_and_norms, routed(["a"] * 3)),
     "route tokens": Case("llama", "causal-lm", loaded, routed(["stranger"] * 3)),
+    "route a loss": Case("bert", "classification", two, route_a_loss),
     "routes nested": Case("bert", "classification", two, nested),
     "detach one": Case("bert", "classification", heads_and_norms, detach("a"), True),
     "detach all": Case("bert", "classification", averaged, detach()),
@@ -176,9 +183,7 @@ CASES = {
     "detach prompt": Case(
         "t5", "seq2seq", lambda w: w.attach("prompt(length=2)", "a"), detach("a")
     ),
-    "merge": Case(
-        "bert", "features", lambda w: w.attach("lora(rank=2)", "a", 0.01), merge_and_unmerge
-    ),
+    "merge": Case("bert", "features", lambda w: w.attach("lora(rank=2)", "a", 0.01), merge),
     "unmerge": Case("gpt2", "causal-lm", merged, lambda world: ah.unmerge(world.model)),
 }
 

@@ -30,6 +30,13 @@ def out_of_memory() -> None:
 
 
 @functools.cache
+def _try_lines(file: str) -> frozenset[int]:
+    """Return the lines `try:`, which run nothing that could fail or be interrupted."""
+    nodes = [n for n in ast.walk(ast.parse(Path(file).read_text())) if isinstance(n, ast.Try)]
+    return frozenset(n.lineno for n in nodes)
+
+
+@functools.cache
 def _with_lines(file: str) -> frozenset[int]:
     """Return the lines of the heads of `with` statements.
 
@@ -69,14 +76,14 @@ class Lines:
         if self.fired or not frame.f_code.co_filename.startswith(PACKAGE):
             return None
         entered: set[int] = set()
-        heads = _with_lines(frame.f_code.co_filename)
+        heads, tries = (f(frame.f_code.co_filename) for f in (_with_lines, _try_lines))
 
         def line(frame: Any, event: str, argument: Any) -> Any:
             if frame.f_lineno in heads:
                 if frame.f_lineno in entered:
                     return line
                 entered.add(frame.f_lineno)
-            if event == "line" and not self.fired:
+            if event == "line" and not self.fired and frame.f_lineno not in tries:
                 self._line(frame)
             return line
 
