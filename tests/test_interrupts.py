@@ -266,7 +266,7 @@ def test_interrupts_of_another_thread_leave_no_half_state():
     sender.armed = False
     sender.done.set()
     sender.join()
-    assert rounds > sender.interrupts > 20
+    assert rounds >= sender.interrupts > 10
     ah.activate(model, "a")
     assert torch.equal(model(**batch).logits, expected)
     ah.detach(model)
