@@ -235,7 +235,7 @@ def restored(world: World) -> dict[str, Any]:
     ah.attach(model, "lora(rank=2)", name="next").detach()
     if find_state(model):
         ah.detach(model)
-    return observed(model, world.tokenizer)
+    return observed(model.eval(), world.tokenizer)
 
 
 @pytest.fixture(autouse=True)
