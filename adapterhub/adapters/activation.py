@@ -8,7 +8,7 @@ adapters of a stack replace. Per row, a hook on the model's own head calls the h
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -27,15 +27,49 @@ from adapterhub.hooks.composition import (
 )
 from adapterhub.hooks.forward_pass import AppliedModules
 from adapterhub.hooks.head import (
-    VariantSlot,
     add_variant_slot,
-    drop_variant_slot,
+    drop_variant_slots,
     with_parameters,
 )
 from adapterhub.hooks.slot import Slot
+from adapterhub.interrupts import Reversal
 from adapterhub.methods._base import METHODS
 
 Adapters = Mapping[str, Adapter]
+
+
+class Activatable(Protocol):
+    """The state of a model, in which compositions are made active."""
+
+    @property
+    def activation(self) -> Activation:
+        """What is active where no route is open."""
+
+    def activate(self, composition: Composition) -> None:
+        """Make a composition active."""
+
+
+class TemporaryActivation(Reversal[None]):
+    """Makes a composition active inside; afterwards, what was active is active again.
+
+    Args:
+        state: the state of a model.
+        composition: what is active inside.
+    """
+
+    def __init__(self, state: Activatable, composition: Composition) -> None:
+        self.state, self.composition = state, composition
+        self.before: Composition | None = None
+
+    def enter(self) -> None:
+        """Make the composition active."""
+        (self.before,) = self.state.activation.compositions
+        self.state.activate(self.composition)
+
+    def leave(self) -> None:
+        """Make active what was."""
+        if self.before is not None:
+            self.state.activate(self.before)
 
 
 class StackActivation:
@@ -56,6 +90,15 @@ class StackActivation:
     def replaces(self) -> bool:
         """Whether a part of the model is replaced, which all calls share."""
         return any(adapter.replaces for adapter in self.adapters)
+
+    def check(self) -> None:
+        """Refuse adapters whose parts cannot be exchanged.
+
+        Raises:
+            AttachError: FSDP2 has sharded them.
+        """
+        for adapter in self.adapters:
+            adapter.check_replaceable()
 
     def on(self) -> None:
         """Replace parts of the model by those of the adapters, in order."""
@@ -92,24 +135,28 @@ class PerRowActivation:
         self.adapters = _adapters_in(adapters, compositions)
         self.by_name = {adapter.name: adapter for adapter in self.adapters}
         self.table: dict[Slot, AppliedModules] = {}
+        self.called_through: tuple[str, ...] = ()  # paths of modules that have variants
 
     def prepare(self) -> None:
         """Plan the rows in each slot, and add slots through which the heads are called."""
         for slot, keys in _keys_by_adapter(self.adapters).items():
             used = tuple(key for some in keys.values() for key in some)
             self.table[slot] = AppliedModules(used, self._plan(keys))
-        for path, variants in _variants(self.adapters).items():
+        variants_by_path = _variants(self.adapters)
+        self.called_through = tuple(variants_by_path)
+        for path, variants in variants_by_path.items():
             plan = self._plan({name: (name,) for name in variants}, last=True)
-            slot = add_variant_slot(self.model, path)
+            slot = add_variant_slot(self.model, path, self)
             slot.scope = self.adapters[0].state.scope
             self.table[slot] = AppliedModules(tuple(variants), plan, variants)
 
     def close(self) -> None:
         """Undo `prepare`."""
-        for slot in self.table:
-            if isinstance(slot, VariantSlot):
-                drop_variant_slot(self.model, slot)
+        drop_variant_slots(self.model, self.called_through, self)
         self.table = {}
+
+    def check(self) -> None:
+        """Do nothing: no part of the model is replaced."""
 
     def on(self) -> None:
         """Do nothing: no part of the model is replaced."""
@@ -134,6 +181,7 @@ class AverageActivation(PerRowActivation):
     """A composition with an average for all rows; its labels replace the model's own."""
 
     replaces = True
+    before: Mapping[str, Any] = {}
 
     def on(self) -> None:
         """Set the labels."""
@@ -143,6 +191,7 @@ class AverageActivation(PerRowActivation):
     def off(self) -> None:
         """Undo `on`."""
         set_labels(self.model, self.before)
+        self.before = {}
 
     def without(self, adapter: Adapter) -> AverageActivation:
         """Return this activation, which the adapter is not part of.

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch.distributed as dist
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from adapterhub._version import __version__
 from adapterhub.adapters.parts import (
@@ -26,7 +25,7 @@ from adapterhub.anatomy.sites import CHILD, Anatomy
 from adapterhub.backbones.fingerprint import BackboneIdentity
 from adapterhub.backbones.identity import name_and_revision
 from adapterhub.backbones.task_models import task_kind
-from adapterhub.backbones.tokenizer import tokenizer_snapshot
+from adapterhub.backbones.tokenizer import TokenizerSnapshot, tokenizer_snapshot
 from adapterhub.backbones.weights import dtype_and_quantization, is_sharded, whole
 from adapterhub.errors import AttachError
 from adapterhub.files.card import export_card
@@ -34,7 +33,7 @@ from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead
 from adapterhub.files.native import write_adapter
 from adapterhub.hooks.composition import Composition, adapter_names
 from adapterhub.hooks.forward_pass import ModelScope
-from adapterhub.hooks.new_tokens import NewTokenRows
+from adapterhub.hooks.new_tokens import NewTokenRows, add_new_tokens, first_id
 from adapterhub.hooks.prompt import forget_prompt
 from adapterhub.hooks.slot import Slot, drop_slot
 from adapterhub.interchange.peft.export_types import ExportedModule, ExportSource
@@ -58,8 +57,8 @@ class BackboneState(Protocol):
     def compositions(self) -> tuple[Composition, ...]:
         """What applies: one composition for each row of a batch, or one for all rows."""
 
-    def detach(self, name: str) -> None:
-        """Detach an adapter."""
+    def detach(self, *names: str) -> None:
+        """Detach adapters."""
 
     def fingerprint(self) -> str:
         """Compute the name of the backbone's weights as they were before any adapter."""
@@ -97,7 +96,11 @@ class AdapterMetadata:
 
 @dataclass(eq=False)
 class Adapter:
-    """A named adapter of a model, made by `attach` or `load`."""
+    """A named adapter of a model, made by `attach` or `load`.
+
+    While it is attached, its new tokens are in `tokenizer`, which shows its chat template,
+    `template`, unless that of an adapter loaded later is shown.
+    """
 
     name: str
     methods: tuple[Method, ...]
@@ -108,8 +111,10 @@ class Adapter:
     head: AdapterHead | None = field(repr=False)
     state: BackboneState = field(repr=False)
     new_tokens: NewTokenRows | None = field(default=None, repr=False)
+    tokenizer: TokenizerSnapshot | None = field(default=None, repr=False)
+    template: str | None = field(default=None, repr=False)
+    template_key: object = field(default_factory=object, init=False, repr=False)
     metadata: AdapterMetadata = field(default_factory=AdapterMetadata, repr=False)
-    undo: Callable[[], None] | None = field(default=None, init=False, repr=False)
 
     @property
     def active(self) -> bool:
@@ -185,8 +190,8 @@ class Adapter:
             for slot in self.new_tokens.slots():
                 yield slot, self.new_tokens.key
 
-    def replace(self, on: bool) -> None:
-        """Replace parts of the model by the adapter's own, or undo it; what trains is unchanged.
+    def check_replaceable(self) -> None:
+        """Refuse parameters that cannot be exchanged with the model's.
 
         Raises:
             AttachError: FSDP2 has sharded its backbone parameters, and would put them back.
@@ -197,6 +202,9 @@ class Adapter:
                 offenders=sharded[:5],
                 hint="save the adapter, and load it on a backbone that is not sharded",
             )
+
+    def replace(self, on: bool) -> None:
+        """Replace parts of the model by the adapter's own, or undo it; what trains is unchanged."""
         for changed in self.changed:
             changed.swap(on)
         if self.new_tokens and on:
@@ -235,13 +243,29 @@ class Adapter:
                     forget_prompt(self.model)
         if self.new_tokens:
             self.new_tokens.eject()
-        if self.undo:
-            self.undo()
 
-    def set_template(self, tokenizer: PreTrainedTokenizerBase, template: str) -> None:
-        """Set the chat template of a tokenizer until the adapter is detached."""
-        previous, tokenizer.chat_template = tokenizer.chat_template, template
-        self.undo = partial(setattr, tokenizer, "chat_template", previous)
+    def lend(self) -> None:
+        """Add the new tokens to the tokenizer, and show the chat template.
+
+        Raises:
+            MismatchError: the tokenizer has other tokens under their ids.
+        """
+        if self.tokenizer is None:
+            return
+        if self.new_tokens:
+            add_new_tokens(self.tokenizer, self.new_tokens.tokens)
+        if self.template is not None:
+            self.tokenizer.show(self.template_key, self.template)
+
+    def take_back(self, in_use: Collection[str]) -> None:
+        """Undo `lend`: tokens that are in use, and tokens in front of them, stay.
+
+        Args:
+            in_use: the new tokens of other adapters with the same tokenizer.
+        """
+        if self.tokenizer is not None:
+            self.tokenizer.hide(self.template_key)
+            self.tokenizer.remove_unused(in_use)
 
     def detach(self) -> None:
         """Detach the adapter: bytes, keys, modules and `requires_grad` are as before."""
@@ -313,7 +337,7 @@ class Adapter:
             name=self.name,
             methods=dump_methods([method.inference_form() for method in self.methods]),
             backbone=self._backbone_ref(),
-            tokenizer=snapshot.identity() if snapshot else metadata.tokenizer,
+            tokenizer=self._tokenizer_identity(snapshot),
             tokens=self.new_tokens.tokens if self.new_tokens else (),
             chat_template=metadata.chat_template or template,
             task=metadata.task or (kind if self.head else None),
@@ -325,6 +349,11 @@ class Adapter:
             | {name: version(name) for name in ("torch", "transformers")},
             **metadata.publication,
         )
+
+    def _tokenizer_identity(self, snapshot: TokenizerSnapshot | None) -> str | None:
+        if snapshot is None:
+            return self.metadata.tokenizer
+        return snapshot.identity(first_id(self.new_tokens.tokens if self.new_tokens else ()))
 
     def _backbone_ref(self) -> BackboneRef:
         identity = self.state.identity()

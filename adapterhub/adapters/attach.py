@@ -6,18 +6,20 @@ parameters are frozen while an adapter is attached; only what the adapter declar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attachable import require_model
 from adapterhub.adapters.build import build_adapter
 from adapterhub.adapters.fusion_sources import build_from_sources
-from adapterhub.adapters.state import bare, get_state, refuse_in_route
+from adapterhub.adapters.passes import STRUCTURE_LOCK
+from adapterhub.adapters.state import bare, get_state
 from adapterhub.backbones.token_embedding import checkpoint_vocabulary_size, token_embedding
-from adapterhub.backbones.tokenizer import remember_tokenizer
-from adapterhub.files.manifest import NewToken
+from adapterhub.backbones.tokenizer import (
+    TokenizerSnapshot,
+    snapshot_of,
+    tokenizer_snapshot,
+)
 from adapterhub.methods._spec import Spec, parse_methods
 
 
@@ -48,13 +50,12 @@ def attach(
             method is built from is missing.
     """
     require_model(model)
-    if tokenizer is not None:
-        remember_added_tokens(model, tokenizer)
     methods = parse_methods(method)
     built_from_others = any(method.sources() for method in methods)
     build = build_from_sources if built_from_others else build_adapter
-    with bare(model) as state:
-        adapter = build(state, methods, name)
+    with STRUCTURE_LOCK, bare(model) as state:
+        snapshot = snapshot_for(model, tokenizer)
+        adapter = build(state, methods, name, tokenizer=snapshot)
         state.add(adapter)
     return adapter
 
@@ -62,28 +63,30 @@ def attach(
 def detach(model: PreTrainedModel, name: str | None = None) -> None:
     """Detach one adapter, or all: bytes, keys, modules and `requires_grad` are as before.
 
+    With the last adapter that uses them, tokens and chat templates that adapters brought are
+    removed from the tokenizer. Tokens stay if the user has added others behind them, whose ids
+    would change.
+
     Raises:
         AttachError: no adapter of that name is attached.
     """
     state = get_state(model)
-    if name is None:
-        refuse_in_route(state)
-        state.activate(())
-    for each in [name] if name is not None else list(state.adapters):
-        state.detach(each)
+    state.detach(*([name] if name is not None else state.adapters))
 
 
-def remember_added_tokens(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tokens: Sequence[NewToken] = ()
-) -> None:
-    """Remember a tokenizer that `load_backbone` did not load, and which of its tokens are new.
+def snapshot_for(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
+) -> TokenizerSnapshot | None:
+    """Return the snapshot of a model's tokenizer; attaching an adapter records it.
 
     Args:
         model: the backbone.
-        tokenizer: its tokenizer; tokens beyond the checkpoint's embedding are new.
-        tokens: further new tokens, of an adapter's manifest.
+        tokenizer: its tokenizer, if `load_backbone` did not load it; tokens beyond the checkpoint's
+            embedding are new.
     """
+    if tokenizer is None:
+        return tokenizer_snapshot(model)
     size, embedding = checkpoint_vocabulary_size(model), token_embedding(model)
     limits = [size] if size is not None else [len(embedding)] if embedding is not None else []
-    first_new = min([len(tokenizer), *limits, *(token.id for token in tokens)])
-    remember_tokenizer(model, tokenizer, first_new)
+    ids = len(tokenizer) if isinstance(tokenizer, PreTrainedTokenizerBase) else 0
+    return snapshot_of(model, tokenizer, min([ids, *limits]))

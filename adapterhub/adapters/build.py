@@ -26,7 +26,7 @@ from adapterhub.backbones.token_embedding import (
     token_embedding,
     token_tables,
 )
-from adapterhub.backbones.tokenizer import tokenizer_snapshot
+from adapterhub.backbones.tokenizer import TokenizerSnapshot, tokenizer_snapshot
 from adapterhub.backbones.weights import device_of, offloaded, storage_problems
 from adapterhub.errors import AdapterhubError, AttachError, SiteError
 from adapterhub.files.manifest import NewToken, name_problems
@@ -41,6 +41,7 @@ def build_adapter(
     methods: Sequence[Method],
     name: str,
     tokens: tuple[NewToken, ...] | None = None,
+    tokenizer: TokenizerSnapshot | None = None,
 ) -> Adapter:
     """Build a new adapter next to a model; `state.add` attaches it.
 
@@ -49,6 +50,7 @@ def build_adapter(
         methods: parsed methods.
         name: the adapter's name.
         tokens: new tokens that get rows; by default those that were added to the tokenizer.
+        tokenizer: the tokenizer; by default the one that is recorded for the model.
 
     Raises:
         SiteError: a method does not fit the backbone; the error lists methods that do.
@@ -57,8 +59,9 @@ def build_adapter(
     """
     _check_name(state, name)
     anatomy, model = state.anatomy, state.model
+    tokenizer = tokenizer or tokenizer_snapshot(model)
     if tokens is None:
-        tokens = tokens_of(tokenizer_snapshot(model))
+        tokens = tokens_of(tokenizer)
     steps = [
         (part, step)
         for method in methods
@@ -79,6 +82,7 @@ def build_adapter(
         head=_own_head(anatomy),
         state=state,
         new_tokens=_new_token_rows(model, tokens, key, changed),
+        tokenizer=tokenizer,
     )
     _refuse_duplicates(adapter)
     return adapter

@@ -22,6 +22,7 @@ from adapterhub.backbones.identity import local_name
 from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.errors import MismatchError
 from adapterhub.files.manifest import Manifest, TensorInfo
+from adapterhub.hooks.new_tokens import first_id
 from adapterhub.interchange.imported_adapter import ImportedAdapter
 from adapterhub.methods._base import Method
 
@@ -123,7 +124,7 @@ def check_tokenizer(manifest: Manifest, snapshot: TokenizerSnapshot) -> None:
     Raises:
         MismatchError: the error names both.
     """
-    identity = snapshot.identity()
+    identity = snapshot.identity(first_id(manifest.tokens))
     if manifest.tokenizer not in (None, identity):
         raise MismatchError(
             f"the adapter {manifest.name!r} was trained with a different tokenizer",

@@ -12,6 +12,7 @@ from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.build import build_adapter
 from adapterhub.adapters.compatibility import check_backbone, check_values
 from adapterhub.adapters.state import ModelState
+from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.errors import AttachError, did_you_mean
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import adapter_folder, find_adapter, read_adapter
@@ -21,13 +22,19 @@ from adapterhub.methods._spec import restore_methods
 Saved = tuple[Manifest, Mapping[str, Tensor]]
 
 
-def build_from_sources(state: ModelState, methods: Sequence[Method], name: str) -> Adapter:
+def build_from_sources(
+    state: ModelState,
+    methods: Sequence[Method],
+    name: str,
+    tokenizer: TokenizerSnapshot | None = None,
+) -> Adapter:
     """Build an adapter that copies in the trained adapters which its methods name.
 
     Args:
         state: the model's state; a source is an attached adapter or a folder.
         methods: methods, at least one of them with sources.
         name: the adapter's name.
+        tokenizer: the tokenizer; by default the one that is recorded for the model.
 
     Raises:
         AttachError: a source that is neither attached nor a folder with an adapter.
@@ -46,7 +53,7 @@ def build_from_sources(state: ModelState, methods: Sequence[Method], name: str) 
         built, tensors = method.built_from(sources) if sources else (method, {})
         complete.append(built)
         initial |= tensors
-    adapter = build_adapter(state, complete, name)
+    adapter = build_adapter(state, complete, name, tokenizer=tokenizer)
     check_values(initial, adapter)
     own = adapter.tensors()
     with torch.no_grad():

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapters.adapter import PUBLICATION_FIELDS, Adapter, AdapterMetadata
-from adapterhub.adapters.attach import remember_added_tokens
+from adapterhub.adapters.attach import snapshot_for
 from adapterhub.adapters.build import build_adapter
 from adapterhub.adapters.compatibility import (
     check_backbone,
@@ -23,13 +23,12 @@ from adapterhub.adapters.compatibility import (
     fit_head,
 )
 from adapterhub.adapters.parts import HEAD
+from adapterhub.adapters.passes import STRUCTURE_LOCK
 from adapterhub.adapters.state import activated, bare, find_state
 from adapterhub.anatomy.build import anatomy_of
-from adapterhub.backbones.tokenizer import tokenizer_snapshot
 from adapterhub.errors import warn_user
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo
 from adapterhub.files.native import read_manifest, read_tensors
-from adapterhub.hooks.new_tokens import add_new_tokens
 from adapterhub.interchange.formats import Format, detect
 from adapterhub.interchange.imported_adapter import ImportedAdapter
 from adapterhub.methods._skip_init import skip_init
@@ -73,28 +72,22 @@ def load_folder(
         imported = _translate(form, folder, model, allow_pickle, head)
         return load_imported(model, imported, name=name, any_backbone=any_backbone)
     manifest = read_manifest(folder, sha256)
-    if tokenizer is not None:
-        remember_added_tokens(model, tokenizer, manifest.tokens)
-    snapshot = tokenizer_snapshot(model)
+    snapshot = snapshot_for(model, tokenizer)
     if snapshot and not any_tokenizer:
         check_tokenizer(manifest, snapshot)
     methods = restore_methods(manifest.methods, f"the adapter {manifest.name!r}")
     selected = manifest if head else _without_head(manifest)
-    with bare(model) as state, skip_init():
+    with STRUCTURE_LOCK, bare(model) as state, skip_init():
         if not any_backbone:
             check_backbone(manifest, state)
         check_size(manifest, methods, state)
-        adapter = build_adapter(state, methods, name or manifest.name, manifest.tokens)
+        adapter = build_adapter(state, methods, name or manifest.name, manifest.tokens, snapshot)
         fit_head(selected, adapter)
         check_tensors(selected, adapter)
         tensors = read_tensors(folder, manifest)
         _copy({name: tensors[name] for name in selected.tensors}, adapter)
-        adapter.metadata = _metadata(manifest)
-        if snapshot:
-            add_new_tokens(snapshot, manifest.tokens)
+        adapter.metadata, adapter.template = _metadata(manifest), manifest.chat_template
         state.add(adapter)
-    if snapshot and manifest.chat_template:
-        adapter.set_template(snapshot.tokenizer, manifest.chat_template)
     return adapter
 
 
@@ -120,7 +113,7 @@ def load_imported(
     unchecked = [] if any_backbone else check_backbone_name(imported, model)
     for note in (*imported.notes, *unchecked):
         warn_user(note, stacklevel=3)
-    with bare(model) as state, skip_init():
+    with STRUCTURE_LOCK, bare(model) as state, skip_init():
         methods = parse_methods(manifest.methods)
         # These files have no rows of new tokens, but may have whole embeddings.
         adapter = build_adapter(state, methods, name or imported.name, tokens=())
@@ -139,7 +132,7 @@ def _translate(
     state = find_state(model)
     if state is None:
         return form.read(folder, anatomy_of(model), allow_pickle=allow_pickle, head=head)
-    with activated(state, ()):
+    with STRUCTURE_LOCK, activated(state, ()):
         return form.read(folder, state.anatomy, allow_pickle=allow_pickle, head=head)
 
 

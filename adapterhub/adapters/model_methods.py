@@ -20,30 +20,22 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from adapterhub.adapters.activation import Activation
+from adapterhub.adapters.activation import Activatable, TemporaryActivation
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.anatomy.sites import CHILD
 from adapterhub.backbones.token_embedding import token_embedding
 from adapterhub.errors import AttachError, warn_user
-from adapterhub.hooks.composition import Composition
 from adapterhub.hooks.precision import convert_masters
 
 _TRAINED = f"{CHILD}.trained."  # in files: an adapter's copy of the backbone's tensor of that name
 _ADDED = f"{CHILD}.added."  # in files: a tensor that an adapter added to the model
 
 
-class AttachedAdapters(Protocol):
+class AttachedAdapters(Activatable, Protocol):
     """What the methods need of a model's state."""
 
     model: PreTrainedModel
     adapters: dict[str, Adapter]
-
-    @property
-    def activation(self) -> Activation:
-        """What is active where no route is open."""
-
-    def activate(self, composition: Composition) -> None:
-        """Make a composition active."""
 
 
 class ModelMethod:
@@ -102,9 +94,7 @@ def save_backbone(
     model = state.model
     given = model.state_dict() if state_dict is None else state_dict
     adapted = _named(model)
-    (composition,) = state.activation.compositions
-    state.activate(())
-    try:
+    with TemporaryActivation(state, ()):
         replaced = {k: t for k, t in _named(model).items() if k in given and adapted[k] is not t}
         tensors = {k: replaced.get(k, t).detach() for k, t in given.items() if not _is_added(k)}
         of_adapters = [key for key in given if key in replaced or _is_added(key)]
@@ -113,8 +103,6 @@ def save_backbone(
         if replaced:
             options["max_shard_size"] = sys.maxsize  # of pieces, the last one loaded would win
         save(save_directory, is_main_process, tensors, **options)
-    finally:
-        state.activate(composition)
     warn_user(
         f"save_pretrained wrote the backbone without its adapters ({', '.join(state.adapters)}), "
         "and their tensors only for Trainer to resume from; to save an adapter: "

@@ -17,7 +17,12 @@ from transformers import PreTrainedModel
 from adapterhub.anatomy.sites import CHILD, Anatomy, Site
 from adapterhub.hooks.attention import keyvalue_slot
 from adapterhub.hooks.layer_mix import mix_slot
-from adapterhub.hooks.precision import hold_in_fp32, raise_input, release_from_fp32
+from adapterhub.hooks.precision import (
+    fp32_parameter,
+    hold_in_fp32,
+    raise_input,
+    release_from_fp32,
+)
 from adapterhub.hooks.projection import output_slot
 from adapterhub.hooks.prompt import prompt_slot
 from adapterhub.hooks.slot import Slot
@@ -72,9 +77,9 @@ class OwnedParameter:
         An active one is read from the backbone, where FSDP2 replaces it by a sharded one.
         """
         module, attribute = self.holders[0]
-        parameter = module._parameters[attribute] if self.active else self.kept
-        assert parameter is not None
-        return parameter
+        parameter = fp32_parameter(module, attribute) if self.active else None
+        # A swap that did not finish may have left the original there.
+        return self.kept if parameter is None or parameter is self.original else parameter
 
     def swap(self, on: bool) -> None:
         """Put the adapter's parameter into the backbone, or the original back."""

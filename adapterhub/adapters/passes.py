@@ -79,23 +79,38 @@ class ForwardPasses:
         """Undo `watch`."""
         for handle in self.handles:
             handle.remove()
-        self.handles = []
+        self.handles.clear()
         for module in self.checkpointed:
             function = getattr(module, "_gradient_checkpointing_func", None)
             if isinstance(function, RecomputedInContext):
                 module._gradient_checkpointing_func = function.checkpoint  # type: ignore[assignment]
 
     def replace(self, activation: Any) -> None:
-        """Exchange the activation whose heads, labels and parameters are in the model."""
-        if self.replacing is activation:
+        """Exchange the activation whose heads, labels and parameters are in the model.
+
+        Raises:
+            AttachError: they cannot be exchanged; they stay.
+        """
+        before = self.replacing
+        if before is activation:
             return
-        before, self.replacing = self.replacing, None
+        exchanged = [each for each in (before, activation) if each is not None]
+        for each in exchanged:
+            each.check()
         self.replacements += 1
-        if before is not None:
-            before.off()
-        if activation is not None:
-            activation.on()
-        self.replacing = activation
+        try:
+            if before is not None:
+                before.off()
+            if activation is not None:
+                activation.on()
+            self.replacing = activation
+        except BaseException:
+            for each in reversed(exchanged):
+                each.off()
+            if before is not None:
+                before.on()
+            self.replacing = before
+            raise
 
     def begin(self, module: nn.Module, inputs: Mapping[str, Any]) -> None:
         """Begin a pass: it takes what is active, unless it belongs to a route or another pass.

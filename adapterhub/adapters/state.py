@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +15,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from adapterhub.adapters.activation import Activation, RouteActivation, activation_of
+from adapterhub.adapters.activation import (
+    Activation,
+    RouteActivation,
+    StackActivation,
+    TemporaryActivation,
+    activation_of,
+)
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attachable import (
     AdaptedModel,
@@ -27,6 +32,7 @@ from adapterhub.adapters.attachable import (
 )
 from adapterhub.adapters.model_methods import ModelMethod, replace_methods
 from adapterhub.adapters.passes import STRUCTURE_LOCK, BegunPass, ForwardPasses
+from adapterhub.adapters.structure import ModelStructure
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.anatomy.sites import CHILD, Anatomy
 from adapterhub.backbones.checkpoint_form import named_tensors
@@ -40,18 +46,16 @@ from adapterhub.backbones.identity import origin_of
 from adapterhub.backbones.newly_initialized import newly_initialized
 from adapterhub.backbones.quantized_training import prepare_quantized, restore_quantized
 from adapterhub.backbones.token_embedding import checkpoint_vocabulary_size, token_embedding
-from adapterhub.backbones.tokenizer import tokenizer_snapshot
+from adapterhub.backbones.tokenizer import (
+    TokenizerSnapshot,
+    record_snapshot,
+    tokenizer_snapshot,
+)
 from adapterhub.backbones.weights import packed_hosts
 from adapterhub.errors import AttachError, did_you_mean
 from adapterhub.hooks.composition import Composition, adapter_names
-from adapterhub.hooks.forward_pass import (
-    NO_MODULES,
-    ContextEntry,
-    ModelScope,
-    applying,
-    current_entry,
-    set_entry,
-)
+from adapterhub.hooks.forward_pass import NO_MODULES, ModelScope, current_entry, set_entry
+from adapterhub.interrupts import Reversal, deferred_interrupts
 
 _STATE = "_adapterhub"
 _STATES: weakref.WeakSet[ModelState] = weakref.WeakSet()  # of all models, with adapters or without
@@ -69,6 +73,7 @@ class ModelState:
     routes: list[RouteActivation] = field(default_factory=list)  # the open ones, of all threads
     layouts: list[nn.Module] = field(default_factory=list)
     methods: list[ModelMethod] = field(default_factory=list)
+    recorded: TokenizerSnapshot | None = None  # for the model, before the first adapter
     passes: ForwardPasses = field(init=False)
 
     def __post_init__(self) -> None:
@@ -109,24 +114,33 @@ class ModelState:
                 what was active stays active.
         """
         require_attached(self, adapter_names(composition))
-        with STRUCTURE_LOCK:
+        with STRUCTURE_LOCK, deferred_interrupts():
             self._make_active(activation_of(self.model, self.adapters, composition))
 
     def _make_active(self, activation: Activation) -> None:
+        """Exchange what is active, or leave it on an error."""
         _refuse_exclusive(activation, [each for each in self.routes if each.replaces])
         before = self.activation
+        if not self.open_route():
+            set_entry(self.scope, None)  # of a pass that was interrupted
+        try:
+            self._exchange(before, activation)
+        except BaseException:
+            self._exchange(activation, before)
+            raise
+
+    def _exchange(self, before: Activation, activation: Activation) -> None:
+        """Exchange what is active. Done in part, it is undone by an exchange the other way."""
         if not self.routes:
             self.passes.replace(None)
         activation.prepare()
-        self.passes.active = activation
         for slot in before.table:
             slot.active = NO_MODULES
         for slot, applied in activation.table.items():
             slot.active = applied
+        self.passes.active = activation
         before.close()
         self._settle()
-        if not self.open_route():
-            set_entry(self.scope, None)  # of a pass that was interrupted
 
     def _settle(self) -> None:
         """Put the heads, labels and parameters into the model that belong there."""
@@ -141,9 +155,8 @@ class ModelState:
             route = route.outer
         return [each for each in self.routes if not any(each is one for one in own)]
 
-    @contextmanager
-    def routed(self, activation: RouteActivation) -> Iterator[None]:
-        """Apply an activation inside, in this context.
+    def open(self, activation: RouteActivation) -> None:
+        """Open a route, of which `close` may find any part done.
 
         Raises:
             AttachError: adapters that replace parts of the model, while another thread has a route
@@ -152,36 +165,80 @@ class ModelState:
         outer = self.open_route()
         if outer is None:
             set_entry(self.scope, None)  # of a pass that was interrupted
-        with STRUCTURE_LOCK:
-            _refuse_exclusive(activation, self._routes_of_others(outer))
-            activation.outer = outer
-            self.routes.append(activation)
-        try:
-            with STRUCTURE_LOCK:
-                self._settle()
-                activation.prepare()
-            with applying(self.scope, ContextEntry(activation.table, activation)):
-                yield
-        finally:
-            with STRUCTURE_LOCK:
-                activation.close()
-                self.routes = [each for each in self.routes if each is not activation]
-                if not self.routes:
-                    self.passes.restore_labels()
-                self._settle()
+        _refuse_exclusive(activation, self._routes_of_others(outer))
+        activation.outer = outer
+        self.routes.append(activation)
+        self._settle()
+        activation.prepare()
+
+    def close(self, activation: RouteActivation) -> None:
+        """Close a route."""
+        activation.close()
+        self.routes = [each for each in self.routes if each is not activation]
+        if not self.routes:
+            self.passes.restore_labels()
+        self._settle()
 
     def add(self, adapter: Adapter) -> None:
         """Attach a finished adapter, freeze the backbone, and make the adapter the active one.
 
+        On an error, the model and the tokenizer are as before.
+
         Raises:
             AttachError: nothing would train.
             SiteError: the attention implementation does not support its prefix.
+            MismatchError: the tokenizer has other tokens under the ids of its new tokens.
         """
         check_usable(adapter)
+
+        def change() -> None:
+            adapter.lend()
+            self._add(adapter)
+
+        self._change([adapter], change, undo=lambda: self._take_back([adapter]))
+
+    def _change(
+        self, adapters: Sequence[Adapter], change: Callable[[], None], undo: Callable[[], None]
+    ) -> None:
+        """Change the structure, or leave everything as it was.
+
+        Args:
+            adapters: those that are added or removed.
+            change: makes the change.
+            undo: gives tokenizers the tokens back that they had.
+        """
+        with STRUCTURE_LOCK, deferred_interrupts():
+            active, structure = self.activation, None
+            tokenizers = [adapter.tokenizer for adapter in adapters if adapter.tokenizer]
+            templates = [(each.tokenizer, each.tokenizer.chat_template) for each in tokenizers]
+            try:
+                self._make_active(StackActivation())  # parts that it replaces are no structure
+                structure = ModelStructure(
+                    self.model,
+                    [self, *(each.borrowed for each in tokenizers)],
+                    [self.passes.handles],
+                    [parameter for parameter, _ in self.trainable],
+                )
+                change()
+            except BaseException:
+                if structure is not None:
+                    undo()
+                    self._make_active(StackActivation())
+                    structure.restore()
+                for tokenizer, template in templates:
+                    tokenizer.chat_template = template
+                if self.activation is not active:
+                    self._make_active(active)
+                raise
+
+    def _add(self, adapter: Adapter) -> None:
         if not self.adapters:
             setattr(self.model, _STATE, self)
+            self.recorded = tokenizer_snapshot(self.model)
             self.methods = replace_methods(self)
             self.passes.watch(self._entrances())
+        if adapter.tokenizer:
+            record_snapshot(self.model, adapter.tokenizer)
         self.layouts += prepare_quantized(self.model)
         for parameter, _ in self.trainable:
             parameter.requires_grad_(False)
@@ -189,26 +246,54 @@ class ModelState:
         adapter.inject()
         self.activate((adapter.name,))
 
+    def _take_back(self, adapters: Sequence[Adapter]) -> None:
+        """Take back from tokenizers what only these adapters need."""
+        for adapter in adapters:
+            if adapter.tokenizer:
+                adapter.take_back(_tokens_in_use(adapter.tokenizer, adapters))
+
     def _entrances(self) -> list[nn.Module]:
         """List the modules that a pass begins with: the model and its stacks."""
         paths = [self.anatomy.path(stack.root) for stack in self.anatomy.stacks.values()]
         modules = [self.model, *map(self.model.get_submodule, paths)]
         return list(dict.fromkeys(modules))
 
-    def detach(self, name: str) -> None:
-        """Remove one adapter; with the last one the model is as it was before.
+    def detach(self, *names: str) -> None:
+        """Remove adapters; with the last one the model is as it was before.
+
+        On an error, all of them are still attached.
 
         Raises:
             AttachError: no such adapter, it is part of the active average, or of an open route.
         """
-        require_attached(self, [name])
+        require_attached(self, names)
         refuse_in_route(self)
-        with STRUCTURE_LOCK:
-            refuse_routed(self, name)
-            self._make_active(self.activation.without(self.adapters[name]))
-            adapter = self.adapters.pop(name)
-            adapter.eject()
+        removed = [self.adapters[name] for name in dict.fromkeys(names)]
+
+        def change() -> None:
+            for adapter in removed:
+                del self.adapters[adapter.name]
+                adapter.eject()
             self._restore()
+            self._take_back(removed)
+            self._make_active(remaining)
+
+        def undo() -> None:
+            for adapter in removed:
+                adapter.lend()
+
+        with STRUCTURE_LOCK:
+            refuse_routed(self, *names)
+            remaining = self._active_without(removed)
+            self._change(removed, change, undo)
+
+    def _active_without(self, removed: Sequence[Adapter]) -> Activation:
+        if len(removed) == len(self.adapters):
+            return StackActivation()
+        activation = self.activation
+        for adapter in removed:
+            activation = activation.without(adapter)
+        return activation
 
     def _restore(self) -> None:
         """Without adapters, restore the model."""
@@ -217,9 +302,11 @@ class ModelState:
             for parameter, flag in self.trainable:
                 parameter.requires_grad_(flag)
             restore_quantized(self.layouts)
+            self.layouts = []
             for method in self.methods:
                 method.remove()
             self.methods = []
+            record_snapshot(self.model, self.recorded)
             delattr(self.model, _STATE)
 
     def reattach(self, adapters: Sequence[Adapter], composition: Composition) -> None:
@@ -324,51 +411,76 @@ def backbone_fingerprint(model: PreTrainedModel) -> str:
     return (find_state(model) or new_state(model)).fingerprint()
 
 
-@contextmanager
-def bare(model: PreTrainedModel) -> Iterator[ModelState]:
-    """Prepare a model for a new adapter: no adapter is active inside.
+class BareModel(Reversal[ModelState]):
+    """Prepares a model for a new adapter: no adapter is active inside.
 
-    On an error, what was active is active again.
-
-    Yields:
-        The state of the model, to `add` the adapter to.
-
-    Raises:
-        AttachError: not a model of transformers, a compiled or sharded one, one that shares modules
-            with another model with adapters, or inside a route.
+    If none was added, what was active is active again afterwards.
     """
-    with STRUCTURE_LOCK:
-        check_model(model)
-        refuse_shared(model, _adapted_models())
-        state = find_state(model) or new_state(model)
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.inside: tuple[ModelState, Composition, Activation] | None = None
+        self.inference: Any = None
+
+    def enter(self) -> ModelState:
+        """Deactivate the adapters."""
+        check_model(self.model)
+        refuse_shared(self.model, _adapted_models())
+        state = find_state(self.model) or new_state(self.model)
         refuse_in_route(state)
         (before,) = state.compositions
         state.activate(())
-        try:
+        self.inside = state, before, state.activation
+        if torch.is_inference_mode_enabled():
             # Parameters that are created in inference mode can never train.
-            inference = torch.is_inference_mode_enabled()
-            with torch.inference_mode(False) if inference else nullcontext():
-                yield state
-        except BaseException:
-            state.activate(before)
-            raise
+            self.inference = torch.inference_mode(False)
+            self.inference.__enter__()
+        return state
+
+    def leave(self) -> None:
+        """Activate them again, unless one was added."""
+        inference, self.inference = self.inference, None
+        if inference is not None:
+            inference.__exit__(None, None, None)
+        if self.inside is not None:
+            state, before, activation = self.inside
+            if state.activation is activation:
+                state.activate(before)
 
 
-@contextmanager
-def activated(state: ModelState, composition: Composition) -> Iterator[None]:
+def bare(model: PreTrainedModel) -> BareModel:
+    """Prepare a model for a new adapter: no adapter is active inside.
+
+    The context is entered with `STRUCTURE_LOCK` held, and returns the model's state, to `add` the
+    adapter to. Without one, on an error, what was active is active again. To enter it raises an
+    AttachError if this is no model of transformers, a compiled or sharded one, one that shares
+    modules with another model with adapters, or inside a route.
+    """
+    return BareModel(model)
+
+
+def activated(state: ModelState, composition: Composition) -> TemporaryActivation:
     """Make a composition active inside, and what was active before again afterwards.
 
+    The context is entered with `STRUCTURE_LOCK` held if other threads shall not compute with it.
+
     Raises:
-        AttachError: as `ModelState.activate`, or inside a route.
+        AttachError: inside a route; on entering, as `ModelState.activate`.
     """
     refuse_in_route(state)
-    with STRUCTURE_LOCK:
-        (before,) = state.compositions
-        state.activate(composition)
-        try:
-            yield
-        finally:
-            state.activate(before)
+    return TemporaryActivation(state, composition)
+
+
+def _tokens_in_use(tokenizer: TokenizerSnapshot, removed: Sequence[Adapter]) -> set[str]:
+    """Return the new tokens of all other adapters with a tokenizer, on any model."""
+    return {
+        token.content
+        for state in list(_STATES)
+        for adapter in list(state.adapters.values())
+        if adapter.tokenizer and adapter.tokenizer.tokenizer is tokenizer.tokenizer
+        if adapter not in removed
+        for token in (adapter.new_tokens.tokens if adapter.new_tokens else ())
+    }
 
 
 def require_attached(state: ModelState, names: Iterable[str]) -> None:

@@ -116,7 +116,7 @@ class BackboneIdentity:
         return "all" if self.parts else "sample"
 
     def same_sample(self, other: BackboneIdentity) -> bool:
-        """Return whether the sampled values of two backbones are roundings of the same numbers."""
+        """Return whether the sampled values may be of the same numbers, of which one is rounded."""
         sampled = Digests(self.fingerprint, self.half)
         return sampled.same(Digests(other.fingerprint, other.half))
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from adapterhub.backbones.task_models import task_kind
 from adapterhub.backbones.weights import device_of
+from adapterhub.interrupts import Reversal
 
 ROWS, TOKENS = 4, 16
 
@@ -46,19 +47,31 @@ def probe_batch(
     return batch | ({"decoder_input_ids": ids} if "decoder_input_ids" in parameters else {})
 
 
+class EvaluationMode(Reversal[None]):
+    """Sets a model to evaluation mode inside; afterwards each module is in its own mode."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.modes = {module: module.training for module in model.modules()}
+
+    def enter(self) -> None:
+        """Set the mode."""
+        self.model.eval()
+
+    def leave(self) -> None:
+        """Restore the modes."""
+        for module, mode in self.modes.items():
+            module.training = mode
+
+
 def probe(model: PreTrainedModel) -> dict[str, Tensor]:
     """Run a model in evaluation mode on the probe batch and return its outputs by name.
 
     Its logits, or all other floating point outputs if it has none; in fp32 on the CPU.
     """
-    modes = {module: module.training for module in model.modules()}
     device = str(device_of(model)).partition(":")[0]
-    try:
-        with torch.no_grad(), torch.autocast(device, enabled=False):
-            outputs = model.eval()(**probe_batch(model), return_dict=True)
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    with EvaluationMode(model), torch.no_grad(), torch.autocast(device, enabled=False):
+        outputs = model(**probe_batch(model), return_dict=True)
     tensors = {
         name: value.to("cpu", torch.float32)
         for name, value in outputs.items()

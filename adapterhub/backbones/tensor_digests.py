@@ -36,8 +36,8 @@ class Digests(NamedTuple):
     half: str
 
     def same(self, other: Digests) -> bool:
-        """Return whether both may be roundings of the same numbers."""
-        return not {*self}.isdisjoint(other)
+        """Return whether both may be of the same numbers, of which one side may be rounded."""
+        return self.values in other or self.half == other.values
 
 
 Table = Mapping[str, Digests]  # by name

@@ -10,14 +10,19 @@ token, which many backbones lack, or the chat template.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from tokenizers import AddedToken
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from adapterhub.backbones.added_tokens import check_removable, remove_added_tokens
 from adapterhub.errors import AttachError, MismatchError
+from adapterhub.interrupts import Reversal
 
 _TOKENIZER = "_adapterhub_tokenizer"
 _SPECIAL = ("bos", "eos", "unk", "sep", "cls", "mask")
@@ -27,6 +32,23 @@ _PROBE = (
     "\u4f60\u597d\u3002 \u041f\u0440\u0438\u0432\u0435\u0442 "
     "\u0645\u0631\u062d\u0628\u0627 \U0001f642 \ufb01 \uff12 A\u0301",
 )
+
+
+@dataclass(eq=False)
+class BorrowedTokenizer:
+    """What adapters have changed in a tokenizer, which models may share.
+
+    `tokens` has the contents of tokens that adapters brought; `templates` the chat template of each
+    adapter that has one, by a key of that adapter, the last one shown; `own` is the user's chat
+    template meanwhile.
+    """
+
+    tokens: list[str] = field(default_factory=list)
+    templates: dict[object, str] = field(default_factory=dict)
+    own: Any = None
+
+
+_BORROWED: WeakKeyDictionary[PreTrainedTokenizerBase, BorrowedTokenizer] = WeakKeyDictionary()
 
 
 class TokenizerSnapshot:
@@ -39,28 +61,39 @@ class TokenizerSnapshot:
         self.tokenizer = tokenizer
         self.size = size
         # Encoded now, because a token added later may match in the probe text.
-        self.probe = [tokenizer.encode(text, add_special_tokens=False) for text in _PROBE]
+        with _KeptSettings(tokenizer):
+            self.probe = [tokenizer.encode(text, add_special_tokens=False) for text in _PROBE]
+        self.borrowed = _BORROWED.setdefault(tokenizer, BorrowedTokenizer())
         self._cached: tuple[object, str] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TokenizerSnapshot:
         # A copied model is used with the same tokenizer.
         return self
 
-    def identity(self) -> str:
-        """Compute the identity of the tokenizer without new tokens, 64 hexadecimal digits."""
+    def __setstate__(self, fields: dict[str, Any]) -> None:
+        self.__dict__.update(fields)
+        self.borrowed = _BORROWED.setdefault(self.tokenizer, self.borrowed)  # of a pickled model
+
+    def identity(self, first_new: int | None = None) -> str:
+        """Compute the identity of the tokenizer without new tokens, 64 hexadecimal digits.
+
+        Args:
+            first_new: the lowest id of an adapter's new tokens, if that is below `size`.
+        """
+        size = self.size if first_new is None else min(self.size, first_new)
         special = {name: getattr(self.tokenizer, f"{name}_token", None) for name in _SPECIAL}
-        key = (len(self.tokenizer), tuple(map(str, special.values())))
+        key = (size, len(self.tokenizer), tuple(map(str, special.values())))
         if self._cached is None or self._cached[0] != key:
             vocabulary = self.tokenizer.get_vocab()
-            original = sorted(pair for pair in vocabulary.items() if pair[1] < self.size)
+            original = sorted(pair for pair in vocabulary.items() if pair[1] < size)
             names = {name: str(token) for name, token in special.items() if token is not None}
             facts = [original, _merges(self.tokenizer), names, self.probe]
             self._cached = key, hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         return self._cached[1]
 
     def chat_template(self) -> str | None:
-        """Return the chat template, the default one of several; None if there is none."""
-        template = self.tokenizer.chat_template
+        """Return the user's chat template, the default one of several; None if there is none."""
+        template = self.borrowed.own if self._shows_an_adapters() else self.tokenizer.chat_template
         return template.get("default") if isinstance(template, dict) else template
 
     def new_tokens(self) -> list[tuple[int, AddedToken]]:
@@ -69,14 +102,41 @@ class TokenizerSnapshot:
         return sorted(((i, t) for i, t in tokens if i >= self.size), key=lambda pair: pair[0])
 
     def add(self, tokens: Sequence[tuple[int, AddedToken]]) -> None:
-        """Add tokens with these ids to the tokenizer, unless it has them already.
+        """Add tokens of an adapter with these ids to the tokenizer, unless it has them already.
 
         Raises:
-            MismatchError: a token has or would get another id; no token is added then.
+            MismatchError: a token has or would get another id, or could not be removed again; no
+                token is added then.
+        """
+        missing = self._missing(tokens)
+        if not missing:
+            return
+        check_removable(self.tokenizer)
+        contents = [token.content for token in missing.values()]
+        try:
+            self.borrowed.tokens += contents
+            self.tokenizer.add_tokens(list(missing.values()))
+            vocabulary = self.tokenizer.get_vocab()
+            wrong = [
+                f"{content!r}: {vocabulary.get(content)}, the adapter has {i}"
+                for i, content in zip(missing, contents, strict=True)
+                if vocabulary.get(content) != i
+            ]
+            if wrong:
+                raise _different_ids(wrong)
+        except BaseException:
+            self.remove_unused(in_use=set(self.borrowed.tokens) - set(contents))
+            raise
+
+    def _missing(self, tokens: Sequence[tuple[int, AddedToken]]) -> dict[int, AddedToken]:
+        """Return the tokens that are to be added, by id.
+
+        Raises:
+            MismatchError: a token has or would get another id.
         """
         vocabulary = self.tokenizer.get_vocab()
         free = max(vocabulary.values(), default=-1) + 1
-        missing = [(i, token) for i, token in tokens if token.content not in vocabulary]
+        missing = {i: token for i, token in tokens if token.content not in vocabulary}
         wrong = [
             f"{token.content!r}: {vocabulary[token.content]}, the adapter has {i}"
             for i, token in tokens
@@ -84,18 +144,86 @@ class TokenizerSnapshot:
         ]
         wrong += [
             f"{token.content!r}: would be {free + n}, the adapter has {i}"
-            for n, (i, token) in enumerate(missing)
+            for n, (i, token) in enumerate(missing.items())
             if free + n != i
         ]
         if wrong:
-            raise MismatchError(
-                "the adapter's new tokens have different ids in this tokenizer",
-                offenders=wrong,
-                expected="the tokenizer of the backbone, with no other tokens added",
-                hint="model, tokenizer = load_backbone(...)",
-            )
-        if missing:
-            self.tokenizer.add_tokens([token for _, token in missing])
+            raise _different_ids(wrong)
+        return missing
+
+    def remove_unused(self, in_use: Collection[str]) -> None:
+        """Remove the tokens that adapters brought, up to the first one that is in use.
+
+        A token behind them, the user's or an adapter's, would get another id: then they stay.
+
+        Args:
+            in_use: the tokens of the adapters that are attached to any model.
+        """
+        vocabulary = self.tokenizer.get_vocab()
+        brought = {content for content in self.borrowed.tokens if content not in in_use}
+        by_id = sorted(vocabulary.items(), key=lambda pair: -pair[1]) if brought else []
+        removed = set(itertools.takewhile(brought.__contains__, (content for content, _ in by_id)))
+        if removed:
+            remove_added_tokens(self.tokenizer, removed)
+        gone = brought - vocabulary.keys() | removed
+        self.borrowed.tokens = [c for c in self.borrowed.tokens if c not in gone]
+
+    def show(self, key: object, template: str) -> None:
+        """Show the chat template of an adapter, until `hide`.
+
+        Args:
+            key: identifies the adapter.
+            template: the template.
+        """
+        if not self._shows_an_adapters():
+            self.borrowed.templates.clear()  # the user has replaced them
+            self.borrowed.own = self.tokenizer.chat_template
+        self.borrowed.templates[key] = template
+        self.tokenizer.chat_template = template
+
+    def hide(self, key: object) -> None:
+        """Show the template before that of an adapter; one that the user has set since stays."""
+        borrowed, shown = self.borrowed, self._shows_an_adapters()
+        borrowed.templates.pop(key, None)
+        if shown:
+            others = list(borrowed.templates.values())
+            self.tokenizer.chat_template = others[-1] if others else borrowed.own
+        if not borrowed.templates:
+            borrowed.own = None
+
+    def _shows_an_adapters(self) -> bool:
+        """Return whether the tokenizer shows the last adapter's template, not one of the user."""
+        templates = list(self.borrowed.templates.values())
+        return bool(templates) and self.tokenizer.chat_template == templates[-1]
+
+
+def _different_ids(wrong: Sequence[str]) -> MismatchError:
+    return MismatchError(
+        "the adapter's new tokens have different ids in this tokenizer",
+        offenders=wrong,
+        expected="the tokenizer of the backbone, with no other tokens added",
+        hint="model, tokenizer = load_backbone(...), or detach the adapters with the other tokens",
+    )
+
+
+class _KeptSettings(Reversal[None]):
+    """Keeps the settings of a tokenizer's backend, which each encoding resets."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.backend = getattr(tokenizer, "backend_tokenizer", None)
+        self.settings: tuple[Any, ...] = ()
+
+    def enter(self) -> None:
+        if (backend := self.backend) is not None:
+            self.settings = backend.truncation, backend.padding, backend.encode_special_tokens
+
+    def leave(self) -> None:
+        if self.settings and (backend := self.backend) is not None:
+            truncation, padding, backend.encode_special_tokens = self.settings
+            if truncation:
+                backend.enable_truncation(**truncation)
+            if padding:
+                backend.enable_padding(**padding)
 
 
 def _merges(tokenizer: PreTrainedTokenizerBase) -> list[str]:
@@ -107,10 +235,10 @@ def _merges(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     return [pair if isinstance(pair, str) else " ".join(pair) for pair in merges]
 
 
-def remember_tokenizer(
+def snapshot_of(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, size: int
 ) -> TokenizerSnapshot:
-    """Record the tokenizer that is used with a model.
+    """Return the snapshot of a tokenizer for a model: the recorded one, or a new one.
 
     Args:
         model: the model.
@@ -127,8 +255,33 @@ def remember_tokenizer(
     snapshot = tokenizer_snapshot(model)
     if snapshot is None or snapshot.tokenizer is not tokenizer:
         snapshot = TokenizerSnapshot(tokenizer, size)
-        setattr(model, _TOKENIZER, snapshot)
     return snapshot
+
+
+def remember_tokenizer(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, size: int
+) -> TokenizerSnapshot:
+    """Record the tokenizer that is used with a model.
+
+    Args:
+        model: the model.
+        tokenizer: its tokenizer.
+        size: the number of token ids that belong to the backbone.
+
+    Raises:
+        AttachError: `tokenizer` is not a transformers tokenizer.
+    """
+    snapshot = snapshot_of(model, tokenizer, size)
+    record_snapshot(model, snapshot)
+    return snapshot
+
+
+def record_snapshot(model: PreTrainedModel, snapshot: TokenizerSnapshot | None) -> None:
+    """Record a tokenizer as the one that is used with a model; None: there is none."""
+    if snapshot is None:
+        vars(model).pop(_TOKENIZER, None)
+    else:
+        vars(model)[_TOKENIZER] = snapshot
 
 
 def tokenizer_snapshot(model: PreTrainedModel) -> TokenizerSnapshot | None:

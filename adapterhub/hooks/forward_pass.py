@@ -11,8 +11,7 @@ thread that opened the route.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
@@ -21,6 +20,7 @@ import torch
 from torch import nn
 
 from adapterhub.hooks.composition import BatchPlan
+from adapterhub.interrupts import Reversal
 
 
 class AppliedModules(NamedTuple):
@@ -69,17 +69,29 @@ def set_entry(scope: ModelScope, entry: ContextEntry | None) -> None:
     _ENTRIES.set(entries or None)
 
 
-@contextmanager
-def applying(scope: ModelScope, entry: ContextEntry) -> Iterator[None]:
+class AppliedEntry(Reversal[None]):
+    """Applies modules to a model, in this context and in compiled models of this thread."""
+
+    def __init__(self, scope: ModelScope, entry: ContextEntry) -> None:
+        self.scope, self.entry = scope, entry
+        self._before: tuple[ContextEntry | None, Any] | None = None
+
+    def enter(self) -> None:
+        """Set the entry."""
+        self._before = current_entry(self.scope), getattr(_thread, "entries", None)
+        set_entry(self.scope, self.entry)
+        _thread.entries = {**(self._before[1] or {}), self.scope: self.entry}
+
+    def leave(self) -> None:
+        """Set the entry that was there before."""
+        if self._before is not None:
+            before, _thread.entries = self._before
+            set_entry(self.scope, before)
+
+
+def applying(scope: ModelScope, entry: ContextEntry) -> AppliedEntry:
     """Apply modules to a model inside, in this context and in compiled models of this thread."""
-    before, compiled = current_entry(scope), getattr(_thread, "entries", None)
-    set_entry(scope, entry)
-    _thread.entries = {**(compiled or {}), scope: entry}
-    try:
-        yield
-    finally:
-        set_entry(scope, before)
-        _thread.entries = compiled
+    return AppliedEntry(scope, entry)
 
 
 def kept_values(slot: Any) -> dict[str, Any]:
@@ -111,22 +123,26 @@ class RecomputedInContext:
             if not computed:
                 computed = True
                 return function(*inputs, **options)
-            with _restored(entries, kept):
+            with _EarlierContext(entries, kept):
                 return function(*inputs, **options)
 
         return self.checkpoint(run, *args, **kwargs)
 
 
-@contextmanager
-def _restored(entries: _Entries | None, kept: Mapping[Any, dict[str, Any]]) -> Iterator[None]:
-    before, kept_before = _ENTRIES.get(), getattr(_thread, "kept", None)
-    _ENTRIES.set(entries)
-    _thread.kept = _copied(kept)
-    try:
-        yield
-    finally:
-        _ENTRIES.set(before)
-        _thread.kept = kept_before
+class _EarlierContext(Reversal[None]):
+    """Sets what applied, and what hooks kept, in an earlier call."""
+
+    def __init__(self, entries: _Entries | None, kept: Mapping[Any, dict[str, Any]]) -> None:
+        self.entries, self.kept = entries, kept
+        self.before = _ENTRIES.get(), getattr(_thread, "kept", None)
+
+    def enter(self) -> None:
+        _ENTRIES.set(self.entries)
+        _thread.kept = _copied(self.kept)
+
+    def leave(self) -> None:
+        entries, _thread.kept = self.before
+        _ENTRIES.set(entries)
 
 
 def _copied(kept: Mapping[Any, dict[str, Any]]) -> WeakKeyDictionary[Any, dict[str, Any]]:

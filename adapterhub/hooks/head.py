@@ -8,7 +8,7 @@ are padded with -inf: a class that a row's head lacks has probability 0.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch.nn.functional as F
@@ -24,13 +24,13 @@ from adapterhub.hooks.slot import Slot, drop_slot
 class VariantSlot(Slot):
     """Replaces the output of a module by those of its variants, each applied to its own rows.
 
-    The variants come with what applies in a call; `users` counts the activations that have some.
+    The variants come with what applies in a call; `users` are the activations that have some.
     """
 
     def __init__(self, path: str) -> None:
         super().__init__()
         self.path = path
-        self.users = 0
+        self.users: list[object] = []
 
     def where(self) -> str:
         """Return the path of the module, for messages."""
@@ -99,28 +99,39 @@ def call_variants(
     return result
 
 
-def add_variant_slot(model: nn.Module, path: str) -> VariantSlot:
+def add_variant_slot(model: nn.Module, path: str, user: object) -> VariantSlot:
     """Return the slot through which variants of a module are called; create it if missing.
 
     Args:
         model: the model.
         path: the module's path.
+        user: the activation that has the variants.
     """
     host = model.get_submodule(path)
     slot = host._modules.get(CHILD)
     if not isinstance(slot, VariantSlot):
         slot = VariantSlot(path)
-        slot.handles.append(host.register_forward_hook(call_variants, with_kwargs=True))
         host.add_module(CHILD, slot)
-    slot.users += 1
+        slot.handles.append(host.register_forward_hook(call_variants, with_kwargs=True))
+    if not any(each is user for each in slot.users):
+        slot.users.append(user)
     return slot
 
 
-def drop_variant_slot(model: nn.Module, slot: VariantSlot) -> None:
-    """Remove a slot for variants with its last user."""
-    slot.users -= 1
-    if not slot.users:
-        drop_slot(model, slot.path)
+def drop_variant_slots(model: nn.Module, paths: Iterable[str], user: object) -> None:
+    """Remove the slots for variants of these modules with their last user.
+
+    Args:
+        model: the model.
+        paths: the modules' paths; some may have no slot.
+        user: the activation that has no variants any more.
+    """
+    for path in paths:
+        slot = model.get_submodule(path)._modules.get(CHILD)
+        if isinstance(slot, VariantSlot):
+            slot.users = [each for each in slot.users if each is not user]
+            if not slot.users:
+                drop_slot(model, path)
 
 
 def without_variant_slots(module: nn.Module) -> nn.Module:

@@ -32,6 +32,7 @@ from adapterhub.hooks.slot import Slot, drop_slot
 
 TOKENS = "tokens"
 _IDS = "ids"
+_SIZE = "config.vocab_size"  # no name of a buffer, which has no dot
 MAX_NEW = 10_000
 _FLAGS = ("special", "normalized", "single_word", "lstrip", "rstrip")
 
@@ -180,20 +181,22 @@ class NewTokenRows:
         """Extend the vocabulary size that losses read, and the bias that some models add."""
         size = self.model.get_input_embeddings().get_parameter("weight").shape[0]
         missing = self.tokens[-1].id + 1 - size
-        if missing <= 0:
+        if missing <= 0 or self.originals:
             return
-        self.originals = {"config": self.model.config.get_text_config().vocab_size}
-        self.model.config.get_text_config().vocab_size = size + missing
-        for name, buffer in self.model.named_buffers(recurse=False):
-            if buffer.shape[-1:] == (size,):
-                self.originals[name] = buffer
-                self.model._buffers[name] = F.pad(buffer, (0, missing))
+        config = self.model.config.get_text_config()
+        named = self.model.named_buffers(recurse=False)
+        buffers = {name: b for name, b in named if b.shape[-1:] == (size,)}
+        wide = {name: F.pad(buffer, (0, missing)) for name, buffer in buffers.items()}
+        self.originals = {_SIZE: config.vocab_size, **buffers}
+        config.vocab_size = size + missing
+        self.model._buffers.update(wide)
 
     def narrow(self) -> None:
         """Undo `widen`."""
         if self.originals:
-            self.model.config.get_text_config().vocab_size = self.originals.pop("config")
-            self.model._buffers.update(self.originals)
+            self.model.config.get_text_config().vocab_size = self.originals[_SIZE]
+            buffers = {name: b for name, b in self.originals.items() if name != _SIZE}
+            self.model._buffers.update(buffers)
             self.originals = {}
 
 
@@ -261,6 +264,11 @@ def tokens_of(snapshot: TokenizerSnapshot | None) -> tuple[NewToken, ...]:
         NewToken(token.content, i, **{flag: getattr(token, flag) for flag in _FLAGS})
         for i, token in tokens
     )
+
+
+def first_id(tokens: tuple[NewToken, ...]) -> int | None:
+    """Return the lowest id of new tokens; None without tokens."""
+    return min((token.id for token in tokens), default=None)
 
 
 def add_new_tokens(snapshot: TokenizerSnapshot, tokens: tuple[NewToken, ...]) -> None:

@@ -49,21 +49,36 @@ def hold_in_fp32(module: nn.Module, name: str, dtype: torch.dtype) -> None:
     masters = module.__dict__.get(_MASTERS)
     if masters is None:
         masters = module.__dict__[_MASTERS] = Masters()
-        masters.handles = [
-            module.register_forward_pre_hook(lower, prepend=True),
-            module.register_forward_hook(put_back, prepend=True, always_call=True),
-        ]
+        handles = masters.handles
+        handles.append(module.register_forward_pre_hook(lower, prepend=True))
+        handles.append(module.register_forward_hook(put_back, prepend=True, always_call=True))
     masters.named[name] = (module.get_parameter(name), dtype)
 
 
 def release_from_fp32(module: nn.Module, name: str) -> None:
     """Undo `hold_in_fp32`, if it was done; the module's hooks are removed with the last one."""
     masters = module.__dict__.get(_MASTERS)
-    if masters is None or masters.named.pop(name, None) is None or masters.named:
+    if masters is None:
+        return
+    masters.named.pop(name, None)
+    if masters.named:
         return
     for handle in masters.handles:
         handle.remove()
     del module.__dict__[_MASTERS]
+
+
+def fp32_parameter(module: nn.Module, name: str) -> nn.Parameter | None:
+    """Return a parameter of a module, never the copy of it that a call computes with.
+
+    An interrupted call leaves its copy there until the next one.
+    """
+    parameter = module._parameters[name]
+    masters = module.__dict__.get(_MASTERS)
+    if masters is None or isinstance(parameter, nn.Parameter):
+        return parameter
+    master: nn.Parameter = masters.named[name][0]
+    return master
 
 
 def convert_masters(model: nn.Module, fn: Callable[[Tensor], Tensor]) -> None:

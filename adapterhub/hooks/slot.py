@@ -46,10 +46,11 @@ class Mark:
 
     def remove(self) -> None:
         """Remove the entry."""
-        entries = getattr(self.module, self.name)
-        entries.remove(self.entry)
+        entries = self.module.__dict__.get(self.name, [])
+        if self.entry in entries:
+            entries.remove(self.entry)
         if not entries:
-            delattr(self.module, self.name)
+            self.module.__dict__.pop(self.name, None)
 
 
 class Slot(nn.Module):
@@ -174,7 +175,8 @@ def read_sublayer_input(model: nn.Module, slot: Slot, path: str | None) -> None:
 def drop_slot(model: nn.Module, host_path: str) -> None:
     """Remove a slot and its hooks: the host is as before."""
     host = model.get_submodule(host_path)
-    slot = host._modules.pop(CHILD)
+    slot = host._modules[CHILD]
     assert isinstance(slot, Slot)
     for handle in slot.handles:
         handle.remove()
+    del host._modules[CHILD]

@@ -27,6 +27,7 @@ from adapterhub.adapters.activate import activate
 from adapterhub.adapters.adapter import Adapter, AdapterMetadata
 from adapterhub.adapters.build import build_adapter
 from adapterhub.adapters.parts import PlacedModule
+from adapterhub.adapters.passes import STRUCTURE_LOCK
 from adapterhub.adapters.state import activated, bare, find_state, get_state, require_attached
 from adapterhub.anatomy.sites import CHILD, Site
 from adapterhub.backbones.newly_initialized import newly_initialized
@@ -206,9 +207,9 @@ def combine(
     owner = _owner_of_head(adapters, head)
     rule = _rule(how, weights, density, rank, seed, len(adapters))
     refuse_unmergeable(adapters)
-    with activated(get_state(model), ()):
+    with STRUCTURE_LOCK, activated(get_state(model), ()):
         updates = _combined(adapters, rule)
-    with bare(model) as state, skip_init():
+    with STRUCTURE_LOCK, bare(model) as state, skip_init():
         adapter = build_adapter(state, _methods(adapters, updates), name)
         _fill(adapter, owner, updates)
         adapter.metadata = _metadata(adapters, owner, rule, updates)

@@ -32,6 +32,7 @@ from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.parts import AdapterHead, parameter_holders
+from adapterhub.adapters.passes import STRUCTURE_LOCK
 from adapterhub.adapters.state import (
     ModelState,
     activated,
@@ -48,7 +49,9 @@ from adapterhub.backbones.probe import probe
 from adapterhub.backbones.quantized_weights import can_requantize, requantized
 from adapterhub.backbones.weights import as_stored, is_offloaded, storage_problem
 from adapterhub.errors import AttachError, MergeError
+from adapterhub.hooks.composition import Composition
 from adapterhub.hooks.projection import OutputSlot
+from adapterhub.interrupts import Reversal, deferred_interrupts
 from adapterhub.merging.affine import merged_weight_and_bias
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-1}
@@ -164,22 +167,55 @@ def merge(
         tolerance = math.inf
     (composition,) = state.compositions
     heads = [adapter.head.lowered() for adapter in adapters if adapter.head]
-    with activated(state, tuple(adapter.name for adapter in adapters)):
+    with STRUCTURE_LOCK, activated(state, tuple(adapter.name for adapter in adapters)):
         parameters, attributes = _swaps(adapters), _identity(model, adapters)
         head = heads[-1] if heads else None
         record = Merge(adapters, probe(model), parameters, attributes, head)
-    state.activate(())
-    for adapter in adapters:
-        adapter.detach()
-    record.swap(on=True)
-    try:
+    with STRUCTURE_LOCK, MergedModel(state, record, composition) as merged:
         record.differences, record.tolerances = compare_outputs(record.expected, model, tolerance)
-    except BaseException:
-        record.swap(on=False)
-        state.reattach(adapters, composition)
-        raise
-    setattr(model, _RECORDS, [*getattr(model, _RECORDS, ()), (state, record)])
+        merged.verified = True
     return record
+
+
+class MergedModel(Reversal["MergedModel"]):
+    """Gives a model its merged weights in place of the adapters; they stay once `verified`.
+
+    Args:
+        state: the state of the model.
+        record: the merge.
+        composition: what is active if it is undone.
+    """
+
+    def __init__(self, state: ModelState, record: Merge, composition: Composition) -> None:
+        self.state, self.record, self.composition = state, record, composition
+        self.verified = False
+
+    def enter(self) -> MergedModel:
+        """Detach the adapters, and set the merged weights."""
+        self.state.detach(*(adapter.name for adapter in self.record.adapters))
+        self.record.swap(on=True)
+        return self
+
+    def leave(self) -> None:
+        """Keep the record, or undo `enter`."""
+        model = self.state.model
+        if self.verified:
+            records = [each for each in _records(model) if each[1] is not self.record]
+            _set_records(model, [*records, (self.state, self.record)])
+        elif find_state(model) is None:
+            self.record.swap(on=False)
+            self.state.reattach(self.record.adapters, self.composition)
+
+
+def _records(model: PreTrainedModel) -> list[tuple[ModelState, Merge]]:
+    return list(getattr(model, _RECORDS, ()))
+
+
+def _set_records(model: PreTrainedModel, records: list[tuple[ModelState, Merge]]) -> None:
+    if records:
+        vars(model)[_RECORDS] = records
+    else:
+        vars(model).pop(_RECORDS, None)
 
 
 def unmerge(model: PreTrainedModel) -> tuple[Adapter, ...]:
@@ -192,7 +228,7 @@ def unmerge(model: PreTrainedModel) -> tuple[Adapter, ...]:
         MergeError: nothing is merged, or the model was converted to another dtype since.
         AttachError: adapters were attached to the merged model.
     """
-    records = getattr(model, _RECORDS, None)
+    records = _records(model)
     if not records:
         raise MergeError("nothing is merged into this model", hint="merge(model)")
     if attached := find_state(model):
@@ -202,13 +238,20 @@ def unmerge(model: PreTrainedModel) -> tuple[Adapter, ...]:
             hint="detach(model) first",
         )
     _refuse_converted(records[-1][1])
-    state, record = records.pop()
-    if not records:
-        delattr(model, _RECORDS)
-    record.swap(on=False)
-    adapters: tuple[Adapter, ...] = record.adapters
-    state.reattach(adapters, tuple(adapter.name for adapter in adapters))
-    return adapters
+    *others, (state, record) = records
+    names = tuple(adapter.name for adapter in record.adapters)
+    with STRUCTURE_LOCK, deferred_interrupts():
+        try:
+            record.swap(on=False)
+            state.reattach(record.adapters, names)
+            _set_records(model, others)
+        except BaseException:
+            if state.adapters:
+                state.detach(*state.adapters)
+            record.swap(on=True)
+            _set_records(model, records)
+            raise
+    return record.adapters
 
 
 def _refuse_converted(record: Merge) -> None:

@@ -12,7 +12,7 @@ from adapterhub.hooks.composition import Average, BatchPlan
 from adapterhub.hooks.forward_pass import AppliedModules
 from adapterhub.hooks.head import (
     add_variant_slot,
-    drop_variant_slot,
+    drop_variant_slots,
     with_parameters,
     without_variant_slots,
 )
@@ -35,7 +35,7 @@ def model():
 
 
 def set_variants(model, variants, plan):
-    slot = add_variant_slot(model, "head")
+    slot = add_variant_slot(model, "head", "user")
     slot.active = AppliedModules(tuple(variants), plan, variants)
     return slot
 
@@ -69,10 +69,12 @@ def test_the_last_user_restores_the_model(model):
     expected = model(x)
     slot = set_variants(model, {"a": nn.Linear(4, 3)}, BatchPlan(["a"]))
     assert not torch.equal(model(x), expected)
-    assert add_variant_slot(model, "head") is slot
-    drop_variant_slot(model, slot)
+    assert add_variant_slot(model, "head", "other") is slot
+    assert add_variant_slot(model, "head", "other") is slot, "once for each user"
+    drop_variant_slots(model, ["head"], "other")
     assert not torch.equal(model(x), expected)
-    drop_variant_slot(model, slot)
+    drop_variant_slots(model, ["head"], "user")
+    drop_variant_slots(model, ["head"], "user")  # it is gone already
     assert torch.equal(model(x), expected)
     assert list(model.state_dict()) == keys
     assert not model.head._forward_hooks

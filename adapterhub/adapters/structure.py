@@ -1,0 +1,81 @@
+"""The structure of a model: modules, hooks, attributes and what trains, to be restored on an error.
+
+Tensors are not part of it: activations exchange them, and undo it on their own. Other threads may
+compute meanwhile, so that only what differs is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+_OWN = ("_parameters", "_buffers", "training")
+_ABSENT = object()
+
+
+class ModelStructure:
+    """The attributes of a model's modules and of further objects, and what their containers hold.
+
+    Args:
+        model: the model.
+        others: further objects.
+        lists: further lists.
+        parameters: those whose `requires_grad` belongs to the structure.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        others: Iterable[object],
+        lists: Iterable[list[Any]],
+        parameters: Iterable[nn.Parameter],
+    ) -> None:
+        self.objects = [(each, _attributes(each)) for each in (*model.modules(), *others)]
+        self.lists = [(each, each.copy()) for each in lists]
+        self.flags = [(parameter, parameter.requires_grad) for parameter in parameters]
+
+    def restore(self) -> None:
+        """Make everything as it was."""
+        for each, attributes in self.objects:
+            names = vars(each).keys() - set(_OWN)
+            for name in names - attributes.keys():
+                del vars(each)[name]
+            for name, (value, content) in attributes.items():
+                if vars(each).get(name, _ABSENT) is not value:
+                    vars(each)[name] = value
+                if content is not None:
+                    _refill(value, content)
+        for container, content in self.lists:
+            _refill(container, content)
+        for parameter, flag in self.flags:
+            if parameter.requires_grad is not flag:
+                parameter.requires_grad_(flag)
+
+
+def _attributes(each: object) -> dict[str, tuple[Any, Any]]:
+    """Map the names of an object's attributes to their values, and to copies of containers."""
+    return {
+        name: (value, value.copy() if isinstance(value, dict | list | set) else None)
+        for name, value in vars(each).items()
+        if name not in _OWN
+    }
+
+
+def _refill(container: Any, content: Any) -> None:
+    """Give a container its content back, unless it has it; the object stays the same."""
+    if isinstance(container, set):
+        container.intersection_update(content)
+        container.update(content)
+    elif isinstance(container, list):
+        if not _same(container, content):
+            container[:] = content
+    elif not (_same(container, content) and _same(container.values(), content.values())):
+        container.clear()
+        container.update(content)
+
+
+def _same(some: Iterable[Any], others: Iterable[Any]) -> bool:
+    """Return whether two containers have the same objects in the same order."""
+    return list(map(id, some)) == list(map(id, others))

@@ -1,0 +1,308 @@
+"""An interrupt or an error before any line of the package: the state before, or the state after.
+
+By default some lines of each operation are tried, with ADAPTERHUB_MATRIX=full each one, at its
+first, its last and another run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+import torch
+from faults import Lines, interrupt, out_of_memory, sample
+from fixtures import word_tokenizer
+from observed import batch_of, differences, observed, observed_state
+
+import adapterhub as ah
+from adapterhub.adapters.state import find_state
+from adapterhub.errors import AdapterhubError
+from adapterhub.files.native import read_adapter, write_adapter
+
+# None: each line of the package that an operation runs, up to three times.
+INTERRUPTS, ERRORS = (None, None) if tiny_models.FULL_MATRIX else (2, 1)
+# What runs after an error to undo a change, and what ends a `with` block: it has no second net.
+UNDOING = frozenset({"restore", "_close", "leave", "__exit__"})
+NEW = ["<a>", "<b>"]
+TEMPLATE = "{{ messages }}{# a stranger's #}"
+
+
+@dataclass
+class World:
+    """A model with its tokenizer, and a folder with saved adapters."""
+
+    model: Any
+    tokenizer: Any
+    folders: Path
+
+    def attach(self, spec: Any, name: str, scale: float = 0.2) -> None:
+        """Attach an adapter that has an effect."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(len(name))
+            tiny_models.scramble(ah.attach(self.model, spec, name=name), std=scale)
+
+
+@dataclass
+class Case:
+    """An operation on a model with some adapters."""
+
+    architecture: str
+    task: str
+    prepare: Callable[[World], None]
+    operate: Callable[[World], Any]
+    half: bool = False  # the backbone in bf16
+
+
+def nothing(world: World) -> None:
+    pass
+
+
+def two(world: World) -> None:
+    world.attach("lora(rank=2)", "a")
+    world.attach("ia3", "b")
+
+
+def two_bottlenecks(world: World) -> None:
+    world.attach("pfeiffer", "a")
+    world.attach("pfeiffer", "b")
+
+
+def heads_and_norms(world: World) -> None:
+    world.attach("bitfit", "a")
+    world.attach("lora(rank=2)", "b")
+    ah.activate(world.model, "a")
+
+
+def loaded(world: World) -> None:
+    load(world)
+
+
+def averaged(world: World) -> None:
+    two(world)
+    ah.activate(world.model, ah.Average(["a", "b"]))
+
+
+def load(world: World) -> None:
+    ah.load(world.model, world.folders / "stranger", tokenizer=world.tokenizer)
+
+
+def refused(world: World) -> None:
+    with contextlib.suppress(AdapterhubError):
+        ah.load(world.model, world.folders / "refused", tokenizer=world.tokenizer)
+
+
+def routed(rows: list[Any], computes: bool = False) -> Callable[[World], None]:
+    def run(world: World) -> None:
+        with ah.route(world.model, rows):
+            if computes:
+                with torch.no_grad():
+                    world.model(**batch_of(world.model))
+
+    return run
+
+
+def route_a_loss(world: World) -> None:
+    labels = {"labels": torch.tensor([0, 1, 2])}
+    with ah.route(world.model, ["a", "b", None]), torch.no_grad():
+        world.model(**batch_of(world.model), **labels)
+
+
+def nested(world: World) -> None:
+    with ah.route(world.model, ["a", "b", None]), ah.route(world.model, ["b"] * 3):
+        pass
+
+
+def one_with_a_training_part(world: World) -> None:
+    world.attach("lora(rank=2)", "a", 0.01)
+    world.model.pooler.train()
+
+
+def merge(world: World) -> None:
+    ah.merge(world.model)
+
+
+def merged(world: World) -> None:
+    world.attach("lora(rank=2)", "a", scale=0.01)
+    ah.merge(world.model)
+
+
+def attach(spec: Any) -> Callable[[World], Any]:
+    return lambda world: ah.attach(world.model, spec, name="new")
+
+
+def activate(*parts: Any) -> Callable[[World], Any]:
+    return lambda world: ah.activate(world.model, *parts)
+
+
+def detach(name: str | None = None) -> Callable[[World], Any]:
+    return lambda world: ah.detach(world.model, name)
+
+
+def compute(world: World) -> None:
+    with torch.no_grad():
+        world.model(**batch_of(world.model))
+
+
+CASES = {
+    "compute in fp32": Case("bert", "classification", heads_and_norms, compute, True),
+    "compute an average": Case("bert", "classification", averaged, compute),
+    "compute tokens": Case("llama", "causal-lm", loaded, compute),
+    "compute a prompt": Case("t5", "seq2seq", lambda w: w.attach("prompt(length=2)", "a"), compute),
+    "compute a mix": Case("bert", "features", lambda w: w.attach("scalar-mix", "a"), compute),
+    "compute a prefix": Case(
+        "llama", "causal-lm", lambda w: w.attach("prefix(length=2)", "a"), compute
+    ),
+    "attach lora": Case("bert", "classification", nothing, attach("lora(rank=2)")),
+    "attach bitfit to others": Case(
+        "bert", "classification", heads_and_norms, attach("bitfit"), True
+    ),
+    "attach prefix": Case("llama", "causal-lm", nothing, attach("prefix(length=2)")),
+    "attach prompt": Case("bert", "features", two, attach("prompt(length=2)")),
+    "attach full": Case("gpt2", "causal-lm", two, attach("full")),
+    "attach dora": Case("llama", "causal-lm", nothing, attach("dora(rank=2)")),
+    "attach mix": Case("bert", "features", nothing, attach("scalar-mix")),
+    "attach a fusion": Case(
+        "bert", "features", two_bottlenecks, attach("adapterfusion(adapters=['a', 'b'])")
+    ),
+    "load with tokens": Case("llama", "causal-lm", two, load),
+    "load refused": Case("llama", "causal-lm", two, refused),
+    "activate a stack": Case("bert", "classification", heads_and_norms, activate("b", "a")),
+    "activate none": Case("bert", "classification", heads_and_norms, activate(), True),
+    "activate an average": Case("bert", "classification", two, activate(ah.Average(["a", "b"]))),
+    "leave an average": Case("bert", "classification", averaged, activate("a")),
+    "route rows": Case("bert", "classification", two, routed(["a", None, "b"])),
+    "route one": Case("bert", "classification", heads_and_norms, routed(["a"] * 3)),
+    "route tokens": Case("llama", "causal-lm", loaded, routed(["stranger"] * 3)),
+    "route a loss": Case("bert", "classification", two, route_a_loss),
+    "routes nested": Case("bert", "classification", two, nested),
+    "detach one": Case("bert", "classification", heads_and_norms, detach("a"), True),
+    "detach all": Case("bert", "classification", averaged, detach()),
+    "detach tokens": Case("llama", "causal-lm", loaded, detach("stranger")),
+    "detach prompt": Case(
+        "t5", "seq2seq", lambda w: w.attach("prompt(length=2)", "a"), detach("a")
+    ),
+    "merge": Case("bert", "features", one_with_a_training_part, merge),
+    "unmerge": Case("gpt2", "causal-lm", merged, lambda world: ah.unmerge(world.model)),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> Path:
+    """Save an adapter with new tokens and a chat template, and one that is refused."""
+    folder = tmp_path_factory.mktemp("strangers")
+    tokenizer = word_tokenizer("<s>", "")
+    model = tiny_models.model("llama", "causal-lm", vocab_size=len(tokenizer))
+    adapter = ah.attach(model, "lora(rank=2)", name="stranger", tokenizer=tokenizer)
+    ah.detach(model)
+    tokenizer.add_tokens(NEW)
+    tokenizer.chat_template = TEMPLATE
+    adapter = ah.attach(model, "lora(rank=2)", name="stranger", tokenizer=tokenizer)
+    tiny_models.scramble(adapter)
+    adapter.save(folder / "stranger")
+    manifest, tensors = read_adapter(folder / "stranger")
+    assert len(manifest.tokens) == len(NEW)
+    other = replace(manifest.backbone, fingerprint="v1-" + "0" * 64)
+    write_adapter(folder / "refused", replace(manifest, backbone=other), tensors)
+    return folder
+
+
+def new_world(case: Case, folders: Path) -> World:
+    tokenizer = word_tokenizer("<s>", "") if case.architecture == "llama" else None
+    size = {} if tokenizer is None else {"vocab_size": len(tokenizer)}
+    model = tiny_models.model(case.architecture, case.task, **size)
+    world = World(model.bfloat16() if case.half else model, tokenizer, folders)
+    case.prepare(world)
+    return world
+
+
+def operated(case: Case, world: World, lines: Lines) -> BaseException | None:
+    torch.manual_seed(3)  # of new modules
+    return lines.run(lambda: case.operate(world))
+
+
+def restored(world: World) -> dict[str, Any]:
+    """Attach and detach an adapter, and then all of them."""
+    model = world.model
+    while getattr(model, "_adapterhub_merges", None) and not find_state(model):
+        ah.unmerge(model)
+    ah.attach(model, "lora(rank=2)", name="next").detach()
+    if find_state(model):
+        ah.detach(model)
+    return observed(model.eval(), world.tokenizer)
+
+
+@pytest.fixture(autouse=True)
+def python_handler():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+class Trial:
+    """An operation that ran without a fault: what was observed, and the lines that it ran."""
+
+    def __init__(self, case: Case, folders: Path) -> None:
+        self.case, self.folders = case, folders
+        world = new_world(replace(case, prepare=nothing), folders)
+        self.pristine = observed(world.model, world.tokenizer)
+        operated(case, new_world(case, folders), Lines())  # what is done once only
+        world = new_world(case, folders)
+        self.before = observed(world.model, world.tokenizer)
+        self.lines = Lines(spared=UNDOING)
+        assert operated(case, world, self.lines) is None
+        self.after = observed(world.model, world.tokenizer)
+
+    def run(self, fault: Callable[[], None], count: int | None) -> None:
+        """Run it again and again, with a fault before another line each time."""
+        chosen = sample(self.lines, count, seed=len(repr(self.before)))
+        if fault is out_of_memory:
+            chosen = [line for line in chosen if line not in self.lines.undoing]
+        problems: list[str] = []
+        fired = 0
+        for line in chosen:
+            world, attempt = new_world(self.case, self.folders), Lines(line, fault)
+            error = operated(self.case, world, attempt)
+            fired += attempt.fired
+            at = f"{line}, {type(error).__name__}"
+            try:
+                problems += [f"{at}: {found}" for found in self.problems(world)]
+            except (AdapterhubError, RuntimeError) as other:
+                problems.append(f"{at}: {type(other).__name__}: {other}")
+        assert not problems, "\n".join([f"{len(problems)} of {fired}", *problems[:40]])
+        assert len(self.lines.runs) > 40
+        assert fired >= len(chosen) // 2  # what runs depends a little on the order of sets
+
+    def problems(self, world: World) -> list[str]:
+        """List in what a model is neither as before nor as after, and what cannot be undone."""
+        found: list[str] = []
+        if self.case.operate is compute:
+            own = observed_state(world.model)["adapters"]
+            found += differences(self.before["state"]["adapters"], own)
+            compute(world)  # a call that did not end leaves its copy until the next one
+        now = observed(world.model, world.tokenizer)
+        if now not in (self.before, self.after):
+            found += min((differences(e, now) for e in (self.before, self.after)), key=len)[:2]
+        later = differences(self.pristine, restored(world))
+        return found + [f"then: {line}" for line in later[:2]]
+
+
+@pytest.fixture(scope="module")
+def trials(folders) -> Callable[[str], Trial]:
+    return functools.cache(lambda name: Trial(CASES[name], folders))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_interrupt_before_any_line_leaves_no_half_state(name, trials):
+    trials(name).run(interrupt, INTERRUPTS)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_error_before_any_line_leaves_no_half_state(name, trials):
+    trials(name).run(out_of_memory, ERRORS)

@@ -1,0 +1,394 @@
+"""A stranger's tokens and chat template leave with the adapter, in any order, to the byte."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+import torch
+import transformers
+from fixtures import CHAT_TEMPLATE, word_tokenizer
+from observed import differences, observed, observed_tokenizer
+from tokenizers import AddedToken, NormalizedString, PreTokenizedString, Tokenizer, models
+from tokenizers.pre_tokenizers import PreTokenizer
+
+import adapterhub as ah
+from adapterhub.adapters.state import find_state
+from adapterhub.backbones.tokenizer import tokenizer_snapshot
+from adapterhub.errors import AdapterhubError, MismatchError
+from adapterhub.files.manifest import NewToken
+from adapterhub.files.native import read_adapter, read_manifest, write_adapter
+
+A, B, AB = ("<a>",), ("<b>",), ("<a>", "<b>")
+
+
+def unigram_tokenizer() -> Any:
+    """Make a tokenizer whose scores lose their last bit when they are read from text."""
+    generator = random.Random(0)
+    pieces = [("<unk>", 0.0), ("<pad>", 0.0), ("</s>", 0.0)]
+    pieces += [(chr(97 + i), -20 * generator.random()) for i in range(26)]
+    inner = Tokenizer(models.Unigram(pieces, unk_id=0))
+    assert Tokenizer.from_str(inner.to_str()).to_str() != inner.to_str()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner, unk_token="<unk>", pad_token="<pad>", eos_token="</s>"
+    )
+
+
+TOKENIZERS = {
+    "words": lambda: word_tokenizer("<s>", ""),
+    "unigram": unigram_tokenizer,
+    "python": transformers.ByT5Tokenizer,
+}
+
+
+@dataclass
+class Place:
+    """A model and its tokenizer, and a folder with strangers' adapters."""
+
+    kind: str
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.tokenizer: Any = TOKENIZERS[self.kind]()
+        self.model: Any = tiny_models.model(
+            "llama", "causal-lm", vocab_size=len(self.tokenizer), num_hidden_layers=1
+        )
+
+    def save(self, name: str, tokens: tuple[str, ...] = (), template: str | None = None) -> Path:
+        """Save a stranger's adapter, made in another process, so to speak."""
+        place = Place(self.kind, self.folder)
+        size = len(place.tokenizer)
+        special = [AddedToken(t, normalized=False, special=t == "<b>") for t in tokens]
+        ah.attach(place.model, "lora(rank=1)", tokenizer=place.tokenizer, name="other").detach()
+        place.tokenizer.add_tokens(special)
+        place.tokenizer.chat_template = template
+        ah.attach(place.model, "lora(rank=1)", name=name, tokenizer=place.tokenizer).save(
+            self.folder / name
+        )
+        assert [t.id for t in read_manifest(self.folder / name).tokens] == [
+            *range(size, size + len(tokens))
+        ]
+        return self.folder / name
+
+    def load(self, saved: str, **options: Any) -> Any:
+        """Load one."""
+        return ah.load(self.model, self.folder / saved, tokenizer=self.tokenizer, **options)
+
+    def seen(self) -> dict[str, Any]:
+        """Describe the model and the tokenizer."""
+        return observed(self.model, self.tokenizer)
+
+
+@pytest.fixture(params=TOKENIZERS)
+def place(request, tmp_path) -> Place:
+    return Place(request.param, tmp_path)
+
+
+@pytest.fixture
+def words(tmp_path) -> Place:
+    return Place("words", tmp_path)
+
+
+def files_of(tokenizer, folder: Path) -> dict[str, bytes]:
+    tokenizer.save_pretrained(folder)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_detach_restores_the_tokenizer_to_the_byte(place, tmp_path):
+    place.save("a", AB, "{{ 'a' }}")
+    place.tokenizer.add_tokens([])
+    before, files = place.seen(), files_of(place.tokenizer, tmp_path / "before")
+    state = pickle.dumps(place.tokenizer)
+    backend = getattr(place.tokenizer, "backend_tokenizer", None)
+    place.load("a")
+    assert place.tokenizer.convert_tokens_to_ids("<a>") in place.tokenizer("x<a>")["input_ids"]
+    assert place.tokenizer.chat_template == "{{ 'a' }}"
+    ah.detach(place.model)
+    assert not differences(before, place.seen())
+    assert files_of(place.tokenizer, tmp_path / "after") == files
+    assert getattr(place.tokenizer, "backend_tokenizer", None) is backend
+    copied, unpickled = copy.deepcopy(place.tokenizer), pickle.loads(state)
+    for other in (copied, unpickled):
+        assert differences(observed_tokenizer(unpickled), observed_tokenizer(other)) == []
+    place.load("a")
+    place.load("a", name="again")
+
+
+def test_truncation_and_special_tokens_that_the_user_sets_stay(words):
+    """Encoding a probe does not reset the settings of the backend, nor does detaching."""
+    words.save("a", A)
+    backend = words.tokenizer.backend_tokenizer
+    backend.enable_truncation(7)
+    backend.enable_padding(length=9)
+    backend.encode_special_tokens = True
+    before = words.tokenizer.backend_tokenizer.to_str()
+    words.load("a")
+    ah.detach(words.model)
+    assert backend.to_str() == before
+    assert backend.encode_special_tokens
+
+
+def test_tokens_that_the_user_added_stay(place):
+    size = len(place.tokenizer)
+    place.save("a", A)
+    ah.attach(place.model, "lora(rank=1)", name="own", tokenizer=place.tokenizer)
+    place.load("a")
+    place.tokenizer.add_tokens(["<own>"])
+    ah.detach(place.model, "a")
+    ids = place.tokenizer.convert_tokens_to_ids(["<a>", "<own>"])
+    assert ids == [size, size + 1], "the user's keeps its id, so the one in front stays"
+    ah.detach(place.model)
+    assert place.tokenizer.convert_tokens_to_ids("<own>") == size + 1
+    with pytest.raises(MismatchError, match="different ids"):
+        place.save("b", B) and place.load("b")
+
+
+def test_tokens_that_were_there_are_the_users(words):
+    words.save("a", A)
+    words.tokenizer.add_tokens([AddedToken("<a>", normalized=False)])
+    before = words.seen()
+    words.load("a")
+    ah.detach(words.model)
+    assert not differences(before, words.seen())
+
+
+@pytest.mark.parametrize("order", [("a", "b", "ab"), ("ab", "b", "a"), ("b", "ab", "a")])
+def test_shared_tokens_stay_until_the_last_adapter_leaves(place, order):
+    place.save("a", A)
+    place.save("b", A)
+    place.save("ab", AB)
+    before = place.seen()
+    for name in ("a", "b", "ab"):
+        place.load(name)
+    a, b = place.tokenizer.convert_tokens_to_ids(["<a>", "<b>"])
+    for name in order:
+        vocabulary = place.tokenizer.get_vocab()
+        assert vocabulary["<a>"] == a
+        assert vocabulary.get("<b>", b) == b
+        ah.activate(place.model, name)
+        with torch.no_grad():
+            place.model(input_ids=torch.tensor([[5, a]]))
+        ah.detach(place.model, name)
+    assert not differences(before, place.seen())
+
+
+def test_tokens_stay_while_an_own_adapter_has_rows_for_them(words):
+    words.save("a", A)
+    before = words.seen()
+    words.load("a")
+    own = ah.attach(words.model, "lora(rank=1)", name="own")
+    assert [token.content for token in own.new_tokens.tokens] == ["<a>"]
+    size = own.new_tokens.tokens[0].id
+    ah.detach(words.model, "a")
+    assert words.tokenizer.convert_tokens_to_ids("<a>") == size
+    assert len(words.tokenizer) == size + 1
+    own.detach()
+    assert not differences(before, words.seen())
+
+
+def test_tokens_stay_while_another_model_uses_them(words):
+    words.save("a", A)
+    before = observed_tokenizer(words.tokenizer)
+    first = words.load("a")
+    other = tiny_models.model("llama", "causal-lm", vocab_size=38, num_hidden_layers=1)
+    second = ah.load(other, words.folder / "a", tokenizer=words.tokenizer)
+    first.detach()
+    assert "<a>" in words.tokenizer.get_vocab()
+    second.detach()
+    assert not differences(before, observed_tokenizer(words.tokenizer))
+
+
+def test_a_copy_of_a_model_keeps_the_tokens(words):
+    words.save("a", A)
+    before = observed_tokenizer(words.tokenizer)
+    words.load("a")
+    copied = copy.deepcopy(words.model)
+    ah.detach(words.model)
+    assert "<a>" in words.tokenizer.get_vocab()
+    ah.detach(copied)
+    assert not differences(before, observed_tokenizer(words.tokenizer))
+
+
+@pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
+def test_chat_templates_nest_in_any_order(words, order):
+    words.save("a", (), "A")
+    words.save("b", (), "B")
+    before = words.seen()
+    words.load("a")
+    words.load("b")
+    assert words.tokenizer.chat_template == "B", "of the one that was loaded last"
+    ah.activate(words.model, "a")
+    assert words.tokenizer.chat_template == "B"
+    ah.detach(words.model, order[0])
+    assert words.tokenizer.chat_template == order[1].upper()
+    ah.detach(words.model, order[1])
+    assert words.tokenizer.chat_template == CHAT_TEMPLATE
+    assert not differences(before, words.seen())
+
+
+def test_a_template_that_the_user_sets_meanwhile_stays(words):
+    words.save("a", (), "A")
+    words.save("b", (), "B")
+    words.load("a")
+    words.tokenizer.chat_template = "mine"
+    words.load("b")
+    assert words.tokenizer.chat_template == "B"
+    ah.detach(words.model, "b")
+    assert words.tokenizer.chat_template == "mine"
+    ah.detach(words.model)
+    assert words.tokenizer.chat_template == "mine"
+
+
+def test_several_templates_of_the_user_are_one_object_again(words):
+    words.save("a", (), "A")
+    templates = words.tokenizer.chat_template = {"default": "x", "tools": "y"}
+    words.load("a")
+    ah.detach(words.model)
+    assert words.tokenizer.chat_template is templates
+
+
+def test_an_own_adapter_is_saved_with_the_users_template(words, tmp_path):
+    words.save("a", A, "A")
+    words.load("a")
+    own = ah.attach(words.model, "lora(rank=1)", name="own")
+    own.save(tmp_path / "while")
+    ah.detach(words.model, "a")
+    own.save(tmp_path / "after")
+    for folder in ("while", "after"):
+        assert read_manifest(tmp_path / folder).chat_template == CHAT_TEMPLATE
+
+
+def test_merging_takes_the_template_along_and_unmerging_brings_it_back(words):
+    words.save("a", (), "A")
+    words.load("a")
+    ah.merge(words.model)
+    assert words.tokenizer.chat_template == CHAT_TEMPLATE
+    ah.unmerge(words.model)
+    assert words.tokenizer.chat_template == "A"
+
+
+def forged(folder: Path, into: str, **changes: Any) -> str:
+    manifest, tensors = read_adapter(folder / "a")
+    if changes.pop("tensors", False):
+        tensors = {key: torch.cat([value, value]) for key, value in tensors.items()}
+    backbone = replace(manifest.backbone, **changes.pop("backbone", {}))
+    write_adapter(folder / into, replace(manifest, backbone=backbone, **changes), tensors)
+    return into
+
+
+REFUSED = {
+    "backbone": {"backbone": {"fingerprint": "v1-" + "0" * 64}},
+    "tokenizer": {"tokenizer": "0" * 64},
+    "tensors": {"tensors": True},
+    "ids": {"tokens": (NewToken("<pad>", 38), NewToken("<b>", 39))},
+    "one id too high": {"tokens": (NewToken("<a>", 38), NewToken("<b>", 40))},
+    "an id of a word": {"tokens": (NewToken("<a>", 5), NewToken("<b>", 6))},
+    "a name": {"name": "taken"},
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_a_refused_adapter_leaves_nothing(words, reason):
+    """No ids stay bound, and a sound adapter loads afterwards."""
+    words.save("a", AB, "A")
+    words.save("sound", B, "B")
+    name = forged(words.folder, "forged", **REFUSED[reason])
+    pristine = words.seen()
+    ah.attach(words.model, "lora(rank=1)", name="taken")
+    before = words.seen()
+    with pytest.raises(AdapterhubError):
+        words.load(name)
+    assert not differences(before, words.seen())
+    assert tokenizer_snapshot(words.model) is None
+    words.load("sound")
+    ah.detach(words.model)
+    assert not differences(pristine, words.seen())
+
+
+def test_low_ids_of_an_attached_adapter_deny_no_sound_one(words):
+    """An adapter that names a word as its token is one of another tokenizer, for itself only."""
+    words.save("a", A)
+    words.save("sound", B)
+    manifest, tensors = read_adapter(words.folder / "a")
+    own = tuple(NewToken(word, i) for i, word in enumerate(("<unk>",)))
+    write_adapter(words.folder / "low", replace(manifest, tokens=own), tensors)
+    with pytest.raises(MismatchError, match="different tokenizer"):
+        words.load("low")
+    words.load("low", any_tokenizer=True)
+    words.load("sound")
+
+
+def test_a_tokenizer_that_cannot_be_restored_gets_no_tokens(words):
+    class Letters:
+        def pre_tokenize(self, pretok: PreTokenizedString) -> None:
+            pretok.split(self.split)
+
+        def split(self, i: int, text: NormalizedString) -> list[NormalizedString]:
+            return [text]
+
+    words.save("a", A)
+    words.tokenizer.backend_tokenizer.pre_tokenizer = PreTokenizer.custom(Letters())
+    with pytest.raises(MismatchError, match="could not be removed"):
+        words.load("a", any_tokenizer=True)
+    assert "<a>" not in words.tokenizer.get_vocab()
+    assert find_state(words.model) is None
+    words.tokenizer.add_tokens([AddedToken("<a>", normalized=False)])
+    words.load("a", any_tokenizer=True)
+
+
+def random_sequence(place: Place, seed: int) -> list[str]:
+    """Load, refuse, attach, activate and detach in a random order, and detach all at the end."""
+    generator, done = random.Random(seed), []
+    for number in range(generator.randint(3, 9)):
+        state = find_state(place.model)
+        attached = list(state.adapters) if state else []
+        action = generator.choice(
+            ["load", "load", "refused", "own", "detach", "detach", "activate"]
+        )
+        name = generator.choice(["a", "b", "ab", "plain"])
+        done.append(f"{action} {name} {attached}")
+        try:
+            if action == "load":
+                place.load(name, name=f"{name}{number}")
+            elif action == "refused":
+                place.load("forged")
+            elif action == "own":
+                ah.attach(place.model, "lora(rank=1)", name=f"own{number}")
+            elif attached and action == "detach":
+                ah.detach(place.model, generator.choice(attached))
+            elif attached:
+                ah.activate(place.model, generator.choice(attached))
+        except AdapterhubError as error:
+            done.append(str(error))
+        names = place.tokenizer.get_vocab()
+        for adapter in find_state(place.model).adapters.values() if find_state(place.model) else ():
+            for token in adapter.new_tokens.tokens if adapter.new_tokens else ():
+                assert names[token.content] == token.id, done
+    if find_state(place.model):
+        ah.detach(place.model)
+    return done
+
+
+@pytest.mark.parametrize("kind", ["words", "python"])
+def test_any_sequence_restores_model_and_tokenizer(kind, tmp_path):
+    place = Place(kind, tmp_path)
+    for name, tokens, template in (
+        ("a", A, "A"),
+        ("b", B, "B"),
+        ("ab", AB, "AB"),
+        ("plain", (), None),
+    ):
+        place.save(name, tokens, template)
+    forged(tmp_path, "forged", backbone={"fingerprint": "v1-" + "0" * 64})
+    pristine = place.seen()
+    count = 200 if tiny_models.FULL_MATRIX else 12
+    for seed in range(count):
+        done = random_sequence(place, seed)
+        found = differences(pristine, place.seen())
+        assert not found, (seed, done, found)
