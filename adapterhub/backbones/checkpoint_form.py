@@ -37,11 +37,13 @@ class CheckpointForm:
 
     Attributes:
         embedding: the name of the token embedding; None if the model has none.
+        rows: the number of its rows.
         key: a text that differs for other names or sizes.
     """
 
     def __init__(self, base: PreTrainedModel) -> None:
-        stored = revert_weight_conversion(base, named_tensors(base))
+        self._base = base
+        stored = self.as_stored(named_tensors(base))
         first: dict[int, str] = {}
         # Tied tensors have the name of the first; a checkpoint may contain any of them.
         self._names = {name: first.setdefault(id(t), name) for name, t in stored.items()}
@@ -49,9 +51,18 @@ class CheckpointForm:
         self._tops = {name.partition(".")[0] for name in stored}
         table = _embedding(base)
         self.embedding = first.get(id(table))
-        self._table_rows = None if table is None else table.shape[0]
+        self.rows = None if table is None else table.shape[0]
         shapes = sorted((name, tuple(tensor.shape)) for name, tensor in stored.items())
         self.key = hashlib.sha256(repr(shapes).encode()).hexdigest()
+
+    def as_stored(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Rename and split tensors as on saving; those of a model, or of some of its layers.
+
+        The conversions are those of the base model: a loaded model also has those of its
+        quantization, which cannot be undone.
+        """
+        stored: dict[str, Tensor] = revert_weight_conversion(self._base, dict(tensors))
+        return stored
 
     def names(self, stored: Iterable[str]) -> dict[str, str]:
         """Map the names in a checkpoint to those here; those of heads stay, constants are left out.
@@ -66,7 +77,9 @@ class CheckpointForm:
         }
         return {old: new for old, new in names.items() if new}
 
-    def limited(self, readers: Sequence[TensorReader], rows: int | None) -> list[TensorReader]:
+    def limited(
+        self, readers: Sequence[TensorReader], rows: int | None, sizes: Iterable[int] = ()
+    ) -> list[TensorReader]:
         """Mark the tensors that have a row for each token, and leave out their later rows.
 
         These are the embedding, and tensors of heads with as many rows.
@@ -74,14 +87,17 @@ class CheckpointForm:
         Args:
             readers: the tensors.
             rows: the rows that count; all if None.
+            sizes: the numbers of rows that such tensors may have.
         """
-        sizes = {r.shape[0] for r in readers if r.name == self.embedding} | {self._table_rows}
+        here = (r.shape[0] for r in readers if r.name == self.embedding)
+        tables = {*sizes, *here, self.rows}
+        flat = [_without_batch(r) if r.name.startswith(HEAD_PART) else r for r in readers]
         return [
             reader._replace(is_table=True).limited(rows)
             if reader.name == self.embedding
-            or (reader.name.startswith(HEAD_PART) and reader.shape and reader.shape[0] in sizes)
+            or (reader.name.startswith(HEAD_PART) and {*reader.shape[:1]} & tables)
             else reader
-            for reader in readers
+            for reader in flat
         ]
 
     def _head(self, stored: str, prefix: str) -> str:
@@ -137,22 +153,27 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def in_checkpoint_form(
-    model: PreTrainedModel, named: Mapping[str, Tensor], form: CheckpointForm
+    named: Mapping[str, Tensor], form: CheckpointForm
 ) -> Iterator[list[tuple[str, Tensor]]]:
     """Yield the tensors of a model as they would be saved, layer by layer: name and tensor.
 
     Fused tensors are split, which copies them: so only those of one layer are copied at a time.
 
     Args:
-        model: the model.
-        named: its tensors by path, without those of adapters.
+        named: the model's tensors by path, without those of adapters.
         form: the names.
     """
     sizes = {name: torch.empty(t.shape, device="meta") for name, t in named.items()}
-    names = form.names(revert_weight_conversion(model, sizes))
+    names = form.names(form.as_stored(sizes))
     for _, layer in groupby(named.items(), key=lambda pair: _LAYER.findall(pair[0])):
-        stored = revert_weight_conversion(model, dict(layer))
+        stored = form.as_stored(dict(layer))
         yield [(names[name], tensor) for name, tensor in stored.items() if name in names]
+
+
+def _without_batch(reader: TensorReader) -> TensorReader:
+    """Return a bias of logits that is stored as (1, n) as (n,)."""
+    is_row = len(reader.shape) == 2 and reader.shape[0] == 1
+    return reader._replace(shape=reader.shape[1:]) if is_row else reader
 
 
 def _embedding(model: PreTrainedModel) -> Tensor | None:

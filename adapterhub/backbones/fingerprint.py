@@ -225,7 +225,8 @@ class StoredBackbone:
             with opened_tensors(file) as tensors:
                 readers = [stored_reader(names[t.name], t) for t in tensors if t.name in names]
                 rows = self.vocabulary.limit(sampled=sampled)
-                table |= digest_table(self.form.limited(readers, rows), sampled=sampled)
+                limited = self.form.limited(readers, rows)
+                table |= digest_table(limited, sampled=sampled)
         return table
 
     def _names(self) -> list[str]:
@@ -257,11 +258,18 @@ class LoadedBackbone:
     def table(self, *, sampled: bool) -> Table:
         """Compute the digests of the tensors."""
         table: dict[str, Digests] = {}
-        for layer in in_checkpoint_form(self.model, self.named, self.form):
+        for layer in in_checkpoint_form(self.named, self.form):
             readers = [reader_of(name, tensor) for name, tensor in layer if tensor.numel()]
             rows = self.vocabulary.limit(sampled=sampled)
-            table |= digest_table(self.form.limited(readers, rows), sampled=sampled)
+            limited = self.form.limited(readers, rows, self._vocabulary_sizes())
+            table |= digest_table(limited, sampled=sampled)
         return table
+
+    def _vocabulary_sizes(self) -> set[int]:
+        """Return the rows of the embedding and of an output layer, to which tokens may be added."""
+        layers = (self.model.get_input_embeddings(), self.model.get_output_embeddings())
+        weights = (getattr(layer, "weight", None) for layer in layers)
+        return {len(weight) for weight in weights if isinstance(weight, Tensor) and weight.ndim}
 
     def digests_of_files(self) -> tuple[str, ...]:
         """Return no digests: there are no files."""

@@ -26,7 +26,7 @@ def test_the_files_have_these_names_and_values(architecture, tmp_path):
     names = form.names(stored)
     found = {
         name: tensor
-        for layer in in_checkpoint_form(model, named_tensors(model), form)
+        for layer in in_checkpoint_form(named_tensors(model), form)
         for name, tensor in layer
     }
     assert names.keys() == stored.keys(), "each is of the base model or of a head"
@@ -39,7 +39,7 @@ def test_the_files_have_these_names_and_values(architecture, tmp_path):
 def test_fused_experts_are_split():
     model = tiny_models.model("mixtral", "features")
     (fused,) = {tensor.ndim for n, tensor in named_tensors(model).items() if "experts.down" in n}
-    layers = list(in_checkpoint_form(model, named_tensors(model), form_of(model.config)))
+    layers = list(in_checkpoint_form(named_tensors(model), form_of(model.config)))
     experts = [(n, t) for layer in layers for n, t in layer if ".experts." in n]
     assert fused == 3
     assert len(experts) == 2 * 4 * 3
