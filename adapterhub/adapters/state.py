@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from adapterhub.adapters.activation import (
@@ -31,27 +31,20 @@ from adapterhub.adapters.attachable import (
     require_model,
 )
 from adapterhub.adapters.model_methods import ModelMethod, replace_methods
+from adapterhub.adapters.original_backbone import first_fingerprint_before, identity_before
 from adapterhub.adapters.passes import STRUCTURE_LOCK, BegunPass, ForwardPasses
 from adapterhub.adapters.structure import ModelStructure
 from adapterhub.anatomy.build import anatomy_of
-from adapterhub.anatomy.sites import CHILD, Anatomy
-from adapterhub.backbones.checkpoint_form import named_tensors
+from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.fingerprint import (
     BackboneIdentity,
-    Vocabulary,
-    identity_of_model,
 )
-from adapterhub.backbones.fingerprint_v1 import first_fingerprint
-from adapterhub.backbones.identity import origin_of
-from adapterhub.backbones.newly_initialized import newly_initialized
 from adapterhub.backbones.quantized_training import prepare_quantized, restore_quantized
-from adapterhub.backbones.token_embedding import checkpoint_vocabulary_size, token_embedding
 from adapterhub.backbones.tokenizer import (
     TokenizerSnapshot,
     record_snapshot,
     tokenizer_snapshot,
 )
-from adapterhub.backbones.weights import packed_hosts
 from adapterhub.errors import AttachError, did_you_mean
 from adapterhub.hooks.composition import Composition, adapter_names
 from adapterhub.hooks.forward_pass import NO_MODULES, ModelScope, current_entry, set_entry
@@ -338,50 +331,11 @@ class ModelState:
             trained: the identity to compare with, whose vocabulary may have fewer rows.
             complete: read all values where that is cheap, rather than a sample.
         """
-        return identity_of_model(
-            self.model,
-            self._backbone_tensors(),
-            origin=origin_of(self.model),
-            vocabulary=self._vocabulary().common(trained.vocabulary if trained else None),
-            complete=complete,
-            known=trained,
-        )
-
-    def _vocabulary(self) -> Vocabulary:
-        """Return how many rows the token embedding has, and how many of them the tokenizer uses."""
-        if (table := token_embedding(self.model)) is None:
-            return Vocabulary()
-        # Some may have been added since the backbone was loaded.
-        rows = min(checkpoint_vocabulary_size(self.model) or len(table), len(table))
-        snapshot = tokenizer_snapshot(self.model)
-        return Vocabulary(rows, min(snapshot.size, rows) if snapshot else rows)
+        return identity_before(self.anatomy, self.originals(), trained, complete=complete)
 
     def first_fingerprint(self) -> str:
         """Compute the fingerprint of the backbone that manifests without an identity have."""
-        originals, new = self.originals(), newly_initialized(self.model)
-        rows, table = checkpoint_vocabulary_size(self.model), token_embedding(self.model)
-        own = {path: p for path, p in self.anatomy.parameters().items() if path not in new}
-        # An adapter may have untied a parameter of the backbone.
-        once = {id(originals.get(id(p), p)): path for path, p in reversed(own.items())}
-        named = ((path, originals.get(id(own[path]), own[path])) for path in once.values())
-        limited = ((path, p[: rows if p is table else None]) for path, p in named)
-        return first_fingerprint(itertools.chain(limited, self._codes()), origin_of(self.model))
-
-    def _backbone_tensors(self) -> dict[str, Tensor]:
-        """Map paths to the backbone's tensors, without those of adapters and new heads."""
-        originals, new = self.originals(), newly_initialized(self.model)
-        heads = tuple(f"{name}." for name in self.anatomy.head())
-        own = {
-            path: originals.get(id(tensor), tensor)
-            for path, tensor in named_tensors(self.model).items()
-            if not path.startswith(heads) and path not in new and f".{CHILD}." not in f".{path}"
-        }
-        return own | dict(self._codes())
-
-    def _codes(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield a tensor without values for each weight that is packed."""
-        codes = torch.empty(1, 1, device="meta")
-        return ((f"{host}.weight", codes) for host in packed_hosts(self.anatomy))
+        return first_fingerprint_before(self.anatomy, self.originals())
 
 
 def find_state(model: PreTrainedModel) -> ModelState | None:

@@ -22,9 +22,9 @@ from adapterhub.files.signature import (
     signatures_to_json,
 )
 from adapterhub.registry.local import LocalRegistry
-from adapterhub.registry.local_versions import digest_of
 from adapterhub.registry.namespaces import hub_endpoint, place_of_url
 from adapterhub.registry.other_formats import CONFIG_FILE
+from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.reference import Reference
 from adapterhub.registry.seen import check_changed, record_version, seen_versions, warn_if_back
 from adapterhub.registry.signers import (

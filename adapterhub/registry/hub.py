@@ -49,14 +49,7 @@ from adapterhub.registry.hub_reader import (
     is_commit,
 )
 from adapterhub.registry.hub_writer import HubWriter
-from adapterhub.registry.local_versions import (
-    PUBLISHED,
-    check_tags,
-    copy_adapter,
-    digest_of,
-    entry_of,
-    merged_signatures,
-)
+from adapterhub.registry.local_versions import check_tags
 from adapterhub.registry.other_formats import (
     CONFIG_FILE,
     MAX_CONFIG_BYTES,
@@ -64,6 +57,13 @@ from adapterhub.registry.other_formats import (
     entry_of_foreign,
     files_to_copy,
     foreign_digest,
+)
+from adapterhub.registry.published_files import (
+    PUBLISHED,
+    copy_adapter,
+    digest_of,
+    entry_of,
+    merged_signatures,
 )
 from adapterhub.registry.secrets import refuse_leaks
 from adapterhub.registry.store import (

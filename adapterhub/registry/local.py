@@ -25,14 +25,11 @@ from adapterhub.files.native import read_adapter, read_card
 from adapterhub.files.signature import Signature
 from adapterhub.registry.file_names import backbone_folder, folder_of_id, is_backbone_folder
 from adapterhub.registry.index import FORMAT, Index, IndexedFolder, open_index, remove_index
-from adapterhub.registry.local_versions import (
+from adapterhub.registry.local_versions import Contents, NameFolder, folder_stamp, line_of
+from adapterhub.registry.published_files import (
     PUBLISHED,
-    Contents,
-    NameFolder,
     check_digest,
     copy_adapter,
-    folder_stamp,
-    line_of,
     manifest_bytes,
 )
 from adapterhub.registry.reference import check_name, is_name

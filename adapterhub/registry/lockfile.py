@@ -35,8 +35,8 @@ from adapterhub.files.keys import PublicKey, key_problems
 from adapterhub.files.native import read_adapter
 from adapterhub.registry.fetch import check_copy, fetch
 from adapterhub.registry.local import LocalRegistry, default_root
-from adapterhub.registry.local_versions import copy_adapter, digest_of
 from adapterhub.registry.namespaces import DEFAULT_HUB, hub_endpoint, place_of_url
+from adapterhub.registry.published_files import copy_adapter, digest_of
 from adapterhub.registry.reference import NAME_RULE, Reference, check_name, is_name, parse_reference
 from adapterhub.registry.store import Store, version_number
 from adapterhub.registry.stores import store_of

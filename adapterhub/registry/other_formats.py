@@ -13,7 +13,7 @@ from adapterhub.errors import FileError
 from adapterhub.files import schema
 from adapterhub.interchange.adapters_library import files as adapters
 from adapterhub.interchange.peft import files as peft
-from adapterhub.registry.local_versions import copy_files
+from adapterhub.registry.published_files import copy_files
 from adapterhub.registry.store import Entry
 
 CONFIG_FILE = peft.CONFIG_FILE  # the adapters library uses the same name

@@ -25,7 +25,7 @@ from adapterhub.files.signature import (
     sign_statement,
     signatures_to_json,
 )
-from adapterhub.registry.local_versions import PUBLISHED, digest_of, merged_signatures
+from adapterhub.registry.published_files import PUBLISHED, digest_of, merged_signatures
 from adapterhub.registry.reference import read_reference
 from adapterhub.registry.signers import same_name
 from adapterhub.registry.store import Entry, Publication, Store, free_version, version_number

@@ -9,7 +9,7 @@ from adapterhub.errors import FileError
 from adapterhub.files.native import adapter_folder, read_manifest, read_tensors
 from adapterhub.files.signature import read_signatures
 from adapterhub.registry.fetch import published_signatures
-from adapterhub.registry.local_versions import digest_of
+from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.reference import Reference, read_reference
 from adapterhub.registry.signers import CheckedSignature, SignedSubject, checked_signatures
 from adapterhub.registry.stores import store_of

@@ -25,8 +25,9 @@ from adapterhub.cli import group
 from adapterhub.errors import AdapterhubError, ConfigError, FileError, RegistryError
 from adapterhub.registry import index, local, local_versions, lockfile
 from adapterhub.registry.local import LocalRegistry
-from adapterhub.registry.local_versions import NameFolder, digest_of
+from adapterhub.registry.local_versions import NameFolder
 from adapterhub.registry.lockfile import pin, read_lock, sync, with_pins, write_lock
+from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.pull import pull
 from adapterhub.registry.reference import parse_reference
 from adapterhub.registry.store import Publication, Query

@@ -31,9 +31,9 @@ from adapterhub.files.signature import (
 from adapterhub.inference.open import load_for_merging, open_adapter
 from adapterhub.inference.record import read_training_record
 from adapterhub.registry.local import LocalRegistry
-from adapterhub.registry.local_versions import digest_of
 from adapterhub.registry.lockfile import pin, read_lock, sync, with_pins, write_lock
 from adapterhub.registry.namespaces import parse_namespace
+from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.store import Publication
 from adapterhub.registry.trust import distrust_key, require_signatures
 

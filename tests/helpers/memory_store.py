@@ -10,7 +10,7 @@ from pathlib import Path
 from adapterhub.errors import RegistryError
 from adapterhub.files.native import SIGNATURE_FILE, read_adapter
 from adapterhub.files.signature import Signature, read_signatures
-from adapterhub.registry.local_versions import (
+from adapterhub.registry.published_files import (
     copy_adapter,
     entry_of,
     manifest_bytes,

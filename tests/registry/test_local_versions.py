@@ -6,14 +6,9 @@ import pytest
 import sample_adapters
 
 from adapterhub.errors import ConfigError, FileError, OutputError
-from adapterhub.registry import local_versions
-from adapterhub.registry.local_versions import (
-    NameFolder,
-    copy_adapter,
-    copy_files,
-    digest_of,
-    folder_stamp,
-)
+from adapterhub.registry import local_versions, published_files
+from adapterhub.registry.local_versions import NameFolder, folder_stamp
+from adapterhub.registry.published_files import digest_of
 
 
 @pytest.fixture
@@ -51,21 +46,11 @@ def test_an_interrupted_writer_leaves_no_version(name_folder, tmp_path, monkeypa
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(local_versions, "write_files", interrupted)
+        patch.setattr(published_files, "write_files", interrupted)
         with pytest.raises(OutputError):
             name_folder.add(folder, None, ())
     assert name_folder.read().entries == []
     assert name_folder.add(folder, None, ()).digest == digest_of(folder)
-
-
-def test_only_a_verified_copy_appears(tmp_path):
-    folder = sample_adapters.write(tmp_path / "made")
-    (folder / "adapter.safetensors").write_bytes(b"broken")
-    with pytest.raises(FileError):
-        copy_adapter(folder, tmp_path / "copy", digest_of(folder))
-    assert not (tmp_path / "copy").exists()
-    copy_files(folder, tmp_path / "copy", ("adapter.json", "missing"))
-    assert [path.name for path in (tmp_path / "copy").iterdir()] == ["adapter.json"]
 
 
 @pytest.mark.parametrize("tags", [("v1",), ("1",), ("a b",), ("ok", "")])

@@ -10,7 +10,7 @@ import adapterhub as ah
 from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.files.native import SIGNATURE_FILE
 from adapterhub.files.signature import Statement, read_signatures
-from adapterhub.registry.local_versions import digest_of
+from adapterhub.registry.published_files import digest_of
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ from adapterhub.files.signature import (
     sign_statement,
     signatures_to_json,
 )
-from adapterhub.registry import local_versions
+from adapterhub.registry import published_files
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.local import LocalRegistry
-from adapterhub.registry.local_versions import digest_of
+from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.store import Publication, Query
 
 
@@ -283,7 +283,7 @@ def break_next_get(store, monkeypatch):
         monkeypatch.setattr("time.sleep", lambda seconds: None)
         store.hub.cut_after = 40
         return
-    write, calls = local_versions.write_files, []
+    write, calls = published_files.write_files, []
 
     def broken(staged, payload):
         calls.append(staged)
@@ -292,7 +292,7 @@ def break_next_get(store, monkeypatch):
             raise OSError(5, "Input/output error")
         write(staged, payload)
 
-    monkeypatch.setattr(local_versions, "write_files", broken)
+    monkeypatch.setattr(published_files, "write_files", broken)
 
 
 def test_an_interrupted_get_leaves_nothing_and_the_next_succeeds(

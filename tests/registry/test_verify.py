@@ -9,7 +9,7 @@ from hub_server import Repository
 
 import adapterhub as ah
 from adapterhub.errors import FileError
-from adapterhub.registry.local_versions import digest_of
+from adapterhub.registry.published_files import digest_of
 
 
 @pytest.fixture

@@ -1,0 +1,93 @@
+"""The identity of a backbone as it was before any adapter; adapters may have replaced parts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from adapterhub.anatomy.sites import CHILD, Anatomy
+from adapterhub.backbones.checkpoint_form import named_tensors
+from adapterhub.backbones.fingerprint import BackboneIdentity, Vocabulary, identity_of_model
+from adapterhub.backbones.fingerprint_v1 import first_fingerprint
+from adapterhub.backbones.identity import origin_of
+from adapterhub.backbones.newly_initialized import newly_initialized
+from adapterhub.backbones.token_embedding import checkpoint_vocabulary_size, token_embedding
+from adapterhub.backbones.tokenizer import tokenizer_snapshot
+from adapterhub.backbones.weights import packed_hosts
+
+Originals = Mapping[int, nn.Parameter]  # by the ids of the adapters' parameters in their place
+
+
+def identity_before(
+    anatomy: Anatomy,
+    originals: Originals,
+    trained: BackboneIdentity | None = None,
+    *,
+    complete: bool = True,
+) -> BackboneIdentity:
+    """Compute the identity of a backbone.
+
+    Args:
+        anatomy: of the model.
+        originals: the parameters of the backbone that adapters have replaced.
+        trained: the identity to compare with, whose vocabulary may have fewer rows.
+        complete: read all values where that is cheap, rather than a sample.
+    """
+    return identity_of_model(
+        anatomy.model,
+        _tensors(anatomy, originals),
+        origin=origin_of(anatomy.model),
+        vocabulary=_vocabulary(anatomy.model).common(trained.vocabulary if trained else None),
+        complete=complete,
+        known=trained,
+    )
+
+
+def first_fingerprint_before(anatomy: Anatomy, originals: Originals) -> str:
+    """Compute the fingerprint of a backbone that manifests without an identity have.
+
+    Args:
+        anatomy: of the model.
+        originals: the parameters of the backbone that adapters have replaced.
+    """
+    model = anatomy.model
+    new, rows = newly_initialized(model), checkpoint_vocabulary_size(model)
+    table = token_embedding(model)
+    own = {path: p for path, p in anatomy.parameters().items() if path not in new}
+    # An adapter may have untied a parameter of the backbone.
+    once = {id(originals.get(id(p), p)): path for path, p in reversed(own.items())}
+    named = ((path, originals.get(id(own[path]), own[path])) for path in once.values())
+    limited = ((path, p[: rows if p is table else None]) for path, p in named)
+    return first_fingerprint(itertools.chain(limited, _codes(anatomy)), origin_of(model))
+
+
+def _tensors(anatomy: Anatomy, originals: Originals) -> dict[str, Tensor]:
+    """Map paths to the backbone's tensors, without those of adapters and new heads."""
+    new = newly_initialized(anatomy.model)
+    heads = tuple(f"{name}." for name in anatomy.head())
+    own = {
+        path: originals.get(id(tensor), tensor)
+        for path, tensor in named_tensors(anatomy.model).items()
+        if not path.startswith(heads) and path not in new and f".{CHILD}." not in f".{path}"
+    }
+    return own | dict(_codes(anatomy))
+
+
+def _codes(anatomy: Anatomy) -> Iterator[tuple[str, Tensor]]:
+    """Yield a tensor without values for each weight that is packed."""
+    codes = torch.empty(1, 1, device="meta")
+    return ((f"{host}.weight", codes) for host in packed_hosts(anatomy))
+
+
+def _vocabulary(model: PreTrainedModel) -> Vocabulary:
+    """Return how many rows the token embedding has, and how many of them the tokenizer uses."""
+    if (table := token_embedding(model)) is None:
+        return Vocabulary()
+    # Some may have been added since the backbone was loaded.
+    rows = min(checkpoint_vocabulary_size(model) or len(table), len(table))
+    snapshot = tokenizer_snapshot(model)
+    return Vocabulary(rows, min(snapshot.size, rows) if snapshot else rows)

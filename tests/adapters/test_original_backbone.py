@@ -1,0 +1,31 @@
+"""The identity is that of the backbone, whatever adapters have put in its place."""
+
+from __future__ import annotations
+
+import pytest
+import tiny_models
+
+import adapterhub as ah
+from adapterhub.adapters.original_backbone import first_fingerprint_before, identity_before
+from adapterhub.adapters.state import get_state
+from adapterhub.anatomy.build import anatomy_of
+
+
+@pytest.mark.parametrize("architecture", ["bert", "gpt2", "t5"])
+@pytest.mark.parametrize("method", ["full", "norms", "mam", "dora"])
+def test_adapters_change_nothing(architecture, method):
+    model = tiny_models.usual_model(architecture)
+    anatomy = anatomy_of(model)
+    before = identity_before(anatomy, {}), first_fingerprint_before(anatomy, {})
+    tiny_models.scramble(ah.attach(model, method))
+    state = get_state(model)
+    assert (state.identity(), state.first_fingerprint()) == before
+    ah.activate(model)
+    assert (state.identity(), state.first_fingerprint()) == before
+
+
+def test_tied_embeddings_that_an_adapter_unties():
+    model = tiny_models.model("bart", "seq2seq")
+    before = identity_before(anatomy_of(model), {})
+    tiny_models.scramble(ah.attach(model, "chosen(untied=true)"))
+    assert get_state(model).identity() == before
