@@ -13,6 +13,7 @@ import pytest
 import tiny_models
 import torch
 import transformers
+from packed_codes import quantize
 from safetensors.torch import load_file, save_file
 
 import adapterhub as ah
@@ -161,23 +162,6 @@ def test_a_modified_half_precision_model_is_another_backbone(tmp_path):
     with torch.no_grad():
         model.layers[1].mlp.up_proj.weight.mul_(1.5)
     assert of_model(model) != expected
-
-
-class Codes(torch.nn.Linear):
-    """A linear layer with codes as its weight, as in quantized layers."""
-
-    def __init__(self, host):
-        super().__init__(host.in_features, host.out_features, bias=False)
-        codes = host.weight.detach().mul(100).to(torch.int8).reshape(-1, 1)
-        self.weight = torch.nn.Parameter(codes, requires_grad=False)
-
-
-def quantize(model):
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, torch.nn.Linear):
-                setattr(module, name, Codes(child))
-    return model
 
 
 def test_a_quantized_load_has_the_identity_of_its_files(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 import tiny_models
 import torch
 import transformers
+from packed_codes import quantize
 
 from adapterhub.adapters.state import new_state
 from adapterhub.backbones.fingerprint_v1 import RUN, RUNS, first_fingerprint, sampled_runs
@@ -42,23 +43,6 @@ def test_the_definition_is_frozen():
     assert sampled_runs(RUN * RUNS) == [(0, RUN * RUNS)]
     assert sampled_runs(10**9)[0] == (0, RUN)
     assert sampled_runs(10**9)[-1] == (10**9 - RUN, RUN)
-
-
-class Codes(torch.nn.Linear):
-    """A linear layer with codes as its weight, as in quantized layers."""
-
-    def __init__(self, host):
-        super().__init__(host.in_features, host.out_features, bias=False)
-        codes = host.weight.detach().mul(100).to(torch.int8).reshape(-1, 1)
-        self.weight = torch.nn.Parameter(codes, requires_grad=False)
-
-
-def quantize(model):
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, torch.nn.Linear):
-                setattr(module, name, Codes(child))
-    return model
 
 
 def test_a_quantized_load_has_the_fingerprint_of_its_files(tmp_path):

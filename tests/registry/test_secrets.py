@@ -97,12 +97,13 @@ WORDS = (
     "passphrase: tr0ub4dor&3", "access token = abcdefghijkl", "HF_TOKEN=abcdefgh",
     "Passwort: geheim1", "export OPENAI_API_KEY=abcdefgh",
 )  # fmt: skip
+ADMIN = "root"  # has a home folder of its own
 PATHS = (
     "/home/someone/data", "see /home/someone/data.", "</home/someone>x", "`/home/someone/x`",
     "|/home/a/b|", "{/home/a/b}", "-I/home/someone/include", "--data=/home/someone/x",
     "@/home/someone/x", "a,/home/b/c", "text:/home/a/b", "file:///home/someone/x",
     "see file:///C:/Users/x", "file:/home/x", "(/data/someone/x)", "/Users/someone",
-    "/Users/jane doe/x", "/root", "/root/x", "/mnt/c/Users/me", "/scratch/someone/x",
+    "/Users/jane doe/x", f"/{ADMIN}", f"/{ADMIN}/x", "/mnt/c/Users/me", "/scratch/someone/x",
     "/tmp/pytest-of-me/x", "C:\\Users\\someone", "c:/Users/someone", "D:\\data\\x",
     "C:\\\\Users\\\\x", "\\\\server\\share\\x", "\\\\\\\\server\\\\share", "\\\\?\\C:\\x",
     "\\\\wsl$\\Ubuntu\\home", "~someone/x", "~/x", "'~/.ssh/id'", "\\/home\\/someone\\/x",
