@@ -1,6 +1,8 @@
 """Digests of files, remembered in the user's cache until the files change.
 
-A file is the same if its path, inode, size and times of modification and change are the same.
+A file is the same if its path, inode, size and times of modification and change are the same. Two
+changes within one tick of a file system's clock may have the same time, so files that have just
+changed are not remembered.
 """
 
 from __future__ import annotations
@@ -10,11 +12,14 @@ import hashlib
 import json
 import os
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from platformdirs import user_cache_path
+
+TICK = 2_000_000_000  # nanoseconds: the longest, of FAT
 
 
 def remembered(files: Sequence[Path], key: str, compute: Callable[[], Any]) -> Any:
@@ -31,7 +36,8 @@ def remembered(files: Sequence[Path], key: str, compute: Callable[[], Any]) -> A
     with contextlib.suppress(OSError, ValueError):
         return json.loads(path.read_bytes())
     result = compute()
-    if facts == [key, *(_identity(file) for file in files)]:  # else they changed meanwhile
+    unchanged = facts == [key, *(_identity(file) for file in files)]
+    if unchanged and all(map(_is_settled, files)):
         with contextlib.suppress(OSError):
             _write(path, json.dumps(result).encode())
     return result
@@ -48,6 +54,11 @@ def _identity(file: Path) -> list[Any]:
         stat.st_mtime_ns,
         stat.st_ctime_ns,
     ]
+
+
+def _is_settled(file: Path) -> bool:
+    stat = file.stat()
+    return time.time_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) > TICK
 
 
 def _write(path: Path, data: bytes) -> None:

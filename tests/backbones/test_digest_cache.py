@@ -6,12 +6,14 @@ import os
 
 import pytest
 
+from adapterhub.backbones import digest_cache
 from adapterhub.backbones.digest_cache import remembered
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(digest_cache, "TICK", 0)
     return tmp_path / "cache" / "adapterhub" / "weights"
 
 
@@ -31,6 +33,12 @@ def count(tmp_path, cache):
 
 def test_a_result_is_computed_once(count):
     assert [count(), count(), count("other key"), count()] == [1, 1, 2, 2]
+
+
+def test_a_file_that_has_just_changed_is_not_remembered(count, monkeypatch):
+    """Another change may follow within the same tick of the clock."""
+    monkeypatch.setattr(digest_cache, "TICK", 2_000_000_000)
+    assert [count(), count()] == [1, 2]
 
 
 def test_a_change_that_keeps_size_and_time_is_seen(count):
