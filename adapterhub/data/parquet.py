@@ -25,6 +25,9 @@ _MOST_CHUNKS = 100_000  # columns times row groups, each of which has a header o
 _DELTAS = (6, 7)
 _MOST_BATCH = 65_536  # rows
 _UNCOMPRESSED, _COMPRESSED = 2, 3  # fields of a page header
+_ROW_GROUPS, _COLUMNS, _META_DATA = 4, 1, 3  # fields of a footer, a row group, a column
+_CHUNK_SIZE, _DATA_PAGE, _DICTIONARY_PAGE = 7, 9, 11  # fields of the description of a column
+_MOST_DEPTH = 8  # of structs and lists; a footer has six
 _PAGE_KINDS = (5, 7, 8)  # of a data page, a dictionary, a data page of version 2
 _VALUES, _ENCODING_FIELDS = 1, {5: 2, 7: 2, 8: 4}  # fields of these
 
@@ -40,6 +43,7 @@ class ParquetColumns:
     data: bytes
     metadata: Any
     names: tuple[str, ...]
+    chunks: list[list[_Chunk]]  # by row group and column
 
     @property
     def rows(self) -> int:
@@ -64,6 +68,8 @@ class ParquetColumns:
         size = 0
         for group in range(self.metadata.num_row_groups):  # pyarrow joins no nested dictionaries
             for rows in file.iter_batches(batch, [group], [name], use_threads=False):
+                if rows.num_columns != 1:
+                    raise ValueError(f"the column {name!r} is damaged")
                 size += _expanded(rows.column(0))
                 if size > limit:
                     raise _too_large(self, limit)
@@ -76,6 +82,7 @@ def open_parquet(data: bytes) -> ParquetColumns:
 
     Raises:
         ExpansionError: it has more columns and row groups than a file of examples.
+        ValueError: a column has no description; pyarrow would end the process.
     """
     import pyarrow.parquet
 
@@ -83,7 +90,10 @@ def open_parquet(data: bytes) -> ParquetColumns:
     metadata = file.metadata
     if metadata.num_columns * metadata.num_row_groups > _MOST_CHUNKS:
         raise ExpansionError(f"{metadata.num_columns} columns in {metadata.num_row_groups} groups")
-    return ParquetColumns(data, metadata, tuple(file.schema_arrow.names))
+    chunks = _chunks(data)
+    if [len(group) for group in chunks] != [metadata.num_columns] * metadata.num_row_groups:
+        raise ValueError("a row group without all columns")
+    return ParquetColumns(data, metadata, tuple(file.schema_arrow.names), chunks)
 
 
 def check_pages(columns: ParquetColumns, name: str, limit: int) -> tuple[list[str], int]:
@@ -110,9 +120,7 @@ def check_pages(columns: ParquetColumns, name: str, limit: int) -> tuple[list[st
             continue
         groups = range(metadata.num_row_groups)
         pages = [
-            page
-            for group in groups
-            for page in _pages(columns.data, metadata.row_group(group).column(index))
+            page for group in groups for page in _pages(columns.data, columns.chunks[group][index])
         ]
         if leaf.physical_type == "BYTE_ARRAY":
             if not any(page.encoding in _DELTAS for page in pages):
@@ -159,11 +167,44 @@ class _Page:
     encoding: int
 
 
-def _pages(data: bytes, chunk: Any) -> Iterator[_Page]:
+@dataclass(frozen=True)
+class _Chunk:
+    """Where the pages of a column in a row group are."""
+
+    start: int
+    size: int
+
+
+def _chunks(data: bytes) -> list[list[_Chunk]]:
+    """Read from the footer where the columns of each row group are.
+
+    pyarrow ends the process if the description of a column is missing.
+    """
+    length = int.from_bytes(data[-8:-4], "little")
+    footer, _ = _read_struct(data, len(data) - 8 - length)
+    groups = footer.get(_ROW_GROUPS)
+    return [[_chunk(c) for c in _list(group.get(_COLUMNS))] for group in _list(groups)]
+
+
+def _list(value: Any) -> list[dict[int, Any]]:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise ValueError("a footer without row groups and columns")
+    return value
+
+
+def _chunk(column: dict[int, Any]) -> _Chunk:
+    meta = column.get(_META_DATA)
+    fields = meta if isinstance(meta, dict) else {}
+    start, size = fields.get(_DATA_PAGE), fields.get(_CHUNK_SIZE)
+    dictionary = fields.get(_DICTIONARY_PAGE, 0)
+    if not (isinstance(start, int) and isinstance(size, int) and isinstance(dictionary, int)):
+        raise ValueError("a column without a description")
+    return _Chunk(min(start, dictionary) if dictionary > 0 else start, size)
+
+
+def _pages(data: bytes, chunk: _Chunk) -> Iterator[_Page]:
     """Yield the pages of a column chunk."""
-    starts = (chunk.dictionary_page_offset, chunk.data_page_offset)
-    position = min(start for start in starts if start is not None)
-    end = position + chunk.total_compressed_size
+    position, end = chunk.start, chunk.start + chunk.size
     if not 0 <= position <= end <= len(data):
         raise ValueError("a column chunk is outside of the file")
     while position < end:
@@ -204,13 +245,29 @@ def _read_value(data: bytes, position: int, kind: int, depth: int) -> tuple[Any,
     if kind == 8:
         length, position = _varint(data, position)
         return None, position + length
-    if kind == 12 and depth < 8:
+    if kind in (9, 10) and depth < _MOST_DEPTH:
+        return _read_list(data, position, depth + 1)
+    if kind == 12 and depth < _MOST_DEPTH:
         return _read_struct(data, position, depth + 1)
     raise ValueError(f"a page header with a field of type {kind}")
 
 
+def _read_list(data: bytes, position: int, depth: int) -> tuple[list[Any], int]:
+    header = _byte(data, position)
+    count, position = header >> 4, position + 1
+    if count == 15:
+        count, position = _varint(data, position)
+    if count > len(data) - position:  # each takes a byte at least
+        raise ValueError("a list is longer than the file")
+    items = []
+    for _ in range(count):
+        item, position = _read_value(data, position, 3 if header & 15 < 3 else header & 15, depth)
+        items.append(item)
+    return items, position
+
+
 def _byte(data: bytes, position: int) -> int:
-    if position >= len(data):
+    if not 0 <= position < len(data):
         raise ValueError("a page header is outside of the file")
     return data[position]
 

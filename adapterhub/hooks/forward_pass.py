@@ -52,7 +52,7 @@ class ContextEntry(NamedTuple):
 
 _Entries: TypeAlias = Mapping[ModelScope, ContextEntry]
 _ENTRIES: ContextVar[_Entries | None] = ContextVar("adapterhub_entries", default=None)
-_thread = threading.local()  # entries: those of its open routes; kept: by slot and name
+_thread = threading.local()  # opened, entries: of its open routes; kept: by slot and name
 
 
 def current_entry(scope: ModelScope) -> ContextEntry | None:
@@ -74,19 +74,30 @@ class AppliedEntry(Reversal[None]):
 
     def __init__(self, scope: ModelScope, entry: ContextEntry) -> None:
         self.scope, self.entry = scope, entry
-        self._before: tuple[ContextEntry | None, Any] | None = None
+        self._before: tuple[ContextEntry | None] | None = None
 
     def enter(self) -> None:
         """Set the entry."""
-        self._before = current_entry(self.scope), getattr(_thread, "entries", None)
+        self._before = (current_entry(self.scope),)
         set_entry(self.scope, self.entry)
-        _thread.entries = {**(self._before[1] or {}), self.scope: self.entry}
+        self._set_opened((*_opened(), self))
 
     def leave(self) -> None:
         """Set the entry that was there before."""
+        # The routes of coroutines, which share a thread, end in any order.
+        self._set_opened(tuple(each for each in _opened() if each is not self))
         if self._before is not None:
-            before, _thread.entries = self._before
-            set_entry(self.scope, before)
+            set_entry(self.scope, *self._before)
+
+    @staticmethod
+    def _set_opened(opened: tuple[AppliedEntry, ...]) -> None:
+        _thread.opened = opened
+        _thread.entries = {each.scope: each.entry for each in opened} or None
+
+
+def _opened() -> tuple[AppliedEntry, ...]:
+    """Return the entries that this thread has entered and not left, in order."""
+    return getattr(_thread, "opened", ())
 
 
 def applying(scope: ModelScope, entry: ContextEntry) -> AppliedEntry:
