@@ -86,17 +86,28 @@ def weight_files(folder: Path) -> list[Path]:
     """List the weight files of a checkpoint, in the order of preference of transformers.
 
     Raises:
-        BackboneError: there are none.
+        BackboneError: there are none, or the index of the shards is broken.
     """
     for name in _NAMES:
         if (folder / name).is_file():
             return [folder / name]
         if (index := folder / f"{name}.index.json").is_file():
-            shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-            return [folder / Path(shard).name for shard in sorted(set(shards))]
+            return [folder / Path(shard).name for shard in _shards(index)]
     raise BackboneError(
         f"{folder} contains no weights", expected=f"{' or '.join(_NAMES)}, or their shards"
     )
+
+
+def _shards(index: Path) -> list[str]:
+    """Return the names of the shards in an index, sorted."""
+    try:
+        with open(index, "rb") as handle:
+            data = handle.read(_MAX_HEADER_BYTES + 1)
+        if len(data) > _MAX_HEADER_BYTES:
+            raise ValueError(f"it has more than {_MAX_HEADER_BYTES} bytes")
+        return sorted({str(shard) for shard in json.loads(data)["weight_map"].values()})
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise _broken(index, error) from error
 
 
 def _in_safetensors(handle: BinaryIO) -> list[StoredTensor]:

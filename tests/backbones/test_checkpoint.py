@@ -64,6 +64,18 @@ def test_safetensors_are_preferred_and_shards_stay_in_the_folder(tmp_path):
     assert weight_files(tmp_path) == [tmp_path / "2.safetensors", tmp_path / "1.safetensors"]
 
 
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"[]", b"{}", b'{"weight_map": 3}', b'{"weight_map": [1]}', b"\xff", b"[" * 100_000,
+     b'{"weight_map": {"a": "b"}}' + b" " * (100 << 20)],
+    ids=lambda data: repr(data[:20]),
+)  # fmt: skip
+def test_a_broken_index_is_named(tmp_path, data):
+    (tmp_path / "model.safetensors.index.json").write_bytes(data)
+    with pytest.raises(BackboneError, match=r"model\.safetensors\.index\.json cannot be read"):
+        weight_files(tmp_path)
+
+
 def test_a_header_that_claims_an_absurd_size_is_refused(tmp_path):
     (tmp_path / "model.safetensors").write_bytes((1 << 40).to_bytes(8, "little") + b"{}")
     with pytest.raises(BackboneError, match=r"header would have 1099511627776 bytes"):
