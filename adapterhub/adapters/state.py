@@ -110,6 +110,11 @@ class ModelState:
         with STRUCTURE_LOCK, deferred_interrupts():
             self._make_active(activation_of(self.model, self.adapters, composition))
 
+    def deactivate(self, nothing: StackActivation) -> None:
+        """Make `nothing`, an empty activation, the active one."""
+        with STRUCTURE_LOCK, deferred_interrupts():
+            self._make_active(nothing)
+
     def _make_active(self, activation: Activation) -> None:
         """Exchange what is active, or leave it on an error."""
         _refuse_exclusive(activation, [each for each in self.routes if each.replaces])
@@ -383,8 +388,9 @@ class BareModel(Reversal[ModelState]):
         state = find_state(self.model) or new_state(self.model)
         refuse_in_route(state)
         (before,) = state.compositions
-        state.activate(())
-        self.inside = state, before, state.activation
+        nothing = StackActivation()
+        self.inside = state, before, nothing  # first: `leave` may have to undo any part
+        state.deactivate(nothing)
         if torch.is_inference_mode_enabled():
             # Parameters that are created in inference mode can never train.
             self.inference = torch.inference_mode(False)

@@ -109,6 +109,9 @@ def add_variant_slot(model: nn.Module, path: str, user: object) -> VariantSlot:
     """
     host = model.get_submodule(path)
     slot = host._modules.get(CHILD)
+    if isinstance(slot, VariantSlot) and not slot.users:  # its removal has not finished
+        drop_slot(model, path)
+        slot = None
     if not isinstance(slot, VariantSlot):
         slot = VariantSlot(path)
         host.add_module(CHILD, slot)
