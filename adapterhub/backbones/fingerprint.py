@@ -205,11 +205,15 @@ class StoredBackbone:
 
     def __init__(self, folder: Path, form: CheckpointForm, vocabulary: Vocabulary) -> None:
         self.files, self.form, self.vocabulary = weight_files(folder), form, vocabulary
+        self._tables: dict[bool, Table] = {}
 
     def table(self, *, sampled: bool) -> Table:
-        """Compute the digests of the tensors; those of all values are remembered."""
-        if sampled:
-            return self._digests(sampled=True)
+        """Compute the digests of the tensors, once; those of all values are remembered."""
+        if sampled not in self._tables:
+            self._tables[sampled] = self._digests(sampled=True) if sampled else self._remembered()
+        return self._tables[sampled]
+
+    def _remembered(self) -> Table:
         key = f"{VERSION} {self.vocabulary.tokens} {self.form.key}"
         table = remembered(self.files, key, lambda: self._digests(sampled=False))
         return {name: Digests(*digests) for name, digests in table.items()}
@@ -249,6 +253,7 @@ class LoadedBackbone:
         vocabulary: Vocabulary,
     ) -> None:
         self.model, self.form, self.named, self.vocabulary = model, form, named, vocabulary
+        self._tables: dict[bool, Table] = {}
 
     @property
     def is_small(self) -> bool:
@@ -256,7 +261,12 @@ class LoadedBackbone:
         return sum(tensor.numel() for tensor in self.named.values()) <= SMALL
 
     def table(self, *, sampled: bool) -> Table:
-        """Compute the digests of the tensors."""
+        """Compute the digests of the tensors, once."""
+        if sampled not in self._tables:
+            self._tables[sampled] = self._digests(sampled=sampled)
+        return self._tables[sampled]
+
+    def _digests(self, *, sampled: bool) -> Table:
         table: dict[str, Digests] = {}
         for layer in in_checkpoint_form(self.named, self.form):
             readers = [reader_of(name, tensor) for name, tensor in layer if tensor.numel()]
