@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from accelerate.utils import set_seed
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -11,26 +10,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attach import attach
 from adapterhub.backbones.load import load_backbone
-from adapterhub.data.docstrings import load_docstrings
-from adapterhub.data.examples import sample
-from adapterhub.errors import ConfigError, DataError
+from adapterhub.errors import ConfigError
 from adapterhub.methods._spec import parse_methods
-from adapterhub.tasks import Encoded, Setting, Task, parse_task
+from adapterhub.tasks import Encoded, Setting, Task
 from adapterhub.training.processes import own_device
 from adapterhub.training.recipe import Recipe
+from adapterhub.training.run_data import RunData, read_data
 from adapterhub.training.schedules import DEFAULT
-
-BUILTIN = "builtin:docstrings"
-
-
-@dataclass(frozen=True)
-class RunData:
-    """The examples of a run, its task and its labels."""
-
-    task: Task
-    labels: tuple[str, ...]
-    train: list[Any]
-    evaluation: list[Any]
 
 
 @dataclass(frozen=True)
@@ -74,30 +60,6 @@ def prepare(recipe: Recipe) -> PreparedRun:
     )
     recipe = replace(recipe, train=options)
     return PreparedRun(recipe, data, model, tokenizer, adapter, train, evaluation)
-
-
-def read_data(recipe: Recipe) -> RunData:
-    """Read the examples of a recipe.
-
-    Raises:
-        DataError: the data is missing or broken, or does not fit the task.
-    """
-    task = parse_task(recipe.task)
-    train = sample(_read(recipe, recipe.data.train, task, "train"), recipe.data.rows, recipe.seed)
-    evaluation = _read(recipe, recipe.data.eval, task, "eval")
-    labels = task.labels(train)
-    task.check(labels, evaluation)
-    return RunData(task, labels, train, evaluation)
-
-
-def _read(recipe: Recipe, source: str | None, task: Task, split: str) -> list[Any]:
-    if BUILTIN in (source, recipe.data.train):
-        return load_docstrings()[("train", "eval").index(split)]
-    if source is None:
-        raise DataError(
-            "the recipe has no evaluation data", hint="--eval FILE (data.eval in the recipe)"
-        )
-    return task.read(source, recipe.data, split)
 
 
 def _check_packing(task: Task, adapter: Adapter) -> None:

@@ -18,10 +18,11 @@ from adapterhub.tasks import dump_task, parse_task
 from adapterhub.training import checkpoint, loop, stages
 from adapterhub.training.batching import LazyBatches, batch_order
 from adapterhub.training.output_folder import RECIPE, check_output, hold_output, writing
-from adapterhub.training.prepare import PreparedRun, RunData, prepare
+from adapterhub.training.prepare import PreparedRun, prepare
 from adapterhub.training.processes import check_launcher, is_main, wait_for_everyone
 from adapterhub.training.recipe import DATA_SOURCES, Recipe, read
 from adapterhub.training.report import Reporter
+from adapterhub.training.run_data import RunData
 from adapterhub.training.trainee import AdapterTrainee
 
 

@@ -9,8 +9,8 @@ import pytest
 import tiny_models
 import torch
 
-from adapterhub.errors import ConfigError, DataError
-from adapterhub.training.prepare import make_ready, max_positions, prepare, read_data
+from adapterhub.errors import ConfigError
+from adapterhub.training.prepare import make_ready, max_positions, prepare
 from adapterhub.training.recipe import Recipe, read
 
 
@@ -57,19 +57,6 @@ def test_the_schedule_is_the_chosen_one_or_the_methods_default(recipe, words, sc
 def test_inputs_are_no_longer_than_the_positions_of_the_backbone(recipe) -> None:
     prepared = prepare(recipe("train.max_length=100000"))
     assert max(prepared.train.lengths) <= max_positions(prepared.model)
-
-
-def test_a_recipe_without_evaluation_data_is_refused(recipe) -> None:
-    with pytest.raises(DataError, match="no evaluation data") as error:
-        read_data(recipe("data.eval=null"))
-    assert "--eval FILE" in error.value.hint
-
-
-def test_sampling_draws_the_same_rows_for_a_seed(recipe) -> None:
-    first, second = (read_data(recipe("data.rows=9", "seed=3")).train for _ in range(2))
-    assert first == second
-    assert len(first) == 9
-    assert len(read_data(recipe("data.rows=9")).evaluation) == 22
 
 
 def test_packing_is_refused_with_virtual_tokens(backbones, tmp_path: Path) -> None:
