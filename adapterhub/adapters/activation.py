@@ -254,12 +254,14 @@ def route_activation_of(
 def _stack(adapters: Adapters, composition: Composition) -> StackActivation:
     stack = [adapters[name] for name in adapter_names(composition)]
     _refuse_shared_parameters(stack)
+    _refuse_other_pooling(stack)
     return StackActivation(stack)
 
 
 def _check_rows(adapters: Adapters, compositions: Sequence[Composition]) -> None:
     _refuse_unroutable(_adapters_in(adapters, compositions))
     for composition in dict.fromkeys(compositions):
+        _refuse_other_pooling([adapters[name] for name in adapter_names(composition)])
         _check_averages(adapters, composition)
 
 
@@ -303,6 +305,19 @@ def _refuse_shared_parameters(stack: Sequence[Adapter]) -> None:
                     f"{owner!r} and {adapter.name!r} both train {changed.name}",
                     expected="at most one active adapter for each backbone parameter",
                 )
+
+
+def _refuse_other_pooling(composed: Sequence[Adapter]) -> None:
+    """Refuse to compose adapters whose heads read different poolings of the same states."""
+    heads = [adapter for adapter in composed if adapter.head]
+    poolings = {a.name: a.pooling.how if a.pooling else "model" for a in heads}
+    if len(set(poolings.values())) > 1:
+        raise AttachError(
+            "adapters whose heads pool differently cannot be composed",
+            offenders=[f"{name!r}: pooling={how}" for name, how in poolings.items()],
+            expected="the same pooling in all adapters of a composition",
+            hint="route(model, [...]), which gives each row the pooling of its adapter",
+        )
 
 
 def _refuse_unroutable(adapters: Iterable[Adapter]) -> None:

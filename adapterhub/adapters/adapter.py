@@ -34,6 +34,7 @@ from adapterhub.files.native import write_adapter
 from adapterhub.hooks.composition import Composition, adapter_names
 from adapterhub.hooks.forward_pass import ModelScope
 from adapterhub.hooks.new_tokens import NewTokenRows, add_new_tokens, first_id
+from adapterhub.hooks.pooling import HeadPooling
 from adapterhub.hooks.prompt import forget_prompt
 from adapterhub.hooks.slot import Slot, drop_slot
 from adapterhub.interchange.peft.export_types import ExportedModule, ExportSource
@@ -111,6 +112,7 @@ class Adapter:
     head: AdapterHead | None = field(repr=False)
     state: BackboneState = field(repr=False)
     new_tokens: NewTokenRows | None = field(default=None, repr=False)
+    pooling: HeadPooling | None = field(default=None, repr=False)
     tokenizer: TokenizerSnapshot | None = field(default=None, repr=False)
     template: str | None = field(default=None, repr=False)
     template_key: object = field(default_factory=object, init=False, repr=False)
@@ -189,6 +191,9 @@ class Adapter:
         if self.new_tokens:
             for slot in self.new_tokens.slots():
                 yield slot, self.new_tokens.key
+        if self.pooling:
+            for pooling_slot in self.pooling.slots():
+                yield pooling_slot, self.pooling.key
 
     def check_replaceable(self) -> None:
         """Refuse parameters that cannot be exchanged with the model's.
@@ -229,6 +234,8 @@ class Adapter:
             make_slot(self.anatomy, placed).add(placed.key, placed.site, placed.module)
         if self.new_tokens:
             self.new_tokens.inject()
+        if self.pooling:
+            self.pooling.inject()
         for slot, _ in self.slots():
             slot.scope = self.state.scope
 
@@ -243,6 +250,8 @@ class Adapter:
                     forget_prompt(self.model)
         if self.new_tokens:
             self.new_tokens.eject()
+        if self.pooling:
+            self.pooling.eject()
 
     def lend(self) -> None:
         """Add the new tokens to the tokenizer, and show the chat template.
@@ -326,6 +335,7 @@ class Adapter:
             backbone=None if name.startswith("unnamed-") else name,
             revision=revision,
             tokens=self.new_tokens is not None,
+            pooling=self.pooling.how if self.pooling else None,
         )
 
     def manifest(self) -> Manifest:
@@ -342,13 +352,19 @@ class Adapter:
             chat_template=metadata.chat_template or template,
             task=metadata.task or (kind if self.head else None),
             labels=self.labels,
-            head=TaskHead(kind, self.head.labels["problem_type"]) if self.head else None,
+            head=self._task_head(kind),
             training=metadata.training,
             metrics=metadata.metrics,
             versions={"adapterhub": __version__}
             | {name: version(name) for name in ("torch", "transformers")},
             **metadata.publication,
         )
+
+    def _task_head(self, kind: str | None) -> TaskHead | None:
+        if self.head is None:
+            return None
+        pooling = self.pooling.how if self.pooling else None
+        return TaskHead(kind, self.head.labels["problem_type"], pooling)
 
     def _tokenizer_identity(self, snapshot: TokenizerSnapshot | None) -> str | None:
         if snapshot is None:

@@ -14,12 +14,14 @@ from adapterhub.adapters.build import build_adapter
 from adapterhub.adapters.fusion_sources import build_from_sources
 from adapterhub.adapters.passes import STRUCTURE_LOCK
 from adapterhub.adapters.state import bare, get_state
+from adapterhub.backbones.pooling import check_pooling, chosen_pooling
 from adapterhub.backbones.token_embedding import checkpoint_vocabulary_size, token_embedding
 from adapterhub.backbones.tokenizer import (
     TokenizerSnapshot,
     snapshot_of,
     tokenizer_snapshot,
 )
+from adapterhub.hooks.pooling import default_pooling
 from adapterhub.methods._spec import Spec, parse_methods
 
 
@@ -29,6 +31,7 @@ def attach(
     *,
     name: str = "default",
     tokenizer: PreTrainedTokenizerBase | None = None,
+    pooling: str | None = None,
 ) -> Adapter:
     """Attach a new adapter to a model, and make it the active one.
 
@@ -40,9 +43,12 @@ def attach(
         name: the adapter's name.
         tokenizer: the tokenizer, unless `load_backbone` loaded it with the model. Tokens that were
             added to it get rows of the embedding that belong to the adapter and train with it.
+        pooling: what the task head reads of each text: the state of the first token (cls) or of the
+            last one (last), their mean or max, or "model" for the choice of the model's class. By
+            default that of `load_backbone`, else "model".
 
     Raises:
-        ConfigError: an unknown method or option.
+        ConfigError: an unknown method, option or pooling.
         SiteError: the backbone lacks a site that the method names; if the method does not fit at
             all, the error lists methods that do.
         AttachError: the name is taken, the model is not one of transformers, is compiled, or shares
@@ -52,10 +58,12 @@ def attach(
     require_model(model)
     methods = parse_methods(method)
     built_from_others = any(method.sources() for method in methods)
+    pooling = chosen_pooling(model) if pooling is None else check_pooling(pooling)
     build = build_from_sources if built_from_others else build_adapter
     with STRUCTURE_LOCK, bare(model) as state:
         snapshot = snapshot_for(model, tokenizer)
-        adapter = build(state, methods, name, tokenizer=snapshot)
+        how = pooling or default_pooling(state.anatomy)
+        adapter = build(state, methods, name, tokenizer=snapshot, pooling=how)
         state.add(adapter)
     return adapter
 

@@ -32,6 +32,7 @@ from adapterhub.errors import AdapterhubError, AttachError, SiteError
 from adapterhub.files.manifest import NewToken, name_problems
 from adapterhub.hooks.head import without_variant_slots
 from adapterhub.hooks.new_tokens import NewTokenRows, new_token_rows, tokens_of
+from adapterhub.hooks.pooling import bypassed, head_pooling
 from adapterhub.methods._base import METHODS, Method, Placement, PlanStep, Unfrozen
 from adapterhub.methods._site_module import SiteModule
 
@@ -42,6 +43,7 @@ def build_adapter(
     name: str,
     tokens: tuple[NewToken, ...] | None = None,
     tokenizer: TokenizerSnapshot | None = None,
+    pooling: str | None = None,
 ) -> Adapter:
     """Build a new adapter next to a model; `state.add` attaches it.
 
@@ -51,9 +53,11 @@ def build_adapter(
         name: the adapter's name.
         tokens: new tokens that get rows; by default those that were added to the tokenizer.
         tokenizer: the tokenizer; by default the one that is recorded for the model.
+        pooling: what the head reads: cls, mean, last, max, or None for the class's own choice.
 
     Raises:
-        SiteError: a method does not fit the backbone; the error lists methods that do.
+        SiteError: a method does not fit the backbone; the error lists methods that do. Or the model
+            has no head for a pooling.
         AttachError: the name is invalid or taken, two methods of one kind are at one site, or the
             embedding has rows without a token.
     """
@@ -62,15 +66,19 @@ def build_adapter(
     tokenizer = tokenizer or tokenizer_snapshot(model)
     if tokens is None:
         tokens = tokens_of(tokenizer)
+    key = f"{_slug(name)}-{next(state.serial)}"  # apart from names that look alike as module names
+    pooled = head_pooling(anatomy, pooling, f"{key}-pooling")
+    unread = bypassed(anatomy) if pooled else ()
     steps = [
         (part, step)
         for method in methods
         for part in method.parts()
         for step in _plan(method, part, anatomy)
+        if not (isinstance(step, Unfrozen) and _is_in(step.path, unread))
     ]
-    new = sorted(newly_initialized(model) & anatomy.parameters().keys())
+    parameters = (path for path in anatomy.parameters() if not _is_in(path, unread))
+    new = sorted(newly_initialized(model).intersection(parameters))
     _refuse_offloaded(anatomy, new, tokens)
-    key = f"{_slug(name)}-{next(state.serial)}"  # apart from names that look alike as module names
     changed = list(_own_copies(_unfrozen(steps, new), anatomy))
     adapter = Adapter(
         name,
@@ -83,9 +91,14 @@ def build_adapter(
         state=state,
         new_tokens=_new_token_rows(model, tokens, key, changed),
         tokenizer=tokenizer,
+        pooling=pooled,
     )
     _refuse_duplicates(adapter)
     return adapter
+
+
+def _is_in(path: str, modules: Iterable[str]) -> bool:
+    return any(path.startswith(f"{module}.") for module in modules)
 
 
 def _check_name(state: ModelState, name: str) -> None:

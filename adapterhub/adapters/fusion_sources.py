@@ -27,6 +27,7 @@ def build_from_sources(
     methods: Sequence[Method],
     name: str,
     tokenizer: TokenizerSnapshot | None = None,
+    pooling: str | None = None,
 ) -> Adapter:
     """Build an adapter that copies in the trained adapters which its methods name.
 
@@ -35,6 +36,7 @@ def build_from_sources(
         methods: methods, at least one of them with sources.
         name: the adapter's name.
         tokenizer: the tokenizer; by default the one that is recorded for the model.
+        pooling: what the head reads, as in `build_adapter`.
 
     Raises:
         AttachError: a source that is neither attached nor a folder with an adapter.
@@ -53,7 +55,7 @@ def build_from_sources(
         built, tensors = method.built_from(sources) if sources else (method, {})
         complete.append(built)
         initial |= tensors
-    adapter = build_adapter(state, complete, name, tokenizer=tokenizer)
+    adapter = build_adapter(state, complete, name, tokenizer=tokenizer, pooling=pooling)
     check_values(initial, adapter)
     own = adapter.tensors()
     with torch.no_grad():

@@ -81,7 +81,10 @@ def load_folder(
         if not any_backbone:
             check_backbone(manifest, state)
         check_size(manifest, methods, state)
-        adapter = build_adapter(state, methods, name or manifest.name, manifest.tokens, snapshot)
+        pooling = selected.head.pooling if selected.head else None
+        adapter = build_adapter(
+            state, methods, name or manifest.name, manifest.tokens, snapshot, pooling
+        )
         fit_head(selected, adapter)
         check_tensors(selected, adapter)
         tensors = read_tensors(folder, manifest)

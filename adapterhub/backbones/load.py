@@ -18,6 +18,7 @@ from adapterhub.backbones.find import PACKAGED, find_backbone, not_found
 from adapterhub.backbones.hub_guard import guarded_hub
 from adapterhub.backbones.identity import ORIGIN
 from adapterhub.backbones.newly_initialized import NEWLY_INITIALIZED
+from adapterhub.backbones.pooling import check_pooling, remember_pooling
 from adapterhub.backbones.quantized import (
     loading_options,
     remaining_quantization,
@@ -45,6 +46,7 @@ def load_backbone(
     device_map: str | dict[str, Any] | None = None,
     attention: str | None = None,
     new_tokens: Sequence[str] = (),
+    pooling: str | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a pre-trained model with the head of a task, and its tokenizer.
 
@@ -58,12 +60,17 @@ def load_backbone(
         device_map: as in transformers.
         attention: the attention implementation, as `attn_implementation` in transformers.
         new_tokens: tokens to add to the tokenizer; their embeddings belong to the adapters.
+        pooling: what the heads of adapters read of each text: cls, mean, last, max, or "model" for
+            the choice of the transformers class. By default what sentence-transformers trained the
+            backbone with, else "model".
 
     Raises:
         BackboneError: the backbone was not found, or cannot be loaded.
-        ConfigError: an unknown task, dtype or quantization, or its library is not installed.
+        ConfigError: an unknown task, dtype, quantization or pooling, or a library that is missing.
     """
-    auto = getattr(transformers, task_model(task).auto)
+    kind = task_model(task)
+    auto = getattr(transformers, kind.auto)
+    pooling = None if pooling is None else check_pooling(pooling)
     folder, commit = find_backbone(backbone, revision)
     quantize = remaining_quantization(quantize, folder)
     dtype = dtype or ("bf16" if quantize or stored_quantization(folder) else "fp32")
@@ -80,6 +87,18 @@ def load_backbone(
         model, info = _load(auto, folder, options, backbone)
         tokenizer = _load(transformers.AutoTokenizer, folder, {}, backbone)
     keep_4bit_layout(model)
+    _remember_origin(model, folder, backbone, commit)
+    setattr(model, NEWLY_INITIALIZED, frozenset(info["missing_keys"]))
+    if kind.pools:
+        remember_pooling(model, pooling, folder)
+    remember_vocabulary_size(model)
+    _prepare_tokenizer(model, tokenizer, new_tokens)
+    return model.eval(), tokenizer
+
+
+def _remember_origin(
+    model: PreTrainedModel, folder: Path, backbone: str, commit: str | None
+) -> None:
     # The name of a folder must be the same after a change of the working directory.
     is_folder = folder == Path(backbone)
     model.config._name_or_path = model.name_or_path = (
@@ -87,10 +106,6 @@ def load_backbone(
     )
     model.config._commit_hash = commit
     setattr(model, ORIGIN, str(folder.absolute()))
-    setattr(model, NEWLY_INITIALIZED, frozenset(info["missing_keys"]))
-    remember_vocabulary_size(model)
-    _prepare_tokenizer(model, tokenizer, new_tokens)
-    return model.eval(), tokenizer
 
 
 def _load(auto: Any, folder: Path, options: dict[str, Any], backbone: str) -> Any:

@@ -20,11 +20,13 @@ class TaskModel:
         auto: the name of the transformers auto class.
         outputs: the names of the head's outputs, if they are fixed; "" is a single unnamed number.
         classes: whether the outputs are classes that the user names.
+        pools: whether the head reads one vector of each text.
     """
 
     auto: str
     outputs: tuple[str, ...] = ()
     classes: bool = False
+    pools: bool = False
 
     @property
     def has_head(self) -> bool:
@@ -39,11 +41,11 @@ class TaskModel:
 
 TASK_MODELS = {
     "features": TaskModel("AutoModel"),
-    "classification": TaskModel("AutoModelForSequenceClassification", classes=True),
-    "regression": TaskModel("AutoModelForSequenceClassification", outputs=("",)),
+    "classification": TaskModel("AutoModelForSequenceClassification", classes=True, pools=True),
+    "regression": TaskModel("AutoModelForSequenceClassification", outputs=("",), pools=True),
     "tagging": TaskModel("AutoModelForTokenClassification", classes=True),
     "question-answering": TaskModel("AutoModelForQuestionAnswering", outputs=("start", "end")),
-    "multiple-choice": TaskModel("AutoModelForMultipleChoice", outputs=("",)),
+    "multiple-choice": TaskModel("AutoModelForMultipleChoice", outputs=("",), pools=True),
     # First: transformers lists the language models of BART and mBART as masked ones too.
     "seq2seq": TaskModel("AutoModelForSeq2SeqLM"),
     "masked-lm": TaskModel("AutoModelForMaskedLM"),

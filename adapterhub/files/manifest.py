@@ -68,11 +68,13 @@ class TaskHead:
     """The task head of an adapter.
 
     `kind` is a task of `load_backbone`; `problem_type` is the one of transformers, which selects
-    the loss.
+    the loss; `pooling` is what the head reads of each text, None for the choice of the model's
+    class.
     """
 
     kind: str | None = None
     problem_type: str | None = None
+    pooling: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,10 +214,13 @@ def _tree(manifest: Manifest) -> dict[str, Any]:
     backbone = _fields(manifest.backbone)
     if backbone["identity"] is None:  # files of version 1 keep their bytes
         del backbone["identity"]
+    head = _fields(manifest.head) if manifest.head else None
+    if head and head["pooling"] is None:
+        del head["pooling"]
     return {
         **_fields(manifest),
         "backbone": backbone,
-        "head": _fields(manifest.head) if manifest.head else None,
+        "head": head,
         "metrics": {name: _as_float(value) for name, value in manifest.metrics.items()},
         "tensors": {name: _fields(info) for name, info in manifest.tensors.items()},
         "tokens": [_fields(token) for token in manifest.tokens],
@@ -355,7 +360,10 @@ _backbone = schema.record(
     },
     optional={"identity": _identity},
 )
-_task_head = schema.record({"kind": _word_or_null, "problem_type": _word_or_null})
+_task_head = schema.record(
+    {"kind": _word_or_null, "problem_type": _word_or_null},
+    optional={"pooling": schema.text("cls|mean|last|max", "cls, mean, last or max")},
+)
 _token = schema.record(
     {
         "content": schema.text(r"(?s).{1,1000}", "a token of 1 to 1000 characters"),

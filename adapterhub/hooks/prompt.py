@@ -54,7 +54,8 @@ def prompt_slot(anatomy: Anatomy, site: Site) -> PromptSlot:
         reads_ids=pooled or padding_idx is not None or table is not None,
     )
     slot.handles.append(root.register_forward_pre_hook(add_prompt, with_kwargs=True))
-    slot.handles.append(root.register_forward_hook(strip_prompt, with_kwargs=True))
+    # First of all: a pooling reads the caller's tokens alone.
+    slot.handles.append(root.register_forward_hook(strip_prompt, prepend=True, with_kwargs=True))
     if pooled:
         slot.handles.append(_pre_hook(model, slot, hide_ids))
     if feeds_decoder:

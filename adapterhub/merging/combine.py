@@ -210,7 +210,8 @@ def combine(
     with STRUCTURE_LOCK, activated(get_state(model), ()):
         updates = _combined(adapters, rule)
     with STRUCTURE_LOCK, bare(model) as state, skip_init():
-        adapter = build_adapter(state, _methods(adapters, updates), name)
+        pooling = owner.pooling.how if owner.pooling else None
+        adapter = build_adapter(state, _methods(adapters, updates), name, pooling=pooling)
         _fill(adapter, owner, updates)
         adapter.metadata = _metadata(adapters, owner, rule, updates)
         state.add(adapter)

@@ -163,6 +163,7 @@ def merge(
     refuse_in_route(state)
     refuse_routed(state, *state.adapters)
     refuse_unmergeable(adapters, requantize)
+    _refuse_pooling(adapters)
     if requantize and tolerance is None:
         tolerance = math.inf
     (composition,) = state.compositions
@@ -317,6 +318,18 @@ def refuse_unmergeable(adapters: Sequence[Adapter], requantize: bool = False) ->
             hint="reload the backbone in bf16 or fp32 without quantization, load the adapter there "
             "and merge there: adapterhub merge ADAPTER --base-dtype bf16 --output OUT; or quantize "
             "merged weights again, which may lose much of the adapter: --requantize",
+        )
+
+
+def _refuse_pooling(adapters: Sequence[Adapter]) -> None:
+    """Refuse heads whose input a plain checkpoint would pool in another way."""
+    if pooled := [adapter for adapter in adapters if adapter.pooling]:
+        name = type(adapters[0].model).__name__
+        raise MergeError(
+            f"a plain {name} does not pool the head's input as these adapters do",
+            offenders=[f"{a.name!r}: pooling={a.pooling.how}" for a in pooled if a.pooling],
+            expected="adapters whose heads read what the model's class gives them",
+            hint='train with --task "classification(pooling=model)", or keep the adapter attached',
         )
 
 

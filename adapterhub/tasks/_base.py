@@ -10,7 +10,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,9 +23,14 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, unknown
 
 IGNORED = -100  # label of the positions that the loss ignores
+POOLING_HELP = (
+    "what the head reads of each text: its first token (cls), its last, the mean or max of all, "
+    "or what the model's class chooses (model); none: as the backbone was trained"
+)
 SPEC_EXAMPLES = "classification, seq2seq(metric=rouge) or {seq2seq: {metric: rouge}}"
 
 P = TypeVar("P")
+Pooling = Literal["cls", "mean", "last", "max", "model"]
 
 Row = dict[str, Any]
 """The unpadded model inputs for one example: lists of numbers, and `labels` for training."""
@@ -115,6 +120,7 @@ class Task(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    pooling: str | None = None  # an option of tasks whose head reads one vector of each text
 
     @property
     def head(self) -> str:

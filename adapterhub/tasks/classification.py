@@ -14,11 +14,14 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedModel
 
+from adapterhub.config.options import option
 from adapterhub.data.examples import Example, check_labels, labels_of, read_examples
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
 from adapterhub.tasks._base import (
+    POOLING_HELP,
     Encoded,
+    Pooling,
     Prediction,
     Setting,
     Task,
@@ -120,6 +123,8 @@ class Classification(OfTexts):
     summary = "one class per text or pair of texts"
     main_metric = "accuracy"
 
+    pooling: Pooling | None = option(None, POOLING_HELP)
+
     # Examples
 
     def labels(self, train: Sequence[Example]) -> tuple[str, ...]:
@@ -165,6 +170,8 @@ class Regression(OfTexts):
     summary = "one number per text or pair of texts"
     main_metric = "pearson"
     numbers = True
+
+    pooling: Pooling | None = option(None, POOLING_HELP)
 
     # Rows
 

@@ -18,12 +18,15 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from adapterhub.config.options import option
 from adapterhub.data.examples import read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import first_few
 from adapterhub.errors import DataError
 from adapterhub.tasks._base import (
+    POOLING_HELP,
     Encoded,
+    Pooling,
     Prediction,
     Row,
     Setting,
@@ -74,6 +77,8 @@ class MultipleChoice(Task):
     name = "multiple-choice"
     summary = "which of several texts fits a text"
     main_metric = "accuracy"
+
+    pooling: Pooling | None = option(None, POOLING_HELP)
 
     # Examples
 

@@ -45,6 +45,7 @@ def prepare(recipe: Recipe) -> PreparedRun:
         dtype=recipe.dtype,
         quantize=recipe.quantize,
         new_tokens=recipe.new_tokens,
+        pooling=data.task.pooling,
     )
     make_ready(model)
     adapter = attach(model, methods, name=recipe.name)

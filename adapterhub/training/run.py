@@ -114,14 +114,22 @@ def _train(
         seed=recipe.seed,
         main_metric=data.task.main_metric,
         resume=resume,
-        run={
-            "recipe": _identity(recipe),
-            "data": _data_hash(data),
-            "backbone": prepared.adapter.state.fingerprint(),
-        },
+        run=_record(prepared),
         reporter=reporter,
         checked=checked,
     )
+
+
+def _record(prepared: PreparedRun) -> dict[str, Any]:
+    """Return what a checkpoint records of a run: one of another run is not continued."""
+    adapter = prepared.adapter
+    pooling = {"pooling": adapter.pooling.how} if adapter.pooling else {}
+    return {
+        "recipe": _identity(prepared.recipe),
+        "data": _data_hash(prepared.data),
+        "backbone": adapter.state.fingerprint(),
+        **pooling,
+    }
 
 
 def _batches(prepared: PreparedRun, epoch: int) -> LazyBatches:

@@ -118,6 +118,7 @@ WITHOUT_CLASSIFIER = ("xglm", "pegasus", "m2m_100")
 _AUTO = {
     "classification": "AutoModelForSequenceClassification",
     "features": "AutoModel",
+    "multiple-choice": "AutoModelForMultipleChoice",
     "tagging": "AutoModelForTokenClassification",
     "causal-lm": "AutoModelForCausalLM",
     "seq2seq": "AutoModelForSeq2SeqLM",

@@ -32,7 +32,8 @@ class ExportSource:
 
     `parts` are its modules at sites; `changed` are the backbone parameters that it replaces, each
     with all paths of the parameter; `head` is the task head; `backbone` and `revision` name the
-    backbone; `tokens` tells whether the adapter has new tokens.
+    backbone; `tokens` tells whether the adapter has new tokens; `pooling` is what its head reads,
+    None for the choice of the model's class.
     """
 
     anatomy: Anatomy
@@ -42,6 +43,7 @@ class ExportSource:
     backbone: str | None = None
     revision: str | None = None
     tokens: bool = False
+    pooling: str | None = None
 
     @cached_property
     def modules(self) -> Mapping[str, nn.Module]:

@@ -103,6 +103,11 @@ def _refused(source: ExportSource, kinds: set[Kind]) -> CheckpointPart:
     problems += [f"{place}: peft adapts projections only" for place in sorted(elsewhere)]
     if source.tokens:
         problems.append(NEW_TOKENS)
+    if source.pooling:
+        problems.append(
+            f"pooling={source.pooling}: peft leaves the head's input to the model's class "
+            "(classification(pooling=model))"
+        )
     if not source.parts:
         problems += _problems_without_method(source)
     if len(kinds) > 1:

@@ -1,0 +1,95 @@
+"""Pooling of token states into one vector for a task head, as the backbone was trained for it.
+
+sentence-transformers trains a backbone together with a pooling, and lists both in `modules.json`.
+The pooler of such a checkpoint, a dense layer in front of the head, was not trained.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from adapterhub.errors import unknown
+
+POOLINGS = ("cls", "mean", "last", "max")
+OWN = "model"  # the pooling of the transformers class
+
+_CHOSEN, _TRAINED = "_adapterhub_pooling", "_adapterhub_trained_pooling"
+_MODES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_max_tokens": "max",
+}
+_NAMES = {"cls": "cls", "mean": "mean", "lasttoken": "last", "max": "max"}
+_MAX_BYTES = 64 << 10
+
+
+def check_pooling(name: str) -> str:
+    """Return the name of a pooling.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    if name not in (*POOLINGS, OWN):
+        raise unknown("pooling", name, (*POOLINGS, OWN))
+    return name
+
+
+def trained_pooling(folder: Path) -> str | None:
+    """Return the pooling that sentence-transformers recorded for a backbone.
+
+    None if the folder has no such record, or one of another or of several poolings. The record is a
+    hint: a broken one is ignored.
+    """
+    modules = _read_json(folder / "modules.json")
+    for module in modules if isinstance(modules, list) else ():
+        if isinstance(module, dict) and str(module.get("type", "")).endswith("Pooling"):
+            path = str(module.get("path", ""))
+            if path in ("", ".", "..") or Path(path).name != path:
+                return None
+            config = _read_json(folder / path / "config.json")
+            return _mode(config) if isinstance(config, dict) else None
+    return None
+
+
+def _mode(config: Mapping[str, Any]) -> str | None:
+    """Return the one pooling of a configuration: of version 6, or of those with one flag each."""
+    if "pooling_mode" in config:
+        return _NAMES.get(str(config["pooling_mode"]))
+    chosen = [flag for flag, on in config.items() if flag.startswith("pooling_mode_") and on]
+    return _MODES.get(chosen[0]) if len(chosen) == 1 else None
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        with open(path, "rb") as file:
+            return json.loads(file.read(_MAX_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def remember_pooling(model: PreTrainedModel, chosen: str | None, folder: Path) -> None:
+    """Record the pooling for the heads of new adapters: the user's, or that of the training.
+
+    Args:
+        model: the model.
+        chosen: what the user chose, if anything.
+        folder: the files of the backbone.
+    """
+    setattr(model, _CHOSEN, chosen)
+    setattr(model, _TRAINED, None if chosen else trained_pooling(folder))
+
+
+def chosen_pooling(model: PreTrainedModel) -> str | None:
+    """Return the pooling that the user chose when the model was loaded."""
+    return getattr(model, _CHOSEN, None)
+
+
+def pooling_in_training(model: PreTrainedModel) -> str | None:
+    """Return the pooling that the backbone was trained with, if it is recorded."""
+    return getattr(model, _TRAINED, None)

@@ -1,0 +1,138 @@
+"""The pooling that sentence-transformers recorded for a backbone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedModel
+
+import adapterhub as ah
+from adapterhub.backbones.find import find_backbone
+from adapterhub.backbones.pooling import (
+    check_pooling,
+    chosen_pooling,
+    pooling_in_training,
+    trained_pooling,
+)
+from adapterhub.errors import ConfigError
+
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+TRANSFORMER = {"idx": 0, "path": "", "type": "sentence_transformers.models.Transformer"}
+FLAGS = {
+    "cls_token": "cls",
+    "mean_tokens": "mean",
+    "max_tokens": "max",
+    "lasttoken": "last",
+    "mean_sqrt_len_tokens": None,
+    "weightedmean_tokens": None,
+}
+
+
+def write(folder: Path, config: object, path: object = "1_Pooling", kind: str = "Pooling") -> Path:
+    """Write the files of sentence-transformers that record a pooling."""
+    module = {"idx": 1, "path": path, "type": f"sentence_transformers.models.{kind}"}
+    folder.mkdir(exist_ok=True)
+    (folder / "modules.json").write_text(json.dumps([TRANSFORMER, module]))
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling" / "config.json").write_text(
+        config if isinstance(config, str) else json.dumps(config)
+    )
+    return folder
+
+
+@pytest.mark.parametrize(("flag", "expected"), FLAGS.items())
+def test_one_flag_of_older_versions_is_read(flag: str, expected: str | None, tmp_path) -> None:
+    config = {"word_embedding_dimension": 384, "include_prompt": True}
+    config |= {f"pooling_mode_{name}": name == flag for name in FLAGS}
+    assert trained_pooling(write(tmp_path, config)) == expected
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [("cls", "cls"), ("mean", "mean"), ("max", "max"), ("lasttoken", "last"), ("median", None)],
+)
+def test_the_mode_of_version_6_is_read(mode: str, expected: str | None, tmp_path: Path) -> None:
+    assert trained_pooling(write(tmp_path, {"pooling_mode": mode})) == expected
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True},
+        {"pooling_mode": ["mean", "max"]},
+        {},
+        [],
+        "not json",
+        "[" * 100_000,
+    ],
+)
+def test_several_poolings_and_broken_records_are_none(config: object, tmp_path: Path) -> None:
+    assert trained_pooling(write(tmp_path, config)) is None
+
+
+@pytest.mark.parametrize("path", ["../1_Pooling", "/etc", "..", "", "a/b", 7, None])
+def test_no_record_outside_the_folder_is_read(path: object, tmp_path: Path) -> None:
+    inside = write(tmp_path / "inside", {"pooling_mode": "mean"}, path)
+    write(tmp_path, {"pooling_mode": "mean"})
+    assert trained_pooling(inside) is None
+
+
+def test_a_folder_without_a_record_has_none(tmp_path: Path) -> None:
+    assert trained_pooling(tmp_path) is None
+    assert trained_pooling(write(tmp_path, {"pooling_mode": "mean"}, kind="Normalize")) is None
+
+
+def load(folder: str | Path, **options: str) -> PreTrainedModel:
+    """Load a classifier."""
+    return ah.load_backbone(str(folder), task="classification", labels=["a", "b"], **options)[0]
+
+
+def test_the_heads_of_a_sentence_encoder_read_what_it_was_trained_for() -> None:
+    model = load(MINILM)
+    assert pooling_in_training(model) == "mean"
+    assert ah.attach(model, "head").pooling.how == "mean"
+    assert ah.attach(model, "head", name="b", pooling="max").pooling.how == "max"
+    assert ah.attach(model, "head", name="c", pooling="model").pooling is None
+
+
+def test_the_choice_of_the_user_holds() -> None:
+    model = load(MINILM, pooling="cls")
+    assert chosen_pooling(model) == "cls"
+    assert ah.attach(model, "head").pooling.how == "cls"
+    assert ah.attach(load(MINILM, pooling="model"), "head").pooling is None
+
+
+def test_a_task_without_a_pooled_head_has_none() -> None:
+    model, _ = ah.load_backbone(MINILM, task="tagging", labels=["a", "b"])
+    assert ah.attach(model, "head").pooling is None
+
+
+def test_a_pooling_that_the_class_has_anyway_adds_nothing(tmp_path: Path) -> None:
+    import tiny_models
+
+    model = tiny_models.model("roberta")
+    model.base_model.save_pretrained(tmp_path / "roberta")
+    shutil.copytree(_tokenizer_files(tmp_path), tmp_path / "roberta", dirs_exist_ok=True)
+    write(tmp_path / "roberta", {"pooling_mode": "cls"})
+    assert ah.attach(load(tmp_path / "roberta"), "head").pooling is None
+    write(tmp_path / "roberta", {"pooling_mode": "mean"})
+    assert ah.attach(load(tmp_path / "roberta"), "head").pooling.how == "mean"
+
+
+def _tokenizer_files(tmp_path: Path) -> Path:
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    packaged, _ = find_backbone(MINILM)
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        shutil.copy(packaged / name, folder)
+    return folder
+
+
+def test_a_name_is_checked() -> None:
+    assert check_pooling("model") == "model"
+    with pytest.raises(ConfigError, match="pooling") as error:
+        check_pooling("avg")
+    assert "mean" in str(error.value)

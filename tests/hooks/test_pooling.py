@@ -1,0 +1,287 @@
+"""The pooling of token states for a head belongs to the adapter, and follows each row."""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import adapterhub as ah
+from adapterhub.errors import AttachError, ConfigError, MergeError, MismatchError, SiteError
+from adapterhub.hooks.pooling import POOLS
+
+POOLED = tuple(
+    name
+    for name in tiny_models.ARCHITECTURES
+    if name not in (*tiny_models.WITHOUT_CLASSIFIER, *tiny_models.ENCODER_DECODERS)
+)
+SIDES = ("left", "right", None)
+
+
+def test_all_architectures_with_a_classifier_on_one_stack_are_tested() -> None:
+    assert len(POOLED) == 28
+
+
+def pooled_by_hand(states: Tensor, mask: Tensor, how: str) -> Tensor:
+    """Pool the states of each row, one after the other."""
+    rows = [row[kept.bool()] for row, kept in zip(states, mask, strict=True)]
+    pools = {
+        "cls": lambda row: row[0],
+        "mean": lambda row: row.mean(0),
+        "last": lambda row: row[-1],
+        "max": lambda row: row.max(0).values,
+    }
+    return torch.stack([pools[how](row) for row in rows])
+
+
+def logits_of(model: PreTrainedModel, vectors: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    """Return the logits of the model's head for one vector per row, whatever it reads of it."""
+    base = model.base_model
+    states = vectors[:, None].expand(-1, batch["input_ids"].shape[1], -1)
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = type(base).forward(self, *args, **kwargs)
+        output["last_hidden_state"] = states
+        if output.get("pooler_output") is not None:
+            output["pooler_output"] = vectors
+        return output
+
+    base.forward = types.MethodType(forward, base)
+    try:
+        return model(**batch).logits
+    finally:
+        del base.forward
+
+
+def pooled_adapter(model: PreTrainedModel, method: str, how: str, name: str = "default") -> Any:
+    """Attach an adapter with an effect on every output."""
+    adapter = ah.attach(model, method, name=name, pooling=how)
+    tiny_models.scramble(adapter)
+    return adapter
+
+
+def states_by_hand(model: PreTrainedModel, batch: dict[str, Tensor]) -> Tensor:
+    """Call the base model alone, which gives its states as they are."""
+    return model.base_model(**batch).last_hidden_state
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("architecture", POOLED)
+def test_the_head_reads_the_pooled_states_of_the_tokens(
+    architecture: str, side: str | None
+) -> None:
+    model = tiny_models.model(architecture)
+    batch = tiny_models.padded_batch(side)
+    mask = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))
+    for how in POOLS:
+        adapter = pooled_adapter(model, "ia3", how)
+        with torch.no_grad():
+            logits = model(**batch).logits
+            vectors = pooled_by_hand(states_by_hand(model, batch), mask, how)
+            expected = logits_of(model, vectors, batch)
+        torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
+        adapter.detach()
+        assert "adapterhub" not in model._modules
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("architecture", [a for a in tiny_models.MATRIX if a in POOLED])
+def test_virtual_tokens_are_not_pooled(architecture: str, side: str | None) -> None:
+    model = tiny_models.model(architecture)
+    batch = tiny_models.padded_batch(side)
+    mask = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))
+    before = pooled_adapter(model, "lora", "mean", "before")  # its hooks are the first
+    pooled_adapter(model, "prompt(length=3)", "mean", "prompted")
+    with torch.no_grad():
+        vectors = pooled_by_hand(states_by_hand(model, batch), mask, "mean")
+        expected = logits_of(model, vectors, batch)
+        torch.testing.assert_close(model(**batch).logits, expected, atol=1e-5, rtol=1e-5)
+        before.detach()
+        torch.testing.assert_close(model(**batch).logits, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", [a for a in tiny_models.MATRIX if a in POOLED])
+def test_each_row_of_a_route_is_pooled_by_its_adapter(architecture: str) -> None:
+    model = tiny_models.model(architecture)
+    for how in POOLS:
+        pooled_adapter(model, "pfeiffer", how, how)
+    pooled_adapter(model, "houlsby", "model", "class")
+    names = [*POOLS, "class", None, "mean"]
+    batch = tiny_models.batch(rows=len(names))
+    with torch.no_grad():
+        with ah.route(model, names):
+            logits = model(**batch).logits
+        for row, name in enumerate(names):
+            ah.activate(model, *([name] if name else []))
+            alone = model(**{key: value[[row]] for key, value in batch.items()}).logits
+            torch.testing.assert_close(logits[[row]], alone, atol=1e-5, rtol=1e-5)
+
+
+def test_adapters_that_pool_differently_are_not_composed() -> None:
+    model = tiny_models.model("bert")
+    for name, how in (("a", "mean"), ("b", "mean"), ("c", "max"), ("d", "model")):
+        pooled_adapter(model, "lora", how, name)
+    batch = tiny_models.padded_batch("right")
+    ah.activate(model, "a", "b")
+    stacked = model(**batch).logits
+    vectors = pooled_by_hand(states_by_hand(model, batch), batch["attention_mask"], "mean")
+    torch.testing.assert_close(stacked, logits_of(model, vectors, batch))
+    with ah.route(model, [("a", "b")] * 3):
+        torch.testing.assert_close(model(**batch).logits, stacked)
+    ah.activate(model, ah.Average(["a", "b"]))
+    for names in (("a", "c"), ("b", "d")):
+        with pytest.raises(AttachError, match="pool differently") as error:
+            ah.activate(model, *names)
+        assert f"{names[0]!r}: pooling=mean" in str(error.value)
+        with pytest.raises(AttachError, match="pool differently"), ah.route(model, [names] * 3):
+            pass
+        with pytest.raises(AttachError, match="pool differently"):
+            ah.activate(model, ah.Average(list(names)))
+
+
+@pytest.mark.parametrize("architecture", [a for a in tiny_models.MATRIX if a in POOLED])
+def test_the_pooling_travels_with_the_file(architecture: str, tmp_path: Path) -> None:
+    model = tiny_models.model(architecture)
+    adapter = pooled_adapter(model, "lora", "max")
+    batch = tiny_models.padded_batch("right")
+    with torch.no_grad():
+        expected = model(**batch).logits
+        manifest = adapter.save(tmp_path / "a")
+        adapter.detach()
+        loaded = ah.load(model, tmp_path / "a")
+        assert torch.equal(model(**batch).logits, expected)
+    assert manifest.head is not None
+    assert manifest.head.pooling == "max"
+    assert loaded.manifest().head == manifest.head
+    without_head = ah.load(model, tmp_path / "a", name="b", head=False)
+    assert without_head.pooling is None
+
+
+def test_an_adapter_without_a_pooling_is_written_as_before(tmp_path: Path) -> None:
+    ah.attach(tiny_models.model("bert"), "lora").save(tmp_path / "a")
+    assert "pooling" not in (tmp_path / "a" / "adapter.json").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("architecture", POOLED)
+def test_all_that_trains_gets_a_gradient(architecture: str) -> None:
+    missing = {}
+    for how in ("model", "mean"):
+        model = tiny_models.model(architecture)
+        adapter = ah.attach(model, "full", pooling=how)
+        model(**tiny_models.labelled_batch(model)).loss.backward()
+        tensors = adapter.tensors().items()
+        missing[how] = {n for n, p in tensors if p.requires_grad and p.grad is None}
+        read = [name for name in adapter.tensors() if not name.startswith("head.")]
+    assert missing["mean"] == missing["model"]  # XLNet has parameters for other inputs
+    assert not any(".pooler." in name for name in read)
+
+
+def test_the_loss_trains_through_the_pooling() -> None:
+    model = tiny_models.model("bert")
+    adapter = pooled_adapter(model, "lora", "mean")
+    batch = tiny_models.labelled_batch(model)
+    before = model(**batch).loss
+    before.backward()
+    with torch.no_grad():
+        for parameter in adapter.parameters():
+            parameter -= 0.05 * parameter.grad
+    assert model(**batch).loss < before
+
+
+@pytest.mark.parametrize("architecture", ["bert", "roberta", "gpt2"])
+def test_a_compiled_model_pools(architecture: str) -> None:
+    model = tiny_models.model(architecture)
+    pooled_adapter(model, "lora", "mean")
+    batch = tiny_models.padded_batch("right")
+    with torch.no_grad():
+        expected = model(**batch).logits
+        compiled = torch.compile(model, backend="eager")
+        torch.testing.assert_close(compiled(**batch).logits, expected)
+    torch.compiler.reset()
+
+
+def test_outputs_may_be_tuples() -> None:
+    model = tiny_models.model("bert")
+    pooled_adapter(model, "lora", "mean")
+    batch = tiny_models.padded_batch("right")
+    model.config.return_dict = False
+    (as_tuple,) = model(**batch, return_dict=False)
+    model.config.return_dict = True
+    assert torch.equal(as_tuple, model(**batch).logits)
+
+
+def test_the_texts_of_a_multiple_choice_are_pooled_one_by_one() -> None:
+    model = tiny_models.model("bert", "multiple-choice")
+    adapter = pooled_adapter(model, "lora", "mean")
+    flat = tiny_models.padded_batch("right")
+    batch = {name: value.view(1, 3, -1) for name, value in flat.items()}
+    with torch.no_grad():
+        logits = model(**batch).logits
+        vectors = pooled_by_hand(states_by_hand(model, flat), flat["attention_mask"], "mean")
+        expected = adapter.head.own["classifier"](vectors).view(1, 3)
+    torch.testing.assert_close(logits, expected)
+
+
+def test_a_mask_that_is_not_of_tokens_is_refused() -> None:
+    model = tiny_models.model("bert")
+    pooled_adapter(model, "lora", "mean")
+    batch = tiny_models.batch()
+    batch["attention_mask"] = torch.ones(3, 1, 9, 9)
+    with pytest.raises(SiteError, match="attention_mask of"):
+        model(**batch)
+
+
+@pytest.mark.parametrize("architecture", tiny_models.ENCODER_DECODERS)
+def test_encoder_decoders_are_refused(architecture: str) -> None:
+    model = tiny_models.usual_model(architecture)
+    with pytest.raises(SiteError, match="one stack of layers"):
+        ah.attach(model, "lora", pooling="mean")
+    ah.attach(model, "lora", pooling="model")
+
+
+def test_a_model_without_a_head_is_refused() -> None:
+    with pytest.raises(SiteError, match="needs a task head"):
+        ah.attach(tiny_models.language_model("gpt2"), "lora", pooling="mean")
+
+
+def test_an_unknown_pooling_is_refused() -> None:
+    with pytest.raises(ConfigError, match="pooling"):
+        ah.attach(tiny_models.model("bert"), "lora", pooling="avg")
+
+
+def test_a_plain_checkpoint_and_peft_cannot_pool(tmp_path: Path) -> None:
+    model = tiny_models.model("bert")
+    adapter = pooled_adapter(model, "lora", "mean")
+    with pytest.raises(MergeError, match="does not pool") as merge_error:
+        ah.merge(model)
+    assert "pooling=model" in str(merge_error.value)
+    with pytest.raises(MismatchError, match="peft leaves the head's input") as export_error:
+        adapter.export(tmp_path / "peft")
+    assert "classification(pooling=model)" in str(export_error.value)
+
+
+def test_adapters_that_pool_alike_are_combined() -> None:
+    model = tiny_models.model("bert")
+    for name in ("a", "b"):
+        pooled_adapter(model, "lora", "mean", name)
+    assert ah.combine(model, ["a", "b"], name="c").pooling.how == "mean"
+
+
+def test_the_model_is_as_before_without_the_adapter() -> None:
+    model = tiny_models.model("bert")
+    batch = tiny_models.batch()
+    before, modules = model(**batch).logits, list(dict(model.named_modules()))
+    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
+    adapter = pooled_adapter(model, "lora", "mean")
+    ah.activate(model)
+    assert torch.equal(model(**batch).logits, before)
+    adapter.detach()
+    assert list(dict(model.named_modules())) == modules
+    assert hooks == [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
+    assert "_adapterhub_pooling_slot" not in vars(model.base_model)
