@@ -1,6 +1,6 @@
 """Measure how many steps, which batch size and which rate suit how many rows.
 
-    python benchmarks/defaults.py GLUE [--only lora,head] [--rows 50,400,4000]
+    python benchmarks/defaults.py GLUE [--only lora] [--rows 400] [--data sst2]
     python benchmarks/defaults.py --table
 
 GLUE is a folder with GLUE's original files. Each run trains on a sample of SST-2 (2 classes, single
@@ -37,8 +37,8 @@ DATA = {
 # rows: (batch sizes, steps, factors on the method's rate, seeds)
 GRID = {
     50: ((8, 16), (50, 150, 400), (1.0,), 2),
-    400: ((16, 32), (75, 250, 750), (0.5, 1.0, 2.0), 2),
-    4000: ((16, 32), (250, 750, 1500), (1.0,), 1),
+    400: ((16, 32), (75, 250, 750), (0.5, 1.0, 2.0), 1),
+    4000: ((32,), (250, 500, 1000), (0.5, 1.0), 1),
 }
 METHODS = {"lora": 1e-3, "head": 5e-3, "pfeiffer": 3e-4}
 
@@ -71,18 +71,18 @@ def trial(data: str, glue: Path, **options: object) -> dict:
     return {"data": data, **options, "metrics": metrics, "seconds": round(seconds, 1)}
 
 
-def trials(methods: list[str], rows: list[int]) -> list[dict]:
+def trials(methods: list[str], rows: list[int], data: list[str]) -> list[dict]:
     """List the runs, those of few rows first."""
     listed = []
     for count, method in itertools.product(rows, methods):
         batches, steps, factors, seeds = GRID[count]
-        for seed, data, batch, n, factor in itertools.product(
-            range(seeds), DATA, batches, steps, factors
+        for seed, name, batch, n, factor in itertools.product(
+            range(seeds), data, batches, steps, factors
         ):
             if factor == 1 or (batch == batches[0] and n == steps[1]):
                 listed.append(
                     {
-                        "data": data, "method": method, "rows": count, "batch": batch,
+                        "data": name, "method": method, "rows": count, "batch": batch,
                         "steps": n, "rate": METHODS[method] * factor, "seed": seed,
                     }
                 )  # fmt: skip
@@ -121,11 +121,13 @@ def main() -> None:
     parser.add_argument("glue", nargs="?", type=Path)
     parser.add_argument("--only", default=",".join(METHODS))
     parser.add_argument("--rows", default=",".join(map(str, GRID)))
+    parser.add_argument("--data", default=",".join(DATA))
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     if options.glue:
         done = [{k: v for k, v in r.items() if k not in ("metrics", "seconds")} for r in records()]
-        for each in trials(options.only.split(","), [int(n) for n in options.rows.split(",")]):
+        rows = [int(n) for n in options.rows.split(",")]
+        for each in trials(options.only.split(","), rows, options.data.split(",")):
             if each not in done:
                 data = each.pop("data")
                 record = trial(data, options.glue, **each)

@@ -24,7 +24,7 @@ from accelerate.utils import (
 from adapterhub.errors import ConfigError, TrainingError
 from adapterhub.training.batching import Batch, BatchList, share
 from adapterhub.training.optimizers import OPTIMIZERS
-from adapterhub.training.options import TrainOptions
+from adapterhub.training.options import RunOptions
 from adapterhub.training.schedules import DEFAULT, schedule
 from adapterhub.training.trainee import Trainee
 
@@ -47,7 +47,7 @@ class Engine:
     scheduler: torch.optim.lr_scheduler.LambdaLR
     optimizer: torch.optim.Optimizer
 
-    def __init__(self, trainee: Trainee, options: TrainOptions) -> None:
+    def __init__(self, trainee: Trainee, options: RunOptions) -> None:
         _check_fp32(trainee)
         self.trainee, self.options = trainee, options
         self.device = next(iter(trainee.tensors().values())).device
@@ -219,7 +219,7 @@ class Engine:
             yield "every gradient is zero"
 
 
-def _accelerator(options: TrainOptions, device: torch.device, staged: bool) -> Accelerator:
+def _accelerator(options: RunOptions, device: torch.device, staged: bool) -> Accelerator:
     """Create an accelerator with a fresh state.
 
     accelerate keeps one state per process, and would refuse a second run with another precision or
@@ -277,7 +277,7 @@ def _check_fp32(trainee: Trainee) -> None:
         )
 
 
-def _out_of_memory(options: TrainOptions) -> TrainingError:
+def _out_of_memory(options: RunOptions) -> TrainingError:
     half, double = max(1, options.batch_size // 2), options.gradient_accumulation * 2
     return TrainingError(
         f"the device ran out of memory with train.batch_size={options.batch_size}",

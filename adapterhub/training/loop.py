@@ -28,7 +28,7 @@ from adapterhub.training.batching import BatchList
 from adapterhub.training.clock import RunClock
 from adapterhub.training.engine import Engine
 from adapterhub.training.gradient_checkpointing import CheckpointedLayers, recompute
-from adapterhub.training.options import TrainOptions
+from adapterhub.training.options import RunOptions
 from adapterhub.training.progress import RunProgress
 from adapterhub.training.report import Evaluated, Reporter, TrainingLine
 from adapterhub.training.stages import improvements
@@ -60,7 +60,7 @@ def train(
     trainee: Trainee,
     batches: Callable[[int], BatchList],
     evaluate: Callable[[], Mapping[str, float]],
-    options: TrainOptions,
+    options: RunOptions,
     *,
     output: Path,
     seed: int,

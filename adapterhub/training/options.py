@@ -11,15 +11,19 @@ from adapterhub.errors import ConfigError
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """How to train. The defaults suit an adapter on a frozen encoder of about 100 M parameters.
+    """How to train. What is none by default follows from the data and the method.
 
     Raises:
         ConfigError: some values are out of range; all of them are listed.
     """
 
-    epochs: int = option(3, "passes over the training data")
+    epochs: int | None = option(
+        None, "passes over the training data (none: by the number of rows, see docs/defaults.md)"
+    )
     max_steps: int | None = option(None, "exact number of optimizer steps, instead of epochs")
-    batch_size: int = option(16, "examples in one forward pass")
+    batch_size: int | None = option(
+        None, "examples in one forward pass (none: 8 to 32, by the number of rows)"
+    )
     eval_batch_size: int = option(64, "examples in one forward pass when evaluating")
     gradient_accumulation: int = option(1, "forward passes per optimizer step")
     optimizer: Literal["adamw", "adamw-8bit", "paged-adamw-8bit"] = option(
@@ -46,7 +50,9 @@ class TrainOptions:
     gradient_checkpointing: bool = option(
         False, "recompute activations in the backward pass: less memory, more time"
     )
-    eval_every: Literal["epoch"] | int = option("epoch", "evaluate every epoch or every N steps")
+    eval_every: Literal["epoch"] | int | None = option(
+        None, "evaluate every epoch or every N steps (none: five to ten times in the run)"
+    )
     best_metric: str | None = option(
         None, "metric that selects the best checkpoint (none: the main metric of the task)"
     )
@@ -94,7 +100,16 @@ class TrainOptions:
             ("eps", self.eps > 0, "more than 0"),
             ("max_grad_norm", self.max_grad_norm >= 0, "at least 0"),
             ("warmup", self.warmup is None or self.warmup >= 0, "at least 0"),
-            ("eval_every", every == "epoch" or (isinstance(every, int) and every >= 1),
+            ("eval_every", every in (None, "epoch") or (isinstance(every, int) and every >= 1),
              "'epoch' or a whole number of steps from 1"),
         )  # fmt: skip
         return [f"{name}: {getattr(self, name)!r} ({why})" for name, ok, why in checks if not ok]
+
+
+@dataclass(frozen=True)
+class RunOptions(TrainOptions):
+    """The options of one run: what depends on the data is chosen."""
+
+    epochs: int = 3
+    batch_size: int = 16
+    eval_every: Literal["epoch"] | int = "epoch"

@@ -24,6 +24,7 @@ from adapterhub.training.activation_memory import (
     logit_bytes,
 )
 from adapterhub.training.clock import process_memory
+from adapterhub.training.defaults import steps_per_epoch
 from adapterhub.training.optimizers import OPTIMIZERS
 from adapterhub.training.prepare import PreparedRun
 from adapterhub.training.trainee import AdapterTrainee
@@ -57,18 +58,19 @@ class TrainingPlan:
 
 def plan_of(prepared: PreparedRun) -> TrainingPlan:
     """Compute the plan of a prepared run."""
-    adapter, options, encoded = prepared.adapter, prepared.recipe.train, prepared.train
+    adapter, options, encoded = prepared.adapter, prepared.options, prepared.train
     trainable = sum(p.numel() for p in adapter.parameters())
-    batches = -(-len(encoded.rows) // options.batch_size)
-    steps_per_epoch = -(-batches // options.gradient_accumulation)
+    per_epoch = steps_per_epoch(
+        len(encoded.rows), options.batch_size, options.gradient_accumulation
+    )
     groups = AdapterTrainee(adapter).param_groups(options)
     return TrainingPlan(
         sites=tuple(_sites(adapter)),
         backbone=sum(map(size_of, adapter.anatomy.parameters().values())),
         trainable=trainable,
         head=trainable - adapter.count(),
-        steps=options.max_steps or steps_per_epoch * options.epochs,
-        steps_per_epoch=steps_per_epoch,
+        steps=options.max_steps or per_epoch * options.epochs,
+        steps_per_epoch=per_epoch,
         tokens=sum(encoded.lengths),
         longest=max(encoded.lengths),
         rates={group["name"]: group["lr"] for group in groups},
@@ -80,7 +82,7 @@ def plan_of(prepared: PreparedRun) -> TrainingPlan:
 
 def _memory(prepared: PreparedRun) -> dict[str, int]:
     """Estimate the bytes that the run takes, by part."""
-    adapter, options = prepared.adapter, prepared.recipe.train
+    adapter, options = prepared.adapter, prepared.options
     rows, tokens = options.batch_size, max(prepared.train.lengths)
     activations = activation_bytes(adapter, rows, tokens, options.gradient_checkpointing)
     logits = logit_bytes(adapter, rows, tokens)

@@ -13,10 +13,12 @@ from adapterhub.backbones.load import load_backbone
 from adapterhub.errors import ConfigError
 from adapterhub.methods._spec import parse_methods
 from adapterhub.tasks import Encoded, Setting, Task
+from adapterhub.training.defaults import run_options
+from adapterhub.training.options import RunOptions
 from adapterhub.training.processes import own_device
 from adapterhub.training.recipe import Recipe
 from adapterhub.training.run_data import RunData, read_data
-from adapterhub.training.schedules import DEFAULT
+from adapterhub.training.stages import epochs_needed
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,12 @@ class PreparedRun:
     adapter: Adapter
     train: Encoded
     evaluation: Encoded
+
+    @property
+    def options(self) -> RunOptions:
+        """The options of the run, complete."""
+        assert isinstance(self.recipe.train, RunOptions)
+        return self.recipe.train
 
 
 def prepare(recipe: Recipe) -> PreparedRun:
@@ -51,14 +59,13 @@ def prepare(recipe: Recipe) -> PreparedRun:
     adapter = attach(model, methods, name=recipe.name)
     _check_packing(data.task, adapter)
     adapter.metadata.task = data.task.name
-    default = next((method.schedule for method in methods if method.schedule), DEFAULT)
-    options = replace(recipe.train, schedule=recipe.train.schedule or default)  # type: ignore[arg-type]
-    limit = min(options.max_length, max_positions(model))
+    limit = min(recipe.train.max_length, max_positions(model))
     setting = Setting(tokenizer, limit, adapter.labels, recipe.seed, max_positions(model))
     train, evaluation = (
         data.task.encode(examples, setting, labelled=True)
         for examples in (data.train, data.evaluation)
     )
+    options = run_options(recipe.train, methods, len(train.rows), epochs_needed(adapter))
     recipe = replace(recipe, train=options)
     return PreparedRun(recipe, data, model, tokenizer, adapter, train, evaluation)
 

@@ -98,7 +98,7 @@ def _train(
 ) -> loop.TrainingResult:
     recipe, data = prepared.recipe, prepared.data
     if recipe.train.max_steps is None:
-        for warning in stages.unreached(prepared.adapter, recipe.train.epochs):
+        for warning in stages.unreached(prepared.adapter, prepared.options.epochs):
             reporter.note(warning)
 
     def evaluate() -> dict[str, float]:
@@ -109,7 +109,7 @@ def _train(
         AdapterTrainee(prepared.adapter),
         lambda epoch: _batches(prepared, epoch),
         evaluate,
-        recipe.train,
+        prepared.options,
         output=Path(recipe.output),
         seed=recipe.seed,
         main_metric=data.task.main_metric,
@@ -133,7 +133,7 @@ def _record(prepared: PreparedRun) -> dict[str, Any]:
 
 
 def _batches(prepared: PreparedRun, epoch: int) -> LazyBatches:
-    options, encoded = prepared.recipe.train, prepared.train
+    options, encoded = prepared.options, prepared.train
     order = batch_order(
         encoded.lengths, options.batch_size, epoch, prepared.recipe.seed, options.length_grouped
     )

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from adapterhub.adapters.adapter import Adapter
-from adapterhub.methods._base import StageSchedule
+from adapterhub.methods._base import Method, StageSchedule
 
 
 def enter(adapter: Adapter, epoch: int, improved: Sequence[bool]) -> bool:
@@ -34,12 +34,26 @@ def enter(adapter: Adapter, epoch: int, improved: Sequence[bool]) -> bool:
     return changed_any
 
 
-def unreached(adapter: Adapter, epochs: int) -> Iterator[str]:
-    """Yield a warning for each method whose last stage does not begin within `epochs`."""
+def epochs_needed(adapter: Adapter) -> int:
+    """Return after how many epochs all stages of an adapter's methods have begun, at the least."""
+    return max((needed for _, _, needed in _needs(adapter)), default=1)
+
+
+def _needs(adapter: Adapter) -> Iterator[tuple[Method, int, int]]:
+    """Yield (method, its last stage, the epochs until that has begun)."""
     for method in {id(c.method): c.method for c in adapter.changed if c.method}.values():
         last_stage = max(c.stage for c in adapter.changed if c.method is method)
         stage_schedule = method.stage_schedule()
-        needed = last_stage * (stage_schedule.epochs or 0) + 1 if stage_schedule else 1
+        yield (
+            method,
+            last_stage,
+            last_stage * (stage_schedule.epochs or 0) + 1 if stage_schedule else 1,
+        )
+
+
+def unreached(adapter: Adapter, epochs: int) -> Iterator[str]:
+    """Yield a warning for each method whose last stage does not begin within `epochs`."""
+    for method, last_stage, needed in _needs(adapter):
         if needed > epochs:
             yield (
                 f"{method.name} has {last_stage + 1} stages, and the last begins after epoch "

@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from adapterhub.training.options import TrainOptions
+from adapterhub.training.options import RunOptions
 from adapterhub.training.trainee import AdapterTrainee
 
 WORDS = [
@@ -95,7 +95,7 @@ def json_lines(text: str) -> list[dict]:
 
 def train(adapter, steps, learning_rate=None):
     """Train with AdamW, by default at the method's own learning rate; return the losses."""
-    options = TrainOptions(learning_rate=learning_rate, head_learning_rate=learning_rate or 1e-3)
+    options = RunOptions(learning_rate=learning_rate, head_learning_rate=learning_rate or 1e-3)
     groups = AdapterTrainee(adapter).param_groups(options)
     optimizer = torch.optim.AdamW(groups)
     losses = []

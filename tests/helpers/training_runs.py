@@ -22,13 +22,13 @@ from torch import nn
 from adapterhub.training import checkpoint
 from adapterhub.training.batching import LazyBatches, batch_order
 from adapterhub.training.loop import TrainingResult, train
-from adapterhub.training.options import TrainOptions
+from adapterhub.training.options import RunOptions
 from adapterhub.training.report import Reporter, reporter_for
 
 torch.set_num_threads(1)
 
 EXAMPLES, BATCH = 30, 4
-OPTIONS = TrainOptions(
+OPTIONS = RunOptions(
     epochs=2, batch_size=BATCH, gradient_accumulation=3, log_every=2, tensorboard=False
 )
 ACCURACIES = (0.5, 0.9, 0.7, 0.6, 0.8, 0.4)
@@ -57,7 +57,7 @@ class Learner:
         self.model = Net() if model is None else model
         self.lr = lr
 
-    def param_groups(self, options: TrainOptions) -> list[dict[str, Any]]:
+    def param_groups(self, options: RunOptions) -> list[dict[str, Any]]:
         params = [p for p in self.model.parameters() if p.requires_grad]
         return [{"name": "all", "lr": options.learning_rate or self.lr, "params": params}]
 
@@ -104,7 +104,7 @@ class Data:
 
 def fit(
     output: Path,
-    options: TrainOptions = OPTIONS,
+    options: RunOptions = OPTIONS,
     *,
     trainee: Learner | None = None,
     data: Data | None = None,

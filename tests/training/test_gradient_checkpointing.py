@@ -13,7 +13,7 @@ from adapterhub.errors import ConfigError
 from adapterhub.training import checkpoint
 from adapterhub.training.batching import LazyBatches, batch_order
 from adapterhub.training.loop import train
-from adapterhub.training.options import TrainOptions
+from adapterhub.training.options import RunOptions
 from adapterhub.training.report import Reporter
 
 
@@ -56,7 +56,7 @@ def fit_bert(output: Path, **options: Any) -> tuple[BertLearner, int, dict[str, 
     handle = attention.register_forward_hook(count)
     train(
         trainee, bert_batches, lambda: {"loss": 1.0},
-        TrainOptions(epochs=2, tensorboard=False, **options),
+        RunOptions(epochs=2, tensorboard=False, **options),
         output=output, seed=0, main_metric="loss", resume=False, run={}, reporter=Reporter(),
     )  # fmt: skip
     handle.remove()
@@ -88,7 +88,7 @@ def test_frozen_dropout_is_off_by_default(tmp_path: Path) -> None:
 
 def test_gradient_checkpointing_needs_layers_that_can(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Net has no layer"):
-        fit(tmp_path, TrainOptions(gradient_checkpointing=True))
+        fit(tmp_path, RunOptions(gradient_checkpointing=True))
 
 
 def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
     frozen_bytes = bits(frozen)
     train(
         trainee, bert_batches, lambda: {"loss": 1.0},
-        TrainOptions(epochs=1, mixed_precision="bf16", tensorboard=False),
+        RunOptions(epochs=1, mixed_precision="bf16", tensorboard=False),
         output=tmp_path, seed=0, main_metric="loss", resume=False, run={}, reporter=Reporter(),
     )  # fmt: skip
     after = {name: vars(m).keys() - {"_forward_hooks"} for name, m in trainee.model.named_modules()}

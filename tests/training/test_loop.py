@@ -29,11 +29,11 @@ from training_runs import (
 
 from adapterhub.errors import ConfigError, OutputError
 from adapterhub.training import checkpoint, loop
-from adapterhub.training.options import TrainOptions
+from adapterhub.training.options import RunOptions
 
 
 def test_learns_and_reports(tmp_path: Path) -> None:
-    result = fit(tmp_path, TrainOptions(epochs=30, batch_size=BATCH, tensorboard=False))
+    result = fit(tmp_path, RunOptions(epochs=30, batch_size=BATCH, tensorboard=False))
     assert result.best["accuracy"] >= 0.9
     assert result.steps == 30 * 8
     assert result.history[0]["loss"] > 2 * result.best["loss"]
@@ -56,7 +56,7 @@ def test_same_seed_same_bytes(tmp_path: Path) -> None:
     assert final_bytes(tmp_path / "a") == final_bytes(tmp_path / "b")
 
 
-def reference(options: TrainOptions, data: Data) -> tuple[dict[str, bytes], list[float]]:
+def reference(options: RunOptions, data: Data) -> tuple[dict[str, bytes], list[float]]:
     """The same training as one plain fp32 loop."""
     learner = Learner()
     model, lr = learner.model, learner.lr
@@ -106,7 +106,7 @@ def test_best_tensors_are_live_at_the_end(tmp_path: Path) -> None:
         seen.append(bits(trainee.tensors()))
         return values()
 
-    options = TrainOptions(epochs=5, batch_size=BATCH, tensorboard=False)
+    options = RunOptions(epochs=5, batch_size=BATCH, tensorboard=False)
     live = {name: t.data_ptr() for name, t in trainee.tensors().items()}
     result = fit(tmp_path, options, trainee=trainee, evaluate=evaluate, metric="accuracy")
     assert (result.best, result.best_step) == ({"accuracy": 0.9}, 16)
@@ -119,14 +119,14 @@ def test_best_tensors_are_live_at_the_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("metric", "best_step"), [("mse", 24), ("loss", 24), ("f1", 16)])
 def test_errors_are_better_low_and_scores_high(tmp_path: Path, metric: str, best_step: int) -> None:
     values = iter((0.5, 0.9, 0.2))
-    options = TrainOptions(epochs=3, batch_size=BATCH, tensorboard=False)
+    options = RunOptions(epochs=3, batch_size=BATCH, tensorboard=False)
     result = fit(tmp_path, options, evaluate=lambda: {metric: next(values)}, metric=metric)
     assert result.best_step == best_step
 
 
 def test_best_metric_option_wins_over_the_main_metric(tmp_path: Path) -> None:
     values = iter(((0.5, 0.1), (0.4, 0.2)))
-    options = TrainOptions(epochs=2, best_metric="f1", tensorboard=False)
+    options = RunOptions(epochs=2, best_metric="f1", tensorboard=False)
     result = fit(
         tmp_path, options, evaluate=lambda: dict(zip(("acc", "f1"), next(values), strict=True)),
         metric="acc",
@@ -140,7 +140,7 @@ def test_unknown_metric_suggests_one(tmp_path: Path) -> None:
 
 
 def test_patience_stops_early(tmp_path: Path) -> None:
-    options = TrainOptions(epochs=6, batch_size=BATCH, patience=2, tensorboard=False)
+    options = RunOptions(epochs=6, batch_size=BATCH, patience=2, tensorboard=False)
     result = fit(tmp_path, options, evaluate=scores(), metric="accuracy")
     assert result.stopped_early
     assert [record["accuracy"] for record in result.history] == [0.5, 0.9, 0.7, 0.6]
@@ -150,7 +150,7 @@ def test_patience_stops_early(tmp_path: Path) -> None:
 
 def test_a_metric_that_is_not_a_number_is_never_best(tmp_path: Path) -> None:
     values = scores((math.nan, 0.3, math.nan))
-    options = TrainOptions(epochs=3, batch_size=BATCH, tensorboard=False)
+    options = RunOptions(epochs=3, batch_size=BATCH, tensorboard=False)
     result = fit(tmp_path, options, evaluate=values, metric="accuracy")
     assert result.best == {"accuracy": 0.3}
     nulls = [e["metrics"] for e in lines(tmp_path / "metrics.jsonl") if e["event"] == "eval"]
@@ -158,7 +158,7 @@ def test_a_metric_that_is_not_a_number_is_never_best(tmp_path: Path) -> None:
 
 
 def test_evaluation_and_saves_each_n_steps_and_max_steps(tmp_path: Path) -> None:
-    options = TrainOptions(
+    options = RunOptions(
         max_steps=11, batch_size=BATCH, eval_every=4, save_every=3, tensorboard=False
     )
     result = fit(tmp_path, options)
@@ -167,7 +167,7 @@ def test_evaluation_and_saves_each_n_steps_and_max_steps(tmp_path: Path) -> None
     assert result.steps == 11
 
 
-KILLED = TrainOptions(
+KILLED = RunOptions(
     epochs=2, batch_size=BATCH, gradient_accumulation=3, log_every=2, eval_every=2, save_every=1,
     tensorboard=False,
 )  # fmt: skip
@@ -239,7 +239,7 @@ def test_resumed_by_a_fresh_interpreter(tmp_path: Path) -> None:
 
 def test_resume_of_another_run_is_refused(tmp_path: Path) -> None:
     fit(tmp_path)
-    other = TrainOptions(
+    other = RunOptions(
         epochs=3, batch_size=BATCH, gradient_accumulation=3, log_every=2, tensorboard=False
     )
     with pytest.raises(ConfigError) as error:

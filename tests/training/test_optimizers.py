@@ -11,7 +11,7 @@ from adapterhub.errors import ConfigError
 from adapterhub.training import optimizers
 from adapterhub.training.engine import Engine
 from adapterhub.training.optimizers import OPTIMIZERS
-from adapterhub.training.options import TrainOptions
+from adapterhub.training.options import RunOptions
 from adapterhub.training.trainee import AdapterTrainee
 
 pytest.importorskip("bitsandbytes", reason='pip install "adapterhub[quantized]"')
@@ -22,7 +22,7 @@ def started(optimizer):
     """An engine that trains all tensors of a tiny backbone, small and large."""
     torch.manual_seed(0)
     adapter = ah.attach(tiny_models.model("bert", **SIZES, **tiny_models.NO_DROPOUT), "full")
-    engine = Engine(AdapterTrainee(adapter), TrainOptions(optimizer=optimizer))
+    engine = Engine(AdapterTrainee(adapter), RunOptions(optimizer=optimizer))
     engine.begin(8)
     return engine
 

@@ -14,7 +14,7 @@ from training_runs import fit, lines
 
 from adapterhub.errors import OutputError
 from adapterhub.files.digest import FileDigest, file_digest
-from adapterhub.training.options import TrainOptions
+from adapterhub.training.options import RunOptions
 from adapterhub.training.report import (
     Bar,
     JsonLines,
@@ -48,7 +48,7 @@ def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
 def test_tensorboard_writes_events_or_says_once_that_it_cannot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = TrainOptions(max_steps=2)
+    options = RunOptions(max_steps=2)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     fit(tmp_path, options, reporter=reporter_for(tmp_path, options))
     assert capsys.readouterr().err.count("TensorBoard is not installed") == 1
@@ -59,7 +59,7 @@ def test_tensorboard_events_hold_loss_and_metrics(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    options = TrainOptions(max_steps=4, log_every=2, eval_every=2)
+    options = RunOptions(max_steps=4, log_every=2, eval_every=2)
     fit(tmp_path, options, reporter=reporter_for(tmp_path, options, quiet=True))
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
@@ -173,6 +173,6 @@ def test_every_reporter_is_closed_although_one_fails() -> None:
 
 def test_only_the_first_process_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
-    assert type(reporter_for(tmp_path, TrainOptions())) is Reporter
+    assert type(reporter_for(tmp_path, RunOptions())) is Reporter
     monkeypatch.setenv("RANK", "0")
-    assert isinstance(reporter_for(tmp_path, TrainOptions()), Several)
+    assert isinstance(reporter_for(tmp_path, RunOptions()), Several)

@@ -20,7 +20,7 @@ from adapterhub.training import checkpoint, stages
 from adapterhub.training.batching import LazyBatches, batch_order
 from adapterhub.training.engine import Engine
 from adapterhub.training.loop import TrainingResult, train
-from adapterhub.training.options import TrainOptions
+from adapterhub.training.options import RunOptions
 from adapterhub.training.report import Reporter
 from adapterhub.training.trainee import AdapterTrainee
 
@@ -73,7 +73,7 @@ def fit(
 
     return train(
         AdapterTrainee(adapter), lambda epoch: batches(epoch, event), evaluate,
-        TrainOptions(**OPTIONS | options), output=output, seed=0, main_metric="accuracy",
+        RunOptions(**OPTIONS | options), output=output, seed=0, main_metric="accuracy",
         resume=resume, run={}, reporter=Reporter(),
     )  # fmt: skip
 
