@@ -43,11 +43,16 @@ GRID = {
 METHODS = {"lora": 1e-3, "head": 5e-3, "pfeiffer": 3e-4}
 
 
+def sources(data: str, glue: Path) -> dict[str, str]:
+    """Return the files and columns of a data set as options of a recipe."""
+    if data == "docstrings":
+        return {"train": "builtin:docstrings"}
+    files = {"train": str(glue / data / "train.tsv"), "eval": str(glue / data / "dev.tsv")}
+    return files | DATA[data]
+
+
 def trial(data: str, glue: Path, **options: object) -> dict:
     """Train once and return the record."""
-    files = {"train": "builtin:docstrings"}
-    if data != "docstrings":
-        files = {"train": str(glue / data / "train.tsv"), "eval": str(glue / data / "dev.tsv")}
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         flags = {
@@ -55,7 +60,7 @@ def trial(data: str, glue: Path, **options: object) -> dict:
             "method": options["method"],
             "output": f"{folder}/run",
             "seed": options["seed"],
-            "data": {**files, **DATA[data], "rows": options["rows"]},
+            "data": sources(data, glue) | {"rows": options["rows"]},
             "train": {
                 "max_steps": options["steps"],
                 "batch_size": options["batch"],
