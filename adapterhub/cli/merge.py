@@ -51,8 +51,9 @@ def command(
     """Merge an adapter into its backbone and write a plain transformers checkpoint.
 
     ADAPTER is a run folder, an adapter folder or a published name. The checkpoint loads without
-    adapterhub. Its outputs on a probe batch are compared with those of the adapter, before writing
-    and after reloading.
+    adapterhub: with transformers, or with sentence-transformers if the head reads a pooling that
+    the model's class does not have. Its outputs on a probe batch are compared with those of the
+    adapter, before writing and after reloading.
 
     The backbone is loaded unquantized. With --requantize it is quantized, and so is the
     checkpoint; the reloaded model is then compared with the merged one.
@@ -63,6 +64,7 @@ def command(
     from adapterhub.inference.open import load_for_merging
     from adapterhub.merging.checkpoint import auto_class, write_checkpoint
     from adapterhub.merging.merge import merge
+    from adapterhub.merging.sentence_encoder import take_pooling
 
     if requantize and base_dtype:
         raise ConfigError(
@@ -74,20 +76,25 @@ def command(
         reference, backbone, None if requantize else base_dtype or "fp32"
     )
     model = adapter.model
+    pooled = probe(model) if adapter.pooling else None
+    encoder = take_pooling(adapter) if adapter.pooling else None
     base, (dtype, kind) = model.config._name_or_path, dtype_and_quantization(model, {})
     merged = merge(model, tolerance=tolerance, requantize=requantize)
     if not as_json:
         say(f"{adapter.name} merged into {base}, {kind or dtype}")
         _print_differences("merged", merged.differences, merged)
-    expected = probe(model) if requantize else merged.expected
-    reloaded = write_checkpoint(model, tokenizer, output, expected, tolerance)
+    expected = pooled or (probe(model) if requantize else merged.expected)
+    reloaded = write_checkpoint(model, tokenizer, output, expected, tolerance, encoder)
     if as_json:
         limits = {n: t if math.isfinite(t) else None for n, t in merged.tolerances.items()}
         facts = {"output": output, "dtype": dtype, "quantization": kind, "tolerance": limits}
         print_json(facts | {"merged": merged.differences, "loaded again": reloaded})
         return
     _print_differences("reloaded", reloaded, merged)
-    say(f"{auto_class(model).__name__}.from_pretrained({output!r})")
+    if encoder:
+        say(f"SentenceTransformer({output!r}).encode(texts)  # logits: {', '.join(adapter.labels)}")
+    else:
+        say(f"{auto_class(model).__name__}.from_pretrained({output!r})")
 
 
 def _print_differences(stage: str, differences: dict[str, float], merged: Merge) -> None:

@@ -17,7 +17,8 @@ from adapterhub.backbones.quantized_training import keep_4bit_layout
 from adapterhub.backbones.task_models import TASK_MODELS, task_kind
 from adapterhub.errors import MergeError, OutputError
 from adapterhub.files.atomic import check_place, explained, put_in_place
-from adapterhub.merging.merge import compare_outputs
+from adapterhub.merging.merge import TOLERANCE, compare_outputs, compare_tensors
+from adapterhub.merging.sentence_encoder import SentenceEncoder
 
 
 def auto_class(model: PreTrainedModel) -> Any:
@@ -32,6 +33,7 @@ def write_checkpoint(
     folder: str | Path,
     expected: dict[str, Tensor],
     tolerance: float | None = None,
+    encoder: SentenceEncoder | None = None,
 ) -> dict[str, float]:
     """Write a model and its tokenizer, load the checkpoint and compare the outputs.
 
@@ -44,6 +46,7 @@ def write_checkpoint(
         expected: the expected outputs on the probe batch, by name.
         tolerance: the largest difference, relative to the largest value of an output; by default
             that of the dtype.
+        encoder: the pooling and the head, for a sentence-transformers model.
 
     Returns:
         The largest absolute difference of each output on the probe batch.
@@ -58,16 +61,29 @@ def write_checkpoint(
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = folder.parent / f".adapterhub-{secrets.token_hex(8)}"
         try:
-            _save(model, tokenizer, temporary)
-            differences, _ = compare_outputs(expected, _reloaded(model, temporary), tolerance)
+            _save(model, tokenizer, temporary, encoder)
+            if encoder:
+                relative = tolerance or TOLERANCE[model.dtype]
+                outputs = encoder.outputs(model, temporary)
+                differences, _ = compare_tensors(expected, outputs, relative)
+            else:
+                differences, _ = compare_outputs(expected, _reloaded(model, temporary), tolerance)
             put_in_place(temporary, folder, overwrite=False)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     return differences
 
 
-def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def _save(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    encoder: SentenceEncoder | None,
+) -> None:
     try:
+        if encoder:
+            encoder.save(model, tokenizer, folder)
+            return
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     except Exception as error:

@@ -329,7 +329,8 @@ def _refuse_pooling(adapters: Sequence[Adapter]) -> None:
             f"a plain {name} does not pool the head's input as these adapters do",
             offenders=[f"{a.name!r}: pooling={a.pooling.how}" for a in pooled if a.pooling],
             expected="adapters whose heads read what the model's class gives them",
-            hint='train with --task "classification(pooling=model)", or keep the adapter attached',
+            hint="adapterhub merge ADAPTER, which writes a sentence-transformers model; or "
+            'train with --task "classification(pooling=model)"',
         )
 
 
@@ -443,8 +444,26 @@ def compare_outputs(
     Raises:
         MergeError: a difference above its tolerance, or one that is not finite.
     """
-    outputs = probe(model)
     relative = tolerance or max(TOLERANCE.get(p.dtype, 0.0) for p in model.parameters())
+    return compare_tensors(expected, probe(model), relative)
+
+
+def compare_tensors(
+    expected: dict[str, Tensor], outputs: dict[str, Tensor], relative: float
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Compare outputs with the expected ones.
+
+    Args:
+        expected: the expected outputs, by name.
+        outputs: the outputs.
+        relative: the largest accepted difference, relative to the largest value of an output.
+
+    Returns:
+        The largest absolute difference of each output, and the largest accepted one.
+
+    Raises:
+        MergeError: a difference above its tolerance, or one that is not finite.
+    """
     differences = {n: (outputs[n] - value).abs().max().item() for n, value in expected.items()}
     tolerances = {n: relative * _largest(value) for n, value in expected.items()}
     too_large = [

@@ -1,0 +1,97 @@
+"""A merged model whose head pools is written as a sentence-transformers model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tiny_models
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModel, AutoTokenizer
+
+import adapterhub as ah
+from adapterhub.backbones.pooling import trained_pooling
+from adapterhub.errors import MergeError
+from adapterhub.hooks.pooling import POOLS
+from adapterhub.inference.open import open_adapter
+from adapterhub.merging.sentence_encoder import take_pooling
+
+TEXTS = ["the movie was good", "the plot was very bad and the end was worse"]
+
+
+@pytest.fixture
+def saved(backbone: Path, tmp_path: Path):
+    """Make the folder of an adapter of the tiny backbone whose head pools."""
+
+    def make(how: str) -> Path:
+        labels = ["neg", "pos"]
+        model, _ = ah.load_backbone(
+            str(backbone), task="classification", labels=labels, pooling=how
+        )
+        adapter = ah.attach(model, ["lora", "norms"])
+        tiny_models.scramble(adapter)
+        adapter.save(tmp_path / "adapter")
+        return tmp_path / "adapter"
+
+    return make
+
+
+@pytest.mark.parametrize("how", POOLS)
+def test_the_folder_has_the_logits_of_the_adapter(
+    saved, adapterhub, backbone: Path, tmp_path: Path, how: str
+) -> None:
+    folder, out = saved(how), tmp_path / "merged"
+    code, text, err = adapterhub("merge", folder, "--output", out, "--backbone", backbone)
+    assert code == 0, err
+    assert f"SentenceTransformer({str(out)!r})" in text
+    assert "logits: neg, pos" in text
+    live = open_adapter(folder, str(backbone))
+    rows = live.setting.tokenizer(TEXTS, return_tensors="pt", padding=True)
+    with torch.no_grad():
+        expected = live.model(**rows).logits
+        rows = AutoTokenizer.from_pretrained(out)(TEXTS, return_tensors="pt", padding=True)
+        states = AutoModel.from_pretrained(out)(**rows).last_hidden_state
+    dense = load_file(out / "2_Dense" / "model.safetensors")
+    vectors = POOLS[how](states, rows["attention_mask"].bool())
+    logits = vectors @ dense["linear.weight"].T + dense["linear.bias"]
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+    assert trained_pooling(out) == how
+    modules = json.loads((out / "modules.json").read_text(encoding="utf-8"))
+    assert [module["path"] for module in modules] == ["", "1_Pooling", "2_Dense"]
+
+
+def test_sentence_transformers_loads_it(
+    saved, adapterhub, backbone: Path, tmp_path: Path, recwarn
+) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    folder, out = saved("mean"), tmp_path / "merged"
+    assert adapterhub("merge", folder, "--output", out, "--backbone", backbone)[0] == 0
+    live = open_adapter(folder, str(backbone))
+    rows = live.setting.tokenizer(TEXTS, return_tensors="pt", padding=True)
+    with torch.no_grad():
+        expected = live.model(**rows).logits
+    encoded = library.SentenceTransformer(str(out), device="cpu").encode(TEXTS)
+    torch.testing.assert_close(torch.tensor(encoded), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_head_of_several_layers_is_refused() -> None:
+    model = tiny_models.model("roberta")
+    adapter = ah.attach(model, "lora", pooling="mean")
+    with pytest.raises(MergeError, match="one linear layer") as error:
+        take_pooling(adapter)
+    assert "RobertaClassificationHead" in str(error.value)
+    assert adapter.pooling is not None
+
+
+def test_without_its_pooling_an_adapter_can_be_merged() -> None:
+    model = tiny_models.model("bert")
+    adapter = ah.attach(model, "lora", pooling="mean")
+    tiny_models.scramble(adapter)
+    with pytest.raises(MergeError, match="does not pool"):
+        ah.merge(model)
+    assert take_pooling(adapter).how == "mean"
+    assert adapter.active
+    assert "adapterhub" not in model._modules
+    ah.merge(model)
