@@ -15,6 +15,7 @@ from adapterhub.cli._format import (
     print_facts,
     print_json,
     print_table,
+    say,
     seconds_text,
 )
 from adapterhub.config.json_schema import json_schema
@@ -150,6 +151,8 @@ def _print_plan(prepared: Any) -> None:
         "memory, total": f"{bytes_text(sum(plan.memory.values()))} (estimate)",
     }
     print_facts(facts, width=24)
+    for note in prepared.notes:
+        say(note)
 
 
 def _print_outcome(outcome: Any) -> None:

@@ -62,11 +62,12 @@ def training_record(manifest: Manifest) -> TrainingRecord:
     try:
         recipe = _mapping(manifest.training, "recipe")
         data, train = _mapping(recipe, "data"), _mapping(recipe, "train")
+        length = train.get("max_length")
         options = from_dict(
             _RecordedOptions,
             {
                 "data": {k: v for k, v in data.items() if k not in (*DATA_SOURCES, "rows")},
-                "max_length": train.get("max_length", 128),
+                "max_length": 128 if length is None else length,
                 "seed": manifest.training.get("seed", 0),
             },
         )

@@ -21,6 +21,7 @@ from adapterhub.config.spec import parse_calls, spec_error
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, unknown
+from adapterhub.tasks._aliases import ALIASES, resolve_alias
 
 IGNORED = -100  # label of the positions that the loss ignores
 SPEC_EXAMPLES = "classification, seq2seq(metric=rouge) or {seq2seq: {metric: rouge}}"
@@ -115,6 +116,12 @@ class Task(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    lower_is_better: ClassVar[frozenset[str]] = frozenset()
+    """The metrics for which smaller values are better."""
+    most_tokens: ClassVar[int] = 512
+    """The longest input that is chosen by default, in tokens."""
+    cut_note: ClassVar[str] = ""
+    """What else truncation means for the task, as the end of a sentence."""
 
     @property
     def head(self) -> str:
@@ -206,6 +213,22 @@ class Task(ABC):
             labelled: whether rows also hold what the model's loss needs.
         """
 
+    def unlimited(self) -> Task:
+        """Return the task without limits of its own, and with one or more rows per example."""
+        return self
+
+    def fits(self, row: Row, setting: Setting) -> bool:
+        """Return whether `encode` builds this row, of an example without truncation, unchanged."""
+        return all(len(v) <= limit_of(setting) for v in row.values() if isinstance(v, list))
+
+    def limits(self, setting: Setting) -> list[tuple[str, str, int]]:
+        """List what is truncated: (part of the examples, option, limit in tokens)."""
+        return [("texts", "train.max_length", limit_of(setting))]
+
+    def row_lengths(self, row: Row) -> list[int]:
+        """Count the tokens of a row for each of `limits`."""
+        return [len(row["input_ids"])]
+
     def vary(self, row: Row, setting: Setting, key: tuple[int, int, int]) -> Row:
         """Return the row to use in one epoch; `key` (seed, epoch, row) seeds what is random.
 
@@ -233,6 +256,10 @@ class Task(ABC):
         """
 
     # Metrics
+
+    @abstractmethod
+    def metric_names(self, examples: Sequence[Any]) -> tuple[str, ...]:
+        """Return the names of the metrics that `evaluate` computes on these labelled examples."""
 
     @abstractmethod
     def metrics(
@@ -358,18 +385,25 @@ def register_task(cls: T) -> T:
 
 
 def task_class(name: str) -> type[Task]:
-    """Return the task registered under a name.
+    """Return the task registered under a name or an alias.
 
     Raises:
         ConfigError: there is none.
     """
-    if name not in TASKS:
-        raise unknown("task", name, sorted(TASKS), hint="adapterhub tasks")
-    return TASKS[name]
+    registered, _ = resolve_alias(name)
+    if registered not in TASKS:
+        raise unknown(
+            "task",
+            name,
+            [*TASKS, *ALIASES],
+            expected=f"one of {', '.join(sorted(TASKS))}",
+            hint="adapterhub tasks",
+        )
+    return TASKS[registered]
 
 
 def parse_task(spec: object) -> Task:
-    """Build a task from its spec: a name, a name with options, or {name: options}.
+    """Build a task from its spec: a name or alias, one with options, or {name: options}.
 
     Raises:
         ConfigError: the task or an option is unknown, or the spec is not of one task.
@@ -381,7 +415,8 @@ def parse_task(spec: object) -> Task:
     if not isinstance(pairs, list) or len(pairs) != 1 or not _is_named_options(pairs[0]):
         raise spec_error(spec, "task", SPEC_EXAMPLES)
     ((name, options),) = pairs
-    return from_dict(task_class(name), options or {}, where=name)
+    cls, (_, implied) = task_class(name), resolve_alias(name)
+    return from_dict(cls, {**implied, **(options or {})}, where=cls.name)
 
 
 def _is_named_options(pair: object) -> bool:

@@ -162,7 +162,7 @@ def _bleu(references: Sequence[str], predictions: Sequence[str]) -> dict[str, fl
 def _rouge(references: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
     from rouge_score.rouge_scorer import RougeScorer
 
-    names = ["rouge1", "rouge2", "rougeL", "rougeLsum"]
+    names = GENERATION_METRICS["rouge"]
     scorer = RougeScorer(names, use_stemmer=True)
     scores = [scorer.score(*pair) for pair in zip(references, predictions, strict=True)]
     return {name: _mean([float(score[name].fmeasure) for score in scores]) for name in names}
@@ -174,6 +174,12 @@ def _exact(references: Sequence[str], predictions: Sequence[str]) -> dict[str, f
 
 
 _GENERATION = {"bleu": _bleu, "rouge": _rouge, "exact": _exact}
+GENERATION_METRICS = {
+    "bleu": ("bleu", "chrf"),
+    "rouge": ("rouge1", "rouge2", "rougeL", "rougeLsum"),
+    "exact": ("exact_match",),
+}
+"""The names of the metrics of each kind of `generation_metrics`."""
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -31,6 +31,8 @@ from adapterhub.tasks._base import (
 )
 from adapterhub.tasks._metrics import classification_metrics, regression_metrics
 
+CLASS_METRICS = ("accuracy", "macro_f1", "matthews")
+
 
 @dataclass(frozen=True)
 class Scored(Prediction):
@@ -149,6 +151,10 @@ class Classification(OfTexts):
 
     # Metrics
 
+    def metric_names(self, examples: Sequence[Example]) -> tuple[str, ...]:
+        """Return accuracy, macro_f1 and matthews."""
+        return CLASS_METRICS
+
     def metrics(
         self, examples: Sequence[Example], predictions: Sequence[Prediction]
     ) -> dict[str, float]:
@@ -164,6 +170,7 @@ class Regression(OfTexts):
     name = "regression"
     summary = "one number per text or pair of texts"
     main_metric = "pearson"
+    lower_is_better = frozenset({"mse"})
     numbers = True
 
     # Rows
@@ -183,6 +190,10 @@ class Regression(OfTexts):
         return in_order(numbers)
 
     # Metrics
+
+    def metric_names(self, examples: Sequence[Example]) -> tuple[str, ...]:
+        """Return pearson, spearman and mse."""
+        return ("pearson", "spearman", "mse")
 
     def metrics(
         self, examples: Sequence[Example], predictions: Sequence[Prediction]

@@ -156,6 +156,10 @@ class MultipleChoice(Task):
 
     # Metrics
 
+    def metric_names(self, examples: Sequence[Choices]) -> tuple[str, ...]:
+        """Return accuracy."""
+        return ("accuracy",)
+
     def metrics(
         self, examples: Sequence[Choices], predictions: Sequence[Prediction]
     ) -> dict[str, float]:

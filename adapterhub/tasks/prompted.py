@@ -41,7 +41,7 @@ from adapterhub.tasks._base import (
     pad,
     register_task,
 )
-from adapterhub.tasks.classification import OfTexts, best_of, score_classes
+from adapterhub.tasks.classification import CLASS_METRICS, OfTexts, best_of, score_classes
 
 _FIELDS = re.compile(r"\{(text|pair|mask)\}")
 
@@ -133,6 +133,10 @@ class Prompted(OfTexts):
             rows.append(row)
         return one_row_each(self, examples, setting, rows)
 
+    def fits(self, row: Row, setting: Setting) -> bool:
+        """Return False: the room for the texts depends on the filled template."""
+        return False
+
     def _prompt(self, example: Example, setting: Setting) -> tuple[list[int], int]:
         """Return the ids of a prompt, and the position whose logits predict the label word."""
         tokenizer = setting.tokenizer
@@ -212,6 +216,10 @@ class Prompted(OfTexts):
         return in_order(scored)
 
     # Metrics
+
+    def metric_names(self, examples: Sequence[Any]) -> tuple[str, ...]:
+        """Return accuracy, macro_f1 and matthews."""
+        return CLASS_METRICS
 
     def metrics(
         self, examples: Sequence[Any], predictions: Sequence[Prediction]

@@ -93,6 +93,14 @@ class SpanCorruption(Generation, RawText):
             raise DataError("no text has two or more tokens")
         return Encoded(self, setting, tuple(examples), rows, tuple(owners))
 
+    def fits(self, row: Row, setting: Setting) -> bool:
+        """Return whether the text is one window, with its end-of-text token."""
+        return self.row_lengths(row)[0] <= limit_of(setting)
+
+    def row_lengths(self, row: Row) -> list[int]:
+        """Count the tokens of a window, and the end-of-text token that `vary` adds."""
+        return [len(row["input_ids"]) + 1]
+
     def vary(self, row: Row, setting: Setting, key: tuple[int, int, int]) -> Row:
         """Drop spans of a row: other ones in each epoch."""
         marks = sentinels(setting.tokenizer)

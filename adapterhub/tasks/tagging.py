@@ -84,6 +84,7 @@ class Tagging(Task):
     name = "tagging"
     summary = "named entities in a sentence, by BIO tags"
     main_metric = "f1"
+    cut_note = "the words that are cut are not learned, and get the tag O"
 
     # Examples
 
@@ -168,6 +169,10 @@ class Tagging(Task):
         return in_order(tagged)
 
     # Metrics
+
+    def metric_names(self, examples: Sequence[Sentence]) -> tuple[str, ...]:
+        """Return f1, precision, recall and accuracy."""
+        return ("f1", "precision", "recall", "accuracy")
 
     def metrics(
         self, examples: Sequence[Sentence], predictions: Sequence[Prediction]

@@ -97,6 +97,8 @@ def _train(
     prepared: PreparedRun, reporter: Reporter, resume: bool, checked: Callable[[], None]
 ) -> loop.TrainingResult:
     recipe, data = prepared.recipe, prepared.data
+    for note in prepared.notes:
+        reporter.note(note)
     if recipe.train.max_steps is None:
         for warning in stages.unreached(prepared.adapter, recipe.train.epochs):
             reporter.note(warning)

@@ -7,7 +7,7 @@ from typing import Any
 
 from adapterhub.data.docstrings import load_docstrings
 from adapterhub.data.examples import sample
-from adapterhub.errors import DataError
+from adapterhub.errors import DataError, unknown
 from adapterhub.tasks import Task, parse_task
 from adapterhub.training.recipe import Recipe
 
@@ -16,12 +16,16 @@ BUILTIN = "builtin:docstrings"
 
 @dataclass(frozen=True)
 class RunData:
-    """The examples of a run, its task and its labels."""
+    """The examples of a run, its task and its labels.
+
+    `notes` are sentences for the user, to print before the run starts.
+    """
 
     task: Task
     labels: tuple[str, ...]
     train: list[Any]
     evaluation: list[Any]
+    notes: tuple[str, ...] = ()
 
 
 def read_data(recipe: Recipe) -> RunData:
@@ -35,7 +39,16 @@ def read_data(recipe: Recipe) -> RunData:
     evaluation = _read(recipe, recipe.data.eval, task, "eval")
     labels = task.labels(train)
     task.check(labels, evaluation)
+    _check_metric(task, recipe.train.best_metric, evaluation)
     return RunData(task, labels, train, evaluation)
+
+
+def _check_metric(task: Task, metric: str | None, evaluation: list[Any]) -> None:
+    names = task.metric_names(evaluation)
+    if metric is not None and metric not in names:
+        raise unknown(
+            "metric", metric, names, hint=f"train.best_metric={task.main_metric}, the default"
+        )
 
 
 def _read(recipe: Recipe, source: str | None, task: Task, split: str) -> list[Any]:
