@@ -36,6 +36,7 @@ FLAGS = {
     "text": "data.text",
     "pair": "data.pair",
     "label": "data.label",
+    "labels": "data.labels",
     "output": "output",
     "seed": "seed",
 }

@@ -118,6 +118,8 @@ class Task(ABC):
     summary: ClassVar[str]
     lower_is_better: ClassVar[frozenset[str]] = frozenset()
     """The metrics for which smaller values are better."""
+    has_labels: ClassVar[bool] = False
+    """Whether examples have labels that the option `labels` of the data can name."""
     most_tokens: ClassVar[int] = 512
     """The longest input that is chosen by default, in tokens."""
     cut_note: ClassVar[str] = ""

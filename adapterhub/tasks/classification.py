@@ -9,12 +9,13 @@ metrics      accuracy, macro F1, Matthews; or Pearson, Spearman, mean squared er
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from transformers import PreTrainedModel
 
 from adapterhub.data.examples import Example, check_labels, labels_of, read_examples
+from adapterhub.data.labels import name_labels
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
 from adapterhub.tasks._base import (
@@ -74,9 +75,13 @@ class OfTexts(Task):
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
     ) -> list[Example]:
         """Read texts or pairs of texts, with a label."""
-        return read_examples(
+        examples = read_examples(
             source, options, labelled=labelled, regression=self.numbers, split=split
         )
+        if self.numbers or not labelled:
+            return examples
+        names = name_labels((str(e.label) for e in examples), options.label_names, source)
+        return [replace(e, label=name) for e, name in zip(examples, names, strict=True)]
 
     def example(self, fields: Sequence[str], options: DataOptions) -> Example:
         """Build an example from one text, or from two if training used pairs."""
@@ -121,6 +126,7 @@ class Classification(OfTexts):
     name = "classification"
     summary = "one class per text or pair of texts"
     main_metric = "accuracy"
+    has_labels = True
 
     # Examples
 

@@ -66,6 +66,7 @@ class Prompted(OfTexts):
     name = "prompted"
     summary = "classification by a prompt and label words, also zero-shot and few-shot"
     main_metric = "accuracy"
+    has_labels = True
 
     def __post_init__(self) -> None:
         fields = [match.group(1) for match in _FIELDS.finditer(self.template)]

@@ -14,7 +14,7 @@ Devlin et al. 2019, section 5.3, https://arxiv.org/abs/1810.04805.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +84,7 @@ class Tagging(Task):
     name = "tagging"
     summary = "named entities in a sentence, by BIO tags"
     main_metric = "f1"
+    has_labels = True
     cut_note = "the words that are cut are not learned, and get the tag O"
 
     # Examples
@@ -93,13 +94,15 @@ class Tagging(Task):
     ) -> list[Sentence]:
         """Read lists of tokens and tags: CoNLL columns, JSON lines, Parquet or a Hub dataset."""
 
+        names = options.label_names
+
         def build(tokens: object, tags: object = None) -> Sentence:
             refuse(_list_problem(tokens, options.text))
             if not labelled:
                 return _sentence(tokens)
-            refuse(_list_problem(tags, options.label))
-            refuse(*_tag_problems(tokens, tags))  # type: ignore[arg-type]
-            return _sentence(tokens, tags)
+            named = _named_tags(tags, options.label, names)
+            refuse(*_tag_problems(tokens, named))  # type: ignore[arg-type]
+            return _sentence(tokens, named)
 
         columns = [options.text, options.label] if labelled else [options.text]
         return read_rows(source, options, split, columns, build)
@@ -211,6 +214,19 @@ def _first_pieces(words: Sequence[int | None]) -> list[int]:
     return [
         -1 if w is None or w == b else w for w, b in zip(words, before[: len(words)], strict=True)
     ]
+
+
+def _named_tags(tags: object, column: str, names: Mapping[str, str]) -> list[str]:
+    """Return the tags, renamed by the option `labels`, with which numbers are tags too."""
+    numbers = isinstance(tags, (list, tuple)) and any(type(tag) is int for tag in tags)
+    if numbers and not names:
+        raise ValueError(f"{column!r} has numbers; --labels 0=O,1=B-PER,2=I-PER,... names them")
+    texts = [str(tag) for tag in tags] if numbers else tags  # type: ignore[attr-defined]
+    refuse(_list_problem(texts, column))
+    known = {name: name for name in names.values()} | dict(names)
+    unnamed = sorted({tag for tag in texts if names and tag not in known})
+    refuse(*(f"the tag {tag!r} has no name in --labels" for tag in unnamed))
+    return [known.get(tag, tag) for tag in texts]
 
 
 def _list_problem(value: object, column: str) -> str:

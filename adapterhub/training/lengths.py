@@ -57,7 +57,7 @@ def fit_rows(
     limited = replace(setting, max_length=min(chosen or length, setting.max_length))
     encoded = {name: truncate(rows, data.task, limited) for name, rows in whole.items()}
     lost = {name: lost_tokens(whole[name], encoded[name]) for name in whole}
-    notes = [] if chosen else [_choice(length, longest, reads, most)]
+    notes = [] if chosen else [_choice(length, longest, reads, split=not lost["training"][0].cut)]
     notes += [line for name, parts in lost.items() for line in _losses(name, parts, reads, data)]
     notes += _beyond(trained, min(longest, limited.max_length))
     return FittedRows(
@@ -79,12 +79,13 @@ def default_length(longest: int, most: int) -> int:
     return min(max(-(-longest // 8) * 8, LEAST), most)
 
 
-def _choice(length: int, longest: int, reads: int, most: int) -> str:
-    why = f"the longest text has {longest:,} tokens"
-    if length == most == reads < longest:
-        why = f"the most that the backbone reads; {why}"
-    elif length == most < longest:
-        why = f"the most that is chosen by default; {why}"
+def _choice(length: int, longest: int, reads: int, split: bool) -> str:
+    if longest <= length:
+        why = f"no text is cut, the longest has {longest:,} tokens"
+    else:
+        origin = "the backbone reads" if length == reads else "is chosen by default"
+        why = f"the most that {origin}; the longest text has {longest:,} tokens"
+        why += ", and is split" * split
     return f"train.max_length is {length:,}: {why}"
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adapterhub.config.options import to_dict
+from adapterhub.config.options import is_neutral, to_dict
 from adapterhub.data.examples import data_hash
+from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, OutputError
 from adapterhub.files.atomic import replace_file
 from adapterhub.methods._spec import dump_methods, parse_methods
@@ -140,7 +141,13 @@ def _identity(recipe: Recipe) -> dict[str, Any]:
         "method": list(dump_methods(parse_methods(recipe.method))),  # type: ignore[arg-type]
         "task": dump_task(parse_task(recipe.task)),
     }
-    fields["data"] = {k: v for k, v in fields["data"].items() if k not in DATA_SOURCES}
+    # Older versions refuse options that they lack, also with a value that changes nothing.
+    usual = to_dict(DataOptions())
+    fields["data"] = {
+        k: v
+        for k, v in fields["data"].items()
+        if k not in DATA_SOURCES and not (is_neutral(v) and v == usual[k])
+    }
     return {k: v for k, v in fields.items() if k not in ("output", "train", "backbone")}
 
 

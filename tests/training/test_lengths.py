@@ -33,7 +33,7 @@ def test_nothing_is_cut_by_default():
     rows = fitted([200, 3])
     assert rows.max_length == 200
     assert rows.train.lengths == [200, 3]
-    assert rows.notes == ("train.max_length is 200: the longest text has 200 tokens",)
+    assert rows.notes == ("train.max_length is 200: no text is cut, the longest has 200 tokens",)
 
 
 def test_the_limit_of_the_backbone_and_of_the_default_are_named():
@@ -69,3 +69,8 @@ def test_longer_texts_than_the_backbone_was_trained_on_are_told():
 
 def test_packed_rows_are_as_long_as_the_default_allows():
     assert fitted([3, 4], task="causal-lm(data=text, pack=true)").max_length == 1000
+
+
+def test_texts_that_are_split_lose_nothing():
+    (note,) = fitted([900, 3], task="masked-lm").notes
+    assert note.endswith("by default; the longest text has 900 tokens, and is split")
