@@ -6,9 +6,9 @@ method spec: `seq2seq`, `seq2seq(metric=rouge)`, `{seq2seq: {metric: rouge}}`.
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from adapterhub.config.options import from_dict, to_dict
+from adapterhub.config.options import from_dict, is_neutral, to_dict
 from adapterhub.config.spec import parse_calls, spec_error
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
@@ -245,6 +245,22 @@ class Task(ABC):
         """Pad rows to one batch: (batch, tokens)."""
         return pad(rows, setting.tokenizer)
 
+    def label_counts(self, encoded: Encoded) -> dict[str, int]:
+        """Count the labels in the rows, by name; {} if the task has no classes."""
+        names = encoded.setting.labels
+        counts: Counter[int] = Counter()
+        for row in encoded.rows if names else ():
+            labels = row.get("labels", ())
+            counts.update([labels] if isinstance(labels, int) else labels)
+        return {name: counts[index] for index, name in enumerate(names)}
+
+    def loss(self, train: Encoded) -> Callable[[Any, Mapping[str, Tensor]], Tensor | None] | None:
+        """Return the loss of a batch, of the model's output and the batch; None: the model's own.
+
+        `train` are the training rows.
+        """
+        return None
+
     # Predictions
 
     @abstractmethod
@@ -428,6 +444,7 @@ def _is_named_options(pair: object) -> bool:
 
 
 def dump_task(task: Task) -> str | dict[str, Any]:
-    """Return the normal form of a task: {name: all options}, or its name if it has none."""
-    assert dataclasses.is_dataclass(task)
-    return {task.name: to_dict(task)} if dataclasses.fields(task) else task.name
+    """Return the normal form of a task: {name: all options}, or its name if none has an effect."""
+    options = to_dict(task)
+    neutral = all(is_neutral(value) for value in options.values()) and task == type(task)()
+    return task.name if neutral else {task.name: options}

@@ -51,9 +51,7 @@ def encode_whole(task: Task, examples: Sequence[Any], setting: Setting) -> Encod
     """
     tokenizer = copy.copy(setting.tokenizer)
     tokenizer.model_max_length = UNLIMITED
-    unlimited = replace(
-        setting, tokenizer=tokenizer, max_length=UNLIMITED, positions=UNLIMITED
-    )
+    unlimited = replace(setting, tokenizer=tokenizer, max_length=UNLIMITED, positions=UNLIMITED)
     return task.unlimited().encode(examples, unlimited, labelled=True)
 
 

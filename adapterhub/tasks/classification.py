@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedModel
 
+from adapterhub.config.options import option
 from adapterhub.data.examples import Example, check_labels, labels_of, read_examples
 from adapterhub.data.labels import name_labels
 from adapterhub.data.options import DataOptions
@@ -29,6 +30,14 @@ from adapterhub.tasks._base import (
     one_row_each,
     register_task,
     rows_from_columns,
+)
+from adapterhub.tasks._class_weights import (
+    WEIGHTS_HELP,
+    ClassWeights,
+    Loss,
+    check_weights,
+    weighted_loss,
+    weights_of,
 )
 from adapterhub.tasks._metrics import classification_metrics, regression_metrics
 
@@ -73,7 +82,7 @@ class OfTexts(Task):
 
     def read(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
-    ) -> list[Example]:
+    ) -> list[Any]:
         """Read texts or pairs of texts, with a label."""
         examples = read_examples(
             source, options, labelled=labelled, regression=self.numbers, split=split
@@ -113,7 +122,7 @@ class OfTexts(Task):
                 row["labels"] = self.target(example, setting.labels)
         return one_row_each(self, examples, setting, rows)
 
-    def target(self, example: Example, labels: Sequence[str]) -> int | float:
+    def target(self, example: Any, labels: Sequence[str]) -> Any:
         """Return the label in the form that the model's loss expects."""
         raise NotImplementedError
 
@@ -123,10 +132,15 @@ class OfTexts(Task):
 class Classification(OfTexts):
     """One class per text or pair of texts."""
 
+    class_weights: ClassWeights = option(None, WEIGHTS_HELP)
+
     name = "classification"
     summary = "one class per text or pair of texts"
     main_metric = "accuracy"
     has_labels = True
+
+    def __post_init__(self) -> None:
+        check_weights(self.class_weights)
 
     # Examples
 
@@ -143,6 +157,12 @@ class Classification(OfTexts):
     def target(self, example: Example, labels: Sequence[str]) -> int:
         """Return the index of the class."""
         return labels.index(str(example.label))
+
+    def loss(self, train: Encoded) -> Loss | None:
+        """Return the cross-entropy with class weights, if there are some."""
+        if self.class_weights is None:
+            return None
+        return weighted_loss(weights_of(self.class_weights, self.label_counts(train)))
 
     # Predictions
 

@@ -171,7 +171,8 @@ class QuestionAnswering(Task):
         room = limit - limit // 2 - tokenizer.num_special_tokens_to_add(pair=True)
         if room < 1:
             raise ConfigError(
-                f"train.max_length={limit} leaves no room for a context", hint="train.max_length=384"
+                f"train.max_length={limit} leaves no room for a context",
+                hint="train.max_length=384",
             )
         stride = min(self.stride, limit // 4, room - 1)
         encoded = tokenizer(

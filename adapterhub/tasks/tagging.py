@@ -20,6 +20,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from adapterhub.config.options import option
 from adapterhub.data.examples import check_labels, read_rows, refuse
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError
@@ -35,6 +36,14 @@ from adapterhub.tasks._base import (
     limit_of,
     one_row_each,
     register_task,
+)
+from adapterhub.tasks._class_weights import (
+    WEIGHTS_HELP,
+    ClassWeights,
+    Loss,
+    check_weights,
+    weighted_loss,
+    weights_of,
 )
 from adapterhub.tasks._metrics import entity_metrics
 
@@ -81,11 +90,16 @@ class Tags(Prediction):
 class Tagging(Task):
     """Named entities in a sentence."""
 
+    class_weights: ClassWeights = option(None, WEIGHTS_HELP)
+
     name = "tagging"
     summary = "named entities in a sentence, by BIO tags"
     main_metric = "f1"
     has_labels = True
     cut_note = "the words that are cut are not learned, and get the tag O"
+
+    def __post_init__(self) -> None:
+        check_weights(self.class_weights)
 
     # Examples
 
@@ -93,7 +107,6 @@ class Tagging(Task):
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
     ) -> list[Sentence]:
         """Read lists of tokens and tags: CoNLL columns, JSON lines, Parquet or a Hub dataset."""
-
         names = options.label_names
 
         def build(tokens: object, tags: object = None) -> Sentence:
@@ -153,6 +166,12 @@ class Tagging(Task):
         """Pad rows without `first`, which is no input of the model."""
         inputs = [{k: v for k, v in row.items() if k != "first"} for row in rows]
         return super().collate(inputs, setting)
+
+    def loss(self, train: Encoded) -> Loss | None:
+        """Return the cross-entropy with class weights, if there are some."""
+        if self.class_weights is None:
+            return None
+        return weighted_loss(weights_of(self.class_weights, self.label_counts(train)))
 
     # Predictions
 
@@ -216,12 +235,12 @@ def _first_pieces(words: Sequence[int | None]) -> list[int]:
     ]
 
 
-def _named_tags(tags: object, column: str, names: Mapping[str, str]) -> list[str]:
+def _named_tags(tags: Any, column: str, names: Mapping[str, str]) -> list[str]:
     """Return the tags, renamed by the option `labels`, with which numbers are tags too."""
     numbers = isinstance(tags, (list, tuple)) and any(type(tag) is int for tag in tags)
     if numbers and not names:
         raise ValueError(f"{column!r} has numbers; --labels 0=O,1=B-PER,2=I-PER,... names them")
-    texts = [str(tag) for tag in tags] if numbers else tags  # type: ignore[attr-defined]
+    texts = [str(tag) for tag in tags] if numbers else tags
     refuse(_list_problem(texts, column))
     known = {name: name for name in names.values()} | dict(names)
     unnamed = sorted({tag for tag in texts if names and tag not in known})

@@ -70,7 +70,7 @@ def fit_rows(
 
 
 def default_length(longest: int, most: int) -> int:
-    """Return the maximum length for data: a multiple of 8 and at least `LEAST`, if not above `most`.
+    """Return the maximum length for data: a multiple of 8, at least `LEAST`, at most `most`.
 
     Args:
         longest: the tokens of the longest row.

@@ -15,7 +15,6 @@ import torch
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.backbones.quantized_weights import bytes_of, size_of
 from adapterhub.backbones.weights import device_of
-from adapterhub.tasks import Encoded
 from adapterhub.training.activation_memory import (
     HEAP,
     activation_bytes,
@@ -69,7 +68,7 @@ def plan_of(prepared: PreparedRun) -> TrainingPlan:
         tokens=sum(encoded.lengths),
         longest=max(encoded.lengths),
         rates={group["name"]: group["lr"] for group in groups},
-        labels=_label_counts(encoded),
+        labels=encoded.task.label_counts(encoded),
         truncated=prepared.rows.lost[0].cut,
         memory=_memory(prepared),
     )
@@ -103,16 +102,6 @@ def _memory(prepared: PreparedRun) -> dict[str, int]:
         "activations": activations,
         "temporary": round(peak) - activations,
     }
-
-
-def _label_counts(encoded: Encoded) -> dict[str, int]:
-    """Count the labels in the rows, by name; {} if the task has no classes."""
-    names = encoded.setting.labels
-    counts: Counter[int] = Counter()
-    for row in encoded.rows if names else ():
-        labels = row.get("labels", ())
-        counts.update([labels] if isinstance(labels, int) else labels)
-    return {name: counts[index] for index, name in enumerate(names)}
 
 
 def weight_bytes(adapter: Adapter) -> int:

@@ -18,6 +18,7 @@ from adapterhub.methods._spec import dump_methods, parse_methods
 from adapterhub.tasks import dump_task, parse_task
 from adapterhub.training import checkpoint, loop, stages
 from adapterhub.training.batching import LazyBatches, batch_order
+from adapterhub.training.engine import model_loss
 from adapterhub.training.output_folder import RECIPE, check_output, hold_output, writing
 from adapterhub.training.prepare import PreparedRun, prepare
 from adapterhub.training.processes import check_launcher, is_main, wait_for_everyone
@@ -124,6 +125,7 @@ def _train(
         },
         reporter=reporter,
         checked=checked,
+        loss=data.task.loss(prepared.train) or model_loss,
     )
 
 
