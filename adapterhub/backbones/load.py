@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from tokenizers import AddedToken
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from adapterhub.backbones.causality import check_causal
 from adapterhub.backbones.find import PACKAGED, find_backbone, not_found
 from adapterhub.backbones.hub_guard import guarded_hub
 from adapterhub.backbones.identity import ORIGIN
@@ -24,7 +25,7 @@ from adapterhub.backbones.quantized import (
     stored_quantization,
 )
 from adapterhub.backbones.quantized_training import keep_4bit_layout
-from adapterhub.backbones.task_models import label_options, task_model
+from adapterhub.backbones.task_models import CAUSAL_LM, TASK_MODELS, label_options, task_model
 from adapterhub.backbones.token_embedding import remember_vocabulary_size
 from adapterhub.backbones.tokenizer import remember_tokenizer
 from adapterhub.backbones.weights import DTYPES
@@ -73,6 +74,7 @@ def load_backbone(
     if attention:
         options["attn_implementation"] = attention
     with quiet_loading():
+        _check_kind(folder, task, backbone)
         options = loading_options(auto, folder, options, quantize)
         if device_map is not None:
             options["device_map"] = device_map
@@ -90,7 +92,24 @@ def load_backbone(
     setattr(model, NEWLY_INITIALIZED, frozenset(info["missing_keys"]))
     remember_vocabulary_size(model)
     _prepare_tokenizer(model, tokenizer, new_tokens)
+    if task == CAUSAL_LM:
+        check_causal(model, backbone)
     return model.eval(), tokenizer
+
+
+def _check_kind(folder: Path, task: str, backbone: str) -> None:
+    """Refuse an architecture that has no model of a kind, before its weights are read."""
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except _BROKEN:
+        return  # loading the model raises the right error
+    if not task_model(task).classes_for(config):
+        kinds = [name for name, row in TASK_MODELS.items() if row.classes_for(config)]
+        raise BackboneError(
+            f"{backbone!r} is of type {config.model_type}, which has no model for {task}",
+            expected=f"one of {', '.join(kinds)}" if kinds else "another backbone",
+            hint=f"another --task, or another backbone for {task}",
+        )
 
 
 def _load(auto: Any, folder: Path, options: dict[str, Any], backbone: str) -> Any:

@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from adapterhub.errors import ConfigError, unknown
 
+CAUSAL_LM = "causal-lm"
 REGRESSION = "regression"
 MULTI_LABEL = "multi_label_classification"
 
@@ -59,7 +60,7 @@ TASK_MODELS = {
     # First: transformers lists the language models of BART and mBART as masked ones too.
     "seq2seq": TaskModel("AutoModelForSeq2SeqLM"),
     "masked-lm": TaskModel("AutoModelForMaskedLM"),
-    "causal-lm": TaskModel("AutoModelForCausalLM"),
+    CAUSAL_LM: TaskModel("AutoModelForCausalLM"),
 }
 
 
