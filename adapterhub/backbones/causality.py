@@ -1,8 +1,7 @@
 """Whether a language model predicts each token from the ones before it only.
 
 The class of a causal language model does not say so: BERT's attends to both sides unless its
-configuration is a decoder's, and XLNet's unless it gets a mask. Its loss is then that of reading the
-answer.
+configuration is a decoder's, and XLNet's unless it gets a mask. Such a model reads the answer.
 """
 
 from __future__ import annotations

@@ -126,11 +126,40 @@ def _load(auto: Any, folder: Path, options: dict[str, Any], backbone: str) -> An
 def _prepare_tokenizer(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, new_tokens: Sequence[str]
 ) -> None:
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
+    _set_padding(tokenizer)
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id
     remember_tokenizer(model, tokenizer, max(tokenizer.get_vocab().values(), default=-1) + 1)
+    _add_tokens(tokenizer, new_tokens)
+
+
+def load_tokenizer(
+    backbone: str, revision: str | None = None, new_tokens: Sequence[str] = ()
+) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a backbone without the model.
+
+    Args:
+        backbone: a folder or a Hub id.
+        revision: a branch, tag or commit on the Hub.
+        new_tokens: tokens to add to the tokenizer.
+
+    Raises:
+        BackboneError: the backbone was not found, or cannot be loaded.
+    """
+    folder, _ = find_backbone(backbone, revision)
+    with quiet_loading():
+        tokenizer: PreTrainedTokenizerBase = _load(transformers.AutoTokenizer, folder, {}, backbone)
+    _set_padding(tokenizer)
+    _add_tokens(tokenizer, new_tokens)
+    return tokenizer
+
+
+def _set_padding(tokenizer: PreTrainedTokenizerBase) -> None:
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+
+
+def _add_tokens(tokenizer: PreTrainedTokenizerBase, new_tokens: Sequence[str]) -> None:
     tokenizer.add_tokens([AddedToken(t, normalized=False) for t in new_tokens])
 
 
@@ -158,7 +187,7 @@ def meta_model(
     is_packaged = backbone in PACKAGED and not revision
     source = str(find_backbone(backbone)[0]) if is_packaged else backbone
     try:
-        with guarded_hub():
+        with guarded_hub(), quiet_loading():
             config = transformers.AutoConfig.from_pretrained(source, revision=revision, **options)
         with torch.device("meta"):
             model = auto.from_config(config)

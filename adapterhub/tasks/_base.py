@@ -22,6 +22,7 @@ from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, unknown
 from adapterhub.tasks._aliases import ALIASES, resolve_alias
+from adapterhub.tasks._show import learned_line, tokens_line
 
 IGNORED = -100  # label of the positions that the loss ignores
 SPEC_EXAMPLES = "classification, seq2seq(metric=rouge) or {seq2seq: {metric: rouge}}"
@@ -243,7 +244,21 @@ class Task(ABC):
 
     def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
         """Pad rows to one batch: (batch, tokens)."""
-        return pad(rows, setting.tokenizer)
+        return pad(rows, setting.tokenizer, self.padding_side(setting))
+
+    def padding_side(self, setting: Setting) -> str:
+        """Return the side on which rows are padded: that of the tokenizer."""
+        return str(setting.tokenizer.padding_side)
+
+    def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
+        """Return what the model gets of a row, and what it learns, as texts by name."""
+        facts = {"tokens": tokens_line(row["input_ids"], setting.tokenizer)}
+        labels = row.get("labels")
+        if isinstance(labels, list):
+            return facts | {"learned": learned_line(labels, setting.tokenizer)}
+        if isinstance(labels, int) and setting.labels:
+            return facts | {"label": f"{setting.labels[labels]} (class {labels})"}
+        return facts | ({} if labels is None else {"label": str(labels)})
 
     def label_counts(self, encoded: Encoded) -> dict[str, int]:
         """Count the labels in the rows, by name; {} if the task has no classes."""

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import regex
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.config.options import option
@@ -33,7 +32,6 @@ from adapterhub.tasks._base import (
     Setting,
     Task,
     limit_of,
-    pad,
     register_task,
 )
 from adapterhub.tasks._chat_template import chat_text
@@ -176,9 +174,9 @@ class CausalLM(Generation, Task):
             tokens += [(i, True) for i in [*response, *_end(tokenizer)]]
         return tokens
 
-    def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
-        """Pad on the right, which no token attends to."""
-        return pad(rows, setting.tokenizer, "right")
+    def padding_side(self, setting: Setting) -> str:
+        """Return the right: no token attends to it."""
+        return "right"
 
     # Predictions
 

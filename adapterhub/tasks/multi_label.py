@@ -24,8 +24,17 @@ from adapterhub.data.labels import name_labels
 from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import first_few
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.tasks._base import Encoded, Prediction, forward, in_order, register_task
+from adapterhub.tasks._base import (
+    Encoded,
+    Prediction,
+    Row,
+    Setting,
+    forward,
+    in_order,
+    register_task,
+)
 from adapterhub.tasks._metrics import multi_label_metrics
+from adapterhub.tasks._show import tokens_line
 from adapterhub.tasks.classification import OfTexts
 
 if TYPE_CHECKING:
@@ -143,6 +152,13 @@ class MultiLabel(OfTexts):
         """Return 1.0 for each label of the example, else 0.0."""
         own = set(example.labels or ())
         return [float(label in own) for label in labels]
+
+    def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
+        """Return the tokens and the labels."""
+        pairs = zip(setting.labels, row["labels"], strict=True)
+        own = [label for label, value in pairs if value]
+        tokens = tokens_line(row["input_ids"], setting.tokenizer)
+        return {"tokens": tokens, "labels": ", ".join(own) or "none"}
 
     def label_counts(self, encoded: Encoded) -> dict[str, int]:
         """Count the texts of each label."""

@@ -37,6 +37,7 @@ from adapterhub.tasks._base import (
     rows_from_columns,
 )
 from adapterhub.tasks._metrics import classification_metrics
+from adapterhub.tasks._show import tokens_line
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -133,6 +134,15 @@ class MultipleChoice(Task):
                 row["labels"] = example.label
             rows.append(row)
         return one_row_each(self, examples, setting, rows)
+
+    def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
+        """Return the tokens of each choice; the right one is marked."""
+        return {
+            f"{'right' if i == row['labels'] else 'wrong'}, {i}": tokens_line(
+                part["input_ids"], setting.tokenizer
+            )
+            for i, part in enumerate(row["choices"])
+        }
 
     def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
         """Pad the rows of all choices: (batch, choices, tokens)."""

@@ -38,7 +38,6 @@ from adapterhub.tasks._base import (
     in_order,
     limit_of,
     one_row_each,
-    pad,
     register_task,
 )
 from adapterhub.tasks.classification import CLASS_METRICS, OfTexts, best_of, score_classes
@@ -160,8 +159,8 @@ class Prompted(OfTexts):
         """Count the tokens left for the texts; few-shot examples do not count as input length."""
         shot_tokens = len(setting.tokenizer(shots, add_special_tokens=False)["input_ids"])
         most = min(setting.positions, setting.tokenizer.model_max_length)
-        # The additional token is the label word of a causal model.
-        taken = len(setting.tokenizer(shots + frame)["input_ids"]) + 1
+        word = self.head == "causal-lm"  # its label word comes behind the prompt
+        taken = len(setting.tokenizer(shots + frame)["input_ids"]) + word
         if shot_tokens and taken >= most:
             raise ConfigError(
                 f"the few-shot examples have {shot_tokens} tokens and leave no room for a text",
@@ -197,10 +196,14 @@ class Prompted(OfTexts):
             )
         return [ids[0] for ids in tokens_of.values()]
 
+    def padding_side(self, setting: Setting) -> str:
+        """Return the right, where padding keeps the positions of the words."""
+        return "right"
+
     def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
-        """Pad on the right, which keeps positions, and drop `position`, no input of the model."""
+        """Pad rows without `position`, which is no input of the model."""
         inputs = [{k: v for k, v in row.items() if k != "position"} for row in rows]
-        return pad(inputs, setting.tokenizer, "right")
+        return super().collate(inputs, setting)
 
     # Predictions
 

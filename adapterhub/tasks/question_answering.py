@@ -41,6 +41,7 @@ from adapterhub.tasks._base import (
     register_task,
 )
 from adapterhub.tasks._metrics import answer_metrics
+from adapterhub.tasks._show import tokens_line
 
 _BEST = 20  # candidate starts, and candidate ends, per window
 
@@ -191,6 +192,14 @@ class QuestionAnswering(Task):
         limit = limit_of(setting)
         asked = sum(offset is None for offset in row["offsets"])
         return len(row["input_ids"]) <= limit and asked <= limit // 2
+
+    def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
+        """Return the tokens and those of the answer."""
+        ids, tokenizer = row["input_ids"], setting.tokenizer
+        start, end = row["start_positions"], row["end_positions"]
+        answer = f"{tokens_line(ids[start : end + 1], tokenizer)} (tokens {start} to {end})"
+        none = "none in this window: the first token"
+        return {"tokens": tokens_line(ids, tokenizer), "answer": answer if end else none}
 
     def collate(self, rows: Sequence[Row], setting: Setting) -> Any:
         """Pad rows without their offsets; shift positions by the padding on the left."""

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from adapterhub.config.options import option
@@ -32,12 +31,12 @@ from adapterhub.tasks._base import (
     Task,
     limit_of,
     one_row_each,
-    pad,
     register_task,
     rows_from_columns,
 )
 from adapterhub.tasks._generation import TOKEN_METRICS, Generation, generate, token_loss
 from adapterhub.tasks._metrics import GENERATION_METRICS, generation_metrics
+from adapterhub.tasks._show import tokens_line
 
 _MAIN = {"bleu": "bleu", "rouge": "rougeL", "exact": "exact_match"}
 
@@ -115,9 +114,16 @@ class Seq2Seq(Generation, Task):
         """Count the tokens of the input and of the target."""
         return [len(row["input_ids"]), len(row.get("labels", ()))]
 
-    def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
-        """Pad on the right: the decoder starts at the first position."""
-        return pad(rows, setting.tokenizer, "right")
+    def padding_side(self, setting: Setting) -> str:
+        """Return the right: the decoder starts at the first position."""
+        return "right"
+
+    def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
+        """Return the tokens of the input and of the target."""
+        return {
+            "tokens": tokens_line(row["input_ids"], setting.tokenizer),
+            "target": tokens_line(row["labels"], setting.tokenizer),
+        }
 
     # Predictions
 

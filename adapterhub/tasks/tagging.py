@@ -46,6 +46,7 @@ from adapterhub.tasks._class_weights import (
     weights_of,
 )
 from adapterhub.tasks._metrics import entity_metrics
+from adapterhub.tasks._show import tags_line
 
 _TAG = re.compile(r"O|[BI]-\S+")
 _WORDS = re.compile(r"[@#]?\w+(?:[-.'\u2019]\w+)*|[^\w\s]")
@@ -172,6 +173,12 @@ class Tagging(Task):
         if self.class_weights is None:
             return None
         return weighted_loss(weights_of(self.class_weights, self.label_counts(train)))
+
+    def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
+        """Return the tokens with their tags."""
+        return {
+            "tokens": tags_line(row["input_ids"], row["labels"], setting.labels, setting.tokenizer)
+        }
 
     # Predictions
 
