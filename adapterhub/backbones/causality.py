@@ -37,7 +37,8 @@ def check_causal(model: PreTrainedModel, backbone: str) -> None:
 
 def reads_ahead(model: PreTrainedModel) -> bool:
     """Return whether logits change with a later token."""
-    if device_of(model).type == "meta":
+    device = device_of(model)
+    if device is None or device.type == "meta":
         return False
     batch = probe_batch(model, rows=1, tokens=_TOKENS + 1)
     ids = batch["input_ids"][:, :_TOKENS].repeat(2, 1)

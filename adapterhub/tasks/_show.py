@@ -65,7 +65,7 @@ def removed_text(
     """
     matcher = SequenceMatcher(None, whole, kept, autojunk=False)
     gone = [whole[a:b] for what, a, b, _, _ in matcher.get_opcodes() if what != "equal"]
-    return " ... ".join(str(tokenizer.decode(ids)).strip() for ids in gone if ids)
+    return " ... ".join(str(tokenizer.decode(list(ids))).strip() for ids in gone if ids)
 
 
 def _token_text(token_id: int, tokenizer: PreTrainedTokenizerBase) -> str:
