@@ -40,6 +40,14 @@ class LostTokens:
     lost: int
     longest: int
 
+    def sentence(self, name: str) -> str:
+        """Describe the loss; `name` is that of the data, such as "training"."""
+        return (
+            f"{self.cut:,} of {self.examples:,} {name} {self.part} are longer than {self.limit:,} "
+            f"tokens and lose {self.lost / self.tokens:.0%} of their tokens "
+            f"(longest {self.longest:,})"
+        )
+
 
 def encode_whole(task: Task, examples: Sequence[Any], setting: Setting) -> Encoded:
     """Encode labelled examples without truncation.

@@ -92,16 +92,11 @@ def _choice(length: int, longest: int, reads: int, split: bool) -> str:
 def _losses(name: str, lost: list[LostTokens], reads: int, data: RunData) -> Iterator[str]:
     for part in lost:
         if part.cut:
-            share = part.lost / part.tokens
-            cut = f"{part.cut:,} of {part.examples:,} {name} {part.part}"
             needed = -(-part.longest // 8) * 8
             fitting = f"{part.option}={needed} keeps all"
             if part.option == "train.max_length" and part.limit >= reads:
                 fitting = "the backbone reads no more"
-            text = (
-                f"{cut} are longer than {part.limit:,} tokens and lose {share:.0%} of their tokens "
-                f"(longest {part.longest:,}); {fitting}"
-            )
+            text = f"{part.sentence(name)}; {fitting}"
             yield f"{text}; {data.task.cut_note}" if data.task.cut_note else text
 
 
