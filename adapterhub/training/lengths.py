@@ -25,7 +25,7 @@ class FittedRows:
     Attributes:
         max_length: the longest input, in tokens.
         train: the training rows.
-        evaluation: the evaluation rows.
+        evaluation: the evaluation rows; none without evaluation data.
         lost: what truncation removes from the training rows.
         notes: the length and the truncation in words.
     """
@@ -49,7 +49,7 @@ def fit_rows(
         trained: the maximum length that the backbone was trained with, if it is recorded.
     """
     parts = {"training": data.train, "evaluation": data.evaluation}
-    whole = {name: encode_whole(data.task, examples, setting) for name, examples in parts.items()}
+    whole = {name: encode_whole(data.task, rows, setting) for name, rows in parts.items() if rows}
     longest = max(map(longest_row, whole.values()))
     reads = min(setting.max_length, setting.tokenizer.model_max_length)
     most = min(reads, data.task.most_tokens)
@@ -63,7 +63,7 @@ def fit_rows(
     return FittedRows(
         max_length=min(chosen or length, reads),
         train=encoded["training"],
-        evaluation=encoded["evaluation"],
+        evaluation=encoded.get("evaluation", Encoded(data.task, limited, (), [], ())),
         lost=tuple(lost["training"]),
         notes=tuple(notes),
     )

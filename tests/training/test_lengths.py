@@ -74,3 +74,13 @@ def test_packed_rows_are_as_long_as_the_default_allows():
 def test_texts_that_are_split_lose_nothing():
     (note,) = fitted([900, 3], task="masked-lm").notes
     assert note.endswith("by default; the longest text has 900 tokens, and is split")
+
+
+def test_there_may_be_no_evaluation_data():
+    tokenizer = word_tokenizer()
+    examples = [Example("good", None, "a"), Example("bad", None, "b")]
+    for task in ("classification", "masked-lm"):
+        data = RunData(parse_task(task), ("a", "b"), examples, [])
+        rows = fit_rows(data, Setting(tokenizer, 64, ("a", "b"), positions=64), None)
+        assert (len(rows.train.rows), rows.evaluation.rows) == (2, [])
+        assert len(rows.notes) == 1
