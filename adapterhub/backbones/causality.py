@@ -46,5 +46,5 @@ def reads_ahead(model: PreTrainedModel) -> bool:
     with EvaluationMode(model), torch.no_grad():
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.float()
     before = logits[:, :-1]
-    tolerance = 1e-4 if model.dtype == torch.float32 else 3e-2
+    tolerance = 1e-3 if model.dtype == torch.float32 else 0.05  # of BERT: 0.3 to 0.5
     return bool((before[0] - before[1]).abs().max() > tolerance * before.abs().max())
