@@ -19,8 +19,14 @@ BACKBONE = "sentence-transformers/all-MiniLM-L6-v2"
 METHODS = ("head", "lora", "pfeiffer", "mam", "full")
 PAIR = ["--text", "sentence1", "--pair", "sentence2"]
 TASKS = {
-    "sst2": ["--text", "sentence", "--label", "label", "data.rows=8000"],
-    "mrpc": ["--text", "#1 String", "--pair", "#2 String", "--label", "Quality"],
+    "sst2": [
+        *("--text", "sentence", "--label", "label", "--labels", "0=negative,1=positive"),
+        "data.rows=8000",
+    ],
+    "mrpc": [
+        *("--text", "#1 String", "--pair", "#2 String", "--label", "Quality"),
+        *("--labels", "0=not_equivalent,1=equivalent"),
+    ],
     "stsb": ["--task", "regression", *PAIR, "--label", "score"],
 }
 COLUMNS = ("task", "method", "score on dev", "trained", "adapter", "time", "peak memory")

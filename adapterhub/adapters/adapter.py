@@ -129,6 +129,12 @@ class Adapter:
         return bool(self.changed or self.head or self.new_tokens)
 
     @property
+    def problem_type(self) -> str | None:
+        """The problem type of transformers that selects the head's loss; None without a head."""
+        recorded: str | None = self.head.labels["problem_type"] if self.head else None
+        return recorded
+
+    @property
     def labels(self) -> tuple[str, ...]:
         """The class names in the order of the logits; () without a classification head."""
         if self.head is None or self.head.labels["problem_type"] == "regression":
@@ -316,7 +322,8 @@ class Adapter:
             OutputError: the folder exists (unless `overwrite`), or cannot be written.
         """
         check_format(format)
-        card = export_card(self.name, [method.name for method in self.methods], self.labels)
+        names = [method.name for method in self.methods]
+        card = export_card(self.name, names, self.labels, self.problem_type)
         write_peft(Path(folder), to_peft(self.export_source()), card=card, overwrite=overwrite)
 
     def export_source(self) -> ExportSource:
@@ -341,7 +348,7 @@ class Adapter:
     def manifest(self) -> Manifest:
         """Return the manifest of the adapter's files, without their list and digests."""
         metadata, snapshot = self.metadata, tokenizer_snapshot(self.model)
-        kind = task_kind(self.model)
+        kind = task_kind(self.model, self.problem_type)
         template = snapshot.chat_template() if snapshot else None
         return Manifest(
             name=self.name,
@@ -364,7 +371,7 @@ class Adapter:
         if self.head is None:
             return None
         pooling = self.pooling.how if self.pooling else None
-        return TaskHead(kind, self.head.labels["problem_type"], pooling)
+        return TaskHead(kind, self.problem_type, pooling)
 
     def _tokenizer_identity(self, snapshot: TokenizerSnapshot | None) -> str | None:
         if snapshot is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapters.adapter import PUBLICATION_FIELDS, Adapter, AdapterMetadata
 from adapterhub.adapters.attach import snapshot_for
@@ -26,6 +26,7 @@ from adapterhub.adapters.parts import HEAD
 from adapterhub.adapters.passes import STRUCTURE_LOCK
 from adapterhub.adapters.state import activated, bare, find_state
 from adapterhub.anatomy.build import anatomy_of
+from adapterhub.backbones.task_models import MULTI_LABEL, REGRESSION
 from adapterhub.errors import warn_user
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo
 from adapterhub.files.native import read_manifest, read_tensors
@@ -112,7 +113,7 @@ def load_imported(
     Raises:
         MismatchError: its files name a different backbone, or its tensors do not fit.
     """
-    manifest = _manifest_of(imported, model.config.model_type)
+    manifest = _manifest_of(imported, model.config)
     unchecked = [] if any_backbone else check_backbone_name(imported, model)
     for note in (*imported.notes, *unchecked):
         warn_user(note, stacklevel=3)
@@ -144,12 +145,15 @@ def _without_head(manifest: Manifest) -> Manifest:
     return replace(manifest, head=None, labels=(), tensors=tensors)
 
 
-def _manifest_of(imported: ImportedAdapter, model_type: str) -> Manifest:
-    problem_type = "single_label_classification" if imported.labels else "regression"
+def _manifest_of(imported: ImportedAdapter, config: PreTrainedConfig) -> Manifest:
+    problem_type = REGRESSION
+    if imported.labels:  # other formats do not record whether a text has one label or several
+        several = config.problem_type == MULTI_LABEL
+        problem_type = MULTI_LABEL if several else "single_label_classification"
     return Manifest(
         name=imported.name,
         methods=tuple({n: dict(o) for n, o in spec.items()} for spec in imported.methods),
-        backbone=BackboneRef(imported.backbone or "", imported.revision, "", model_type),
+        backbone=BackboneRef(imported.backbone or "", imported.revision, "", config.model_type),
         task=imported.task,
         labels=imported.labels,
         head=TaskHead(imported.task, problem_type) if imported.head else None,

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from tokenizers import AddedToken
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from adapterhub.backbones.causality import check_causal
 from adapterhub.backbones.find import PACKAGED, find_backbone, not_found
 from adapterhub.backbones.hub_guard import guarded_hub
 from adapterhub.backbones.identity import ORIGIN
@@ -25,7 +26,7 @@ from adapterhub.backbones.quantized import (
     stored_quantization,
 )
 from adapterhub.backbones.quantized_training import keep_4bit_layout
-from adapterhub.backbones.task_models import label_options, task_model
+from adapterhub.backbones.task_models import CAUSAL_LM, TASK_MODELS, label_options, task_model
 from adapterhub.backbones.token_embedding import remember_vocabulary_size
 from adapterhub.backbones.tokenizer import remember_tokenizer
 from adapterhub.backbones.weights import DTYPES
@@ -80,6 +81,7 @@ def load_backbone(
     if attention:
         options["attn_implementation"] = attention
     with quiet_loading():
+        _check_kind(folder, task, backbone)
         options = loading_options(auto, folder, options, quantize)
         if device_map is not None:
             options["device_map"] = device_map
@@ -93,6 +95,8 @@ def load_backbone(
         remember_pooling(model, pooling, folder)
     remember_vocabulary_size(model)
     _prepare_tokenizer(model, tokenizer, new_tokens)
+    if task == CAUSAL_LM:
+        check_causal(model, backbone)
     return model.eval(), tokenizer
 
 
@@ -106,6 +110,21 @@ def _remember_origin(
     )
     model.config._commit_hash = commit
     setattr(model, ORIGIN, str(folder.absolute()))
+
+
+def _check_kind(folder: Path, task: str, backbone: str) -> None:
+    """Refuse an architecture that has no model of a kind, before its weights are read."""
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except _BROKEN:
+        return  # loading the model raises the right error
+    if not task_model(task).classes_for(config):
+        kinds = [name for name, row in TASK_MODELS.items() if row.classes_for(config)]
+        raise BackboneError(
+            f"{backbone!r} is of type {config.model_type}, which has no model for {task}",
+            expected=f"one of {', '.join(kinds)}" if kinds else "another backbone",
+            hint=f"another --task, or another backbone for {task}",
+        )
 
 
 def _load(auto: Any, folder: Path, options: dict[str, Any], backbone: str) -> Any:
@@ -122,11 +141,40 @@ def _load(auto: Any, folder: Path, options: dict[str, Any], backbone: str) -> An
 def _prepare_tokenizer(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, new_tokens: Sequence[str]
 ) -> None:
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
+    _set_padding(tokenizer)
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id
     remember_tokenizer(model, tokenizer, max(tokenizer.get_vocab().values(), default=-1) + 1)
+    _add_tokens(tokenizer, new_tokens)
+
+
+def load_tokenizer(
+    backbone: str, revision: str | None = None, new_tokens: Sequence[str] = ()
+) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a backbone without the model.
+
+    Args:
+        backbone: a folder or a Hub id.
+        revision: a branch, tag or commit on the Hub.
+        new_tokens: tokens to add to the tokenizer.
+
+    Raises:
+        BackboneError: the backbone was not found, or cannot be loaded.
+    """
+    folder, _ = find_backbone(backbone, revision)
+    with quiet_loading():
+        tokenizer: PreTrainedTokenizerBase = _load(transformers.AutoTokenizer, folder, {}, backbone)
+    _set_padding(tokenizer)
+    _add_tokens(tokenizer, new_tokens)
+    return tokenizer
+
+
+def _set_padding(tokenizer: PreTrainedTokenizerBase) -> None:
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+
+
+def _add_tokens(tokenizer: PreTrainedTokenizerBase, new_tokens: Sequence[str]) -> None:
     tokenizer.add_tokens([AddedToken(t, normalized=False) for t in new_tokens])
 
 
@@ -154,7 +202,7 @@ def meta_model(
     is_packaged = backbone in PACKAGED and not revision
     source = str(find_backbone(backbone)[0]) if is_packaged else backbone
     try:
-        with guarded_hub():
+        with guarded_hub(), quiet_loading():
             config = transformers.AutoConfig.from_pretrained(source, revision=revision, **options)
         with torch.device("meta"):
             model = auto.from_config(config)

@@ -11,6 +11,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from adapterhub.errors import ConfigError, unknown
 
+CAUSAL_LM = "causal-lm"
+REGRESSION = "regression"
+MULTI_LABEL = "multi_label_classification"
+
 
 @dataclass(frozen=True)
 class TaskModel:
@@ -21,12 +25,14 @@ class TaskModel:
         outputs: the names of the head's outputs, if they are fixed; "" is a single unnamed number.
         classes: whether the outputs are classes that the user names.
         pools: whether the head reads one vector of each text.
+        problem_type: that of transformers, which selects the loss of a model with a new head.
     """
 
     auto: str
     outputs: tuple[str, ...] = ()
     classes: bool = False
     pools: bool = False
+    problem_type: str = "single_label_classification"
 
     @property
     def has_head(self) -> bool:
@@ -42,14 +48,21 @@ class TaskModel:
 TASK_MODELS = {
     "features": TaskModel("AutoModel"),
     "classification": TaskModel("AutoModelForSequenceClassification", classes=True, pools=True),
-    "regression": TaskModel("AutoModelForSequenceClassification", outputs=("",), pools=True),
+    "multi-label": TaskModel(
+        "AutoModelForSequenceClassification", classes=True, pools=True, problem_type=MULTI_LABEL
+    ),
+    "regression": TaskModel(
+        "AutoModelForSequenceClassification", outputs=("",), pools=True, problem_type=REGRESSION
+    ),
     "tagging": TaskModel("AutoModelForTokenClassification", classes=True),
     "question-answering": TaskModel("AutoModelForQuestionAnswering", outputs=("start", "end")),
-    "multiple-choice": TaskModel("AutoModelForMultipleChoice", outputs=("",), pools=True),
+    "multiple-choice": TaskModel(
+        "AutoModelForMultipleChoice", outputs=("",), pools=True, problem_type=REGRESSION
+    ),
     # First: transformers lists the language models of BART and mBART as masked ones too.
     "seq2seq": TaskModel("AutoModelForSeq2SeqLM"),
     "masked-lm": TaskModel("AutoModelForMaskedLM"),
-    "causal-lm": TaskModel("AutoModelForCausalLM"),
+    CAUSAL_LM: TaskModel("AutoModelForCausalLM"),
 }
 
 
@@ -64,13 +77,16 @@ def task_model(task: str) -> TaskModel:
     return TASK_MODELS[task]
 
 
-def task_kind(model: PreTrainedModel) -> str | None:
-    """Return the kind of a model, a key of TASK_MODELS, by its class; None for any other class."""
-    one_number = model.config.problem_type == "regression"
-    for name, row in TASK_MODELS.items():
-        if type(model) in row.classes_for(model.config) and not (row.classes and one_number):
-            return name
-    return None
+def task_kind(model: PreTrainedModel, problem_type: str | None = None) -> str | None:
+    """Return the kind of a model, a key of TASK_MODELS, by its class; None for any other class.
+
+    Of several kinds with this class, it is the one with the problem type, by default the model's,
+    else the first.
+    """
+    config, chosen = model.config, problem_type or model.config.problem_type
+    kinds = [name for name, row in TASK_MODELS.items() if type(model) in row.classes_for(config)]
+    same = [name for name in kinds if TASK_MODELS[name].problem_type == chosen]
+    return next(iter(same or kinds), None)
 
 
 def label_options(task: str, labels: Sequence[str]) -> dict[str, Any]:
@@ -81,7 +97,7 @@ def label_options(task: str, labels: Sequence[str]) -> dict[str, Any]:
     """
     row = task_model(task)
     if row.outputs == ("",):
-        return {"num_labels": 1, "problem_type": "regression"}
+        return {"num_labels": 1, "problem_type": row.problem_type}
     if not row.has_head:
         return {}
     labels = labels if row.classes else row.outputs
@@ -93,5 +109,5 @@ def label_options(task: str, labels: Sequence[str]) -> dict[str, Any]:
     return {
         "id2label": dict(enumerate(labels)),
         "label2id": {label: i for i, label in enumerate(labels)},
-        "problem_type": "single_label_classification",
+        "problem_type": row.problem_type,
     }

@@ -16,6 +16,7 @@ from adapterhub.config.options import options_of
 def command(name: str | None, as_json: bool) -> None:
     """List the tasks, or show the options of one."""
     from adapterhub.tasks import TASKS, task_class
+    from adapterhub.tasks._aliases import aliases_of
 
     chosen = {name: task_class(name)} if name else dict(sorted(TASKS.items()))
     if as_json:
@@ -25,8 +26,12 @@ def command(name: str | None, as_json: bool) -> None:
         }
         print_json(described, indent=2)
     elif name:
-        say_text(f"{name}: {chosen[name].summary}\n")
-        print_table(options_table(chosen[name]))
+        task = chosen[name]
+        say_text(f"{task.name}: {task.summary}")
+        if others := aliases_of(task.name):
+            say_text(f"also called {', '.join(others)}")
+        say_text("")
+        print_table(options_table(task))
     else:
         table = PlainTable("task", "description")
         for key, task in chosen.items():

@@ -15,8 +15,10 @@ from adapterhub.cli._format import (
     print_facts,
     print_json,
     print_table,
+    say,
     seconds_text,
 )
+from adapterhub.cli._rows import print_rows
 from adapterhub.config.json_schema import json_schema
 from adapterhub.config.options import options_of
 from adapterhub.config.overrides import merge_options, parse_overrides
@@ -35,6 +37,7 @@ FLAGS = {
     "text": "data.text",
     "pair": "data.pair",
     "label": "data.label",
+    "labels": "data.labels",
     "output": "output",
     "seed": "seed",
 }
@@ -70,6 +73,12 @@ def _print_schema(context: click.Context, option: click.Parameter, given: bool) 
 @_flags
 @click.option("--resume", is_flag=True, help="Continue the run in the output folder.")
 @click.option("--dry-run", is_flag=True, help="Print sites, parameters and memory, then stop.")
+@click.option(
+    "--show",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Print the first N rows as the model gets them, then stop.",
+)
 @click.option("--quiet", is_flag=True, help="Print no progress.")
 @click.option(
     "--schema",
@@ -79,12 +88,24 @@ def _print_schema(context: click.Context, option: click.Parameter, given: bool) 
     callback=_print_schema,
     help="Print the JSON schema of recipes, for editors, then stop.",
 )
-def command(words: tuple[str, ...], resume: bool, dry_run: bool, quiet: bool, **flags: Any) -> None:
+def command(
+    words: tuple[str, ...],
+    resume: bool,
+    dry_run: bool,
+    show: int | None,
+    quiet: bool,
+    **flags: Any,
+) -> None:
     """Train an adapter from a recipe or from flags.
 
     KEY=VALUE sets any option of the recipe, such as train.learning_rate=1e-3.
     """
+    if show:
+        flags["output"] = flags["output"] or "."  # required of a recipe; nothing is written
     recipe = read(*_recipe_words(words), _nested(flags))
+    if show:
+        print_rows(recipe, show)
+        return
     from adapterhub.training.output_folder import check_output
     from adapterhub.training.prepare import prepare
     from adapterhub.training.processes import is_main
@@ -150,6 +171,8 @@ def _print_plan(prepared: Any) -> None:
         "memory, total": f"{bytes_text(sum(plan.memory.values()))} (estimate)",
     }
     print_facts(facts, width=24)
+    for note in prepared.notes:
+        say(note)
 
 
 def _print_outcome(outcome: Any) -> None:

@@ -150,7 +150,12 @@ def sample(examples: Sequence[E], rows: int | None, seed: int) -> list[E]:
 
 def labels_of(examples: Iterable[Example]) -> list[str]:
     """List the distinct class labels, sorted; numerically if all are numbers."""
-    labels = sorted({e.label for e in examples if isinstance(e.label, str)})
+    return sorted_labels(e.label for e in examples if isinstance(e.label, str))
+
+
+def sorted_labels(values: Iterable[str]) -> list[str]:
+    """List distinct labels, sorted; numerically if all are numbers."""
+    labels = sorted(set(values))
     if all(_NUMBER.fullmatch(label) for label in labels):
         labels.sort(key=float)
     return labels

@@ -26,6 +26,8 @@ from adapterhub.files.markdown import code_block, literal, table
 _START, _END = "<!-- adapterhub -->", "<!-- /adapterhub -->"
 UNPUBLISHED = "THIS FOLDER"
 _MOST_LABELS = 20
+_MULTI_LABEL = "multi_label_classification"  # a problem type of transformers
+_SIGMOID = "the probability of each is the sigmoid of its logit."
 _MOST_RECIPE = 20_000
 _MOST_FACT = 100  # characters of a free value of the training record
 # On lines of their own: the code in a block may contain the comments too.
@@ -66,19 +68,24 @@ def card(
     return f"---\n{dump_yaml(front)}---\n\n{text.lstrip()}"
 
 
-def export_card(name: str, methods: Sequence[str], labels: Sequence[str]) -> str:
+def export_card(
+    name: str, methods: Sequence[str], labels: Sequence[str], problem_type: str | None = None
+) -> str:
     """Return the card of an adapter exported to peft, whose format has no label names.
 
     Args:
         name: the adapter's name.
         methods: names of its methods.
         labels: names of its classes, in the order of the logits.
+        problem_type: that of transformers, which the format has no place for either.
     """
     origin = f"An adapter ({', '.join(methods)}), exported by adapterhub {__version__}."
     text = f"---\nlibrary_name: peft\n---\n\n# {literal(name)}\n\n{origin}\n"
     if labels:
         lines = (f"{i}. {literal(label) or '(empty)'}\n" for i, label in enumerate(labels))
         text += "\nLabels:\n\n" + "".join(lines)
+    if problem_type == _MULTI_LABEL:
+        text += f"\nA text can have several labels: {_SIGMOID}\n"
     return text
 
 
@@ -158,7 +165,8 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if manifest.task:
         yield "task", manifest.task
     if manifest.labels:
-        yield "labels", literal(_cut(manifest.labels))
+        several = manifest.head is not None and manifest.head.problem_type == _MULTI_LABEL
+        yield "labels", literal(_cut(manifest.labels)) + " (any number a text)" * several
     parameters = sum(math.prod(info.shape) for info in infos)
     yield "size", f"{parameters:,} parameters, {sum(info.nbytes for info in infos) / 1e6:.2f} MB"
     yield "licence", manifest.license or "not stated by the publisher"
@@ -194,6 +202,8 @@ def _in_peft(manifest: Manifest, reference: str, peft: InPeft) -> str:
     auto = TASK_MODELS[peft.kind].auto if peft.kind else "AutoModel"
     outputs = len(manifest.labels) or 1
     heads = f", num_labels={outputs}" if manifest.head and auto.endswith("Classification") else ""
+    if manifest.head and manifest.head.problem_type == _MULTI_LABEL:
+        heads += f", problem_type={_MULTI_LABEL!r}"
     _, _, name = reference.rpartition("://")[2].partition("/")
     other_hub = "://" in reference  # peft downloads from the Hugging Face Hub only
     fetch = f"folder = snapshot_download({name!r}, endpoint={reference.removesuffix('/' + name)!r})"

@@ -13,12 +13,13 @@ from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.load import load_folder
 from adapterhub.backbones.load import load_backbone
 from adapterhub.backbones.task_models import TASK_MODELS
-from adapterhub.errors import ConfigError, MergeError
+from adapterhub.errors import ConfigError, MergeError, warn_user
 from adapterhub.files.native import read_manifest
 from adapterhub.files.run_folder import backbone_of_adapter
 from adapterhub.inference.record import training_record
 from adapterhub.registry.pull import pull_verified
 from adapterhub.tasks import TASKS, Prediction, Setting, Task
+from adapterhub.tasks._lengths import encode_whole, lost_tokens, truncate
 from adapterhub.training.prepare import make_ready, max_positions
 
 
@@ -42,7 +43,11 @@ class Predictor:
             DataError: the examples have labels that the adapter lacks.
         """
         self.task.check(self.setting.labels, examples)
-        encoded = self.task.encode(examples, self.setting, labelled=True)
+        whole = encode_whole(self.task, examples, self.setting)
+        encoded = truncate(whole, self.task, self.setting)
+        for lost in lost_tokens(whole, encoded):
+            if lost.cut:
+                warn_user(lost.sentence("evaluation"))
         return self.task.evaluate(self.model, encoded, batch_size)
 
 

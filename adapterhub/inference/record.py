@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adapterhub.config.options import from_dict
+from adapterhub.config.options import from_dict, is_neutral, options_of
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files.manifest import Manifest
@@ -15,6 +15,8 @@ from adapterhub.files.native import read_manifest
 from adapterhub.registry.pull import pull
 from adapterhub.tasks import Task, parse_task
 from adapterhub.training.recipe import DATA_SOURCES
+
+_COLUMNS = {option.name for option in options_of(DataOptions)}
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ def training_record(manifest: Manifest) -> TrainingRecord:
     """Extract the training record from a manifest.
 
     The manifest may come from a stranger: columns and formats are taken from it, but no paths or
-    names of data.
+    names of data. Options of a later version that are null, false or empty change nothing.
 
     Raises:
         FileError: the record is broken.
@@ -62,11 +64,16 @@ def training_record(manifest: Manifest) -> TrainingRecord:
     try:
         recipe = _mapping(manifest.training, "recipe")
         data, train = _mapping(recipe, "data"), _mapping(recipe, "train")
+        length = train.get("max_length")
         options = from_dict(
             _RecordedOptions,
             {
-                "data": {k: v for k, v in data.items() if k not in (*DATA_SOURCES, "rows")},
-                "max_length": train.get("max_length", 128),
+                "data": {
+                    k: v
+                    for k, v in data.items()
+                    if k not in (*DATA_SOURCES, "rows") and (k in _COLUMNS or not is_neutral(v))
+                },
+                "max_length": 128 if length is None else length,
                 "seed": manifest.training.get("seed", 0),
             },
         )

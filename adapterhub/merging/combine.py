@@ -237,10 +237,13 @@ def _owner_of_head(adapters: Sequence[Adapter], head: str | None) -> Adapter:
             )
         return chosen
     with_head = [adapter for adapter in adapters if adapter.head]
-    if len({adapter.labels for adapter in with_head}) > 1:
+    if len({(adapter.labels, adapter.problem_type) for adapter in with_head}) > 1:
         raise MergeError(
             "the adapters have different heads, and the new one can have only one",
-            offenders=[f"{a.name}: {', '.join(a.labels) or 'a number'}" for a in with_head],
+            offenders=[
+                f"{a.name}: {', '.join(a.labels) or 'a number'} ({a.problem_type})"
+                for a in with_head
+            ],
             expected="adapters with the same labels, or a choice",
             hint=f"combine(..., head={adapters[0].name!r}), or --head ADAPTER",
         )

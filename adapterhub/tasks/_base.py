@@ -6,9 +6,9 @@ method spec: `seq2seq`, `seq2seq(metric=rouge)`, `{seq2seq: {metric: rouge}}`.
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from adapterhub.config.options import from_dict, to_dict
+from adapterhub.config.options import from_dict, is_neutral, to_dict
 from adapterhub.config.spec import parse_calls, spec_error
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, unknown
+from adapterhub.tasks._aliases import ALIASES, resolve_alias
+from adapterhub.tasks._show import learned_line, tokens_line
 
 IGNORED = -100  # label of the positions that the loss ignores
 POOLING_HELP = (
@@ -120,7 +122,16 @@ class Task(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    pooling: str | None = None  # an option of tasks whose head reads one vector of each text
+    pooling: str | None = None
+    """What the head reads of each text: an option of tasks whose head reads one vector."""
+    lower_is_better: ClassVar[frozenset[str]] = frozenset()
+    """The metrics for which smaller values are better."""
+    has_labels: ClassVar[bool] = False
+    """Whether examples have labels that the option `labels` of the data can name."""
+    most_tokens: ClassVar[int] = 512
+    """The longest input that is chosen by default, in tokens."""
+    cut_note: ClassVar[str] = ""
+    """What else truncation means for the task, as the end of a sentence."""
 
     @property
     def head(self) -> str:
@@ -212,6 +223,22 @@ class Task(ABC):
             labelled: whether rows also hold what the model's loss needs.
         """
 
+    def unlimited(self) -> Task:
+        """Return the task without limits of its own, and with one or more rows per example."""
+        return self
+
+    def fits(self, row: Row, setting: Setting) -> bool:
+        """Return whether `encode` builds this row, of an example without truncation, unchanged."""
+        return all(len(v) <= limit_of(setting) for v in row.values() if isinstance(v, list))
+
+    def limits(self, setting: Setting) -> list[tuple[str, str, int]]:
+        """List what is truncated: (part of the examples, option, limit in tokens)."""
+        return [("texts", "train.max_length", limit_of(setting))]
+
+    def row_lengths(self, row: Row) -> list[int]:
+        """Count the tokens of a row for each of `limits`."""
+        return [len(row["input_ids"])]
+
     def vary(self, row: Row, setting: Setting, key: tuple[int, int, int]) -> Row:
         """Return the row to use in one epoch; `key` (seed, epoch, row) seeds what is random.
 
@@ -224,7 +251,37 @@ class Task(ABC):
 
     def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
         """Pad rows to one batch: (batch, tokens)."""
-        return pad(rows, setting.tokenizer)
+        return pad(rows, setting.tokenizer, self.padding_side(setting))
+
+    def padding_side(self, setting: Setting) -> str:
+        """Return the side on which rows are padded: that of the tokenizer."""
+        return str(setting.tokenizer.padding_side)
+
+    def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
+        """Return what the model gets of a row, and what it learns, as texts by name."""
+        facts = {"tokens": tokens_line(row["input_ids"], setting.tokenizer)}
+        labels = row.get("labels")
+        if isinstance(labels, list):
+            return facts | {"learned": learned_line(labels, setting.tokenizer)}
+        if isinstance(labels, int) and setting.labels:
+            return facts | {"label": f"{setting.labels[labels]} (class {labels})"}
+        return facts | ({} if labels is None else {"label": str(labels)})
+
+    def label_counts(self, encoded: Encoded) -> dict[str, int]:
+        """Count the labels in the rows, by name; {} if the task has no classes."""
+        names = encoded.setting.labels
+        counts: Counter[int] = Counter()
+        for row in encoded.rows if names else ():
+            labels = row.get("labels", ())
+            counts.update([labels] if isinstance(labels, int) else labels)
+        return {name: counts[index] for index, name in enumerate(names)}
+
+    def loss(self, train: Encoded) -> Callable[[Any, Mapping[str, Tensor]], Tensor | None] | None:
+        """Return the loss of a batch, of the model's output and the batch; None: the model's own.
+
+        `train` are the training rows.
+        """
+        return None
 
     # Predictions
 
@@ -239,6 +296,10 @@ class Task(ABC):
         """
 
     # Metrics
+
+    @abstractmethod
+    def metric_names(self, examples: Sequence[Any]) -> tuple[str, ...]:
+        """Return the names of the metrics that `evaluate` computes on these labelled examples."""
 
     @abstractmethod
     def metrics(
@@ -364,18 +425,25 @@ def register_task(cls: T) -> T:
 
 
 def task_class(name: str) -> type[Task]:
-    """Return the task registered under a name.
+    """Return the task registered under a name or an alias.
 
     Raises:
         ConfigError: there is none.
     """
-    if name not in TASKS:
-        raise unknown("task", name, sorted(TASKS), hint="adapterhub tasks")
-    return TASKS[name]
+    registered, _ = resolve_alias(name)
+    if registered not in TASKS:
+        raise unknown(
+            "task",
+            name,
+            [*TASKS, *ALIASES],
+            expected=f"one of {', '.join(sorted(TASKS))}",
+            hint="adapterhub tasks",
+        )
+    return TASKS[registered]
 
 
 def parse_task(spec: object) -> Task:
-    """Build a task from its spec: a name, a name with options, or {name: options}.
+    """Build a task from its spec: a name or alias, one with options, or {name: options}.
 
     Raises:
         ConfigError: the task or an option is unknown, or the spec is not of one task.
@@ -387,7 +455,8 @@ def parse_task(spec: object) -> Task:
     if not isinstance(pairs, list) or len(pairs) != 1 or not _is_named_options(pairs[0]):
         raise spec_error(spec, "task", SPEC_EXAMPLES)
     ((name, options),) = pairs
-    return from_dict(task_class(name), options or {}, where=name)
+    cls, (_, implied) = task_class(name), resolve_alias(name)
+    return from_dict(cls, {**implied, **(options or {})}, where=cls.name)
 
 
 def _is_named_options(pair: object) -> bool:
@@ -397,6 +466,7 @@ def _is_named_options(pair: object) -> bool:
 
 
 def dump_task(task: Task) -> str | dict[str, Any]:
-    """Return the normal form of a task: {name: all options}, or its name if it has none."""
-    assert dataclasses.is_dataclass(task)
-    return {task.name: to_dict(task)} if dataclasses.fields(task) else task.name
+    """Return the normal form of a task: {name: all options}, or its name if none has an effect."""
+    options = to_dict(task)
+    neutral = all(is_neutral(value) for value in options.values()) and task == type(task)()
+    return task.name if neutral else {task.name: options}

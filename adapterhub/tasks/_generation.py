@@ -12,6 +12,8 @@ from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
 from adapterhub.tasks._base import IGNORED, Encoded, Generated, by_length, forward, in_order, pad
 
+TOKEN_METRICS = frozenset({"loss", "perplexity"})
+
 
 @dataclass(frozen=True)
 class Generation:

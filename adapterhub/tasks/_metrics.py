@@ -55,6 +55,38 @@ def regression_metrics(labels: Sequence[float], predictions: Sequence[float]) ->
     }
 
 
+def multi_label_metrics(
+    labels: Sequence[str],
+    expected: Sequence[Sequence[str]],
+    predictions: Sequence[Sequence[str]],
+) -> dict[str, float]:
+    """Compute micro F1, macro F1 over all labels, and the share of texts that match exactly.
+
+    The F1 of a label that no text has and none gets is 0.
+
+    Args:
+        labels: all labels.
+        expected: the labels of each text.
+        predictions: the predicted labels of each text.
+
+    Raises:
+        DataError: the two differ in length or are empty.
+    """
+    from sklearn.metrics import f1_score
+
+    _check_lengths(expected, predictions)
+    both = [
+        [[int(label in row) for label in labels] for row in rows]
+        for rows in (expected, predictions)
+    ]
+    pairs = zip(expected, predictions, strict=True)
+    return {
+        "micro_f1": float(f1_score(*both, average="micro", zero_division=0.0)),
+        "macro_f1": float(f1_score(*both, average="macro", zero_division=0.0)),
+        "exact_match": _mean([float(set(e) == set(p)) for e, p in pairs]),
+    }
+
+
 def entity_metrics(
     tags: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]
 ) -> dict[str, float]:
@@ -162,7 +194,7 @@ def _bleu(references: Sequence[str], predictions: Sequence[str]) -> dict[str, fl
 def _rouge(references: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
     from rouge_score.rouge_scorer import RougeScorer
 
-    names = ["rouge1", "rouge2", "rougeL", "rougeLsum"]
+    names = GENERATION_METRICS["rouge"]
     scorer = RougeScorer(names, use_stemmer=True)
     scores = [scorer.score(*pair) for pair in zip(references, predictions, strict=True)]
     return {name: _mean([float(score[name].fmeasure) for score in scores]) for name in names}
@@ -174,6 +206,12 @@ def _exact(references: Sequence[str], predictions: Sequence[str]) -> dict[str, f
 
 
 _GENERATION = {"bleu": _bleu, "rouge": _rouge, "exact": _exact}
+GENERATION_METRICS = {
+    "bleu": ("bleu", "chrf"),
+    "rouge": ("rouge1", "rouge2", "rougeL", "rougeLsum"),
+    "exact": ("exact_match",),
+}
+"""The names of the metrics of each kind of `generation_metrics`."""
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -13,11 +13,10 @@ https://arxiv.org/abs/2107.02027).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import regex
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.config.options import option
@@ -33,11 +32,10 @@ from adapterhub.tasks._base import (
     Setting,
     Task,
     limit_of,
-    pad,
     register_task,
 )
 from adapterhub.tasks._chat_template import chat_text
-from adapterhub.tasks._generation import Generation, generate, token_loss
+from adapterhub.tasks._generation import TOKEN_METRICS, Generation, generate, token_loss
 from adapterhub.tasks._metrics import generation_metrics
 from adapterhub.tasks.seq2seq import check_template, read_pairs
 
@@ -70,6 +68,9 @@ class CausalLM(Generation, Task):
     )
 
     name = "causal-lm"
+    lower_is_better = TOKEN_METRICS
+    most_tokens = 1024
+    cut_note = "a prompt is cut at its start, and a response only after its prompt"
     summary = "next-token prediction: instructions, chats, raw text"
 
     def __post_init__(self) -> None:
@@ -140,6 +141,10 @@ class CausalLM(Generation, Task):
             return Encoded(self, setting, tuple(examples), _pack(rows, limit_of(setting)), ())
         return Encoded(self, setting, tuple(examples), rows, tuple(owners))
 
+    def unlimited(self) -> CausalLM:
+        """Return the task without packing."""
+        return replace(self, pack=False)
+
     def _prompts(self, examples: Sequence[Any], setting: Setting) -> Encoded:
         """Encode prompts, cut from the left so that `new_tokens` more positions are free."""
         room = max(min(limit_of(setting), setting.positions - self.new_tokens), 1)
@@ -169,9 +174,9 @@ class CausalLM(Generation, Task):
             tokens += [(i, True) for i in [*response, *_end(tokenizer)]]
         return tokens
 
-    def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
-        """Pad on the right, which no token attends to."""
-        return pad(rows, setting.tokenizer, "right")
+    def padding_side(self, setting: Setting) -> str:
+        """Return the right: no token attends to it."""
+        return "right"
 
     # Predictions
 
@@ -181,6 +186,10 @@ class CausalLM(Generation, Task):
         return list(generate(model, prompts, batch_size, self))
 
     # Metrics
+
+    def metric_names(self, examples: Sequence[Any]) -> tuple[str, ...]:
+        """Return loss and perplexity, and with `generate` exact_match."""
+        return (*["exact_match"] * self.generate, "loss", "perplexity")
 
     def metrics(
         self, examples: Sequence[Any], predictions: Sequence[Prediction]

@@ -9,13 +9,14 @@ metrics      accuracy, macro F1, Matthews; or Pearson, Spearman, mean squared er
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from transformers import PreTrainedModel
 
 from adapterhub.config.options import option
 from adapterhub.data.examples import Example, check_labels, labels_of, read_examples
+from adapterhub.data.labels import name_labels
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
 from adapterhub.tasks._base import (
@@ -32,7 +33,17 @@ from adapterhub.tasks._base import (
     register_task,
     rows_from_columns,
 )
+from adapterhub.tasks._class_weights import (
+    WEIGHTS_HELP,
+    ClassWeights,
+    Loss,
+    check_weights,
+    weighted_loss,
+    weights_of,
+)
 from adapterhub.tasks._metrics import classification_metrics, regression_metrics
+
+CLASS_METRICS = ("accuracy", "macro_f1", "matthews")
 
 
 @dataclass(frozen=True)
@@ -73,11 +84,15 @@ class OfTexts(Task):
 
     def read(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
-    ) -> list[Example]:
+    ) -> list[Any]:
         """Read texts or pairs of texts, with a label."""
-        return read_examples(
+        examples = read_examples(
             source, options, labelled=labelled, regression=self.numbers, split=split
         )
+        if self.numbers or not labelled:
+            return examples
+        names = name_labels((str(e.label) for e in examples), options.label_names, source)
+        return [replace(e, label=name) for e, name in zip(examples, names, strict=True)]
 
     def example(self, fields: Sequence[str], options: DataOptions) -> Example:
         """Build an example from one text, or from two if training used pairs."""
@@ -109,7 +124,7 @@ class OfTexts(Task):
                 row["labels"] = self.target(example, setting.labels)
         return one_row_each(self, examples, setting, rows)
 
-    def target(self, example: Example, labels: Sequence[str]) -> int | float:
+    def target(self, example: Any, labels: Sequence[str]) -> Any:
         """Return the label in the form that the model's loss expects."""
         raise NotImplementedError
 
@@ -119,9 +134,15 @@ class OfTexts(Task):
 class Classification(OfTexts):
     """One class per text or pair of texts."""
 
+    class_weights: ClassWeights = option(None, WEIGHTS_HELP)
+
     name = "classification"
     summary = "one class per text or pair of texts"
     main_metric = "accuracy"
+    has_labels = True
+
+    def __post_init__(self) -> None:
+        check_weights(self.class_weights)
 
     pooling: Pooling | None = option(None, POOLING_HELP)
 
@@ -141,6 +162,12 @@ class Classification(OfTexts):
         """Return the index of the class."""
         return labels.index(str(example.label))
 
+    def loss(self, train: Encoded) -> Loss | None:
+        """Return the cross-entropy with class weights, if there are some."""
+        if self.class_weights is None:
+            return None
+        return weighted_loss(weights_of(self.class_weights, self.label_counts(train)))
+
     # Predictions
 
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
@@ -153,6 +180,10 @@ class Classification(OfTexts):
         return in_order(scored)
 
     # Metrics
+
+    def metric_names(self, examples: Sequence[Example]) -> tuple[str, ...]:
+        """Return accuracy, macro_f1 and matthews."""
+        return CLASS_METRICS
 
     def metrics(
         self, examples: Sequence[Example], predictions: Sequence[Prediction]
@@ -169,6 +200,7 @@ class Regression(OfTexts):
     name = "regression"
     summary = "one number per text or pair of texts"
     main_metric = "pearson"
+    lower_is_better = frozenset({"mse"})
     numbers = True
 
     pooling: Pooling | None = option(None, POOLING_HELP)
@@ -190,6 +222,10 @@ class Regression(OfTexts):
         return in_order(numbers)
 
     # Metrics
+
+    def metric_names(self, examples: Sequence[Example]) -> tuple[str, ...]:
+        """Return pearson, spearman and mse."""
+        return ("pearson", "spearman", "mse")
 
     def metrics(
         self, examples: Sequence[Example], predictions: Sequence[Prediction]

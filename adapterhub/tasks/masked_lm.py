@@ -35,7 +35,7 @@ from adapterhub.tasks._base import (
     limit_of,
     register_task,
 )
-from adapterhub.tasks._generation import token_loss
+from adapterhub.tasks._generation import TOKEN_METRICS, token_loss
 
 _CANDIDATES = 5  # most probable tokens that a prediction lists per mask
 
@@ -58,6 +58,8 @@ class Filled(Prediction):
 class RawText(Task):
     """The examples and metrics of masked-lm and span-corruption: raw texts, never truncated."""
 
+    lower_is_better = TOKEN_METRICS
+
     # Examples
 
     def read(
@@ -67,6 +69,10 @@ class RawText(Task):
         return read_texts(source, options, split)
 
     # Metrics
+
+    def metric_names(self, examples: Sequence[Any]) -> tuple[str, ...]:
+        """Return loss and perplexity."""
+        return ("loss", "perplexity")
 
     def metrics(
         self, examples: Sequence[Any], predictions: Sequence[Prediction]

@@ -40,6 +40,7 @@ from adapterhub.tasks._base import (
     rows_from_columns,
 )
 from adapterhub.tasks._metrics import classification_metrics
+from adapterhub.tasks._show import tokens_line
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -139,6 +140,15 @@ class MultipleChoice(Task):
             rows.append(row)
         return one_row_each(self, examples, setting, rows)
 
+    def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
+        """Return the tokens of each choice; the right one is marked."""
+        return {
+            f"{'right' if i == row['labels'] else 'wrong'}, {i}": tokens_line(
+                part["input_ids"], setting.tokenizer
+            )
+            for i, part in enumerate(row["choices"])
+        }
+
     def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
         """Pad the rows of all choices: (batch, choices, tokens)."""
         flat = pad([part for row in rows for part in row["choices"]], setting.tokenizer)
@@ -160,6 +170,10 @@ class MultipleChoice(Task):
         return in_order(chosen)
 
     # Metrics
+
+    def metric_names(self, examples: Sequence[Choices]) -> tuple[str, ...]:
+        """Return accuracy."""
+        return ("accuracy",)
 
     def metrics(
         self, examples: Sequence[Choices], predictions: Sequence[Prediction]

@@ -38,10 +38,9 @@ from adapterhub.tasks._base import (
     in_order,
     limit_of,
     one_row_each,
-    pad,
     register_task,
 )
-from adapterhub.tasks.classification import OfTexts, best_of, score_classes
+from adapterhub.tasks.classification import CLASS_METRICS, OfTexts, best_of, score_classes
 
 _FIELDS = re.compile(r"\{(text|pair|mask)\}")
 
@@ -66,6 +65,7 @@ class Prompted(OfTexts):
     name = "prompted"
     summary = "classification by a prompt and label words, also zero-shot and few-shot"
     main_metric = "accuracy"
+    has_labels = True
 
     def __post_init__(self) -> None:
         fields = [match.group(1) for match in _FIELDS.finditer(self.template)]
@@ -133,6 +133,10 @@ class Prompted(OfTexts):
             rows.append(row)
         return one_row_each(self, examples, setting, rows)
 
+    def fits(self, row: Row, setting: Setting) -> bool:
+        """Return False: the room for the texts depends on the filled template."""
+        return False
+
     def _prompt(self, example: Example, setting: Setting) -> tuple[list[int], int]:
         """Return the ids of a prompt, and the position whose logits predict the label word."""
         tokenizer = setting.tokenizer
@@ -155,8 +159,8 @@ class Prompted(OfTexts):
         """Count the tokens left for the texts; few-shot examples do not count as input length."""
         shot_tokens = len(setting.tokenizer(shots, add_special_tokens=False)["input_ids"])
         most = min(setting.positions, setting.tokenizer.model_max_length)
-        # The additional token is the label word of a causal model.
-        taken = len(setting.tokenizer(shots + frame)["input_ids"]) + 1
+        word = self.head == "causal-lm"  # its label word comes behind the prompt
+        taken = len(setting.tokenizer(shots + frame)["input_ids"]) + word
         if shot_tokens and taken >= most:
             raise ConfigError(
                 f"the few-shot examples have {shot_tokens} tokens and leave no room for a text",
@@ -192,10 +196,14 @@ class Prompted(OfTexts):
             )
         return [ids[0] for ids in tokens_of.values()]
 
+    def padding_side(self, setting: Setting) -> str:
+        """Return the right, where padding keeps the positions of the words."""
+        return "right"
+
     def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
-        """Pad on the right, which keeps positions, and drop `position`, no input of the model."""
+        """Pad rows without `position`, which is no input of the model."""
         inputs = [{k: v for k, v in row.items() if k != "position"} for row in rows]
-        return pad(inputs, setting.tokenizer, "right")
+        return super().collate(inputs, setting)
 
     # Predictions
 
@@ -212,6 +220,10 @@ class Prompted(OfTexts):
         return in_order(scored)
 
     # Metrics
+
+    def metric_names(self, examples: Sequence[Any]) -> tuple[str, ...]:
+        """Return accuracy, macro_f1 and matthews."""
+        return CLASS_METRICS
 
     def metrics(
         self, examples: Sequence[Any], predictions: Sequence[Prediction]

@@ -41,6 +41,7 @@ from adapterhub.tasks._base import (
     register_task,
 )
 from adapterhub.tasks._metrics import answer_metrics
+from adapterhub.tasks._show import tokens_line
 
 _BEST = 20  # candidate starts, and candidate ends, per window
 
@@ -168,7 +169,13 @@ class QuestionAnswering(Task):
     def _windows(self, question: Question, setting: Setting) -> Iterator[Row]:
         limit, tokenizer = limit_of(setting), setting.tokenizer
         asked = cut_text(question.text.strip(), tokenizer, limit // 2)  # half is for the context
-        stride = min(self.stride, limit // 4)
+        room = limit - limit // 2 - tokenizer.num_special_tokens_to_add(pair=True)
+        if room < 1:
+            raise ConfigError(
+                f"train.max_length={limit} leaves no room for a context",
+                hint="train.max_length=384",
+            )
+        stride = min(self.stride, limit // 4, room - 1)
         encoded = tokenizer(
             asked, question.context, truncation="only_second", max_length=limit, stride=stride,
             return_overflowing_tokens=True, return_offsets_mapping=True,
@@ -179,6 +186,20 @@ class QuestionAnswering(Task):
             row: Row = {name: encoded[name][i] for name in names}
             row["offsets"] = [tuple(o) if part == 1 else None for o, part in spans]
             yield row
+
+    def fits(self, row: Row, setting: Setting) -> bool:
+        """Return whether the context is one window, and the question is not cut for it."""
+        limit = limit_of(setting)
+        asked = sum(offset is None for offset in row["offsets"])
+        return len(row["input_ids"]) <= limit and asked <= limit // 2
+
+    def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
+        """Return the tokens and those of the answer."""
+        ids, tokenizer = row["input_ids"], setting.tokenizer
+        start, end = row["start_positions"], row["end_positions"]
+        answer = f"{tokens_line(ids[start : end + 1], tokenizer)} (tokens {start} to {end})"
+        none = "none in this window: the first token"
+        return {"tokens": tokens_line(ids, tokenizer), "answer": answer if end else none}
 
     def collate(self, rows: Sequence[Row], setting: Setting) -> Any:
         """Pad rows without their offsets; shift positions by the padding on the left."""
@@ -237,6 +258,11 @@ class QuestionAnswering(Task):
         return Answer(question.context[start:end], start, end, margin)
 
     # Metrics
+
+    def metric_names(self, examples: Sequence[Question]) -> tuple[str, ...]:
+        """Return f1 and exact_match, and f1 with and without an answer if there are both."""
+        both = len({bool(question.answers) for question in examples}) == 2
+        return ("f1", "exact_match", *["has_answer_f1", "no_answer_f1"] * both)
 
     def metrics(
         self, examples: Sequence[Question], predictions: Sequence[Prediction]

@@ -12,10 +12,9 @@ Training uses teacher forcing: the decoder sees the target's tokens before the o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from adapterhub.config.options import option
@@ -32,12 +31,12 @@ from adapterhub.tasks._base import (
     Task,
     limit_of,
     one_row_each,
-    pad,
     register_task,
     rows_from_columns,
 )
-from adapterhub.tasks._generation import Generation, generate, token_loss
-from adapterhub.tasks._metrics import generation_metrics
+from adapterhub.tasks._generation import TOKEN_METRICS, Generation, generate, token_loss
+from adapterhub.tasks._metrics import GENERATION_METRICS, generation_metrics
+from adapterhub.tasks._show import tokens_line
 
 _MAIN = {"bleu": "bleu", "rouge": "rougeL", "exact": "exact_match"}
 
@@ -52,6 +51,7 @@ class Seq2Seq(Generation, Task):
     max_target: int = option(128, "longest target, in tokens; longer ones are truncated")
 
     name = "seq2seq"
+    lower_is_better = TOKEN_METRICS
     summary = "text to text: translation, summarization"
 
     def __post_init__(self) -> None:
@@ -92,9 +92,38 @@ class Seq2Seq(Generation, Task):
                 row["labels"] = ids
         return one_row_each(self, examples, setting, rows)
 
-    def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
-        """Pad on the right: the decoder starts at the first position."""
-        return pad(rows, setting.tokenizer, "right")
+    def unlimited(self) -> Seq2Seq:
+        """Return the task without a limit of targets."""
+        return replace(self, max_target=1 << 30)
+
+    def fits(self, row: Row, setting: Setting) -> bool:
+        """Return whether neither the input nor the target is truncated."""
+        return all(
+            length <= limit
+            for length, (_, _, limit) in zip(
+                self.row_lengths(row), self.limits(setting), strict=True
+            )
+        )
+
+    def limits(self, setting: Setting) -> list[tuple[str, str, int]]:
+        """Add the targets, which have a limit of their own."""
+        limit = min(self.max_target, setting.positions)
+        return [*super().limits(setting), ("targets", "max_target of the task", limit)]
+
+    def row_lengths(self, row: Row) -> list[int]:
+        """Count the tokens of the input and of the target."""
+        return [len(row["input_ids"]), len(row.get("labels", ()))]
+
+    def padding_side(self, setting: Setting) -> str:
+        """Return the right: the decoder starts at the first position."""
+        return "right"
+
+    def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
+        """Return the tokens of the input and of the target."""
+        return {
+            "tokens": tokens_line(row["input_ids"], setting.tokenizer),
+            "target": tokens_line(row["labels"], setting.tokenizer),
+        }
 
     # Predictions
 
@@ -103,6 +132,10 @@ class Seq2Seq(Generation, Task):
         return list(generate(model, data, batch_size, self))
 
     # Metrics
+
+    def metric_names(self, examples: Sequence[Example]) -> tuple[str, ...]:
+        """Return the scores of the option `metric`, loss and perplexity."""
+        return (*GENERATION_METRICS[self.metric], "loss", "perplexity")
 
     def metrics(
         self, examples: Sequence[Example], predictions: Sequence[Prediction]

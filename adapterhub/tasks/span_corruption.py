@@ -23,7 +23,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.config.options import option
@@ -36,10 +35,10 @@ from adapterhub.tasks._base import (
     Setting,
     limit_of,
     one_row_each,
-    pad,
     register_task,
 )
 from adapterhub.tasks._generation import Generation, generate
+from adapterhub.tasks._show import tokens_line
 from adapterhub.tasks.masked_lm import RawText
 
 
@@ -93,6 +92,14 @@ class SpanCorruption(Generation, RawText):
             raise DataError("no text has two or more tokens")
         return Encoded(self, setting, tuple(examples), rows, tuple(owners))
 
+    def fits(self, row: Row, setting: Setting) -> bool:
+        """Return whether the text is one window, with its end-of-text token."""
+        return self.row_lengths(row)[0] <= limit_of(setting)
+
+    def row_lengths(self, row: Row) -> list[int]:
+        """Count the tokens of a window, and the end-of-text token that `vary` adds."""
+        return [len(row["input_ids"]) + 1]
+
     def vary(self, row: Row, setting: Setting, key: tuple[int, int, int]) -> Row:
         """Drop spans of a row: other ones in each epoch."""
         marks = sentinels(setting.tokenizer)
@@ -114,9 +121,16 @@ class SpanCorruption(Generation, RawText):
             "labels": labels + end,
         }
 
-    def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
-        """Pad on the right: the decoder starts at the first position."""
-        return pad(rows, setting.tokenizer, "right")
+    def padding_side(self, setting: Setting) -> str:
+        """Return the right: the decoder starts at the first position."""
+        return "right"
+
+    def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
+        """Return the tokens of the input and of the target."""
+        return {
+            "tokens": tokens_line(row["input_ids"], setting.tokenizer),
+            "target": tokens_line(row["labels"], setting.tokenizer),
+        }
 
     # Predictions
 

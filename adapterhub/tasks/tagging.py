@@ -14,12 +14,13 @@ Devlin et al. 2019, section 5.3, https://arxiv.org/abs/1810.04805.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedModel
 
+from adapterhub.config.options import option
 from adapterhub.data.examples import check_labels, read_rows, refuse
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError
@@ -36,7 +37,16 @@ from adapterhub.tasks._base import (
     one_row_each,
     register_task,
 )
+from adapterhub.tasks._class_weights import (
+    WEIGHTS_HELP,
+    ClassWeights,
+    Loss,
+    check_weights,
+    weighted_loss,
+    weights_of,
+)
 from adapterhub.tasks._metrics import entity_metrics
+from adapterhub.tasks._show import tags_line
 
 _TAG = re.compile(r"O|[BI]-\S+")
 _WORDS = re.compile(r"[@#]?\w+(?:[-.'\u2019]\w+)*|[^\w\s]")
@@ -81,9 +91,16 @@ class Tags(Prediction):
 class Tagging(Task):
     """Named entities in a sentence."""
 
+    class_weights: ClassWeights = option(None, WEIGHTS_HELP)
+
     name = "tagging"
     summary = "named entities in a sentence, by BIO tags"
     main_metric = "f1"
+    has_labels = True
+    cut_note = "the words that are cut are not learned, and get the tag O"
+
+    def __post_init__(self) -> None:
+        check_weights(self.class_weights)
 
     # Examples
 
@@ -91,14 +108,15 @@ class Tagging(Task):
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
     ) -> list[Sentence]:
         """Read lists of tokens and tags: CoNLL columns, JSON lines, Parquet or a Hub dataset."""
+        names = options.label_names
 
         def build(tokens: object, tags: object = None) -> Sentence:
             refuse(_list_problem(tokens, options.text))
             if not labelled:
                 return _sentence(tokens)
-            refuse(_list_problem(tags, options.label))
-            refuse(*_tag_problems(tokens, tags))  # type: ignore[arg-type]
-            return _sentence(tokens, tags)
+            named = _named_tags(tags, options.label, names)
+            refuse(*_tag_problems(tokens, named))  # type: ignore[arg-type]
+            return _sentence(tokens, named)
 
         columns = [options.text, options.label] if labelled else [options.text]
         return read_rows(source, options, split, columns, build)
@@ -150,6 +168,18 @@ class Tagging(Task):
         inputs = [{k: v for k, v in row.items() if k != "first"} for row in rows]
         return super().collate(inputs, setting)
 
+    def loss(self, train: Encoded) -> Loss | None:
+        """Return the cross-entropy with class weights, if there are some."""
+        if self.class_weights is None:
+            return None
+        return weighted_loss(weights_of(self.class_weights, self.label_counts(train)))
+
+    def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
+        """Return the tokens with their tags."""
+        return {
+            "tokens": tags_line(row["input_ids"], row["labels"], setting.labels, setting.tokenizer)
+        }
+
     # Predictions
 
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
@@ -168,6 +198,10 @@ class Tagging(Task):
         return in_order(tagged)
 
     # Metrics
+
+    def metric_names(self, examples: Sequence[Sentence]) -> tuple[str, ...]:
+        """Return f1, precision, recall and accuracy."""
+        return ("f1", "precision", "recall", "accuracy")
 
     def metrics(
         self, examples: Sequence[Sentence], predictions: Sequence[Prediction]
@@ -206,6 +240,19 @@ def _first_pieces(words: Sequence[int | None]) -> list[int]:
     return [
         -1 if w is None or w == b else w for w, b in zip(words, before[: len(words)], strict=True)
     ]
+
+
+def _named_tags(tags: Any, column: str, names: Mapping[str, str]) -> list[str]:
+    """Return the tags, renamed by the option `labels`, with which numbers are tags too."""
+    numbers = isinstance(tags, (list, tuple)) and any(type(tag) is int for tag in tags)
+    if numbers and not names:
+        raise ValueError(f"{column!r} has numbers; --labels 0=O,1=B-PER,2=I-PER,... names them")
+    texts = [str(tag) for tag in tags] if numbers else tags
+    refuse(_list_problem(texts, column))
+    known = {name: name for name in names.values()} | dict(names)
+    unnamed = sorted({tag for tag in texts if names and tag not in known})
+    refuse(*(f"the tag {tag!r} has no name in --labels" for tag in unnamed))
+    return [known.get(tag, tag) for tag in texts]
 
 
 def _list_problem(value: object, column: str) -> str:

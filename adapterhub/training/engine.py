@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -33,6 +33,16 @@ class NotFinite(TrainingError):
     """A loss, gradient norm or trained tensor is infinite or NaN."""
 
 
+LossOfBatch = Callable[[Any, Batch], torch.Tensor | None]
+"""Computes the loss of a batch from the model's output and the batch."""
+
+
+def model_loss(output: Any, batch: Batch) -> torch.Tensor | None:
+    """Return the loss that the model computed."""
+    loss: torch.Tensor | None = output.loss
+    return loss
+
+
 class Engine:
     """Optimizer, schedule and accelerator of one run, on the device of the trained tensors.
 
@@ -47,9 +57,11 @@ class Engine:
     scheduler: torch.optim.lr_scheduler.LambdaLR
     optimizer: torch.optim.Optimizer
 
-    def __init__(self, trainee: Trainee, options: RunOptions) -> None:
+    def __init__(
+        self, trainee: Trainee, options: RunOptions, loss: LossOfBatch = model_loss
+    ) -> None:
         _check_fp32(trainee)
-        self.trainee, self.options = trainee, options
+        self.trainee, self.options, self.loss = trainee, options, loss
         self.device = next(iter(trainee.tensors().values())).device
         self.accelerator = _accelerator(options, self.device, trainee.staged)
         self.world = self.accelerator.num_processes
@@ -97,7 +109,7 @@ class Engine:
         moved = {k: v.to(self.device, non_blocking=True) for k, v in batch.items()}
         try:
             with self.accelerator.autocast():
-                loss: torch.Tensor | None = self.model(**moved).loss
+                loss: torch.Tensor | None = self.loss(self.model(**moved), moved)
             if loss is None:
                 raise TrainingError(
                     "the model returned no loss",

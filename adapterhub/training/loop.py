@@ -26,7 +26,7 @@ from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.training import checkpoint
 from adapterhub.training.batching import BatchList
 from adapterhub.training.clock import RunClock
-from adapterhub.training.engine import Engine
+from adapterhub.training.engine import Engine, LossOfBatch, model_loss
 from adapterhub.training.gradient_checkpointing import CheckpointedLayers, recompute
 from adapterhub.training.options import RunOptions
 from adapterhub.training.progress import RunProgress
@@ -69,6 +69,7 @@ def train(
     run: Mapping[str, Any],
     reporter: Reporter,
     checked: Callable[[], None] = lambda: None,
+    loss: LossOfBatch = model_loss,
 ) -> TrainingResult:
     """Train on the device of the trained tensors; at the end these are the best tensors.
 
@@ -86,6 +87,7 @@ def train(
         run: the description of the run (recipe, data hash); that of a checkpoint must be equal.
         reporter: where progress is reported.
         checked: called when all checks have passed, before anything is written.
+        loss: computes the loss of a batch; by default the model's own.
 
     Raises:
         ConfigError: the checkpoint is of another run, or the device does not support the precision.
@@ -94,7 +96,7 @@ def train(
         TrainingError: a loss is not finite, tensors get no gradient, memory is exhausted, or a
             signal stopped the run, after its state was saved.
     """
-    engine = Engine(trainee, options)
+    engine = Engine(trainee, options, loss)
     fixed = {"train": dataclasses.asdict(options), "seed": seed, "processes": engine.world}
     session = _Session(engine, evaluate, output, main_metric, {**run, **fixed})
     session.reporter = reporter if engine.accelerator.is_main_process else Reporter()

@@ -60,7 +60,11 @@ class TrainOptions:
         None, "stop after this many evaluations in a row without improvement (none: never)"
     )
     length_grouped: bool = option(True, "batch examples of similar length: less padding")
-    max_length: int = option(128, "longest input, in tokens; longer inputs are truncated")
+    max_length: int | None = option(
+        None,
+        "longest input, in tokens; longer ones are truncated (none: that of the data and at least "
+        "128, at most what the backbone reads and 512, 1024 for causal-lm)",
+    )
     save_every: int | None = option(
         None, "save a checkpoint every N steps (none: at each evaluation)"
     )
@@ -112,4 +116,5 @@ class RunOptions(TrainOptions):
 
     epochs: int = 3
     batch_size: int = 16
+    max_length: int = 128
     eval_every: Literal["epoch"] | int = "epoch"

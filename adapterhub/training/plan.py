@@ -6,17 +6,15 @@ with Python, torch and the data, and what training adds to it.
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.backbones.quantized_weights import bytes_of, size_of
 from adapterhub.backbones.weights import device_of
-from adapterhub.tasks import Encoded
 from adapterhub.training.activation_memory import (
     HEAP,
     activation_bytes,
@@ -28,8 +26,6 @@ from adapterhub.training.defaults import steps_per_epoch
 from adapterhub.training.optimizers import OPTIMIZERS
 from adapterhub.training.prepare import PreparedRun
 from adapterhub.training.trainee import AdapterTrainee
-
-_UNLIMITED = 1 << 30  # tokens
 
 
 @dataclass(frozen=True)
@@ -74,8 +70,8 @@ def plan_of(prepared: PreparedRun) -> TrainingPlan:
         tokens=sum(encoded.lengths),
         longest=max(encoded.lengths),
         rates={group["name"]: group["lr"] for group in groups},
-        labels=_label_counts(encoded),
-        truncated=truncated(encoded),
+        labels=encoded.task.label_counts(encoded),
+        truncated=prepared.rows.lost[0].cut,
         memory=_memory(prepared),
     )
 
@@ -108,33 +104,6 @@ def _memory(prepared: PreparedRun) -> dict[str, int]:
         "activations": activations,
         "temporary": round(peak) - activations,
     }
-
-
-def _label_counts(encoded: Encoded) -> dict[str, int]:
-    """Count the labels in the rows, by name; {} if the task has no classes."""
-    names = encoded.setting.labels
-    counts: Counter[int] = Counter()
-    for row in encoded.rows if names else ():
-        labels = row.get("labels", ())
-        counts.update([labels] if isinstance(labels, int) else labels)
-    return {name: counts[index] for index, name in enumerate(names)}
-
-
-def truncated(encoded: Encoded) -> int:
-    """Count the examples that lost tokens to the maximum length; splitting them loses none."""
-    if not encoded.owners:  # packed
-        return 0
-    tokenizer = copy.copy(encoded.setting.tokenizer)
-    tokenizer.model_max_length = _UNLIMITED
-    setting = replace(
-        encoded.setting, tokenizer=tokenizer, max_length=_UNLIMITED, positions=_UNLIMITED
-    )
-    whole = encoded.task.encode(encoded.examples, setting, labelled=True)
-    kept, needed = Counter[int](), Counter[int]()
-    for rows, tokens in ((encoded, kept), (whole, needed)):
-        for owner, length in zip(rows.owners, rows.lengths, strict=True):
-            tokens[owner] += length
-    return sum(kept[owner] < count for owner, count in needed.items())
 
 
 def weight_bytes(adapter: Adapter) -> int:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+import torch
 from accelerate.utils import set_seed
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attach import attach
+from adapterhub.backbones.identity import ORIGIN
 from adapterhub.backbones.load import load_backbone
+from adapterhub.backbones.trained_length import trained_length
 from adapterhub.errors import ConfigError
+from adapterhub.methods._site_module import EmbeddingModule
 from adapterhub.methods._spec import parse_methods
 from adapterhub.tasks import Encoded, Setting, Task
 from adapterhub.training.defaults import run_options
+from adapterhub.training.lengths import FittedRows, fit_rows
 from adapterhub.training.options import RunOptions
 from adapterhub.training.processes import own_device
 from adapterhub.training.recipe import Recipe
@@ -30,8 +36,22 @@ class PreparedRun:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     adapter: Adapter
-    train: Encoded
-    evaluation: Encoded
+    rows: FittedRows
+
+    @property
+    def train(self) -> Encoded:
+        """The training rows."""
+        return self.rows.train
+
+    @property
+    def evaluation(self) -> Encoded:
+        """The evaluation rows."""
+        return self.rows.evaluation
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should read before the run starts."""
+        return (*self.data.notes, *self.rows.notes)
 
     @property
     def options(self) -> RunOptions:
@@ -59,15 +79,14 @@ def prepare(recipe: Recipe) -> PreparedRun:
     adapter = attach(model, methods, name=recipe.name)
     _check_packing(data.task, adapter)
     adapter.metadata.task = data.task.name
-    limit = min(recipe.train.max_length, max_positions(model))
-    setting = Setting(tokenizer, limit, adapter.labels, recipe.seed, max_positions(model))
-    train, evaluation = (
-        data.task.encode(examples, setting, labelled=True)
-        for examples in (data.train, data.evaluation)
-    )
-    options = run_options(recipe.train, methods, len(train.rows), epochs_needed(adapter))
-    recipe = replace(recipe, train=options)
-    return PreparedRun(recipe, data, model, tokenizer, adapter, train, evaluation)
+    positions = max_positions(model)
+    reads = max(positions - virtual_tokens(adapter), 1)
+    setting = Setting(tokenizer, reads, adapter.labels, recipe.seed, positions)
+    length = recipe.train.max_length
+    rows = fit_rows(data, setting, length, trained_length(Path(getattr(model, ORIGIN))))
+    options = replace(recipe.train, max_length=rows.max_length)
+    options = run_options(options, methods, len(rows.train.rows), epochs_needed(adapter))
+    return PreparedRun(replace(recipe, train=options), data, model, tokenizer, adapter, rows)
 
 
 def _check_packing(task: Task, adapter: Adapter) -> None:
@@ -93,4 +112,21 @@ def make_ready(model: PreTrainedModel) -> None:
 
 def max_positions(model: PreTrainedModel) -> int:
     """Return the longest input that the model has positions for, in tokens."""
-    return getattr(model.config, "max_position_embeddings", None) or 1 << 30
+    most: int = getattr(model.config, "max_position_embeddings", None) or 1 << 30
+    for name, module in model.named_modules():
+        # RoBERTa counts positions from the one behind its padding, in a table of as many rows.
+        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
+            padding = module.padding_idx
+            most = min(most, module.num_embeddings - (0 if padding is None else padding + 1))
+    return most
+
+
+def virtual_tokens(adapter: Adapter) -> int:
+    """Count the positions that an adapter takes in front of each text."""
+    modules = [placed.module for placed in adapter.placed if placed.site.kind == "embed"]
+    with torch.no_grad():
+        return sum(
+            len(module()) + module.skipped_positions
+            for module in modules
+            if isinstance(module, EmbeddingModule)
+        )

@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adapterhub.config.options import to_dict
+from adapterhub.config.options import is_neutral, to_dict
 from adapterhub.data.examples import data_hash
+from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, OutputError
 from adapterhub.files.atomic import replace_file
 from adapterhub.methods._spec import dump_methods, parse_methods
 from adapterhub.tasks import dump_task, parse_task
 from adapterhub.training import checkpoint, loop, stages
 from adapterhub.training.batching import LazyBatches, batch_order
+from adapterhub.training.engine import model_loss
 from adapterhub.training.output_folder import RECIPE, check_output, hold_output, writing
 from adapterhub.training.prepare import PreparedRun, prepare
 from adapterhub.training.processes import check_launcher, is_main, wait_for_everyone
@@ -97,6 +99,8 @@ def _train(
     prepared: PreparedRun, reporter: Reporter, resume: bool, checked: Callable[[], None]
 ) -> loop.TrainingResult:
     recipe, data = prepared.recipe, prepared.data
+    for note in prepared.notes:
+        reporter.note(note)
     if recipe.train.max_steps is None:
         for warning in stages.unreached(prepared.adapter, prepared.options.epochs):
             reporter.note(warning)
@@ -117,6 +121,7 @@ def _train(
         run=_record(prepared),
         reporter=reporter,
         checked=checked,
+        loss=data.task.loss(prepared.train) or model_loss,
     )
 
 
@@ -146,7 +151,13 @@ def _identity(recipe: Recipe) -> dict[str, Any]:
         "method": list(dump_methods(parse_methods(recipe.method))),  # type: ignore[arg-type]
         "task": dump_task(parse_task(recipe.task)),
     }
-    fields["data"] = {k: v for k, v in fields["data"].items() if k not in DATA_SOURCES}
+    # Older versions refuse options that they lack, also with a value that changes nothing.
+    usual = to_dict(DataOptions())
+    fields["data"] = {
+        k: v
+        for k, v in fields["data"].items()
+        if k not in DATA_SOURCES and not (is_neutral(v) and v == usual[k])
+    }
     return {k: v for k, v in fields.items() if k not in ("output", "train", "backbone")}
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from adapterhub.data.docstrings import load_docstrings
 from adapterhub.data.examples import sample
-from adapterhub.errors import DataError
+from adapterhub.data.labels import unnamed_note
+from adapterhub.errors import ConfigError, DataError, unknown
 from adapterhub.tasks import Task, parse_task
 from adapterhub.training.recipe import Recipe
 
@@ -16,12 +18,16 @@ BUILTIN = "builtin:docstrings"
 
 @dataclass(frozen=True)
 class RunData:
-    """The examples of a run, its task and its labels."""
+    """The examples of a run, its task and its labels.
+
+    `notes` are sentences for the user, to print before the run starts.
+    """
 
     task: Task
     labels: tuple[str, ...]
     train: list[Any]
     evaluation: list[Any]
+    notes: tuple[str, ...] = ()
 
 
 def read_data(recipe: Recipe) -> RunData:
@@ -33,9 +39,28 @@ def read_data(recipe: Recipe) -> RunData:
     task = parse_task(recipe.task)
     train = sample(_read(recipe, recipe.data.train, task, "train"), recipe.data.rows, recipe.seed)
     evaluation = _read(recipe, recipe.data.eval, task, "eval")
-    labels = task.labels(train)
+    labels = _labels(task, train, recipe.data.label_names)
     task.check(labels, evaluation)
-    return RunData(task, labels, train, evaluation)
+    _check_metric(task, recipe.train.best_metric, evaluation)
+    return RunData(task, labels, train, evaluation, tuple(unnamed_note(labels)))
+
+
+def _labels(task: Task, train: list[Any], names: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the labels in the order of the logits: that of their names, if they have some."""
+    if names and not task.has_labels:
+        raise ConfigError(
+            f"{task.name} has no labels to name", hint="leave out --labels (data.labels)"
+        )
+    labels = task.labels(train)
+    return tuple(names.values()) if labels and names else labels
+
+
+def _check_metric(task: Task, metric: str | None, evaluation: list[Any]) -> None:
+    names = task.metric_names(evaluation)
+    if metric is not None and metric not in names:
+        raise unknown(
+            "metric", metric, names, hint=f"train.best_metric={task.main_metric}, the default"
+        )
 
 
 def _read(recipe: Recipe, source: str | None, task: Task, split: str) -> list[Any]:

@@ -15,3 +15,10 @@ def test_tasks_lists_the_registry(adapterhub):
     assert "bleu | rouge | exact" in out
     code, out, _ = adapterhub("tasks", "--json")
     assert json.loads(out).keys() == TASKS.keys()
+
+
+def test_a_task_is_shown_by_any_of_its_names(adapterhub):
+    code, out, _ = adapterhub("tasks", "ner")
+    assert code == 0
+    assert out.startswith("tagging: ")
+    assert "also called ner, token-classification" in out

@@ -39,6 +39,15 @@ def numbers(folder: Path) -> Path:
     return write_tsv(folder / "numbers.tsv", rows)
 
 
+def several(folder: Path) -> Path:
+    """Write sentences with any number of labels: one for the last word, one for `very`."""
+    rows = [
+        (text, "; ".join([*["good"] * (label == "pos"), *["strong"] * ("very" in text)]))
+        for text, label in sentences(48)
+    ]
+    return write_tsv(folder / "several.tsv", rows)
+
+
 def tagged(folder: Path) -> Path:
     """Write CoNLL columns in which `very good` is an entity of one kind and `bad` of another."""
     lines = []
@@ -95,6 +104,9 @@ def lines(folder: Path) -> Path:
 
 CASES = {
     "classification": Case("bert", "classification", classes, ("the film was bad",), "label", 0.9),
+    "multi-label": Case(
+        "bert", "multi-label(threshold=0.4)", several, ("the film was very good",), "scores", 0.9,
+    ),
     "regression": Case("bert", "regression", numbers, ("the movie was good",), "value", 0.9),
     "tagging": Case("bert", "tagging", tagged, ("the movie was very good",), "entities", 0.9),
     "question-answering": Case(

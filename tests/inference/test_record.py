@@ -63,3 +63,11 @@ def test_a_broken_record_is_an_error_of_the_file(training: dict[str, Any], offen
     with pytest.raises(FileError, match="training record of 'polite'") as error:
         training_record(manifest(**training))
     assert offender in "\n".join(error.value.offenders)
+
+
+def test_options_of_a_later_version_that_change_nothing_are_ignored() -> None:
+    data = {"text": "t", "later": None, "other": False}
+    assert training_record(manifest(recipe={"data": data})).data == DataOptions(text="t")
+    with pytest.raises(FileError) as error:
+        training_record(manifest(recipe={"data": {"later": "x"}}))
+    assert "later is not an option" in str(error.value)

@@ -55,6 +55,8 @@ ANSWERS = {"text": ["b"], "answer_start": [0]}
 ROWS = [
     ("classification", {"text": "a", "label": "x"}, "text"),
     ("classification", {"text": "a", "pair": "b", "label": "x"}, "pair"),
+    ("multi-label", {"text": "a", "label": ["x"]}, "text"),
+    ("multi-label", {"text": "a", "pair": "b", "label": ["x"]}, "pair"),
     ("regression", {"text": "a", "label": 1}, "text"),
     ("tagging", {"text": ["a"], "label": ["O"]}, "text"),
     ("question-answering", {"text": "a", "pair": "b", "label": ANSWERS}, "text"),

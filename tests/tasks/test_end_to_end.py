@@ -8,7 +8,10 @@ import pytest
 from fixtures import json_lines
 from task_cases import CASES
 
-from adapterhub.tasks import TASKS, parse_task
+from adapterhub.backbones.load import load_backbone
+from adapterhub.data.options import DataOptions
+from adapterhub.files.manifest import LOWER_IS_BETTER
+from adapterhub.tasks import TASKS, Setting, parse_task
 
 LEARN = ("--method", "full", "train.learning_rate=3e-3", "train.tensorboard=false")
 
@@ -50,3 +53,17 @@ def test_train_eval_predict(name, adapterhub, backbones, tmp_path):
     code, out, err = adapterhub("predict", run, "--data", file, "--json")
     assert code == 0, err
     assert len(json_lines(out)) == metrics["examples"]
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_the_metrics_are_those_that_the_task_names(name, backbones, tmp_path):
+    case = CASES[name]
+    task = parse_task(case.task)
+    examples = task.read(str(case.data(tmp_path)), DataOptions(), "train")[:6]
+    labels = task.labels(examples)
+    model, tokenizer = load_backbone(str(backbones(case.backbone)), task=task.head, labels=labels)
+    rows = task.encode(examples, Setting(tokenizer, 32, labels, positions=64), labelled=True)
+    metrics = task.evaluate(model, rows, 4)
+    assert tuple(metrics) == task.metric_names(examples)
+    assert task.main_metric in metrics
+    assert task.lower_is_better == metrics.keys() & LOWER_IS_BETTER

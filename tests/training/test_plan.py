@@ -8,15 +8,9 @@ from pathlib import Path
 
 import pytest
 import tiny_models
-from fixtures import word_tokenizer, write_tsv
-from transformers import AutoTokenizer
+from fixtures import write_tsv
 
-from adapterhub.data.examples import Example
-from adapterhub.tasks import Setting, parse_task
-from adapterhub.tasks.multiple_choice import Choices
-from adapterhub.tasks.question_answering import Question
-from adapterhub.tasks.tagging import Sentence
-from adapterhub.training.plan import plan_of, truncated
+from adapterhub.training.plan import plan_of
 from adapterhub.training.prepare import PreparedRun, prepare
 from adapterhub.training.recipe import read
 from adapterhub.training.trainee import HEAD_LEARNING_RATE
@@ -63,33 +57,9 @@ def test_rates_and_labels(prepared, words: list[str]) -> None:
     assert plan.labels == {"neg": 32, "pos": 32}
 
 
-TEXT = "the movie was very very very very good"
-SPAN = (("good", TEXT.index("good")),)
-TRUNCATED = [
-    ("classification", Example(TEXT, None, "pos"), Example("good", None, "neg"), 1),
-    ("classification", Example("good", TEXT, "pos"), Example("good", "bad", "neg"), 1),
-    ("tagging", Sentence(TEXT, tuple(TEXT.split()), ("pos",) * 8), Sentence("a", ("a",), ("pos",)),
-     1),
-    ("multiple-choice", Choices(TEXT, ("good", "bad"), 0), Choices("a", ("good", "bad"), 0), 1),
-    ("question-answering", Question("a", TEXT, SPAN), Question("a", "good", (("good", 0),)), 0),
-    ("masked-lm", Example(TEXT), Example("good"), 0),
-    ("seq2seq", Example(TEXT, None, "bad"), Example("good", None, "bad"), 1),
-    ("causal-lm(template='{text}')", Example(TEXT, None, "bad"), Example("a", None, "bad"), 1),
-    ("causal-lm(data=text)", Example(f"{TEXT} bad"), Example("good"), 0),
-    ("causal-lm(template='{text}', pack=true)", Example("a", None, "bad"),
-     Example("a", None, "bad"), 0),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("spec", "long", "short", "count"), TRUNCATED)
-def test_examples_that_lose_tokens_are_counted(spec, long, short, count, backbone) -> None:
-    encoder = spec.partition("(")[0] not in ("seq2seq", "causal-lm")
-    tokenizer = AutoTokenizer.from_pretrained(backbone) if encoder else word_tokenizer(end="</s>")
-    tokenizer.model_max_length = 8
-    setting = Setting(tokenizer, 128, ("neg", "pos"))
-    encoded = parse_task(spec).encode([short, long, short], setting, labelled=True)
-    assert truncated(encoded) == count
-    assert tokenizer.model_max_length == 8
+def test_examples_that_are_cut_are_counted(prepared) -> None:
+    assert plan_of(prepared("train.max_length=4")).truncated == 64
+    assert plan_of(prepared()).truncated == 0
 
 
 PEAK = """

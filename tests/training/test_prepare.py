@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import tiny_models
 import torch
 
 from adapterhub.errors import ConfigError
-from adapterhub.training.prepare import make_ready, max_positions, prepare
+from adapterhub.training.prepare import make_ready, max_positions, prepare, virtual_tokens
 from adapterhub.training.recipe import Recipe, read
 
 
@@ -75,8 +74,45 @@ def test_packing_is_refused_with_virtual_tokens(backbones, tmp_path: Path) -> No
 
 
 def test_a_model_without_position_embeddings_has_no_limit() -> None:
-    assert max_positions(SimpleNamespace(config=SimpleNamespace())) == 1 << 30
-    assert max_positions(tiny_models.model("bert")) < 1 << 20
+    assert max_positions(tiny_models.model("t5")) == 1 << 30
+    assert max_positions(tiny_models.model("bert")) == 64
+
+
+LIMITED = [a for a in tiny_models.MATRIX if "max_position_embeddings" in tiny_models.SIZES[a]]
+
+
+@pytest.mark.parametrize("architecture", [*LIMITED, "roberta", "mpnet"])
+def test_a_row_of_the_longest_length_is_read(architecture: str) -> None:
+    model = tiny_models.usual_model(architecture)
+    inputs = tiny_models.batch(rows=2, length=max_positions(model))
+    inputs |= tiny_models.decoder_inputs(model, inputs)
+    assert model(**inputs).logits.isfinite().all()
+
+
+def test_the_limited_architectures_are_covered() -> None:
+    assert len(LIMITED) > (20 if tiny_models.FULL_MATRIX else 7)
+
+
+@pytest.mark.parametrize("method", ["prompt(length=5)", "prefix(length=5)", "p-tuning(length=5)"])
+def test_virtual_tokens_leave_room_for_the_longest_row(method, backbone, tmp_path) -> None:
+    file = tmp_path / "long.tsv"
+    file.write_text("text\tlabel\n" + ("good " * 90 + "\tpos\nbad " * 90 + "\tneg\n"))
+    flags = {
+        "backbone": str(backbone),
+        "output": str(tmp_path / "run"),
+        "method": method,
+        "data": {"train": str(file), "eval": str(file)},
+    }
+    prepared = prepare(read(flags=flags))
+    free = max_positions(prepared.model) - virtual_tokens(prepared.adapter)
+    assert max(prepared.train.lengths) == prepared.recipe.train.max_length == free
+    assert prepared.model(**prepared.train.batch([0, 1])).loss.isfinite()
+
+
+def test_the_chosen_length_is_recorded_and_told(recipe) -> None:
+    prepared = prepare(recipe())
+    assert prepared.recipe.train.max_length == 64, "the positions of the backbone"
+    assert any("train.max_length is 64" in note for note in prepared.notes)
 
 
 def test_a_model_that_is_placed_already_stays_where_it_is(monkeypatch) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from adapterhub.errors import DataError
+from adapterhub.errors import ConfigError, DataError
 from adapterhub.training.recipe import Recipe, read
 from adapterhub.training.run_data import read_data
 
@@ -34,3 +34,9 @@ def test_sampling_draws_the_same_rows_for_a_seed(recipe) -> None:
     assert first == second
     assert len(first) == 9
     assert len(read_data(recipe("data.rows=9")).evaluation) == 22
+
+
+def test_a_metric_that_the_task_lacks_is_refused(recipe) -> None:
+    with pytest.raises(ConfigError, match=r"unknown metric 'acuracy'.*did you mean 'accuracy'"):
+        read_data(recipe("train.best_metric=acuracy"))
+    assert read_data(recipe("train.best_metric=matthews"))

@@ -56,6 +56,7 @@ _PROMPT_KINDS = ("PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING")
 # peft's task types by our tasks.
 TASK_TYPES = {
     "classification": "SEQ_CLS",
+    "multi-label": "SEQ_CLS",
     "regression": "SEQ_CLS",
     "tagging": "TOKEN_CLS",
     "question-answering": "QUESTION_ANS",

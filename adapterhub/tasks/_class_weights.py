@@ -1,0 +1,88 @@
+"""Class weights: a cross-entropy in which each label counts by the weight of its class."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from adapterhub.errors import ConfigError, DataError, did_you_mean
+from adapterhub.tasks._base import IGNORED
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ClassWeights = Literal["balanced"] | dict[str, float] | None
+Loss = Callable[[Any, Mapping[str, "Tensor"]], "Tensor | None"]
+"""Computes the loss of a batch from the model's output and the batch."""
+
+WEIGHTS_HELP = (
+    "weight of each class in the loss: balanced, or {name: weight} with 1 for the others; null "
+    "weights all labels alike"
+)
+
+
+def check_weights(spec: ClassWeights) -> None:
+    """Refuse weights that are negative, not finite, or all zero.
+
+    Raises:
+        ConfigError: they are refused.
+    """
+    if not isinstance(spec, dict):
+        return
+    wrong = [f"{k}: {v}" for k, v in spec.items() if not (math.isfinite(v) and v >= 0)]
+    if wrong:
+        raise ConfigError("invalid class_weights", offenders=wrong, expected="numbers from 0")
+
+
+def weights_of(spec: ClassWeights, counts: Mapping[str, int]) -> list[float]:
+    r"""Return the weight of each class, in the order of `counts`.
+
+    `balanced` gives class c the weight n / (k n_c), with n labels, k classes and n_c labels of
+    class c, so that all classes have the same total (King & Zeng 2001, section 4,
+    https://doi.org/10.1093/oxfordjournals.pan.a004868).
+
+    Args:
+        spec: the option.
+        counts: the number of training labels of each class.
+
+    Raises:
+        ConfigError: a weight is of a class that does not exist, or all weights are 0.
+        DataError: `balanced`, and a class has no training label.
+    """
+    if isinstance(spec, dict):
+        if unknown := [name for name in spec if name not in counts]:
+            raise ConfigError(
+                "class_weights has classes that the data lacks",
+                offenders=[f"{name!r}{did_you_mean(name, counts)}" for name in unknown],
+                expected=f"some of {', '.join(counts)}",
+            )
+        weights = [spec.get(name, 1.0) for name in counts]
+        if not any(weights):
+            raise ConfigError("all class_weights are 0", expected="one or more above 0")
+        return weights
+    if empty := [name for name, count in counts.items() if not count]:
+        raise DataError(
+            "class_weights=balanced needs training labels of each class",
+            offenders=[f"{name!r} has none" for name in empty],
+            hint="leave the class out of --labels, or class_weights={name: weight}",
+        )
+    total = sum(counts.values())
+    return [total / (len(counts) * count) for count in counts.values()]
+
+
+def weighted_loss(weights: list[float]) -> Loss:
+    """Return the cross-entropy with class weights, as in `torch.nn.CrossEntropyLoss(weight)`.
+
+    Its mean is over the weights of the labels: sum(w_y * -log p_y) / sum(w_y).
+    """
+
+    def loss(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        import torch.nn.functional as F
+
+        logits = output.logits.flatten(0, -2).float()
+        labels = batch["labels"].flatten()
+        weight = logits.new_tensor(weights)
+        return F.cross_entropy(logits, labels, weight=weight, ignore_index=IGNORED)
+
+    return loss

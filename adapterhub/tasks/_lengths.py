@@ -1,0 +1,130 @@
+"""Lengths of examples before and after truncation, with one pass of the tokenizer.
+
+All examples are encoded without a limit. Those that fit a limit have the same rows under it, so
+only the others are encoded again.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from adapterhub.tasks._base import Encoded, Setting, Task
+
+UNLIMITED = 1 << 30  # tokens
+
+
+@dataclass(frozen=True)
+class LostTokens:
+    """What truncation removes from one part of the examples, their texts or their targets.
+
+    Attributes:
+        part: "texts" or "targets".
+        option: the option that limits the part.
+        limit: the limit, in tokens.
+        examples: the number of examples.
+        cut: the number of examples that lose tokens.
+        tokens: the tokens of these examples, before truncation.
+        lost: how many of these tokens are removed.
+        longest: the tokens of the longest example.
+    """
+
+    part: str
+    option: str
+    limit: int
+    examples: int
+    cut: int
+    tokens: int
+    lost: int
+    longest: int
+
+    def sentence(self, name: str) -> str:
+        """Describe the loss; `name` is that of the data, such as "training"."""
+        return (
+            f"{self.cut:,} of {self.examples:,} {name} {self.part} are longer than {self.limit:,} "
+            f"tokens and lose {self.lost / self.tokens:.0%} of their tokens "
+            f"(longest {self.longest:,})"
+        )
+
+
+def encode_whole(task: Task, examples: Sequence[Any], setting: Setting) -> Encoded:
+    """Encode labelled examples without truncation.
+
+    Args:
+        task: the task.
+        examples: the examples.
+        setting: the tokenizer, labels and seed; its limits are not used.
+    """
+    tokenizer = copy.copy(setting.tokenizer)
+    tokenizer.model_max_length = UNLIMITED
+    unlimited = replace(setting, tokenizer=tokenizer, max_length=UNLIMITED, positions=UNLIMITED)
+    return task.unlimited().encode(examples, unlimited, labelled=True)
+
+
+def longest_row(whole: Encoded) -> int:
+    """Return the number of tokens of the longest row."""
+    return max((whole.task.row_lengths(row)[0] for row in whole.rows), default=0)
+
+
+def truncate(whole: Encoded, task: Task, setting: Setting) -> Encoded:
+    """Return the rows of `task.encode` under the limits of a setting.
+
+    Args:
+        whole: the examples, encoded without truncation.
+        task: the task, with its own limits.
+        setting: the setting with limits.
+    """
+    if task.packs:
+        return task.encode(whole.examples, setting, labelled=True)
+    pairs = list(zip(whole.owners, whole.rows, strict=True))
+    long = sorted({owner for owner, row in pairs if not task.fits(row, setting)})
+    kept = [(owner, row) for owner, row in pairs if owner not in set(long)] if long else pairs
+    if long:
+        again = task.encode([whole.examples[i] for i in long], setting, labelled=True)
+        kept += [(long[owner], row) for owner, row in zip(again.owners, again.rows, strict=True)]
+        kept.sort(key=lambda pair: pair[0])  # stable: the windows of an example stay in order
+    owners, rows = tuple(owner for owner, _ in kept), [row for _, row in kept]
+    return Encoded(task, setting, whole.examples, rows, owners)
+
+
+def lost_tokens(whole: Encoded, encoded: Encoded) -> list[LostTokens]:
+    """Count what truncation removes; examples that are split into windows lose nothing.
+
+    Args:
+        whole: the examples, encoded without truncation.
+        encoded: the same examples, truncated.
+    """
+    task, setting = encoded.task, encoded.setting
+    if not encoded.owners:  # packed: encoded once more, in rows of their own
+        unpacked = task.unlimited()
+        encoded = truncate(whole, unpacked, setting)
+    before, after = _tokens(whole), _tokens(encoded)
+    found = []
+    for part, (name, option, limit) in enumerate(task.limits(setting)):
+        counts = [(b[part], a[part]) for b, a in zip(before, after, strict=True)]
+        cut = [(b, a) for b, a in counts if a < b]
+        found.append(
+            LostTokens(
+                part=name,
+                option=option,
+                limit=limit,
+                examples=len(counts),
+                cut=len(cut),
+                tokens=sum(b for b, _ in cut),
+                lost=sum(b - a for b, a in cut),
+                longest=max((b for b, _ in counts), default=0),
+            )
+        )
+    return found
+
+
+def _tokens(encoded: Encoded) -> list[list[int]]:
+    """Count the tokens of each example by part, over all of its rows."""
+    parts = len(encoded.task.limits(encoded.setting))
+    counts = [[0] * parts for _ in encoded.examples]
+    for owner, row in zip(encoded.owners, encoded.rows, strict=True):
+        for part, length in enumerate(encoded.task.row_lengths(row)):
+            counts[owner][part] += length
+    return counts

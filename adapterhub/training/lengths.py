@@ -1,0 +1,109 @@
+"""The maximum length of a run: chosen from the data, and what it truncates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from adapterhub.tasks import Encoded, Setting
+from adapterhub.tasks._lengths import (
+    LostTokens,
+    encode_whole,
+    longest_row,
+    lost_tokens,
+    truncate,
+)
+from adapterhub.training.run_data import RunData
+
+LEAST = 128  # tokens: longer texts may come at prediction, and short rows are not padded to it
+
+
+@dataclass(frozen=True)
+class FittedRows:
+    """The encoded examples of a run.
+
+    Attributes:
+        max_length: the longest input, in tokens.
+        train: the training rows.
+        evaluation: the evaluation rows; none without evaluation data.
+        lost: what truncation removes from the training rows.
+        notes: the length and the truncation in words.
+    """
+
+    max_length: int
+    train: Encoded
+    evaluation: Encoded
+    lost: tuple[LostTokens, ...]
+    notes: tuple[str, ...]
+
+
+def fit_rows(
+    data: RunData, setting: Setting, chosen: int | None, trained: int | None = None
+) -> FittedRows:
+    """Encode the examples of a run, with a maximum length that follows the data.
+
+    Args:
+        data: the examples.
+        setting: the tokenizer, labels and seed; its `max_length` is what the backbone reads.
+        chosen: the option `max_length`; None chooses a length.
+        trained: the maximum length that the backbone was trained with, if it is recorded.
+    """
+    parts = {"training": data.train, "evaluation": data.evaluation}
+    whole = {name: encode_whole(data.task, rows, setting) for name, rows in parts.items() if rows}
+    longest = max(map(longest_row, whole.values()))
+    reads = min(setting.max_length, setting.tokenizer.model_max_length)
+    most = min(reads, data.task.most_tokens)
+    length = default_length(most if data.task.packs else longest, most)
+    limited = replace(setting, max_length=min(chosen or length, setting.max_length))
+    encoded = {name: truncate(rows, data.task, limited) for name, rows in whole.items()}
+    lost = {name: lost_tokens(whole[name], encoded[name]) for name in whole}
+    notes = [] if chosen else [_choice(length, longest, reads, split=not lost["training"][0].cut)]
+    notes += [line for name, parts in lost.items() for line in _losses(name, parts, reads, data)]
+    notes += _beyond(trained, min(longest, limited.max_length))
+    return FittedRows(
+        max_length=min(chosen or length, reads),
+        train=encoded["training"],
+        evaluation=encoded.get("evaluation", Encoded(data.task, limited, (), [], ())),
+        lost=tuple(lost["training"]),
+        notes=tuple(notes),
+    )
+
+
+def default_length(longest: int, most: int) -> int:
+    """Return the maximum length for data: a multiple of 8, at least `LEAST`, at most `most`.
+
+    Args:
+        longest: the tokens of the longest row.
+        most: the largest length to choose.
+    """
+    return min(max(-(-longest // 8) * 8, LEAST), most)
+
+
+def _choice(length: int, longest: int, reads: int, split: bool) -> str:
+    if longest <= length:
+        why = f"no text is cut, the longest has {longest:,} tokens"
+    else:
+        origin = "the backbone reads" if length == reads else "is chosen by default"
+        why = f"the most that {origin}; the longest text has {longest:,} tokens"
+        why += ", and is split" * split
+    return f"train.max_length is {length:,}: {why}"
+
+
+def _losses(name: str, lost: list[LostTokens], reads: int, data: RunData) -> Iterator[str]:
+    for part in lost:
+        if part.cut:
+            needed = -(-part.longest // 8) * 8
+            fitting = f"{part.option}={needed} keeps all"
+            if part.option == "train.max_length" and part.limit >= reads:
+                fitting = "the backbone reads no more"
+            text = f"{part.sentence(name)}; {fitting}"
+            yield f"{text}; {data.task.cut_note}" if data.task.cut_note else text
+
+
+def _beyond(trained: int | None, longest: int) -> list[str]:
+    if trained is None or longest <= trained:
+        return []
+    return [
+        f"the backbone was trained on at most {trained} tokens; texts here have up to {longest:,}: "
+        f"compare with train.max_length={trained}"
+    ]

@@ -1,0 +1,90 @@
+"""The first rows of a run as the model gets them, without its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from adapterhub.backbones.find import find_backbone
+from adapterhub.backbones.load import load_tokenizer, meta_model
+from adapterhub.backbones.trained_length import trained_length
+from adapterhub.tasks import Encoded, Setting
+from adapterhub.tasks._lengths import encode_whole
+from adapterhub.tasks._show import removed_text
+from adapterhub.training.lengths import fit_rows
+from adapterhub.training.prepare import max_positions
+from adapterhub.training.recipe import Recipe
+from adapterhub.training.run_data import read_data
+
+
+@dataclass(frozen=True)
+class RowPreview:
+    """One row: its title, and what it holds by name."""
+
+    title: str
+    facts: dict[str, str]
+
+
+def preview_rows(recipe: Recipe, count: int) -> tuple[list[RowPreview], tuple[str, ...]]:
+    """Return the first training rows of a recipe, and the notes that the run begins with.
+
+    Virtual tokens of a method are not in them.
+
+    Raises:
+        AdapterhubError: as in a run, up to its first step.
+    """
+    data = read_data(recipe)
+    names = {"task": data.task.head, "labels": data.labels, "revision": recipe.revision}
+    positions = max_positions(meta_model(recipe.backbone, **names))  # type: ignore[arg-type]
+    tokenizer = load_tokenizer(recipe.backbone, recipe.revision, recipe.new_tokens)
+    setting = Setting(tokenizer, positions, data.labels, recipe.seed, positions)
+    folder, _ = find_backbone(recipe.backbone, recipe.revision)
+    rows = fit_rows(data, setting, recipe.train.max_length, trained_length(folder))
+    return _previews(rows.train, count), (*data.notes, *rows.notes)
+
+
+def _previews(encoded: Encoded, count: int) -> list[RowPreview]:
+    task, setting = encoded.task, encoded.setting
+    indices = range(min(count, len(encoded.rows)))
+    rows = [task.vary(encoded.rows[i], setting, (setting.seed, 0, i)) for i in indices]
+    longest = max(task.row_lengths(row)[0] for row in rows)
+    side = task.padding_side(setting)
+    previews = []
+    for i, row in zip(indices, rows, strict=True):
+        length = len(row["input_ids"])
+        padding = f"; {longest - length} of padding on the {side} in a batch of these rows"
+        facts = {
+            **_texts(encoded, i),
+            **task.show_row(row, setting),
+            "length": f"{length} tokens{padding * (length < longest)}",
+            **_cut(encoded, i),
+        }
+        previews.append(RowPreview(f"row {i + 1} of {len(encoded.rows):,}", facts))
+    return previews
+
+
+def _texts(encoded: Encoded, index: int) -> dict[str, str]:
+    if not encoded.owners:  # packed: a row has several texts
+        return {}
+    texts = encoded.task.shown(encoded.examples[encoded.owners[index]])
+    return {f"text {i}" if i > 1 else "text": text for i, text in enumerate(texts, start=1)}
+
+
+def _cut(encoded: Encoded, index: int) -> dict[str, str]:
+    """Describe what truncation removes from the example of a row."""
+    if not encoded.owners:
+        return {}
+    owner, setting = encoded.owners[index], encoded.setting
+    whole = encode_whole(encoded.task, [encoded.examples[owner]], setting)
+    windows = [r for o, r in zip(encoded.owners, encoded.rows, strict=True) if o == owner]
+    facts = {"windows": f"the text has {len(windows)}"} if len(windows) > 1 else {}
+    for name, key in (("cut", "input_ids"), ("cut from the target", "labels")):
+        before = [i for row in whole.rows for i in _tokens(row.get(key))]
+        after = [i for row in windows for i in _tokens(row.get(key))]
+        if len(after) < len(before) and not (key == "labels" and "cut" in facts):
+            text = removed_text(before, after, setting.tokenizer)
+            facts[name] = f"{len(before) - len(after)} of {len(before)} tokens: {text}"
+    return facts
+
+
+def _tokens(values: object) -> list[int]:
+    return [v for v in values if isinstance(v, int)] if isinstance(values, list) else []

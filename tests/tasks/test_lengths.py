@@ -1,0 +1,96 @@
+"""Rows under a limit, from one encoding without a limit; and what truncation removes."""
+
+from __future__ import annotations
+
+import pytest
+from fixtures import word_tokenizer
+from task_cases import CASES
+from transformers import AutoTokenizer
+
+from adapterhub.data.examples import Example
+from adapterhub.data.options import DataOptions
+from adapterhub.tasks import TASKS, Setting, parse_task
+from adapterhub.tasks._lengths import encode_whole, longest_row, lost_tokens, truncate
+from adapterhub.tasks.multiple_choice import Choices
+from adapterhub.tasks.question_answering import Question
+from adapterhub.tasks.tagging import Sentence
+
+SPECS = [case.task for case in CASES.values()] + [
+    "causal-lm(data=text)",
+    "causal-lm(data=text, pack=true)",
+    "seq2seq(metric=exact, max_target=2)",
+    "question-answering(unanswerable=true, stride=2)",
+]
+
+
+def test_every_task_is_covered():
+    assert {parse_task(spec).name for spec in SPECS} == TASKS.keys()
+
+
+@pytest.mark.parametrize("limit", [7, 9, 12, 64])
+@pytest.mark.parametrize("spec", SPECS)
+def test_truncated_rows_are_those_of_encode(spec, limit, backbones, tmp_path):
+    task = parse_task(spec)
+    case = CASES[task.name]
+    tokenizer = AutoTokenizer.from_pretrained(backbones(case.backbone))
+    examples = task.read(str(case.data(tmp_path)), DataOptions(), "train")
+    setting = Setting(tokenizer, limit, task.labels(examples), positions=64)
+    expected = task.encode(examples, setting, labelled=True)
+    encoded = truncate(encode_whole(task, examples, setting), task, setting)
+    assert encoded.rows == expected.rows
+    assert encoded.owners == expected.owners
+    assert (encoded.task, encoded.setting) == (task, setting)
+    assert tokenizer.model_max_length != 1 << 30
+
+
+TEXT = "the movie was very very very very good"
+SPAN = (("good", TEXT.index("good")),)
+CUT = [
+    ("classification", Example(TEXT, None, "pos"), Example("good", None, "neg"), 1),
+    ("classification", Example("good", TEXT, "pos"), Example("good", "bad", "neg"), 1),
+    ("tagging", Sentence(TEXT, tuple(TEXT.split()), ("pos",) * 8), Sentence("a", ("a",), ("pos",)),
+     1),
+    ("multiple-choice", Choices(TEXT, ("good", "bad"), 0), Choices("a", ("good", "bad"), 0), 1),
+    ("question-answering", Question("a", TEXT, SPAN), Question("a", "good", (("good", 0),)), 0),
+    ("masked-lm", Example(TEXT), Example("good"), 0),
+    ("seq2seq", Example(TEXT, None, "bad"), Example("good", None, "bad"), 1),
+    ("causal-lm(template='{text}')", Example(TEXT, None, "bad"), Example("a", None, "bad"), 1),
+    ("causal-lm(data=text)", Example(f"{TEXT} bad"), Example("good"), 0),
+    ("causal-lm(template='{text}', pack=true)", Example(TEXT, None, "bad"),
+     Example("a", None, "bad"), 1),
+    ("prompted(words={neg: bad, pos: good})", Example(TEXT, None, "pos"),
+     Example("good", None, "neg"), 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "long", "short", "count"), CUT)
+def test_examples_that_lose_tokens_are_counted(spec, long, short, count, backbone):
+    encoder = spec.partition("(")[0] not in ("seq2seq", "causal-lm")
+    tokenizer = AutoTokenizer.from_pretrained(backbone) if encoder else word_tokenizer(end="</s>")
+    if spec.startswith("prompted"):
+        spec = "prompted(template='{text} {mask}', words={'neg': 'bad', 'pos': 'good'})"
+    task, setting = parse_task(spec), Setting(tokenizer, 8, ("neg", "pos"))
+    whole = encode_whole(task, [short, long, short], setting)
+    encoded = truncate(whole, task, setting)
+    (lost, *_) = lost_tokens(whole, encoded)
+    assert (lost.cut, lost.examples) == (count, 3)
+    assert bool(lost.lost) == bool(count)
+    assert longest_row(whole) > 8
+
+
+def test_the_numbers_of_one_text(backbone):
+    tokenizer = AutoTokenizer.from_pretrained(backbone)
+    task, setting = parse_task("classification"), Setting(tokenizer, 5, ("neg", "pos"))
+    whole = encode_whole(task, [Example(TEXT, None, "pos")], setting)
+    (lost,) = lost_tokens(whole, truncate(whole, task, setting))
+    assert (lost.cut, lost.tokens, lost.lost, lost.longest, lost.limit) == (1, 10, 5, 10, 5)
+
+
+def test_targets_are_counted_apart():
+    task = parse_task("seq2seq(max_target=3)")
+    setting = Setting(word_tokenizer(end="</s>"), 64)
+    whole = encode_whole(task, [Example("a", None, TEXT), Example("a", None, "bad")], setting)
+    encoded = truncate(whole, task, setting)
+    texts, targets = lost_tokens(whole, encoded)
+    assert (texts.cut, targets.cut, targets.longest, targets.lost) == (0, 1, 9, 6)
+    assert [len(row["labels"]) for row in encoded.rows] == [3, 2]

@@ -1,0 +1,196 @@
+"""multi-label: its data formats, rows, predictions and metrics, and its adapters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from fixtures import json_lines, write_json_lines, write_tsv
+from sklearn.metrics import f1_score
+from task_cases import several
+
+import adapterhub as ah
+from adapterhub.data.options import DataOptions
+from adapterhub.errors import ConfigError, DataError, MergeError
+from adapterhub.files.native import read_manifest
+from adapterhub.tasks import Setting, parse_task
+from adapterhub.tasks.multi_label import LabelledText, Labels
+
+TASK = parse_task("multi-label")
+EXPECTED = [("x", "y"), (), ("y",)]
+
+
+def labels_in(file: Path, task=TASK, **options) -> list[tuple[str, ...]]:
+    return [e.labels for e in task.read(str(file), DataOptions(**options), "train")]
+
+
+@pytest.mark.parametrize("mark", [";", "|", ",", "; "])
+def test_cells_are_separated_by_the_mark_that_occurs(mark, tmp_path):
+    rows = [("a", f"x{mark}y"), ("b", ""), ("c", "y")]
+    assert labels_in(write_tsv(tmp_path / "a.tsv", rows)) == EXPECTED
+
+
+def test_one_mark_separates_all_cells(tmp_path):
+    file = write_tsv(tmp_path / "a.tsv", [("a", "food, drink;service"), ("b", "food, drink")])
+    assert labels_in(file) == [("food, drink", "service"), ("food, drink",)]
+    chosen = parse_task("multi-label(separator=',')")
+    assert labels_in(file, chosen)[1] == ("food", "drink")
+
+
+def test_lists_and_columns_of_flags(tmp_path):
+    lists = [{"text": t, "label": list(e)} for t, e in zip("abc", EXPECTED, strict=True)]
+    assert labels_in(write_json_lines(tmp_path / "a.jsonl", lists)) == EXPECTED
+    flags = write_tsv(
+        tmp_path / "b.tsv", [("a", "1", "1"), ("b", "0", ""), ("c", "0", "true")], "text\tx\ty"
+    )
+    assert labels_in(flags, label="x,y") == EXPECTED
+    assert labels_in(flags, label="x, y", labels="x=spam,y=abuse")[0] == ("spam", "abuse")
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"text": "a", "label": [1.5]}, "other values than labels"),
+        ({"text": "a", "label": None}, "not a list or a text"),
+        ({"text": "", "label": "x"}, "'text' is empty"),
+    ],
+)
+def test_bad_rows_are_refused(row, problem, tmp_path):
+    with pytest.raises(DataError, match="invalid rows") as error:
+        labels_in(write_json_lines(tmp_path / "a.jsonl", [row]))
+    assert problem in str(error.value)
+
+
+def test_flags_other_than_one_and_zero_are_refused(tmp_path):
+    file = write_tsv(tmp_path / "b.tsv", [("a", "1", "7")], "text\tx\ty")
+    with pytest.raises(DataError) as error:
+        labels_in(file, label="x,y")
+    assert "'y' is '7', not 1 or 0" in str(error.value)
+
+
+def test_labels_are_checked():
+    examples = [LabelledText("a", None, ("y", "x")), LabelledText("b", None, ())]
+    assert TASK.labels(examples) == ("x", "y")
+    with pytest.raises(DataError, match="has 1 label") as error:
+        TASK.check(("x",), [])
+    assert "--task classification" in error.value.hint
+    with pytest.raises(DataError, match="training data lacks") as error:
+        TASK.check(("x", "z"), examples)
+    assert error.value.offenders == ("'y': 1 time(s)",)
+    with pytest.raises(ConfigError, match="threshold is 1"):
+        parse_task("multi-label(threshold=1.0)")
+
+
+@pytest.fixture
+def loaded(backbone):
+    labels = ["x", "y", "z"]
+    model, tokenizer = ah.load_backbone(str(backbone), task="multi-label", labels=labels)
+    return model, Setting(tokenizer, 32, tuple(labels))
+
+
+def test_the_loss_and_the_predictions(loaded):
+    model, setting = loaded
+    examples = [LabelledText("the movie", None, ("y",)), LabelledText("a very good end", None, ())]
+    encoded = TASK.encode(examples, setting, labelled=True)
+    assert [row["labels"] for row in encoded.rows] == [[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
+    assert TASK.label_counts(encoded) == {"x": 0, "y": 1, "z": 0}
+    batch = encoded.batch([0, 1])
+    output = model(**batch)
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(output.logits, batch["labels"])
+    assert torch.equal(output.loss, loss)
+    (prediction, _) = TASK.predict(model, encoded, 1)
+    assert list(prediction.scores.values()) == pytest.approx(output.logits[0].sigmoid().tolist())
+    above = {k for k, v in prediction.scores.items() if v >= 0.5}
+    assert set(prediction.labels) == above
+    everything = parse_task("multi-label(threshold=0.0001)").predict(model, encoded, 2)[0]
+    assert len(everything.labels) == 3
+    probabilities = [everything.scores[label] for label in everything.labels]
+    assert probabilities == sorted(probabilities, reverse=True)
+
+
+def test_what_is_printed():
+    assert str(Labels(("x", "y"), {"y": 0.75, "x": 0.9})) == "x 0.900, y 0.750"
+    assert str(Labels((), {"x": 0.1})) == "-"
+
+
+def test_metrics_are_those_of_sklearn():
+    examples = [LabelledText("a", None, labels) for labels in (("x", "y"), (), ("y",), ("z",))]
+    scores = dict.fromkeys("xyz", 0.5)
+    predicted = [Labels(labels, scores) for labels in (("x",), (), ("y",), ("x", "z"))]
+    matrices = (
+        [[1, 1, 0], [0, 0, 0], [0, 1, 0], [0, 0, 1]],
+        [[1, 0, 0], [0, 0, 0], [0, 1, 0], [1, 0, 1]],
+    )
+    metrics = TASK.metrics(examples, predicted)
+    assert metrics["exact_match"] == 0.5
+    for average in ("micro", "macro"):
+        assert metrics[f"{average}_f1"] == f1_score(*matrices, average=average)
+
+
+@pytest.fixture
+def run(adapterhub, backbone, tmp_path):
+    file = several(tmp_path)
+    code, _, err = adapterhub(
+        "train", "--backbone", backbone, "--task", "multilabel", "--train", file, "--eval", file,
+        "--output", tmp_path / "run", "--quiet", "train.epochs=12", "train.learning_rate=1e-2",
+        "train.tensorboard=false",
+    )  # fmt: skip
+    assert code == 0, err
+    return tmp_path / "run"
+
+
+def test_the_problem_type_travels_with_the_adapter(run, backbone, adapterhub, tmp_path):
+    manifest = read_manifest(run / "adapter")
+    assert (manifest.task, manifest.labels) == ("multi-label", ("good", "strong"))
+    assert (manifest.head.kind, manifest.head.problem_type) == (
+        "multi-label", "multi_label_classification",
+    )  # fmt: skip
+    model, _ = ah.load_backbone(str(backbone), task="classification", labels=["a", "b", "c"])
+    adapter = ah.load(model, run / "adapter")
+    assert model.config.problem_type == "multi_label_classification"
+    assert adapter.manifest().head == manifest.head
+    ah.detach(model)
+    assert model.config.problem_type == "single_label_classification"
+    code, out, err = adapterhub("predict", run, "the movie was very good", "the end was dull")
+    assert code == 0, err
+    first, second = out.splitlines()
+    assert first.startswith(("good ", "strong "))
+    assert second.startswith("-\t")
+    code, out, _ = adapterhub("predict", run, "the movie was very good", "--json")
+    (row,) = json_lines(out)
+    assert set(row["labels"]) == {"good", "strong"} == row["scores"].keys()
+
+
+def test_merged_and_exported_models_say_it(run, adapterhub, tmp_path):
+    code, _, err = adapterhub("merge", run, "--output", tmp_path / "merged")
+    assert code == 0, err
+    config = json.loads((tmp_path / "merged/config.json").read_text())
+    assert config["problem_type"] == "multi_label_classification"
+    code, _, err = adapterhub("export", run, "--output", tmp_path / "peft")
+    assert code == 0, err
+    peft = json.loads((tmp_path / "peft/adapter_config.json").read_text())
+    assert peft["task_type"] == "SEQ_CLS"
+    assert "sigmoid" in (tmp_path / "peft/README.md").read_text()
+    model, _ = ah.load_backbone(read_location(run), task="multi-label", labels=["good", "strong"])
+    adapter = ah.load(model, tmp_path / "peft")
+    assert adapter.problem_type == "multi_label_classification"
+
+
+def read_location(run: Path) -> str:
+    from adapterhub.files.run_folder import backbone_of_adapter
+
+    location, _ = backbone_of_adapter(run / "adapter", read_manifest(run / "adapter"), None)
+    return location
+
+
+def test_heads_with_one_label_and_with_several_are_not_averaged(backbone):
+    model, _ = ah.load_backbone(str(backbone), task="classification", labels=["a", "b"])
+    ah.attach(model, "lora", name="one")
+    ah.detach(model)
+    single = ah.attach(model, "lora", name="single")
+    several = ah.attach(model, "lora", name="several")
+    several.head.labels["problem_type"] = "multi_label_classification"
+    with pytest.raises(MergeError, match="different heads"):
+        ah.combine(model, [single.name, several.name], name="both")

@@ -1,0 +1,86 @@
+"""The maximum length of a run: chosen from its data, and told."""
+
+from __future__ import annotations
+
+import pytest
+from fixtures import word_tokenizer
+
+from adapterhub.data.examples import Example
+from adapterhub.tasks import Setting, parse_task
+from adapterhub.training.lengths import default_length, fit_rows
+from adapterhub.training.run_data import RunData
+
+
+@pytest.mark.parametrize(
+    ("longest", "most", "length"),
+    [(5, 512, 128), (129, 512, 136), (136, 512, 136), (600, 512, 512), (5, 64, 64)],
+)
+def test_the_default_follows_the_longest_row(longest, most, length):
+    assert default_length(longest, most) == length
+
+
+def fitted(words, chosen=None, reads=1000, trained=None, task="classification"):
+    tokenizer = word_tokenizer()
+    tokenizer.model_max_length = 1 << 30
+    texts = [" ".join(["good"] * count) for count in words]
+    examples = [Example(text, None, "ab"[i % 2]) for i, text in enumerate(texts)]
+    data = RunData(parse_task(task), ("a", "b"), examples, examples[:1])
+    setting = Setting(tokenizer, reads, ("a", "b"), positions=reads)
+    return fit_rows(data, setting, chosen, trained)
+
+
+def test_nothing_is_cut_by_default():
+    rows = fitted([200, 3])
+    assert rows.max_length == 200
+    assert rows.train.lengths == [200, 3]
+    assert rows.notes == ("train.max_length is 200: no text is cut, the longest has 200 tokens",)
+
+
+def test_the_limit_of_the_backbone_and_of_the_default_are_named():
+    rows = fitted([200, 3], reads=150)
+    assert rows.max_length == 150
+    assert rows.notes[0] == (
+        "train.max_length is 150: the most that the backbone reads; the longest text has 200 tokens"
+    )
+    assert rows.notes[1] == (
+        "1 of 2 training texts are longer than 150 tokens and lose 25% of their tokens "
+        "(longest 200); the backbone reads no more"
+    )
+    rows = fitted([900, 3])
+    assert rows.max_length == 512
+    assert "the most that is chosen by default" in rows.notes[0]
+    assert "train.max_length=904 keeps all" in rows.notes[1]
+    assert len(rows.notes) == 3, "the evaluation data is told too"
+
+
+def test_a_chosen_length_is_kept_and_what_it_cuts_is_told():
+    rows = fitted([200, 3], chosen=50)
+    assert rows.max_length == 50
+    assert rows.train.lengths == [50, 3]
+    assert rows.lost[0].cut == 1
+    assert rows.notes[0].startswith("1 of 2 training texts are longer than 50 tokens and lose 75%")
+    assert fitted([3], chosen=50).notes == ()
+
+
+def test_longer_texts_than_the_backbone_was_trained_on_are_told():
+    assert "trained on at most 256 tokens" in fitted([300], trained=256).notes[-1]
+    assert len(fitted([200], trained=256).notes) == 1
+
+
+def test_packed_rows_are_as_long_as_the_default_allows():
+    assert fitted([3, 4], task="causal-lm(data=text, pack=true)").max_length == 1000
+
+
+def test_texts_that_are_split_lose_nothing():
+    (note,) = fitted([900, 3], task="masked-lm").notes
+    assert note.endswith("by default; the longest text has 900 tokens, and is split")
+
+
+def test_there_may_be_no_evaluation_data():
+    tokenizer = word_tokenizer()
+    examples = [Example("good", None, "a"), Example("bad", None, "b")]
+    for task in ("classification", "masked-lm"):
+        data = RunData(parse_task(task), ("a", "b"), examples, [])
+        rows = fit_rows(data, Setting(tokenizer, 64, ("a", "b"), positions=64), None)
+        assert (len(rows.train.rows), rows.evaluation.rows) == (2, [])
+        assert len(rows.notes) == 1

@@ -1,0 +1,104 @@
+"""The first rows of a run as text: for each task, without the backbone's weights."""
+
+from __future__ import annotations
+
+import pytest
+from fixtures import write_json_lines
+from task_cases import CASES
+
+from adapterhub.cli._rows import print_rows
+from adapterhub.tasks import TASKS
+from adapterhub.training import prepare as preparing
+from adapterhub.training.preview import preview_rows
+from adapterhub.training.recipe import read
+
+LEARNED = {
+    "classification": {"label": "neg (class 0)"},
+    "multi-label": {"labels": "none"},
+    "regression": {"label": "-1.0"},
+    "tagging": {"tokens": "[CLS] the/O movie/O was/O bad/B-neg [SEP]"},
+    "question-answering": {"answer": "bad (tokens 8 to 8)"},
+    "seq2seq": {"target": "bad </s>"},
+    "causal-lm": {"learned": "·x5 bad </s>"},
+    "multiple-choice": {"right, 0": "[CLS] the movie [SEP] the movie was good [SEP]"},
+    "masked-lm": {"learned": "·x4 bad ·"},
+    "prompted": {"learned": "·x6 bad ·"},
+    "span-corruption": {"target": "<extra_id_0> bad <extra_id_1> </s>"},
+}
+
+
+def recipe_of(backbone, task, file, **train):
+    data = {"train": str(file), "eval": str(file)}
+    flags = {"backbone": str(backbone), "task": task, "output": "x", "data": data, "train": train}
+    return read(flags=flags)
+
+
+def test_every_task_is_covered():
+    assert LEARNED.keys() == TASKS.keys()
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_what_the_model_gets_and_learns(name, backbones, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(preparing, "load_backbone", None)
+    case = CASES[name]
+    recipe = recipe_of(backbones(case.backbone), case.task, case.data(tmp_path))
+    rows, notes = preview_rows(recipe, 3)
+    assert len(rows) == 3
+    assert rows[0].title.startswith("row 1 of ")
+    facts = rows[0].facts
+    assert facts.items() >= LEARNED[name].items()
+    assert facts["text"].startswith("the movie")
+    assert "tokens" in facts["length"]
+    assert "no text is cut" in notes[-1]
+    monkeypatch.setenv("COLUMNS", "80")
+    print_rows(recipe, 2)
+    printed = capsys.readouterr().out.splitlines()
+    assert all(len(line) < 80 for line in printed)
+    assert sum(line.startswith("row ") for line in printed) == 2
+
+
+def test_what_is_cut_and_what_is_padded(backbone, tmp_path):
+    rows = [{"text": "the movie was very good", "label": "a"}, {"text": "bad", "label": "b"}]
+    file = write_json_lines(tmp_path / "a.jsonl", rows)
+    (first, second), notes = preview_rows(
+        recipe_of(backbone, "classification", file, max_length=5), 9
+    )
+    assert first.facts["cut"] == "2 of 7 tokens: very good"
+    assert second.facts["length"] == "3 tokens; 2 of padding on the right in a batch of these rows"
+    assert "cut" not in second.facts
+    assert notes[0].startswith("1 of 2 training texts")
+
+
+def test_targets_that_are_cut(backbones, tmp_path):
+    rows = [{"text": "the movie", "label": "the movie was very good"}]
+    file = write_json_lines(tmp_path / "a.jsonl", rows)
+    ((row,), _) = preview_rows(recipe_of(backbones("t5"), "seq2seq(max_target=3)", file), 1)
+    assert row.facts["cut from the target"] == "3 of 6 tokens: was very good"
+    assert "cut" not in row.facts
+
+
+def test_windows_are_counted_and_packed_rows_have_no_text(backbones, tmp_path):
+    file = write_json_lines(tmp_path / "a.jsonl", [{"text": "the movie was good"}] * 4)
+    recipe = recipe_of(backbones("llama"), "causal-lm(data=text)", file, max_length=3)
+    assert preview_rows(recipe, 1)[0][0].facts["windows"] == "the text has 2"
+    recipe = recipe_of(backbones("llama"), "causal-lm(data=text, pack=true)", file)
+    facts = preview_rows(recipe, 1)[0][0].facts
+    assert facts.keys() == {"tokens", "learned", "length"}
+
+
+def test_both_sides_of_a_chat(backbones, tmp_path):
+    said = [("user", "the movie"), ("assistant", "was good"), ("user", "a"), ("assistant", "bad")]
+    messages = [{"role": role, "content": content} for role, content in said]
+    file = write_json_lines(tmp_path / "a.jsonl", [{"text": messages}])
+    ((row,), _) = preview_rows(recipe_of(backbones("llama"), "chat", file), 1)
+    assert row.facts["learned"] == "·x7 was good </s> ·x6 bad </s>"
+
+
+def test_the_command_prints_and_stops(adapterhub, backbone, data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = adapterhub(
+        "train", "--backbone", backbone, "--train", data[0], "--eval", data[1], "--show", "2"
+    )
+    assert code == 0, err
+    assert out.count("[CLS]") == 2
+    assert not (tmp_path / "runs").exists()
