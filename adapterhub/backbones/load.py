@@ -71,7 +71,7 @@ def load_backbone(
     """
     kind = task_model(task)
     auto = getattr(transformers, kind.auto)
-    pooling = None if pooling is None else check_pooling(pooling)
+    pooling = pooling and check_pooling(pooling)
     folder, commit = find_backbone(backbone, revision)
     quantize = remaining_quantization(quantize, folder)
     dtype = dtype or ("bf16" if quantize or stored_quantization(folder) else "fp32")
@@ -83,8 +83,7 @@ def load_backbone(
     with quiet_loading():
         _check_kind(folder, task, backbone)
         options = loading_options(auto, folder, options, quantize)
-        if device_map is not None:
-            options["device_map"] = device_map
+        options |= {"device_map": device_map} if device_map is not None else {}
         options["output_loading_info"] = True
         model, info = _load(auto, folder, options, backbone)
         tokenizer = _load(transformers.AutoTokenizer, folder, {}, backbone)

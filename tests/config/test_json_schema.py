@@ -71,5 +71,5 @@ def test_the_schema_of_recipes_is_json_and_lists_every_option() -> None:
     schema = json.loads(json.dumps(json_schema(Recipe), allow_nan=False))
     assert set(schema["properties"]) == {field.name for field in dataclasses.fields(Recipe)}
     train = schema["properties"]["train"]["properties"]
-    assert train["epochs"]["type"] == "integer"
+    assert train["log_every"]["type"] == "integer"
     assert "cosine" in train["schedule"]["anyOf"][0]["enum"]

@@ -93,7 +93,8 @@ def test_the_normal_form_without_weights_is_that_of_older_versions():
     assert dump_task(parse_task("classification")) == "classification"
     assert dump_task(parse_task("tagging")) == "tagging"
     weighted = parse_task("classification(class_weights=balanced)")
-    assert dump_task(weighted) == {"classification": {"class_weights": "balanced"}}
+    options = {"pooling": None, "class_weights": "balanced"}
+    assert dump_task(weighted) == {"classification": options}
 
 
 def test_training_uses_the_weights(adapterhub, backbone, tmp_path):
