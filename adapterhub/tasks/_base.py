@@ -10,17 +10,17 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
-
-import torch
-from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from adapterhub.config.options import from_dict, to_dict
 from adapterhub.config.spec import parse_calls, spec_error
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 IGNORED = -100  # label of the positions that the loss ignores
 SPEC_EXAMPLES = "classification, seq2seq(metric=rouge) or {seq2seq: {metric: rouge}}"
@@ -278,6 +278,8 @@ def pad(
         tokenizer: gives the padding values.
         side: "left" or "right"; by default the padding side of the tokenizer.
     """
+    import torch  # slow to import
+
     fills = {
         "input_ids": tokenizer.pad_token_id,
         "token_type_ids": tokenizer.pad_token_type_id,
@@ -330,6 +332,8 @@ def forward(
         batch_size: rows per forward pass; rows of similar length share a batch.
         labels: whether the model also gets the labels, to compute its loss.
     """
+    import torch  # slow to import
+
     model.eval()
     for indices in by_length(data, batch_size):
         batch = {k: v.to(model.device) for k, v in data.batch(indices).items()}

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapterhub.data.examples import Example, check_labels, labels_of, read_examples
 from adapterhub.data.options import DataOptions
@@ -30,6 +28,9 @@ from adapterhub.tasks._base import (
     rows_from_columns,
 )
 from adapterhub.tasks._metrics import classification_metrics, regression_metrics
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)

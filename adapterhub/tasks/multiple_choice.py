@@ -13,10 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from torch import Tensor
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING, Any
 
 from adapterhub.data.examples import read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
@@ -37,6 +34,10 @@ from adapterhub.tasks._base import (
     rows_from_columns,
 )
 from adapterhub.tasks._metrics import classification_metrics
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 

@@ -19,10 +19,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING, Any
 
 from adapterhub.config.options import option
 from adapterhub.data.examples import read_rows, refuse, text_problem
@@ -41,6 +38,9 @@ from adapterhub.tasks._base import (
     register_task,
 )
 from adapterhub.tasks._metrics import answer_metrics
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _BEST = 20  # candidate starts, and candidate ends, per window
 
@@ -215,6 +215,8 @@ class QuestionAnswering(Task):
 
     def _spans(self, start: Any, end: Any, offsets: list[Any]) -> Iterator[Span]:
         """Yield the best spans of a window."""
+        import numpy as np  # slow to import
+
         inside = np.array([o is not None and o[1] > o[0] for o in offsets])
         if not inside.any():
             return

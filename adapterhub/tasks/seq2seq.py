@@ -13,10 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
-
-from torch import Tensor
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING, Any, Literal
 
 from adapterhub.config.options import option
 from adapterhub.data.examples import Example, read_rows, refuse, text_problem
@@ -38,6 +35,10 @@ from adapterhub.tasks._base import (
 )
 from adapterhub.tasks._generation import Generation, generate, token_loss
 from adapterhub.tasks._metrics import generation_metrics
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
 
 _MAIN = {"bleu": "bleu", "rouge": "rougeL", "exact": "exact_match"}
 

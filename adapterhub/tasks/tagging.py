@@ -16,9 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING, Any
 
 from adapterhub.data.examples import check_labels, read_rows, refuse
 from adapterhub.data.options import DataOptions
@@ -37,6 +35,9 @@ from adapterhub.tasks._base import (
     register_task,
 )
 from adapterhub.tasks._metrics import entity_metrics
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _TAG = re.compile(r"O|[BI]-\S+")
 _WORDS = re.compile(r"[@#]?\w+(?:[-.'\u2019]\w+)*|[^\w\s]")
