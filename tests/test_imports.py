@@ -19,7 +19,11 @@ LIGHT_MODULES = (
     "adapterhub.training.options",
     "adapterhub.training.recipe",
     "adapterhub.training.run_data",
-    "adapterhub.files.manifest",
+    "adapterhub.files.native",
+    "adapterhub.inference.record",
+    "adapterhub.registry.hub",
+    "adapterhub.registry.search",
+    "adapterhub.registry.tokens",
 )
 _REPORT = "import sys, {module}; print(*sorted({slow!r} & sys.modules.keys()))"
 

@@ -19,7 +19,8 @@ def command(backbone: str, revision: str | None, as_json: bool) -> None:
     BACKBONE is a Hub id or a folder.
     """
     from adapterhub.anatomy import anatomy_of
-    from adapterhub.backbones import fingerprint, load_backbone
+    from adapterhub.backbones.fingerprint import fingerprint
+    from adapterhub.backbones.load import load_backbone
 
     model, _ = load_backbone(backbone, revision=revision)
     identity = fingerprint(backbone, revision=revision)
