@@ -21,6 +21,7 @@ LIGHT_MODULES = (
     "adapterhub.training.run_data",
     "adapterhub.files.native",
     "adapterhub.inference.record",
+    "adapterhub.methods._described",
     "adapterhub.registry.hub",
     "adapterhub.registry.search",
     "adapterhub.registry.tokens",
