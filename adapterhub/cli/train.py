@@ -22,6 +22,7 @@ from adapterhub.config.options import options_of
 from adapterhub.config.overrides import merge_options, parse_overrides
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
+from adapterhub.status import Display, display_for_terminal, doing, showing
 from adapterhub.training.recipe import SPECS, Recipe, read
 
 # Flag -> option of the recipe. All other options are given as KEY=VALUE.
@@ -85,19 +86,24 @@ def command(words: tuple[str, ...], resume: bool, dry_run: bool, quiet: bool, **
     KEY=VALUE sets any option of the recipe, such as train.learning_rate=1e-3.
     """
     recipe = read(*_recipe_words(words), _nested(flags))
-    from adapterhub.training.output_folder import check_output
-    from adapterhub.training.prepare import prepare
+    from adapterhub.training.preflight import check_run
     from adapterhub.training.processes import is_main
-    from adapterhub.training.report import reporter_for
-    from adapterhub.training.run import run
 
+    with showing(Display() if quiet or not is_main() else display_for_terminal()):
+        data = check_run(recipe, resume)
+        with doing("loading torch"):
+            from adapterhub.training.prepare import prepare
+            from adapterhub.training.report import reporter_for
+            from adapterhub.training.run import run
+
+        if dry_run:
+            prepared = prepare(recipe, data)
+        else:
+            reporter = reporter_for(Path(recipe.output), recipe.train, quiet=quiet)
+            outcome = run(recipe, reporter, resume=resume, data=data)
     if dry_run:
-        check_output(Path(recipe.output), resume)
-        _print_plan(prepare(recipe))
-        return
-    reporter = reporter_for(Path(recipe.output), recipe.train, quiet=quiet)
-    outcome = run(recipe, reporter, resume=resume)
-    if is_main():
+        _print_plan(prepared)
+    elif is_main():
         _print_outcome(outcome)
 
 

@@ -17,6 +17,7 @@ from adapterhub.config.spec import parse_calls, spec_error
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, unknown
+from adapterhub.status import counting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -344,11 +345,16 @@ def forward(
 
 
 def by_length(data: Encoded, batch_size: int) -> Iterator[list[int]]:
-    """Yield the row indices of each batch, short rows first, so that little is padded."""
+    """Yield the row indices of each batch, short rows first, so that little is padded.
+
+    How many rows are done is shown to the user, if that takes long.
+    """
     lengths = data.lengths
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    for start in range(0, len(order), batch_size):
-        yield order[start : start + batch_size]
+    with counting(len(order), "predicting") as done:
+        for start in range(0, len(order), batch_size):
+            yield order[start : start + batch_size]
+            done(min(batch_size, len(order) - start))
 
 
 TASKS: dict[str, type[Task]] = {}

@@ -23,6 +23,7 @@ from accelerate.utils import set_seed
 
 from adapterhub.errors import ConfigError, OutputError, TrainingError, did_you_mean
 from adapterhub.files.manifest import LOWER_IS_BETTER
+from adapterhub.status import doing, showing
 from adapterhub.training import checkpoint
 from adapterhub.training.batching import BatchList
 from adapterhub.training.clock import RunClock
@@ -291,7 +292,12 @@ class _Session:
 
     def _metrics(self) -> dict[str, float]:
         self.trainee.model.eval()
-        with torch.no_grad(), self.engine.accelerator.autocast():
+        with (
+            torch.no_grad(),
+            self.engine.accelerator.autocast(),
+            showing(self.reporter.display()),
+            doing("evaluating"),
+        ):
             metrics = {name: float(value) for name, value in self.evaluate().items()}
         self._train_mode()
         if self.metric not in metrics:

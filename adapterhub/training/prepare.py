@@ -12,6 +12,7 @@ from adapterhub.adapters.attach import attach
 from adapterhub.backbones.load import load_backbone
 from adapterhub.errors import ConfigError
 from adapterhub.methods._spec import parse_methods
+from adapterhub.status import doing
 from adapterhub.tasks import Encoded, Setting, Task
 from adapterhub.training.processes import own_device
 from adapterhub.training.recipe import Recipe
@@ -32,20 +33,24 @@ class PreparedRun:
     evaluation: Encoded
 
 
-def prepare(recipe: Recipe) -> PreparedRun:
-    """Read the data, load the backbone, attach the adapter and encode; write nothing."""
+def prepare(recipe: Recipe, data: RunData | None = None) -> PreparedRun:
+    """Load the backbone, attach the adapter and encode; write nothing.
+
+    `data` is that of the recipe, if it has been read already.
+    """
     methods = parse_methods(recipe.method)  # type: ignore[arg-type]
-    data = read_data(recipe)
+    data = data or read_data(recipe)
     set_seed(recipe.seed)
-    model, tokenizer = load_backbone(
-        recipe.backbone,
-        task=data.task.head,
-        labels=data.labels,
-        revision=recipe.revision,
-        dtype=recipe.dtype,
-        quantize=recipe.quantize,
-        new_tokens=recipe.new_tokens,
-    )
+    with doing(f"loading {recipe.backbone}"):
+        model, tokenizer = load_backbone(
+            recipe.backbone,
+            task=data.task.head,
+            labels=data.labels,
+            revision=recipe.revision,
+            dtype=recipe.dtype,
+            quantize=recipe.quantize,
+            new_tokens=recipe.new_tokens,
+        )
     make_ready(model)
     adapter = attach(model, methods, name=recipe.name)
     _check_packing(data.task, adapter)
@@ -54,10 +59,11 @@ def prepare(recipe: Recipe) -> PreparedRun:
     options = replace(recipe.train, schedule=recipe.train.schedule or default)  # type: ignore[arg-type]
     limit = min(options.max_length, max_positions(model))
     setting = Setting(tokenizer, limit, adapter.labels, recipe.seed, max_positions(model))
-    train, evaluation = (
-        data.task.encode(examples, setting, labelled=True)
-        for examples in (data.train, data.evaluation)
-    )
+    with doing(f"encoding {len(data.train) + len(data.evaluation):,} examples"):
+        train, evaluation = (
+            data.task.encode(examples, setting, labelled=True)
+            for examples in (data.train, data.evaluation)
+        )
     recipe = replace(recipe, train=options)
     return PreparedRun(recipe, data, model, tokenizer, adapter, train, evaluation)
 

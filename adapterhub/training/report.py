@@ -27,6 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from adapterhub.adapters.parts import HEAD
 from adapterhub.errors import FileError, one_line
 from adapterhub.files.digest import FileDigest, file_digest
+from adapterhub.status import Display, StatusBar, StatusLines
 from adapterhub.training.options import TrainOptions
 from adapterhub.training.output_folder import writing
 from adapterhub.training.processes import is_main
@@ -64,6 +65,10 @@ class Evaluated:
 class Reporter:
     """Reports nothing; subclasses override what they report."""
 
+    def display(self) -> Display:
+        """Return where the progress of an evaluation is shown."""
+        return Display()
+
     def check(self, written: Mapping[str, FileDigest]) -> None:
         """Refuse to resume if the files are not as `written` says; called before `start`."""
 
@@ -98,6 +103,10 @@ class Several(Reporter):
 
     def __init__(self, reporters: Iterable[Reporter]) -> None:
         self.reporters = tuple(reporters)
+
+    def display(self) -> Display:
+        """Return the display of the first reporter, which is that of the console."""
+        return self.reporters[0].display() if self.reporters else Display()
 
     def check(self, written: Mapping[str, FileDigest]) -> None:
         """Check each reporter's files."""
@@ -152,6 +161,10 @@ class PlainLines(Reporter):
         self.stream = sys.stderr if stream is None else stream
         self.total = 0
 
+    def display(self) -> Display:
+        """Return plain lines, without stages."""
+        return StatusLines(self.note, stages=False)
+
     def start(self, total: int, done: int) -> None:
         """Print the step that a resumed run continues from."""
         self.total = total
@@ -188,6 +201,10 @@ class Bar(Reporter):
             console=console or Console(stderr=True),
         )
         self.task = self.progress.add_task("", total=None)
+
+    def display(self) -> Display:
+        """Return a second bar below that of the run."""
+        return StatusBar(self.progress)
 
     def start(self, total: int, done: int) -> None:
         """Show the bar."""

@@ -38,7 +38,9 @@ class RunOutcome:
     adapter_bytes: int
 
 
-def run(recipe: Recipe, reporter: Reporter, *, resume: bool = False) -> RunOutcome:
+def run(
+    recipe: Recipe, reporter: Reporter, *, resume: bool = False, data: RunData | None = None
+) -> RunOutcome:
     """Train, evaluate and save.
 
     The output folder gets `adapter/` (the files to publish), `recipe.yaml`, `metrics.jsonl`,
@@ -48,6 +50,7 @@ def run(recipe: Recipe, reporter: Reporter, *, resume: bool = False) -> RunOutco
         recipe: the recipe.
         reporter: where progress is reported.
         resume: continue the run in the output folder, if there is one.
+        data: the data of the recipe, if it has been read already.
 
     Raises:
         AdapterhubError: of any type; the folder is neither created nor changed unless training
@@ -57,7 +60,7 @@ def run(recipe: Recipe, reporter: Reporter, *, resume: bool = False) -> RunOutco
     check_launcher()
     if is_main():
         check_output(output, resume)
-    prepared = prepare(recipe)
+    prepared = prepare(recipe, data)
     with hold_output(output, resume) if is_main() else nullcontext():
         try:
             result = _train(prepared, reporter, resume, lambda: _write_recipe(output, recipe))
