@@ -56,10 +56,10 @@ def check_location(backbone: str) -> None:
         )
 
 
-def _inner_hint(folder: Path) -> str | None:
+def _inner_hint(folder: Path) -> str:
     """Suggest the one subfolder that has a checkpoint, if there is one."""
     inner = sorted(path.parent for path in folder.glob("*/config.json"))
-    return f"--backbone {inner[0]}" if len(inner) == 1 else None
+    return f"--backbone {inner[0]}" if len(inner) == 1 else ""
 
 
 def check_backbone_options(

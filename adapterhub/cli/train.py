@@ -65,6 +65,7 @@ def _print_schema(context: click.Context, option: click.Parameter, given: bool) 
         "adapterhub train recipes/quickstart.yaml train.epochs=1",
         "adapterhub train --backbone sentence-transformers/all-MiniLM-L6-v2 \\",
         "    --method lora --train train.tsv --eval dev.tsv --output runs/sst2",
+        "adapterhub train --resume --output runs/sst2",
     ),
 )
 @click.argument("words", nargs=-1, metavar="[RECIPE.yaml] [KEY=VALUE]...")
@@ -85,7 +86,10 @@ def command(words: tuple[str, ...], resume: bool, dry_run: bool, quiet: bool, **
 
     KEY=VALUE sets any option of the recipe, such as train.learning_rate=1e-3.
     """
-    recipe = read(*_recipe_words(words), _nested(flags))
+    file, overrides = _recipe_words(words)
+    if resume and file is None:
+        file = _recipe_of(flags["output"])
+    recipe = read(file, overrides, _nested(flags))
     from adapterhub.training.preflight import check_run
     from adapterhub.training.processes import is_main
 
@@ -116,6 +120,12 @@ def _recipe_words(words: tuple[str, ...]) -> tuple[str | None, list[str]]:
             expected="one file, and options as KEY=VALUE without spaces",
         )
     return (files[0] if files else None), [word for word in words if "=" in word]
+
+
+def _recipe_of(output: str | None) -> str | None:
+    """Return the recipe of the run in a folder, if there is one: that of a run to resume."""
+    path = Path(output) / "recipe.yaml" if output else None
+    return str(path) if path and path.is_file() else None
 
 
 def _nested(flags: dict[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from adapterhub.training.batching import BatchList
 from adapterhub.training.clock import RunClock
 from adapterhub.training.engine import Engine
 from adapterhub.training.gradient_checkpointing import CheckpointedLayers, recompute
+from adapterhub.training.lengthening import check_length, total_steps, without_length
 from adapterhub.training.options import TrainOptions
 from adapterhub.training.progress import RunProgress
 from adapterhub.training.report import Evaluated, Reporter, TrainingLine
@@ -149,7 +150,7 @@ class _Session:
                 hint="add --resume, or choose another output folder",
             )
         saved = checkpoint.load_checkpoint(self.last)
-        checkpoint.check_same_run(saved.run, self.run)
+        checkpoint.check_same_run(without_length(saved.run), without_length(self.run))
         self.reporter.check(saved.reports)
         checkpoint.copy_tensors(self.trainee.tensors(), saved.tensors)
         self.progress = RunProgress(**saved.progress)
@@ -169,7 +170,7 @@ class _Session:
         """
         best = checkpoint.load_checkpoint(self.best)
         record = self.progress.evaluation(self.progress.best_step)
-        if not checkpoint.same_record(best.run, self.run):
+        if not checkpoint.same_record(without_length(best.run), without_length(self.run)):
             raise checkpoint.broken(self.best, "it belongs to another run")
         if not checkpoint.same_record(best.progress, record):
             raise checkpoint.broken(
@@ -191,7 +192,9 @@ class _Session:
         if len(epoch) == 0:
             raise TrainingError("there is nothing to train on: the epoch has no batches")
         steps = -(-len(epoch) // self.engine.per_step)
-        self.total = self.options.max_steps or self.options.epochs * steps
+        self.total = total_steps(self.options, steps)
+        if saved is not None:
+            self._check_length(saved.run["train"], steps)
         self.engine.begin(self.total)
         if self.engine.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.engine.device)
@@ -206,6 +209,12 @@ class _Session:
                 self._save_best()
             checkpoint.set_random_state(training["random"])
         self.clock = RunClock(self.progress, self.engine.device)
+
+    def _check_length(self, saved: Mapping[str, Any], steps_per_epoch: int) -> None:
+        """Refuse a changed length that the steps done do not fit, and continue if it does."""
+        progress, stale = self.progress, self._is_stale()
+        check_length(saved, self.options, steps_per_epoch, progress.step, stopped_early=stale)
+        progress.finished = progress.step >= self.total or stale
 
     def _restored(self, saved: checkpoint.State) -> dict[str, Any]:
         """Restore the state of the optimizer; return the training state.
@@ -284,11 +293,15 @@ class _Session:
         best = self._improved()[-1]
         progress.best_step = progress.step if best else progress.best_step
         progress.stale = 0 if best else progress.stale + 1
-        patience = self.options.patience
-        progress.finished |= patience is not None and progress.stale >= patience
+        progress.finished |= self._is_stale()
         line = Evaluated(step=progress.step, epoch=epoch, metrics=metrics, best=best)
         self.reporter.evaluated(line, self.clock.timing())
         return best
+
+    def _is_stale(self) -> bool:
+        """Return whether the last evaluations, as many as the patience, were no improvement."""
+        patience = self.options.patience
+        return patience is not None and self.progress.stale >= patience
 
     def _metrics(self) -> dict[str, float]:
         self.trainee.model.eval()
