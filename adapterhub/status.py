@@ -109,17 +109,20 @@ class StatusLines(Display):
 class StatusBar(Display):
     """A spinner with the stage, or a bar, on the last line of a terminal; it leaves no trace.
 
-    `progress` is a bar of rich that is shown already; without one, it is made when work begins.
+    `progress` is rich's progress of other work that is shown already, the task `behind`; it is
+    hidden meanwhile. Without one, a line is added when work begins and removed when it ends.
     """
 
-    def __init__(self, progress: Any = None) -> None:
-        self._progress, self._is_own = progress, progress is None
+    def __init__(self, progress: Any = None, behind: Any = None) -> None:
+        self._progress, self._is_own, self._behind = progress, progress is None, behind
         self._work: dict[int, float] = {}  # rich's tasks, and when they began
 
     def begin(self, text: str, total: int | None) -> int:
         """Show a stage at once, and items when they take long."""
         if self._progress is None:
             self._progress = _new_progress()
+        if total is None and self._behind is not None:
+            return -1  # the bar of the other work stays, and tells as much
         task: int = self._progress.add_task(text, total=total, visible=total is None)
         self._work[task] = time.monotonic()
         if self._is_own and len(self._work) == 1:
@@ -129,8 +132,7 @@ class StatusBar(Display):
     def update(self, work: int, done: int) -> None:
         """Move the bar, and show it in place of its stage if the work is not quick."""
         if work in self._work and time.monotonic() - self._work[work] >= QUICK:
-            for other in self._work:
-                self._progress.update(other, visible=other == work)
+            self._show_only(work)
             self._progress.update(work, completed=done)
 
     def end(self, work: int) -> None:
@@ -138,10 +140,15 @@ class StatusBar(Display):
         if self._work.pop(work, None) is None:
             return
         self._progress.remove_task(work)
-        if self._work:
-            self._progress.update(max(self._work), visible=True)
+        if self._work or self._behind is not None:
+            self._show_only(max(self._work) if self._work else self._behind)
         elif self._is_own:
             self._progress.stop()
+
+    def _show_only(self, work: int) -> None:
+        for other in (*self._work, self._behind):
+            if other is not None:
+                self._progress.update(other, visible=other == work)
 
     def close(self) -> None:
         """Remove all work."""

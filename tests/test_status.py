@@ -133,3 +133,18 @@ def test_the_line_fits_a_terminal(total):
     lines = console.file.getvalue().splitlines()
     assert len(lines) == 1
     assert ("0/8544" in lines[0]) == (total is not None)
+
+
+def test_an_evaluation_takes_the_place_of_the_bar_of_the_run(clock):
+    progress = Progress(console=terminal())
+    run = progress.add_task("loss 0.5", total=100)
+    with showing(StatusBar(progress, behind=run)), doing("evaluating"):
+        assert [task.visible for task in progress.tasks] == [True]
+        with counting(40, "predicting") as done:
+            clock.now += 2
+            done(10)
+            assert [(t.description, t.visible) for t in progress.tasks] == [
+                ("loss 0.5", False),
+                ("evaluating", True),
+            ]
+        assert [(t.description, t.visible) for t in progress.tasks] == [("loss 0.5", True)]

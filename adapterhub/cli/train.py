@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from adapterhub.cli._format import (
     print_facts,
     print_json,
     print_table,
+    say,
     seconds_text,
 )
 from adapterhub.config.json_schema import json_schema
@@ -109,6 +112,7 @@ def command(words: tuple[str, ...], resume: bool, dry_run: bool, quiet: bool, **
         _print_plan(prepared)
     elif is_main():
         _print_outcome(outcome)
+        _print_next(Path(recipe.output), data.task.fields(recipe.data))
 
 
 def _recipe_words(words: tuple[str, ...]) -> tuple[str | None, list[str]]:
@@ -172,6 +176,8 @@ def _print_outcome(outcome: Any) -> None:
     result = outcome.result
     parameters, head = count_text(outcome.parameters), count_text(outcome.head_parameters)
     speed = f"{result.examples_per_second:,.0f} examples/s"
+    if result.tokens_per_second:
+        speed += f", {result.tokens_per_second:,.0f} tokens/s"
     facts = {
         **{name: f"{value:.4f}" for name, value in outcome.metrics.items()},
         "trained": f"{parameters} parameters, plus {head} in the head",
@@ -180,3 +186,17 @@ def _print_outcome(outcome: Any) -> None:
         "peak memory": bytes_text(result.peak_memory),
     }
     print_facts(facts, width=12)
+    _print_verdict(outcome.verdict)
+
+
+def _print_verdict(said: Sequence[str]) -> None:
+    """Print which evaluation was the best, and below it why the run ended."""
+    for number, line in enumerate(said):
+        say(f"{'' if number else 'best':12} {line}")
+
+
+def _print_next(run: Path, texts: int) -> None:
+    """Print what to type next; `texts` is the number of texts of an example, 0 for several."""
+    place, pair = shlex.quote(str(run)), ' --pair "another"' * (texts != 1)
+    say(f'{"next":12} adapterhub predict {place} "a text"{pair}')
+    say(f"{'':12} adapterhub publish {place}")

@@ -42,9 +42,10 @@ from adapterhub.training.trainee import Trainee
 class TrainingResult:
     """The result of a run. `history` has the metrics of each evaluation with "step" and "epoch".
 
-    `seconds` is the time of all work over all sessions of the run; `examples_per_second` counts
-    training alone; `peak_memory` is in bytes, of the GPU or, without one, of the process. `best` is
-    empty if the metric was never finite; the tensors are then those of the last step.
+    `seconds` is the time of all work over all sessions of the run; `examples_per_second` and
+    `tokens_per_second` count training alone; `peak_memory` is in bytes, of the GPU or, without one,
+    of the process. `best` is empty if the metric was never finite; the tensors are then those of
+    the last step. `metric` is the one that selected the best.
     """
 
     best: dict[str, float]
@@ -56,6 +57,8 @@ class TrainingResult:
     examples_per_second: float
     peak_memory: int
     stopped_early: bool
+    tokens_per_second: float = 0.0
+    metric: str = ""
 
 
 def train(
@@ -203,7 +206,9 @@ class _Session:
         training = None if saved is None else self._restored(saved)
         self.checked()
         self.reporter.start(self.total, self.progress.step)
-        if training is not None:
+        if training is None:
+            self.reporter.note(self.engine.schedule_text(self.total))
+        else:
             if self.progress.best_step == self.progress.step:
                 # A kill may have come after `last` was written, and before its copy as `best`.
                 self._save_best()
@@ -235,7 +240,9 @@ class _Session:
         progress, per_step = self.progress, self.engine.per_step
         for start in range(progress.batch, len(epoch), per_step):
             window = range(start, min(start + per_step, len(epoch)))
-            progress.examples += self.engine.step(epoch, window)
+            examples, tokens = self.engine.step(epoch, window)
+            progress.examples += examples
+            progress.tokens += tokens
             epoch_ended = progress.advance(window.stop, len(epoch))
             self._after_step(epoch_ended, progress.epoch + progress.batch / len(epoch))
             if progress.finished:
@@ -375,6 +382,8 @@ class _Session:
             examples_per_second=progress.examples / max(progress.train_seconds, 1e-9),
             peak_memory=progress.peak_memory,
             stopped_early=progress.step < self.total,
+            tokens_per_second=progress.tokens / max(progress.train_seconds, 1e-9),
+            metric=self.metric,
         )
 
 

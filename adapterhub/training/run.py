@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adapterhub.backbones.quantized import cpu_note
 from adapterhub.config.options import to_dict
 from adapterhub.data.examples import data_hash
 from adapterhub.errors import ConfigError, OutputError
@@ -24,11 +25,12 @@ from adapterhub.training.recipe import DATA_SOURCES, Recipe, read
 from adapterhub.training.report import Reporter
 from adapterhub.training.run_data import RunData
 from adapterhub.training.trainee import AdapterTrainee
+from adapterhub.training.verdict import verdict
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """The outcome of a run: the adapter's folder, its metrics and sizes."""
+    """The outcome of a run: the adapter's folder, its metrics and sizes, and it in words."""
 
     folder: Path
     metrics: dict[str, float]
@@ -36,6 +38,7 @@ class RunOutcome:
     parameters: int
     head_parameters: int
     adapter_bytes: int
+    verdict: tuple[str, ...] = ()
 
 
 def run(
@@ -103,6 +106,9 @@ def _train(
     if recipe.train.max_steps is None:
         for warning in stages.unreached(prepared.adapter, recipe.train.epochs):
             reporter.note(warning)
+
+    if slow := cpu_note(prepared.model):
+        reporter.note(f"note: {slow}")
 
     def evaluate() -> dict[str, float]:
         batch_size = recipe.train.eval_batch_size
@@ -172,4 +178,12 @@ def _save(prepared: PreparedRun, output: Path, result: loop.TrainingResult) -> R
     wait_for_everyone()
     total = sum(p.numel() for p in adapter.parameters())
     size = sum(file.stat().st_size for file in folder.iterdir())
-    return RunOutcome(folder, metrics, result, adapter.count(), total - adapter.count(), size)
+    said = verdict(
+        result.history,
+        result.best_step,
+        recipe.train,
+        result.metric,
+        stopped_early=result.stopped_early,
+    )
+    heads = total - adapter.count()
+    return RunOutcome(folder, metrics, result, adapter.count(), heads, size, tuple(said))
