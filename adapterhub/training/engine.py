@@ -183,7 +183,7 @@ class Engine:
         name = self.options.schedule or DEFAULT
         peaks = {group["name"]: group["initial_lr"] for group in self.optimizer.param_groups}
         warmup = warmup_steps(name, total, self.options.warmup)
-        rise = f", {warmup:,} steps of warm-up" if warmup else ""
+        rise = f", {warmup:,} step{'s' * (warmup > 1)} of warm-up" if warmup else ""
         return f"{total:,} steps; learning rate up to {peak_text(peaks)}{rise}, {name}"
 
     def state(self) -> dict[str, Any]:

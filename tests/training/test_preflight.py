@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+from fresh_process import run_commands
 
 ROWS = "text\tlabel\n" + "good film\tyes\nbad film\tno\n" * 4
 FILES = {
@@ -42,33 +40,26 @@ CASES = {
     "an unknown dtype": ({"dtype=fp8": None}, "fp8"),
     "an output folder in use": ({"--output": "."}, "exists"),
 }
-_RUN = """
-import sys
-from adapterhub.cli import main
-slow = {"torch", "transformers", "datasets", "pandas", "sklearn", "scipy", "accelerate", "peft"}
-try:
-    main()
-finally:
-    print(*sorted(slow & sys.modules.keys()))
-"""
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def said(tmp_path_factory):
     folder = tmp_path_factory.mktemp("preflight")
     for name, text in FILES.items():
         (folder / name).write_text(text)
-    return folder
+    words = {
+        case: ["train", *(w for pair in (GOOD | changes).items() for w in pair if w is not None)]
+        for case, (changes, _) in CASES.items()
+    }
+    results = run_commands(words, folder)
+    assert not (folder / "run").exists()
+    return results
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_said_before_torch_is_imported(case, folder):
-    changes, problem = CASES[case]
-    words = [w for pair in (GOOD | changes).items() for w in pair if w is not None]
-    command = [sys.executable, "-c", _RUN, "train", *words]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=folder)
-    assert run.returncode == 2, run.stderr
-    assert problem in run.stderr
-    assert run.stderr.count("error: ") == 1
-    assert run.stdout.split() == []
-    assert not (folder / "run").exists()
+def test_it_is_said_before_torch_is_imported(case, said):
+    code, output, slow = said[case]
+    assert code == 2, output
+    assert CASES[case][1] in output
+    assert output.count("error: ") == 1
+    assert slow == []

@@ -35,7 +35,7 @@ def test_a_pipe_gets_plain_lines(tmp_path: Path) -> None:
     fit(tmp_path, reporter=PlainLines(stream))
     text = stream.getvalue().splitlines()
     assert len(text) == 1 + 3 + 2
-    assert text[0].startswith("6 steps; learning rate up to 1.0e-02, 1 steps of warm-up, linear")
+    assert text[0].startswith("6 steps; learning rate up to 1.0e-02, 1 step of warm-up, linear")
     assert text[1].startswith("step 2/6  epoch 0.75  loss ")
     assert "step 3  epoch 1.00  accuracy" in text[2]
 
