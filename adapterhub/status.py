@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 QUICK = 1.0  # seconds; work that takes less shows no bar
@@ -32,6 +33,12 @@ class Display:
 
     def close(self) -> None:
         """Remove all work, also what an error left behind."""
+
+    def pause(self) -> None:
+        """Clear the line until `resume`."""
+
+    def resume(self) -> None:
+        """Show again what is not done."""
 
 
 _DISPLAY: ContextVar[Display | None] = ContextVar("display", default=None)
@@ -60,6 +67,22 @@ def doing(text: str) -> Iterator[None]:
     finally:
         _STAGE.reset(token)
         display.end(work)
+
+
+def reading(source: str) -> contextlib.AbstractContextManager[None]:
+    """Report that a file is read; a dataset of the Hub has bars of its own."""
+    return doing(f"reading {source}") if Path(source).is_file() else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """Leave the terminal to another library inside, which shows bars of its own."""
+    display = _DISPLAY.get() or Display()
+    display.pause()
+    try:
+        yield
+    finally:
+        display.resume()
 
 
 @contextlib.contextmanager
@@ -144,6 +167,16 @@ class StatusBar(Display):
             self._show_only(max(self._work) if self._work else self._behind)
         elif self._is_own:
             self._progress.stop()
+
+    def pause(self) -> None:
+        """Clear the line."""
+        if self._is_own and self._work:
+            self._progress.stop()
+
+    def resume(self) -> None:
+        """Show the line again."""
+        if self._is_own and self._work:
+            self._progress.start()
 
     def _show_only(self, work: int) -> None:
         for other in (*self._work, self._behind):

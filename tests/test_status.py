@@ -9,7 +9,16 @@ from rich.console import Console
 from rich.progress import Progress
 
 from adapterhub import status
-from adapterhub.status import Display, StatusBar, StatusLines, counting, doing, showing
+from adapterhub.status import (
+    Display,
+    StatusBar,
+    StatusLines,
+    counting,
+    doing,
+    paused,
+    reading,
+    showing,
+)
 
 
 class Clock:
@@ -148,3 +157,27 @@ def test_an_evaluation_takes_the_place_of_the_bar_of_the_run(clock):
                 ("evaluating", True),
             ]
         assert [(t.description, t.visible) for t in progress.tasks] == [("loss 0.5", True)]
+
+
+def test_another_library_has_the_terminal_while_it_is_paused(monkeypatch):
+    console = terminal()
+    monkeypatch.setattr(status, "_new_progress", lambda: Progress(console=console, transient=True))
+    display = StatusBar()
+    with showing(display):
+        with paused():  # nothing is shown yet
+            assert display._progress is None
+        with doing("loading a backbone"):
+            with paused():
+                assert not display._progress.live.is_started
+            assert display._progress.live.is_started
+
+
+def test_a_file_is_read_with_a_stage_and_a_hub_dataset_without(tmp_path, monkeypatch):
+    lines = []
+    (tmp_path / "a.csv").write_text("")
+    monkeypatch.chdir(tmp_path)
+    with showing(StatusLines(lines.append)):
+        for source in ("a.csv", "glue"):
+            with reading(source):
+                pass
+    assert lines == ["reading a.csv ..."]

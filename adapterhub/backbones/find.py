@@ -29,6 +29,7 @@ from adapterhub.backbones.early_checks import is_hub_id as is_hub_id
 from adapterhub.backbones.early_checks import is_local_name as is_local_name
 from adapterhub.backbones.hub_guard import guarded_hub
 from adapterhub.errors import BackboneError
+from adapterhub.status import paused
 
 _OTHER_FORMATS = (
     "*.h5",
@@ -152,7 +153,8 @@ def _download(backbone: str, revision: str | None) -> str:
         raise
     except Exception:  # offline, in any of the ways of the HTTP library: use the cache
         logging.getLogger(__name__).debug("the Hub did not answer", exc_info=True)
-    return snapshot_download(backbone, revision=revision, ignore_patterns=ignore)
+    with paused():
+        return snapshot_download(backbone, revision=revision, ignore_patterns=ignore)
 
 
 def _packaged_folder(backbone: str, packaged: PackagedBackbone) -> Path:

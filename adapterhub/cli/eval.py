@@ -11,7 +11,7 @@ from adapterhub.cli._format import examples as example_lines
 from adapterhub.cli._format import print_facts, print_json
 from adapterhub.cli._publishing import require_signature_option
 from adapterhub.errors import ConfigError
-from adapterhub.status import doing
+from adapterhub.status import doing, reading
 
 if TYPE_CHECKING:
     from adapterhub.data.options import DataOptions
@@ -66,7 +66,7 @@ def command(
     options = replace(record.data, **chosen)
     if reference:
         _refuse_shots(examples, shots)
-    with doing(f"reading {data}"):
+    with reading(data):
         rows = record.task.read(data, options, "eval")
         prompted = _with_shots(record.task, examples, shots, seed, options)
     with doing("loading torch"):

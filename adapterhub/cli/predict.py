@@ -13,7 +13,7 @@ from adapterhub.cli._format import examples as example_lines
 from adapterhub.cli._format import print_json, say, say_text
 from adapterhub.cli._publishing import require_signature_option
 from adapterhub.errors import DataError, one_line
-from adapterhub.status import doing
+from adapterhub.status import doing, reading
 
 if TYPE_CHECKING:
     from adapterhub.inference.record import TrainingRecord
@@ -66,7 +66,7 @@ def command(
     elif data not in (None, "-"):
         pair_column = pair[0] if pair else record.data.pair
         options = replace(record.data, text=text or record.data.text, pair=pair_column)
-        with doing(f"reading {data}"):
+        with reading(str(data)):
             examples = task.read(str(data), options, "eval", labelled=False)
     else:
         examples = _read_lines(record)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from adapterhub.backbones.early_checks import check_backbone_options
 from adapterhub.methods._described import check_spec
-from adapterhub.status import doing
+from adapterhub.status import reading
 from adapterhub.tasks import parse_task
 from adapterhub.training.output_folder import check_output
 from adapterhub.training.processes import check_launcher, is_main
@@ -30,5 +30,5 @@ def check_run(recipe: Recipe, resume: bool) -> RunData:
     check_spec(recipe.method)  # type: ignore[arg-type]
     parse_task(recipe.task)
     check_backbone_options(recipe.backbone, recipe.dtype, recipe.quantize)
-    with doing(f"reading {recipe.data.train}"):
+    with reading(str(recipe.data.train)):
         return read_data(recipe)
