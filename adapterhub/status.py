@@ -14,6 +14,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from adapterhub.errors import one_line
+
 QUICK = 1.0  # seconds; work that takes less shows no bar
 PLAIN_EVERY = 10.0  # seconds between two lines about the same work where there is no terminal
 
@@ -60,7 +62,7 @@ def showing(display: Display) -> Iterator[None]:
 def doing(text: str) -> Iterator[None]:
     """Report what the program does inside, such as "loading torch"."""
     display = _DISPLAY.get() or Display()
-    work = display.begin(text, None)
+    work = display.begin(one_line(text), None)  # a file name may have control characters
     token = _STAGE.set(text)
     try:
         yield

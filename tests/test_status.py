@@ -181,3 +181,10 @@ def test_a_file_is_read_with_a_stage_and_a_hub_dataset_without(tmp_path, monkeyp
             with reading(source):
                 pass
     assert lines == ["reading a.csv ..."]
+
+
+def test_control_characters_of_a_file_name_are_escaped():
+    lines = []
+    with showing(StatusLines(lines.append)), doing("reading \x1b[2Jx.csv"):
+        pass
+    assert lines == ["reading \\u001b[2Jx.csv ..."]

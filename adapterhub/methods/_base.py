@@ -196,6 +196,13 @@ class MethodRegistry(MutableMapping[str, type[Method]]):
             self._complete = True
         return self._registered
 
+    def imported(self) -> dict[str, type[Method]]:
+        """Return the methods that are registered so far, without importing others."""
+        return dict(self._registered)
+
+    def __repr__(self) -> str:
+        return repr(self._all())
+
     def __getitem__(self, name: str) -> type[Method]:
         return self._all()[name]
 

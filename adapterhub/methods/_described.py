@@ -51,11 +51,11 @@ def describe(method: type[Method]) -> DescribedMethod:
 
 
 def described_methods() -> dict[str, DescribedMethod]:
-    """Return all methods by name; those of a file that the catalogue lacks are imported."""
+    """Return all methods by name; if the catalogue lacks a file, all are imported."""
     described = {name: DescribedMethod(*facts) for name, facts in CATALOGUE.items()}
-    if {method.module for method in described.values()} == set(method_modules()):
-        return described
-    return {name: describe(method) for name, method in sorted(METHODS.items())}
+    is_complete = {method.module for method in described.values()} == set(method_modules())
+    classes = METHODS.imported() if is_complete else METHODS
+    return described | {name: describe(method) for name, method in classes.items()}
 
 
 def described_method(name: str) -> DescribedMethod:

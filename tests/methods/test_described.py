@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import catalogue
 import pytest
 
 from adapterhub.config.options import options_of
 from adapterhub.errors import ConfigError
 from adapterhub.methods import METHODS, _described
-from adapterhub.methods._described import check_spec, describe, described_method, described_methods
+from adapterhub.methods._described import (
+    DescribedMethod,
+    check_spec,
+    describe,
+    described_method,
+    described_methods,
+)
 from adapterhub.methods._spec import parse_methods
 from adapterhub.methods.lora import LoRA
 
 
 def test_the_catalogue_is_up_to_date():
     current = {name: describe(method) for name, method in METHODS.items()}
-    assert described_methods() == current, "run: make catalogue"
+    written = {name: DescribedMethod(*facts) for name, facts in _described.CATALOGUE.items()}
+    assert written == current, "run: make catalogue"
     assert len(current) > 20
 
 
@@ -34,6 +43,14 @@ def test_a_method_in_a_file_that_the_catalogue_lacks_is_described_by_its_class(m
     known = {name: facts for name, facts in _described.CATALOGUE.items() if facts[0] != "lora"}
     monkeypatch.setattr(_described, "CATALOGUE", known)
     assert described_methods()["lora"] == describe(LoRA)
+
+
+def test_a_method_of_the_caller_is_described_too(monkeypatch):
+    own = dataclasses.make_dataclass("Own", [("size", int, 3)], bases=(LoRA,), frozen=True)
+    monkeypatch.setitem(METHODS, "own", own)
+    check_spec("own(size=4)")
+    with pytest.raises(ConfigError, match="'four'"):
+        check_spec("own(size='four')")
 
 
 @pytest.mark.parametrize(
