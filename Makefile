@@ -5,13 +5,17 @@ PY := .venv/bin/python
 # One thread per process: faster for small models, and results do not depend on the machine.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: quickstart test matrix interchange threads trl torchao oldest check lint types venv clean
+.PHONY: quickstart test catalogue matrix interchange threads trl torchao oldest check lint types venv clean
 
 quickstart: venv
 	.venv/bin/adapterhub quickstart
 
 test: venv
 	$(TEST_ENV) $(PY) -m pytest -n 2 $(ARGS)
+
+# What commands say about methods without importing them; a test fails where it is out of date.
+catalogue: venv
+	$(PY) scripts/catalogue.py
 
 # Every method on every architecture; `test` covers a core subset of the architectures.
 matrix: venv

@@ -2,8 +2,3 @@
 
 Nothing here depends on adapters.
 """
-
-from adapterhub.backbones.fingerprint import fingerprint
-from adapterhub.backbones.load import load_backbone
-
-__all__ = ["fingerprint", "load_backbone"]

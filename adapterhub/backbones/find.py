@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import logging
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +25,12 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
     RevisionNotFoundError,
 )
 
+from adapterhub.backbones.early_checks import is_hub_id as is_hub_id
+from adapterhub.backbones.early_checks import is_local_name as is_local_name
 from adapterhub.backbones.hub_guard import guarded_hub
 from adapterhub.errors import BackboneError
+from adapterhub.status import paused
 
-_HUB_ID = re.compile(r"(?!\.)(?!.*(--|\.\.))[\w.-]+(/[\w.-]+)?")
-_LOCAL = re.compile(r"[\w.-]+--([0-9a-f]{12}|no-weights)")  # see identity.local_name
 _OTHER_FORMATS = (
     "*.h5",
     "*.msgpack",
@@ -118,16 +118,6 @@ def find_backbone(backbone: str, revision: str | None = None) -> tuple[Path, str
         raise not_found(backbone, _reason(error)) from None
 
 
-def is_hub_id(name: str) -> bool:
-    """Return whether a name has the form of a Hub id: `name` or `owner/name`."""
-    return _HUB_ID.fullmatch(name) is not None
-
-
-def is_local_name(name: str) -> bool:
-    """Return whether a manifest gives this name to a backbone that is not on the Hub."""
-    return _LOCAL.fullmatch(name) is not None
-
-
 def not_found(backbone: str, reason: str) -> BackboneError:
     """Build the error for a backbone that was not found; the caller raises it."""
     hint = "check the spelling, the network, and `hf auth login` for private or gated backbones"
@@ -163,7 +153,8 @@ def _download(backbone: str, revision: str | None) -> str:
         raise
     except Exception:  # offline, in any of the ways of the HTTP library: use the cache
         logging.getLogger(__name__).debug("the Hub did not answer", exc_info=True)
-    return snapshot_download(backbone, revision=revision, ignore_patterns=ignore)
+    with paused():
+        return snapshot_download(backbone, revision=revision, ignore_patterns=ignore)
 
 
 def _packaged_folder(backbone: str, packaged: PackagedBackbone) -> Path:

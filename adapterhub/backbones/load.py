@@ -61,9 +61,8 @@ def load_backbone(
         device_map: as in transformers.
         attention: the attention implementation, as `attn_implementation` in transformers.
         new_tokens: tokens to add to the tokenizer; their embeddings belong to the adapters.
-        pooling: what the heads of adapters read of each text: cls, mean, last, max, or "model" for
-            the choice of the transformers class. By default what sentence-transformers trained the
-            backbone with, else "model".
+        pooling: what the heads of adapters read of each text: cls, mean, last, max, or "model", as
+            the class does; by default as sentence-transformers trained the backbone.
 
     Raises:
         BackboneError: the backbone was not found, or cannot be loaded.
@@ -92,7 +91,6 @@ def load_backbone(
     setattr(model, NEWLY_INITIALIZED, frozenset(info["missing_keys"]))
     if kind.pools:
         remember_pooling(model, pooling, folder)
-    remember_vocabulary_size(model)
     _prepare_tokenizer(model, tokenizer, new_tokens)
     if task == CAUSAL_LM:
         check_causal(model, backbone)
@@ -143,6 +141,7 @@ def _prepare_tokenizer(
     _set_padding(tokenizer)
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id
+    remember_vocabulary_size(model)
     remember_tokenizer(model, tokenizer, max(tokenizer.get_vocab().values(), default=-1) + 1)
     _add_tokens(tokenizer, new_tokens)
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from adapterhub.errors import ConfigError, unknown
 
@@ -134,6 +134,17 @@ def quantization_kind(config: Mapping[str, Any]) -> str:
         return "int8-weight" if name == "Int8WeightOnlyConfig" else f"torchao-{name}"
     method = config.get("quant_method", "unknown")
     return "int8" if config.get("load_in_8bit") else str(getattr(method, "value", method))
+
+
+def cpu_note(model: PreTrainedModel) -> str:
+    """Return what a user should be told of a model whose quantization is slow on its device."""
+    config = getattr(model.config, "quantization_config", None)
+    if config is None or model.device.type != "cpu":
+        return ""
+    kind = quantization_kind(config if isinstance(config, dict) else config.to_dict())
+    if kind not in QUANTIZATIONS or QUANTIZATIONS[kind].library != "bitsandbytes":
+        return ""
+    return f"{kind} saves memory; on a CPU it can be several times slower than fp32"
 
 
 def loading_options(

@@ -21,6 +21,7 @@ import click
 
 from adapterhub._version import __version__
 from adapterhub.errors import AdapterhubError, ConfigError, did_you_mean, one_line, printable
+from adapterhub.status import display_for_terminal, showing
 
 COMMANDS = {
     "train": "Train an adapter from a recipe or from flags.",
@@ -81,7 +82,8 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         """Run the subcommand; what click's errors quote from the command line is printable."""
         try:
-            return super().invoke(ctx)
+            with showing(display_for_terminal(stages=False)):
+                return super().invoke(ctx)
         except click.ClickException as error:
             quoted = printable(error.message).replace("\n", "\n    ")
             vars(error)["message"] = quoted  # final by its annotation

@@ -9,6 +9,7 @@ import click
 from adapterhub.cli._format import print_json, say
 from adapterhub.cli._publishing import require_signature_option
 from adapterhub.errors import ConfigError
+from adapterhub.status import doing
 
 
 @click.command("combine")
@@ -48,19 +49,24 @@ def command(
     Each ADAPTER is a run folder, an adapter folder or a published name. The new adapter gets the
     head and labels of the first; if the labels differ, --head must name one.
     """
-    from adapterhub.adapters.load import load_folder
+    from adapterhub.backbones.early_checks import check_backbone_options
     from adapterhub.files.atomic import check_place
     from adapterhub.files.native import read_manifest
-    from adapterhub.inference.open import load_for_merging
-    from adapterhub.merging.combine import combine
     from adapterhub.registry.pull import pull_verified
 
+    if backbone:
+        check_backbone_options(backbone)
     check_place(Path(output), overwrite=False, replaceable=())
     numbers = None if weights is None else _numbers(weights)
     if head is not None and head not in references:
         raise ConfigError(f"--head {head} is not combined", expected=", ".join(references))
     sources = [pull_verified(reference) for reference in references]
     names = [f"{n}: {read_manifest(s.folder).name}" for n, s in enumerate(sources, start=1)]
+    with doing("loading torch"):
+        from adapterhub.adapters.load import load_folder
+        from adapterhub.inference.open import load_for_merging
+        from adapterhub.merging.combine import combine
+
     first, _ = load_for_merging(sources[0].folder, backbone, name=names[0])
     for source, source_name in zip(sources[1:], names[1:], strict=True):
         load_folder(first.model, source.folder, name=source_name, sha256=source.digest)

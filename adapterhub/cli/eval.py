@@ -11,6 +11,7 @@ from adapterhub.cli._format import examples as example_lines
 from adapterhub.cli._format import print_facts, print_json
 from adapterhub.cli._publishing import require_signature_option
 from adapterhub.errors import ConfigError
+from adapterhub.status import doing, reading
 
 if TYPE_CHECKING:
     from adapterhub.data.options import DataOptions
@@ -55,20 +56,28 @@ def command(
     --task evaluate a language model that was not trained for the task (zero-shot); --examples and
     --shots put labelled examples in front of each prompt (few-shot).
     """
-    from adapterhub.inference.open import open_adapter, open_backbone
+    from adapterhub.backbones.early_checks import check_backbone_options
     from adapterhub.inference.record import read_training_record
 
+    if backbone:
+        check_backbone_options(backbone)
     record = read_training_record(reference) if reference else _untrained(backbone, task)
     chosen = {name: value for name, value in columns.items() if value is not None}
     options = replace(record.data, **chosen)
-    rows = record.task.read(data, options, "eval")
     if reference:
         _refuse_shots(examples, shots)
+    with reading(data):
+        rows = record.task.read(data, options, "eval")
+        prompted = _with_shots(record.task, examples, shots, seed, options)
+    with doing("loading torch"):
+        from adapterhub.inference.open import open_adapter, open_backbone
+
+    if reference:
         opened = open_adapter(reference, backbone)
     else:
-        prompted = _with_shots(record.task, examples, shots, seed, options)
         opened = open_backbone(str(backbone), prompted)
-    metrics = opened.evaluate(rows)
+    with doing("evaluating"):
+        metrics = opened.evaluate(rows)
     if as_json:
         print_json({"examples": len(rows), **metrics})
         return

@@ -11,6 +11,7 @@ import click
 from adapterhub.cli._format import examples, say
 from adapterhub.cli._publishing import require_signature_option
 from adapterhub.errors import ConfigError
+from adapterhub.status import doing
 
 if TYPE_CHECKING:
     from adapterhub.methods._spec import Spec
@@ -73,8 +74,7 @@ def command(
 def _export(
     source: str, form: str, output: str, overwrite: bool, backbone: str | None, task: str | None
 ) -> None:
-    from adapterhub.adapters.load import load_folder
-    from adapterhub.backbones.load import load_backbone
+    from adapterhub.backbones.early_checks import check_backbone_options
     from adapterhub.files.native import read_manifest
     from adapterhub.files.run_folder import backbone_of_adapter
     from adapterhub.registry.pull import pull_verified
@@ -82,12 +82,14 @@ def _export(
     fetched = pull_verified(source)
     manifest = read_manifest(fetched.folder)
     place, revision = backbone_of_adapter(fetched.folder, manifest, backbone)
-    model, _ = load_backbone(
-        place,
-        task=_kind(task or manifest.task),
-        labels=manifest.labels,
-        revision=revision,
-    )
+    check_backbone_options(place)
+    with doing("loading torch"):
+        from adapterhub.adapters.load import load_folder
+        from adapterhub.backbones.load import load_backbone
+
+    kind = _kind(task or manifest.task)
+    with doing(f"loading {place}"):
+        model, _ = load_backbone(place, task=kind, labels=manifest.labels, revision=revision)
     adapter = load_folder(model, fetched.folder, sha256=fetched.digest)
     adapter.export(output, format=form, overwrite=overwrite)
     say(f"{output}: {manifest.name} in {form} format")
@@ -115,10 +117,11 @@ def _check(
     task: str | None,
     max_lora_rank: int,
 ) -> None:
-    from adapterhub.adapters.export import blocking
-    from adapterhub.adapters.peft_comparison import compare_method, peft_is_installed
-    from adapterhub.backbones.load import meta_model
-    from adapterhub.backbones.task_models import TASK_MODELS
+    with doing("loading torch"):
+        from adapterhub.adapters.export import blocking
+        from adapterhub.adapters.peft_comparison import compare_method, peft_is_installed
+        from adapterhub.backbones.load import meta_model
+        from adapterhub.backbones.task_models import TASK_MODELS
 
     spec, place, kind, labels = _subject(source, method, backbone, task)
     names = labels or (("0", "1") if TASK_MODELS[kind].classes else ())

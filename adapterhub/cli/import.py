@@ -10,6 +10,7 @@ import click
 
 from adapterhub.cli._format import examples, say, say_text
 from adapterhub.errors import ConfigError, FileError
+from adapterhub.status import doing
 
 if TYPE_CHECKING:
     from adapterhub.interchange.imported_adapter import CheckpointInfo
@@ -45,7 +46,8 @@ def command(
 
     The adapter is loaded into its backbone, checked and saved in this library's format.
     """
-    form, checkpoint_info = _recognized(Path(folder))
+    with doing("loading torch"):
+        form, checkpoint_info = _recognized(Path(folder))
     source = backbone or checkpoint_info.backbone
     if not source:
         raise ConfigError(f"{folder} does not name its backbone", hint="--backbone ID")
@@ -57,7 +59,8 @@ def command(
     from adapterhub.adapters.load import load_folder
     from adapterhub.backbones.load import load_backbone
 
-    model, _ = load_backbone(source, task=kind, labels=names, revision=commit)
+    with doing(f"loading {source}"):
+        model, _ = load_backbone(source, task=kind, labels=names, revision=commit)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         adapter = load_folder(
@@ -75,6 +78,11 @@ def command(
 
 def _recognized(folder: Path) -> tuple[str, CheckpointInfo]:
     """Return the name of a folder's format and the metadata of its checkpoint."""
+    if not folder.is_dir():
+        raise FileError(
+            f"{folder} is {'a file' if folder.exists() else 'missing'}",
+            expected="the folder of a checkpoint of peft or adapters",
+        )
     from adapterhub.interchange.formats import FORMATS, detect
 
     form = detect(folder)

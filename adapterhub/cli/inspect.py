@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from adapterhub.cli._format import PlainTable, count_text, print_facts, print_json, print_table
+from adapterhub.status import doing
 
 
 @click.command("inspect")
@@ -18,11 +19,17 @@ def command(backbone: str, revision: str | None, as_json: bool) -> None:
 
     BACKBONE is a Hub id or a folder.
     """
-    from adapterhub.anatomy import anatomy_of
-    from adapterhub.backbones import fingerprint, load_backbone
+    from adapterhub.backbones.early_checks import check_backbone_options
 
-    model, _ = load_backbone(backbone, revision=revision)
-    identity = fingerprint(backbone, revision=revision)
+    check_backbone_options(backbone)
+    with doing("loading torch"):
+        from adapterhub.anatomy import anatomy_of
+        from adapterhub.backbones.fingerprint import fingerprint
+        from adapterhub.backbones.load import load_backbone
+
+    with doing(f"loading {backbone}"):
+        model, _ = load_backbone(backbone, revision=revision)
+        identity = fingerprint(backbone, revision=revision)
     anatomy, kind = anatomy_of(model), model.config.model_type
     sites = _roles(anatomy)
     methods = _methods(anatomy)

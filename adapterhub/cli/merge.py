@@ -11,6 +11,7 @@ import click
 from adapterhub.cli._format import print_json, say
 from adapterhub.cli._publishing import require_signature_option
 from adapterhub.errors import ConfigError
+from adapterhub.status import doing
 
 if TYPE_CHECKING:
     from adapterhub.merging.merge import Merge
@@ -58,20 +59,20 @@ def command(
     The backbone is loaded unquantized. With --requantize it is quantized, and so is the
     checkpoint; the reloaded model is then compared with the merged one.
     """
-    from adapterhub.backbones.probe import probe
-    from adapterhub.backbones.weights import dtype_and_quantization
-    from adapterhub.files.atomic import check_place
-    from adapterhub.inference.open import load_for_merging
-    from adapterhub.merging.checkpoint import auto_class, write_checkpoint
-    from adapterhub.merging.merge import merge
-    from adapterhub.merging.sentence_encoder import take_pooling
-
     if requantize and base_dtype:
         raise ConfigError(
             f"--base-dtype {base_dtype} loads the backbone unquantized, --requantize quantized",
             expected="one of the two",
         )
-    check_place(Path(output), overwrite=False, replaceable=())
+    _check_files(reference, output, backbone)
+    with doing("loading torch"):
+        from adapterhub.backbones.probe import probe
+        from adapterhub.backbones.weights import dtype_and_quantization
+        from adapterhub.inference.open import load_for_merging
+        from adapterhub.merging.checkpoint import auto_class, write_checkpoint
+        from adapterhub.merging.merge import merge
+        from adapterhub.merging.sentence_encoder import take_pooling
+
     adapter, tokenizer = load_for_merging(
         reference, backbone, None if requantize else base_dtype or "fp32"
     )
@@ -79,22 +80,37 @@ def command(
     pooled = probe(model) if adapter.pooling else None
     encoder = take_pooling(adapter) if adapter.pooling else None
     base, (dtype, kind) = model.config._name_or_path, dtype_and_quantization(model, {})
-    merged = merge(model, tolerance=tolerance, requantize=requantize)
+    with doing("merging"):
+        merged = merge(model, tolerance=tolerance, requantize=requantize)
     if not as_json:
         say(f"{adapter.name} merged into {base}, {kind or dtype}")
         _print_differences("merged", merged.differences, merged)
     expected = pooled or (probe(model) if requantize else merged.expected)
-    reloaded = write_checkpoint(model, tokenizer, output, expected, tolerance, encoder)
+    with doing(f"writing and reloading {output}"):
+        reloaded = write_checkpoint(model, tokenizer, output, expected, tolerance, encoder)
     if as_json:
         limits = {n: t if math.isfinite(t) else None for n, t in merged.tolerances.items()}
         facts = {"output": output, "dtype": dtype, "quantization": kind, "tolerance": limits}
         print_json(facts | {"merged": merged.differences, "loaded again": reloaded})
         return
     _print_differences("reloaded", reloaded, merged)
+    logits = f"  # logits: {', '.join(adapter.labels)}"
     if encoder:
-        say(f"SentenceTransformer({output!r}).encode(texts)  # logits: {', '.join(adapter.labels)}")
+        say(f"SentenceTransformer({output!r}).encode(texts){logits}")
     else:
         say(f"{auto_class(model).__name__}.from_pretrained({output!r})")
+
+
+def _check_files(reference: str, output: str, backbone: str | None) -> None:
+    """Check what can be checked before torch is imported."""
+    from adapterhub.backbones.early_checks import check_backbone_options
+    from adapterhub.files.atomic import check_place
+    from adapterhub.inference.record import read_training_record
+
+    check_place(Path(output), overwrite=False, replaceable=())
+    read_training_record(reference)
+    if backbone:
+        check_backbone_options(backbone)
 
 
 def _print_differences(stage: str, differences: dict[str, float], merged: Merge) -> None:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from adapterhub.cli._format import PlainTable, options_table, print_json, print_table, say_text
 from adapterhub.config.options import options_of
-from adapterhub.methods import METHODS, method_class
+from adapterhub.methods._described import DescribedMethod, described_method, described_methods
 
 
 @click.command("methods")
@@ -19,11 +19,11 @@ from adapterhub.methods import METHODS, method_class
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(name: str | None, as_json: bool) -> None:
     """List the methods with their papers, or show the options of one."""
-    chosen = {name: method_class(name)} if name else dict(sorted(METHODS.items()))
+    chosen = {name: described_method(name)} if name else dict(sorted(described_methods().items()))
     if as_json:
-        print_json({key: _described(method) for key, method in chosen.items()}, indent=2)
+        print_json({key: _facts(method) for key, method in chosen.items()}, indent=2)
     elif name:
-        _print_options(name)
+        _print_options(name, chosen[name])
     else:
         table = PlainTable("method", "description", Column("paper", no_wrap=True))
         gap = "\n" if sys.stdout.isatty() else " "
@@ -32,19 +32,18 @@ def command(name: str | None, as_json: bool) -> None:
         print_table(table)
 
 
-def _described(method: type) -> dict[str, object]:
+def _facts(method: DescribedMethod) -> dict[str, object]:
     return {
-        "summary": method.summary,  # type: ignore[attr-defined]
-        "paper": method.paper,  # type: ignore[attr-defined]
-        "learning_rate": method.learning_rate,  # type: ignore[attr-defined]
-        "options": [asdict(option) for option in options_of(method)],
+        "summary": method.summary,
+        "paper": method.paper,
+        "learning_rate": method.learning_rate,
+        "options": [asdict(option) for option in options_of(method.options)],
     }
 
 
-def _print_options(name: str) -> None:
-    method = method_class(name)
+def _print_options(name: str, method: DescribedMethod) -> None:
     say_text(f"{name}: {method.summary}\n{method.paper}\n")
-    table = options_table(method)
+    table = options_table(method.options)
     table.add_row(
         "train.learning_rate", "float", f"{method.learning_rate:g}", "default of this method"
     )

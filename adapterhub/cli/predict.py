@@ -13,6 +13,7 @@ from adapterhub.cli._format import examples as example_lines
 from adapterhub.cli._format import print_json, say, say_text
 from adapterhub.cli._publishing import require_signature_option
 from adapterhub.errors import DataError, one_line
+from adapterhub.status import doing, reading
 
 if TYPE_CHECKING:
     from adapterhub.inference.record import TrainingRecord
@@ -51,9 +52,11 @@ def command(
     ADAPTER is a run folder, an adapter folder or a published name. On standard input, tabs
     separate the texts of an example.
     """
-    from adapterhub.inference.open import open_adapter
+    from adapterhub.backbones.early_checks import check_backbone_options
     from adapterhub.inference.record import read_training_record
 
+    if backbone:
+        check_backbone_options(backbone)
     record = read_training_record(reference)
     task = record.task
     if pair and task.fields(record.data) == 1:
@@ -63,9 +66,13 @@ def command(
     elif data not in (None, "-"):
         pair_column = pair[0] if pair else record.data.pair
         options = replace(record.data, text=text or record.data.text, pair=pair_column)
-        examples = task.read(str(data), options, "eval", labelled=False)
+        with reading(str(data)):
+            examples = task.read(str(data), options, "eval", labelled=False)
     else:
         examples = _read_lines(record)
+    with doing("loading torch"):
+        from adapterhub.inference.open import open_adapter
+
     opened = open_adapter(reference, backbone)
     for example, prediction in zip(examples, opened.predict(examples), strict=True):
         shown = task.shown(example)

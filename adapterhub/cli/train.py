@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from adapterhub.config.options import options_of
 from adapterhub.config.overrides import merge_options, parse_overrides
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
+from adapterhub.status import Display, display_for_terminal, doing, showing
 from adapterhub.training.recipe import SPECS, Recipe, read
 
 # Flag -> option of the recipe. All other options are given as KEY=VALUE.
@@ -67,6 +70,7 @@ def _print_schema(context: click.Context, option: click.Parameter, given: bool) 
         "adapterhub train recipes/quickstart.yaml train.epochs=1",
         "adapterhub train --backbone sentence-transformers/all-MiniLM-L6-v2 \\",
         "    --method lora --train train.tsv --eval dev.tsv --output runs/sst2",
+        "adapterhub train --resume --output runs/sst2",
     ),
 )
 @click.argument("words", nargs=-1, metavar="[RECIPE.yaml] [KEY=VALUE]...")
@@ -102,24 +106,33 @@ def command(
     """
     if show:
         flags["output"] = flags["output"] or "."  # required of a recipe; nothing is written
-    recipe = read(*_recipe_words(words), _nested(flags))
+    file, overrides = _recipe_words(words)
+    if resume and file is None:
+        file = _recipe_of(flags["output"])
+    recipe = read(file, overrides, _nested(flags))
     if show:
         print_rows(recipe, show)
         return
-    from adapterhub.training.output_folder import check_output
-    from adapterhub.training.prepare import prepare
+    from adapterhub.training.preflight import check_run
     from adapterhub.training.processes import is_main
-    from adapterhub.training.report import reporter_for
-    from adapterhub.training.run import run
 
+    with showing(Display() if quiet or not is_main() else display_for_terminal()):
+        data = check_run(recipe, resume)
+        with doing("loading torch"):
+            from adapterhub.training.prepare import prepare
+            from adapterhub.training.report import reporter_for
+            from adapterhub.training.run import run
+
+        if dry_run:
+            prepared = prepare(recipe, data)
+        else:
+            reporter = reporter_for(Path(recipe.output), recipe.train, quiet=quiet)
+            outcome = run(recipe, reporter, resume=resume, data=data)
     if dry_run:
-        check_output(Path(recipe.output), resume)
-        _print_plan(prepare(recipe))
-        return
-    reporter = reporter_for(Path(recipe.output), recipe.train, quiet=quiet)
-    outcome = run(recipe, reporter, resume=resume)
-    if is_main():
+        _print_plan(prepared)
+    elif is_main():
         _print_outcome(outcome)
+        _print_next(Path(recipe.output), data.task.fields(recipe.data))
 
 
 def _recipe_words(words: tuple[str, ...]) -> tuple[str | None, list[str]]:
@@ -131,6 +144,12 @@ def _recipe_words(words: tuple[str, ...]) -> tuple[str | None, list[str]]:
             expected="one file, and options as KEY=VALUE without spaces",
         )
     return (files[0] if files else None), [word for word in words if "=" in word]
+
+
+def _recipe_of(output: str | None) -> str | None:
+    """Return the recipe of the run in a folder, if there is one: that of a run to resume."""
+    path = Path(output) / "recipe.yaml" if output else None
+    return str(path) if path and path.is_file() else None
 
 
 def _nested(flags: dict[str, Any]) -> dict[str, Any]:
@@ -179,6 +198,8 @@ def _print_outcome(outcome: Any) -> None:
     result = outcome.result
     parameters, head = count_text(outcome.parameters), count_text(outcome.head_parameters)
     speed = f"{result.examples_per_second:,.0f} examples/s"
+    if result.tokens_per_second:
+        speed += f", {result.tokens_per_second:,.0f} tokens/s"
     facts = {
         **{name: f"{value:.4f}" for name, value in outcome.metrics.items()},
         "trained": f"{parameters} parameters, plus {head} in the head",
@@ -187,3 +208,17 @@ def _print_outcome(outcome: Any) -> None:
         "peak memory": bytes_text(result.peak_memory),
     }
     print_facts(facts, width=12)
+    _print_verdict(outcome.verdict)
+
+
+def _print_verdict(said: Sequence[str]) -> None:
+    """Print which evaluation was the best, and below it why the run ended."""
+    for number, line in enumerate(said):
+        say(f"{'' if number else 'best':12} {line}")
+
+
+def _print_next(run: Path, texts: int) -> None:
+    """Print what to type next; `texts` is the number of texts of an example, 0 for several."""
+    place, pair = shlex.quote(str(run)), ' --pair "another"' * (texts != 1)
+    say(f'{"next":12} adapterhub predict {place} "a text"{pair}')
+    say(f"{'':12} adapterhub publish {place}")

@@ -31,6 +31,8 @@ LOWER_IS_BETTER = frozenset({"loss", "mse", "rmse", "mae", "perplexity"})
 REQUIRES = "0.1.0"  # the oldest adapterhub that reads what this one writes
 MAX_MANIFEST_BYTES = 1 << 20
 MAX_METHODS_BYTES = 64 << 10
+MAX_HEADER_BYTES = 8 << 20
+MAX_TENSOR_BYTES = 64 << 30
 DTYPE_BYTES: Mapping[str, int] = {
     **{"F64": 8, "F32": 4, "F16": 2, "BF16": 2},
     **{"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1},
@@ -203,6 +205,13 @@ def _release(version: str) -> tuple[int, ...]:
 def tensor_name_problems(names: Iterable[object]) -> list[str]:
     """Return one line for each invalid tensor name."""
     return [line for name in names for line in _tensor_name("tensors", name)]
+
+
+def size_problems(nbytes: int) -> list[str]:
+    """Return one line if tensors of so many bytes are too large for the format."""
+    if nbytes <= MAX_TENSOR_BYTES:
+        return []
+    return [f"{nbytes} bytes of tensors, more than {MAX_TENSOR_BYTES}"]
 
 
 def name_problems(name: object) -> list[str]:

@@ -53,13 +53,9 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import safetensors
-import safetensors.torch
-import torch
-
-from adapterhub.errors import FileError, OutputError, printable
+from adapterhub.errors import FileError, OutputError
 from adapterhub.files.atomic import (
     UnreadableError,
     check_place,
@@ -72,31 +68,24 @@ from adapterhub.files.atomic import (
 )
 from adapterhub.files.card import card as card_of
 from adapterhub.files.manifest import (
-    DTYPE_BYTES,
+    MAX_HEADER_BYTES,
     MAX_MANIFEST_BYTES,
     Manifest,
-    TensorInfo,
     from_json,
-    tensor_name_problems,
+    size_problems,
     to_json,
 )
-from adapterhub.files.schema import parse_object, shorten, show
+from adapterhub.files.schema import shorten
+
+if TYPE_CHECKING:
+    import torch
 
 TENSORS_FILE = "adapter.safetensors"
 MANIFEST_FILE = "adapter.json"
 CARD_FILE = "README.md"
 SIGNATURE_FILE = "adapter.sig"
 MAX_CARD_BYTES = 1 << 20
-MAX_HEADER_BYTES = 8 << 20
-MAX_TENSOR_BYTES = 64 << 30
 
-_DTYPES: Mapping[str, torch.dtype] = {
-    **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},
-    **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8},
-    **{"U8": torch.uint8, "BOOL": torch.bool},
-}
-_ENTRY = {"dtype", "shape", "data_offsets"}
-_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _COPY_AGAIN = "copy or pull the adapter again; damaged files are not repaired"
 PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
 # PEFT's two files and signatures would be stale after an overwrite, so they are replaced too.
@@ -127,12 +116,14 @@ def write_adapter(
         OutputError: the adapter is empty or not representable, or `folder` cannot be written; the
             old folder is unchanged.
     """
+    from adapterhub.files.tensors import checked_copies, tensor_bytes, tensor_info  # needs torch
+
     folder = Path(folder)
-    copies = _checked_copies(manifest, tensors)
-    payload = {TENSORS_FILE: safetensors.torch.save(copies)}
+    copies = checked_copies(manifest, tensors)
+    payload = {TENSORS_FILE: tensor_bytes(copies)}
     filled = replace(
         manifest,
-        tensors={name: _info(tensor) for name, tensor in sorted(copies.items())},
+        tensors={name: tensor_info(tensor) for name, tensor in sorted(copies.items())},
         files={TENSORS_FILE: hashlib.sha256(payload[TENSORS_FILE]).hexdigest()},
     )
     payload[MANIFEST_FILE] = to_json(filled)
@@ -186,9 +177,11 @@ def read_tensors(folder: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
     Raises:
         FileError: the tensors do not match the manifest; lists every problem.
     """
+    from adapterhub.files.tensors import parse_tensors  # needs torch
+
     folder = Path(folder)
     declared = sum(info.nbytes for info in manifest.tensors.values())
-    problems = _size_problems(declared)
+    problems = size_problems(declared)
     data = b""
     try:
         if not problems:
@@ -204,7 +197,15 @@ def read_tensors(folder: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
             hint=_COPY_AGAIN,
             offenders=problems,
         )
-    return _parse_tensors(folder, manifest, data)
+    tensors, problems = parse_tensors(manifest, data)
+    if problems:
+        raise FileError(
+            f"{folder / TENSORS_FILE} does not match its manifest",
+            expected="exactly the tensors of the manifest, with finite values",
+            hint=_COPY_AGAIN,
+            offenders=shorten(problems),
+        )
+    return tensors
 
 
 def read_manifest(folder: Path, sha256: str | None = None) -> Manifest:
@@ -253,59 +254,6 @@ def read_card(folder: Path) -> str:
     return data.decode("utf-8", "replace")
 
 
-def _checked_copies(
-    manifest: Manifest, tensors: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """Return contiguous copies on the CPU, or raise one OutputError that lists every problem."""
-    problems = tensor_name_problems(tensors)
-    problems += [line for name, t in tensors.items() for line in _tensor_problems(name, t)]
-    if not tensors:
-        problems.append("no tensors: the adapter is empty")
-    if manifest.head and not any(str(name).startswith("head.") for name in tensors):
-        problems.append("the manifest has a task head, but no tensor is named head.*")
-    if not problems:
-        problems = _size_problems(sum(_info(t).nbytes for t in tensors.values()))
-    if problems:
-        raise OutputError(
-            f"adapter {manifest.name!r} cannot be saved",
-            expected="named, non-empty, finite, dense tensors of a supported dtype",
-            hint="use a checkpoint from before the run diverged; gather sharded parameters first",
-            offenders=shorten(problems),
-        )
-    return {name: _on_cpu(tensors[name]).clone() for name in sorted(tensors)}
-
-
-def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to("cpu").contiguous()
-
-
-def _tensor_problems(name: str, tensor: torch.Tensor) -> list[str]:
-    if tensor.dtype not in _DTYPE_NAMES:
-        return [f"{name}: {tensor.dtype} is not one of {' '.join(DTYPE_BYTES)}"]
-    if hasattr(tensor, "full_tensor"):
-        return [f"{name}: a shard of {tuple(tensor.shape)}; gather it on all processes"]
-    if tensor.layout != torch.strided or tensor.is_meta:
-        return [f"{name}: a tensor without dense storage ({tensor.layout}, {tensor.device})"]
-    if tensor.numel() == 0:
-        return [f"{name}: empty, shape {tuple(tensor.shape)}"]
-    return _finite_problems(name, tensor)
-
-
-def _finite_problems(name: str, tensor: torch.Tensor) -> list[str]:
-    bad = int(tensor.numel() - torch.isfinite(tensor.detach()).sum())
-    return [f"{name}: {bad} of {tensor.numel()} values are NaN or infinite"] if bad else []
-
-
-def _size_problems(nbytes: int) -> list[str]:
-    if nbytes <= MAX_TENSOR_BYTES:
-        return []
-    return [f"{nbytes} bytes of tensors, more than {MAX_TENSOR_BYTES}"]
-
-
-def _info(tensor: torch.Tensor) -> TensorInfo:
-    return TensorInfo(_DTYPE_NAMES[tensor.dtype], tuple(tensor.shape))
-
-
 def card_bytes(card: str) -> bytes:
     """Encode a card as UTF-8 with Unix line ends.
 
@@ -325,6 +273,8 @@ def card_bytes(card: str) -> bytes:
 
 def _verify(staged: Path, manifest: bytes, tensors: Mapping[str, torch.Tensor]) -> Manifest:
     """Read back the written files and compare them with the live tensors, bit by bit."""
+    from adapterhub.files.tensors import is_same_tensor  # needs torch
+
     problems: list[str] = []
     try:
         written, read = read_adapter(staged)
@@ -335,7 +285,9 @@ def _verify(staged: Path, manifest: bytes, tensors: Mapping[str, torch.Tensor]) 
             problems.append("the manifest differs")
         if set(read) != set(tensors):
             problems.append("the tensor names differ")
-        problems += [n for n in read.keys() & tensors.keys() if not _same(read[n], tensors[n])]
+        problems += [
+            n for n in read.keys() & tensors.keys() if not is_same_tensor(read[n], tensors[n])
+        ]
         if not problems:
             return written
     raise OutputError(
@@ -344,13 +296,6 @@ def _verify(staged: Path, manifest: bytes, tensors: Mapping[str, torch.Tensor]) 
         hint="save again while no training is running; if it happens again, check the disk",
         offenders=shorten(sorted(problems)),
     )
-
-
-def _same(read: torch.Tensor, live: torch.Tensor) -> bool:
-    live = _on_cpu(live)
-    if read.dtype != live.dtype or read.shape != live.shape:
-        return False
-    return torch.equal(read.reshape(-1).view(torch.uint8), live.reshape(-1).view(torch.uint8))
 
 
 def _check_folder(folder: Path) -> None:
@@ -372,51 +317,3 @@ def _check_folder(folder: Path) -> None:
             hint="if you trust the link targets, copy the adapter with links followed (cp -rL)",
             offenders=shorten([ascii(name) for name in links]),
         )
-
-
-def _parse_tensors(folder: Path, manifest: Manifest, data: bytes) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = {}
-    views: dict[str, Any] = {}
-    problems = _raw_header_problems(data)
-    try:
-        views = {} if problems else dict(safetensors.deserialize(data))
-    except safetensors.SafetensorError as error:
-        problems = [f"not a valid safetensors file: {printable(str(error))}"]
-    problems = problems or _header_problems(manifest, views)
-    for name in () if problems else sorted(views):
-        flat = torch.frombuffer(views[name]["data"], dtype=_DTYPES[views[name]["dtype"]])
-        tensors[name] = flat.reshape(views[name]["shape"])
-        problems += _finite_problems(name, tensors[name])
-    if problems:
-        raise FileError(
-            f"{folder / TENSORS_FILE} does not match its manifest",
-            expected="exactly the tensors of the manifest, with finite values",
-            hint=_COPY_AGAIN,
-            offenders=shorten(problems),
-        )
-    return tensors
-
-
-def _raw_header_problems(data: bytes) -> list[str]:
-    """Find header problems that safetensors' own parser accepts, such as duplicate names."""
-    length = int.from_bytes(data[:8], "little")
-    if length > min(len(data) - 8, MAX_HEADER_BYTES):
-        return [f"the header claims {length} bytes, the file has {max(len(data) - 8, 0)}"]
-    header, problems = parse_object(data[8 : 8 + length], length)
-    for name, entry in header.items():
-        if name != "__metadata__" and not (isinstance(entry, dict) and entry.keys() == _ENTRY):
-            problems.append(f"{show(name)}: its fields must be exactly {', '.join(sorted(_ENTRY))}")
-    return [f"header: {line}" for line in problems]
-
-
-def _header_problems(manifest: Manifest, views: Mapping[str, Mapping[str, object]]) -> list[str]:
-    declared = manifest.tensors
-    problems = [f"{name}: missing" for name in sorted(declared.keys() - views.keys())]
-    problems += [f"{name!a}: unexpected" for name in sorted(views.keys() - declared.keys())]
-    for name in sorted(declared.keys() & views.keys()):
-        expected = (declared[name].dtype, list(declared[name].shape))
-        actual = (views[name]["dtype"], views[name]["shape"])
-        if actual != expected:
-            dtype, shape = expected
-            problems.append(f"{name}: {actual[0]} {actual[1]}, the manifest has {dtype} {shape}")
-    return problems

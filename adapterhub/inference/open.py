@@ -18,6 +18,7 @@ from adapterhub.files.native import read_manifest
 from adapterhub.files.run_folder import backbone_of_adapter
 from adapterhub.inference.record import training_record
 from adapterhub.registry.pull import pull_verified
+from adapterhub.status import doing
 from adapterhub.tasks import TASKS, Prediction, Setting, Task
 from adapterhub.tasks._lengths import encode_whole, lost_tokens, truncate
 from adapterhub.training.prepare import make_ready, max_positions
@@ -95,7 +96,8 @@ def open_backbone(backbone: str, task: Task, max_length: int = 128) -> Predictor
             f"{task.name} needs a trained head",
             expected=f"an adapter, or one of {', '.join(headless)}",
         )
-    model, tokenizer = load_backbone(backbone, task=task.head)
+    with doing(f"loading {backbone}"):
+        model, tokenizer = load_backbone(backbone, task=task.head)
     make_ready(model)
     limit = min(max_length, max_positions(model))
     return Predictor(model, task, Setting(tokenizer, limit, positions=max_positions(model)))
@@ -156,11 +158,12 @@ def load_bare_backbone(
     manifest = read_manifest(folder)
     location, revision = backbone_of_adapter(folder, manifest, backbone)
     recipe = {} if dtype else manifest.training.get("recipe", {})
-    return load_backbone(
-        location,
-        task=training_record(manifest).task.head,
-        labels=manifest.labels,
-        revision=revision,
-        dtype=dtype or recipe.get("dtype"),
-        quantize=quantize or recipe.get("quantize"),
-    )
+    with doing(f"loading {location}"):
+        return load_backbone(
+            location,
+            task=training_record(manifest).task.head,
+            labels=manifest.labels,
+            revision=revision,
+            dtype=dtype or recipe.get("dtype"),
+            quantize=quantize or recipe.get("quantize"),
+        )

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import safetensors
-import safetensors.torch
-import torch
-from torch import Tensor
 
-from adapterhub.anatomy.sites import Anatomy
-from adapterhub.backbones.torch_file import load_torch_file
 from adapterhub.errors import FileError
 from adapterhub.files.atomic import UnreadableError, read_file
 from adapterhub.files.schema import shorten
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from adapterhub.anatomy.sites import Anatomy
 
 MAX_TENSOR_BYTES = 64 << 30
 _BYTES_PER_PARAMETER = 16  # of the backbone: all weights twice, in fp64; adapters have far fewer
@@ -50,6 +51,8 @@ def read_tensor_file(
         FileError: the file is missing, damaged, too large, or a pickle that was not allowed; or
             tensors are empty, non-finite or not of a floating-point dtype.
     """
+    from safetensors.torch import load  # imports torch, which is slow
+
     is_pickle = not (folder / safetensors_name).exists() and (folder / pickle_name).exists()
     name = pickle_name if is_pickle else safetensors_name
     if is_pickle and not allow_pickle:
@@ -60,7 +63,7 @@ def read_tensor_file(
         )
     try:
         data = read_file(folder / name, 1, most, None)
-        tensors = _load_pickle(data) if is_pickle else safetensors.torch.load(data)
+        tensors = _load_pickle(data) if is_pickle else load(data)
     except (UnreadableError, safetensors.SafetensorError) as error:
         raise FileError(
             f"{folder / name} cannot be read: {str(error)[:300]}",
@@ -78,6 +81,8 @@ def read_tensor_file(
 
 
 def _load_pickle(data: bytes) -> dict[str, Tensor]:
+    from adapterhub.backbones.torch_file import load_torch_file  # imports torch
+
     try:
         return load_torch_file(io.BytesIO(data))
     except ValueError as error:
@@ -91,7 +96,7 @@ def tensor_problems(name: str, tensor: Tensor) -> list[str]:
     if tensor.numel() == 0:
         return [f"{name!a}: empty, shape {tuple(tensor.shape)}"]
     # Importers compute in fp32.
-    bad = int((~tensor.to(torch.float32).isfinite()).sum())
+    bad = int((~tensor.float().isfinite()).sum())
     return (
         [f"{name!a}: {bad} of {tensor.numel()} values are NaN or infinite in fp32"] if bad else []
     )

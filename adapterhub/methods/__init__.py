@@ -3,9 +3,6 @@
 Modules with a leading underscore hold shared code. No hooks, files or training loops here.
 """
 
-import importlib
-import pkgutil
-
 from adapterhub.methods._base import (
     METHODS,
     Method,
@@ -14,9 +11,5 @@ from adapterhub.methods._base import (
     Unfrozen,
     method_class,
 )
-
-for _module in pkgutil.iter_modules(__path__):
-    if not _module.name.startswith("_"):
-        importlib.import_module(f"{__name__}.{_module.name}")
 
 __all__ = ["METHODS", "Method", "Placement", "StageSchedule", "Unfrozen", "method_class"]

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import pkgutil
 from abc import ABC
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
-from torch import Tensor
-
-from adapterhub.anatomy.sites import Anatomy, Site
 from adapterhub.errors import unknown
-from adapterhub.methods._site_module import SiteModule
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from adapterhub.anatomy.sites import Anatomy, Site
+    from adapterhub.methods._site_module import SiteModule
 
 Start = Literal["identity", "near-identity", "paper"]
 Layers = str | int | tuple[int, ...]
@@ -169,7 +174,52 @@ class Unfreezing(Method):
         return sum(parameters[step.path].numel() for step in self.plan(anatomy))
 
 
-METHODS: dict[str, type[Method]] = {}
+def method_modules() -> tuple[str, ...]:
+    """List the modules of this folder that define methods, without importing them."""
+    names = (module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
+    return tuple(sorted(name for name in names if not name.startswith("_")))
+
+
+class MethodRegistry(MutableMapping[str, type[Method]]):
+    """The methods by name. Their modules import torch, so they are imported on the first look."""
+
+    def __init__(self) -> None:
+        self._registered: dict[str, type[Method]] = {}
+        self._complete = False
+
+    def _all(self) -> dict[str, type[Method]]:
+        if not self._complete:
+            own = dict(self._registered)  # of the caller, who may replace one of ours
+            for module in method_modules():
+                importlib.import_module(f"{__package__}.{module}")
+            self._registered |= own
+            self._complete = True
+        return self._registered
+
+    def imported(self) -> dict[str, type[Method]]:
+        """Return the methods that are registered so far, without importing others."""
+        return dict(self._registered)
+
+    def __repr__(self) -> str:
+        return repr(self._all())
+
+    def __getitem__(self, name: str) -> type[Method]:
+        return self._all()[name]
+
+    def __setitem__(self, name: str, method: type[Method]) -> None:
+        self._registered[name] = method
+
+    def __delitem__(self, name: str) -> None:
+        del self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+
+METHODS = MethodRegistry()
 M = TypeVar("M", bound=type[Method])
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from torch import nn
-from transformers.activations import ACT2FN
+from typing import TYPE_CHECKING
 
 from adapterhub.errors import ConfigError, unknown
 from adapterhub.methods._base import Method
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def require_positive(method: Method, *names: str) -> None:
@@ -61,6 +63,8 @@ def activation_module(name: str) -> nn.Module:
     Raises:
         ConfigError: an unknown name.
     """
+    from transformers.activations import ACT2FN  # slow to import
+
     if name not in ACT2FN:
         expected = "a transformers name: relu, gelu, silu, tanh, ..."
         raise unknown("activation", name, ACT2FN, expected=expected)

@@ -27,16 +27,27 @@ def parse_methods(spec: Spec) -> tuple[Method, ...]:
         ConfigError: an unknown method or option (the error suggests the nearest name), or an
             invalid spec.
     """
+    return tuple(
+        call if isinstance(call, Method) else build_method(*call) for call in method_calls(spec)
+    )
+
+
+def method_calls(spec: Spec) -> list[Method | tuple[str, Any]]:
+    """Return the methods that a spec lists: as they are, or each as its name and options.
+
+    Raises:
+        ConfigError: an invalid spec; names and options are not checked.
+    """
     if isinstance(spec, Method):
-        return (spec,)
+        return [spec]
     if isinstance(spec, str):
-        return _parse_text(spec)
+        return [*parse_calls(spec, "method", EXAMPLES)]
     if isinstance(spec, Mapping):
-        return tuple(build_method(name, options or {}) for name, options in spec.items())
+        return [(name, options or {}) for name, options in spec.items()]
     if isinstance(spec, Sequence):
-        methods = tuple(method for item in spec for method in parse_methods(item))
-        if methods:
-            return methods
+        calls = [call for item in spec for call in method_calls(item)]
+        if calls:
+            return calls
     raise spec_error(spec, "method", EXAMPLES)
 
 
@@ -101,9 +112,3 @@ def _missing(name: str, options: Mapping[str, Any]) -> Iterator[str]:
 
 def _option_names(name: str) -> set[str]:
     return {option.name for option in options_of(METHODS[name])}
-
-
-def _parse_text(text: str) -> tuple[Method, ...]:
-    return tuple(
-        build_method(name, options) for name, options in parse_calls(text, "method", EXAMPLES)
-    )

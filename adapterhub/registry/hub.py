@@ -22,13 +22,16 @@ from typing import Any
 from adapterhub.errors import AdapterhubError, FileError, OutputError, RegistryError, warn_user
 from adapterhub.files import schema
 from adapterhub.files.atomic import sync_files
-from adapterhub.files.manifest import MAX_MANIFEST_BYTES, from_json
+from adapterhub.files.manifest import (
+    MAX_HEADER_BYTES,
+    MAX_MANIFEST_BYTES,
+    MAX_TENSOR_BYTES,
+    from_json,
+)
 from adapterhub.files.native import (
     CARD_FILE,
     MANIFEST_FILE,
     MAX_CARD_BYTES,
-    MAX_HEADER_BYTES,
-    MAX_TENSOR_BYTES,
     TENSORS_FILE,
     read_adapter,
 )

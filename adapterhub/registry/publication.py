@@ -16,7 +16,7 @@ from adapterhub.errors import FileError
 from adapterhub.files import native
 from adapterhub.files.atomic import UnreadableError, read_file
 from adapterhub.files.card import InPeft, card
-from adapterhub.files.manifest import Manifest, to_json
+from adapterhub.files.manifest import MAX_HEADER_BYTES, MAX_TENSOR_BYTES, Manifest, to_json
 from adapterhub.interchange.peft.files import CONFIG_FILE, write_peft
 from adapterhub.interchange.peft.files import TENSORS_FILE as PEFT_TENSORS
 
@@ -73,7 +73,7 @@ def prepared_folder(
 
 
 def _tensors(source: Path, manifest: Manifest) -> bytes:
-    most = 8 + native.MAX_HEADER_BYTES + sum(info.nbytes for info in manifest.tensors.values())
+    most = 8 + MAX_HEADER_BYTES + sum(info.nbytes for info in manifest.tensors.values())
     sha256 = manifest.files[native.TENSORS_FILE]
     try:
         return read_file(source / native.TENSORS_FILE, 0, most, sha256)
@@ -105,7 +105,7 @@ def peft_files(source: Path, backbone: str | None) -> tuple[dict[str, bytes], In
     with tempfile.TemporaryDirectory() as path:
         folder = Path(path) / "peft"
         write_peft(folder, conversion.files)
-        names, most = (CONFIG_FILE, PEFT_TENSORS), native.MAX_TENSOR_BYTES
+        names, most = (CONFIG_FILE, PEFT_TENSORS), MAX_TENSOR_BYTES
         return {name: read_file(folder / name, 0, most, None) for name in names}, summary
 
 

@@ -18,13 +18,16 @@ from adapterhub.files.atomic import (
     staging,
     write_files,
 )
-from adapterhub.files.manifest import MAX_MANIFEST_BYTES, from_json
+from adapterhub.files.manifest import (
+    MAX_HEADER_BYTES,
+    MAX_MANIFEST_BYTES,
+    MAX_TENSOR_BYTES,
+    from_json,
+)
 from adapterhub.files.native import (
     CARD_FILE,
     MANIFEST_FILE,
     MAX_CARD_BYTES,
-    MAX_HEADER_BYTES,
-    MAX_TENSOR_BYTES,
     SIGNATURE_FILE,
     TENSORS_FILE,
     read_adapter,

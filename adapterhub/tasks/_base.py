@@ -10,19 +10,20 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar
-
-import torch
-from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from adapterhub.config.options import from_dict, is_neutral, to_dict
 from adapterhub.config.spec import parse_calls, spec_error
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, unknown
+from adapterhub.status import counting
 from adapterhub.tasks._aliases import ALIASES, resolve_alias
 from adapterhub.tasks._show import learned_line, tokens_line
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 IGNORED = -100  # label of the positions that the loss ignores
 POOLING_HELP = (
@@ -345,6 +346,8 @@ def pad(
         tokenizer: gives the padding values.
         side: "left" or "right"; by default the padding side of the tokenizer.
     """
+    import torch  # slow to import
+
     fills = {
         "input_ids": tokenizer.pad_token_id,
         "token_type_ids": tokenizer.pad_token_type_id,
@@ -397,6 +400,8 @@ def forward(
         batch_size: rows per forward pass; rows of similar length share a batch.
         labels: whether the model also gets the labels, to compute its loss.
     """
+    import torch  # slow to import
+
     model.eval()
     for indices in by_length(data, batch_size):
         batch = {k: v.to(model.device) for k, v in data.batch(indices).items()}
@@ -407,11 +412,16 @@ def forward(
 
 
 def by_length(data: Encoded, batch_size: int) -> Iterator[list[int]]:
-    """Yield the row indices of each batch, short rows first, so that little is padded."""
+    """Yield the row indices of each batch, short rows first, so that little is padded.
+
+    How many rows are done is shown to the user, if that takes long.
+    """
     lengths = data.lengths
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    for start in range(0, len(order), batch_size):
-        yield order[start : start + batch_size]
+    with counting(len(order), "predicting") as done:
+        for start in range(0, len(order), batch_size):
+            yield order[start : start + batch_size]
+            done(min(batch_size, len(order) - start))
 
 
 TASKS: dict[str, type[Task]] = {}

@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, nodes
 from jinja2.ext import Extension
@@ -21,9 +21,11 @@ from jinja2.runtime import LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
-from transformers import PreTrainedTokenizerBase
 
 from adapterhub.errors import ConfigError, one_line
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MOST_CHARACTERS = 4 << 20  # of a value, and of all output: a million tokens
 MOST_ITEMS = 200_000  # in lists and objects at every level: 40,000 messages

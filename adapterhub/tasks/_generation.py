@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-import torch
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING
 
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
 from adapterhub.tasks._base import IGNORED, Encoded, Generated, by_length, forward, in_order, pad
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 TOKEN_METRICS = frozenset({"loss", "perplexity"})
 
 
@@ -41,6 +41,8 @@ def generate(
         batch_size: prompts per call of `model.generate`.
         how: the length and the search.
     """
+    import torch  # slow to import
+
     tokenizer = prompts.setting.tokenizer
     # A decoder continues from the last position, which must not be padding.
     side = "right" if model.config.is_encoder_decoder else "left"

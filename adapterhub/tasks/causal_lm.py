@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import regex
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.config.options import option
 from adapterhub.data.examples import Example, read_rows, refuse, text_problem
@@ -38,6 +37,9 @@ from adapterhub.tasks._chat_template import chat_text
 from adapterhub.tasks._generation import TOKEN_METRICS, Generation, generate, token_loss
 from adapterhub.tasks._metrics import generation_metrics
 from adapterhub.tasks.seq2seq import check_template, read_pairs
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Tokens = list[tuple[int, bool]]
 """Token ids, and whether each is a label."""

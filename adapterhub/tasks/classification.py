@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
-
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapterhub.config.options import option
 from adapterhub.data.examples import Example, check_labels, labels_of, read_examples
@@ -43,6 +41,8 @@ from adapterhub.tasks._class_weights import (
 )
 from adapterhub.tasks._metrics import classification_metrics, regression_metrics
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 CLASS_METRICS = ("accuracy", "macro_f1", "matthews")
 
 

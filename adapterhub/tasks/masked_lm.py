@@ -15,10 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from adapterhub.config.options import option
 from adapterhub.data.examples import Example, read_texts
@@ -36,6 +33,9 @@ from adapterhub.tasks._base import (
     register_task,
 )
 from adapterhub.tasks._generation import TOKEN_METRICS, token_loss
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _CANDIDATES = 5  # most probable tokens that a prediction lists per mask
 
@@ -134,6 +134,8 @@ class MaskedLM(RawText):
         """Mask a row: other tokens in each epoch, at least one."""
         if "special" not in row:
             return row
+        import numpy as np  # slow to import
+
         random, tokenizer = np.random.default_rng(key), setting.tokenizer
         free = [i for i, special in enumerate(row["special"]) if not special]
         count = max(1, round(self.rate * len(free)))

@@ -13,10 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from torch import Tensor
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING, Any
 
 from adapterhub.config.options import option
 from adapterhub.data.examples import read_rows, refuse, text_problem
@@ -41,6 +38,10 @@ from adapterhub.tasks._base import (
 )
 from adapterhub.tasks._metrics import classification_metrics
 from adapterhub.tasks._show import tokens_line
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 

@@ -19,10 +19,7 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
-
-from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any, Literal
 
 from adapterhub.config.options import option
 from adapterhub.data.examples import Example, check_labels
@@ -41,6 +38,10 @@ from adapterhub.tasks._base import (
     register_task,
 )
 from adapterhub.tasks.classification import CLASS_METRICS, OfTexts, best_of, score_classes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _FIELDS = re.compile(r"\{(text|pair|mask)\}")
 

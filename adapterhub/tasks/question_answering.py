@@ -19,10 +19,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING, Any
 
 from adapterhub.config.options import option
 from adapterhub.data.examples import read_rows, refuse, text_problem
@@ -42,6 +39,9 @@ from adapterhub.tasks._base import (
 )
 from adapterhub.tasks._metrics import answer_metrics
 from adapterhub.tasks._show import tokens_line
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _BEST = 20  # candidate starts, and candidate ends, per window
 
@@ -236,6 +236,8 @@ class QuestionAnswering(Task):
 
     def _spans(self, start: Any, end: Any, offsets: list[Any]) -> Iterator[Span]:
         """Yield the best spans of a window."""
+        import numpy as np  # slow to import
+
         inside = np.array([o is not None and o[1] > o[0] for o in offsets])
         if not inside.any():
             return

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
-
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING, Any, Literal
 
 from adapterhub.config.options import option
 from adapterhub.data.examples import Example, read_rows, refuse, text_problem
@@ -37,6 +35,9 @@ from adapterhub.tasks._base import (
 from adapterhub.tasks._generation import TOKEN_METRICS, Generation, generate, token_loss
 from adapterhub.tasks._metrics import GENERATION_METRICS, generation_metrics
 from adapterhub.tasks._show import tokens_line
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _MAIN = {"bleu": "bleu", "rouge": "rougeL", "exact": "exact_match"}
 

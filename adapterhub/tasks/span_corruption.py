@@ -21,9 +21,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from adapterhub.config.options import option
 from adapterhub.data.examples import Example
@@ -40,6 +38,10 @@ from adapterhub.tasks._base import (
 from adapterhub.tasks._generation import Generation, generate
 from adapterhub.tasks._show import tokens_line
 from adapterhub.tasks.masked_lm import RawText
+
+if TYPE_CHECKING:
+    import numpy as np
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 @register_task
@@ -102,6 +104,8 @@ class SpanCorruption(Generation, RawText):
 
     def vary(self, row: Row, setting: Setting, key: tuple[int, int, int]) -> Row:
         """Drop spans of a row: other ones in each epoch."""
+        import numpy as np  # slow to import
+
         marks = sentinels(setting.tokenizer)
         ids = row["input_ids"]
         random = np.random.default_rng(key)
@@ -162,6 +166,8 @@ def span_lengths(
 
 def _split(tokens: int, parts: int, random: np.random.Generator) -> list[int]:
     """Draw `parts` lengths of 1 or more that sum to `tokens`, uniformly over all such lists."""
+    import numpy as np  # slow to import
+
     cuts = np.sort(random.choice(tokens - 1, parts - 1, replace=False)) + 1
     return [int(length) for length in np.diff([0, *cuts, tokens])]
 

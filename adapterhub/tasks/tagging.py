@@ -16,9 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING, Any
 
 from adapterhub.config.options import option
 from adapterhub.data.examples import check_labels, read_rows, refuse
@@ -47,6 +45,9 @@ from adapterhub.tasks._class_weights import (
 )
 from adapterhub.tasks._metrics import entity_metrics
 from adapterhub.tasks._show import tags_line
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _TAG = re.compile(r"O|[BI]-\S+")
 _WORDS = re.compile(r"[@#]?\w+(?:[-.'\u2019]\w+)*|[^\w\s]")

@@ -18,7 +18,7 @@ class RunClock:
     def __init__(self, progress: RunProgress, device: torch.device) -> None:
         self.progress = progress
         self.device = device
-        self.reported_examples, self.reported_seconds = progress.examples, progress.train_seconds
+        self.restart_speed()
         self.lap_start = time.perf_counter()
 
     def add_training(self) -> None:
@@ -34,13 +34,18 @@ class RunClock:
         """Return the timing up to now, with the speed since the last `restart_speed`."""
         self.add_training()
         progress = self.progress
-        examples = progress.examples - self.reported_examples
-        seconds = progress.train_seconds - self.reported_seconds
-        return Timing(progress.seconds, examples / max(seconds, 1e-9), progress.peak_memory)
+        seconds = max(progress.train_seconds - self.reported_seconds, 1e-9)
+        return Timing(
+            seconds=progress.seconds,
+            examples_per_second=(progress.examples - self.reported_examples) / seconds,
+            peak_memory=progress.peak_memory,
+            tokens_per_second=(progress.tokens - self.reported_tokens) / seconds,
+        )
 
     def restart_speed(self) -> None:
         """Measure the training speed from here on."""
         self.reported_examples = self.progress.examples
+        self.reported_tokens = self.progress.tokens
         self.reported_seconds = self.progress.train_seconds
 
     def _lap(self) -> float:

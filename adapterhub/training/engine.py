@@ -25,7 +25,8 @@ from adapterhub.errors import ConfigError, TrainingError
 from adapterhub.training.batching import Batch, BatchList, share
 from adapterhub.training.optimizers import OPTIMIZERS
 from adapterhub.training.options import RunOptions
-from adapterhub.training.schedules import DEFAULT, schedule
+from adapterhub.training.report import peak_text
+from adapterhub.training.schedules import DEFAULT, schedule, warmup_steps
 from adapterhub.training.trainee import Trainee
 
 
@@ -82,27 +83,28 @@ class Engine:
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, multiplier)
         self.prepared = self.accelerator.prepare_optimizer(self.optimizer, device_placement=False)
 
-    def step(self, epoch: BatchList, window: range) -> int:
+    def step(self, epoch: BatchList, window: range) -> tuple[int, int]:
         """Take one optimizer step on the batches `window` of an epoch.
 
         Returns:
-            The number of examples, over all processes.
+            The numbers of examples and of tokens, over all processes.
         """
         indices = share(window, self.accelerator.process_index, self.world)
         loss = torch.zeros((), device=self.device)
-        examples = 0
+        examples = tokens = 0
         for position, index in enumerate(indices):
             batch = epoch[index]
             last = position == len(indices) - 1
             with nullcontext() if last else self.accelerator.no_sync(self.model):
                 loss += self._backward(batch, len(indices))
             examples += len(next(iter(batch.values()))) * self.world
+            tokens += token_count(batch) * self.world
         if not self.checked:
             self._check_gradients()
         norm = self._update()
         # Both stay on the device: reading them at each step would make the host wait for it.
         self.unread.append(torch.stack([loss, norm]))
-        return examples
+        return examples, tokens
 
     def _backward(self, batch: Batch, parts: int) -> torch.Tensor:
         """Add the gradients of one of `parts` micro-batches; return its share of the loss."""
@@ -188,6 +190,14 @@ class Engine:
         multiplier = self.scheduler.lr_lambdas[0](max(0, self.scheduler.last_epoch - 1))
         return {g["name"]: g["initial_lr"] * multiplier for g in self.optimizer.param_groups}
 
+    def schedule_text(self, total: int) -> str:
+        """Describe the schedule of `total` steps: the peak rates, the warm-up and the shape."""
+        name = self.options.schedule or DEFAULT
+        peaks = {group["name"]: group["initial_lr"] for group in self.optimizer.param_groups}
+        warmup = warmup_steps(name, total, self.options.warmup)
+        rise = f", {warmup:,} step{'s' * (warmup > 1)} of warm-up" if warmup else ""
+        return f"{total:,} steps; learning rate up to {peak_text(peaks)}{rise}, {name}"
+
     def state(self) -> dict[str, Any]:
         """Return the state of optimizer, schedule and loss scaler, for `load_state`."""
         scaler = self.accelerator.scaler
@@ -229,6 +239,14 @@ class Engine:
             yield "no tensor requires a gradient"
         elif len(gradients) == len(tensors) and not any(bool(g.any()) for g in gradients):
             yield "every gradient is zero"
+
+
+def token_count(batch: Batch) -> int:
+    """Count the tokens of a batch without padding; 0 if it has no tokens."""
+    tokens = batch.get("attention_mask")
+    if tokens is None or tokens.ndim != 2:
+        return batch["input_ids"].numel() if "input_ids" in batch else 0
+    return int(tokens.sum())
 
 
 def _accelerator(options: RunOptions, device: torch.device, staged: bool) -> Accelerator:

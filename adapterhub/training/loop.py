@@ -23,11 +23,13 @@ from accelerate.utils import set_seed
 
 from adapterhub.errors import ConfigError, OutputError, TrainingError, did_you_mean
 from adapterhub.files.manifest import LOWER_IS_BETTER
+from adapterhub.status import doing, showing
 from adapterhub.training import checkpoint
 from adapterhub.training.batching import BatchList
 from adapterhub.training.clock import RunClock
 from adapterhub.training.engine import Engine, LossOfBatch, model_loss
 from adapterhub.training.gradient_checkpointing import CheckpointedLayers, recompute
+from adapterhub.training.lengthening import check_length, total_steps, without_length
 from adapterhub.training.options import RunOptions
 from adapterhub.training.progress import RunProgress
 from adapterhub.training.report import Evaluated, Reporter, TrainingLine
@@ -40,9 +42,10 @@ from adapterhub.training.trainee import Trainee
 class TrainingResult:
     """The result of a run. `history` has the metrics of each evaluation with "step" and "epoch".
 
-    `seconds` is the time of all work over all sessions of the run; `examples_per_second` counts
-    training alone; `peak_memory` is in bytes, of the GPU or, without one, of the process. `best` is
-    empty if the metric was never finite; the tensors are then those of the last step.
+    `seconds` is the time of all work over all sessions of the run; `examples_per_second` and
+    `tokens_per_second` count training alone; `peak_memory` is in bytes, of the GPU or, without one,
+    of the process. `best` is empty if the metric was never finite; the tensors are then those of
+    the last step. `metric` is the one that selected the best.
     """
 
     best: dict[str, float]
@@ -54,6 +57,8 @@ class TrainingResult:
     examples_per_second: float
     peak_memory: int
     stopped_early: bool
+    tokens_per_second: float = 0.0
+    metric: str = ""
 
 
 def train(
@@ -150,7 +155,7 @@ class _Session:
                 hint="add --resume, or choose another output folder",
             )
         saved = checkpoint.load_checkpoint(self.last)
-        checkpoint.check_same_run(saved.run, self.run)
+        checkpoint.check_same_run(without_length(saved.run), without_length(self.run))
         self.reporter.check(saved.reports)
         checkpoint.copy_tensors(self.trainee.tensors(), saved.tensors)
         self.progress = RunProgress(**saved.progress)
@@ -170,7 +175,7 @@ class _Session:
         """
         best = checkpoint.load_checkpoint(self.best)
         record = self.progress.evaluation(self.progress.best_step)
-        if not checkpoint.same_record(best.run, self.run):
+        if not checkpoint.same_record(without_length(best.run), without_length(self.run)):
             raise checkpoint.broken(self.best, "it belongs to another run")
         if not checkpoint.same_record(best.progress, record):
             raise checkpoint.broken(
@@ -192,7 +197,9 @@ class _Session:
         if len(epoch) == 0:
             raise TrainingError("there is nothing to train on: the epoch has no batches")
         steps = -(-len(epoch) // self.engine.per_step)
-        self.total = self.options.max_steps or self.options.epochs * steps
+        self.total = total_steps(self.options, steps)
+        if saved is not None:
+            self._check_length(saved.run["train"], steps)
         self.engine.begin(self.total)
         if self.engine.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.engine.device)
@@ -201,12 +208,20 @@ class _Session:
         training = None if saved is None else self._restored(saved)
         self.checked()
         self.reporter.start(self.total, self.progress.step)
-        if training is not None:
+        if training is None:
+            self.reporter.note(self.engine.schedule_text(self.total))
+        else:
             if self.progress.best_step == self.progress.step:
                 # A kill may have come after `last` was written, and before its copy as `best`.
                 self._save_best()
             checkpoint.set_random_state(training["random"])
         self.clock = RunClock(self.progress, self.engine.device)
+
+    def _check_length(self, saved: Mapping[str, Any], steps_per_epoch: int) -> None:
+        """Refuse a changed length that the steps done do not fit, and continue if it does."""
+        progress, stale = self.progress, self._is_stale()
+        check_length(saved, self.options, steps_per_epoch, progress.step, stopped_early=stale)
+        progress.finished = progress.step >= self.total or stale
 
     def _restored(self, saved: checkpoint.State) -> dict[str, Any]:
         """Restore the state of the optimizer; return the training state.
@@ -227,7 +242,9 @@ class _Session:
         progress, per_step = self.progress, self.engine.per_step
         for start in range(progress.batch, len(epoch), per_step):
             window = range(start, min(start + per_step, len(epoch)))
-            progress.examples += self.engine.step(epoch, window)
+            examples, tokens = self.engine.step(epoch, window)
+            progress.examples += examples
+            progress.tokens += tokens
             epoch_ended = progress.advance(window.stop, len(epoch))
             self._after_step(epoch_ended, progress.epoch + progress.batch / len(epoch))
             if progress.finished:
@@ -285,15 +302,24 @@ class _Session:
         best = self._improved()[-1]
         progress.best_step = progress.step if best else progress.best_step
         progress.stale = 0 if best else progress.stale + 1
-        patience = self.options.patience
-        progress.finished |= patience is not None and progress.stale >= patience
+        progress.finished |= self._is_stale()
         line = Evaluated(step=progress.step, epoch=epoch, metrics=metrics, best=best)
         self.reporter.evaluated(line, self.clock.timing())
         return best
 
+    def _is_stale(self) -> bool:
+        """Return whether the last evaluations, as many as the patience, were no improvement."""
+        patience = self.options.patience
+        return patience is not None and self.progress.stale >= patience
+
     def _metrics(self) -> dict[str, float]:
         self.trainee.model.eval()
-        with torch.no_grad(), self.engine.accelerator.autocast():
+        with (
+            torch.no_grad(),
+            self.engine.accelerator.autocast(),
+            showing(self.reporter.display()),
+            doing("evaluating"),
+        ):
             metrics = {name: float(value) for name, value in self.evaluate().items()}
         self._train_mode()
         if self.metric not in metrics:
@@ -358,6 +384,8 @@ class _Session:
             examples_per_second=progress.examples / max(progress.train_seconds, 1e-9),
             peak_memory=progress.peak_memory,
             stopped_early=progress.step < self.total,
+            tokens_per_second=progress.tokens / max(progress.train_seconds, 1e-9),
+            metric=self.metric,
         )
 
 

@@ -17,6 +17,7 @@ from adapterhub.backbones.trained_length import trained_length
 from adapterhub.errors import ConfigError
 from adapterhub.methods._site_module import EmbeddingModule
 from adapterhub.methods._spec import parse_methods
+from adapterhub.status import doing
 from adapterhub.tasks import Encoded, Setting, Task
 from adapterhub.training.defaults import run_options
 from adapterhub.training.lengths import FittedRows, fit_rows
@@ -60,21 +61,25 @@ class PreparedRun:
         return self.recipe.train
 
 
-def prepare(recipe: Recipe) -> PreparedRun:
-    """Read the data, load the backbone, attach the adapter and encode; write nothing."""
+def prepare(recipe: Recipe, data: RunData | None = None) -> PreparedRun:
+    """Load the backbone, attach the adapter and encode; write nothing.
+
+    `data` is that of the recipe, if it has been read already.
+    """
     methods = parse_methods(recipe.method)  # type: ignore[arg-type]
-    data = read_data(recipe)
+    data = data or read_data(recipe)
     set_seed(recipe.seed)
-    model, tokenizer = load_backbone(
-        recipe.backbone,
-        task=data.task.head,
-        labels=data.labels,
-        revision=recipe.revision,
-        dtype=recipe.dtype,
-        quantize=recipe.quantize,
-        new_tokens=recipe.new_tokens,
-        pooling=data.task.pooling,
-    )
+    with doing(f"loading {recipe.backbone}"):
+        model, tokenizer = load_backbone(
+            recipe.backbone,
+            task=data.task.head,
+            labels=data.labels,
+            revision=recipe.revision,
+            dtype=recipe.dtype,
+            quantize=recipe.quantize,
+            new_tokens=recipe.new_tokens,
+            pooling=data.task.pooling,
+        )
     make_ready(model)
     adapter = attach(model, methods, name=recipe.name)
     _check_packing(data.task, adapter)
@@ -83,7 +88,8 @@ def prepare(recipe: Recipe) -> PreparedRun:
     reads = max(positions - virtual_tokens(adapter), 1)
     setting = Setting(tokenizer, reads, adapter.labels, recipe.seed, positions)
     length = recipe.train.max_length
-    rows = fit_rows(data, setting, length, trained_length(Path(getattr(model, ORIGIN))))
+    with doing(f"encoding {len(data.train) + len(data.evaluation):,} examples"):
+        rows = fit_rows(data, setting, length, trained_length(Path(getattr(model, ORIGIN))))
     options = replace(recipe.train, max_length=rows.max_length)
     options = run_options(options, methods, len(rows.train.rows), epochs_needed(adapter))
     return PreparedRun(replace(recipe, train=options), data, model, tokenizer, adapter, rows)

@@ -7,12 +7,12 @@ environment variables, before anything is loaded.
 from __future__ import annotations
 
 import os
-
-import torch
-from accelerate import PartialState
-from accelerate.utils import parse_flag_from_env
+from typing import TYPE_CHECKING
 
 from adapterhub.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 _SHARDING = {
     "ACCELERATE_USE_FSDP": "FSDP",
@@ -28,6 +28,8 @@ def is_main() -> bool:
 
 def wait_for_everyone() -> None:
     """Wait until all processes of the run get here."""
+    from accelerate import PartialState  # slow to import
+
     if PartialState._shared_state:
         PartialState().wait_for_everyone()
 
@@ -37,6 +39,9 @@ def own_device() -> torch.device:
 
     It is the CPU if there is no GPU, or if accelerate is configured to use the CPU.
     """
+    import torch  # slow to import
+    from accelerate.utils import parse_flag_from_env
+
     if not torch.cuda.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU"):
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -48,7 +53,12 @@ def check_launcher() -> None:
     Raises:
         ConfigError: the launcher uses FSDP, DeepSpeed or Megatron-LM.
     """
-    sharding = [name for flag, name in _SHARDING.items() if parse_flag_from_env(flag)]
+    set_flags = _SHARDING.keys() & os.environ.keys()
+    if not set_flags:
+        return
+    from accelerate.utils import parse_flag_from_env  # slow to import
+
+    sharding = [_SHARDING[flag] for flag in sorted(set_flags) if parse_flag_from_env(flag)]
     if sharding:
         raise ConfigError(
             f"the launcher is configured for {', '.join(sharding)}, but `adapterhub train` does "

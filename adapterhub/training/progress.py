@@ -25,6 +25,7 @@ class RunProgress:
     train_seconds: float = 0.0
     other_seconds: float = 0.0
     peak_memory: int = 0
+    tokens: int = 0
 
     def advance(self, next_batch: int, batches: int) -> bool:
         """Count one optimizer step.

@@ -27,6 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from adapterhub.adapters.parts import HEAD
 from adapterhub.errors import FileError, one_line
 from adapterhub.files.digest import FileDigest, file_digest
+from adapterhub.status import Display, StatusBar, StatusLines
 from adapterhub.training.options import TrainOptions
 from adapterhub.training.output_folder import writing
 from adapterhub.training.processes import is_main
@@ -39,6 +40,7 @@ class Timing:
     seconds: float
     examples_per_second: float
     peak_memory: int
+    tokens_per_second: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,10 @@ class Evaluated:
 
 class Reporter:
     """Reports nothing; subclasses override what they report."""
+
+    def display(self) -> Display:
+        """Return where the progress of an evaluation is shown."""
+        return Display()
 
     def check(self, written: Mapping[str, FileDigest]) -> None:
         """Refuse to resume if the files are not as `written` says; called before `start`."""
@@ -98,6 +104,10 @@ class Several(Reporter):
 
     def __init__(self, reporters: Iterable[Reporter]) -> None:
         self.reporters = tuple(reporters)
+
+    def display(self) -> Display:
+        """Return the display of the first reporter, which is that of the console."""
+        return self.reporters[0].display() if self.reporters else Display()
 
     def check(self, written: Mapping[str, FileDigest]) -> None:
         """Check each reporter's files."""
@@ -150,19 +160,26 @@ class PlainLines(Reporter):
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         self.stream = sys.stderr if stream is None else stream
-        self.total = 0
+        self.total = self.done = 0
+        self.began = time.monotonic()
+
+    def display(self) -> Display:
+        """Return plain lines, without stages."""
+        return StatusLines(self.note, stages=False)
 
     def start(self, total: int, done: int) -> None:
         """Print the step that a resumed run continues from."""
-        self.total = total
+        self.total, self.done, self.began = total, done, time.monotonic()
         if done:
             self.note(f"resumed after step {done} of {total}")
 
     def trained(self, line: TrainingLine, timing: Timing) -> None:
-        """Print loss, learning rate and speed."""
-        rate = f"{timing.examples_per_second:,.0f} examples/s"
+        """Print loss, learning rate, speed and the time that is left."""
+        rest = (time.monotonic() - self.began) * (self.total - line.step)
+        left = time_text(rest / max(line.step - self.done, 1))
         self.note(
-            f"step {line.step}/{self.total}  epoch {line.epoch:.2f}  {_train_text(line)}  {rate}"
+            f"step {line.step}/{self.total}  epoch {line.epoch:.2f}  {_train_text(line)}  "
+            f"{_speed_text(timing)}" + f" {left} left" * (line.step < self.total)
         )
 
     def evaluated(self, line: Evaluated, timing: Timing) -> None:
@@ -176,18 +193,21 @@ class PlainLines(Reporter):
 
 
 class Bar(Reporter):
-    """A progress bar with loss, learning rate and examples/s; metrics are printed above it."""
+    """A progress bar with loss, learning rate and speed; metrics are printed above it."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.progress = Progress(
-            TextColumn("{task.percentage:>3.0f}%"),
-            BarColumn(),
+            BarColumn(12),
             MofNCompleteColumn(),
             TextColumn("{task.description}", markup=False),
             TimeRemainingColumn(),
             console=console or Console(stderr=True),
         )
         self.task = self.progress.add_task("", total=None)
+
+    def display(self) -> Display:
+        """Return a bar that takes the place of that of the run."""
+        return StatusBar(self.progress, behind=self.task)
 
     def start(self, total: int, done: int) -> None:
         """Show the bar."""
@@ -200,7 +220,7 @@ class Bar(Reporter):
 
     def trained(self, line: TrainingLine, timing: Timing) -> None:
         """Show loss, learning rate and speed beside the bar."""
-        text = f"{_train_text(line)}  {timing.examples_per_second:,.0f} examples/s"
+        text = f"{_train_text(line)}  {_speed_text(timing)}"
         self.progress.update(self.task, description=text)
 
     def evaluated(self, line: Evaluated, timing: Timing) -> None:
@@ -415,20 +435,67 @@ def _console_reporter(quiet: bool) -> Reporter:
 
 
 def _train_text(line: TrainingLine) -> str:
-    return f"loss {line.loss:.4f}  lr {rate_text(line.learning_rate)}"
+    return f"loss {line.loss:.4f}  lr {_method_rates(line.learning_rate)}"
 
 
-def rate_text(rates: Mapping[str, float]) -> str:
-    """Write the learning rate of each method, and that of the head if it differs.
+def _speed_text(timing: Timing) -> str:
+    tokens = timing.tokens_per_second
+    return f"{timing.examples_per_second:,.0f} ex/s" + f" {short_count(tokens)} tok/s" * (
+        tokens > 0
+    )
 
-    `rates` are those of the parameter groups. A method's rate is that of its group without a
-    factor: the rate that the recipe sets.
+
+def short_count(count: float) -> str:
+    """Write a number in three digits: 4123 as "4.12k"."""
+    for unit in ("", "k", "M"):
+        if count < 999.5:
+            return f"{count:.3g}{unit}"
+        count /= 1000
+    return f"{count:.3g}G"
+
+
+def time_text(seconds: float) -> str:
+    """Write a duration as a clock does: 75 as "1:15"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _method_rates(rates: Mapping[str, float]) -> str:
+    """Write the learning rate of each method; of the head, if only that trains."""
+    methods = rates_by_method(rates)
+    distinct = sorted(set(methods.values())) or [rates.get(HEAD, 0.0)]
+    if len(distinct) == 1:
+        return f"{distinct[0]:.1e}"
+    return ", ".join(f"{name} {rate:.1e}" for name, rate in methods.items())
+
+
+def peak_text(peaks: Mapping[str, float]) -> str:
+    """Write the peak learning rates of the parameter groups: "1.0e-03 (head 5.0e-03)"."""
+    head, methods = peaks.get(HEAD), rates_by_method(peaks)
+    differs = head is not None and set(methods.values()) not in ({head}, set())
+    return _method_rates(peaks) + (f" (head {head:.1e})" if differs else "")
+
+
+def rates_by_method(rates: Mapping[str, float]) -> dict[str, float]:
+    """Return the learning rate of each method, from those of the parameter groups.
+
+    It is that of the method's group without a factor: the rate that the recipe sets.
     """
     methods: dict[str, float] = {}
     for group, rate in rates.items():
         method, _, factor = group.partition(" ")
         if method != HEAD and not (factor and method in rates):
             methods[method] = max(rate, methods.get(method, 0.0))
+    return methods
+
+
+def rate_text(rates: Mapping[str, float]) -> str:
+    """Write the learning rate of each method, and that of the head if it differs.
+
+    `rates` are those of the parameter groups.
+    """
+    methods = rates_by_method(rates)
     head = rates.get(HEAD, 0.0)
     distinct = sorted(set(methods.values())) or [head]
     one = f"{distinct[0]:.2e}"
@@ -439,7 +506,7 @@ def rate_text(rates: Mapping[str, float]) -> str:
 
 def _eval_text(line: Evaluated) -> str:
     values = "  ".join(f"{name} {value:.4f}" for name, value in line.metrics.items())
-    return f"eval at step {line.step}  epoch {line.epoch:.2f}  {values}{'  best' * line.best}"
+    return f"step {line.step}  epoch {line.epoch:.2f}  {values}{'  best' * line.best}"
 
 
 def _json_ready(value: Any) -> Any:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adapterhub.backbones.quantized import cpu_note
 from adapterhub.config.options import is_neutral, to_dict
 from adapterhub.data.examples import data_hash
 from adapterhub.data.options import DataOptions
@@ -26,11 +27,12 @@ from adapterhub.training.recipe import DATA_SOURCES, Recipe, read
 from adapterhub.training.report import Reporter
 from adapterhub.training.run_data import RunData
 from adapterhub.training.trainee import AdapterTrainee
+from adapterhub.training.verdict import verdict
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """The outcome of a run: the adapter's folder, its metrics and sizes."""
+    """The outcome of a run: the adapter's folder, its metrics and sizes, and it in words."""
 
     folder: Path
     metrics: dict[str, float]
@@ -38,9 +40,12 @@ class RunOutcome:
     parameters: int
     head_parameters: int
     adapter_bytes: int
+    verdict: tuple[str, ...] = ()
 
 
-def run(recipe: Recipe, reporter: Reporter, *, resume: bool = False) -> RunOutcome:
+def run(
+    recipe: Recipe, reporter: Reporter, *, resume: bool = False, data: RunData | None = None
+) -> RunOutcome:
     """Train, evaluate and save.
 
     The output folder gets `adapter/` (the files to publish), `recipe.yaml`, `metrics.jsonl`,
@@ -50,6 +55,7 @@ def run(recipe: Recipe, reporter: Reporter, *, resume: bool = False) -> RunOutco
         recipe: the recipe.
         reporter: where progress is reported.
         resume: continue the run in the output folder, if there is one.
+        data: the data of the recipe, if it has been read already.
 
     Raises:
         AdapterhubError: of any type; the folder is neither created nor changed unless training
@@ -59,7 +65,7 @@ def run(recipe: Recipe, reporter: Reporter, *, resume: bool = False) -> RunOutco
     check_launcher()
     if is_main():
         check_output(output, resume)
-    prepared = prepare(recipe)
+    prepared = prepare(recipe, data)
     with hold_output(output, resume) if is_main() else nullcontext():
         try:
             result = _train(prepared, reporter, resume, lambda: _write_recipe(output, recipe))
@@ -104,6 +110,9 @@ def _train(
     if recipe.train.max_steps is None:
         for warning in stages.unreached(prepared.adapter, prepared.options.epochs):
             reporter.note(warning)
+
+    if slow := cpu_note(prepared.model):
+        reporter.note(f"note: {slow}")
 
     def evaluate() -> dict[str, float]:
         batch_size = recipe.train.eval_batch_size
@@ -188,4 +197,12 @@ def _save(prepared: PreparedRun, output: Path, result: loop.TrainingResult) -> R
     wait_for_everyone()
     total = sum(p.numel() for p in adapter.parameters())
     size = sum(file.stat().st_size for file in folder.iterdir())
-    return RunOutcome(folder, metrics, result, adapter.count(), total - adapter.count(), size)
+    said = verdict(
+        result.history,
+        result.best_step,
+        prepared.options,
+        result.metric,
+        stopped_early=result.stopped_early,
+    )
+    heads = total - adapter.count()
+    return RunOutcome(folder, metrics, result, adapter.count(), heads, size, tuple(said))

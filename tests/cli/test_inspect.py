@@ -8,7 +8,7 @@ import json
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
 from adapterhub.anatomy import anatomy_of
-from adapterhub.backbones import fingerprint
+from adapterhub.backbones.fingerprint import fingerprint
 from adapterhub.methods import METHODS
 
 _roles = importlib.import_module("adapterhub.cli.inspect")._roles

@@ -23,6 +23,7 @@ pytest.importorskip("bitsandbytes", reason='pip install "adapterhub[quantized]"'
 
 def test_train_evaluate_and_merge(train, adapterhub, backbone, data, tmp_path):
     code, out, err = train("quantize=nf4", "--method", "lora", "train.epochs=2")
+    assert err.count("nf4 saves memory; on a CPU") == (not torch.cuda.is_available())
     assert code == 0, err
     accuracy = float(out.split("accuracy")[1].split()[0])
     found = json.loads((tmp_path / "run/adapter/adapter.json").read_text(encoding="utf-8"))

@@ -325,7 +325,7 @@ def test_an_empty_adapter_is_refused(tmp_path: Path) -> None:
 
 
 def test_too_many_bytes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "MAX_TENSOR_BYTES", 27)
+    monkeypatch.setattr("adapterhub.files.manifest.MAX_TENSOR_BYTES", 27)
     assert "28 bytes of tensors, more than 27" in writing(tmp_path / "a")
 
 

@@ -23,7 +23,10 @@ from adapterhub.training.report import (
     Several,
     Timing,
     TrainingLine,
+    peak_text,
     reporter_for,
+    short_count,
+    time_text,
 )
 
 
@@ -31,18 +34,18 @@ def test_a_pipe_gets_plain_lines(tmp_path: Path) -> None:
     stream = io.StringIO()
     fit(tmp_path, reporter=PlainLines(stream))
     text = stream.getvalue().splitlines()
-    assert len(text) == 3 + 2
-    assert text[0].startswith("step 2/6  epoch 0.75  loss ")
-    assert "eval at step 3  epoch 1.00  accuracy" in text[1]
+    assert len(text) == 1 + 3 + 2
+    assert text[0].startswith("6 steps; learning rate up to 1.0e-02, 1 step of warm-up, linear")
+    assert text[1].startswith("step 2/6  epoch 0.75  loss ")
+    assert "step 3  epoch 1.00  accuracy" in text[2]
 
 
 def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=120)
     fit(tmp_path, reporter=Bar(console))
-    assert "100%" in stream.getvalue()
     assert "6/6" in stream.getvalue()
-    assert "eval at step 6" in stream.getvalue()
+    assert "step 6  epoch 2.00  accuracy" in stream.getvalue()
 
 
 def test_tensorboard_writes_events_or_says_once_that_it_cannot(
@@ -68,25 +71,67 @@ def test_tensorboard_events_hold_loss_and_metrics(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rates", "text"),
+    ("rates", "line", "peak"),
     [
-        ({"lora": 1e-3}, "lr 1.00e-03"),
-        ({"lora": 1e-3, "head": 5e-3}, "lr 1.00e-03  head 5.00e-03"),
-        ({"head": 5e-3, "lora": 1e-3}, "lr 1.00e-03  head 5.00e-03"),
-        ({"lora": 5e-3, "head": 5e-3}, "lr 5.00e-03"),
-        ({"head": 5e-3}, "lr 5.00e-03"),
-        ({"lora-plus": 2e-4, "lora-plus x16": 3.2e-3, "head": 5e-3}, "lr 2.00e-04  head 5.00e-03"),
-        ({"unfreeze x0.385": 1e-5, "unfreeze": 2.6e-5}, "lr 2.60e-05"),
-        ({"prefix": 1e-3, "scaled-parallel": 2e-4}, "lr prefix 1.00e-03, scaled-parallel 2.00e-04"),
-        ({"prefix": 1e-3, "norms": 1e-3, "head": 5e-3}, "lr 1.00e-03  head 5.00e-03"),
-        ({}, "lr 0.00e+00"),
+        ({"lora": 1e-3}, "1.0e-03", "1.0e-03"),
+        ({"lora": 1e-3, "head": 5e-3}, "1.0e-03", "1.0e-03 (head 5.0e-03)"),
+        ({"head": 5e-3, "lora": 1e-3}, "1.0e-03", "1.0e-03 (head 5.0e-03)"),
+        ({"lora": 5e-3, "head": 5e-3}, "5.0e-03", "5.0e-03"),
+        ({"head": 5e-3}, "5.0e-03", "5.0e-03"),
+        (
+            {"lora-plus": 2e-4, "lora-plus x16": 3.2e-3, "head": 5e-3},
+            "2.0e-04",
+            "2.0e-04 (head 5.0e-03)",
+        ),
+        ({"unfreeze x0.385": 1e-5, "unfreeze": 2.6e-5}, "2.6e-05", "2.6e-05"),
+        (
+            {"prefix": 1e-3, "scaled-parallel": 2e-4},
+            "prefix 1.0e-03, scaled-parallel 2.0e-04",
+            "prefix 1.0e-03, scaled-parallel 2.0e-04",
+        ),
+        ({"prefix": 1e-3, "norms": 1e-3, "head": 5e-3}, "1.0e-03", "1.0e-03 (head 5.0e-03)"),
+        ({}, "0.0e+00", "0.0e+00"),
     ],
 )
-def test_the_shown_rate_is_that_of_the_method(rates: dict[str, float], text: str) -> None:
+def test_the_shown_rate_is_that_of_the_method(
+    rates: dict[str, float], line: str, peak: str
+) -> None:
     stream = io.StringIO()
-    line = TrainingLine(step=1, epoch=0.1, loss=0.5, learning_rate=rates)
-    PlainLines(stream).trained(line, Timing(1.0, 2.0, 3))
-    assert f"loss 0.5000  {text}  2 examples/s" in stream.getvalue()
+    trained = TrainingLine(step=1, epoch=0.1, loss=0.5, learning_rate=rates)
+    PlainLines(stream).trained(trained, Timing(1.0, 2.0, 3))
+    assert f"loss 0.5000  lr {line}  2 ex/s" in stream.getvalue()
+    assert peak_text(rates) == peak
+
+
+def test_a_line_fits_80_columns_and_tells_speed_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter((0.0, 0.0, 30.0, 99.0))
+    monkeypatch.setattr("adapterhub.training.report.time.monotonic", lambda: next(now))
+    stream = io.StringIO()
+    lines = PlainLines(stream)
+    lines.start(400, 0)
+    rates = {"lora": 8.7e-4, "head": 5e-3}
+    timing = Timing(30.0, 56.3, 3, 4123.0)
+    lines.trained(TrainingLine(step=120, epoch=0.4, loss=0.6956, learning_rate=rates), timing)
+    lines.trained(TrainingLine(step=400, epoch=2.0, loss=0.1, learning_rate=rates), timing)
+    first, last = stream.getvalue().splitlines()
+    assert first.endswith("loss 0.6956  lr 8.7e-04  56 ex/s 4.12k tok/s 1:10 left")
+    assert last.endswith("56 ex/s 4.12k tok/s")
+    assert len(first) <= 80
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0:00"), (75, "1:15"), (3600, "1:00:00"), (86_399.7, "24:00:00")]
+)
+def test_time_is_written_as_a_clock_does(seconds: float, text: str) -> None:
+    assert time_text(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0"), (62.4, "62.4"), (999, "999"), (999.7, "1k"), (4123, "4.12k"), (2.5e6, "2.5M")],
+)
+def test_counts_are_short(count: float, text: str) -> None:
+    assert short_count(count) == text
 
 
 def record(step: int, loss: float = 0.5) -> TrainingLine:

@@ -20,9 +20,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from adapterhub.errors import FileError
 from adapterhub.files import schema
@@ -37,6 +35,9 @@ from adapterhub.interchange.config_fields import (
     read_json_object,
 )
 from adapterhub.interchange.tensor_files import MAX_TENSOR_BYTES, read_tensor_file
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS = ("adapter.safetensors", "pytorch_adapter.bin")

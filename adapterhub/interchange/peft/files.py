@@ -14,12 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import safetensors
-import safetensors.torch
-import torch
-from torch import Tensor
 
 from adapterhub.errors import FileError, OutputError
 from adapterhub.files import schema
@@ -45,6 +42,9 @@ from adapterhub.interchange.tensor_files import (
     read_tensor_file,
     tensor_problems,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CONFIG_FILE = "adapter_config.json"
 TENSORS_FILE = "adapter_model.safetensors"
@@ -263,6 +263,8 @@ def write_peft(folder: Path, files: PeftFiles, *, card: str = "", overwrite: boo
     Raises:
         OutputError: the folder exists or cannot be written, or a value is not finite.
     """
+    from safetensors.torch import save  # imports torch, which is slow
+
     prefix = _prefix(files.kind)
     tensors = {
         prefix + n if "." in n else n: t.detach().cpu().contiguous().clone()
@@ -272,7 +274,7 @@ def write_peft(folder: Path, files: PeftFiles, *, card: str = "", overwrite: boo
         raise OutputError("the adapter cannot be exported", offenders=shorten(problems))
     payload = {
         # transformers requires this metadata.
-        TENSORS_FILE: safetensors.torch.save(tensors, metadata={"format": "pt"}),
+        TENSORS_FILE: save(tensors, metadata={"format": "pt"}),
         CONFIG_FILE: canonical_json(_written_config(files)),
         CARD_FILE: (card or f"An adapter in peft's format ({files.kind}).\n").encode(),
     }
@@ -282,7 +284,7 @@ def write_peft(folder: Path, files: PeftFiles, *, card: str = "", overwrite: boo
             write_files(staged, payload)
             written = read_peft(staged).tensors
             if written.keys() != files.tensors.keys() or not all(
-                torch.equal(written[n.removeprefix(prefix)], t) for n, t in tensors.items()
+                written[n.removeprefix(prefix)].equal(t) for n, t in tensors.items()
             ):
                 raise OutputError("the written files differ from the adapter in memory")
             put_in_place(staged, folder, overwrite)

@@ -1,0 +1,106 @@
+"""Checks of a backbone that need no library: its name, its folder, its dtype and quantization.
+
+Commands make them before they import torch. Loading makes them again, with the library's own words
+for what it finds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from adapterhub.errors import BackboneError, ConfigError, unknown
+
+DTYPE_NAMES = ("fp32", "bf16", "fp16")
+QUANTIZATION_LIBRARIES: Mapping[str, tuple[str, str]] = {
+    "nf4": ("bitsandbytes", "quantized"),
+    "fp4": ("bitsandbytes", "quantized"),
+    "int8": ("bitsandbytes", "quantized"),
+    "int8-weight": ("torchao", "torchao"),
+}
+"""The library of each way to quantize, and the extra of adapterhub that installs it."""
+_HUB_ID = re.compile(r"(?!\.)(?!.*(--|\.\.))[\w.-]+(/[\w.-]+)?")
+_LOCAL = re.compile(r"[\w.-]+--([0-9a-f]{12}|no-weights)")  # see identity.local_name
+
+
+def is_hub_id(name: str) -> bool:
+    """Return whether a name has the form of a Hub id: `name` or `owner/name`."""
+    return _HUB_ID.fullmatch(name) is not None
+
+
+def is_local_name(name: str) -> bool:
+    """Return whether a manifest gives this name to a backbone that is not on the Hub."""
+    return _LOCAL.fullmatch(name) is not None
+
+
+def check_location(backbone: str) -> None:
+    """Refuse what is neither a folder, nor a possible Hub id or name of a local backbone.
+
+    Raises:
+        BackboneError: it is a file, or there is no such folder and it is no Hub id.
+    """
+    folder = Path(backbone)
+    if folder.is_dir():
+        return
+    if folder.exists():
+        raise BackboneError(
+            f"the backbone {backbone} is a file",
+            expected="the folder of a transformers checkpoint, or a Hub id (owner/name)",
+        )
+    if not (is_hub_id(backbone) or is_local_name(backbone)):
+        raise BackboneError(
+            f"no backbone {backbone!r}: there is no such folder, and it is no Hub id",
+            expected="a folder, or a Hub id (owner/name)",
+        )
+
+
+def _inner_hint(folder: Path) -> str:
+    """Suggest the one subfolder that has a checkpoint, if there is one."""
+    inner = sorted(path.parent for path in folder.glob("*/config.json"))
+    return f"--backbone {inner[0]}" if len(inner) == 1 else ""
+
+
+def check_backbone_options(
+    backbone: str, dtype: str | None = None, quantize: str | None = None
+) -> None:
+    """Check what can be known of a backbone before it is loaded.
+
+    Args:
+        backbone: a folder or a Hub id.
+        dtype: the dtype to load it in.
+        quantize: the way to quantize it.
+
+    Raises:
+        BackboneError: it is neither a folder with a checkpoint nor a possible Hub id.
+        ConfigError: the dtype or quantization is unknown, or its library is not installed.
+    """
+    check_location(backbone)
+    folder = Path(backbone)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise BackboneError(
+            f"the folder {backbone} is no backbone: it has no config.json",
+            expected="a transformers checkpoint: config.json, weights and tokenizer",
+            hint=_inner_hint(folder),
+        )
+    if dtype is not None and dtype not in DTYPE_NAMES:
+        raise unknown("dtype", dtype, DTYPE_NAMES)
+    if quantize is not None:
+        check_quantization(quantize)
+
+
+def check_quantization(quantize: str) -> None:
+    """Refuse an unknown way to quantize, and one whose library is not installed.
+
+    Raises:
+        ConfigError: it is unknown, or its library is missing.
+    """
+    if quantize not in QUANTIZATION_LIBRARIES:
+        raise unknown("quantization", quantize, QUANTIZATION_LIBRARIES)
+    library, extra = QUANTIZATION_LIBRARIES[quantize]
+    if not importlib.util.find_spec(library):
+        raise ConfigError(
+            f"quantize={quantize} needs {library}, which is not installed",
+            hint=f'pip install "adapterhub[{extra}]"',
+        )

@@ -1,0 +1,139 @@
+"""The tensors of the native format: checks, bytes and back. The only module here that needs torch.
+
+The format itself is described in `adapterhub.files.native`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+
+from adapterhub.errors import OutputError, printable
+from adapterhub.files.manifest import (
+    DTYPE_BYTES,
+    MAX_HEADER_BYTES,
+    Manifest,
+    TensorInfo,
+    size_problems,
+    tensor_name_problems,
+)
+from adapterhub.files.schema import parse_object, shorten, show
+
+_DTYPES: Mapping[str, torch.dtype] = {
+    **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},
+    **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8},
+    **{"U8": torch.uint8, "BOOL": torch.bool},
+}
+_ENTRY = {"dtype", "shape", "data_offsets"}
+_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+def checked_copies(
+    manifest: Manifest, tensors: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return contiguous copies on the CPU.
+
+    Raises:
+        OutputError: the tensors cannot be saved; lists every problem.
+    """
+    problems = tensor_name_problems(tensors)
+    problems += [line for name, t in tensors.items() for line in _tensor_problems(name, t)]
+    if not tensors:
+        problems.append("no tensors: the adapter is empty")
+    if manifest.head and not any(str(name).startswith("head.") for name in tensors):
+        problems.append("the manifest has a task head, but no tensor is named head.*")
+    if not problems:
+        problems = size_problems(sum(tensor_info(t).nbytes for t in tensors.values()))
+    if problems:
+        raise OutputError(
+            f"adapter {manifest.name!r} cannot be saved",
+            expected="named, non-empty, finite, dense tensors of a supported dtype",
+            hint="use a checkpoint from before the run diverged; gather sharded parameters first",
+            offenders=shorten(problems),
+        )
+    return {name: _on_cpu(tensors[name]).clone() for name in sorted(tensors)}
+
+
+def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu").contiguous()
+
+
+def _tensor_problems(name: str, tensor: torch.Tensor) -> list[str]:
+    if tensor.dtype not in _DTYPE_NAMES:
+        return [f"{name}: {tensor.dtype} is not one of {' '.join(DTYPE_BYTES)}"]
+    if hasattr(tensor, "full_tensor"):
+        return [f"{name}: a shard of {tuple(tensor.shape)}; gather it on all processes"]
+    if tensor.layout != torch.strided or tensor.is_meta:
+        return [f"{name}: a tensor without dense storage ({tensor.layout}, {tensor.device})"]
+    if tensor.numel() == 0:
+        return [f"{name}: empty, shape {tuple(tensor.shape)}"]
+    return _finite_problems(name, tensor)
+
+
+def _finite_problems(name: str, tensor: torch.Tensor) -> list[str]:
+    bad = int(tensor.numel() - torch.isfinite(tensor.detach()).sum())
+    return [f"{name}: {bad} of {tensor.numel()} values are NaN or infinite"] if bad else []
+
+
+def tensor_info(tensor: torch.Tensor) -> TensorInfo:
+    """Return the dtype and shape of a tensor, for the manifest."""
+    return TensorInfo(_DTYPE_NAMES[tensor.dtype], tuple(tensor.shape))
+
+
+def is_same_tensor(read: torch.Tensor, live: torch.Tensor) -> bool:
+    """Compare dtype, shape and bytes."""
+    live = _on_cpu(live)
+    if read.dtype != live.dtype or read.shape != live.shape:
+        return False
+    return torch.equal(read.reshape(-1).view(torch.uint8), live.reshape(-1).view(torch.uint8))
+
+
+def tensor_bytes(copies: dict[str, torch.Tensor]) -> bytes:
+    """Serialize tensors that `checked_copies` returned."""
+    return safetensors.torch.save(copies)
+
+
+def parse_tensors(manifest: Manifest, data: bytes) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """Return the tensors in the bytes of a file, and one line for each that is wrong."""
+    tensors: dict[str, torch.Tensor] = {}
+    views: dict[str, Any] = {}
+    problems = _raw_header_problems(data)
+    try:
+        views = {} if problems else dict(safetensors.deserialize(data))
+    except safetensors.SafetensorError as error:
+        problems = [f"not a valid safetensors file: {printable(str(error))}"]
+    problems = problems or _header_problems(manifest, views)
+    for name in () if problems else sorted(views):
+        flat = torch.frombuffer(views[name]["data"], dtype=_DTYPES[views[name]["dtype"]])
+        tensors[name] = flat.reshape(views[name]["shape"])
+        problems += _finite_problems(name, tensors[name])
+    return tensors, problems
+
+
+def _raw_header_problems(data: bytes) -> list[str]:
+    """Find header problems that safetensors' own parser accepts, such as duplicate names."""
+    length = int.from_bytes(data[:8], "little")
+    if length > min(len(data) - 8, MAX_HEADER_BYTES):
+        return [f"the header claims {length} bytes, the file has {max(len(data) - 8, 0)}"]
+    header, problems = parse_object(data[8 : 8 + length], length)
+    for name, entry in header.items():
+        if name != "__metadata__" and not (isinstance(entry, dict) and entry.keys() == _ENTRY):
+            problems.append(f"{show(name)}: its fields must be exactly {', '.join(sorted(_ENTRY))}")
+    return [f"header: {line}" for line in problems]
+
+
+def _header_problems(manifest: Manifest, views: Mapping[str, Mapping[str, object]]) -> list[str]:
+    declared = manifest.tensors
+    problems = [f"{name}: missing" for name in sorted(declared.keys() - views.keys())]
+    problems += [f"{name!a}: unexpected" for name in sorted(views.keys() - declared.keys())]
+    for name in sorted(declared.keys() & views.keys()):
+        expected = (declared[name].dtype, list(declared[name].shape))
+        actual = (views[name]["dtype"], views[name]["shape"])
+        if actual != expected:
+            dtype, shape = expected
+            problems.append(f"{name}: {actual[0]} {actual[1]}, the manifest has {dtype} {shape}")
+    return problems

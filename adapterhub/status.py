@@ -1,0 +1,238 @@
+"""What the program is doing, for a user who waits: stages, and how far long work is.
+
+Library code reports its work by `doing` and `counting`; a command chooses how that is shown, by
+`showing`. Without a command nothing is shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from adapterhub.errors import one_line
+
+QUICK = 1.0  # seconds; work that takes less shows no bar
+PLAIN_EVERY = 10.0  # seconds between two lines about the same work where there is no terminal
+
+
+class Display:
+    """Shows nothing; subclasses show the latest work that has begun and not ended."""
+
+    def begin(self, text: str, total: int | None) -> int:
+        """Show that work begins, a stage or a number of items, and return a number for it."""
+        return 0
+
+    def update(self, work: int, done: int) -> None:
+        """Show how many items of this work are done."""
+
+    def end(self, work: int) -> None:
+        """Remove this work, if it is still there."""
+
+    def close(self) -> None:
+        """Remove all work, also what an error left behind."""
+
+    def pause(self) -> None:
+        """Clear the line until `resume`."""
+
+    def resume(self) -> None:
+        """Show again what is not done."""
+
+
+_DISPLAY: ContextVar[Display | None] = ContextVar("display", default=None)
+_STAGE: ContextVar[str] = ContextVar("stage", default="")
+
+
+@contextlib.contextmanager
+def showing(display: Display) -> Iterator[None]:
+    """Show the work inside on a display, and leave a clean terminal behind."""
+    token = _DISPLAY.set(display)
+    try:
+        yield
+    finally:
+        _DISPLAY.reset(token)
+        display.close()
+
+
+@contextlib.contextmanager
+def doing(text: str) -> Iterator[None]:
+    """Report what the program does inside, such as "loading torch"."""
+    display = _DISPLAY.get() or Display()
+    work = display.begin(one_line(text), None)  # a file name may have control characters
+    token = _STAGE.set(text)
+    try:
+        yield
+    finally:
+        _STAGE.reset(token)
+        display.end(work)
+
+
+def reading(source: str) -> contextlib.AbstractContextManager[None]:
+    """Report that a file is read; a dataset of the Hub has bars of its own."""
+    return doing(f"reading {source}") if Path(source).is_file() else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """Leave the terminal to another library inside, which shows bars of its own."""
+    display = _DISPLAY.get() or Display()
+    display.pause()
+    try:
+        yield
+    finally:
+        display.resume()
+
+
+@contextlib.contextmanager
+def counting(total: int, text: str) -> Iterator[Callable[[int], None]]:
+    """Report work on `total` items; the function that it yields is called with each number done.
+
+    Inside a stage it has the name of that stage, elsewhere `text`.
+    """
+    display, done = _DISPLAY.get() or Display(), 0
+    work = display.begin(_STAGE.get() or text, total)
+
+    def add(items: int) -> None:
+        nonlocal done
+        done += items
+        display.update(work, done)
+
+    try:
+        yield add
+    finally:
+        display.end(work)
+
+
+class StatusLines(Display):
+    """Plain lines, for logs and pipes: one when a stage begins, then one every ten seconds."""
+
+    def __init__(self, write: Callable[[str], None], *, stages: bool = True) -> None:
+        self._write, self._stages = write, stages
+        self._work: list[tuple[str, int | None]] = []
+        self._last = time.monotonic()
+
+    def begin(self, text: str, total: int | None) -> int:
+        """Write a line for a stage."""
+        self._work.append((text, total))
+        self._last = time.monotonic()
+        if total is None and self._stages:
+            self._write(f"{text} ...")
+        return len(self._work) - 1
+
+    def update(self, work: int, done: int) -> None:
+        """Write a line if the last one is old."""
+        text, total = self._work[work]
+        if time.monotonic() - self._last >= PLAIN_EVERY and done < (total or 0):
+            self._last = time.monotonic()
+            self._write(f"{text}: {done:,} of {total:,}")
+
+
+class StatusBar(Display):
+    """A spinner with the stage, or a bar, on the last line of a terminal; it leaves no trace.
+
+    `progress` is rich's progress of other work that is shown already, the task `behind`; it is
+    hidden meanwhile. Without one, a line is added when work begins and removed when it ends.
+    """
+
+    def __init__(self, progress: Any = None, behind: Any = None) -> None:
+        self._progress, self._is_own, self._behind = progress, progress is None, behind
+        self._work: dict[int, float] = {}  # rich's tasks, and when they began
+
+    def begin(self, text: str, total: int | None) -> int:
+        """Show a stage at once, and items when they take long."""
+        if self._progress is None:
+            self._progress = _new_progress()
+        if total is None and self._behind is not None:
+            return -1  # the bar of the other work stays, and tells as much
+        task: int = self._progress.add_task(text, total=total, visible=total is None)
+        self._work[task] = time.monotonic()
+        if self._is_own and len(self._work) == 1:
+            self._progress.start()
+        return task
+
+    def update(self, work: int, done: int) -> None:
+        """Move the bar, and show it in place of its stage if the work is not quick."""
+        if work in self._work and time.monotonic() - self._work[work] >= QUICK:
+            self._show_only(work)
+            self._progress.update(work, completed=done)
+
+    def end(self, work: int) -> None:
+        """Remove this work, and the line with the last one."""
+        if self._work.pop(work, None) is None:
+            return
+        self._progress.remove_task(work)
+        if self._work or self._behind is not None:
+            self._show_only(max(self._work) if self._work else self._behind)
+        elif self._is_own:
+            self._progress.stop()
+
+    def pause(self) -> None:
+        """Clear the line."""
+        if self._is_own and self._work:
+            self._progress.stop()
+
+    def resume(self) -> None:
+        """Show the line again."""
+        if self._is_own and self._work:
+            self._progress.start()
+
+    def _show_only(self, work: int) -> None:
+        for other in (*self._work, self._behind):
+            if other is not None:
+                self._progress.update(other, visible=other == work)
+
+    def close(self) -> None:
+        """Remove all work."""
+        for work in [*self._work]:
+            self.end(work)
+
+
+def display_for_terminal(*, stages: bool = True) -> Display:
+    """Return the display of a command: on a terminal a spinner or bar, elsewhere plain lines.
+
+    `stages` is whether plain lines tell the stages, too.
+    """
+    if sys.stderr is not None and sys.stderr.isatty():
+        return StatusBar()
+    return StatusLines(lambda text: print(text, file=sys.stderr, flush=True), stages=stages)
+
+
+def _new_progress() -> Any:
+    """Return rich's progress with a spinner and a text, and for counted work a bar and numbers."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        SpinnerColumn,
+        Task,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    class Counted(ProgressColumn):
+        """A column that stages, whose length is unknown, do not have."""
+
+        def __init__(self, column: ProgressColumn) -> None:
+            super().__init__()
+            self.column = column
+
+        def render(self, task: Task) -> Any:
+            return "" if task.total is None else self.column.render(task)
+
+    console = Console(stderr=True, highlight=False)
+    is_unicode = console.encoding.startswith("utf")
+    counted = map(Counted, (BarColumn(30), MofNCompleteColumn(), TimeRemainingColumn()))
+    return Progress(
+        SpinnerColumn("dots" if is_unicode else "line"),
+        TextColumn("{task.description}", markup=False),
+        *counted,
+        console=console,
+        transient=True,
+        redirect_stdout=False,  # rich would send the results of a pipe to the terminal
+    )

@@ -1,0 +1,34 @@
+"""What of a run can be checked before torch is imported, in a fraction of a second."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from adapterhub.backbones.early_checks import check_backbone_options
+from adapterhub.methods._described import check_spec
+from adapterhub.status import reading
+from adapterhub.tasks import parse_task
+from adapterhub.training.output_folder import check_output
+from adapterhub.training.processes import check_launcher, is_main
+from adapterhub.training.recipe import Recipe
+from adapterhub.training.run_data import RunData, read_data
+
+
+def check_run(recipe: Recipe, resume: bool) -> RunData:
+    """Check a recipe and its files, and return its data; write nothing and import no torch.
+
+    Args:
+        recipe: the recipe.
+        resume: whether the run in the output folder is to be continued.
+
+    Raises:
+        AdapterhubError: of any type; the cheapest checks come first.
+    """
+    check_launcher()
+    if is_main():
+        check_output(Path(recipe.output), resume)
+    check_spec(recipe.method)  # type: ignore[arg-type]
+    parse_task(recipe.task)
+    check_backbone_options(recipe.backbone, recipe.dtype, recipe.quantize)
+    with reading(str(recipe.data.train)):
+        return read_data(recipe)

@@ -1,0 +1,63 @@
+"""Checks of a backbone before any library is imported."""
+
+from __future__ import annotations
+
+import pytest
+
+from adapterhub.backbones.early_checks import (
+    DTYPE_NAMES,
+    QUANTIZATION_LIBRARIES,
+    check_backbone_options,
+    check_location,
+)
+from adapterhub.backbones.quantized import QUANTIZATIONS
+from adapterhub.backbones.weights import DTYPES
+from adapterhub.errors import BackboneError, ConfigError
+
+
+def test_the_names_are_those_of_loading():
+    assert set(DTYPE_NAMES) == DTYPES.keys()
+    assert {n: (s.library, s.extra) for n, s in QUANTIZATIONS.items()} == QUANTIZATION_LIBRARIES
+
+
+def test_folders_and_hub_ids_pass(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    check_backbone_options(str(tmp_path), "bf16", None)
+    check_backbone_options("sentence-transformers/all-MiniLM-L6-v2")
+    check_backbone_options("bert-base-uncased")
+
+
+@pytest.mark.parametrize("name", ["./nothing", "a/b/c", "/no/such", "a b"])
+def test_a_missing_folder_that_is_no_hub_id_is_refused(name):
+    with pytest.raises(BackboneError, match="no backbone"):
+        check_location(name)
+
+
+def test_a_file_and_a_folder_without_configuration_are_refused(tmp_path):
+    (tmp_path / "x.bin").write_text("")
+    with pytest.raises(BackboneError, match="is a file"):
+        check_backbone_options(str(tmp_path / "x.bin"))
+    with pytest.raises(BackboneError, match=r"no config\.json"):
+        check_backbone_options(str(tmp_path))
+
+
+def test_the_one_checkpoint_in_a_folder_is_suggested(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    with pytest.raises(BackboneError, match=r"--backbone .*model"):
+        check_backbone_options(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantize", "problem"),
+    [("fp8", None, "fp8"), (None, "nf5", "nf5")],
+)
+def test_unknown_precisions_are_refused(dtype, quantize, problem):
+    with pytest.raises(ConfigError, match=problem):
+        check_backbone_options("a/b", dtype, quantize)
+
+
+def test_a_missing_library_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"(?s)bitsandbytes.*adapterhub\[quantized\]"):
+        check_backbone_options("a/b", None, "nf4")

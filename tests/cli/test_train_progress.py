@@ -1,0 +1,61 @@
+"""`adapterhub train`: what it says from its first line to what to type next, and longer runs."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+# With a line per step, the last one of the short run is one of the long run, too.
+CONSTANT = ("train.schedule=constant", "train.warmup=2", "train.log_every=1")
+
+
+def test_stages_schedule_and_what_to_type_next_are_said(train, tmp_path):
+    code, out, err = train("train.epochs=2")
+    assert code == 0, err
+    told = [line for line in err.splitlines() if line.endswith(" ...")]
+    assert [line.split(" ")[0] for line in told] == ["reading", "loading", "loading", "encoding"]
+    assert re.search(r"^\d+ steps; learning rate up to 1\.0e-03 \(head 5\.0e-03\)", err, re.M)
+    assert re.search(r"ex/s \S+ tok/s", err)
+    assert re.search(r"^best +epoch \d of 2 \(accuracy \d\.\d{4}\)$", out, re.M)
+    assert f'next         adapterhub predict {tmp_path / "run"} "a text"' in out
+    assert f"adapterhub publish {tmp_path / 'run'}" in out
+
+
+def test_quiet_says_only_the_result(train):
+    code, out, err = train("--quiet", "train.epochs=1")
+    assert (code, err) == (0, "")
+    assert "accuracy" in out
+
+
+def test_a_run_is_lengthened_from_its_folder_alone(train, adapterhub, tmp_path):
+    """The whole adapter equals that of a run that was long from the start, to the bit."""
+    assert train(*CONSTANT, "train.epochs=4", output=tmp_path / "whole")[0] == 0
+    assert train(*CONSTANT, "train.epochs=2")[0] == 0
+    run = tmp_path / "run"
+    code, _, err = adapterhub("train", "--resume", "--output", run, "train.epochs=4")
+    assert code == 0, err
+    assert "resumed after step" in err
+    names = ("adapter/adapter.safetensors", "metrics.jsonl", "checkpoints/last/tensors.safetensors")
+    assert all((run / n).read_bytes() == (tmp_path / "whole" / n).read_bytes() for n in names)
+    recipes = [(f / "recipe.yaml").read_text() for f in (run, tmp_path / "whole")]
+    assert recipes[0].replace(str(run), "") == recipes[1].replace(str(tmp_path / "whole"), "")
+
+
+def test_a_schedule_that_has_decayed_is_not_lengthened(train, adapterhub, tmp_path):
+    assert train("train.epochs=2")[0] == 0
+    run = tmp_path / "run"
+    before = (run / "recipe.yaml").read_bytes()
+    code, _, err = adapterhub("train", "--resume", "--output", run, "train.epochs=4")
+    assert code == 2
+    assert "its linear schedule lowered the learning rate towards step" in err
+    assert "adapterhub merge" in err
+    assert (run / "recipe.yaml").read_bytes() == before
+
+
+@pytest.mark.parametrize("command", ["eval", "predict"])
+def test_bars_need_a_terminal(train, adapterhub, data, tmp_path, command):
+    assert train("--quiet", "train.epochs=1")[0] == 0
+    code, out, err = adapterhub(command, tmp_path / "run", "--data", data[1])
+    assert (code, err) == (0, "")
+    assert out

@@ -1,0 +1,42 @@
+"""The tensors of the native format; test_native.py has the rest of the format."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from adapterhub.files.manifest import BackboneRef, Manifest
+from adapterhub.files.tensors import checked_copies, is_same_tensor, parse_tensors, tensor_bytes
+from adapterhub.files.tensors import tensor_info as info_of
+
+BACKBONE = BackboneRef("a/b", None, "fp", "bert")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.bool])
+def test_tensors_return_from_their_bytes(dtype):
+    live = {"b": torch.ones(2, 3).to(dtype), "a": torch.zeros(1).to(dtype)}
+    manifest = Manifest(name="x", methods=({"lora": {}},), backbone=BACKBONE)
+    copies = checked_copies(manifest, live)
+    filled = Manifest(
+        name="x",
+        methods=manifest.methods,
+        backbone=BACKBONE,
+        tensors={name: info_of(tensor) for name, tensor in copies.items()},
+    )
+    tensors, problems = parse_tensors(filled, tensor_bytes(copies))
+    assert not problems
+    assert list(tensors) == ["a", "b"]
+    assert all(is_same_tensor(tensors[name], live[name]) for name in live)
+
+
+def test_equal_values_of_another_dtype_or_sign_of_zero_are_not_the_same():
+    zero = torch.zeros(2)
+    assert is_same_tensor(zero, zero.clone())
+    assert not is_same_tensor(zero, -zero)
+    assert not is_same_tensor(zero, zero.double())
+
+
+def test_a_tensor_that_the_manifest_lacks_is_a_problem():
+    manifest = Manifest(name="x", methods=({"lora": {}},), backbone=BACKBONE)
+    tensors, problems = parse_tensors(manifest, tensor_bytes({"a": torch.ones(1)}))
+    assert (tensors, problems) == ({}, ["'a': unexpected"])

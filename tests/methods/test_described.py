@@ -1,0 +1,82 @@
+"""The catalogue of methods that commands read without torch says what the classes say."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import catalogue
+import pytest
+
+from adapterhub.config.options import options_of
+from adapterhub.errors import ConfigError
+from adapterhub.methods import METHODS, _described
+from adapterhub.methods._described import (
+    DescribedMethod,
+    check_spec,
+    describe,
+    described_method,
+    described_methods,
+)
+from adapterhub.methods._spec import parse_methods
+from adapterhub.methods.lora import LoRA
+
+
+def test_the_catalogue_is_up_to_date():
+    current = {name: describe(method) for name, method in METHODS.items()}
+    written = {name: DescribedMethod(*facts) for name, facts in _described.CATALOGUE.items()}
+    assert written == current, "run: make catalogue"
+    assert len(current) > 20
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_described_method_has_the_options_of_its_class(name):
+    assert options_of(described_method(name).options) == options_of(METHODS[name])
+
+
+def test_the_written_catalogue_reads_back():
+    names: dict = {}
+    exec(catalogue.source(), names)
+    assert names["CATALOGUE"] == _described.CATALOGUE
+
+
+def test_a_method_in_a_file_that_the_catalogue_lacks_is_described_by_its_class(monkeypatch):
+    known = {name: facts for name, facts in _described.CATALOGUE.items() if facts[0] != "lora"}
+    monkeypatch.setattr(_described, "CATALOGUE", known)
+    assert described_methods()["lora"] == describe(LoRA)
+
+
+def test_a_method_of_the_caller_is_described_too(monkeypatch):
+    own = dataclasses.make_dataclass("Own", [("size", int, 3)], bases=(LoRA,), frozen=True)
+    monkeypatch.setitem(METHODS, "own", own)
+    check_spec("own(size=4)")
+    with pytest.raises(ConfigError, match="'four'"):
+        check_spec("own(size='four')")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "lore",
+        "lora(rnk=4)",
+        "lora(rank='four')",
+        "lora(",
+        {"lora": 3},
+        [],
+        ["lora", "x"],
+        3,
+        "chosen(names=3)",
+    ],
+)
+def test_an_invalid_spec_has_the_same_error_without_the_classes(spec):
+    with pytest.raises(ConfigError) as built:
+        parse_methods(spec)
+    with pytest.raises(ConfigError) as checked:
+        check_spec(spec)
+    assert str(checked.value) == str(built.value)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method_passes_the_check(name):
+    check_spec(name)
+    check_spec([name, {name: METHODS[name].example().options()}])
+    check_spec(METHODS[name].example())
