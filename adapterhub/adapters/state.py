@@ -466,8 +466,8 @@ def refuse_in_route(state: ModelState) -> None:
     """
     if state.open_route():
         raise AttachError(
-            "cannot attach, activate or detach adapters inside route(...)",
-            hint="leave the `with route(...)` block first",
+            "cannot attach, activate or detach adapters inside route(...) or disabled(...)",
+            hint="leave the `with` block first",
         )
 
 

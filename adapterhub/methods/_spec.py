@@ -2,6 +2,7 @@
 
 lora                         a name
 lora(rank=16)                a name with options
+lora(sites=[attn.q, attn.v]) lists need no quotes
 {lora: {rank: 16}}           the same as a mapping
 [prefix, lora(rank=4)]       several, composed
 """
@@ -12,9 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from adapterhub.config.options import from_dict, is_neutral, options_of, to_dict
-from adapterhub.config.spec import parse_calls, spec_error
-from adapterhub.errors import ConfigError, FileError
+from adapterhub.config.spec import call_text, parse_calls, spec_error
+from adapterhub.errors import ConfigError, FileError, unknown
 from adapterhub.methods._base import METHODS, Method, method_class
+from adapterhub.methods._other_names import METHOD_MEANINGS, methods_with, option_names
 
 EXAMPLES = "lora, lora(rank=16), {lora: {rank: 16}}, or a list of these"
 Spec = str | Method | Mapping[str, Any] | Sequence[Any]
@@ -46,12 +48,51 @@ def build_method(name: str, options: Mapping[str, Any]) -> Method:
     Raises:
         ConfigError: an unknown method or option, or an invalid value.
     """
-    cls = method_class(name)
+    cls = _class_of(name)
     if not isinstance(options, Mapping):
         raise ConfigError(
             f"options of {name} are {options!r}", expected="a mapping of option to value"
         )
-    return from_dict(cls, options, where=name)
+    names = option_names(cls)
+    return from_dict(cls, names.normal_form(options), where=name, suggest=names.suggest)
+
+
+def with_options(spec: Spec, options: Mapping[str, Any]) -> tuple[Method, ...]:
+    """Parse a spec of one method, and options for it: "lora", {"rank": 4}.
+
+    Raises:
+        ConfigError: several methods or a method object; otherwise as `parse_methods`.
+    """
+    methods = parse_methods(spec)
+    if not options:
+        return methods
+    words = ", ".join(f"{name}={value!r}" for name, value in options.items())
+    if len(methods) == 1 and not isinstance(spec, Method):
+        (method,) = methods
+        given = option_names(type(method)).normal_form(options)
+        return (build_method(method.name, to_dict(method) | given),)
+    names = ", ".join(method.name for method in methods)
+    having = [f"{name}: of {', '.join(methods_with(name)) or 'no method'}" for name in options]
+    raise ConfigError(
+        f"options ({words}) for {names}",
+        offenders=having,
+        expected="options beside the name of one method",
+        hint='attach(model, ["lora(rank=4)", "prefix(length=10)"]) for several, '
+        "or the options in the method object: LoRA(rank=4)",
+    )
+
+
+def method_text(method: Method) -> str:
+    """Write a method as a spec, with the options that differ from their defaults."""
+    values = to_dict(method)
+    defaults = to_dict({option.name: option.default for option in options_of(type(method))})
+    return call_text(method.name, {k: v for k, v in values.items() if v != defaults[k]})
+
+
+def _class_of(name: str) -> type[Method]:
+    if name not in METHODS and (meaning := METHOD_MEANINGS.get(name.lower().replace("_", "-"))):
+        raise unknown("method", name, sorted(METHODS), hint="adapterhub methods", meaning=meaning)
+    return method_class(name)
 
 
 def dump_methods(methods: Sequence[Method]) -> tuple[dict[str, Any], ...]:
