@@ -45,6 +45,8 @@ COMMANDS = {
     "combine": "Combine adapters into one: linear, TIES or DARE.",
     "import": "Import an adapter of another library, such as peft.",
     "export": "Export an adapter to peft, or check that it can be exported.",
+    "recipe": "Print a recipe with every option, each with a comment.",
+    "options": "List the options of recipes, methods and tasks.",
     "methods": "List the methods, or show the options of one.",
     "tasks": "List the tasks, or show the options of one.",
     "inspect": "Show the sites of a backbone and the methods that fit it.",

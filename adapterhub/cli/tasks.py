@@ -6,7 +6,8 @@ from dataclasses import asdict
 
 import click
 
-from adapterhub.cli._format import PlainTable, options_table, print_json, print_table, say_text
+from adapterhub.cli._format import PlainTable, print_json, print_table
+from adapterhub.cli._options_text import print_options
 from adapterhub.config.options import options_of
 
 
@@ -25,8 +26,7 @@ def command(name: str | None, as_json: bool) -> None:
         }
         print_json(described, indent=2)
     elif name:
-        say_text(f"{name}: {chosen[name].summary}\n")
-        print_table(options_table(chosen[name]))
+        print_options(options_of(chosen[name]), f"{name}: {chosen[name].summary}")
     else:
         table = PlainTable("task", "description")
         for key, task in chosen.items():

@@ -33,7 +33,7 @@ def parse_methods(spec: Spec) -> tuple[Method, ...]:
         return (spec,)
     if isinstance(spec, str):
         return _parse_text(spec)
-    if isinstance(spec, Mapping):
+    if isinstance(spec, Mapping) and spec:
         return tuple(build_method(name, options or {}) for name, options in spec.items())
     if isinstance(spec, Sequence):
         methods = tuple(method for item in spec for method in parse_methods(item))

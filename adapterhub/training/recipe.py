@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from adapterhub.training.options import TrainOptions
 from adapterhub.training.other_names import ALIASES, MEANINGS
 
 SPECS = ("method", "task")
+REQUIRED = ("backbone", "data.train", "output")
 DATA_SOURCES = ("train", "eval", "train_target", "eval_target")  # paths in `data`, of one machine
 
 
@@ -69,12 +71,7 @@ def read(
             required option is missing.
     """
     recipe = read_draft(path, overrides, flags)
-    required = {
-        "backbone": recipe.backbone,
-        "data.train": recipe.data.train,
-        "output": recipe.output,
-    }
-    if missing := [name for name, value in required.items() if not value]:
+    if missing := [name for name in REQUIRED if not attrgetter(name)(recipe)]:
         raise ConfigError(
             "the recipe is incomplete",
             offenders=[f"{name} is missing" for name in missing],
