@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from adapterhub.registry.sign import sign as sign
     from adapterhub.registry.verify import verify as verify
     from adapterhub.registry.yank import yank as yank
+    from adapterhub.training.trainer_callback import TrainerCallback as TrainerCallback
 
     Listing = PublicationInfo
 
@@ -78,6 +79,7 @@ _LAZY = {
     "Average": "hooks.composition",
     "Listing": "registry.publication:PublicationInfo",
     "Adapter": "adapters.adapter",
+    "TrainerCallback": "training.trainer_callback",
     "activate": "adapters.activate",
     "adapters": "adapters.attached",
     "anatomy_of": "anatomy",
