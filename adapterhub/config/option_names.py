@@ -1,6 +1,6 @@
 """Other names of options: those that are accepted, and those that only have a suggestion.
 
-One rule for recipes and methods. An option is written under its own name, at its own place. Besides:
+One rule for recipes and methods: an option is written under its own name, at its own place. Also:
 
 - an alias (`lr`) is accepted at the place of its option and above it: `train.lr`, `lr`;
 - above its group, an option that only one group has is accepted: `epochs` is `train.epochs`;

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import yaml
@@ -83,7 +84,7 @@ def _parse_call(text: str, error: ConfigError) -> tuple[str, dict[str, Any]]:
 def _split(text: str, error: ConfigError) -> list[str]:
     """Split at the commas outside of brackets and quotes; a last comma is allowed."""
     commas = [-1, *_commas(text, error), len(text)]
-    items = [text[a + 1 : b] for a, b in zip(commas, commas[1:], strict=False)]
+    items = [text[a + 1 : b] for a, b in pairwise(commas)]
     if len(items) > 1 and not items[-1].strip():
         items.pop()
     return items

@@ -40,9 +40,7 @@ def write_schema(folder: Path) -> None:
 
 def _spec_schema(classes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema of a spec: a name, a call as text, or {name: options}."""
-    names = [
-        {"const": name, "description": cls.summary} for name, cls in sorted(classes.items())
-    ]
+    names = [{"const": name, "description": cls.summary} for name, cls in sorted(classes.items())]
     options = {
         name: {"description": cls.summary, **_or_null(options_schema(cls))}
         for name, cls in sorted(classes.items())

@@ -43,9 +43,7 @@ def commented_recipe(recipe: Recipe) -> str:
     return SCHEMA_LINE + "".join(f"{line}\n" for line in lines)
 
 
-def _specs(
-    classes: Mapping[str, Any], specs: list[tuple[str, dict[str, Any]]]
-) -> Iterator[str]:
+def _specs(classes: Mapping[str, Any], specs: list[tuple[str, dict[str, Any]]]) -> Iterator[str]:
     """Yield the lines of {name: options}; of a list of these if a name occurs twice."""
     twice = len(dict(specs)) < len(specs)
     for name, options in specs:

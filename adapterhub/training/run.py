@@ -43,7 +43,8 @@ def run(recipe: Recipe, reporter: Reporter, *, resume: bool = False) -> RunOutco
     """Train, evaluate and save.
 
     The output folder gets `adapter/` (the files to publish), `recipe.yaml` with its schema for
-    editors, `metrics.jsonl`, `timings.jsonl` and `checkpoints/`. With several processes, the first one writes them.
+    editors, `metrics.jsonl`, `timings.jsonl` and `checkpoints/`. With several processes, the first
+    one writes them.
 
     Args:
         recipe: the recipe.

@@ -35,6 +35,12 @@ class TrainerCallback(TransformersCallback):
     ) -> None:
         """Refuse a model without adapters before it trains.
 
+        Args:
+            args: the arguments of the Trainer.
+            state: its state.
+            control: not used.
+            kwargs: what else it passes; the model.
+
         Raises:
             TrainingError: no adapter is attached.
         """
@@ -47,7 +53,14 @@ class TrainerCallback(TransformersCallback):
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Save the adapters into the checkpoint that was just written."""
+        """Save the adapters into the checkpoint that was just written.
+
+        Args:
+            args: the arguments of the Trainer.
+            state: its state.
+            control: not used.
+            kwargs: what else it passes; the model.
+        """
         checkpoint = Path(str(args.output_dir), f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
         if checkpoint.is_dir():
             _save(kwargs["model"], checkpoint, state)
@@ -57,7 +70,14 @@ class TrainerCallback(TransformersCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Save the trained adapters."""
+        """Save the trained adapters.
+
+        Args:
+            args: the arguments of the Trainer.
+            state: its state.
+            control: not used.
+            kwargs: what else it passes; the model.
+        """
         _save(kwargs["model"], Path(str(args.output_dir)), state)
 
 

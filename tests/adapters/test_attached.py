@@ -38,9 +38,11 @@ def test_inside_the_model_is_the_bare_backbone_and_afterwards_as_before(method, 
     model.eval()
     adapted = logits(model)
     assert not torch.equal(adapted, bare)
-    with pytest.raises(ZeroDivisionError), disabled(model):
+    with disabled(model):
         assert torch.equal(logits(model), bare)
         assert not adapter.active
+    assert torch.equal(logits(model), adapted)
+    with pytest.raises(ZeroDivisionError), disabled(model):
         raise ZeroDivisionError
     assert torch.equal(logits(model), adapted)
     assert adapter.active
@@ -146,5 +148,7 @@ def test_the_text_of_an_adapter(model):
     )
     assert str(a).startswith("<Adapter 'a': lora on Bert")
     assert not str(a).endswith("active>")
-    c = ah.attach(tiny_models.model("bert", "features"), ["lora(rank=2)", "prefix"], name="two words")
+    c = ah.attach(
+        tiny_models.model("bert", "features"), ["lora(rank=2)", "prefix"], name="two words"
+    )
     assert repr(c).startswith("<Adapter 'two words': lora(rank=2) + prefix on BertModel, ")

@@ -41,7 +41,9 @@ VERBS = {
 @pytest.mark.parametrize("kind", ["peft", "wrapper"])
 def test_every_function_refuses_a_wrapped_model(verb, kind):
     model = tiny_models.model("bert")
-    wrapped = nn.DataParallel(model) if kind == "wrapper" else peft.get_peft_model(model, PEFT["lora"])
+    wrapped = (
+        nn.DataParallel(model) if kind == "wrapper" else peft.get_peft_model(model, PEFT["lora"])
+    )
     with pytest.raises(AttachError, match="is not a model of transformers") as error:
         VERBS[verb](wrapped)
     assert ("model.module" if kind == "wrapper" else "model = model.unload()") in error.value.hint
@@ -66,7 +68,10 @@ def test_a_model_with_adapters_of_peft_in_its_layers_is_refused():
     """Its outputs would be the adapter's and theirs, and its files would not say so."""
     own = tiny_models.model("bert")
     own.add_adapter(PEFT["lora"])  # transformers' integration of peft
-    for model in (own, peft.get_peft_model(tiny_models.model("bert"), PEFT["lora"]).base_model.model):
+    for model in (
+        own,
+        peft.get_peft_model(tiny_models.model("bert"), PEFT["lora"]).base_model.model,
+    ):
         assert library_inside(model) == "peft"
         with pytest.raises(AttachError, match="adapters of the library peft in its layers"):
             ah.attach(model, "lora")

@@ -35,7 +35,10 @@ def parse(text: str) -> list[tuple[str, dict[str, Any]]]:
             [("lora", {"sites": ["attn.q", "encoder.0.attn.v"], "rank": 8})],
         ),
         ("lora(ranks={attn.q: 4, attn.v: 8})", [("lora", {"ranks": {"attn.q": 4, "attn.v": 8}})]),
-        ("a(layers=top 4), b(layers=0..3)", [("a", {"layers": "top 4"}), ("b", {"layers": "0..3"})]),
+        (
+            "a(layers=top 4), b(layers=0..3)",
+            [("a", {"layers": "top 4"}), ("b", {"layers": "0..3"})],
+        ),
         ("a(b=[true, null, 1e-3, x])", [("a", {"b": [True, None, 1e-3, "x"]})]),
         ("a(b='(x', c=\"]\"), d", [("a", {"b": "(x", "c": "]"}), ("d", {})]),
         ("a(b='it\\'s, x'),", [("a", {"b": "it's, x"})]),
@@ -99,11 +102,14 @@ scalars = (
     | st.sampled_from(["attn.q", "encoder.0.attn.v", "top 4", "0..3", "no", "*.bias", "1_0", "..."])
 )
 values = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
 )
 
 
-@given(st.lists(st.tuples(names, st.dictionaries(names, values, max_size=3)), min_size=1, max_size=3))
+@given(
+    st.lists(st.tuples(names, st.dictionaries(names, values, max_size=3)), min_size=1, max_size=3)
+)
 def test_every_call_that_is_written_is_read_back(calls: list[tuple[str, dict[str, Any]]]) -> None:
     text = ", ".join(call_text(name, options) for name, options in calls)
     if len(text) <= MAX_CHARACTERS:

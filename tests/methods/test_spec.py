@@ -24,13 +24,13 @@ EVERY_METHOD = pytest.mark.parametrize("name", sorted(METHODS))
     ("text", "same"),
     [
         ("lora(sites=[attn.q])", {"lora": {"sites": ["attn.q"]}}),
-        ("lora(sites=[attn.q, attn.v], rank=8)", {"lora": {"sites": ["attn.q", "attn.v"], "rank": 8}}),
+        ("lora(sites=[attn.q, attn.v], rank=8)", "lora(rank=8, sites=['attn.q', 'attn.v'])"),
         ("lora(ranks={encoder.0.attn.q: 4})", {"lora": {"ranks": {"encoder.0.attn.q": 4}}}),
         ("lora(layers=top 1)", {"lora": {"layers": "top 1"}}),
         ("lora(layers=0..1)", {"lora": {"layers": "0..1"}}),
-        ("lora(r=4, lora_alpha=8, lora_dropout=0.1)", {"lora": {"rank": 4, "alpha": 8, "dropout": 0.1}}),
+        ("lora(r=4, lora_alpha=8, lora_dropout=0.1)", "lora(rank=4, alpha=8, dropout=0.1)"),
         ("prefix(num_virtual_tokens=4)", {"prefix": {"length": 4}}),
-        ("pfeiffer(bottleneck_size=4, non_linearity=gelu)", {"pfeiffer": {"size": 4, "activation": "gelu"}}),
+        ("pfeiffer(bottleneck_size=4, non_linearity=gelu)", "pfeiffer(size=4, activation=gelu)"),
     ],
 )  # fmt: skip
 def test_a_spec_without_quotes_and_with_other_names(text, same):
@@ -81,7 +81,9 @@ def test_a_wrong_name_says_what_to_type(spec, expected):
 
 def test_options_beside_the_name_of_one_method():
     assert with_options("lora", {"rank": 4}) == parse_methods("lora(rank=4)")
-    assert with_options("lora(rank=4)", {"r": 2, "alpha": 8}) == parse_methods("lora(rank=2, alpha=8)")
+    assert with_options("lora(rank=4)", {"r": 2, "alpha": 8}) == parse_methods(
+        "lora(rank=2, alpha=8)"
+    )
     assert with_options(ah.LoRA(rank=4), {}) == (ah.LoRA(rank=4),)
     for spec in (["lora", "prefix"], ah.LoRA()):
         with pytest.raises(ConfigError, match="options") as error:

@@ -126,7 +126,9 @@ def test_an_option_that_is_given_twice_is_refused_and_a_later_layer_wins() -> No
     assert read(None, ["lr=1"], flags).train.learning_rate == 1.0
 
 
-@pytest.mark.parametrize("text", ["train: null\nlr: 1\n", "lr: 1\ntrain: 3\n", "1: 2\n", "data: {2: 1}\n"])
+@pytest.mark.parametrize(
+    "text", ["train: null\nlr: 1\n", "lr: 1\ntrain: 3\n", "1: 2\n", "data: {2: 1}\n"]
+)
 def test_data_of_other_shapes_is_a_config_error(text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         read(recipe(text, tmp_path), flags=REQUIRED)

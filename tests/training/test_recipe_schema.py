@@ -90,10 +90,14 @@ def test_what_it_refuses_train_refuses_too(data: dict[str, Any]) -> None:
     from adapterhub.tasks import parse_task
 
     assert not fits(data)
-    with pytest.raises(ConfigError):
+
+    def parse() -> None:
         recipe = read_draft(flags=data)
         parse_methods(recipe.method)  # type: ignore[arg-type]
         parse_task(recipe.task)
+
+    with pytest.raises(ConfigError):
+        parse()
 
 
 def test_editors_show_help_texts_and_defaults() -> None:

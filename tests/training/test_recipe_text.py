@@ -72,10 +72,12 @@ def test_each_option_has_its_help_text_values_and_default() -> None:
     text = commented_recipe(read_draft(None, ["train.epochs=7"]))
     assert "  # passes over the training data\n  #   int, default 3\n  epochs: 7\n" in text
     assert "# a Hub id or a folder\n#   str, required\nbackbone: ''\n" in text
-    assert "  # lora: low-rank updates of projections; its learning rate is 0.001\n  lora:\n" in text
+    assert (
+        "  # lora: low-rank updates of projections; its learning rate is 0.001\n  lora:\n" in text
+    )
 
 
 def test_an_invalid_spec_is_an_error() -> None:
     for flags in ({"method": "lroa"}, {"task": "clasification"}, {"method": "lora(rnak=3)"}):
-        with pytest.raises(ConfigError, match="did you mean|invalid option"):
+        with pytest.raises(ConfigError, match=r"did you mean|invalid option"):
             commented_recipe(read_draft(flags=flags))

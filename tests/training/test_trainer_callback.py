@@ -1,4 +1,4 @@
-"""transformers' Trainer with `TrainerCallback`: adapters beside checkpoints, at the end, resumed."""
+"""transformers' Trainer with `TrainerCallback`: adapters beside checkpoints and at the end."""
 
 from __future__ import annotations
 
