@@ -21,7 +21,7 @@ def remedy(thing: object) -> str:
         return f"attach(model, {thing!r})" if name in METHODS else _LOAD.format(repr(thing))
     if isinstance(thing, PreTrainedTokenizerBase):
         return "attach(model, METHOD, tokenizer=tokenizer)"
-    if _is_of("peft", thing) and isinstance(thing, nn.Module):
+    if _defined_in("peft", type(thing)) and isinstance(thing, nn.Module):
         return _without_peft(thing) + _CONVERTED
     if path := _path_of_model(thing):
         return f"use the model inside: model.{path}; attach first, then wrap"
@@ -30,8 +30,9 @@ def remedy(thing: object) -> str:
 
 def library_inside(model: nn.Module) -> str | None:
     """Return the library that has put its own adapters into the layers of a model, or None."""
+    kinds = {type(module) for module in model.modules()}
     libraries = ("peft", "adapters")
-    return next((lib for lib in libraries if any(_is_of(lib, m) for m in model.modules())), None)
+    return next((lib for lib in libraries if any(_defined_in(lib, k) for k in kinds)), None)
 
 
 def remedy_inside(library: str) -> str:
@@ -41,15 +42,15 @@ def remedy_inside(library: str) -> str:
 
 
 def _without_peft(model: Any) -> str:
-    if _is_of("peft", model.base_model):
+    if _defined_in("peft", type(model.base_model)):
         return "unwrap it, without its adapters: model = model.unload()"
     if library_inside(model.get_base_model()):  # a task head that it has wrapped
         return _AGAIN
     return "unwrap it, without its adapters: model = model.get_base_model()"
 
 
-def _is_of(library: str, thing: object) -> bool:
-    return any(cls.__module__.partition(".")[0] == library for cls in type(thing).__mro__)
+def _defined_in(library: str, kind: type) -> bool:
+    return any(cls.__module__.partition(".")[0] == library for cls in kind.__mro__)
 
 
 def _path_of_model(thing: Any) -> str | None:

@@ -65,7 +65,9 @@ def spec_error(spec: object, kind: str, examples: str) -> ConfigError:
     Returns:
         The error, for the caller to raise.
     """
-    return ConfigError(f"invalid {kind} spec {repr(spec)[:200]}", expected=examples)
+    cut = isinstance(spec, str) and spec.count("(") > spec.count(")")  # at a comma of a YAML list
+    hint = 'quotes around each: ["lora(rank=4, alpha=8)", "prefix"]' if cut else ""
+    return ConfigError(f"invalid {kind} spec {repr(spec)[:200]}", expected=examples, hint=hint)
 
 
 def _parse_call(text: str, error: ConfigError) -> tuple[str, dict[str, Any]]:

@@ -6,8 +6,11 @@ that has the option. The other names are refused, and the error prints what to t
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
 from adapterhub.config.option_names import OptionNames
-from adapterhub.methods._base import METHODS, Method
+from adapterhub.methods._base import METHODS
 
 ALIASES = {
     "r": "rank",
@@ -90,7 +93,8 @@ METHOD_MEANINGS = {
 }
 
 
-def option_names(cls: type[Method]) -> OptionNames:
+@lru_cache(maxsize=256)
+def option_names(cls: type[Any]) -> OptionNames:
     """Return the names of a method's options, with those of other libraries."""
     own = OptionNames(cls, {}, {})
     sites = ", ".join(getattr(cls, "sites", ()))

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from adapterhub.training.other_names import ALIASES, MEANINGS
 from adapterhub.training.recipe import NAMES, read_draft
+
+
+def test_the_page_has_every_alias() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "options.md").read_text(encoding="utf-8")
+    table = page.partition("<!-- aliases:")[2].partition("<!-- /aliases")[0]
+    listed = {
+        name: path
+        for names, path in re.findall(r"^\| (.*) \| `([\w.]+)` \|$", table, re.MULTILINE)
+        for name in re.findall(r"\w+", names)
+    }
+    assert listed == ALIASES
 
 
 def test_the_tables_do_not_overlap() -> None:

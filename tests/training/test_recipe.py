@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from adapterhub.errors import ConfigError
+from adapterhub.methods._spec import parse_methods
 from adapterhub.training.other_names import ALIASES, MEANINGS
 from adapterhub.training.recipe import NAMES, Recipe, read
 
@@ -136,3 +137,16 @@ def test_data_of_other_shapes_is_a_config_error(text: str, tmp_path: Path) -> No
 
 def test_an_empty_group_is_read() -> None:
     assert read(None, ["train={}", "lr=1"], REQUIRED).train.learning_rate == 1.0
+
+
+def test_specs_need_no_quotes_inside_of_lists_and_words(tmp_path: Path) -> None:
+    spec = "lora(rank=4, sites=[attn.q, attn.v])"
+    same = parse_methods(spec)
+    for words in ([f"method={spec}"], [f"method=[{spec}]"]):
+        assert parse_methods(read(None, words, REQUIRED).method) == same  # type: ignore[arg-type]
+    path = recipe(f"method: {spec}\n", tmp_path)
+    assert parse_methods(read(path, flags=REQUIRED).method) == same  # type: ignore[arg-type]
+    path = recipe("method: [lora(rank=4, alpha=8), prefix]\n", tmp_path)
+    with pytest.raises(ConfigError, match="invalid method spec") as error:
+        parse_methods(read(path, flags=REQUIRED).method)  # type: ignore[arg-type]
+    assert error.value.hint.startswith("quotes around each")
