@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 from torch import Tensor
 
 from adapterhub.anatomy.sites import Anatomy, Site
-from adapterhub.errors import unknown
+from adapterhub.methods._other_names import unknown_method
 from adapterhub.methods._site_module import SiteModule
 
 Start = Literal["identity", "near-identity", "paper"]
@@ -186,5 +186,5 @@ def method_class(name: str) -> type[Method]:
         ConfigError: no such method; the error suggests the nearest and lists all.
     """
     if name not in METHODS:
-        raise unknown("method", name, sorted(METHODS), hint="adapterhub methods")
+        raise unknown_method(name, METHODS)
     return METHODS[name]

@@ -6,11 +6,15 @@ that has the option. The other names are refused, and the error prints what to t
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from adapterhub.config.option_names import OptionNames
-from adapterhub.methods._base import METHODS
+from adapterhub.config.options import from_dict
+from adapterhub.errors import ConfigError, unknown
+
+T = TypeVar("T")
 
 ALIASES = {
     "r": "rank",
@@ -107,6 +111,23 @@ def option_names(cls: type[Any]) -> OptionNames:
     return OptionNames(cls, aliases, meanings)
 
 
-def methods_with(option: str) -> list[str]:
-    """List the methods that have an option, under this name or an alias."""
-    return sorted(name for name, cls in METHODS.items() if option_names(cls).own_name(option))
+def read_method_options(cls: type[T], name: str, options: Mapping[str, Any]) -> T:
+    """Build a dataclass of a method's options; names of other libraries are accepted.
+
+    Args:
+        cls: the method, or another dataclass with its options.
+        name: the name of the method, for the error.
+        options: plain data.
+
+    Raises:
+        ConfigError: unknown options, with what to type instead, or invalid values.
+    """
+    kind: type[Any] = cls
+    names = option_names(kind)
+    return from_dict(cls, names.normal_form(options), where=name, suggest=names.suggest)
+
+
+def unknown_method(name: str, methods: Iterable[str]) -> ConfigError:
+    """Build the error for an unknown method: what the name means, or the nearest."""
+    meaning = METHOD_MEANINGS.get(name.lower().replace("_", "-"), "")
+    return unknown("method", name, sorted(methods), hint="adapterhub methods", meaning=meaning)

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from adapterhub.config.options import from_dict, is_neutral, options_of, to_dict
+from adapterhub.config.options import is_neutral, options_of, to_dict
 from adapterhub.config.spec import call_text, parse_calls, spec_error
-from adapterhub.errors import ConfigError, FileError, unknown
+from adapterhub.errors import ConfigError, FileError
 from adapterhub.methods._base import METHODS, Method, method_class
-from adapterhub.methods._other_names import METHOD_MEANINGS, methods_with, option_names
+from adapterhub.methods._other_names import option_names, read_method_options
 
 EXAMPLES = "lora, lora(rank=16), {lora: {rank: 16}}, or a list of these"
 Spec = str | Method | Mapping[str, Any] | Sequence[Any]
@@ -48,13 +48,12 @@ def build_method(name: str, options: Mapping[str, Any]) -> Method:
     Raises:
         ConfigError: an unknown method or option, or an invalid value.
     """
-    cls = _class_of(name)
+    cls = method_class(name)
     if not isinstance(options, Mapping):
         raise ConfigError(
             f"options of {name} are {options!r}", expected="a mapping of option to value"
         )
-    names = option_names(cls)
-    return from_dict(cls, names.normal_form(options), where=name, suggest=names.suggest)
+    return read_method_options(cls, name, options)
 
 
 def with_options(spec: Spec, options: Mapping[str, Any]) -> tuple[Method, ...]:
@@ -72,7 +71,7 @@ def with_options(spec: Spec, options: Mapping[str, Any]) -> tuple[Method, ...]:
         given = option_names(type(method)).normal_form(options)
         return (build_method(method.name, to_dict(method) | given),)
     names = ", ".join(method.name for method in methods)
-    having = [f"{name}: of {', '.join(methods_with(name)) or 'no method'}" for name in options]
+    having = [f"{name}: of {', '.join(_methods_with(name)) or 'no method'}" for name in options]
     raise ConfigError(
         f"options ({words}) for {names}",
         offenders=having,
@@ -87,12 +86,6 @@ def method_text(method: Method) -> str:
     values = to_dict(method)
     defaults = to_dict({option.name: option.default for option in options_of(type(method))})
     return call_text(method.name, {k: v for k, v in values.items() if v != defaults[k]})
-
-
-def _class_of(name: str) -> type[Method]:
-    if name not in METHODS and (meaning := METHOD_MEANINGS.get(name.lower().replace("_", "-"))):
-        raise unknown("method", name, sorted(METHODS), hint="adapterhub methods", meaning=meaning)
-    return method_class(name)
 
 
 def dump_methods(methods: Sequence[Method]) -> tuple[dict[str, Any], ...]:
@@ -138,6 +131,11 @@ def _missing(name: str, options: Mapping[str, Any]) -> Iterator[str]:
     for option, value in options.items():
         if option not in option_names and not is_neutral(value):
             yield f"the option {option!r} of {name}"
+
+
+def _methods_with(option: str) -> list[str]:
+    """List the methods that have an option, under this name or an alias."""
+    return sorted(name for name, cls in METHODS.items() if option_names(cls).own_name(option))
 
 
 def _option_names(name: str) -> set[str]:
