@@ -6,7 +6,7 @@ that has the option. The other names are refused, and the error prints what to t
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -122,7 +122,7 @@ def read_method_options(cls: type[T], name: str, options: Mapping[str, Any]) -> 
     Raises:
         ConfigError: unknown options, with what to type instead, or invalid values.
     """
-    kind: Hashable = cls
+    kind: Any = cls  # mypy does not take a type variable for hashable
     names = option_names(kind)
     return from_dict(cls, names.normal_form(options), where=name, suggest=names.suggest)
 
