@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from adapterhub.adapters.adapter import Adapter as Adapter
     from adapterhub.adapters.attach import attach as attach
     from adapterhub.adapters.attach import detach as detach
+    from adapterhub.adapters.attached import adapters as adapters
+    from adapterhub.adapters.attached import disabled as disabled
     from adapterhub.adapters.route import route as route
     from adapterhub.anatomy.build import anatomy_of as anatomy_of
     from adapterhub.backbones.fingerprint import fingerprint as fingerprint
@@ -31,6 +33,32 @@ if TYPE_CHECKING:
     from adapterhub.merging.merge import merge as merge
     from adapterhub.merging.merge import unmerge as unmerge
     from adapterhub.methods._base import METHODS as METHODS
+    from adapterhub.methods.adapterfusion import AdapterFusion as AdapterFusion
+    from adapterhub.methods.bitfit import BitFit as BitFit
+    from adapterhub.methods.bottleneck import Houlsby as Houlsby
+    from adapterhub.methods.bottleneck import Parallel as Parallel
+    from adapterhub.methods.bottleneck import Pfeiffer as Pfeiffer
+    from adapterhub.methods.bottleneck import ScaledParallel as ScaledParallel
+    from adapterhub.methods.compacter import Compacter as Compacter
+    from adapterhub.methods.dora import DoRA as DoRA
+    from adapterhub.methods.freeze import Freeze as Freeze
+    from adapterhub.methods.full import Full as Full
+    from adapterhub.methods.head import Head as Head
+    from adapterhub.methods.ia3 import IA3 as IA3
+    from adapterhub.methods.lora import LoRA as LoRA
+    from adapterhub.methods.lora_plus import LoRAPlus as LoRAPlus
+    from adapterhub.methods.mam import Mam as Mam
+    from adapterhub.methods.norms import Norms as Norms
+    from adapterhub.methods.p_tuning import PTuning as PTuning
+    from adapterhub.methods.pissa import PiSSA as PiSSA
+    from adapterhub.methods.prefix import Prefix as Prefix
+    from adapterhub.methods.prompt import Prompt as Prompt
+    from adapterhub.methods.rslora import RsLoRA as RsLoRA
+    from adapterhub.methods.scalar_mix import ScalarMix as ScalarMix
+    from adapterhub.methods.selected_parameters import SelectedParameters as SelectedParameters
+    from adapterhub.methods.staged import Staged as Staged
+    from adapterhub.methods.unfreeze import Unfreeze as Unfreeze
+    from adapterhub.methods.unipelt import UniPELT as UniPELT
     from adapterhub.registry.load import load as load
     from adapterhub.registry.publication import PublicationInfo
     from adapterhub.registry.publish import publish as publish
@@ -40,6 +68,7 @@ if TYPE_CHECKING:
     from adapterhub.registry.sign import sign as sign
     from adapterhub.registry.verify import verify as verify
     from adapterhub.registry.yank import yank as yank
+    from adapterhub.training.trainer_callback import TrainerCallback as TrainerCallback
 
     Listing = PublicationInfo
 
@@ -50,11 +79,14 @@ _LAZY = {
     "Average": "hooks.composition",
     "Listing": "registry.publication:PublicationInfo",
     "Adapter": "adapters.adapter",
+    "TrainerCallback": "training.trainer_callback",
     "activate": "adapters.activate",
+    "adapters": "adapters.attached",
     "anatomy_of": "anatomy",
     "attach": "adapters.attach",
     "combine": "merging.combine",
     "detach": "adapters.attach",
+    "disabled": "adapters.attached",
     "fingerprint": "backbones.fingerprint",
     "load": "registry.load",
     "load_backbone": "backbones.load",
@@ -70,6 +102,36 @@ _LAZY = {
     "route": "adapters.route",
 }
 
+# The classes of the methods, as objects with options: LoRA(rank=16).
+_LAZY |= {
+    "AdapterFusion": "methods.adapterfusion",
+    "BitFit": "methods.bitfit",
+    "Compacter": "methods.compacter",
+    "DoRA": "methods.dora",
+    "Freeze": "methods.freeze",
+    "Full": "methods.full",
+    "Head": "methods.head",
+    "Houlsby": "methods.bottleneck",
+    "IA3": "methods.ia3",
+    "LoRA": "methods.lora",
+    "LoRAPlus": "methods.lora_plus",
+    "Mam": "methods.mam",
+    "Norms": "methods.norms",
+    "PTuning": "methods.p_tuning",
+    "Parallel": "methods.bottleneck",
+    "Pfeiffer": "methods.bottleneck",
+    "PiSSA": "methods.pissa",
+    "Prefix": "methods.prefix",
+    "Prompt": "methods.prompt",
+    "RsLoRA": "methods.rslora",
+    "ScalarMix": "methods.scalar_mix",
+    "ScaledParallel": "methods.bottleneck",
+    "SelectedParameters": "methods.selected_parameters",
+    "Staged": "methods.staged",
+    "Unfreeze": "methods.unfreeze",
+    "UniPELT": "methods.unipelt",
+}
+
 __all__ = ["AdapterhubError", "__version__", *_LAZY]
 
 
@@ -77,7 +139,9 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, attribute = _LAZY[name].partition(":")
-    return getattr(importlib.import_module(f"{__name__}.{module}"), attribute or name)
+    imported = importlib.import_module(f"{__name__}.{module}")
+    # Importing the folder `adapters` binds it here: it is called like the function.
+    return globals().get(name) or getattr(imported, attribute or name)
 
 
 def __dir__() -> list[str]:

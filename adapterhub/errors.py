@@ -156,7 +156,13 @@ def _cut(line: str) -> str:
 
 
 def unknown(
-    kind: str, value: str, choices: Iterable[str], *, expected: str = "", hint: str = ""
+    kind: str,
+    value: str,
+    choices: Iterable[str],
+    *,
+    expected: str = "",
+    hint: str = "",
+    meaning: str = "",
 ) -> ConfigError:
     """Build the error for a name that is not among the choices.
 
@@ -166,13 +172,14 @@ def unknown(
         choices: the valid names; the error suggests the nearest.
         expected: printed instead of the list of all choices.
         hint: what to try next.
+        meaning: what the name means, if that is known; printed instead of the nearest.
 
     Returns:
         The error, for the caller to raise.
     """
     names = list(choices)
     return ConfigError(
-        f"unknown {kind} {value!r}{did_you_mean(value, names)}",
+        f"unknown {kind} {value!r}{f': {meaning}' if meaning else did_you_mean(value, names)}",
         expected=expected or f"one of {', '.join(names)}",
         hint=hint,
     )
@@ -180,8 +187,23 @@ def unknown(
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Suggest the choices nearest to `word`: "; did you mean 'x'?", or "" if none is near."""
-    near = difflib.get_close_matches(word, sorted(choices), n=3, cutoff=0.6)
+    near = nearest(word, choices)
     return f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+
+
+def nearest(word: str, choices: Iterable[str]) -> list[str]:
+    """List the choices that are spelled like `word`; case, hyphens and underscores are equal."""
+    by_spelling: dict[str, list[str]] = {}
+    for choice in sorted(choices):
+        by_spelling.setdefault(_spelling(choice), []).append(choice)
+    near = difflib.get_close_matches(_spelling(word), by_spelling, n=3, cutoff=0.6)
+    if near and near[0] == _spelling(word):
+        near = near[:1]
+    return [choice for spelling in near for choice in by_spelling[spelling]]
+
+
+def _spelling(name: str) -> str:
+    return name.casefold().replace("_", "-")
 
 
 def read_problem(path: Path, error: OSError) -> str:

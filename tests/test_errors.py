@@ -16,6 +16,7 @@ from adapterhub.errors import (
     AdapterhubError,
     ConfigError,
     did_you_mean,
+    nearest,
     printable,
     read_problem,
     unknown,
@@ -73,3 +74,15 @@ def test_read_problem_suggests_the_nearest_file(tmp_path: Path) -> None:
 def test_read_problem_gives_the_systems_reason() -> None:
     error = PermissionError(errno.EACCES, "Permission denied")
     assert read_problem(Path("a.csv"), error) == "cannot read a.csv: Permission denied"
+
+
+def test_names_that_differ_in_case_hyphens_and_underscores_are_near():
+    assert nearest("LoRA", ["lora", "dora", "rslora"]) == ["lora"]
+    assert nearest("scaled_parallel", ["scaled-parallel", "parallel"]) == ["scaled-parallel"]
+    assert nearest("Text", ["text", "TEXT", "label"]) == ["TEXT", "text"]
+    assert nearest("xyzzy", ["lora"]) == []
+
+
+def test_a_known_meaning_is_printed_instead_of_the_nearest():
+    error = unknown("method", "qlora", ["lora"], meaning="lora on a quantized backbone")
+    assert error.problem == "unknown method 'qlora': lora on a quantized backbone"

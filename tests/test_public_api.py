@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 import tiny_models
 
 import adapterhub as ah
-from adapterhub.errors import MismatchError, RegistryError
+from adapterhub.errors import ConfigError, MismatchError, RegistryError
+from adapterhub.methods import METHODS, Method
 
 
 def test_every_exported_name_is_importable():
@@ -65,3 +69,38 @@ def own_registry(tmp_path, monkeypatch):
     monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(tmp_path / "registry"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
+
+
+def test_every_method_is_a_class_for_editors():
+    """Each class of METHODS is exported under its own name, and no other."""
+    classes = {cls.__name__: cls for cls in METHODS.values()}
+    assert len(classes) == len(METHODS)
+    exported = {name: getattr(ah, name) for name in ah.__all__}
+    assert {n: c for n, c in exported.items() if isinstance(c, type) and issubclass(c, Method)} == (
+        classes
+    )
+    tree = ast.parse(Path(ah.__file__).read_text(encoding="utf-8"))
+    declared = {
+        alias.asname for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+        for alias in node.names if alias.asname
+    }  # fmt: skip
+    assert classes.keys() <= declared, "visible to type checkers"
+
+
+@pytest.mark.parametrize(
+    "method", [ah.LoRA(rank=2), [ah.LoRA(rank=2)], "lora(rank=2)", [{"lora": {"rank": 2}}]], ids=str
+)
+def test_a_method_object_is_a_spec(method):
+    adapter = ah.attach(tiny_models.model("bert"), method)
+    assert adapter.methods == ah.attach(tiny_models.model("bert"), "lora", rank=2).methods
+
+
+def test_options_beside_the_method():
+    model = tiny_models.model("bert")
+    assert ah.attach(model, "lora", name="a", r=2, sites=["attn.q"]).methods == (
+        ah.LoRA(rank=2, sites=("attn.q",)),
+    )
+    for method, options in (("lora", {"rnak": 2}), (["lora", "bitfit"], {"rank": 2})):
+        with pytest.raises(ConfigError, match="rank"):
+            ah.attach(model, method, name="b", **options)
+    assert list(ah.adapters(model)) == ["a"]

@@ -1,4 +1,21 @@
 """The life of an adapter: build, attach, activate, route, load, save, export, detach.
 
 Equations belong in methods/, hooks in hooks/, stores in registry/.
+
+`adapterhub.adapters(model)` is `adapters` of attached.py: this folder has the same name, so it can
+be called.
 """
+
+import sys
+from types import ModuleType
+from typing import Any
+
+
+class _CallableRoom(ModuleType):
+    def __call__(self, model: Any) -> Any:
+        from adapterhub.adapters.attached import adapters
+
+        return adapters(model)
+
+
+sys.modules[__name__].__class__ = _CallableRoom

@@ -27,7 +27,7 @@ from adapterhub.backbones.identity import name_and_revision
 from adapterhub.backbones.task_models import task_kind
 from adapterhub.backbones.tokenizer import TokenizerSnapshot, tokenizer_snapshot
 from adapterhub.backbones.weights import dtype_and_quantization, is_sharded, whole
-from adapterhub.errors import AttachError
+from adapterhub.errors import AttachError, one_line
 from adapterhub.files.card import export_card
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead
 from adapterhub.files.native import write_adapter
@@ -42,7 +42,7 @@ from adapterhub.interchange.peft.exporter import check_format, to_peft
 from adapterhub.interchange.peft.files import write_peft
 from adapterhub.interchange.peft.targets import modules_of
 from adapterhub.methods._base import Method
-from adapterhub.methods._spec import dump_methods
+from adapterhub.methods._spec import dump_methods, method_text
 
 PUBLICATION_FIELDS = ("description", "license", "language", "tags")  # of the manifest
 
@@ -95,7 +95,7 @@ class AdapterMetadata:
     publication: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Adapter:
     """A named adapter of a model, made by `attach` or `load`.
 
@@ -105,18 +105,28 @@ class Adapter:
 
     name: str
     methods: tuple[Method, ...]
-    model: PreTrainedModel = field(repr=False)
-    anatomy: Anatomy = field(repr=False)
-    placed: list[PlacedModule] = field(repr=False)
-    changed: list[OwnedParameter] = field(repr=False)
-    head: AdapterHead | None = field(repr=False)
-    state: BackboneState = field(repr=False)
-    new_tokens: NewTokenRows | None = field(default=None, repr=False)
-    pooling: HeadPooling | None = field(default=None, repr=False)
-    tokenizer: TokenizerSnapshot | None = field(default=None, repr=False)
-    template: str | None = field(default=None, repr=False)
-    template_key: object = field(default_factory=object, init=False, repr=False)
-    metadata: AdapterMetadata = field(default_factory=AdapterMetadata, repr=False)
+    model: PreTrainedModel
+    anatomy: Anatomy
+    placed: list[PlacedModule]
+    changed: list[OwnedParameter]
+    head: AdapterHead | None
+    state: BackboneState
+    new_tokens: NewTokenRows | None = None
+    pooling: HeadPooling | None = None
+    tokenizer: TokenizerSnapshot | None = None
+    template: str | None = None
+    template_key: object = field(default_factory=object, init=False)
+    metadata: AdapterMetadata = field(default_factory=AdapterMetadata)
+
+    def __repr__(self) -> str:
+        methods = " + ".join(map(method_text, self.methods))
+        state = ", active" if self.active else ""
+        few = f"labels {', '.join(self.labels)}"
+        head = f", {few if len(self.labels) < 5 else f'{len(self.labels)} labels'}"
+        return one_line(
+            f"<Adapter {self.name!r}: {methods} on {type(self.model).__name__}, "
+            f"{self.count():,} parameters{head if self.labels else ''}{state}>"
+        )
 
     @property
     def active(self) -> bool:

@@ -6,6 +6,8 @@ parameters are frozen while an adapter is attached; only what the adapter declar
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapters.adapter import Adapter
@@ -22,7 +24,7 @@ from adapterhub.backbones.tokenizer import (
     tokenizer_snapshot,
 )
 from adapterhub.hooks.pooling import default_pooling
-from adapterhub.methods._spec import Spec, parse_methods
+from adapterhub.methods._spec import Spec, with_options
 
 
 def attach(
@@ -32,6 +34,7 @@ def attach(
     name: str = "default",
     tokenizer: PreTrainedTokenizerBase | None = None,
     pooling: str | None = None,
+    **options: Any,
 ) -> Adapter:
     """Attach a new adapter to a model, and make it the active one.
 
@@ -39,16 +42,18 @@ def attach(
 
     Args:
         model: the backbone; other adapters may be attached.
-        method: a spec (`"lora"`, `"lora(rank=16)"`, a mapping), a method object, or a list.
+        method: a spec (`"lora"`, `"lora(rank=16)"`, a mapping), a method object such as
+            `adapterhub.LoRA(rank=16)`, or a list of these.
         name: the adapter's name.
         tokenizer: the tokenizer, unless `load_backbone` loaded it with the model. Tokens that were
             added to it get rows of the embedding that belong to the adapter and train with it.
         pooling: what the task head reads of each text: the state of the first token (cls) or of the
             last one (last), their mean or max, or "model" for the choice of the model's class. By
             default that of `load_backbone`, else "model".
+        options: options of the method, if it is one and given by name: `rank=16`.
 
     Raises:
-        ConfigError: an unknown method, option or pooling.
+        ConfigError: an unknown method, option or pooling, or options beside several methods.
         SiteError: the backbone lacks a site that the method names; if the method does not fit at
             all, the error lists methods that do.
         AttachError: the name is taken, the model is not one of transformers, is compiled, or shares
@@ -56,7 +61,7 @@ def attach(
             method is built from is missing.
     """
     require_model(model)
-    methods = parse_methods(method)
+    methods = with_options(method, options)
     built_from_others = any(method.sources() for method in methods)
     pooling = chosen_pooling(model) if pooling is None else check_pooling(pooling)
     build = build_from_sources if built_from_others else build_adapter

@@ -10,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter
+from adapterhub.adapters.wrong_models import library_inside, remedy, remedy_inside
 from adapterhub.backbones.weights import is_sharded
 from adapterhub.errors import AttachError
 from adapterhub.hooks.attention import check_attention
@@ -27,21 +28,21 @@ def require_model(model: object) -> None:
     """Refuse what is not a model of transformers; `check_model` refuses a compiled one.
 
     Raises:
-        AttachError: something else; if it is a wrapper of a model, the error says where that is.
+        AttachError: something else; the error says what to type instead.
     """
     if isinstance(model, PreTrainedModel | torch._dynamo.OptimizedModule):
         return
-    named = model.named_modules() if isinstance(model, nn.Module) else ()
-    path = next((name for name, module in named if isinstance(module, PreTrainedModel)), None)
     raise AttachError(
         f"{type(model).__name__} is not a model of transformers",
         expected="a PreTrainedModel",
-        hint=f"attach(model.{path}, ...)" if path else "model, tokenizer = load_backbone(FOLDER)",
+        hint=remedy(model),
     )
 
 
 def check_model(model: PreTrainedModel) -> None:
-    """Refuse what is not a model of transformers, and a compiled or sharded one.
+    """Refuse what is not a model of transformers, and a compiled, sharded or adapted one.
+
+    Adapters of another library would be part of the outputs, and not of the backbone's identity.
 
     Raises:
         AttachError: which of them it is.
@@ -56,6 +57,12 @@ def check_model(model: PreTrainedModel) -> None:
             hint="attach first, then torch.compile(model)",
         )
     require_model(model)
+    if library := library_inside(model):
+        raise AttachError(
+            f"the model has adapters of the library {library} in its layers",
+            expected="the backbone as it was loaded",
+            hint=remedy_inside(library),
+        )
     if any(map(is_sharded, model.parameters())):
         raise AttachError(
             "the model is sharded: new parameters would differ between the processes",

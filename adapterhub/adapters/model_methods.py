@@ -128,13 +128,20 @@ def load_tensors(
         options: other arguments of `load_state_dict`.
 
     Raises:
-        AttachError: the adapter with these tensors is not active.
+        AttachError: the adapter with these tensors is not attached, or not active.
     """
     stored = {k: t for k, t in state_dict.items() if k.startswith((_TRAINED, _ADDED))}
     if not stored:
         return load(state_dict, *args, **options)
     values = {_model_name(key): tensor for key, tensor in stored.items()}
     named = _named(state.model)
+    if unknown := [key for key in values if key not in named]:
+        raise AttachError(
+            "these tensors are of adapters that are not attached",
+            offenders=unknown[:5],
+            expected="the adapters, with the names and methods, that the checkpoint was saved with",
+            hint="attach(model, METHOD, name=NAME) as before, then resume",
+        )
     own = {id(t) for adapter in state.adapters.values() for t in adapter.tensors().values()}
     trained = [key for key in values if not _is_added(key)]
     if missing := [key for key in trained if key not in named or id(named[key]) not in own]:

@@ -352,10 +352,11 @@ def get_state(model: PreTrainedModel) -> ModelState:
     """Return the state of a model.
 
     Raises:
-        AttachError: no adapter is attached.
+        AttachError: no adapter is attached, or not a model of transformers.
     """
     state = find_state(model)
     if state is None:
+        require_model(model)
         raise AttachError("no adapter is attached to this model", hint='attach(model, "lora")')
     return state
 
@@ -466,8 +467,8 @@ def refuse_in_route(state: ModelState) -> None:
     """
     if state.open_route():
         raise AttachError(
-            "cannot attach, activate or detach adapters inside route(...)",
-            hint="leave the `with route(...)` block first",
+            "cannot attach, activate or detach adapters inside route(...) or disabled(...)",
+            hint="leave the `with` block first",
         )
 
 

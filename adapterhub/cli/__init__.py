@@ -20,6 +20,7 @@ from typing import NoReturn
 import click
 
 from adapterhub._version import __version__
+from adapterhub.cli._examples import EXAMPLES
 from adapterhub.errors import AdapterhubError, ConfigError, did_you_mean, one_line, printable
 from adapterhub.status import display_for_terminal, showing
 
@@ -46,12 +47,21 @@ COMMANDS = {
     "combine": "Combine adapters into one: linear, TIES or DARE.",
     "import": "Import an adapter of another library, such as peft.",
     "export": "Export an adapter to peft, or check that it can be exported.",
+    "recipe": "Print a recipe with every option, each with a comment.",
+    "options": "List the options of recipes, methods and tasks.",
     "methods": "List the methods, or show the options of one.",
     "tasks": "List the tasks, or show the options of one.",
     "inspect": "Show the sites of a backbone and the methods that fit it.",
     "quickstart": "Train, evaluate and use an adapter on built-in text.",
 }
 
+HEADINGS = {
+    "Train and use": ("quickstart", "train", "eval", "predict", "merge", "combine"),
+    "Look up": ("recipe", "options", "methods", "tasks", "inspect"),
+    "Share": ("publish", "list", "show", "yank", "registry", "push", "pull", "login", "logout"),
+    "Other libraries": ("import", "export"),
+    "Pin and sign": ("lock", "sync", "key", "sign", "verify", "trust"),
+}
 ALIASES = {"search": "list"}
 
 
@@ -69,6 +79,8 @@ class LazyGroup(click.Group):
             return None
         module = importlib.import_module(f"adapterhub.cli.{name}")
         command: click.Command = module.command
+        if command.epilog is None and name in EXAMPLES:
+            command.epilog = "\n".join(["\b", "Examples:", *(f"  {x}" for x in EXAMPLES[name])])
         return command
 
     def resolve_command(
@@ -90,9 +102,11 @@ class LazyGroup(click.Group):
             raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the table of subcommands from COMMANDS, without importing their modules."""
-        with formatter.section("Commands"):
-            formatter.write_dl([*COMMANDS.items()])
+        """Write the subcommands under their headings, without importing their modules."""
+        width = max(map(len, COMMANDS))
+        for title, names in HEADINGS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), COMMANDS[name]) for name in names])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

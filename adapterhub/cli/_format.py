@@ -18,7 +18,6 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from adapterhub.config.options import options_of
 from adapterhub.errors import one_line, printable
 
 _PIPE_WIDTH = 140  # characters per line of a table that is not printed on a terminal
@@ -129,11 +128,3 @@ def _without(table: Table, name: str) -> Table:
     for cells in zip(*(column.cells for column in columns), strict=True):
         smaller.add_row(*cells)
     return smaller
-
-
-def options_table(cls: type) -> Table:
-    """Build the table of the options that a dataclass defines."""
-    table = PlainTable("option", "values", "default", "description")
-    for option in options_of(cls):
-        table.add_row(option.name, option.type, str(option.default), option.help)
-    return table

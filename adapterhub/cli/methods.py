@@ -9,8 +9,9 @@ import click
 from rich.table import Column
 from rich.text import Text
 
-from adapterhub.cli._format import PlainTable, options_table, print_json, print_table, say_text
-from adapterhub.config.options import options_of
+from adapterhub.cli._format import PlainTable, print_json, print_table
+from adapterhub.cli._options_text import print_options
+from adapterhub.config.options import OptionDoc, options_of
 from adapterhub.methods._described import DescribedMethod, described_method, described_methods
 
 
@@ -42,9 +43,9 @@ def _facts(method: DescribedMethod) -> dict[str, object]:
 
 
 def _print_options(name: str, method: DescribedMethod) -> None:
-    say_text(f"{name}: {method.summary}\n{method.paper}\n")
-    table = options_table(method.options)
-    table.add_row(
-        "train.learning_rate", "float", f"{method.learning_rate:g}", "default of this method"
+    rate = OptionDoc(
+        "train.learning_rate", "float", method.learning_rate, "the default of this method"
     )
-    print_table(table)
+    print_options(
+        [*options_of(method.options), rate], f"{name}: {method.summary}\n{method.paper}\n"
+    )

@@ -6,7 +6,8 @@ from dataclasses import asdict
 
 import click
 
-from adapterhub.cli._format import PlainTable, options_table, print_json, print_table, say_text
+from adapterhub.cli._format import PlainTable, print_json, print_table
+from adapterhub.cli._options_text import print_options
 from adapterhub.config.options import options_of
 
 
@@ -16,7 +17,6 @@ from adapterhub.config.options import options_of
 def command(name: str | None, as_json: bool) -> None:
     """List the tasks, or show the options of one."""
     from adapterhub.tasks import TASKS, task_class
-    from adapterhub.tasks._aliases import aliases_of
 
     chosen = {name: task_class(name)} if name else dict(sorted(TASKS.items()))
     if as_json:
@@ -26,12 +26,7 @@ def command(name: str | None, as_json: bool) -> None:
         }
         print_json(described, indent=2)
     elif name:
-        task = chosen[name]
-        say_text(f"{task.name}: {task.summary}")
-        if others := aliases_of(task.name):
-            say_text(f"also called {', '.join(others)}")
-        say_text("")
-        print_table(options_table(task))
+        print_options(options_of(chosen[name]), task_title(chosen[name]))
     else:
         table = PlainTable("task", "description")
         for key, task in chosen.items():

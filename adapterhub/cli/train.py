@@ -21,60 +21,106 @@ from adapterhub.cli._format import (
     seconds_text,
 )
 from adapterhub.cli._rows import print_rows
-from adapterhub.config.json_schema import json_schema
+from adapterhub.cli._sections import SectionedCommand
 from adapterhub.config.options import options_of
 from adapterhub.config.overrides import merge_options, parse_overrides
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.status import Display, display_for_terminal, doing, showing
-from adapterhub.training.recipe import SPECS, Recipe, read
+from adapterhub.training.options import TrainOptions
+from adapterhub.training.recipe import NAMES, SPECS, Recipe, read
 
-# Flag -> option of the recipe. All other options are given as KEY=VALUE.
-FLAGS = {
-    "backbone": "backbone",
-    "method": "method",
-    "quantize": "quantize",
-    "task": "task",
-    "train": "data.train",
-    "eval": "data.eval",
-    "text": "data.text",
-    "pair": "data.pair",
-    "label": "data.label",
-    "labels": "data.labels",
-    "output": "output",
-    "seed": "seed",
+# Section of the help text -> flag -> (option of the recipe, what the flag takes). All other options
+# are given as KEY=VALUE.
+SECTIONS = {
+    "What to train": {
+        "backbone": ("backbone", "ID"),
+        "quantize": ("quantize", "KIND"),
+        "method": ("method", "SPEC"),
+        "task": ("task", "SPEC"),
+    },
+    "Data": {
+        "train": ("data.train", "FILE"),
+        "eval": ("data.eval", "FILE"),
+        "text": ("data.text", "COLUMN"),
+        "pair": ("data.pair", "COLUMN"),
+        "label": ("data.label", "COLUMN"),
+        "labels": ("data.labels", "NAMES"),
+    },
+    "Training": {
+        "epochs": ("train.epochs", "N"),
+        "steps": ("train.max_steps", "N"),
+        "lr": ("train.learning_rate", "RATE"),
+        "batch-size": ("train.batch_size", "N"),
+        "max-length": ("train.max_length", "N"),
+        "seed": ("seed", "N"),
+    },
+    "Result": {"output": ("output", "DIR"), "name": ("name", "NAME")},
 }
-_HELP = {o.name: o.help for o in options_of(Recipe)} | {
-    f"data.{o.name}": o.help for o in options_of(DataOptions)
+FLAGS = {flag: path for flags in SECTIONS.values() for flag, (path, _) in flags.items()}
+PARAMETERS = {s: tuple(f.replace("-", "_") for f in flags) for s, flags in SECTIONS.items()}
+_OPTIONS = {
+    f"{group}{o.name}": o
+    for group, cls in (("", Recipe), ("data.", DataOptions), ("train.", TrainOptions))
+    for o in options_of(cls)
 }
 
 
-def _flags(function: Any) -> Any:
-    """Add an option for each flag, with the help text of its recipe option."""
-    for flag, path in reversed(FLAGS.items()):
-        kind = int if flag == "seed" else str
-        help_text = f"{_HELP[path][0].upper()}{_HELP[path][1:]}."
-        function = click.option(f"--{flag}", flag, type=kind, help=help_text)(function)
+def recipe_flags(function: Any) -> Any:
+    """Add an option for each flag, with the help text and the type of its recipe option."""
+    for flags in reversed(SECTIONS.values()):
+        for flag, (path, metavar) in reversed(flags.items()):
+            option = _OPTIONS[path]
+            kind = {"int": int, "float": float}.get(option.type.partition(" ")[0], str)
+            help_text = f"{option.help[0].upper()}{option.help[1:]}."
+            function = click.option(f"--{flag}", type=kind, metavar=metavar, help=help_text)(
+                function
+            )
     return function
+
+
+class RecipeCommand(SectionedCommand):
+    """A command with the flags of a recipe; for an unknown flag it says what to type instead."""
+
+    def __init__(self, *rest: Any, **others: Any) -> None:
+        super().__init__(*rest, sections=PARAMETERS, **others)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments as click does, but an unknown flag may be a KEY=VALUE."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            flag = error.option_name
+            name = flag.lstrip("-").replace("-", "_")
+            if path := NAMES.own_name(name):
+                own = next((f"--{f} VALUE" for f in FLAGS if FLAGS[f] == path), f"{path}=VALUE")
+                raise click.UsageError(f"no such flag: {flag}; type {own}", ctx) from error
+            if meaning := NAMES.meanings.get(name):
+                raise click.UsageError(f"no such flag: {flag}; try {meaning}", ctx) from error
+            raise
 
 
 def _print_schema(context: click.Context, option: click.Parameter, given: bool) -> None:
     if given:
-        print_json(json_schema(Recipe), indent=2)
+        from adapterhub.training.recipe_schema import recipe_schema
+
+        print_json(recipe_schema(), indent=2)
         context.exit()
 
 
 @click.command(
     "train",
+    cls=RecipeCommand,
     epilog=examples(
         "adapterhub train recipes/quickstart.yaml train.epochs=1",
         "adapterhub train --backbone sentence-transformers/all-MiniLM-L6-v2 \\",
         "    --method lora --train train.tsv --eval dev.tsv --output runs/sst2",
+        "adapterhub train recipe.yaml --epochs 10 --lr 5e-4 train.schedule=cosine",
         "adapterhub train --resume --output runs/sst2",
     ),
 )
 @click.argument("words", nargs=-1, metavar="[RECIPE.yaml] [KEY=VALUE]...")
-@_flags
+@recipe_flags
 @click.option("--resume", is_flag=True, help="Continue the run in the output folder.")
 @click.option("--dry-run", is_flag=True, help="Print sites, parameters and memory, then stop.")
 @click.option(
@@ -102,14 +148,16 @@ def command(
 ) -> None:
     """Train an adapter from a recipe or from flags.
 
-    KEY=VALUE sets any option of the recipe, such as train.learning_rate=1e-3.
+    KEY=VALUE sets any option of the recipe: train.schedule=cosine. `adapterhub options train`
+    lists them, and `adapterhub recipe` writes them all to a file. KEY=VALUE overrides flags, and
+    flags override the recipe.
     """
     if show:
         flags["output"] = flags["output"] or "."  # required of a recipe; nothing is written
-    file, overrides = _recipe_words(words)
+    file, overrides = recipe_words(words)
     if resume and file is None:
         file = _recipe_of(flags["output"])
-    recipe = read(file, overrides, _nested(flags))
+    recipe = read(file, overrides, nested_flags(flags))
     if show:
         print_rows(recipe, show)
         return
@@ -135,8 +183,12 @@ def command(
         _print_next(Path(recipe.output), data.task.fields(recipe.data))
 
 
-def _recipe_words(words: tuple[str, ...]) -> tuple[str | None, list[str]]:
-    """Split the arguments into the recipe file, if there is one, and the overrides."""
+def recipe_words(words: tuple[str, ...]) -> tuple[str | None, list[str]]:
+    """Split the arguments into the recipe file, if there is one, and the overrides.
+
+    Raises:
+        ConfigError: more than one file.
+    """
     files = [word for word in words if "=" not in word]
     if len(files) > 1:
         raise ConfigError(
@@ -152,12 +204,12 @@ def _recipe_of(output: str | None) -> str | None:
     return str(path) if path and path.is_file() else None
 
 
-def _nested(flags: dict[str, Any]) -> dict[str, Any]:
+def nested_flags(flags: dict[str, Any]) -> dict[str, Any]:
     """Build the nested options of a recipe from the flags that are set."""
     data: dict[str, Any] = {}
     for flag, value in flags.items():
         if value is not None:
-            *above, name = FLAGS[flag].split(".")
+            *above, name = FLAGS[flag.replace("_", "-")].split(".")
             # A spec may be a YAML list or mapping; a column named 1 stays a string.
             leaf = parse_overrides([f"{name}={value}"]) if flag in SPECS else {name: value}
             data = merge_options(data, {above[0]: leaf} if above else leaf)

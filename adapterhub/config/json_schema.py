@@ -16,10 +16,11 @@ _SCALARS = {bool: "boolean", int: "integer", float: "number", str: "string", typ
 def json_schema(cls: type) -> dict[str, Any]:
     """Derive the JSON schema (draft 2020-12) of the data from which `from_dict` builds `cls`."""
     dialect = "https://json-schema.org/draft/2020-12/schema"
-    return {"$schema": dialect, "title": cls.__name__, **_dataclass_schema(cls)}
+    return {"$schema": dialect, "title": cls.__name__, **options_schema(cls)}
 
 
-def _dataclass_schema(cls: type) -> dict[str, Any]:
+def options_schema(cls: type) -> dict[str, Any]:
+    """Derive the schema of the options of a dataclass, without the dialect and a title."""
     hints = typing.get_type_hints(cls)
     properties: dict[str, dict[str, Any]] = {}
     required = []
@@ -44,7 +45,7 @@ def _schema(hint: Any) -> dict[str, Any]:
     if origin in (Union, types.UnionType):
         return {"anyOf": [_schema(arg) for arg in args]}
     if dataclasses.is_dataclass(hint):
-        return _dataclass_schema(typing.cast(type, hint))
+        return options_schema(typing.cast(type, hint))
     if origin in (dict, Mapping):
         return {"type": "object", "additionalProperties": _schema(args[1]) if args else True}
     if origin is tuple and args and args[-1] is not Ellipsis:

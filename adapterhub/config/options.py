@@ -10,7 +10,7 @@ import dataclasses
 import reprlib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar, Union
 
 from adapterhub.errors import AdapterhubError, ConfigError, did_you_mean
@@ -64,7 +64,18 @@ def type_text(hint: object) -> str:
     return "null" if hint is type(None) else getattr(hint, "__name__", str(hint))
 
 
-def from_dict(cls: type[T], data: Mapping[str, object], where: str = "") -> T:
+class _Problems(list[str]):
+    """What is wrong with data; `suggest` completes the line of an unknown option."""
+
+    suggest: Callable[[str], str] | None = None
+
+
+def from_dict(
+    cls: type[T],
+    data: Mapping[str, object],
+    where: str = "",
+    suggest: Callable[[str], str] | None = None,
+) -> T:
     """Build a dataclass from plain data, strictly.
 
     Supports nested dataclasses, unions (the first member that accepts the value), `Literal`,
@@ -75,11 +86,13 @@ def from_dict(cls: type[T], data: Mapping[str, object], where: str = "") -> T:
         cls: the dataclass.
         data: its values by name.
         where: prefix of each option's path in the error.
+        suggest: returns what to type instead of an unknown option, by its path, or "".
 
     Raises:
         ConfigError: unknown keys, missing keys or values of the wrong type; lists all of them.
     """
-    problems: list[str] = []
+    problems = _Problems()
+    problems.suggest = suggest
     obj = _read_dataclass(cls, data, where, problems)
     if problems:
         suffix = f" of {where}" if where else ""
@@ -143,7 +156,7 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _refuse(hint: object, value: object, path: str, problems: list[str]) -> object:
+def _refuse(hint: object, value: object, path: str, problems: _Problems) -> object:
     text = f"{path or 'the options'} is {reprlib.repr(value)}, expected {type_text(hint)}"
     literals = [m for m in (hint, *typing.get_args(hint)) if typing.get_origin(m) is Literal]
     if literals and isinstance(value, str):
@@ -158,7 +171,7 @@ def _refuse(hint: object, value: object, path: str, problems: list[str]) -> obje
 # the value that they return is not used.
 
 
-def _read(hint: Any, value: object, path: str, problems: list[str]) -> object:
+def _read(hint: Any, value: object, path: str, problems: _Problems) -> object:
     if hint in (Any, object):
         return value
     if _is_union(hint):
@@ -186,10 +199,10 @@ def _is_scalar_of(hint: Any, value: object) -> bool:
     return isinstance(value, hint)
 
 
-def _read_union(hint: Any, value: object, path: str, problems: list[str]) -> object:
+def _read_union(hint: Any, value: object, path: str, problems: _Problems) -> object:
     members = typing.get_args(hint)
     for member in sorted(members, key=lambda member: member is not type(value)):
-        trial: list[str] = []
+        trial = _Problems()
         result = _read(member, value, path, trial)
         if not trial:
             return result
@@ -199,7 +212,7 @@ def _read_union(hint: Any, value: object, path: str, problems: list[str]) -> obj
     return _refuse(hint, value, path, problems)
 
 
-def _read_list(hint: Any, value: object, path: str, problems: list[str]) -> object:
+def _read_list(hint: Any, value: object, path: str, problems: _Problems) -> object:
     args = typing.get_args(hint) or (Any, ...)
     sequence = typing.get_origin(hint) or hint
     if not isinstance(value, (list, tuple)):
@@ -214,7 +227,7 @@ def _read_list(hint: Any, value: object, path: str, problems: list[str]) -> obje
     return items if sequence is list else tuple(items)
 
 
-def _read_mapping(hint: Any, value: object, path: str, problems: list[str]) -> object:
+def _read_mapping(hint: Any, value: object, path: str, problems: _Problems) -> object:
     value_hint = (typing.get_args(hint) or (str, Any))[1]
     if not isinstance(value, Mapping):
         return _refuse(hint, value, path, problems)
@@ -226,7 +239,7 @@ def _read_mapping(hint: Any, value: object, path: str, problems: list[str]) -> o
     }
 
 
-def _read_dataclass(cls: Any, value: object, path: str, problems: list[str]) -> object:
+def _read_dataclass(cls: Any, value: object, path: str, problems: _Problems) -> object:
     if not isinstance(value, Mapping):
         return _refuse(cls, value, path, problems)
     hints = typing.get_type_hints(cls)
@@ -234,10 +247,10 @@ def _read_dataclass(cls: Any, value: object, path: str, problems: list[str]) -> 
     count = len(problems)
     for key in value:
         if key not in fields:
-            near = (
-                did_you_mean(str(key), fields) or f"; valid options: {', '.join(fields) or 'none'}"
-            )
-            problems.append(f"{_join(path, str(key))} is not an option{near}")
+            where = _join(path, str(key))
+            near = (problems.suggest and problems.suggest(where)) or did_you_mean(str(key), fields)
+            near = near or f"; valid options: {', '.join(fields) or 'none'}"
+            problems.append(f"{where} is not an option{near}")
     arguments = {}
     for name, field in fields.items():
         if name in value:

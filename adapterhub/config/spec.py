@@ -1,21 +1,32 @@
-"""The call syntax of method and task specs: `lora`, `lora(rank=16)`, `seq2seq(metric=rouge)`."""
+"""The call syntax of method and task specs: `lora`, `lora(rank=16)`, `lora(sites=[attn.q])`."""
 
 from __future__ import annotations
 
 import ast
+import json
+import math
 import re
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
+import yaml
+
+from adapterhub.config.yaml import Loader, plain_scalar
 from adapterhub.errors import ConfigError
 
 MAX_CHARACTERS = 4000  # Python's parser needs memory proportional to the nesting depth
-_HYPHENATED = re.compile(r"\b[A-Za-z_]\w*(?:-\w+)+")  # causal-lm, which is no name in Python
+_CALL = re.compile(r"\s*([A-Za-z_][\w-]*)\s*(?:\((.*)\))?\s*", re.DOTALL)
+_ARGUMENT = re.compile(r"\s*([A-Za-z_]\w*)\s*=(.*)", re.DOTALL)
+_BARE = re.compile(r"[\w.*-]+(?: [\w.*-]+)*")  # attn.q, top 4, 0..3, int8-weight
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
 def parse_calls(text: str, kind: str, examples: str) -> list[tuple[str, dict[str, Any]]]:
     """Parse a comma-separated list of `name` or `name(option=value)`.
 
-    Values are Python literals, bare words (strings), `true`, `false` or `null`.
+    Values are Python literals, bare words (`attn.q`, `top 4`), `true`, `false`, `null`, and lists
+    and mappings of these as in YAML: `[attn.q, attn.v]`, `{attn.q: 4}`.
 
     Args:
         text: the spec.
@@ -29,16 +40,18 @@ def parse_calls(text: str, kind: str, examples: str) -> list[tuple[str, dict[str
         ConfigError: the text is not such a list.
     """
     error = spec_error(text, kind, examples)
-    text = _HYPHENATED.sub(lambda word: word[0].replace("-", "_MINUS_"), text)
     if len(text) > MAX_CHARACTERS:
         raise error
-    try:
-        tree = ast.parse(f"({text},)", mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as cause:
-        raise error from cause
-    if not isinstance(tree, ast.Tuple):  # the text closes the added parenthesis
-        raise error
-    return [_parse_call(node, error) for node in tree.elts]
+    return [_parse_call(item, error) for item in _split(text, error)]
+
+
+def call_text(name: str, options: Mapping[str, object]) -> str:
+    """Write a call that `parse_calls` reads back: lora(rank=4, sites=[attn.q]).
+
+    Options are plain data: numbers, strings, booleans, null, lists and mappings with string keys.
+    """
+    arguments = ", ".join(f"{key}={_value_text(value)}" for key, value in options.items())
+    return f"{name}({arguments})" if arguments else name
 
 
 def spec_error(spec: object, kind: str, examples: str) -> ConfigError:
@@ -52,26 +65,94 @@ def spec_error(spec: object, kind: str, examples: str) -> ConfigError:
     Returns:
         The error, for the caller to raise.
     """
-    return ConfigError(f"invalid {kind} spec {repr(spec)[:200]}", expected=examples)
+    cut = isinstance(spec, str) and spec.count("(") > spec.count(")")  # at a comma of a YAML list
+    hint = 'quotes around each: ["lora(rank=4, alpha=8)", "prefix"]' if cut else ""
+    return ConfigError(f"invalid {kind} spec {repr(spec)[:200]}", expected=examples, hint=hint)
 
 
-def _parse_call(node: ast.expr, error: ConfigError) -> tuple[str, dict[str, Any]]:
-    call = node if isinstance(node, ast.Call) else None
-    name = call.func if call else node
-    if not isinstance(name, ast.Name) or (call and call.args):
+def _parse_call(text: str, error: ConfigError) -> tuple[str, dict[str, Any]]:
+    call = _CALL.fullmatch(text)
+    if call is None:
         raise error
-    keywords = call.keywords if call else []
-    options = {str(k.arg): _parse_value(k.value, error) for k in keywords}
-    return name.id.replace("_MINUS_", "-"), options
+    options: dict[str, Any] = {}
+    arguments = _split(call[2], error) if call[2] and call[2].strip() else []
+    for argument in map(_ARGUMENT.fullmatch, arguments):
+        if argument is None or argument[1] in options:
+            raise error
+        options[argument[1]] = _parse_value(argument[2].strip(), error)
+    return call[1], options
 
 
-def _parse_value(node: ast.expr, error: ConfigError) -> Any:
+def _split(text: str, error: ConfigError) -> list[str]:
+    """Split at the commas outside of brackets and quotes; a last comma is allowed."""
+    commas = [-1, *_commas(text, error), len(text)]
+    items = [text[a + 1 : b] for a, b in pairwise(commas)]
+    if len(items) > 1 and not items[-1].strip():
+        items.pop()
+    return items
+
+
+def _commas(text: str, error: ConfigError) -> Iterator[int]:
+    closing: list[str] = []
+    quote = ""
+    position = 0
+    while position < len(text):
+        character = text[position]
+        if quote:
+            position += character == "\\"  # the next character is escaped
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        elif character in _CLOSING:
+            closing.append(_CLOSING[character])
+        elif character in ")]}":
+            if not closing or closing.pop() != character:
+                raise error
+        elif character == "," and not closing:
+            yield position
+        position += 1
+    if quote or closing:
+        raise error
+
+
+def _parse_value(text: str, error: ConfigError) -> Any:
     try:
-        source = ast.unparse(node).replace("_MINUS_", "-")
-        return ast.literal_eval(source)
-    except (SyntaxError, TypeError, RecursionError, MemoryError) as cause:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as cause:
+        if _BARE.fullmatch(text):
+            return plain_scalar(text)
+        if not text.startswith(("[", "{")):
+            raise error from cause
+    try:
+        return yaml.load(text, Loader=Loader)
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as cause:
         raise error from cause
-    except ValueError as cause:
-        if isinstance(node, ast.Name):
-            return {"true": True, "false": False, "null": None}.get(source, source)
-        raise error from cause
+
+
+def _value_text(value: object) -> str:
+    """Write a value, quoted only where it would be read as something else."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_value_text(k)}: {_value_text(v)}' for k, v in value.items())}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_value_text, value))}]"
+    if isinstance(value, str):
+        return value if _is_bare(value) else _quoted(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return {math.inf: ".inf", -math.inf: "-.inf"}.get(value, ".nan")
+    return json.dumps(value)
+
+
+def _quoted(text: str) -> str:
+    """Quote a text with the escapes that Python and YAML share."""
+    plain = (c if c.isprintable() and c not in '"\\' else f"\\U{ord(c):08x}" for c in text)
+    return f'"{"".join(plain)}"'
+
+
+def _is_bare(text: str) -> bool:
+    if not _BARE.fullmatch(text) or plain_scalar(text) != text or text[0] in "-*":
+        return False
+    try:
+        ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return True
+    return False

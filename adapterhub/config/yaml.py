@@ -42,6 +42,12 @@ def dump_yaml(data: Mapping[str, object]) -> str:
     return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False)
 
 
+def inline_yaml(value: object) -> str:
+    """Write plain data as YAML on one line: [attn.q, attn.v]."""
+    text: str = yaml.dump([value], Dumper=_Dumper, default_flow_style=True, width=1 << 30)
+    return text.strip()[1:-1]
+
+
 def parse_mapping(text: str, name: str) -> dict[str, Any]:
     """Parse a YAML mapping; `name` denotes the text in errors.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
-from adapterhub.errors import unknown
+from adapterhub.methods._other_names import unknown_method
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -236,5 +236,5 @@ def method_class(name: str) -> type[Method]:
         ConfigError: no such method; the error suggests the nearest and lists all.
     """
     if name not in METHODS:
-        raise unknown("method", name, sorted(METHODS), hint="adapterhub methods")
+        raise unknown_method(name, METHODS)
     return METHODS[name]

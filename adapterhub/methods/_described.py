@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from adapterhub.config.options import from_dict, option, options_of
-from adapterhub.errors import ConfigError, unknown
+from adapterhub.config.options import option, options_of, to_dict
+from adapterhub.errors import ConfigError
 from adapterhub.methods._base import METHODS, Method, method_modules
 from adapterhub.methods._catalogue import CATALOGUE
+from adapterhub.methods._other_names import read_method_options, unknown_method
 from adapterhub.methods._spec import Spec, method_calls
 
 
@@ -66,7 +67,7 @@ def described_method(name: str) -> DescribedMethod:
     """
     described = described_methods()
     if name not in described:
-        raise unknown("method", name, sorted(described), hint="adapterhub methods")
+        raise unknown_method(name, described)
     return described[name]
 
 
@@ -76,11 +77,25 @@ def check_spec(spec: Spec) -> None:
     Raises:
         ConfigError: an unknown method or option, a value of a wrong type, or an invalid spec.
     """
+    spec_options(spec)
+
+
+def spec_options(spec: Spec) -> list[tuple[str, dict[str, Any]]]:
+    """Return the name and all options of each method of a spec.
+
+    Raises:
+        ConfigError: as in `check_spec`.
+    """
+    found = []
     for call in method_calls(spec):
-        if not isinstance(call, Method):
-            name, options = call
-            if not isinstance(options, Mapping):
-                raise ConfigError(
-                    f"options of {name} are {options!r}", expected="a mapping of option to value"
-                )
-            from_dict(described_method(name).options, options, where=name)
+        if isinstance(call, Method):
+            found.append((call.name, to_dict(call)))
+            continue
+        name, options = call
+        if not isinstance(options, Mapping):
+            raise ConfigError(
+                f"options of {name} are {options!r}", expected="a mapping of option to value"
+            )
+        cls: type[Any] = described_method(name).options
+        found.append((name, to_dict(read_method_options(cls, name, options))))
+    return found

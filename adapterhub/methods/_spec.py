@@ -2,6 +2,7 @@
 
 lora                         a name
 lora(rank=16)                a name with options
+lora(sites=[attn.q, attn.v]) lists need no quotes
 {lora: {rank: 16}}           the same as a mapping
 [prefix, lora(rank=4)]       several, composed
 """
@@ -11,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from adapterhub.config.options import from_dict, is_neutral, options_of, to_dict
-from adapterhub.config.spec import parse_calls, spec_error
+from adapterhub.config.options import is_neutral, options_of, to_dict
+from adapterhub.config.spec import call_text, parse_calls, spec_error
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.methods._base import METHODS, Method, method_class
+from adapterhub.methods._other_names import option_names, read_method_options
 
 EXAMPLES = "lora, lora(rank=16), {lora: {rank: 16}}, or a list of these"
 Spec = str | Method | Mapping[str, Any] | Sequence[Any]
@@ -42,7 +44,7 @@ def method_calls(spec: Spec) -> list[Method | tuple[str, Any]]:
         return [spec]
     if isinstance(spec, str):
         return [*parse_calls(spec, "method", EXAMPLES)]
-    if isinstance(spec, Mapping):
+    if isinstance(spec, Mapping) and spec:
         return [(name, options or {}) for name, options in spec.items()]
     if isinstance(spec, Sequence):
         calls = [call for item in spec for call in method_calls(item)]
@@ -62,7 +64,39 @@ def build_method(name: str, options: Mapping[str, Any]) -> Method:
         raise ConfigError(
             f"options of {name} are {options!r}", expected="a mapping of option to value"
         )
-    return from_dict(cls, options, where=name)
+    return read_method_options(cls, name, options)
+
+
+def with_options(spec: Spec, options: Mapping[str, Any]) -> tuple[Method, ...]:
+    """Parse a spec of one method, and options for it: "lora", {"rank": 4}.
+
+    Raises:
+        ConfigError: several methods or a method object; otherwise as `parse_methods`.
+    """
+    methods = parse_methods(spec)
+    if not options:
+        return methods
+    words = ", ".join(f"{name}={value!r}" for name, value in options.items())
+    if len(methods) == 1 and not isinstance(spec, Method):
+        (method,) = methods
+        given = option_names(type(method)).normal_form(options)
+        return (build_method(method.name, to_dict(method) | given),)
+    names = ", ".join(method.name for method in methods)
+    having = [f"{name}: of {', '.join(_methods_with(name)) or 'no method'}" for name in options]
+    raise ConfigError(
+        f"options ({words}) for {names}",
+        offenders=having,
+        expected="options beside the name of one method",
+        hint='attach(model, ["lora(rank=4)", "prefix(length=10)"]) for several, '
+        "or the options in the method object: LoRA(rank=4)",
+    )
+
+
+def method_text(method: Method) -> str:
+    """Write a method as a spec, with the options that differ from their defaults."""
+    values = to_dict(method)
+    defaults = to_dict({option.name: option.default for option in options_of(type(method))})
+    return call_text(method.name, {k: v for k, v in values.items() if v != defaults[k]})
 
 
 def dump_methods(methods: Sequence[Method]) -> tuple[dict[str, Any], ...]:
@@ -108,6 +142,11 @@ def _missing(name: str, options: Mapping[str, Any]) -> Iterator[str]:
     for option, value in options.items():
         if option not in option_names and not is_neutral(value):
             yield f"the option {option!r} of {name}"
+
+
+def _methods_with(option: str) -> list[str]:
+    """List the methods that have an option, under this name or an alias."""
+    return sorted(name for name, cls in METHODS.items() if option_names(cls).own_name(option))
 
 
 def _option_names(name: str) -> set[str]:

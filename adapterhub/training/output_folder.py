@@ -2,6 +2,7 @@
 
 <output>/.lock            held by the process that trains; released by the system if it is killed
 <output>/recipe.yaml      written when every check has passed
+<output>/recipe.schema.json   for editors, which the first line of the recipe names
 <output>/metrics.jsonl, timings.jsonl, tensorboard/
 <output>/checkpoints/     last and best
 <output>/adapter/         the trained adapter
@@ -21,11 +22,12 @@ from adapterhub.errors import OutputError
 from adapterhub.files.atomic import check_place
 from adapterhub.files.native import FILES
 
-LOCK, RECIPE = ".lock", "recipe.yaml"
+LOCK, RECIPE, SCHEMA = ".lock", "recipe.yaml", "recipe.schema.json"
 WAIT = 0.5  # seconds; `check_output` of another process holds the lock for less than one thousandth
 # What a run has written before its first checkpoint, `.recipe.yaml.new` if it was killed by then.
 _BEFORE_CHECKPOINT = frozenset(
-    {RECIPE, f".{RECIPE}.new", "metrics.jsonl", "timings.jsonl", "tensorboard", "checkpoints"}
+    {RECIPE, f".{RECIPE}.new", SCHEMA, f".{SCHEMA}.new"}
+    | {"metrics.jsonl", "timings.jsonl", "tensorboard", "checkpoints"}
 )
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from adapterhub.config.option_names import OptionNames
 from adapterhub.config.options import from_dict, option, to_dict
 from adapterhub.config.overrides import merge_options, parse_overrides
 from adapterhub.config.yaml import dump_yaml, load_yaml
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.training.options import TrainOptions
+from adapterhub.training.other_names import ALIASES, MEANINGS
 
 SPECS = ("method", "task")
+REQUIRED = ("backbone", "data.train", "output")
 DATA_SOURCES = ("train", "eval", "train_target", "eval_target")  # paths in `data`, of one machine
 
 
@@ -47,6 +51,9 @@ class Recipe:
         return dump_yaml(to_dict(self))
 
 
+NAMES = OptionNames(Recipe, ALIASES, MEANINGS)
+
+
 def read(
     path: str | Path | None = None,
     overrides: Iterable[str] = (),
@@ -60,25 +67,39 @@ def read(
         flags: options as a nested mapping.
 
     Raises:
-        ConfigError: unknown options (with the nearest names), values of a wrong type, or a required
-            option is missing.
+        ConfigError: unknown options (with what to type instead), values of a wrong type, or a
+            required option is missing.
     """
-    data: dict[str, Any] = load_yaml(path) if path else {}
-    for layer in (flags or {}, parse_overrides(overrides)):
-        # A spec replaces the earlier one entirely: merging two mappings would give two methods.
-        data = merge_options(
-            {k: v for k, v in data.items() if k not in SPECS or k not in layer}, layer
-        )
-    recipe = from_dict(Recipe, data)
-    required = {
-        "backbone": recipe.backbone,
-        "data.train": recipe.data.train,
-        "output": recipe.output,
-    }
-    if missing := [name for name, value in required.items() if not value]:
+    recipe = read_draft(path, overrides, flags)
+    if missing := [name for name in REQUIRED if not attrgetter(name)(recipe)]:
         raise ConfigError(
             "the recipe is incomplete",
             offenders=[f"{name} is missing" for name in missing],
             hint="adapterhub train --backbone ID --train FILE --eval FILE --output DIR",
         )
     return recipe
+
+
+def read_draft(
+    path: str | Path | None = None,
+    overrides: Iterable[str] = (),
+    flags: Mapping[str, Any] | None = None,
+) -> Recipe:
+    """Read a recipe in which required options may be missing.
+
+    Args:
+        path: as for `read`.
+        overrides: as for `read`.
+        flags: as for `read`.
+
+    Raises:
+        ConfigError: unknown options, or values of a wrong type.
+    """
+    data: dict[str, Any] = {}
+    for layer in (load_yaml(path) if path else {}, flags or {}, parse_overrides(overrides)):
+        options = NAMES.normal_form(layer)
+        # A spec replaces the earlier one entirely: merging two mappings would give two methods.
+        data = merge_options(
+            {k: v for k, v in data.items() if k not in SPECS or k not in options}, options
+        )
+    return from_dict(Recipe, data, suggest=NAMES.suggest)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from adapterhub.training.output_folder import RECIPE, check_output, hold_output,
 from adapterhub.training.prepare import PreparedRun, prepare
 from adapterhub.training.processes import check_launcher, is_main, wait_for_everyone
 from adapterhub.training.recipe import DATA_SOURCES, Recipe, read
+from adapterhub.training.recipe_schema import SCHEMA_LINE, write_schema
 from adapterhub.training.report import Reporter
 from adapterhub.training.run_data import RunData
 from adapterhub.training.trainee import AdapterTrainee
@@ -48,8 +49,9 @@ def run(
 ) -> RunOutcome:
     """Train, evaluate and save.
 
-    The output folder gets `adapter/` (the files to publish), `recipe.yaml`, `metrics.jsonl`,
-    `timings.jsonl` and `checkpoints/`. With several processes, the first one writes them.
+    The output folder gets `adapter/` (the files to publish), `recipe.yaml` with its schema for
+    editors, `metrics.jsonl`, `timings.jsonl` and `checkpoints/`. With several processes, the first
+    one writes them.
 
     Args:
         recipe: the recipe.
@@ -90,7 +92,9 @@ def _write_recipe(output: Path, recipe: Recipe) -> None:
             hint=f"delete {path} to train anew in this folder, or another --output",
         )
     with writing(path):
-        replace_file(path, recipe.to_yaml().encode())
+        replace_file(path, (SCHEMA_LINE + recipe.to_yaml()).encode())
+    with suppress(OSError):  # only editors read it
+        write_schema(output)
 
 
 def _is_recipe(path: Path, recipe: Recipe) -> bool:

@@ -76,8 +76,8 @@ class Wrapper(nn.Module):
 @pytest.mark.parametrize(
     ("wrap", "hint"),
     [
-        (lambda model: nn.DataParallel(model), "attach(model.module, ...)"),
-        (Wrapper, "attach(model.inner, ...)"),
+        (lambda model: nn.DataParallel(model), "model.module"),
+        (Wrapper, "model.inner"),
         (lambda model: nn.Linear(2, 2), "load_backbone"),
         (lambda model: "tiny-bert", "load_backbone"),
         (lambda model: None, "load_backbone"),

@@ -28,7 +28,7 @@ def test_what_is_no_model_is_refused(thing):
 def test_the_model_inside_a_wrapper_is_named():
     with pytest.raises(AttachError) as error:
         require_model(nn.Sequential(nn.ReLU(), tiny_models.model("bert")))
-    assert error.value.hint == "attach(model.1, ...)"
+    assert "model.1; attach first" in error.value.hint
 
 
 def test_a_compiled_model_is_refused():

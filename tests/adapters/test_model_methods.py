@@ -12,7 +12,13 @@ import tiny_models
 import torch
 from matrix import CELLS, example
 from safetensors.torch import load_file
-from transformers import AutoConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+)
 
 import adapterhub as ah
 from adapterhub.adapters.state import get_state
@@ -30,7 +36,9 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float64)
 def logits(model):
     with torch.no_grad():
         inputs = tiny_models.batch()
-        return model(**inputs, **tiny_models.decoder_inputs(model, inputs)).logits
+        if type(model).__name__.endswith("ForConditionalGeneration"):
+            inputs["decoder_input_ids"] = inputs["input_ids"][:, :4]
+        return model(**inputs).logits
 
 
 def adapted(architecture, method, dtype=torch.float32):
@@ -254,3 +262,67 @@ def test_a_copied_or_pickled_model_saves_itself(tmp_path):
         stored = saved(twin, tmp_path / str(number))
         assert (stored["bert.embeddings.word_embeddings.weight"] == number).all()
         assert get_state(twin).adapters[adapter.name] is not adapter
+
+
+def reloaded(model, folder):
+    """Load a checkpoint as a stranger does, without adapterhub's methods on the instance."""
+    kinds = {
+        "ForSequenceClassification": AutoModelForSequenceClassification,
+        "ForCausalLM": AutoModelForCausalLM,
+        "LMHeadModel": AutoModelForCausalLM,
+        "ForConditionalGeneration": AutoModelForSeq2SeqLM,
+        "ForMaskedLM": AutoModelForMaskedLM,
+    }
+    (auto,) = (auto for suffix, auto in kinds.items() if type(model).__name__.endswith(suffix))
+    return auto.from_pretrained(folder).eval()
+
+
+def tied_model(architecture):
+    """Build a language model whose output layer is the embedding."""
+    task = "seq2seq" if architecture in tiny_models.ENCODER_DECODERS else "causal-lm"
+    return tiny_models.model(architecture, task, tie_word_embeddings=True, **tiny_models.NO_DROPOUT)
+
+
+TIED = ("gpt2", "t5")
+
+
+def usual_model(architecture):
+    return tiny_models.usual_model(architecture, **tiny_models.NO_DROPOUT)
+
+
+@pytest.mark.parametrize(
+    ("build", "architecture"),
+    [
+        *((usual_model, a) for a in (tiny_models.MATRIX if tiny_models.FULL_MATRIX else FEW)),
+        *((tied_model, a) for a in tiny_models.GENERATORS if tiny_models.FULL_MATRIX or a in TIED),
+    ],
+)
+def test_a_checkpoint_reloads_as_the_bare_backbone_or_as_the_merged_model(
+    build, architecture, tmp_path
+):
+    """Never as anything in between: active or inactive, in a route or disabled, merged."""
+    bare = logits(build(architecture))
+    for method in ("lora", "full", "norms", "head"):
+        if (method, architecture) not in CELLS or (method == "head" and build is tied_model):
+            continue
+        model = build(architecture)
+        adapter = ah.attach(model, example(method))
+        tiny_models.scramble(adapter)
+        adapted = logits(model.eval())
+        assert not torch.equal(adapted, bare)
+        folder = tmp_path / method
+        saved(model, folder)
+        assert torch.equal(logits(reloaded(model, folder)), bare)
+        with ah.disabled(model):
+            saved(model, folder)
+        assert torch.equal(logits(reloaded(model, folder)), bare)
+        assert torch.equal(logits(model), adapted)
+        ah.activate(model)
+        saved(model, folder)
+        assert torch.equal(logits(reloaded(model, folder)), bare)
+        ah.activate(model, adapter.name)
+        ah.merge(model)
+        model.save_pretrained(tmp_path / f"{method}-merged")
+        merged = logits(reloaded(model, tmp_path / f"{method}-merged"))
+        torch.testing.assert_close(merged, logits(model), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(merged, adapted, atol=1e-3, rtol=1e-3)

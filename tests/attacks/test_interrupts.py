@@ -108,6 +108,11 @@ def routed(rows: list[Any], computes: bool = False) -> Callable[[World], None]:
     return run
 
 
+def disabled(world: World) -> None:
+    with ah.disabled(world.model):
+        pass
+
+
 def route_a_loss(world: World) -> None:
     labels = {"labels": torch.tensor([0, 1, 2])}
     with ah.route(world.model, ["a", "b", None]), torch.no_grad():
@@ -179,6 +184,7 @@ CASES = {
     "leave an average": Case("bert", "classification", averaged, activate("a")),
     "route rows": Case("bert", "classification", two, routed(["a", None, "b"])),
     "route one": Case("bert", "classification", heads_and_norms, routed(["a"] * 3)),
+    "disabled": Case("bert", "classification", heads_and_norms, disabled),
     "route tokens": Case("llama", "causal-lm", loaded, routed(["stranger"] * 3)),
     "route a loss": Case("bert", "classification", two, route_a_loss),
     "routes nested": Case("bert", "classification", two, nested),

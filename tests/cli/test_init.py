@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 from command_line import refused
@@ -60,6 +63,25 @@ def test_each_help_text_fits_80_columns(words):
     assert result.exit_code == 0, result.exception
     assert result.output.startswith(f"Usage: {' '.join(('adapterhub', *words))} ")
     assert max(map(len, result.output.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_each_command_has_an_example_that_is_a_command_line(name):
+    """Its options exist."""
+    result = CliRunner().invoke(cli.group, [name, "--help"], prog_name="adapterhub")
+    examples = result.output.partition("  Examples:\n")[2].replace("\\\n", "")
+    lines = [re.split(" {3}| > ", line.strip())[0] for line in examples.splitlines()]
+    assert [line for line in lines if line.startswith(f"adapterhub {name}")], result.output
+    for line in filter(None, lines):
+        _, called, *words = shlex.split(line)
+        command = cli.group.get_command(None, called)
+        while isinstance(command, click.Group):
+            command = command.commands[words.pop(0)]
+        command.make_parser(click.Context(command)).parse_args(words)
+
+
+def test_every_command_is_under_one_heading():
+    assert sorted(name for names in cli.HEADINGS.values() for name in names) == sorted(cli.COMMANDS)
 
 
 def test_each_command_is_one_line_in_the_list_of_commands():

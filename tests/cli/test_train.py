@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from fixtures import json_lines, write_tsv
+from schema_check import problems
 
+from adapterhub.cli.train import FLAGS, nested_flags
+from adapterhub.config.yaml import parse_mapping
 from adapterhub.files.native import read_manifest
+from adapterhub.training.recipe import NAMES, read
+from adapterhub.training.recipe_schema import recipe_schema
 
 LEARN = ("train.epochs=12", "train.learning_rate=5e-3")
 
@@ -138,8 +144,74 @@ def test_the_schema_of_recipes_is_the_committed_one(adapterhub):
     code, out, _ = adapterhub("train", "--schema")
     assert code == 0
     recipes = Path(__file__).parents[2] / "recipes"
-    assert out == (recipes / "schema.json").read_text(encoding="utf-8")
+    assert json.loads(out) == json.loads((recipes / "schema.json").read_text(encoding="utf-8"))
     files = list(recipes.glob("*.yaml"))
     assert len(files) > 5
     line = "# yaml-language-server: $schema=schema.json\n"
     assert not [path for path in files if not path.read_text(encoding="utf-8").startswith(line)]
+
+
+def test_flags_of_common_options(train, tmp_path):
+    words = ("--epochs", 1, "--lr", "1e-3", "--batch-size", 8, "--max-length", 16, "--steps", 2)
+    code, _, err = train(*words, "--name", "mine", "--quiet")
+    assert code == 0, err
+    recipe = read(tmp_path / "run" / "recipe.yaml")
+    options = recipe.train
+    assert (options.epochs, options.learning_rate, options.batch_size) == (1, 1e-3, 8)
+    assert (options.max_length, options.max_steps, recipe.name) == (16, 2, "mine")
+
+
+def test_other_names_are_recorded_in_normal_form(train, tmp_path):
+    words = ("lr=1e-3", "train.bs=8", "num_train_epochs=1", "--method", "lora(r=2, lora_alpha=4)")
+    assert train(*words, "--quiet")[0] == 0
+    text = (tmp_path / "run" / "recipe.yaml").read_text()
+    assert text.startswith("# yaml-language-server: $schema=recipe.schema.json\n")
+    assert "  learning_rate: 0.001\n" in text
+    assert not re.search(r"\b(lr|bs|num_train_epochs):", text)
+    training = read_manifest(tmp_path / "run" / "adapter").training["recipe"]
+    assert training["train"]["batch_size"] == 8
+    (method,) = training["method"]
+    assert (method["lora"]["rank"], method["lora"]["alpha"]) == (2, 4.0)
+    own = ("train.learning_rate=1e-3", "train.batch_size=8", "train.epochs=1")
+    code, _, err = train(*own, "--method", "lora(rank=2, alpha=4)", "--resume")
+    assert code == 0, f"the same recipe: {err}"
+
+
+def test_the_recipe_of_a_run_has_its_schema_beside_it(train, tmp_path):
+    assert train("--epochs", 1, "--quiet")[0] == 0
+    text = (tmp_path / "run" / "recipe.yaml").read_text()
+    schema = re.match(r"# yaml-language-server: \$schema=(\S+)\n", text)[1]
+    written = json.loads((tmp_path / "run" / schema).read_text(encoding="utf-8"))
+    assert written == recipe_schema()
+    assert problems(parse_mapping(text, ""), written) == []
+    assert str(tmp_path) not in json.dumps(written)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--learning-rate", "1"], "no such flag: --learning-rate; type --lr VALUE"),
+        (["--train.lr=1"], "no such flag: --train.lr; type --lr VALUE"),
+        (["--num-train-epochs", "1"], "type --epochs VALUE"),
+        (["--schedule", "cosine"], "type train.schedule=VALUE"),
+        (["--lora-r", "8"], "try method='lora(rank=8)'"),
+        (["--bach-size", "8"], "Did you mean '--batch-size'?"),
+        (["--epochs", "many"], "'many' is not a valid integer"),
+    ],
+)
+def test_an_unknown_flag_says_what_to_type(train, words, expected):
+    code, _, err = train(*words)
+    assert code == 2
+    assert expected in err
+
+
+def test_each_flag_is_an_option():
+    for flag, path in FLAGS.items():
+        assert NAMES.own_name(path) == path, flag
+    assert set(_nested_names()) == set(FLAGS.values())
+
+
+def _nested_names():
+    data = nested_flags({flag.replace("-", "_"): "1" for flag in FLAGS})
+    for key, value in data.items():
+        yield from ([f"{key}.{name}" for name in value] if isinstance(value, dict) else [key])

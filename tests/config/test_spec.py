@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapterhub.config.spec import MAX_CHARACTERS, parse_calls
+from adapterhub.config.spec import MAX_CHARACTERS, call_text, parse_calls
 from adapterhub.errors import ConfigError
 
 
@@ -29,6 +29,21 @@ def parse(text: str) -> list[tuple[str, dict[str, Any]]]:
         ("a(b=int8-weight)", [("a", {"b": "int8-weight"})]),
         ("a(b='x-y')", [("a", {"b": "x-y"})]),
         ("a(b={'c': 1})", [("a", {"b": {"c": 1}})]),
+        ("lora(sites=[attn.q])", [("lora", {"sites": ["attn.q"]})]),
+        (
+            "lora(sites=[attn.q, encoder.0.attn.v], rank=8)",
+            [("lora", {"sites": ["attn.q", "encoder.0.attn.v"], "rank": 8})],
+        ),
+        ("lora(ranks={attn.q: 4, attn.v: 8})", [("lora", {"ranks": {"attn.q": 4, "attn.v": 8}})]),
+        (
+            "a(layers=top 4), b(layers=0..3)",
+            [("a", {"layers": "top 4"}), ("b", {"layers": "0..3"})],
+        ),
+        ("a(b=[true, null, 1e-3, x])", [("a", {"b": [True, None, 1e-3, "x"]})]),
+        ("a(b='(x', c=\"]\"), d", [("a", {"b": "(x", "c": "]"}), ("d", {})]),
+        ("a(b='it\\'s, x'),", [("a", {"b": "it's, x"})]),
+        ("a(b=[]), c(d={})", [("a", {"b": []}), ("c", {"d": {}})]),
+        ("a(\n  b=1,\n)", [("a", {"b": 1})]),
     ],
 )
 def test_calls_are_parsed(text: str, calls: list[tuple[str, dict[str, Any]]]) -> None:
@@ -48,6 +63,14 @@ def test_calls_are_parsed(text: str, calls: list[tuple[str, dict[str, Any]]]) ->
         "a.b(c=1)",
         "1",
         "a) + (b",
+        "a(b=1, b=2)",
+        "a(b=[1)]",
+        "a(b=[x, x: 1, {])",
+        "a(b='x)",
+        "a,, b",
+        "a(b=x y=z)",
+        "a(b=[*x])",
+        "a b",
         "a" * (MAX_CHARACTERS + 1),
         "a(b=" + "[" * 1000 + "]" * 1000 + ")",
         "a\0",
@@ -67,3 +90,34 @@ def test_any_text_is_parsed_or_is_a_config_error(text: str) -> None:
     except ConfigError:
         return
     assert all(isinstance(name, str) and isinstance(options, dict) for name, options in calls)
+
+
+names = st.from_regex("[a-z][a-z0-9_]*", fullmatch=True)
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.sampled_from(["attn.q", "encoder.0.attn.v", "top 4", "0..3", "no", "*.bias", "1_0", "..."])
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+)
+
+
+@given(
+    st.lists(st.tuples(names, st.dictionaries(names, values, max_size=3)), min_size=1, max_size=3)
+)
+def test_every_call_that_is_written_is_read_back(calls: list[tuple[str, dict[str, Any]]]) -> None:
+    text = ", ".join(call_text(name, options) for name, options in calls)
+    if len(text) <= MAX_CHARACTERS:
+        assert parse(text) == calls
+
+
+def test_a_call_is_written_without_quotes_where_none_are_needed() -> None:
+    options = {"rank": 4, "sites": ("attn.q", "attn.v"), "layers": "top 4", "ranks": {"attn.q": 2}}
+    expected = "lora(rank=4, sites=[attn.q, attn.v], layers=top 4, ranks={attn.q: 2})"
+    assert call_text("lora", options) == expected
+    assert call_text("bitfit", {}) == "bitfit"

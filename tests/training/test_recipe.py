@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from adapterhub.errors import ConfigError
-from adapterhub.training.recipe import Recipe, read
+from adapterhub.methods._spec import parse_methods
+from adapterhub.training.other_names import ALIASES, MEANINGS
+from adapterhub.training.recipe import NAMES, Recipe, read
 
 REQUIRED: dict[str, Any] = {"backbone": "a/b", "output": "out", "data": {"train": "t.tsv"}}
 
@@ -50,3 +52,101 @@ def test_every_missing_option_is_listed() -> None:
 def test_an_unknown_option_suggests_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"did you mean '?(train\.)?epochs"):
         read(None, ["train.epoch=3"], REQUIRED)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train.lr=1e-3"],
+        ["lr=1e-3"],
+        ["learning_rate=1e-3"],
+        ["{train: {lr: 1e-3}}"],
+        ["{lr: 1e-3}"],
+    ],
+)
+def test_an_alias_is_read_as_its_option(words: list[str], tmp_path: Path) -> None:
+    path = None
+    if words[0].startswith("{"):
+        path, words = recipe(words[0], tmp_path), []
+    assert read(path, words, REQUIRED) == read(None, ["train.learning_rate=1e-3"], REQUIRED)
+
+
+@pytest.mark.parametrize(("alias", "path"), ALIASES.items())
+def test_every_alias_names_an_option_and_is_not_one(alias: str, path: str) -> None:
+    group, _, own = path.rpartition(".")
+    for written in {alias, f"{group}.{alias}".lstrip(".")}:
+        assert NAMES.own_name(written) == path
+    assert NAMES.own_name(path) == path
+    assert alias not in MEANINGS
+    if group:  # an option of one group only is accepted above it
+        assert NAMES.own_name(own) in (path, own)
+
+
+def test_no_name_with_a_meaning_is_an_option() -> None:
+    assert len(MEANINGS) > 40
+    for name in MEANINGS:
+        assert NAMES.own_name(name) is None, name
+        assert NAMES.suggest(name) == f"; try {MEANINGS[name]}"
+
+
+def test_options_are_accepted_above_their_group() -> None:
+    words = ["epochs=2", "rows=9", "train=a.csv", "eval=b.csv", "text=body", "bs=4"]
+    read_ = read(None, words, REQUIRED)
+    assert (read_.train.epochs, read_.train.batch_size, read_.data.rows) == (2, 4, 9)
+    assert (read_.data.train, read_.data.eval, read_.data.text) == ("a.csv", "b.csv", "body")
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("target_modules=[q]", "target_modules is not an option; try method='lora(sites=["),
+        ("train.lora_r=4", "train.lora_r is not an option; try method='lora(rank=8)'"),
+        ("warmup_ratio=0.1", "; try train.warmup=0.1"),
+        ("train.LR_scheduler_type=linear", "; try train.schedule=cosine"),
+        ("epohcs=3", "epohcs is not an option; did you mean 'train.epochs'"),
+        ("data.epochs=3", "data.epochs is not an option; try train.epochs"),
+        ("train.text=body", "; try data.text"),
+        ("data.lr=1", "; try train.learning_rate"),
+        ("trian.epochs=3", "did you mean 'train'?"),
+        ("data.output_dir=x", "; try output"),
+        ("xyzzy=1", "valid options: backbone"),
+        ("train=3", "train is 3, expected mapping"),
+    ],
+)
+def test_a_wrong_name_says_what_to_type(word: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        read(None, [word], REQUIRED)
+    assert expected in str(error.value)
+
+
+def test_an_option_that_is_given_twice_is_refused_and_a_later_layer_wins() -> None:
+    with pytest.raises(ConfigError, match="given twice") as error:
+        read(None, ["lr=1", "train.learning_rate=2"], REQUIRED)
+    assert error.value.offenders == ("train.learning_rate: as lr and train.learning_rate",)
+    flags = REQUIRED | {"train": {"learning_rate": 2.0}}
+    assert read(None, ["lr=1"], flags).train.learning_rate == 1.0
+
+
+@pytest.mark.parametrize(
+    "text", ["train: null\nlr: 1\n", "lr: 1\ntrain: 3\n", "1: 2\n", "data: {2: 1}\n"]
+)
+def test_data_of_other_shapes_is_a_config_error(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        read(recipe(text, tmp_path), flags=REQUIRED)
+
+
+def test_an_empty_group_is_read() -> None:
+    assert read(None, ["train={}", "lr=1"], REQUIRED).train.learning_rate == 1.0
+
+
+def test_specs_need_no_quotes_inside_of_lists_and_words(tmp_path: Path) -> None:
+    spec = "lora(rank=4, sites=[attn.q, attn.v])"
+    same = parse_methods(spec)
+    for words in ([f"method={spec}"], [f"method=[{spec}]"]):
+        assert parse_methods(read(None, words, REQUIRED).method) == same  # type: ignore[arg-type]
+    path = recipe(f"method: {spec}\n", tmp_path)
+    assert parse_methods(read(path, flags=REQUIRED).method) == same  # type: ignore[arg-type]
+    path = recipe("method: [lora(rank=4, alpha=8), prefix]\n", tmp_path)
+    with pytest.raises(ConfigError, match="invalid method spec") as error:
+        parse_methods(read(path, flags=REQUIRED).method)  # type: ignore[arg-type]
+    assert error.value.hint.startswith("quotes around each")

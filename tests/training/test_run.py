@@ -29,7 +29,8 @@ def test_the_output_folder_has_every_file_of_a_run(recipe: Recipe, tmp_path: Pat
     output = tmp_path / "run"
     outcome = run(recipe, reporter_for(output, recipe.train, quiet=True))
     assert {path.name for path in output.iterdir()} == {
-        ".lock", "adapter", "checkpoints", "metrics.jsonl", "recipe.yaml", "timings.jsonl",
+        ".lock", "adapter", "checkpoints", "metrics.jsonl", "recipe.schema.json",
+        "recipe.yaml", "timings.jsonl",
     }  # fmt: skip
     assert read(output / "recipe.yaml") == recipe
     assert outcome.folder == output / "adapter"

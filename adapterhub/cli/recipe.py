@@ -1,0 +1,86 @@
+"""`adapterhub recipe`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from adapterhub.cli._format import examples, say, say_text
+from adapterhub.cli.train import RecipeCommand, nested_flags, recipe_flags, recipe_words
+from adapterhub.errors import ConfigError, OutputError
+from adapterhub.training.recipe import read_draft
+
+
+@click.command(
+    "recipe",
+    cls=RecipeCommand,
+    epilog=examples(
+        "adapterhub recipe --method lora --task seq2seq --train train.csv > my.yaml",
+        "adapterhub train my.yaml --output runs/one",
+        "adapterhub recipe lora seq2seq --save my.yaml",
+        "adapterhub recipe runs/one/recipe.yaml train.epochs=10 --save longer.yaml",
+    ),
+)
+@click.argument("words", nargs=-1, metavar="[METHOD] [TASK] [RECIPE.yaml] [KEY=VALUE]...")
+@recipe_flags
+@click.option(
+    "--save",
+    metavar="FILE",
+    help="Write the recipe to a new file, and the schema that editors complete it from beside it.",
+)
+def command(words: tuple[str, ...], save: str | None, **flags: Any) -> None:
+    """Print a recipe with every option, each with a comment.
+
+    Flags, KEY=VALUE and RECIPE.yaml set options as for `adapterhub train`; the others have their
+    defaults. For editors, write the schema once: `adapterhub train --schema > recipe.schema.json`
+    (--save does that, too).
+    """
+    from adapterhub.training.recipe_text import commented_recipe
+
+    specs, others = _split_names(words)
+    recipe = read_draft(*recipe_words(others), specs | nested_flags(flags))
+    text = commented_recipe(recipe)
+    if save is None:
+        say_text(text.removesuffix("\n"))
+    else:
+        _save(Path(save), text)
+
+
+def _split_names(words: tuple[str, ...]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Split the arguments into the method and task that they name, and the others.
+
+    Raises:
+        ConfigError: two methods or two tasks.
+    """
+    from adapterhub.methods._described import described_methods
+    from adapterhub.tasks import TASKS
+
+    specs = {
+        option: [word for word in words if word in names]
+        for option, names in (("method", described_methods()), ("task", TASKS))
+    }
+    if several := [f"{key}: {', '.join(named)}" for key, named in specs.items() if named[1:]]:
+        raise ConfigError(
+            "more than one method or task",
+            offenders=several,
+            expected="one of each",
+            hint="--method '[prefix, lora]', which composes them",
+        )
+    named = {option: found[0] for option, found in specs.items() if found}
+    return named, tuple(word for word in words if word not in named.values())
+
+
+def _save(path: Path, text: str) -> None:
+    from adapterhub.training.output_folder import SCHEMA
+    from adapterhub.training.recipe_schema import write_schema
+
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(text)
+        write_schema(path.parent)
+    except FileExistsError as error:
+        raise OutputError(f"{path} exists", hint="another --save, or delete it") from error
+    say(f"wrote {path}, and {path.parent / SCHEMA} for editors")
+    say(f"next: adapterhub train {path}")

@@ -1,0 +1,68 @@
+"""The JSON schema of recipes, with the options of all methods and tasks, for editors.
+
+A recipe names it in its first line, as a file beside it: editors complete and check the recipe.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from adapterhub.config.json_schema import json_schema, options_schema
+from adapterhub.files.atomic import replace_file
+from adapterhub.methods._described import described_methods
+from adapterhub.tasks import TASKS
+from adapterhub.training.output_folder import SCHEMA
+from adapterhub.training.recipe import Recipe
+
+SCHEMA_LINE = f"# yaml-language-server: $schema={SCHEMA}\n"
+
+
+def recipe_schema() -> dict[str, Any]:
+    """Derive the schema of recipes from the classes of recipes, methods and tasks."""
+    schema = json_schema(Recipe)
+    several = {"type": "array", "items": {"$ref": "#/$defs/method"}, "minItems": 1}
+    described = described_methods()
+    method = _spec_schema({name: (m.summary, m.options) for name, m in described.items()})
+    task = _spec_schema({name: (cls.summary, cls) for name, cls in TASKS.items()})
+    task["anyOf"][-1]["maxProperties"] = 1
+    method["anyOf"].append(several)
+    for name in ("method", "task"):
+        schema["properties"][name]["$ref"] = f"#/$defs/{name}"
+    return schema | {"$defs": {"method": method, "task": task}}
+
+
+def write_schema(folder: Path) -> None:
+    """Write the schema beside a recipe."""
+    text = json.dumps(recipe_schema(), ensure_ascii=False, separators=(",", ":"))
+    replace_file(folder / SCHEMA, f"{text}\n".encode())
+
+
+def _spec_schema(choices: Mapping[str, tuple[str, type]]) -> dict[str, Any]:
+    """Return the schema of a spec: a name, a call as text, or {name: options}.
+
+    `choices` has the summary and the options of each method or task.
+    """
+    names = [{"const": name, "description": text} for name, (text, _) in sorted(choices.items())]
+    options = {
+        name: {"description": text, **_or_null(options_schema(cls))}
+        for name, (text, cls) in sorted(choices.items())
+    }
+    return {
+        "anyOf": [
+            *names,
+            {"type": "string", "pattern": rf"^\s*({'|'.join(sorted(choices))})\s*[(,]"},
+            {
+                "type": "object",
+                "properties": options,
+                "additionalProperties": False,
+                "minProperties": 1,
+            },
+        ]
+    }
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    return schema | {"type": ["object", "null"]}

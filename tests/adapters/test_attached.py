@@ -1,0 +1,154 @@
+"""Which adapters are attached, and the bare backbone inside `disabled`."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import tiny_models
+import torch
+from matrix import CELLS, example
+from torch import nn
+
+import adapterhub as ah
+from adapterhub.adapters.attached import adapters, disabled
+from adapterhub.errors import AttachError
+from adapterhub.methods import METHODS
+
+# By default every method on one encoder and one encoder-decoder.
+SOME_CELLS = [c for c in CELLS if tiny_models.FULL_MATRIX or c[1] in ("bert", "t5")]
+
+
+def logits(model):
+    with torch.no_grad():
+        inputs = tiny_models.batch()
+        return model(**inputs, **tiny_models.decoder_inputs(model, inputs)).logits
+
+
+def test_every_method_has_cells():
+    assert {method for method, _ in SOME_CELLS} == set(METHODS)
+
+
+@pytest.mark.parametrize(("method", "architecture"), SOME_CELLS)
+def test_inside_the_model_is_the_bare_backbone_and_afterwards_as_before(method, architecture):
+    model = tiny_models.usual_model(architecture, **tiny_models.NO_DROPOUT)
+    bare = logits(model)
+    adapter = ah.attach(model, example(method))
+    tiny_models.scramble(adapter)
+    model.eval()
+    adapted = logits(model)
+    assert not torch.equal(adapted, bare)
+    with disabled(model):
+        assert torch.equal(logits(model), bare)
+        assert not adapter.active
+    assert torch.equal(logits(model), adapted)
+    with pytest.raises(ZeroDivisionError), disabled(model):
+        raise ZeroDivisionError
+    assert torch.equal(logits(model), adapted)
+    assert adapter.active
+    adapter.detach()
+    with disabled(model):
+        assert torch.equal(logits(model), bare)
+
+
+@pytest.fixture
+def model():
+    """A classifier with the adapters a and b; b is active."""
+    model = tiny_models.model("bert", **tiny_models.NO_DROPOUT)
+    for name, method in (("a", "lora"), ("b", "bitfit")):
+        tiny_models.scramble(ah.attach(model, method, name=name))
+    return model.eval()
+
+
+def test_the_adapters_are_listed_in_order(model):
+    assert list(adapters(model)) == list(ah.adapters(model)) == ["a", "b"]
+    assert [adapter.active for adapter in adapters(model).values()] == [False, True]
+    ah.activate(model, "a", "b")
+    assert [adapter.active for adapter in adapters(model).values()] == [True, True]
+    adapters(model).clear()  # a copy
+    ah.detach(model, "a")
+    assert list(adapters(model)) == ["b"]
+    ah.detach(model)
+    assert adapters(model) == {}
+    for call in (adapters, lambda thing: disabled(thing).__enter__()):
+        with pytest.raises(AttachError, match="is not a model of transformers"):
+            call(nn.Linear(2, 2))
+
+
+def test_the_room_is_the_function():
+    import adapterhub.adapters
+
+    assert ah.adapters is adapterhub.adapters
+    assert ah.adapters(tiny_models.model("bert")) == {}
+
+
+def test_it_nests_with_itself_and_with_routes(model):
+    adapted = logits(model)
+    rows = len(adapted)
+    with ah.route(model, ["a"] * rows):
+        routed = logits(model)
+        with disabled(model):
+            bare = logits(model)
+            with ah.route(model, ["a"] * rows), disabled(model):
+                assert torch.equal(logits(model), bare)
+            with disabled(model):
+                assert torch.equal(logits(model), bare)
+            with ah.route(model, ["a"] * rows):
+                assert torch.equal(logits(model), routed)
+            assert torch.equal(logits(model), bare)
+        assert torch.equal(logits(model), routed)
+    assert torch.equal(logits(model), adapted)
+    assert len({bare.sum().item(), routed.sum().item(), adapted.sum().item()}) == 3
+
+
+def test_what_is_attached_and_active_does_not_change_inside(model):
+    with disabled(model):
+        for change in (
+            lambda: ah.attach(model, "lora", name="c"),
+            lambda: ah.activate(model, "a"),
+            lambda: ah.detach(model, "a"),
+        ):
+            with pytest.raises(AttachError, match=r"inside route\(...\) or disabled\(...\)"):
+                change()
+    ah.activate(model, "a")
+
+
+def test_it_applies_in_its_own_thread():
+    """The other thread computes with its route, as if nothing were disabled here."""
+    model = tiny_models.model("bert", "features", **tiny_models.NO_DROPOUT)
+
+    def states():
+        with torch.no_grad():
+            return model(**tiny_models.batch()).last_hidden_state
+
+    bare = states()
+    tiny_models.scramble(ah.attach(model, "lora", name="a"))
+    model.eval()
+    adapted, found = states(), {}
+
+    def compute():
+        found["active"] = states()
+        with ah.route(model, ["a"] * len(bare)):
+            found["routed"] = states()
+
+    with disabled(model):
+        thread = threading.Thread(target=compute)
+        thread.start()
+        thread.join()
+        assert torch.equal(states(), bare)
+    assert torch.equal(found["active"], adapted)
+    torch.testing.assert_close(found["routed"], adapted)
+
+
+def test_the_text_of_an_adapter(model):
+    a, b = adapters(model).values()
+    assert repr(b) == (
+        "<Adapter 'b': bitfit on BertForSequenceClassification, "
+        f"{b.count():,} parameters, labels LABEL_0, LABEL_1, LABEL_2, active>"
+    )
+    assert str(a).startswith("<Adapter 'a': lora on Bert")
+    assert not str(a).endswith("active>")
+    c = ah.attach(
+        tiny_models.model("bert", "features"), ["lora(rank=2)", "prefix"], name="two words"
+    )
+    assert repr(c).startswith("<Adapter 'two words': lora(rank=2) + prefix on BertModel, ")

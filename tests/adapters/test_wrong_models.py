@@ -1,0 +1,143 @@
+"""What users give in place of a model: each error says what to type, and typing it works."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+
+import peft
+import pytest
+import tiny_models
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import adapterhub as ah
+from adapterhub.adapters.state import backbone_fingerprint
+from adapterhub.adapters.wrong_models import library_inside, remedy
+from adapterhub.backbones.tokenizer import tokenizer_snapshot
+from adapterhub.errors import AttachError
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+PEFT = {
+    "lora": peft.LoraConfig(target_modules=["query", "value"]),
+    "ia3": peft.IA3Config(target_modules=["key"], feedforward_modules=[]),
+    "lora with a head": peft.LoraConfig(target_modules=["query"], task_type="SEQ_CLS"),
+    "prompt": peft.PromptTuningConfig(num_virtual_tokens=2, task_type="FEATURE_EXTRACTION"),
+    "prompt with a head": peft.PromptTuningConfig(num_virtual_tokens=2, task_type="SEQ_CLS"),
+}
+VERBS = {
+    "attach": lambda model: ah.attach(model, "lora"),
+    "load": lambda model: ah.load(model, "./nowhere"),
+    "activate": lambda model: ah.activate(model, "default"),
+    "detach": ah.detach,
+    "route": lambda model: ah.route(model, ["default"]).__enter__(),
+    "adapters": ah.adapters,
+    "disabled": lambda model: ah.disabled(model).__enter__(),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("kind", ["peft", "wrapper"])
+def test_every_function_refuses_a_wrapped_model(verb, kind):
+    model = tiny_models.model("bert")
+    wrapped = (
+        nn.DataParallel(model) if kind == "wrapper" else peft.get_peft_model(model, PEFT["lora"])
+    )
+    with pytest.raises(AttachError, match="is not a model of transformers") as error:
+        VERBS[verb](wrapped)
+    assert ("model.module" if kind == "wrapper" else "model = model.unload()") in error.value.hint
+
+
+@pytest.mark.parametrize("kind", PEFT)
+def test_what_the_error_says_of_a_peft_model_works(kind):
+    bare = tiny_models.model("bert")
+    wrapped = peft.get_peft_model(tiny_models.model("bert"), PEFT[kind])
+    hint = remedy(wrapped)
+    if call := re.search(r"model = model\.(\w+)\(\)", hint):
+        model = getattr(wrapped, call[1])()
+        ah.attach(model, "lora")
+        assert backbone_fingerprint(model) == backbone_fingerprint(bare)
+    else:
+        assert "load_backbone(ID)" in hint
+        with pytest.raises(AttachError, match="of the library peft in its layers"):
+            ah.attach(wrapped.get_base_model(), "lora")
+
+
+def test_a_model_with_adapters_of_peft_in_its_layers_is_refused():
+    """Its outputs would be the adapter's and theirs, and its files would not say so."""
+    own = tiny_models.model("bert")
+    own.add_adapter(PEFT["lora"])  # transformers' integration of peft
+    for model in (
+        own,
+        peft.get_peft_model(tiny_models.model("bert"), PEFT["lora"]).base_model.model,
+    ):
+        assert library_inside(model) == "peft"
+        with pytest.raises(AttachError, match="adapters of the library peft in its layers"):
+            ah.attach(model, "lora")
+        assert ah.adapters(model) == {}
+    assert library_inside(tiny_models.model("bert")) is None
+
+
+def test_a_model_of_the_library_adapters_is_refused():
+    model = tiny_models.model("bert")
+    kind = type(model)
+    model.__class__ = type("BertWithAdapters", (kind,), {"__module__": "adapters.models.bert"})
+    with pytest.raises(AttachError, match="of the library adapters in its layers") as error:
+        ah.attach(model, "lora")
+    assert "load_backbone(ID)" in error.value.hint
+    assert "load(model, FOLDER)" in error.value.hint
+
+
+@pytest.fixture
+def process_group(tmp_path):
+    """A group of this process alone."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1
+    )
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_a_distributed_model(process_group):
+    wrapped = DistributedDataParallel(tiny_models.model("bert"))
+    with pytest.raises(AttachError) as error:
+        ah.attach(wrapped, "lora")
+    assert error.value.hint == "use the model inside: model.module; attach first, then wrap"
+    ah.attach(wrapped.module, "lora")
+
+
+def test_a_compiled_model():
+    compiled = torch.compile(tiny_models.model("bert"), backend="eager")
+    with pytest.raises(AttachError) as error:
+        ah.attach(compiled, "lora")
+    assert error.value.hint == "attach first, then torch.compile(model)"
+
+
+@pytest.mark.parametrize(
+    ("thing", "hint"),
+    [
+        ("bert-base-uncased", "model, tokenizer = load_backbone('bert-base-uncased')"),
+        ("lora", "attach(model, 'lora')"),
+        ("lora(rank=4)", "attach(model, 'lora(rank=4)')"),
+        (None, "model, tokenizer = load_backbone(ID)"),
+        ((1, 2), "model, tokenizer = load_backbone(ID)"),
+        (SimpleNamespace(model=3), "model, tokenizer = load_backbone(ID)"),
+    ],
+)
+def test_other_things(thing, hint):
+    for verb in ("attach", "load", "activate", "adapters"):
+        with pytest.raises(AttachError) as error:
+            VERBS[verb](thing)
+        assert error.value.hint == hint
+
+
+def test_a_tokenizer_and_a_pipeline(backbone):
+    model, tokenizer = ah.load_backbone(str(backbone))
+    assert tokenizer_snapshot(model)
+    with pytest.raises(AttachError) as error:
+        ah.attach(tokenizer, "lora")
+    assert error.value.hint == "attach(model, METHOD, tokenizer=tokenizer)"
+    with pytest.raises(AttachError, match="SimpleNamespace") as error:
+        ah.attach(SimpleNamespace(model=model), "lora")
+    assert "model.model" in error.value.hint

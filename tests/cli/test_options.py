@@ -1,0 +1,83 @@
+"""`adapterhub options`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from command_line import refused
+
+from adapterhub.config.options import options_of
+from adapterhub.data.options import DataOptions
+from adapterhub.methods import METHODS
+from adapterhub.tasks import TASKS
+from adapterhub.training.options import TrainOptions
+
+
+def words_of(text):
+    return " ".join(text.split())
+
+
+def test_all_options_of_a_recipe_are_listed(adapterhub):
+    code, out, _ = adapterhub("options")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    for prefix, cls in (("data.", DataOptions), ("train.", TrainOptions)):
+        for option in options_of(cls):
+            assert f"  {prefix}{option.name} " in out
+            assert words_of(option.help) in words_of(out)
+    assert "str, required" in out
+    assert "adapterhub recipe > recipe.yaml" in out
+
+
+@pytest.mark.parametrize("name", [*sorted(METHODS), *sorted(TASKS), "train", "data", "recipe"])
+def test_each_name_fits_80_columns(adapterhub, name):
+    code, out, _ = adapterhub("options", name)
+    assert code == 0
+    assert out.startswith(name)
+    assert max(map(len, out.splitlines())) <= 80
+    cls = METHODS.get(name) or TASKS.get(name)
+    assert all(f"  {option.name} " in out for option in (options_of(cls) if cls else ()))
+
+
+def test_no_name_means_two_things():
+    assert METHODS.keys().isdisjoint(TASKS)
+    assert {"recipe", "data", "train"}.isdisjoint(METHODS.keys() | TASKS.keys())
+
+
+def test_methods_and_tasks_print_the_same(adapterhub):
+    assert adapterhub("methods", "lora") == adapterhub("options", "lora")
+    assert adapterhub("tasks", "seq2seq") == adapterhub("options", "seq2seq")
+
+
+@pytest.mark.parametrize("name", ["lr", "train.lr", "learning_rate", "train.learning_rate"])
+def test_an_option_by_any_of_its_names(adapterhub, name):
+    code, out, _ = adapterhub("options", name)
+    assert code == 0
+    assert out.startswith("train.learning_rate\n")
+    assert "peak learning rate" in out
+
+
+def test_json(adapterhub):
+    code, out, _ = adapterhub("options", "train", "lora", "--json")
+    assert code == 0
+    train, lora = json.loads(out).values()
+    (every,) = (option for option in train if option["name"] == "train.log_every")
+    assert every | {"help": ""} == {
+        "name": "train.log_every", "type": "int", "default": 10, "help": ""
+    }  # fmt: skip
+    assert "rank" in [option["name"] for option in lora]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("lroa", "did you mean 'lora'"),
+        ("train.epohcs", "'train.epochs'"),
+        ("target_modules", "sites=[attn.q, attn.v]"),
+        ("warmup_ratio", "train.warmup=0.1"),
+        ("qlora", "lora on a quantized backbone"),
+    ],
+)
+def test_an_unknown_name(adapterhub, name, expected):
+    refused(adapterhub("options", name), expected)

@@ -1,0 +1,62 @@
+"""`adapterhub recipe`: a complete recipe, ready to train."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from command_line import refused
+
+from adapterhub.config.yaml import load_yaml
+from adapterhub.training.recipe import read
+
+
+def test_a_recipe_is_written_to_a_file_and_trained(adapterhub, backbones, data, tmp_path):
+    words = ("--method", "lora", "--task", "seq2seq", "--backbone", backbones("t5"))
+    files = ("--train", data[0], "--eval", data[1], "--output", tmp_path / "run")
+    code, out, err = adapterhub("recipe", *words, *files, "--epochs", 1, "train.tensorboard=false")
+    assert code == 0, err
+    (tmp_path / "my.yaml").write_text(out, encoding="utf-8")
+    code, _, err = adapterhub("train", tmp_path / "my.yaml", "--steps", 1, "--quiet")
+    assert code == 0, err
+    assert read(tmp_path / "run" / "recipe.yaml").train.max_steps == 1
+
+
+def test_names_and_flags_and_words_give_the_same_recipe(adapterhub, tmp_path):
+    code, out, _ = adapterhub("recipe", "prefix", "causal-lm", "lr=1e-3")
+    assert code == 0
+    assert out.startswith("# yaml-language-server: $schema=recipe.schema.json\n# adapterhub train")
+    assert max(map(len, out.splitlines())) <= 80
+    words = ("method=prefix", "--task", "causal-lm", "train.learning_rate=1e-3")
+    assert adapterhub("recipe", *words)[1] == out
+    (tmp_path / "one.yaml").write_text(out, encoding="utf-8")
+    assert adapterhub("recipe", tmp_path / "one.yaml")[1] == out
+    other = adapterhub("recipe", tmp_path / "one.yaml", "lora")[1]
+    assert "  lora:\n" in other
+    assert "  prefix:\n" not in other
+
+
+def test_save_writes_the_schema_beside_the_recipe(adapterhub, tmp_path):
+    file = tmp_path / "my.yaml"
+    code, out, _ = adapterhub("recipe", "--save", file)
+    assert code == 0
+    assert f"next: adapterhub train {file}" in out
+    assert load_yaml(file)["train"]["log_every"]
+    schema = json.loads((tmp_path / "recipe.schema.json").read_text(encoding="utf-8"))
+    assert "train" in schema["properties"]
+    refused(adapterhub("recipe", "--save", file), "exists", "another --save")
+    refused(adapterhub("recipe", "--save", tmp_path / "no" / "my.yaml"), "No such file")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["lora", "prefix"], ["method: lora, prefix", "composes"]),
+        (["seq2seq", "tagging"], ["task: seq2seq, tagging"]),
+        (["lroa"], ["no such file: 'lroa'"]),
+        (["--method", "lroa"], ["did you mean 'lora'"]),
+        (["train.epohcs=3"], ["train.epohcs", "epochs"]),
+    ],
+)
+def test_a_wrong_word(adapterhub, words, expected):
+    refused(adapterhub("recipe", *words), *expected)

@@ -1,0 +1,139 @@
+"""Specs of methods: other names of options, options beside a name, and specs as text."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import typing
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import adapterhub as ah
+from adapterhub.config.options import options_of
+from adapterhub.errors import ConfigError
+from adapterhub.methods import METHODS
+from adapterhub.methods._other_names import ALIASES, METHOD_MEANINGS, option_names
+from adapterhub.methods._spec import dump_methods, method_text, parse_methods, with_options
+
+EVERY_METHOD = pytest.mark.parametrize("name", sorted(METHODS))
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("lora(sites=[attn.q])", {"lora": {"sites": ["attn.q"]}}),
+        ("lora(sites=[attn.q, attn.v], rank=8)", "lora(rank=8, sites=['attn.q', 'attn.v'])"),
+        ("lora(ranks={encoder.0.attn.q: 4})", {"lora": {"ranks": {"encoder.0.attn.q": 4}}}),
+        ("lora(layers=top 1)", {"lora": {"layers": "top 1"}}),
+        ("lora(layers=0..1)", {"lora": {"layers": "0..1"}}),
+        ("lora(r=4, lora_alpha=8, lora_dropout=0.1)", "lora(rank=4, alpha=8, dropout=0.1)"),
+        ("prefix(num_virtual_tokens=4)", {"prefix": {"length": 4}}),
+        ("pfeiffer(bottleneck_size=4, non_linearity=gelu)", "pfeiffer(size=4, activation=gelu)"),
+    ],
+)  # fmt: skip
+def test_a_spec_without_quotes_and_with_other_names(text, same):
+    assert parse_methods(text) == parse_methods(same)
+
+
+def test_every_alias_is_an_option_of_some_method_and_never_an_own_name():
+    own = {option.name for cls in METHODS.values() for option in options_of(cls)}
+    assert set(ALIASES.values()) <= own
+    assert own.isdisjoint(ALIASES)
+    for cls in METHODS.values():
+        names = option_names(cls)
+        assert own.isdisjoint(names.meanings), cls.name
+        for alias, option in names.aliases.items():
+            assert names.own_name(alias) == option
+
+
+def test_no_meaning_of_a_method_is_a_method():
+    assert METHOD_MEANINGS.keys().isdisjoint(METHODS)
+    for name in METHOD_MEANINGS:
+        with pytest.raises(ConfigError) as error:
+            parse_methods({name.upper(): {}})
+        assert METHOD_MEANINGS[name] in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("qlora", "lora on a quantized backbone"),
+        ("adapter", "pfeiffer and houlsby"),
+        ("prefix_tuning", "prefix is this method"),
+        ("sft", "task=causal-lm"),
+        ("LoRA", "did you mean 'lora'?"),
+        ("scaled_parallel", "did you mean 'scaled-parallel'?"),
+        ("lora(target_modules=[q, v])", "try sites=[attn.q, attn.v, cross.q, cross.v]"),
+        ("houlsby(target_modules=x)", "try sites=[attn, cross, ffn]"),
+        ("pfeiffer(reduction_factor=16)", "try size=48"),
+        ("lora(lr=1)", "try train.learning_rate"),
+        ("lora(rank=4, r=8)", "rank: as rank and r"),
+        ("pfeiffer(r=8)", "valid options: size"),
+    ],
+)
+def test_a_wrong_name_says_what_to_type(spec, expected):
+    with pytest.raises(ConfigError) as error:
+        parse_methods(spec)
+    assert expected in str(error.value)
+
+
+def test_options_beside_the_name_of_one_method():
+    assert with_options("lora", {"rank": 4}) == parse_methods("lora(rank=4)")
+    assert with_options("lora(rank=4)", {"r": 2, "alpha": 8}) == parse_methods(
+        "lora(rank=2, alpha=8)"
+    )
+    assert with_options(ah.LoRA(rank=4), {}) == (ah.LoRA(rank=4),)
+    for spec in (["lora", "prefix"], ah.LoRA()):
+        with pytest.raises(ConfigError, match="options") as error:
+            with_options(spec, {"rank": 4})
+        assert "rank: of compacter, dora, lora" in error.value.offenders[0]
+        assert "LoRA(rank=4)" in error.value.hint
+    with pytest.raises(ConfigError, match="invalid option"):
+        with_options("bitfit", {"rank": 4})
+
+
+def test_no_option_of_a_method_is_a_parameter_of_attach():
+    parameters = set(inspect.signature(ah.attach).parameters)
+    assert {"model", "method", "name", "tokenizer"} <= parameters
+    for cls in METHODS.values():
+        assert parameters.isdisjoint(option.name for option in options_of(cls)), cls.name
+
+
+@EVERY_METHOD
+def test_the_text_of_a_method_is_read_back(name):
+    method = METHODS[name].example()
+    assert dump_methods(parse_methods(method_text(method))) == dump_methods([method])
+    assert method_text(METHODS[name]()) == name
+
+
+def values_of(hint):
+    """Build a strategy for plain data of an annotation."""
+    args = typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    scalars = {int: st.integers(), float: st.floats(allow_nan=False), str: st.text(),
+               bool: st.booleans(), type(None): st.none()}  # fmt: skip
+    if hint in scalars:
+        return scalars[hint]
+    if origin is typing.Literal:
+        return st.sampled_from(args)
+    if origin is tuple:
+        return st.lists(values_of(args[0]), max_size=3)
+    if origin is dict:
+        return st.dictionaries(st.text(), values_of(args[1]), max_size=3)
+    return st.one_of(*map(values_of, args)) if args else st.none()
+
+
+@EVERY_METHOD
+@settings(max_examples=15)
+@given(data=st.data())
+def test_any_options_survive_the_text(name, data):
+    from adapterhub.config.spec import MAX_CHARACTERS, call_text, parse_calls
+
+    hints = typing.get_type_hints(METHODS[name])
+    fields = [field.name for field in dataclasses.fields(METHODS[name])]
+    options = {f: data.draw(values_of(hints[f])) for f in fields if data.draw(st.booleans())}
+    text = call_text(name, options)
+    if len(text) <= MAX_CHARACTERS:
+        assert parse_calls(text, "method", "") == [(name, options)]

@@ -1,0 +1,149 @@
+"""transformers' Trainer with `TrainerCallback`: adapters beside checkpoints and at the end."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import tiny_models
+import torch
+from matrix import example
+from torch import nn
+from transformers import Trainer, TrainingArguments
+
+import adapterhub as ah
+from adapterhub.errors import AttachError, TrainingError
+from adapterhub.files.native import read_adapter
+from adapterhub.training.trainer_callback import TrainerCallback, _unwrapped
+
+# What save_pretrained writes, and warns of: tests/adapters/test_model_methods.py.
+pytestmark = pytest.mark.filterwarnings("ignore:save_pretrained wrote the backbone without")
+METHODS = ["lora", "full", "head", "prefix", "mam"]
+
+
+def rows(count=8):
+    return [
+        {"input_ids": row, "attention_mask": torch.ones_like(row), "labels": i % 3}
+        for i, row in enumerate(tiny_models.batch(count)["input_ids"])
+    ]
+
+
+def trainer_of(model, folder, **options):
+    arguments = TrainingArguments(
+        folder, max_steps=4, per_device_train_batch_size=4, learning_rate=1e-2, report_to=[],
+        save_steps=2, disable_tqdm=True, use_cpu=True, dataloader_pin_memory=False, **options,
+    )  # fmt: skip
+    return Trainer(
+        model, arguments, train_dataset=rows(), eval_dataset=rows(), callbacks=[TrainerCallback()]
+    )
+
+
+def attached(method="lora", name="mine", model=None):
+    model = model or tiny_models.model("bert", **tiny_models.NO_DROPOUT)
+    torch.manual_seed(0)
+    return model, ah.attach(model, example(method), name=name)
+
+
+def logits(model):
+    with torch.no_grad():
+        return model.eval()(**tiny_models.batch()).logits
+
+
+def assert_same_files(one: Path, other: Path):
+    first, second = read_adapter(one)[1], read_adapter(other)[1]
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        torch.testing.assert_close(second[name], tensor, msg=name)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_adapters_are_beside_each_checkpoint_and_a_resumed_run_is_the_same(method, tmp_path):
+    model, _ = attached(method)
+    trainer_of(model, tmp_path).train()
+    whole = tmp_path / "adapters" / "mine"
+    assert_same_files(whole, tmp_path / "checkpoint-4" / "adapters" / "mine")
+    expected = logits(model)
+    fresh = tiny_models.model("bert", **tiny_models.NO_DROPOUT)
+    ah.load(fresh, whole)
+    torch.testing.assert_close(logits(fresh), expected)
+    half = read_adapter(tmp_path / "checkpoint-2" / "adapters" / "mine")[1]
+    assert any(not torch.equal(t, half[n]) for n, t in read_adapter(whole)[1].items())
+    whole.rename(tmp_path / "whole")
+    model, _ = attached(method)
+    trainer_of(model, tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert_same_files(tmp_path / "whole", tmp_path / "adapters" / "mine")
+    torch.testing.assert_close(logits(model), expected)
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_the_best_checkpoint_is_what_is_saved_at_the_end(method, tmp_path):
+    model, _ = attached(method)
+    options = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True}
+    trainer = trainer_of(model, tmp_path, **options, metric_for_best_model="loss")
+    trainer.args.greater_is_better = True  # the worst: not the last one
+    trainer.train()
+    best = Path(trainer.state.best_model_checkpoint)
+    assert best.name == "checkpoint-2"
+    assert_same_files(best / "adapters" / "mine", tmp_path / "adapters" / "mine")
+
+
+def test_all_adapters_are_saved_under_their_names(tmp_path):
+    model, _ = attached("lora", "a")
+    attached("bitfit", "b", model)
+    trainer_of(model, tmp_path).train()
+    for folder in (tmp_path, tmp_path / "checkpoint-2"):
+        assert sorted(path.name for path in (folder / "adapters").iterdir()) == ["a", "b"]
+    fresh = tiny_models.model("bert", **tiny_models.NO_DROPOUT)
+    for name in ("a", "b"):
+        ah.load(fresh, tmp_path / "adapters" / name)
+    torch.testing.assert_close(logits(fresh), logits(model))
+
+
+@pytest.mark.parametrize(("method", "name"), [("lora", "other"), ("pfeiffer", "mine")])
+def test_other_adapters_than_those_of_the_checkpoint_are_refused(method, name, tmp_path):
+    """Trainer loads with strict=False: it would train on from their initial values."""
+    model, _ = attached()
+    trainer_of(model, tmp_path).train()
+    model, _ = attached(method, name)
+    with pytest.raises(AttachError, match="of adapters that are not attached") as error:
+        trainer_of(model, tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert "mine" in str(error.value)
+
+
+def test_a_model_without_adapters_is_refused(tmp_path):
+    with pytest.raises(TrainingError, match="no adapter is attached") as error:
+        trainer_of(tiny_models.model("bert"), tmp_path).train()
+    assert "attach(model" in error.value.hint
+
+
+def test_a_checkpoint_in_another_folder_is_noted(tmp_path):
+    model, _ = attached()
+    trainer = trainer_of(model, tmp_path)
+    trainer.state.global_step = 7
+    with pytest.warns(UserWarning, match="checkpoint-7 is not there"):
+        TrainerCallback().on_save(trainer.args, trainer.state, trainer.control, model=model)
+    assert not (tmp_path / "checkpoint-7").exists()
+
+
+def test_the_model_inside_wrappers_is_found():
+    model = tiny_models.model("bert")
+    assert _unwrapped(model) is model
+    assert _unwrapped(nn.DataParallel(torch.compile(model, backend="eager"))) is model
+    assert isinstance(_unwrapped(nn.Linear(1, 1)), nn.Linear)
+
+
+@pytest.mark.filterwarnings("ignore:.*pin_memory")
+def test_the_recipe_of_the_docs_runs(backbone, tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "trainers.md").read_text(encoding="utf-8")
+    first, second = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    data = [row | {"labels": row["labels"] % 2} for row in rows()]
+    names = {"BACKBONE": str(backbone), "train": data, "dev": data, "batch": tiny_models.batch()}
+    exec(first, names)
+    (adapter,) = ah.adapters(names["model"]).values()
+    assert repr(adapter).startswith("<Adapter 'polite': lora(rank=4) on Bert")
+    exec(second, names)
+    assert names["logits"].shape == (3, 2)
+    checkpoints = sorted(path.name for path in Path("out").glob("checkpoint-*/adapters/polite"))
+    assert checkpoints == ["polite", "polite"]
