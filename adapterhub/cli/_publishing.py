@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-registry_option = click.option("--registry", help="Registry folder (default: your own registry).")
+registry_option = click.option(
+    "--registry", help="Registry folder (default: $ADAPTERHUB_REGISTRY, or your own registry)."
+)
 allow_finding_option = click.option(
     "--allow-finding",
     "allow_findings",

@@ -11,7 +11,7 @@ import click
 
 from adapterhub.cli._format import examples as example_lines
 from adapterhub.cli._format import print_json, say, say_text
-from adapterhub.cli._publishing import require_signature_option
+from adapterhub.cli._publishing import registry_option, require_signature_option
 from adapterhub.errors import DataError, one_line
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     help="With TEXT: the second or a further text; with --data: its column.",
 )
 @click.option("--backbone", help="Load the backbone from this Hub id or folder.")
+@registry_option
 @require_signature_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def command(
@@ -44,6 +45,7 @@ def command(
     text: str | None,
     pair: tuple[str, ...],
     backbone: str | None,
+    registry: str | None,
     as_json: bool,
 ) -> None:
     """Predict on each TEXT, each row of --data or each line of standard input.
@@ -54,7 +56,7 @@ def command(
     from adapterhub.inference.open import open_adapter
     from adapterhub.inference.record import read_training_record
 
-    record = read_training_record(reference)
+    record = read_training_record(reference, registry)
     task = record.task
     if pair and task.fields(record.data) == 1:
         raise DataError("--pair gives a second text, but the adapter was trained on single texts")
@@ -66,7 +68,7 @@ def command(
         examples = task.read(str(data), options, "eval", labelled=False)
     else:
         examples = _read_lines(record)
-    opened = open_adapter(reference, backbone)
+    opened = open_adapter(reference, backbone, registry=registry)
     for example, prediction in zip(examples, opened.predict(examples), strict=True):
         shown = task.shown(example)
         if as_json:

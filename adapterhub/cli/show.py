@@ -23,15 +23,14 @@ def command(reference: str, backbone: str | None, registry: str | None, as_json:
     from adapterhub.files.manifest import to_json
     from adapterhub.files.native import read_card, read_manifest
     from adapterhub.registry.pull import pull
-    from adapterhub.registry.reference import read_reference
-    from adapterhub.registry.stores import store_of
+    from adapterhub.registry.stores import read_reference, store_of
 
     folder = pull(reference, backbone=backbone, registry=registry)
     if as_json:
         manifest = json.loads(to_json(read_manifest(folder)))
         print_json(manifest, indent=2)
         return
-    parsed = read_reference(reference)
+    parsed = read_reference(reference, registry)
     if parsed.kind != "folder":
         versions = store_of(parsed, registry).versions(parsed.name, backbone=backbone)
         print_table(entries_table(list(versions)), OPTIONAL_COLUMNS)

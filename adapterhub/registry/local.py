@@ -26,6 +26,7 @@ from adapterhub.files.signature import Signature
 from adapterhub.registry.file_names import backbone_folder, folder_of_id, is_backbone_folder
 from adapterhub.registry.index import FORMAT, Index, IndexedFolder, open_index, remove_index
 from adapterhub.registry.local_versions import Contents, NameFolder, folder_stamp, line_of
+from adapterhub.registry.nearby import nearby_adapters
 from adapterhub.registry.published_files import (
     PUBLISHED,
     check_digest,
@@ -139,6 +140,13 @@ class LocalRegistry:
         with name_folder.writing():
             name_folder.change(tags={tag: entry.version})
 
+    def has(self, name: str) -> bool:
+        """Return whether there is a version of this name, readable or not."""
+        if not is_name(name):
+            return False
+        folders = [NameFolder(self.root / folder / name) for folder in self._backbone_folders()]
+        return any(is_plain_folder(folder.path) and folder.numbers() for folder in folders)
+
     def signatures(self, entry: Entry) -> Sequence[Signature]:
         """List signatures outside of the version's folder: none."""
         return ()
@@ -218,10 +226,13 @@ class LocalRegistry:
             detail = f" for {backbone}"
         else:
             detail = did_you_mean(name, {folder.name for folder in self._name_folders()})
+        folders = [] if others else nearby_adapters(name)
+        here = [f"the folder {folder} has an adapter" for folder in folders]
         return RegistryError(
             f"{self.root} has no adapter {name!r}{detail}",
-            offenders=sorted({f"it has one for {e.backbone}, {e.fingerprint}" for e in others}),
-            hint="adapterhub list",
+            offenders=sorted({f"it has one for {e.backbone}, {e.fingerprint}" for e in others})
+            + here,
+            hint=f"{folders[0]} in place of {name}" if folders else "adapterhub list",
         )
 
     def _backbone_folders(self) -> list[str]:

@@ -20,14 +20,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from platformdirs import user_state_path
 
+from adapterhub.config.state_folder import state_folder
 from adapterhub.errors import AdapterhubError, RegistryError, warn_user
 from adapterhub.files import schema
 from adapterhub.files.atomic import UnreadableError, read_file, replace_file
 from adapterhub.registry.store import Entry, Store, version_number
 
-STATE_VARIABLE = "ADAPTERHUB_STATE"
 MOST_VERSIONS, MOST_NAMES = 64, 4_096  # some 8 kB a name, 32 MB in all; the oldest go first
 _MAX_BYTES = 32 << 10
 _LOCK_SECONDS = 5.0  # a record is not worth a longer wait
@@ -177,9 +176,7 @@ def _yank_reason(store: Store, entry: Entry, number: int) -> str | None:
 
 
 def _folder() -> Path:
-    folder = os.environ.get(STATE_VARIABLE)
-    state = Path(folder) if folder else user_state_path("adapterhub", appauthor=False)
-    return state / "seen"
+    return state_folder() / "seen"
 
 
 def _warn_damaged(seen: SeenVersions, problem: str) -> None:

@@ -26,10 +26,9 @@ from adapterhub.files.signature import (
     signatures_to_json,
 )
 from adapterhub.registry.published_files import PUBLISHED, digest_of, merged_signatures
-from adapterhub.registry.reference import read_reference
 from adapterhub.registry.signers import same_name
 from adapterhub.registry.store import Entry, Publication, Store, free_version, version_number
-from adapterhub.registry.stores import store_of
+from adapterhub.registry.stores import read_reference, store_of
 
 
 def sign(
@@ -60,7 +59,7 @@ def sign(
         RegistryError: no such adapter.
         OutputError: the signature cannot be written.
     """
-    parsed = read_reference(reference)
+    parsed = read_reference(reference, registry)
     if parsed.kind == "folder":
         folder = adapter_folder(Path(parsed.name).expanduser())
         return _sign_folder(folder, _private(key), name, version)

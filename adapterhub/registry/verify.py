@@ -10,9 +10,9 @@ from adapterhub.files.native import adapter_folder, read_manifest, read_tensors
 from adapterhub.files.signature import read_signatures
 from adapterhub.registry.fetch import published_signatures
 from adapterhub.registry.published_files import digest_of
-from adapterhub.registry.reference import Reference, read_reference
+from adapterhub.registry.reference import Reference
 from adapterhub.registry.signers import CheckedSignature, SignedSubject, checked_signatures
-from adapterhub.registry.stores import store_of
+from adapterhub.registry.stores import read_reference, store_of
 from adapterhub.registry.trust import SigningRule, rule_of
 
 
@@ -51,7 +51,7 @@ def verify(
         FileError: the files are damaged, or of another library.
         RegistryError: not found, or the store cannot be reached.
     """
-    parsed = read_reference(reference)
+    parsed = read_reference(reference, registry)
     rule = rule_of(parsed)
     if parsed.kind == "folder":
         folder = adapter_folder(Path(parsed.name).expanduser())
