@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from adapterhub.merging.merge import merge as merge
     from adapterhub.merging.merge import unmerge as unmerge
     from adapterhub.methods._base import METHODS as METHODS
+    from adapterhub.registry.delete import delete as delete
     from adapterhub.registry.load import load as load
     from adapterhub.registry.publication import PublicationInfo
     from adapterhub.registry.publish import publish as publish
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from adapterhub.registry.push import push as push
     from adapterhub.registry.search import search as search
     from adapterhub.registry.sign import sign as sign
+    from adapterhub.registry.tag import tag as tag
     from adapterhub.registry.verify import verify as verify
     from adapterhub.registry.yank import yank as yank
 
@@ -54,6 +56,7 @@ _LAZY = {
     "anatomy_of": "anatomy",
     "attach": "adapters.attach",
     "combine": "merging.combine",
+    "delete": "registry.delete",
     "detach": "adapters.attach",
     "fingerprint": "backbones.fingerprint",
     "load": "registry.load",
@@ -63,6 +66,7 @@ _LAZY = {
     "push": "registry.push",
     "search": "registry.search",
     "sign": "registry.sign",
+    "tag": "registry.tag",
     "verify": "registry.verify",
     "yank": "registry.yank",
     "merge": "merging.merge",

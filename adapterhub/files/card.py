@@ -56,14 +56,24 @@ def card(
         peft: whether peft can load it; None if unknown (before publishing).
     """
     metadata, text = split_card(old)
-    start = _START_LINE.search(text)
-    end = _END_LINE.search(text, start.end()) if start else None
-    before, after = (text[: start.start()], text[end.end() :]) if start and end else (text, "\n")
+    before, after = _around_block(text)
     title = "" if before.strip() else f"# {literal(_name(manifest, reference))}\n\n"
     block = f"{_START}\n\n{title}{_block(manifest, reference, peft)}\n\n{_END}"
     text = f"{before.strip()}\n\n{block}{after}"
     front = metadata | _metadata(manifest, metadata.get("tags"), peft)
     return f"---\n{dump_yaml(front)}---\n\n{text.lstrip()}"
+
+
+def own_text(text: str) -> str:
+    """Return what the author wrote around the generated block of a card."""
+    return "\n".join(part.strip() for part in _around_block(split_card(text)[1])).strip()
+
+
+def _around_block(text: str) -> tuple[str, str]:
+    """Split a card's text into what is before and after the generated block."""
+    start = _START_LINE.search(text)
+    end = _END_LINE.search(text, start.end()) if start else None
+    return (text[: start.start()], text[end.end() :]) if start and end else (text, "\n")
 
 
 def export_card(name: str, methods: Sequence[str], labels: Sequence[str]) -> str:

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from adapterhub.files.native import find_adapter
+from adapterhub.files.native import PEFT_FILES, find_adapter
 from adapterhub.files.run_folder import names_in
-from adapterhub.registry.other_formats import CONFIG_FILE
 
 _MOST_FOLDERS = 2_000  # that are looked at, for a hint in an error
 _MOST_FOUND = 3
@@ -17,7 +16,7 @@ _MOST_FOUND = 3
 
 def holds_adapter(folder: Path) -> bool:
     """Return whether a folder has an adapter, that of a run or another library's included."""
-    return find_adapter(folder) is not None or (folder / CONFIG_FILE).is_file()
+    return find_adapter(folder) is not None or (folder / PEFT_FILES[0]).is_file()
 
 
 def nearby_adapters(name: str) -> list[str]:

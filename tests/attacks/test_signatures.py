@@ -115,12 +115,13 @@ LINES = {
     "eval": "eval {} --data d.tsv",
     "merge": "merge {} --output out",
     "combine": "combine {} {} --output out",
+    "diff": "diff {} {}",
     "export": "export {} --output out",
     "lock": "lock {}",
     "sync": "sync",
 }
 # These take an adapter, but neither load it nor hand out its files.
-OTHERS = {"sign", "verify", "yank", "push"}
+OTHERS = {"sign", "verify", "yank", "push", "tag", "delete"}
 
 
 def test_every_command_that_takes_an_adapter_is_attacked():

@@ -20,12 +20,13 @@ LINES = {
     "sign": "sign {} --key key",
     "merge": "merge {} --output out",
     "combine": "combine {} {} --output out",
+    "diff": "diff {} {}",
     "export": "export {} --check peft",
     "pull": "pull {} --to out",
     "publish": "publish {}",
 }
 # These take published versions only (of push, what is pushed is a folder).
-PUBLISHED_ONLY = {"lock", "yank"}
+PUBLISHED_ONLY = {"lock", "yank", "tag", "delete"}
 FOLDERS_ONLY = {"publish", "push", "import"}
 
 
