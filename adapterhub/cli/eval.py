@@ -60,9 +60,7 @@ def command(
     from adapterhub.inference.open import open_adapter, open_backbone
     from adapterhub.inference.record import read_training_record
 
-    record = (
-        read_training_record(reference, registry) if reference else _untrained(backbone, task)
-    )
+    record = read_training_record(reference, registry) if reference else _untrained(backbone, task)
     chosen = {name: value for name, value in columns.items() if value is not None}
     options = replace(record.data, **chosen)
     rows = record.task.read(data, options, "eval")

@@ -87,7 +87,7 @@ def command(
         _print_fact(name, text)
     for number, line in enumerate(_uses(reference, registry)):
         say(f"{'' if number else 'use it':{_WIDTH}}{line}")
-    _print_own_text(read_card(folder), reference)
+    _print_own_text(read_card(folder), entry.name if entry else manifest.name, reference)
 
 
 def _line_width() -> int:
@@ -210,7 +210,7 @@ def _uses(reference: str, registry: str | None) -> Iterator[str]:
     yield f'ah.load(model, "{reference}"{argument})'
 
 
-def _print_own_text(card: str, reference: str) -> None:
+def _print_own_text(card: str, name: str, reference: str) -> None:
     """Print the beginning of what the author added to the generated card."""
     from adapterhub.files.card import own_text
 
@@ -220,7 +220,7 @@ def _print_own_text(card: str, reference: str) -> None:
         for paragraph in _paragraphs(_without_comments(own_text(card)[:_MOST_CHARACTERS]))
         for line in textwrap.wrap(one_line(paragraph), width, break_on_hyphens=False)
     ]
-    if lines and lines[0].startswith("# "):  # the name, once more
+    if lines and lines[0].casefold() == f"# {name}".casefold():
         lines = lines[1:]
     if lines:
         say("")

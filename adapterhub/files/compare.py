@@ -160,7 +160,9 @@ def _distance(a: _Tensors, b: _Tensors, name: str) -> float:
 
 def _tree(manifest: Manifest) -> dict[str, Any]:
     fields = {name: getattr(manifest, name) for name in Manifest.__dataclass_fields__}
-    fields["methods"] = {name: options for spec in manifest.methods for name, options in spec.items()}
+    fields["methods"] = {
+        name: options for spec in manifest.methods for name, options in spec.items()
+    }
     fields["parameters"] = parameter_count(manifest)
     fields["bytes"] = sum(info.nbytes for info in manifest.tensors.values())
     return fields

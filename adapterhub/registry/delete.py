@@ -73,9 +73,7 @@ def deletable(reference: str) -> Reference:
     return parsed
 
 
-def _readable(
-    store: LocalRegistry, name: str, version: str, backbone: str | None
-) -> Entry | None:
+def _readable(store: LocalRegistry, name: str, version: str, backbone: str | None) -> Entry | None:
     """Return the entry of a version; None if it is damaged or missing."""
     try:
         return store.resolve(name, version, backbone=backbone)

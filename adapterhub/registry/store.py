@@ -250,9 +250,9 @@ def is_fingerprint(backbone: str) -> bool:
 def filter_entries(entries: Sequence[Entry], query: Query) -> list[Entry]:
     """Filter and sort entries by a query, for stores without an index."""
     matches = [entry for entry in entries if _matches(entry, query)]
-    keys = [(sort_keys(entry).get(sort_field(query.sort)), entry) for entry in matches]
-    sortable = [pair for pair in keys if pair[0] is not None]  # others lack the metric
-    return [entry for _, entry in sorted(sortable, key=lambda pair: pair[0])][: query.limit]
+    field = sort_field(query.sort)
+    sortable = [entry for entry in matches if field in sort_keys(entry)]  # others lack the metric
+    return sorted(sortable, key=lambda entry: sort_keys(entry)[field])[: query.limit]
 
 
 def sort_keys(entry: Entry) -> dict[str, Any]:

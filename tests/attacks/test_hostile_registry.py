@@ -839,7 +839,10 @@ def test_two_processes_delete_each_version_once(registry, tmp_path):
     for number in range(3, 22):
         made = sample_adapters.write(tmp_path / f"more-{number}", number)
         registry.put(made, Publication("polite"))
-    with get_context("fork").Pool(2) as pool, warnings.catch_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of threads at a fork
+        pool = get_context("fork").Pool(2)
+    with pool, warnings.catch_warnings():
         warnings.simplefilter("error")  # a version that disappears is no broken one
         results = pool.map_async(delete_all, [registry.root] * 2, chunksize=1)
         while not results.ready():
@@ -884,7 +887,9 @@ def test_a_disk_that_refuses_a_change_is_one_error(registry, monkeypatch, step):
 def test_deleting_never_follows_a_link(registry, tmp_path, place):
     out = Path(shutil.copytree(registry.root, tmp_path / "out"))
     home = registry.root / BACKBONE
-    link = {"version": "polite/v1", "name": "polite", "backbone": "", "inside": "polite/v1/x"}[place]
+    link = {"version": "polite/v1", "name": "polite", "backbone": "", "inside": "polite/v1/x"}[
+        place
+    ]
     if place == "inside":
         (home / link).symlink_to(out)
     else:

@@ -19,7 +19,13 @@ from huggingface_hub import constants
 
 import adapterhub as ah
 from adapterhub import cli
-from adapterhub.errors import AdapterhubError, FileError, MismatchError, RegistryError, SignatureError
+from adapterhub.errors import (
+    AdapterhubError,
+    FileError,
+    MismatchError,
+    RegistryError,
+    SignatureError,
+)
 from adapterhub.files.keys import base64_text
 from adapterhub.files.native import SIGNATURE_FILE
 from adapterhub.files.signature import (

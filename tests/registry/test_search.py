@@ -31,7 +31,8 @@ def test_an_empty_result_is_explained(tmp_path):
     registry.mkdir()
     assert why_empty(Query(task="tagging"), registry) == []
     rows = (("a", "lora", "classification", {"accuracy": 0.5}),
-            ("b", "mam", "classification", {"f1": 0.5}), ("c", "lora", "regression", {}))  # fmt: skip
+            ("b", "mam", "classification", {"f1": 0.5}),
+            ("c", "lora", "regression", {}))  # fmt: skip
     for name, method, task, metrics in rows:
         folder = sample_adapters.write(tmp_path / name, 0, method=method, task=task, **metrics)
         ah.publish(folder, name, registry=registry, tags=("good",))

@@ -12,9 +12,9 @@ from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.publish import publish
-from adapterhub.registry.reference import Reference, parse_reference
-from adapterhub.registry.pull import pull
 from adapterhub.registry.published_files import digest_of
+from adapterhub.registry.pull import pull
+from adapterhub.registry.reference import Reference, parse_reference
 from adapterhub.registry.stores import read_reference, store_of
 from adapterhub.registry.trust import require_signatures
 
