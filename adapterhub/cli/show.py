@@ -52,6 +52,7 @@ def command(
     """
     from adapterhub.files.manifest import to_json
     from adapterhub.files.native import read_card, read_manifest
+    from adapterhub.registry.published_files import name_to_publish
     from adapterhub.registry.pull import pull_verified
     from adapterhub.registry.stores import read_reference, store_of
 
@@ -69,7 +70,7 @@ def command(
         store = store_of(parsed, registry)
         entry = store.resolve(parsed.name, parsed.version, backbone=backbone)
         versions = store.versions(parsed.name, backbone=backbone)
-    say(_title(entry) if entry else f"{manifest.name}, in {folder}")
+    say(_title(entry) if entry else f"{name_to_publish(folder, manifest)}, in {folder}")
     facts = {
         "versions": _versions_text(versions),
         "about": manifest.description or "",
@@ -166,7 +167,7 @@ def _training_text(manifest: Manifest) -> str:
     facts = (
         f"{_count(data.get('train'))} examples" if data.get("train") else "",
         f"evaluated on {_count(data.get('eval'))}" if data.get("eval") else "",
-        f"{epochs} epochs" if epochs else "",
+        f"{epochs} epoch{'s' * (epochs != 1)}" if epochs else "",
         f"{_count(record.get('steps'))} steps" if record.get("steps") else "",
         f"seed {record['seed']}" if "seed" in record else "",
     )

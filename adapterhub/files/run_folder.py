@@ -17,8 +17,9 @@ def no_adapter(folder: Path) -> FileError:
     """Build the error for a folder without an adapter: what is there instead."""
     expected = "the folder of an adapter, or the output folder of a finished run"
     if not folder.is_dir():
-        what = "is not a folder" if os.path.lexists(folder) else "does not exist"
-        return FileError(f"{folder} {what}", expected=expected, hint="adapterhub list")
+        exists = os.path.lexists(folder)
+        problem = f"{folder} is not a folder" if exists else f"there is no folder {str(folder)!r}"
+        return FileError(problem, expected=expected, hint="adapterhub list")
     names = names_in(folder)
     more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
     is_run = (folder / RECIPE_FILE).is_file()

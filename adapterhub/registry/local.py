@@ -281,7 +281,9 @@ class LocalRegistry:
             f"{self.root} has no adapter {name!r}{detail}",
             offenders=sorted({f"it has one for {e.backbone}, {e.fingerprint}" for e in others})
             + here,
-            hint=f"{folders[0]} in place of {name}" if folders else "adapterhub list",
+            hint=f"{folders[0]} for that folder; adapterhub publish {folders[0]} publishes it"
+            if folders
+            else "adapterhub list",
         )
 
     def _backbone_folders(self) -> list[str]:

@@ -19,7 +19,7 @@ from adapterhub.files.atomic import (
     staging,
     write_files,
 )
-from adapterhub.files.manifest import MAX_MANIFEST_BYTES, from_json
+from adapterhub.files.manifest import MAX_MANIFEST_BYTES, Manifest, from_json
 from adapterhub.files.native import (
     CARD_FILE,
     MANIFEST_FILE,
@@ -32,11 +32,13 @@ from adapterhub.files.native import (
     read_manifest,
 )
 from adapterhub.files.signature import Signature, read_signatures, signatures_to_json
+from adapterhub.registry.reference import is_name
 from adapterhub.registry.store import DATE_FORMAT, Entry
 
 # When a version was published. Hidden: neither part of the adapter nor in its digest.
 DATE_FILE = ".published"
 PUBLISHED = (CARD_FILE, MANIFEST_FILE, TENSORS_FILE, SIGNATURE_FILE)
+_UNNAMED = "default"  # the name of an adapter that was given none
 _MAX_DATE_BYTES = 64
 _MAX_FILE_BYTES = 8 + MAX_HEADER_BYTES + MAX_TENSOR_BYTES  # of another library's adapter
 
@@ -107,6 +109,18 @@ def publication_date(folder: Path) -> str | None:
 def digest_of(folder: Path) -> str:
     """Compute the sha256 of an adapter's manifest, which contains the sha256 of its tensors."""
     return hashlib.sha256(manifest_bytes(folder)).hexdigest()
+
+
+def name_to_publish(folder: Path, manifest: Manifest) -> str:
+    """Return the name to publish an adapter by: its own, or that of its run if it was given none.
+
+    Args:
+        folder: the adapter's folder.
+        manifest: its manifest.
+    """
+    path = folder.resolve()
+    run = path.parent.name if path.name == "adapter" else path.name
+    return run if manifest.name == _UNNAMED and is_name(run) else manifest.name
 
 
 def manifest_bytes(folder: Path) -> bytes:

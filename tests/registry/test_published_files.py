@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import sample_adapters
 
 from adapterhub.errors import FileError
+from adapterhub.files.native import read_manifest
 from adapterhub.registry.published_files import (
     DATE_FILE,
     copy_adapter,
     copy_files,
     date_now,
     digest_of,
+    name_to_publish,
     publication_date,
 )
+
+
+@pytest.mark.parametrize(
+    ("folder", "own", "name"),
+    [("mine/adapter", "default", "mine"), ("mine", "default", "mine"),
+     ("mine/adapter", "polite", "polite"), ("my run/adapter", "default", "default")],
+)  # fmt: skip
+def test_an_adapter_without_a_name_is_called_as_its_run(tmp_path, folder, own, name):
+    manifest = replace(read_manifest(sample_adapters.write(tmp_path / folder)), name=own)
+    assert name_to_publish(tmp_path / folder, manifest) == name
 
 
 def test_only_a_verified_copy_appears(tmp_path):

@@ -117,7 +117,7 @@ def test_an_unknown_name_suggests_folders(here):
         with pytest.raises(RegistryError) as error:
             pull(name)
         assert f"the folder {folder} has an adapter" in str(error.value)
-        assert f"try: {folder} in place of {name}" in str(error.value)
+        assert f"try: {folder} for that folder; adapterhub publish {folder}" in str(error.value)
 
 
 def test_a_folder_is_copied_to_a_new_one(here):
