@@ -15,7 +15,7 @@ from adapterhub.errors import ConfigError
     "delete",
     epilog=examples(
         "adapterhub delete sst2@v1",
-        "adapterhub yank sst2@v1 --reason WHY     # to withdraw it, and keep its files",
+        "adapterhub yank sst2@v1 --reason WHY     # withdraws it, keeps its files",
     ),
 )
 @click.argument("reference", metavar="NAME@VERSION")

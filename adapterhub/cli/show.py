@@ -79,7 +79,7 @@ def command(
         "backbone": _backbone_text(manifest),
         "scores": _scores_text(manifest),
         "trained on": _training_text(manifest),
-        "size": _size_text(manifest),
+        "size": _size_text(manifest, entry),
         "signed": _signed_text(parsed, folder, entry),
         "licence": manifest.license or "",
         "topics": ", ".join((*manifest.language, *manifest.tags)),
@@ -183,11 +183,9 @@ def _count(value: Any) -> str:
     return count_text(value) if isinstance(value, int) else str(value)
 
 
-def _size_text(manifest: Manifest) -> str:
-    from adapterhub.files.compare import parameter_count
-
-    size = sum(info.nbytes for info in manifest.tensors.values())
-    return f"{bytes_text(size)}, {count_text(parameter_count(manifest))} parameters"
+def _size_text(manifest: Manifest, entry: Entry | None) -> str:
+    size = entry.size if entry else manifest.nbytes  # as `list` shows it
+    return f"{bytes_text(size)}, {count_text(manifest.parameters)} parameters"
 
 
 def _signed_text(parsed: Reference, folder: Path, entry: Entry | None) -> str:

@@ -11,7 +11,6 @@ does not define. What the block quotes from the manifest is literal text or code
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -160,7 +159,7 @@ def _sentence(manifest: Manifest) -> str:
 
 
 def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    backbone, infos = manifest.backbone, manifest.tensors.values()
+    backbone = manifest.backbone
     at = f" at {backbone.revision}" if backbone.revision else ""
     link = f"[{backbone.id}](https://huggingface.co/{backbone.id})"
     yield "backbone", (link if "/" in backbone.id else backbone.id) + at
@@ -169,8 +168,7 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "task", manifest.task
     if manifest.labels:
         yield "labels", literal(_cut(manifest.labels))
-    parameters = sum(math.prod(info.shape) for info in infos)
-    yield "size", f"{parameters:,} parameters, {sum(info.nbytes for info in infos) / 1e6:.2f} MB"
+    yield "size", f"{manifest.parameters:,} parameters, {manifest.nbytes / 1e6:.2f} MB"
     yield "licence", manifest.license or "not stated by the publisher"
     if manifest.language:
         yield "language", ", ".join(manifest.language)

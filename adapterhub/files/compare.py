@@ -163,14 +163,7 @@ def _tree(manifest: Manifest) -> dict[str, Any]:
     fields["methods"] = {
         name: options for spec in manifest.methods for name, options in spec.items()
     }
-    fields["parameters"] = parameter_count(manifest)
-    fields["bytes"] = sum(info.nbytes for info in manifest.tensors.values())
-    return fields
-
-
-def parameter_count(manifest: Manifest) -> int:
-    """Count the values of an adapter's tensors."""
-    return sum(math.prod(info.shape) for info in manifest.tensors.values())
+    return fields | {"parameters": manifest.parameters, "bytes": manifest.nbytes}
 
 
 def _flat(path: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
@@ -68,7 +67,6 @@ def entry_of(
         FileError: the manifest cannot be read.
     """
     manifest = from_json(data, f"{MANIFEST_FILE} of {reference}")
-    tensors = manifest.tensors.values()
     return Entry(
         reference=reference,
         name=name,
@@ -80,8 +78,8 @@ def entry_of(
         task=manifest.task,
         metrics=dict(manifest.metrics),
         tags=tags,
-        size=len(data) + sum(info.nbytes for info in tensors),
-        parameters=sum(math.prod(info.shape) for info in tensors),
+        size=len(data) + manifest.nbytes,
+        parameters=manifest.parameters,
         yanked=yanked,
         description=manifest.description,
         license=manifest.license,

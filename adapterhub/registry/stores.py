@@ -65,8 +65,7 @@ def _is_folder(name: str, signed: bool) -> bool:
         return False
     if published:
         warn_user(
-            f"{name!r} is the folder ./{name} here; the published adapter of that name is"
-            f" {name}@v1 or another version of it"
+            f"{name!r} is the folder ./{name} here; write {name}@VERSION for the published one"
         )
     return True
 

@@ -104,7 +104,4 @@ def test_what_was_taken_is_said_once(named_mine, adapterhub, recwarn):
     assert adapterhub("predict", "mine", "text")[0] == 0
     said = [str(w.message) for w in recwarn if "is the folder" in str(w.message)]
     assert said
-    assert {*said} == {
-        "'mine' is the folder ./mine here; the published adapter of that name is mine@v1 or"
-        " another version of it"
-    }
+    assert {*said} == {"'mine' is the folder ./mine here; write mine@VERSION for the published one"}
