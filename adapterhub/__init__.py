@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from adapterhub.methods.staged import Staged as Staged
     from adapterhub.methods.unfreeze import Unfreeze as Unfreeze
     from adapterhub.methods.unipelt import UniPELT as UniPELT
+    from adapterhub.registry.delete import delete as delete
     from adapterhub.registry.load import load as load
     from adapterhub.registry.publication import PublicationInfo
     from adapterhub.registry.publish import publish as publish
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from adapterhub.registry.push import push as push
     from adapterhub.registry.search import search as search
     from adapterhub.registry.sign import sign as sign
+    from adapterhub.registry.tag import tag as tag
     from adapterhub.registry.verify import verify as verify
     from adapterhub.registry.yank import yank as yank
     from adapterhub.training.trainer_callback import TrainerCallback as TrainerCallback
@@ -85,6 +87,7 @@ _LAZY = {
     "anatomy_of": "anatomy",
     "attach": "adapters.attach",
     "combine": "merging.combine",
+    "delete": "registry.delete",
     "detach": "adapters.attach",
     "disabled": "adapters.attached",
     "fingerprint": "backbones.fingerprint",
@@ -95,6 +98,7 @@ _LAZY = {
     "push": "registry.push",
     "search": "registry.search",
     "sign": "registry.sign",
+    "tag": "registry.tag",
     "verify": "registry.verify",
     "yank": "registry.yank",
     "merge": "merging.merge",

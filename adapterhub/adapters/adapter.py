@@ -23,7 +23,7 @@ from adapterhub.adapters.parts import (
 )
 from adapterhub.anatomy.sites import CHILD, Anatomy
 from adapterhub.backbones.fingerprint import BackboneIdentity
-from adapterhub.backbones.identity import name_and_revision
+from adapterhub.backbones.identity import name_and_revision, remember_backbone
 from adapterhub.backbones.task_models import task_kind
 from adapterhub.backbones.tokenizer import TokenizerSnapshot, tokenizer_snapshot
 from adapterhub.backbones.weights import dtype_and_quantization, is_sharded, whole
@@ -312,9 +312,11 @@ class Adapter:
         try:
             if sharded and dist.get_rank() > 0:
                 return manifest
-            return write_adapter(
+            written = write_adapter(
                 Path(folder), manifest, tensors, card=self.metadata.card, overwrite=overwrite
             )
+            remember_backbone(self.model, manifest.backbone.id)
+            return written
         finally:
             if sharded:
                 dist.barrier()

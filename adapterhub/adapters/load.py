@@ -26,6 +26,7 @@ from adapterhub.adapters.parts import HEAD
 from adapterhub.adapters.passes import STRUCTURE_LOCK
 from adapterhub.adapters.state import activated, bare, find_state
 from adapterhub.anatomy.build import anatomy_of
+from adapterhub.backbones.identity import remember_backbone
 from adapterhub.backbones.task_models import MULTI_LABEL, REGRESSION
 from adapterhub.errors import warn_user
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo
@@ -92,6 +93,8 @@ def load_folder(
         _copy({name: tensors[name] for name in selected.tensors}, adapter)
         adapter.metadata, adapter.template = _metadata(manifest), manifest.chat_template
         state.add(adapter)
+    if not any_backbone:
+        remember_backbone(model, manifest.backbone.id)
     return adapter
 
 

@@ -28,6 +28,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
 from adapterhub.backbones.early_checks import is_hub_id as is_hub_id
 from adapterhub.backbones.early_checks import is_local_name as is_local_name
 from adapterhub.backbones.hub_guard import guarded_hub
+from adapterhub.backbones.local_folders import recorded_folder
 from adapterhub.errors import BackboneError
 from adapterhub.status import paused
 
@@ -89,7 +90,8 @@ PACKAGED = {
 def find_backbone(backbone: str, revision: str | None = None) -> tuple[Path, str | None]:
     """Return the folder with a backbone's files and, if they come from the Hub, their commit.
 
-    Downloads files that are not in the Hub's cache.
+    Downloads files that are not in the Hub's cache. A local name, as manifests have it, is the
+    folder that was recorded for it (local_folders.py).
 
     Raises:
         BackboneError: `backbone` is not a folder, and was not found on the Hub, in its cache or in
@@ -98,11 +100,7 @@ def find_backbone(backbone: str, revision: str | None = None) -> tuple[Path, str
     if Path(backbone).is_dir():
         return Path(backbone), None
     if is_local_name(backbone):
-        raise BackboneError(
-            f"no backbone {backbone!r}: it was in a folder, on the machine of the training",
-            expected="a folder with these weights",
-            hint="--backbone FOLDER, or load_backbone(FOLDER)",
-        )
+        return _remembered(backbone), None
     try:
         with guarded_hub():
             folder = Path(_download(backbone, revision))
@@ -116,6 +114,26 @@ def find_backbone(backbone: str, revision: str | None = None) -> tuple[Path, str
         raise not_found(backbone, str(error).splitlines()[0]) from error
     except HTTPError as error:
         raise not_found(backbone, _reason(error)) from None
+
+
+def _remembered(backbone: str) -> Path:
+    """Return the folder that was recorded for a local name.
+
+    Raises:
+        BackboneError: there is none, or it does not exist any more.
+    """
+    folder = recorded_folder(backbone)
+    if folder is not None and Path(folder).is_dir():
+        return Path(folder)
+    where = "in a folder of the machine that trained the adapter"
+    if folder is not None:
+        where = f"in {folder}, which does not exist any more"
+    name, _, weights = backbone.rpartition("--")
+    raise BackboneError(
+        f"the backbone {name!r} was not found: it is not on the Hub, but was {where}",
+        expected=f"a folder with these weights, whose fingerprint starts with {weights}",
+        hint="--backbone FOLDER (in Python: load_backbone(FOLDER)); it is remembered then",
+    )
 
 
 def not_found(backbone: str, reason: str) -> BackboneError:

@@ -9,10 +9,12 @@ from pathlib import Path
 from huggingface_hub import try_to_load_from_cache
 from transformers import PreTrainedModel
 
-from adapterhub.backbones.find import is_hub_id
+from adapterhub.backbones.find import is_hub_id, is_local_name
+from adapterhub.backbones.local_folders import remember_folder
 from adapterhub.errors import BackboneError
 
 ORIGIN = "_adapterhub_origin"  # the attribute of a model with the folder it was loaded from
+NO_WEIGHTS = "--no-weights"
 _CACHED = re.compile(r"/models--([^/]+)/snapshots/([0-9a-f]{40})/?$")
 
 
@@ -42,7 +44,14 @@ def local_name(name: str, fingerprint: Callable[[], str]) -> str:
     try:
         return f"{name}--{fingerprint().rpartition('-')[2][:12]}"
     except BackboneError:  # it has no weights
-        return f"{name}--no-weights"
+        return f"{name}{NO_WEIGHTS}"
+
+
+def remember_backbone(model: PreTrainedModel, name: str) -> None:
+    """Record the folder that a model was loaded from, for adapters that name it `name`."""
+    folder = origin_of(model) if is_local_name(name) and not name.endswith(NO_WEIGHTS) else None
+    if folder is not None:
+        remember_folder(name, folder)
 
 
 def origin_of(model: PreTrainedModel) -> Path | None:

@@ -15,7 +15,7 @@ from tokenizers import AddedToken
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.backbones.causality import check_causal
-from adapterhub.backbones.find import PACKAGED, find_backbone, not_found
+from adapterhub.backbones.find import PACKAGED, find_backbone, is_local_name, not_found
 from adapterhub.backbones.hub_guard import guarded_hub
 from adapterhub.backbones.identity import ORIGIN
 from adapterhub.backbones.newly_initialized import NEWLY_INITIALIZED
@@ -101,7 +101,7 @@ def _remember_origin(
     model: PreTrainedModel, folder: Path, backbone: str, commit: str | None
 ) -> None:
     # The name of a folder must be the same after a change of the working directory.
-    is_folder = folder == Path(backbone)
+    is_folder = folder == Path(backbone) or is_local_name(backbone)
     model.config._name_or_path = model.name_or_path = (
         str(folder.absolute()) if is_folder else backbone
     )
@@ -197,8 +197,8 @@ def meta_model(
     """
     auto = getattr(transformers, task_model(task).auto)
     options = label_options(task, labels)
-    is_packaged = backbone in PACKAGED and not revision
-    source = str(find_backbone(backbone)[0]) if is_packaged else backbone
+    is_here = is_local_name(backbone) or (backbone in PACKAGED and not revision)
+    source = str(find_backbone(backbone)[0]) if is_here else backbone
     try:
         with guarded_hub(), quiet_loading():
             config = transformers.AutoConfig.from_pretrained(source, revision=revision, **options)
@@ -206,7 +206,8 @@ def meta_model(
             model = auto.from_config(config)
     except (OSError, ValueError, KeyError) as error:  # its cause may quote a server
         raise not_found(backbone, str(error).splitlines()[0]) from None
-    model.config._name_or_path = model.name_or_path = backbone
+    name = source if is_local_name(backbone) else backbone
+    model.config._name_or_path = model.name_or_path = name
     return model.eval()  # type: ignore[no-any-return]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from adapterhub.cli._format import print_json, say
+from adapterhub.files.manifest import LOWER_IS_BETTER
 
 if TYPE_CHECKING:
     from adapterhub.files.keys import PrivateKey
@@ -19,7 +22,9 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-registry_option = click.option("--registry", help="Registry folder (default: your own registry).")
+registry_option = click.option(
+    "--registry", help="Registry folder (default: $ADAPTERHUB_REGISTRY, or your own registry)."
+)
 allow_finding_option = click.option(
     "--allow-finding",
     "allow_findings",
@@ -75,6 +80,34 @@ def publication_info(options: dict[str, Any]) -> PublicationInfo:
     from adapterhub.registry.publication import PublicationInfo
 
     return PublicationInfo(**options)
+
+
+def score_text(entry: Entry, metric: str | None = None) -> str:
+    """Format the score of a version: `metric`, the main metric of its task, or its first one.
+
+    Args:
+        entry: the version.
+        metric: the metric, if the version has it.
+    """
+    others = (name for name in sorted(entry.metrics) if name not in LOWER_IS_BETTER)
+    for name in (metric, main_metric(entry.task), *others):
+        if name in entry.metrics:
+            return f"{name} {entry.metrics[name]:.3f}"
+    return ""
+
+
+@functools.lru_cache
+def main_metric(task: str | None) -> str | None:
+    """Return the metric that a task is judged by; None for an unknown task."""
+    from adapterhub.tasks import TASKS
+
+    return TASKS[task]().main_metric if task in TASKS else None
+
+
+def short_backbone(backbone: str) -> str:
+    """Shorten the id of a backbone for a table: without its owner, or the local name's digits."""
+    name = backbone.rpartition("/")[2]
+    return re.sub(r"(?<=.)--[0-9a-f]{12}$", "", name)
 
 
 def print_entry(entry: Entry, as_json: bool, done: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from adapterhub.cli._format import print_json, say
-from adapterhub.cli._publishing import require_signature_option
+from adapterhub.cli._publishing import registry_option, require_signature_option
 from adapterhub.errors import ConfigError
 from adapterhub.status import doing
 
@@ -29,6 +29,7 @@ from adapterhub.status import doing
 @click.option("--head", help="The ADAPTER whose head and labels are kept (default: the first).")
 @click.option("--name", default="combined", show_default=True, help="Name of the new adapter.")
 @click.option("--backbone", help="Load the backbone from this Hub id or folder.")
+@registry_option
 @require_signature_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
@@ -42,6 +43,7 @@ def command(
     head: str | None,
     name: str,
     backbone: str | None,
+    registry: str | None,
     as_json: bool,
 ) -> None:
     """Combine adapters of the same backbone into a new adapter.
@@ -60,7 +62,7 @@ def command(
     numbers = None if weights is None else _numbers(weights)
     if head is not None and head not in references:
         raise ConfigError(f"--head {head} is not combined", expected=", ".join(references))
-    sources = [pull_verified(reference) for reference in references]
+    sources = [pull_verified(reference, registry=registry) for reference in references]
     names = [f"{n}: {read_manifest(s.folder).name}" for n, s in enumerate(sources, start=1)]
     with doing("loading torch"):
         from adapterhub.adapters.load import load_folder

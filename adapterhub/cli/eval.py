@@ -9,7 +9,7 @@ import click
 
 from adapterhub.cli._format import examples as example_lines
 from adapterhub.cli._format import print_facts, print_json
-from adapterhub.cli._publishing import require_signature_option
+from adapterhub.cli._publishing import registry_option, require_signature_option
 from adapterhub.errors import ConfigError
 from adapterhub.status import doing, reading
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 @click.option("--shots", type=click.IntRange(1), help="Few-shot examples per label.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the few-shot sample.")
 @click.option("--backbone", help="Load the backbone from this Hub id or folder.")
+@registry_option
 @require_signature_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
@@ -44,6 +45,7 @@ def command(
     data: str,
     task: str | None,
     backbone: str | None,
+    registry: str | None,
     examples: str | None,
     shots: int | None,
     seed: int,
@@ -61,7 +63,7 @@ def command(
 
     if backbone:
         check_backbone_options(backbone)
-    record = read_training_record(reference) if reference else _untrained(backbone, task)
+    record = read_training_record(reference, registry) if reference else _untrained(backbone, task)
     chosen = {name: value for name, value in columns.items() if value is not None}
     options = replace(record.data, **chosen)
     if reference:
@@ -73,7 +75,7 @@ def command(
         from adapterhub.inference.open import open_adapter, open_backbone
 
     if reference:
-        opened = open_adapter(reference, backbone)
+        opened = open_adapter(reference, backbone, registry=registry)
     else:
         opened = open_backbone(str(backbone), prompted)
     with doing("evaluating"):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from adapterhub.cli._format import examples, say
-from adapterhub.cli._publishing import require_signature_option
+from adapterhub.cli._publishing import registry_option, require_signature_option
 from adapterhub.errors import ConfigError
 from adapterhub.status import doing
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 @click.option("--method", help="Method spec to check, without ADAPTER.")
 @click.option("--backbone", help="Load the backbone from this Hub id or folder.")
 @click.option("--task", help="Kind of model, such as causal-lm, if not recorded.")
+@registry_option
 @require_signature_option
 @click.option(
     "--max-lora-rank",
@@ -50,6 +51,7 @@ def command(
     method: str | None,
     backbone: str | None,
     task: str | None,
+    registry: str | None,
     max_lora_rank: int,
 ) -> None:
     """Export an adapter to another library, or check that it can be exported.
@@ -60,9 +62,9 @@ def command(
     if there are no problems, else 1.
     """
     if target:
-        _check(target, source, method, backbone, task, max_lora_rank)
+        _check(target, source, method, backbone, task, max_lora_rank, registry)
     elif source and output:
-        _export(source, form, output, overwrite, backbone, task)
+        _export(source, form, output, overwrite, backbone, task, registry)
     else:
         raise ConfigError(
             "nothing to export",
@@ -72,14 +74,20 @@ def command(
 
 
 def _export(
-    source: str, form: str, output: str, overwrite: bool, backbone: str | None, task: str | None
+    source: str,
+    form: str,
+    output: str,
+    overwrite: bool,
+    backbone: str | None,
+    task: str | None,
+    registry: str | None,
 ) -> None:
     from adapterhub.backbones.early_checks import check_backbone_options
     from adapterhub.files.native import read_manifest
     from adapterhub.files.run_folder import backbone_of_adapter
     from adapterhub.registry.pull import pull_verified
 
-    fetched = pull_verified(source)
+    fetched = pull_verified(source, registry=registry)
     manifest = read_manifest(fetched.folder)
     place, revision = backbone_of_adapter(fetched.folder, manifest, backbone)
     check_backbone_options(place)
@@ -116,6 +124,7 @@ def _check(
     backbone: str | None,
     task: str | None,
     max_lora_rank: int,
+    registry: str | None,
 ) -> None:
     with doing("loading torch"):
         from adapterhub.adapters.export import blocking
@@ -123,7 +132,7 @@ def _check(
         from adapterhub.backbones.load import meta_model
         from adapterhub.backbones.task_models import TASK_MODELS
 
-    spec, place, kind, labels = _subject(source, method, backbone, task)
+    spec, place, kind, labels = _subject(source, method, backbone, task, registry)
     names = labels or (("0", "1") if TASK_MODELS[kind].classes else ())
     model = meta_model(place, task=kind, labels=names)
     problems = blocking(model, spec, target, max_rank=max_lora_rank)
@@ -142,7 +151,11 @@ def _check(
 
 
 def _subject(
-    source: str | None, method: str | None, backbone: str | None, task: str | None
+    source: str | None,
+    method: str | None,
+    backbone: str | None,
+    task: str | None,
+    registry: str | None,
 ) -> tuple[Spec, str, str, tuple[str, ...]]:
     """Return the (method spec, backbone, kind of model, labels) to check."""
     if source is None:
@@ -152,12 +165,12 @@ def _subject(
                 expected="ADAPTER, RECIPE.yaml, or --method and --backbone",
             )
         return method, backbone, _kind(task or "causal-lm"), ()
-    if Path(source).is_dir():
+    if not (Path(source).is_file() or source.endswith((".yaml", ".yml"))):
         from adapterhub.files.native import read_manifest
         from adapterhub.files.run_folder import backbone_of_adapter
         from adapterhub.registry.pull import pull
 
-        folder = pull(source)
+        folder = pull(source, registry=registry)
         manifest = read_manifest(folder)
         place, _ = backbone_of_adapter(folder, manifest, backbone)
         return manifest.methods, place, _kind(task or manifest.task), manifest.labels

@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from adapterhub.cli._format import PlainTable, bytes_text, count_text, print_json, print_table, say
-from adapterhub.cli._publishing import backbone_option, registry_option
-from adapterhub.files.manifest import LOWER_IS_BETTER
+from adapterhub.cli._format import (
+    PlainTable,
+    bytes_text,
+    count_text,
+    examples,
+    print_json,
+    print_table,
+    say,
+)
+from adapterhub.cli._publishing import (
+    backbone_option,
+    registry_option,
+    score_text,
+    short_backbone,
+)
+from adapterhub.errors import one_line
 
 # Columns that a narrow terminal leaves out, the first one first.
-OPTIONAL_COLUMNS = ("parameters", "tags", "size", "task")
+OPTIONAL_COLUMNS = ("parameters", "tags", "task", "backbone", "date", "size")
 
 if TYPE_CHECKING:
     from adapterhub.registry.store import Entry
 
 
-@click.command("list")
+@click.command(
+    "list",
+    epilog=examples(
+        "adapterhub list --sort newest",
+        "adapterhub list german reviews --task classification --sort accuracy",
+    ),
+)
 @click.argument("text", nargs=-1)
 @registry_option
 @click.option("--hub", is_flag=True, help="Search the Hugging Face Hub.")
@@ -28,7 +48,7 @@ if TYPE_CHECKING:
 @click.option("--method", help="Only of this method.")
 @click.option("--tag", "tags", multiple=True, help="Only with this tag or topic.")
 @click.option("--metric", help="Only with this metric.")
-@click.option("--sort", default="name", help="Sort by name, size or a metric (best first).")
+@click.option("--sort", default="name", help="Sort by name, newest, size or a metric (best first).")
 @click.option("--all", "all_versions", is_flag=True, help="List all versions, not only the newest.")
 @click.option(
     "--limit",
@@ -57,38 +77,66 @@ def command(
         for entry in entries:
             print_json(asdict(entry))
     elif entries:
-        print_table(entries_table(entries, fields["sort"]), OPTIONAL_COLUMNS)
+        _print_entries(entries, fields["sort"])
+    elif hub or endpoint:
+        say(f"no matching adapter in {endpoint or 'the Hub'}", err=True)
     else:
-        store = endpoint or ("the Hub" if hub else registry or "the registry")
-        say(f"no matching adapter in {store}", err=True)
-        if not (hub or endpoint):
-            say("to add one: adapterhub publish RUN", err=True)
+        _explain(" ".join(text), registry, fields)
 
 
-def entries_table(entries: list[Entry], metric: str | None = None) -> PlainTable:
-    """Build the table of published versions; `score` shows `metric` where a version has it."""
-    table = PlainTable(
-        "adapter", "backbone", "task", "method", "score", "parameters", "size", "tags"
-    )
+def _explain(text: str, registry: str | None, fields: dict[str, Any]) -> None:
+    """Say why nothing matches in a local registry."""
+    from adapterhub.registry.local import LocalRegistry
+    from adapterhub.registry.search import why_empty
+    from adapterhub.registry.store import Query
+
+    lines = why_empty(Query(text, **fields), registry)
+    if not lines:
+        say(f"no adapter in the registry {LocalRegistry(registry).root}", err=True)
+        say("to add one: adapterhub publish RUN", err=True)
+    for line in lines:
+        say(line, err=True)
+
+
+def _print_entries(entries: Sequence[Entry], metric: str) -> None:
+    """Print the table of entries; what all have in common is the first to be left out."""
+    table = entries_table(entries, metric)
+    common = [
+        column.header
+        for column in table.columns
+        if column.header in ("backbone", "task") and len({*map(str, column.cells)}) == 1
+    ]
+    first, *rest = OPTIONAL_COLUMNS
+    print_table(table, (first, *common, *(name for name in rest if name not in common)))
+
+
+def entries_table(entries: Sequence[Entry], metric: str | None = None) -> PlainTable:
+    """Build the table of published versions, without columns that would be empty.
+
+    Args:
+        entries: the versions.
+        metric: shown as the score where a version has it, in place of its task's main metric.
+    """
+    columns = {
+        "adapter": [entry.reference for entry in entries],
+        "backbone": [short_backbone(entry.backbone) for entry in entries],
+        "task": [entry.task or "" for entry in entries],
+        "method": [" + ".join(entry.methods) for entry in entries],
+        "score": [score_text(entry, metric) for entry in entries],
+        "size": [bytes_text(entry.size) for entry in entries],
+        "date": [(entry.published or "")[:10] for entry in entries],
+        "parameters": [count_text(entry.parameters) for entry in entries],
+        "tags": [_tags(entry) for entry in entries],
+    }
+    shown = {name: cells for name, cells in columns.items() if any(cells)}
+    table = PlainTable(*shown)
     for column in table.columns[:2]:
         column.no_wrap = True
-    for entry in entries:
-        table.add_row(
-            entry.reference,
-            entry.backbone.rpartition("/")[2],
-            entry.task or "",
-            " + ".join(entry.methods),
-            score_text(entry, metric),
-            count_text(entry.parameters),
-            bytes_text(entry.size),
-            " ".join((*entry.tags, *entry.topics))
-            + (" yanked" if entry.yanked is not None else ""),
-        )
+    for cells in zip(*shown.values(), strict=True):
+        table.add_row(*cells)
     return table
 
 
-def score_text(entry: Entry, metric: str | None = None) -> str:
-    """Format the score of a version: `metric`, or its first metric where higher is better."""
-    scores = [name for name in sorted(entry.metrics) if name not in LOWER_IS_BETTER]
-    name = metric if metric in entry.metrics else next(iter(scores), None)
-    return "" if name is None else f"{name} {entry.metrics[name]:.3f}"
+def _tags(entry: Entry) -> str:
+    yanked = ["yanked"] if entry.yanked is not None else []
+    return one_line(" ".join((*entry.tags, *entry.topics, *yanked)))

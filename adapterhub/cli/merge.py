@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from adapterhub.cli._format import print_json, say
-from adapterhub.cli._publishing import require_signature_option
+from adapterhub.cli._publishing import registry_option, require_signature_option
 from adapterhub.errors import ConfigError
 from adapterhub.status import doing
 
@@ -38,12 +38,14 @@ if TYPE_CHECKING:
     help="Largest accepted difference, relative to the largest logit (default: 1e-4 in fp32, "
     "0.01 in fp16, 0.1 in bf16, no limit with --requantize).",
 )
+@registry_option
 @require_signature_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     reference: str,
     output: str,
     backbone: str | None,
+    registry: str | None,
     base_dtype: str | None,
     requantize: bool,
     tolerance: float | None,
@@ -74,7 +76,7 @@ def command(
         from adapterhub.merging.sentence_encoder import take_pooling
 
     adapter, tokenizer = load_for_merging(
-        reference, backbone, None if requantize else base_dtype or "fp32"
+        reference, backbone, None if requantize else base_dtype or "fp32", registry=registry
     )
     model = adapter.model
     pooled = probe(model) if adapter.pooling else None

@@ -77,7 +77,7 @@ def _sections(name: str) -> list[tuple[str, Sequence[OptionDoc]]]:
         )
         options = [*options_of(method.options), rate]
         return [(f"{name}: {method.summary}\n{method.paper}\n", options)]
-    if task := TASKS.get(resolve_alias(name)):
+    if task := TASKS.get(resolve_alias(name)[0]):
         return [(task_title(task), options_of(task))]
     if meaning := NAMES.meanings.get(name):
         raise ConfigError(f"{name} is not an option", hint=meaning)

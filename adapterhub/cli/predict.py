@@ -11,7 +11,7 @@ import click
 
 from adapterhub.cli._format import examples as example_lines
 from adapterhub.cli._format import print_json, say, say_text
-from adapterhub.cli._publishing import require_signature_option
+from adapterhub.cli._publishing import registry_option, require_signature_option
 from adapterhub.errors import DataError, one_line
 from adapterhub.status import doing, reading
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     help="With TEXT: the second or a further text; with --data: its column.",
 )
 @click.option("--backbone", help="Load the backbone from this Hub id or folder.")
+@registry_option
 @require_signature_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def command(
@@ -45,6 +46,7 @@ def command(
     text: str | None,
     pair: tuple[str, ...],
     backbone: str | None,
+    registry: str | None,
     as_json: bool,
 ) -> None:
     """Predict on each TEXT, each row of --data or each line of standard input.
@@ -57,7 +59,7 @@ def command(
 
     if backbone:
         check_backbone_options(backbone)
-    record = read_training_record(reference)
+    record = read_training_record(reference, registry)
     task = record.task
     if pair and task.fields(record.data) == 1:
         raise DataError("--pair gives a second text, but the adapter was trained on single texts")
@@ -73,7 +75,7 @@ def command(
     with doing("loading torch"):
         from adapterhub.inference.open import open_adapter
 
-    opened = open_adapter(reference, backbone)
+    opened = open_adapter(reference, backbone, registry=registry)
     for example, prediction in zip(examples, opened.predict(examples), strict=True):
         shown = task.shown(example)
         if as_json:

@@ -20,7 +20,7 @@ from adapterhub.cli._publishing import (
 
 @click.command("publish")
 @click.argument("folder", metavar="DIR")
-@click.option("--name", help="Name in the registry (default: the adapter's own).")
+@click.option("--name", help="Name in the registry (default: the adapter's or the run's).")
 @click.option("--version", help="Version, v1 or later (default: the next).")
 @click.option("--tag", "tags", multiple=True, help="A name for this version: best.")
 @publication_options

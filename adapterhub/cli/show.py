@@ -3,42 +3,249 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from adapterhub.cli._format import print_json, print_table, say_text
-from adapterhub.cli._publishing import backbone_option, registry_option, require_signature_option
+from adapterhub.cli._format import bytes_text, count_text, print_json, say, say_text
+from adapterhub.cli._publishing import (
+    backbone_option,
+    main_metric,
+    registry_option,
+    require_signature_option,
+)
+from adapterhub.errors import AdapterhubError, one_line
+
+if TYPE_CHECKING:
+    from adapterhub.files.manifest import Manifest
+    from adapterhub.registry.reference import Reference
+    from adapterhub.registry.store import Entry
+
+_WIDTH = 12  # of the names of facts
+_WIDEST = 100  # characters of a line, also on a wide terminal
+_MOST_VERSIONS = 8
+_MOST_LABELS = 10
+_USUAL = (("layers", "all"), ("dropout", 0.0))  # options that say nothing
+_MOST_OPTION = 60  # characters of an option of a method
+_MOST_CARD = 8  # lines of the author's text
+_MOST_CHARACTERS = 20_000  # of a card, of which the beginning is shown
 
 
 @click.command("show")
 @click.argument("reference")
+@click.option("--card", "whole_card", is_flag=True, help="Print the whole card.")
 @backbone_option
 @registry_option
 @require_signature_option
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON.")
-def command(reference: str, backbone: str | None, registry: str | None, as_json: bool) -> None:
-    """Show the versions of an adapter and the card of the one REFERENCE names."""
-    from adapterhub.cli.list import OPTIONAL_COLUMNS, entries_table
-    from adapterhub.files.card import split_card
+def command(
+    reference: str, whole_card: bool, backbone: str | None, registry: str | None, as_json: bool
+) -> None:
+    """Show an adapter on one screen: what it is, its scores and versions, and how to use it.
+
+    REFERENCE is a run folder, an adapter folder or a published name.
+    """
     from adapterhub.files.manifest import to_json
     from adapterhub.files.native import read_card, read_manifest
-    from adapterhub.registry.pull import pull
-    from adapterhub.registry.reference import read_reference
-    from adapterhub.registry.stores import store_of
+    from adapterhub.registry.published_files import name_to_publish
+    from adapterhub.registry.pull import pull_verified
+    from adapterhub.registry.stores import read_reference, store_of
 
-    folder = pull(reference, backbone=backbone, registry=registry)
+    parsed = read_reference(reference, registry)
+    folder = pull_verified(parsed, backbone=backbone, registry=registry).folder
+    manifest = read_manifest(folder)
     if as_json:
-        manifest = json.loads(to_json(read_manifest(folder)))
-        print_json(manifest, indent=2)
+        print_json(json.loads(to_json(manifest)), indent=2)
         return
-    parsed = read_reference(reference)
+    if whole_card:
+        _print_card(read_card(folder))
+        return
+    entry, versions = None, ()  # type: tuple[Entry | None, Sequence[Entry]]
     if parsed.kind != "folder":
-        versions = store_of(parsed, registry).versions(parsed.name, backbone=backbone)
-        print_table(entries_table(list(versions)), OPTIONAL_COLUMNS)
-    if text := read_card(folder):
-        _, text = split_card(text)
-        # Indented, so that no line of a stranger's card passes for one of this program.
-        say_text("\n".join(f"  {line}" for line in _without_comments(text).strip().split("\n")))
+        store = store_of(parsed, registry)
+        entry = store.resolve(parsed.name, parsed.version, backbone=backbone)
+        versions = store.versions(parsed.name, backbone=backbone)
+    say(_title(entry) if entry else f"{name_to_publish(folder, manifest)}, in {folder}")
+    facts = {
+        "versions": _versions_text(versions),
+        "about": manifest.description or "",
+        "task": _task_text(manifest),
+        "method": _methods_text(manifest),
+        "backbone": _backbone_text(manifest),
+        "scores": _scores_text(manifest),
+        "trained on": _training_text(manifest),
+        "size": _size_text(manifest, entry),
+        "signed": _signed_text(parsed, folder, entry),
+        "licence": manifest.license or "",
+        "topics": ", ".join((*manifest.language, *manifest.tags)),
+    }
+    for name, text in facts.items():
+        _print_fact(name, text)
+    for number, line in enumerate(_uses(reference, registry)):
+        say(f"{'' if number else 'use it':{_WIDTH}}{line}")
+    _print_own_text(read_card(folder), entry.name if entry else manifest.name, reference)
+
+
+def _line_width() -> int:
+    return max(min(shutil.get_terminal_size().columns, _WIDEST), 40)
+
+
+def _print_fact(name: str, text: str) -> None:
+    """Print a fact, wrapped behind its name; nothing if it has no text."""
+    width = _line_width() - _WIDTH
+    lines = textwrap.wrap(one_line(text), width, break_on_hyphens=False) if text else []
+    for number, line in enumerate(lines):
+        say(f"{'' if number else name:{_WIDTH}}{line}")
+
+
+def _title(entry: Entry) -> str:
+    date = f", published {entry.published[:10]}" if entry.published else ""
+    return entry.reference + date + (f", yanked: {entry.yanked}" if entry.yanked else "")
+
+
+def _versions_text(versions: Sequence[Entry]) -> str:
+    """List the versions, newest first, each with its tags."""
+    texts = []
+    for entry in versions[::-1][:_MOST_VERSIONS]:
+        yanked = ["yanked"] if entry.yanked is not None else []
+        notes = [*entry.tags, *yanked, *([entry.published[:10]] if entry.published else [])]
+        texts.append(f"{entry.version} ({', '.join(notes)})" if notes else entry.version)
+    more = len(versions) - len(texts)
+    return ", ".join(texts) + (f" and {more} more" if more else "")
+
+
+def _task_text(manifest: Manifest) -> str:
+    labels = manifest.labels
+    more = f" and {len(labels) - _MOST_LABELS:,} more" if len(labels) > _MOST_LABELS else ""
+    names = f": {', '.join(labels[:_MOST_LABELS])}{more}" if labels else ""
+    return f"{manifest.task or 'none recorded'}{names}"
+
+
+def _methods_text(manifest: Manifest) -> str:
+    """Write the methods as one types them, without options that have no effect."""
+    from adapterhub.config.options import is_neutral
+
+    texts = []
+    for name, options in (pair for spec in manifest.methods for pair in spec.items()):
+        said = {k: v for k, v in options.items() if not is_neutral(v) and (k, v) not in _USUAL}
+        inner = ", ".join(f"{option}={_option_text(value)}" for option, value in said.items())
+        texts.append(f"{name}({inner})" if inner else name)
+    return " + ".join(texts)
+
+
+def _option_text(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        text = f"[{', '.join(map(str, value))}]"
+    else:
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= _MOST_OPTION else f"{text[:_MOST_OPTION]}..."
+
+
+def _backbone_text(manifest: Manifest) -> str:
+    backbone = manifest.backbone
+    revision = f" at {backbone.revision[:12]}" if backbone.revision else ""
+    loaded = backbone.quantization or (backbone.dtype if backbone.dtype != "fp32" else None)
+    return f"{backbone.id}{revision}" + (f", trained in {loaded}" if loaded else "")
+
+
+def _scores_text(manifest: Manifest) -> str:
+    """List the metrics, the main one of the task first."""
+    main = main_metric(manifest.task)
+    names = sorted(manifest.metrics, key=lambda name: (name != main, name))
+    return ", ".join(f"{name} {manifest.metrics[name]:.3f}" for name in names)
+
+
+def _training_text(manifest: Manifest) -> str:
+    record = manifest.training
+    data, recipe = _mapping(record, "data"), _mapping(record, "recipe")
+    epochs = _mapping(recipe, "train").get("epochs")
+    facts = (
+        f"{_count(data.get('train'))} examples" if data.get("train") else "",
+        f"evaluated on {_count(data.get('eval'))}" if data.get("eval") else "",
+        f"{epochs} epoch{'s' * (epochs != 1)}" if epochs else "",
+        f"{_count(record.get('steps'))} steps" if record.get("steps") else "",
+        f"seed {record['seed']}" if "seed" in record else "",
+    )
+    return ", ".join(filter(None, facts))
+
+
+def _mapping(parent: dict[str, Any], name: str) -> dict[str, Any]:
+    value = parent.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _count(value: Any) -> str:
+    return count_text(value) if isinstance(value, int) else str(value)
+
+
+def _size_text(manifest: Manifest, entry: Entry | None) -> str:
+    size = entry.size if entry else manifest.nbytes  # as `list` shows it
+    return f"{bytes_text(size)}, {count_text(manifest.parameters)} parameters"
+
+
+def _signed_text(parsed: Reference, folder: Path, entry: Entry | None) -> str:
+    """Say who signed an adapter, by the signatures beside it."""
+    from adapterhub.registry.verify import signatures_beside
+
+    if entry is not None and not entry.fingerprint:
+        return "cannot be signed: another library's adapter"
+    try:
+        return "; ".join(map(str, signatures_beside(parsed, folder, entry))) or "no"
+    except AdapterhubError as error:
+        return f"not checked: {error.problem}"
+
+
+def _uses(reference: str, registry: str | None) -> Iterator[str]:
+    """Yield the lines that use an adapter."""
+    option = f" --registry {registry}" if registry else ""
+    argument = f', registry="{registry}"' if registry else ""
+    yield f'adapterhub predict {reference}{option} "a text"'
+    yield f"adapterhub eval {reference}{option} --data FILE"
+    yield f'ah.load(model, "{reference}"{argument})'
+
+
+def _print_own_text(card: str, name: str, reference: str) -> None:
+    """Print the beginning of what the author added to the generated card."""
+    from adapterhub.files.card import own_text
+
+    width = _line_width() - 2
+    lines = [
+        line
+        for paragraph in _paragraphs(_without_comments(own_text(card)[:_MOST_CHARACTERS]))
+        for line in textwrap.wrap(one_line(paragraph), width, break_on_hyphens=False)
+    ]
+    if lines and lines[0].casefold() == f"# {name}".casefold():
+        lines = lines[1:]
+    if lines:
+        say("")
+        _print_indented(lines[:_MOST_CARD])
+    if len(lines) > _MOST_CARD:
+        say(f"and {len(lines) - _MOST_CARD} more lines: adapterhub show {reference} --card")
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    """Yield the paragraphs of a Markdown text; lists, tables and the like line by line."""
+    for block in re.split(r"\n\s*\n", text):
+        lines = block.split("\n")
+        is_plain = all(line[:1].isalpha() for line in lines)
+        yield from [" ".join(lines)] if is_plain else lines
+
+
+def _print_card(card: str) -> None:
+    from adapterhub.files.card import split_card
+
+    _, text = split_card(card)
+    _print_indented(_without_comments(text).strip().split("\n"))
+
+
+def _print_indented(lines: Sequence[str]) -> None:
+    # So that no line of a stranger's card passes for one of this program.
+    say_text("\n".join(f"  {line}" for line in lines))
 
 
 def _without_comments(text: str) -> str:

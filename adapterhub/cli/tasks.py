@@ -7,7 +7,7 @@ from dataclasses import asdict
 import click
 
 from adapterhub.cli._format import PlainTable, print_json, print_table
-from adapterhub.cli._options_text import print_options
+from adapterhub.cli._options_text import print_options, task_title
 from adapterhub.config.options import options_of
 
 

@@ -11,7 +11,6 @@ does not define. What the block quotes from the manifest is literal text or code
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -58,14 +57,24 @@ def card(
         peft: whether peft can load it; None if unknown (before publishing).
     """
     metadata, text = split_card(old)
-    start = _START_LINE.search(text)
-    end = _END_LINE.search(text, start.end()) if start else None
-    before, after = (text[: start.start()], text[end.end() :]) if start and end else (text, "\n")
+    before, after = _around_block(text)
     title = "" if before.strip() else f"# {literal(_name(manifest, reference))}\n\n"
     block = f"{_START}\n\n{title}{_block(manifest, reference, peft)}\n\n{_END}"
     text = f"{before.strip()}\n\n{block}{after}"
     front = metadata | _metadata(manifest, metadata.get("tags"), peft)
     return f"---\n{dump_yaml(front)}---\n\n{text.lstrip()}"
+
+
+def own_text(text: str) -> str:
+    """Return what the author wrote around the generated block of a card."""
+    return "\n".join(part.strip() for part in _around_block(split_card(text)[1])).strip()
+
+
+def _around_block(text: str) -> tuple[str, str]:
+    """Split a card's text into what is before and after the generated block."""
+    start = _START_LINE.search(text)
+    end = _END_LINE.search(text, start.end()) if start else None
+    return (text[: start.start()], text[end.end() :]) if start and end else (text, "\n")
 
 
 def export_card(
@@ -157,7 +166,7 @@ def _sentence(manifest: Manifest) -> str:
 
 
 def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    backbone, infos = manifest.backbone, manifest.tensors.values()
+    backbone = manifest.backbone
     at = f" at {backbone.revision}" if backbone.revision else ""
     link = f"[{backbone.id}](https://huggingface.co/{backbone.id})"
     yield "backbone", (link if "/" in backbone.id else backbone.id) + at
@@ -167,8 +176,7 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if manifest.labels:
         several = manifest.head is not None and manifest.head.problem_type == _MULTI_LABEL
         yield "labels", literal(_cut(manifest.labels)) + " (any number a text)" * several
-    parameters = sum(math.prod(info.shape) for info in infos)
-    yield "size", f"{parameters:,} parameters, {sum(info.nbytes for info in infos) / 1e6:.2f} MB"
+    yield "size", f"{manifest.parameters:,} parameters, {manifest.nbytes / 1e6:.2f} MB"
     yield "licence", manifest.license or "not stated by the publisher"
     if manifest.language:
         yield "language", ", ".join(manifest.language)

@@ -136,6 +136,16 @@ class Manifest:
     language: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
 
+    @property
+    def parameters(self) -> int:
+        """The number of values in the tensors."""
+        return sum(math.prod(info.shape) for info in self.tensors.values())
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the tensors' data in bytes."""
+        return sum(info.nbytes for info in self.tensors.values())
+
 
 def to_json(manifest: Manifest) -> bytes:
     """Serialize a manifest to canonical bytes.

@@ -75,6 +75,7 @@ from adapterhub.files.manifest import (
     size_problems,
     to_json,
 )
+from adapterhub.files.run_folder import no_adapter
 from adapterhub.files.schema import shorten
 
 if TYPE_CHECKING:
@@ -155,10 +156,7 @@ def adapter_folder(folder: Path) -> Path:
     """
     if inner := find_adapter(folder):
         return inner
-    raise FileError(
-        f"there is no adapter in {folder}",
-        expected=f"a folder with {MANIFEST_FILE}, or the output folder of a run",
-    )
+    raise no_adapter(folder)
 
 
 def read_adapter(folder: Path) -> tuple[Manifest, dict[str, torch.Tensor]]:

@@ -1,11 +1,46 @@
-"""Files next to an adapter in the output folder of its training run."""
+"""The output folder of a training run: what is next to the adapter, or in its place."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from adapterhub.config.yaml import load_yaml
+from adapterhub.errors import FileError
 from adapterhub.files.manifest import Manifest
+
+RECIPE_FILE = "recipe.yaml"
+_MOST_LISTED = 8  # names in the description of a folder
+
+
+def no_adapter(folder: Path) -> FileError:
+    """Build the error for a folder without an adapter: what is there instead."""
+    expected = "the folder of an adapter, or the output folder of a finished run"
+    if not folder.is_dir():
+        exists = os.path.lexists(folder)
+        problem = f"{folder} is not a folder" if exists else f"there is no folder {str(folder)!r}"
+        return FileError(problem, expected=expected, hint="adapterhub list")
+    names = names_in(folder)
+    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+    is_run = (folder / RECIPE_FILE).is_file()
+    return FileError(
+        f"the folder {folder} has no adapter",
+        expected=expected,
+        offenders=[f"in it: {', '.join(names[:_MOST_LISTED]) + more or 'nothing'}"],
+        hint=f"adapterhub train {folder / RECIPE_FILE} --resume, if the run was stopped"
+        if is_run
+        else "",
+    )
+
+
+def names_in(folder: Path) -> list[str]:
+    """List a folder without its hidden entries; folders end with a slash."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [e.name + "/" * e.is_dir() for e in entries if not e.name.startswith(".")]
+    except OSError:
+        return []
+    return sorted(names)
 
 
 def backbone_of_adapter(
@@ -13,17 +48,26 @@ def backbone_of_adapter(
 ) -> tuple[str, str | None]:
     """Return the folder or Hub id of an adapter's backbone, and its revision.
 
-    The user's choice, otherwise the backbone of the run that made the adapter if it is on this
-    machine, otherwise the backbone of the manifest at its commit.
+    The user's choice, otherwise the folder that was recorded for a local backbone, otherwise the
+    one in the recipe of the run that made the adapter, otherwise the id in the manifest, at its
+    commit. Folders that do not exist on this machine are passed over.
 
     Args:
         files: the adapter's folder.
         manifest: its manifest.
         backbone: the user's choice, if any.
     """
-    if location := backbone or backbone_of_run(files):
+    if location := backbone or _recorded(manifest) or backbone_of_run(files):
         return location, None
     return manifest.backbone.id, manifest.backbone.revision
+
+
+def _recorded(manifest: Manifest) -> str | None:
+    from adapterhub.backbones.local_folders import recorded_folder  # its room imports torch
+
+    # Before the recipe: a relative path there may be another folder in this working directory.
+    folder = recorded_folder(manifest.backbone.id)
+    return folder if folder and Path(folder).is_dir() else None
 
 
 def backbone_of_run(files: Path) -> str | None:
@@ -33,7 +77,7 @@ def backbone_of_run(files: Path) -> str | None:
     to read as data: checkpoints run no code, and the fingerprint check still applies. Network paths
     are not opened, because opening one already contacts a server.
     """
-    recipe = files.parent / "recipe.yaml"
+    recipe = files.parent / RECIPE_FILE
     if not recipe.is_file() or recipe.is_symlink():
         return None
     backbone = str(load_yaml(recipe).get("backbone", ""))

@@ -52,13 +52,19 @@ class Predictor:
         return self.task.evaluate(self.model, encoded, batch_size)
 
 
-def open_adapter(reference: str | Path, backbone: str | None = None) -> Predictor:
+def open_adapter(
+    reference: str | Path,
+    backbone: str | None = None,
+    *,
+    registry: str | Path | None = None,
+) -> Predictor:
     """Load an adapter on its backbone.
 
     Args:
         reference: a reference to an adapter, or the folder of an adapter or a run.
         backbone: where to load the backbone from, if not from the id in the manifest; its
             fingerprint must match.
+        registry: the folder of the local registry, if not the default one.
 
     Raises:
         ConfigError: the reference is malformed.
@@ -67,7 +73,7 @@ def open_adapter(reference: str | Path, backbone: str | None = None) -> Predicto
         BackboneError: the backbone cannot be loaded.
         MismatchError: the adapter belongs to another backbone or tokenizer.
     """
-    fetched = pull_verified(reference)
+    fetched = pull_verified(reference, registry=registry)
     folder = fetched.folder
     record = training_record(read_manifest(folder))
     model, tokenizer = load_bare_backbone(folder, backbone)
@@ -108,6 +114,7 @@ def load_for_merging(
     backbone: str | None = None,
     dtype: str | None = "fp32",
     name: str | None = None,
+    registry: str | Path | None = None,
 ) -> tuple[Adapter, PreTrainedTokenizerBase]:
     """Load an adapter on its backbone in one dtype, with its tokenizer.
 
@@ -117,6 +124,7 @@ def load_for_merging(
         dtype: the dtype of the backbone, which is not quantized then; None quantizes it as in
             training.
         name: a new name for the adapter.
+        registry: the folder of the local registry, if not the default one.
 
     Raises:
         MergeError: `dtype` is None, but the backbone was not quantized in training.
@@ -124,7 +132,7 @@ def load_for_merging(
         BackboneError: the backbone cannot be loaded.
         MismatchError: the adapter belongs to another backbone or tokenizer.
     """
-    fetched = pull_verified(folder)
+    fetched = pull_verified(folder, registry=registry)
     files = fetched.folder
     quantize = None if dtype else read_manifest(files).backbone.quantization
     if dtype is None and quantize is None:

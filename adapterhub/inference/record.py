@@ -43,13 +43,15 @@ class _RecordedOptions:
             )
 
 
-def read_training_record(reference: str | Path) -> TrainingRecord:
+def read_training_record(
+    reference: str | Path, registry: str | Path | None = None
+) -> TrainingRecord:
     """Read the training record of an adapter, without loading a model.
 
     Raises:
         FileError: the adapter is missing, or its files or its training record are broken.
     """
-    return training_record(read_manifest(pull(reference)))
+    return training_record(read_manifest(pull(reference, registry=registry)))
 
 
 def training_record(manifest: Manifest) -> TrainingRecord:

@@ -26,7 +26,13 @@ from adapterhub.registry.namespaces import hub_endpoint, place_of_url
 from adapterhub.registry.other_formats import CONFIG_FILE
 from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.reference import Reference
-from adapterhub.registry.seen import check_changed, record_version, seen_versions, warn_if_back
+from adapterhub.registry.seen import (
+    check_changed,
+    place_of_folder,
+    record_version,
+    seen_versions,
+    warn_if_back,
+)
 from adapterhub.registry.signers import (
     CheckedSignature,
     SignedSubject,
@@ -208,7 +214,7 @@ def _keys(checked: Sequence[CheckedSignature]) -> tuple[str, ...]:
 def _place(asked: Reference, store: Store, endpoint: str | None) -> str:
     """Return the place of a store, for the record of versions."""
     if isinstance(store, LocalRegistry):
-        return ascii(str(store.root.resolve()))[1:-1]  # a path may be no valid text
+        return place_of_folder(store.root)
     return place_of_url(asked.host or endpoint or hub_endpoint())
 
 

@@ -21,10 +21,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from adapterhub.errors import RegistryError
-from adapterhub.files.manifest import LOWER_IS_BETTER
-from adapterhub.registry.store import Entry, Query, is_fingerprint, words_in
+from adapterhub.registry.store import (
+    SORTS,
+    Entry,
+    Query,
+    is_fingerprint,
+    sort_field,
+    sort_keys,
+    words_in,
+)
 
-FORMAT = 4  # to be changed with the tables and with the fields of an entry
+FORMAT = 5  # to be changed with the tables and with the fields of an entry
 # The ascii tokenizer splits at spaces only: tokens consist of letters, digits and underscores.
 _SCHEMA = """
     CREATE TABLE IF NOT EXISTS folders (
@@ -154,7 +161,7 @@ class Index:
         values = {
             "match": " AND ".join(terms),
             "tokens": json.dumps(parts),
-            "field": _field(query.sort),
+            "field": sort_field(query.sort),
             "limit": query.limit,
             "few": _FEW,
         }
@@ -186,11 +193,7 @@ class Index:
         row = self.db.execute(sql, (path, json.dumps(asdict(entry)), tokens)).lastrowid
         self.db.executemany("INSERT OR IGNORE INTO words VALUES (?)", ((w,) for w in words))
         self.db.execute("INSERT INTO texts (rowid, tokens) VALUES (?, ?)", (row, tokens))
-        keys = {"name": entry.name, "size": entry.size} | {
-            _field(metric): value if metric in LOWER_IS_BETTER else -value
-            for metric, value in entry.metrics.items()
-        }
-        orders = [(field, value, row) for field, value in keys.items()]
+        orders = [(field, value, row) for field, value in sort_keys(entry).items()]
         self.db.executemany("INSERT INTO orders VALUES (?, ?, ?)", orders)
 
     def _remove(self, path: str) -> None:
@@ -249,11 +252,6 @@ def _create_tables(db: sqlite3.Connection) -> None:
         ) from error
 
 
-def _field(sort: str) -> str:
-    """Return the field of `orders` that a query sorts by."""
-    return sort if sort in ("name", "size") else f"metric {sort}"
-
-
 def _labels(entry: Entry, newest: bool) -> Iterator[str]:
     """Yield the labels of a version."""
     yield "_version"
@@ -281,7 +279,7 @@ def _required_labels(query: Query) -> Iterator[str]:
         ("task", query.task),
         ("method", query.method),
         ("metric", query.metric),
-        ("metric", None if query.sort in ("name", "size") else query.sort),
+        ("metric", None if query.sort in SORTS else query.sort),
         *(("tag", tag) for tag in query.tags),
     ):
         if value is not None:

@@ -18,8 +18,9 @@ from adapterhub.errors import RegistryError
 from adapterhub.files.native import read_manifest
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.pull import pull_verified
-from adapterhub.registry.reference import Reference, read_reference
+from adapterhub.registry.reference import Reference
 from adapterhub.registry.store import Entry, version_number
+from adapterhub.registry.stores import read_reference
 
 
 def load(
@@ -62,11 +63,11 @@ def load(
         AttachError: the name is already used on this model, or it is not one of transformers.
     """
     require_model(model)
-    parsed = read_reference(reference)
+    parsed = read_reference(reference, registry, signed=signed)
     in_registry = parsed.kind == "local" and not any_backbone
     chosen = _backbone_of(model, parsed, registry) if in_registry else None
     store = {"backbone": chosen, "registry": registry, "allow_pickle": allow_pickle}
-    fetched = pull_verified(reference, signed=signed, **store)  # type: ignore[arg-type]
+    fetched = pull_verified(parsed, signed=signed, **store)  # type: ignore[arg-type]
     options |= {"any_backbone": any_backbone, "allow_pickle": allow_pickle}
     return load_folder(model, fetched.folder, name=name, sha256=fetched.digest, **options)
 

@@ -26,6 +26,7 @@ from adapterhub.files.signature import Signature
 from adapterhub.registry.file_names import backbone_folder, folder_of_id, is_backbone_folder
 from adapterhub.registry.index import FORMAT, Index, IndexedFolder, open_index, remove_index
 from adapterhub.registry.local_versions import Contents, NameFolder, folder_stamp, line_of
+from adapterhub.registry.nearby import nearby_adapters
 from adapterhub.registry.published_files import (
     PUBLISHED,
     check_digest,
@@ -34,7 +35,14 @@ from adapterhub.registry.published_files import (
 )
 from adapterhub.registry.reference import check_name, is_name
 from adapterhub.registry.secrets import published_texts, refuse_leaks
-from adapterhub.registry.store import Entry, Publication, Query, choose_version, is_fingerprint
+from adapterhub.registry.store import (
+    Entry,
+    Publication,
+    Query,
+    choose_version,
+    is_fingerprint,
+    version_number,
+)
 
 Result = TypeVar("Result")
 
@@ -73,11 +81,7 @@ class LocalRegistry:
         folders = self._matching(name, backbone)
         entries = [entry for contents in folders for entry in contents.entries]
         if len(backbones := sorted({entry.backbone for entry in entries})) > 1:
-            raise RegistryError(
-                f"{name!r} exists for several backbones",
-                offenders=backbones,
-                hint=f"choose one: --backbone {backbones[0]}",
-            )
+            raise _several(name, backbones)
         for contents in folders:
             if contents.entries or not entries:
                 contents.raise_broken(name, version)
@@ -134,10 +138,59 @@ class LocalRegistry:
             name_folder.change(yanked={entry.version: reason})
 
     def tag(self, entry: Entry, tag: str) -> None:
-        """Move a tag to a version."""
+        """Move a tag to a version.
+
+        Raises:
+            ConfigError: the tag is invalid.
+            RegistryError: the version was deleted meanwhile.
+        """
         name_folder = self._name_folder(entry)
         with name_folder.writing():
+            if entry.version not in name_folder.numbers():
+                raise RegistryError(f"{entry.reference} was deleted")
             name_folder.change(tags={tag: entry.version})
+
+    def untag(self, entry: Entry, tag: str) -> None:
+        """Remove a tag of the name of a version."""
+        name_folder = self._name_folder(entry)
+        with name_folder.writing():
+            name_folder.untag(tag)
+
+    def delete(self, name: str, version: str, *, backbone: str | None = None) -> None:
+        """Delete a version for good, also one that cannot be read.
+
+        Args:
+            name: the adapter's name.
+            version: the version number.
+            backbone: a backbone's id or fingerprint, to choose between adapters of the same name.
+
+        Raises:
+            RegistryError: no such version, or the name has it for several backbones.
+            FileError: the tags of the name cannot be read.
+            OutputError: the registry cannot be written.
+        """
+        number = f"v{version_number(version)}"
+        folders = [folder for folder in self._named(name, backbone) if number in folder.numbers()]
+        if not folders:
+            self.resolve(name, version, backbone=backbone)  # an error that says what there is
+            raise RegistryError(f"{self.root} has no {name}@{number}")
+        if len(folders) > 1:
+            raise _several(name, [folder.path.parent.name for folder in folders])
+        folders[0].remove(number)
+
+    def _named(self, name: str, backbone: str | None) -> list[NameFolder]:
+        """Return the folders of a name, for a backbone, readable or not."""
+        folders = [NameFolder(self.root / folder / name) for folder in self._backbone_folders()]
+        here = [folder for folder in folders if is_name(name) and is_plain_folder(folder.path)]
+        if backbone is None:
+            return here
+        if not is_fingerprint(backbone):
+            return [f for f in here if f.path.parent.name == folder_of_id(backbone)]
+        return [f for f in here if any(e.fingerprint == backbone for e in f.read().entries)]
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a version of this name, readable or not."""
+        return any(folder.numbers() for folder in self._named(name, None))
 
     def signatures(self, entry: Entry) -> Sequence[Signature]:
         """List signatures outside of the version's folder: none."""
@@ -210,18 +263,27 @@ class LocalRegistry:
                 if not contents.entries:  # it may be for this backbone
                     contents.raise_broken(name, None)
             others = [entry for contents in found.values() for entry in contents.entries]
-            raise self._not_found(name, backbone, others)
+            raise self._not_found(name, backbone, others, deleted=bool(found))
         return matching
 
-    def _not_found(self, name: str, backbone: str | None, others: Sequence[Entry]) -> RegistryError:
+    def _not_found(
+        self, name: str, backbone: str | None, others: Sequence[Entry], *, deleted: bool
+    ) -> RegistryError:
         if others:
             detail = f" for {backbone}"
+        elif deleted:
+            detail = ": all its versions were deleted"
         else:
             detail = did_you_mean(name, {folder.name for folder in self._name_folders()})
+        folders = [] if others else nearby_adapters(name)
+        here = [f"the folder {folder} has an adapter" for folder in folders]
         return RegistryError(
             f"{self.root} has no adapter {name!r}{detail}",
-            offenders=sorted({f"it has one for {e.backbone}, {e.fingerprint}" for e in others}),
-            hint="adapterhub list",
+            offenders=sorted({f"it has one for {e.backbone}, {e.fingerprint}" for e in others})
+            + here,
+            hint=f"{folders[0]} for that folder; adapterhub publish {folders[0]} publishes it"
+            if folders
+            else "adapterhub list",
         )
 
     def _backbone_folders(self) -> list[str]:
@@ -357,6 +419,14 @@ def subfolders(path: Path) -> list[Path]:
         names = sorted(e.name for e in entries if e.is_dir(follow_symlinks=False))
         return [path / name for name in names if not name.startswith(".")]
     return []
+
+
+def _several(name: str, backbones: Sequence[str]) -> RegistryError:
+    return RegistryError(
+        f"{name!r} exists for several backbones",
+        offenders=backbones,
+        hint=f"choose one: --backbone {backbones[0]}",
+    )
 
 
 def _stamp_of(stamps: Mapping[str, str]) -> str:

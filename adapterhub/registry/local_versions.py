@@ -2,6 +2,7 @@
 
     v1/  v2/  ...      the files of an adapter as saved; they never change, but for signatures
     names.json         tags, yanked versions and the highest version; see names_file.py
+    v1/.published      when it was published, in UTC
 
 A version's folder is created by one atomic rename, and `names.json` is replaced atomically. A file
 lock serializes the writers of a name.
@@ -15,17 +16,18 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import secrets
 import shutil
 import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from filelock import FileLock
 
-from adapterhub.errors import ConfigError, FileError
+from adapterhub.errors import ConfigError, FileError, RegistryError
 from adapterhub.files.atomic import (
     explained,
     is_plain_folder,
@@ -41,10 +43,12 @@ from adapterhub.registry.names_file import NAMES_FILE, TAG, TAG_RULE, Names, rea
 from adapterhub.registry.published_files import (
     PUBLISHED,
     copy_adapter,
+    date_now,
     digest_of,
     entry_of,
     manifest_bytes,
     merged_signatures,
+    publication_date,
 )
 from adapterhub.registry.store import Entry, free_version, version_number
 
@@ -117,7 +121,8 @@ class NameFolder:
             try:
                 entries.append(self._entry(version, names))
             except FileError as error:
-                broken[version] = error
+                if os.path.lexists(self.path / version):  # otherwise it was deleted meanwhile
+                    broken[version] = error
         return Contents(entries, broken, names)
 
     def numbers(self) -> list[str]:
@@ -157,7 +162,7 @@ class NameFolder:
             existing = next((entry.version for entry in entries if entry.digest == digest), None)
             published = existing or free_version(self.name, version, entries, self._highest())
             if existing is None:
-                copy_adapter(folder, self.path / published, digest)
+                copy_adapter(folder, self.path / published, digest, date=date_now())
             self.change(tags=dict.fromkeys(tags, published))
             return self._entry(published, read_names(self.path))
 
@@ -179,6 +184,35 @@ class NameFolder:
         )
         if changed != names:
             write_names(self.path, changed)
+
+    def remove(self, number: str) -> None:
+        """Delete a version for good; its number is not used again.
+
+        A kill at any moment leaves the version complete, or gone: it disappears by one rename.
+
+        Raises:
+            RegistryError: there is no such version.
+            FileError: `names.json` cannot be read, or the version is a link.
+            OutputError: the registry cannot be written.
+        """
+        with self.writing():
+            folder = self._version(number)
+            if not folder.is_dir():
+                raise RegistryError(f"{self.name!r} has no version {number}")
+            self.change()  # records the highest number so far
+            removed = self.path / f"{_STAGED}deleted-{secrets.token_hex(8)}"
+            os.rename(folder, removed)
+            names = read_names(self.path)
+            tags = {tag: version for tag, version in names.tags.items() if version != number}
+            yanked = {v: reason for v, reason in names.yanked.items() if v != number}
+            write_names(self.path, replace(names, tags=tags, yanked=yanked))
+            shutil.rmtree(removed, ignore_errors=True)
+
+    def untag(self, tag: str) -> None:
+        """Remove a tag; call it inside `writing()`."""
+        names = read_names(self.path)
+        tags = {name: version for name, version in names.tags.items() if name != tag}
+        write_names(self.path, replace(names, tags=tags, highest=self._highest()))
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -260,6 +294,7 @@ class NameFolder:
             version=version,
             tags=tuple(sorted(tag for tag, v in names.tags.items() if v == version)),
             yanked=names.yanked.get(version),
+            published=publication_date(folder),
         )
         if folder_of_id(entry.backbone) != self.path.parent.name:
             raise FileError(

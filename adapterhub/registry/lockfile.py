@@ -41,6 +41,7 @@ from adapterhub.registry.reference import NAME_RULE, Reference, check_name, is_n
 from adapterhub.registry.store import Store, version_number
 from adapterhub.registry.stores import store_of
 
+LOCK_FILE = "adapterhub.lock"
 _MAX_BYTES = 4 << 20
 _PIN = schema.record(
     {

@@ -8,6 +8,7 @@ from adapterhub.files.keys import PrivateKey
 from adapterhub.files.native import adapter_folder, read_manifest
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.publication import PublicationInfo, prepared_folder
+from adapterhub.registry.published_files import name_to_publish
 from adapterhub.registry.sign import put_signed
 from adapterhub.registry.store import Entry, Publication
 
@@ -29,7 +30,8 @@ def publish(
 
     Args:
         folder: the adapter's folder, or the folder of its training run.
-        name: the name to publish it under, if not its own.
+        name: the name to publish it under, if not its own; that of an adapter which was given none
+            is the name of its run's folder.
         version: the version, such as `v2`; the next one if None.
         tags: movable names for this version.
         registry: the folder of the registry, if not the default one.
@@ -46,7 +48,7 @@ def publish(
         RegistryError: the version is taken by other bytes.
     """
     source = adapter_folder(Path(folder).expanduser())
-    name = name or read_manifest(source).name
+    name = name or name_to_publish(source, read_manifest(source))
     publication = Publication(name, version, tuple(tags), allowed=tuple(allow_findings))
     with prepared_folder(source, listing or PublicationInfo(), name) as prepared:
         return put_signed(LocalRegistry(registry), prepared, publication, source, sign)

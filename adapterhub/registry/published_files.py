@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 
 from adapterhub.errors import FileError
@@ -22,6 +22,7 @@ from adapterhub.files.manifest import (
     MAX_HEADER_BYTES,
     MAX_MANIFEST_BYTES,
     MAX_TENSOR_BYTES,
+    Manifest,
     from_json,
 )
 from adapterhub.files.native import (
@@ -34,9 +35,14 @@ from adapterhub.files.native import (
     read_manifest,
 )
 from adapterhub.files.signature import Signature, read_signatures, signatures_to_json
-from adapterhub.registry.store import Entry
+from adapterhub.registry.reference import is_name
+from adapterhub.registry.store import DATE_FORMAT, Entry
 
+# When a version was published. Hidden: neither part of the adapter nor in its digest.
+DATE_FILE = ".published"
 PUBLISHED = (CARD_FILE, MANIFEST_FILE, TENSORS_FILE, SIGNATURE_FILE)
+_UNNAMED = "default"  # the name of an adapter that was given none
+_MAX_DATE_BYTES = 64
 _MAX_FILE_BYTES = 8 + MAX_HEADER_BYTES + MAX_TENSOR_BYTES  # of another library's adapter
 
 
@@ -48,6 +54,7 @@ def entry_of(
     version: str,
     tags: tuple[str, ...] = (),
     yanked: str | None = None,
+    published: str | None = None,
 ) -> Entry:
     """Build the entry of an adapter from its manifest.
 
@@ -58,12 +65,12 @@ def entry_of(
         version: the version in its store.
         tags: the tags of the version.
         yanked: the reason, if the version was yanked.
+        published: when it was published, in UTC.
 
     Raises:
         FileError: the manifest cannot be read.
     """
     manifest = from_json(data, f"{MANIFEST_FILE} of {reference}")
-    tensors = manifest.tensors.values()
     return Entry(
         reference=reference,
         name=name,
@@ -75,19 +82,47 @@ def entry_of(
         task=manifest.task,
         metrics=dict(manifest.metrics),
         tags=tags,
-        size=len(data) + sum(info.nbytes for info in tensors),
-        parameters=sum(math.prod(info.shape) for info in tensors),
+        size=len(data) + manifest.nbytes,
+        parameters=manifest.parameters,
         yanked=yanked,
         description=manifest.description,
         license=manifest.license,
         language=manifest.language,
         topics=manifest.tags,
+        published=published,
     )
+
+
+def date_now() -> bytes:
+    """Return the contents of a version's date file: this second, in UTC."""
+    return f"{datetime.now(timezone.utc).strftime(DATE_FORMAT)}\n".encode()
+
+
+def publication_date(folder: Path) -> str | None:
+    """Read when a version was published; None if that is not recorded, or not a date."""
+    try:
+        text = read_file(folder / DATE_FILE, 1, _MAX_DATE_BYTES, None).decode("ascii").strip()
+        datetime.strptime(text, DATE_FORMAT)
+    except (UnreadableError, ValueError):  # it is only shown: no reason to refuse the version
+        return None
+    return text
 
 
 def digest_of(folder: Path) -> str:
     """Compute the sha256 of an adapter's manifest, which contains the sha256 of its tensors."""
     return hashlib.sha256(manifest_bytes(folder)).hexdigest()
+
+
+def name_to_publish(folder: Path, manifest: Manifest) -> str:
+    """Return the name to publish an adapter by: its own, or that of its run if it was given none.
+
+    Args:
+        folder: the adapter's folder.
+        manifest: its manifest.
+    """
+    path = folder.resolve()
+    run = path.parent.name if path.name == "adapter" else path.name
+    return run if manifest.name == _UNNAMED and is_name(run) else manifest.name
 
 
 def manifest_bytes(folder: Path) -> bytes:
@@ -99,7 +134,7 @@ def manifest_bytes(folder: Path) -> bytes:
     return _read(folder / MANIFEST_FILE, 0, MAX_MANIFEST_BYTES, None)
 
 
-def copy_adapter(source: Path, folder: Path, digest: str) -> Path:
+def copy_adapter(source: Path, folder: Path, digest: str, *, date: bytes | None = None) -> Path:
     """Copy the files of an adapter to a new folder atomically.
 
     The bytes that are written are those that were verified, so `source` may change at any time.
@@ -108,12 +143,13 @@ def copy_adapter(source: Path, folder: Path, digest: str) -> Path:
         source: the adapter's folder.
         folder: the new folder.
         digest: the sha256 of the manifest that was published.
+        date: the contents of a date file, for a new version.
 
     Raises:
         OutputError: `folder` exists or cannot be written.
         FileError: `source` holds no valid adapter, or not the published one.
     """
-    payload = _adapter_payload(source, digest)
+    payload = _adapter_payload(source, digest) | ({DATE_FILE: date} if date else {})
     return _write_copy(folder, payload, _read_all)
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from adapterhub.files.native import MANIFEST_FILE
 from adapterhub.registry.fetch import Fetched, fetch, fetch_folder
-from adapterhub.registry.reference import read_reference
-from adapterhub.registry.stores import store_of
+from adapterhub.registry.other_formats import copy_foreign
+from adapterhub.registry.published_files import copy_adapter, digest_of
+from adapterhub.registry.reference import Reference
+from adapterhub.registry.stores import read_reference, store_of
 
 
 def pull(
@@ -44,7 +47,7 @@ def pull(
 
 
 def pull_verified(
-    reference: str | Path,
+    reference: str | Path | Reference,
     folder: Path | None = None,
     *,
     backbone: str | None = None,
@@ -62,9 +65,18 @@ def pull_verified(
         allow_pickle: see `pull`.
         signed: see `pull`.
     """
-    parsed = read_reference(reference)
+    parsed = read_reference(reference, registry, signed=signed)
     if parsed.kind == "folder":
-        return fetch_folder(Path(parsed.name).expanduser(), signed=signed)
+        fetched = fetch_folder(Path(parsed.name).expanduser(), signed=signed)
+        return fetched if folder is None else _copied(fetched, folder, allow_pickle)
     store = store_of(parsed, registry, allow_pickle=allow_pickle)
     entry = store.resolve(parsed.name, parsed.version, backbone=backbone)
     return fetch(parsed, store, entry, folder, signed=signed)
+
+
+def _copied(fetched: Fetched, folder: Path, allow_pickle: bool) -> Fetched:
+    """Copy the adapter of a folder to a new one, as `Store.get` does."""
+    if not (fetched.folder / MANIFEST_FILE).is_file():
+        return Fetched(copy_foreign(fetched.folder, folder, allow_pickle=allow_pickle))
+    digest = fetched.digest or digest_of(fetched.folder)
+    return Fetched(copy_adapter(fetched.folder, folder, digest), digest, fetched.signers)

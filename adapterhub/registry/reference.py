@@ -1,7 +1,7 @@
 """References: the one syntax for naming an adapter, shared by all commands and functions.
 
     ./folder    ../x   /abs   ~/x        a folder on this machine
-    name[@version]                       the local registry
+    name[@version]                       the local registry; stores.py says when a name is a folder
     hf:owner/name[@revision]             the Hugging Face Hub
     https://host/owner/name[@revision]   a self-hosted hub; http only for the local host
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -52,19 +51,9 @@ class Reference:
         return f"{start}{self.name}" + (f"@{self.version}" if self.version else "")
 
 
-def read_reference(location: str | Path) -> Reference:
-    """Parse a path or a reference; an existing folder may be written without a leading ./.
-
-    Raises:
-        ConfigError: a text that has none of the four forms.
-    """
-    # A folder in the current one never stands for a hub: a stranger's project may have hf:a/b.
-    is_remote = not isinstance(location, Path) and _REMOTE.match(location)
-    if isinstance(location, Path) or (
-        not is_remote and "/" in location and Path(location).is_dir()
-    ):
-        return Reference("folder", str(location))
-    return parse_reference(location)
+def is_remote(text: str) -> bool:
+    """Return whether a text has the start of a hub's reference, whatever follows."""
+    return _REMOTE.match(text) is not None
 
 
 def parse_reference(text: str) -> Reference:

@@ -15,19 +15,18 @@ import hashlib
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from platformdirs import user_state_path
 
+from adapterhub.config.state_folder import state_folder
 from adapterhub.errors import AdapterhubError, RegistryError, warn_user
 from adapterhub.files import schema
 from adapterhub.files.atomic import UnreadableError, read_file, replace_file
 from adapterhub.registry.store import Entry, Store, version_number
 
-STATE_VARIABLE = "ADAPTERHUB_STATE"
 MOST_VERSIONS, MOST_NAMES = 64, 4_096  # some 8 kB a name, 32 MB in all; the oldest go first
 _MAX_BYTES = 32 << 10
 _LOCK_SECONDS = 5.0  # a record is not worth a longer wait
@@ -64,6 +63,11 @@ class SeenVersions:
         """The file of this record."""
         key = hashlib.sha256(f"{self.place}\n{self.name}".encode()).hexdigest()[:32]
         return _folder() / f"{key}.json"
+
+
+def place_of_folder(root: Path) -> str:
+    """Return the place of a local registry, for its record."""
+    return ascii(str(root.resolve()))[1:-1]  # a path may be no valid text
 
 
 def seen_versions(place: str, entry: Entry) -> SeenVersions:
@@ -138,7 +142,7 @@ def record_version(seen: SeenVersions, entry: Entry) -> None:
         return
     try:
         seen.path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(seen.path.parent / ".lock", timeout=_LOCK_SECONDS):
+        with FileLock(_lock(seen), timeout=_LOCK_SECONDS):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of a damaged record, already given
                 latest = seen_versions(seen.place, entry)  # another process may have added some
@@ -148,11 +152,29 @@ def record_version(seen: SeenVersions, entry: Entry) -> None:
         warn_user(f"cannot record that {entry.reference} was seen: {error}", stacklevel=4)
 
 
+def forget_version(seen: SeenVersions, version: str) -> None:
+    """Remove a version that the user deleted from the record, which then reports no step back."""
+    if version_number(version) not in seen.versions:
+        return
+    left = {n: row for n, row in seen.versions.items() if n != version_number(version)}
+    with contextlib.suppress(OSError, Timeout), FileLock(_lock(seen), timeout=_LOCK_SECONDS):
+        _replace(replace(seen, versions=left))
+
+
+def _lock(seen: SeenVersions) -> Path:
+    return seen.path.parent / ".lock"
+
+
 def _write(seen: SeenVersions, number: int, digest: str) -> None:
     today = datetime.now(timezone.utc).date().isoformat()
     versions = {**seen.versions, number: (digest, today)}
     newest = sorted(versions)[-MOST_VERSIONS:]
-    rows = {f"v{n}": {"digest": versions[n][0], "seen": versions[n][1]} for n in newest}
+    _replace(replace(seen, versions={n: versions[n] for n in newest}))
+
+
+def _replace(seen: SeenVersions) -> None:
+    """Write a record."""
+    rows = {f"v{n}": {"digest": d, "seen": date} for n, (d, date) in seen.versions.items()}
     tree = {"version": 1, "place": seen.place, "name": seen.name, "versions": rows}
     replace_file(seen.path, schema.canonical_json(tree))
 
@@ -177,9 +199,7 @@ def _yank_reason(store: Store, entry: Entry, number: int) -> str | None:
 
 
 def _folder() -> Path:
-    folder = os.environ.get(STATE_VARIABLE)
-    state = Path(folder) if folder else user_state_path("adapterhub", appauthor=False)
-    return state / "seen"
+    return state_folder() / "seen"
 
 
 def _warn_damaged(seen: SeenVersions, problem: str) -> None:

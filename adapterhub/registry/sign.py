@@ -25,11 +25,15 @@ from adapterhub.files.signature import (
     sign_statement,
     signatures_to_json,
 )
-from adapterhub.registry.published_files import PUBLISHED, digest_of, merged_signatures
-from adapterhub.registry.reference import read_reference
+from adapterhub.registry.published_files import (
+    PUBLISHED,
+    digest_of,
+    merged_signatures,
+    name_to_publish,
+)
 from adapterhub.registry.signers import same_name
 from adapterhub.registry.store import Entry, Publication, Store, free_version, version_number
-from adapterhub.registry.stores import store_of
+from adapterhub.registry.stores import read_reference, store_of
 
 
 def sign(
@@ -60,7 +64,7 @@ def sign(
         RegistryError: no such adapter.
         OutputError: the signature cannot be written.
     """
-    parsed = read_reference(reference)
+    parsed = read_reference(reference, registry)
     if parsed.kind == "folder":
         folder = adapter_folder(Path(parsed.name).expanduser())
         return _sign_folder(folder, _private(key), name, version)
@@ -129,7 +133,8 @@ def _sign_folder(folder: Path, key: PrivateKey, name: str | None, version: str |
     digest = digest_of(folder)
     manifest = read_manifest(folder, digest)
     read_tensors(folder, manifest)
-    signature = sign_statement(Statement(digest, name or manifest.name, number), key)
+    called = name or name_to_publish(folder, manifest)
+    signature = sign_statement(Statement(digest, called, number), key)
     with explained(folder):
         data = merged_signatures(read_signatures(folder), [signature], digest)
         replace_file(folder / SIGNATURE_FILE, data)

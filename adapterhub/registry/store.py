@@ -11,13 +11,16 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from adapterhub.errors import ConfigError, RegistryError
 from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.files.signature import Signature
 
+DATE_FORMAT = "%Y-%m-%dT%H:%M:%SZ"  # of `Entry.published`
+SORTS = ("name", "size", "newest")  # a `Query.sort`, besides the metrics
 MOST_VERSIONS = 999_999_999  # nine digits, see `version_number`
 
 
@@ -28,7 +31,7 @@ class Entry:
     `reference` is the text to type to get this version. `digest` is the sha256 of the manifest,
     which in turn contains the sha256 of the tensors. `size` is in bytes, `parameters` the number of
     trained parameters. `tags` name this version and may move to another; `topics` describe the
-    adapter and never change.
+    adapter and never change. `published` is a time in UTC; None where it is not recorded.
     """
 
     reference: str
@@ -48,6 +51,7 @@ class Entry:
     license: str | None = None
     language: tuple[str, ...] = ()
     topics: tuple[str, ...] = ()
+    published: str | None = None
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -63,7 +67,7 @@ class Query:
     `backbone` is an id or a fingerprint. `text` holds prefixes of words in the name, task,
     backbone, methods, tags, topics, description or card. `tags` are tags or topics. Unless
     `all_versions` is set, only the newest version of each name is returned; yanked versions never
-    are. `sort` is a metric (best first), `size` (smallest first) or `name`.
+    are. `sort` is a metric (best first), `newest` (first), `size` (smallest first) or `name`.
     """
 
     text: str = ""
@@ -246,11 +250,29 @@ def is_fingerprint(backbone: str) -> bool:
 def filter_entries(entries: Sequence[Entry], query: Query) -> list[Entry]:
     """Filter and sort entries by a query, for stores without an index."""
     matches = [entry for entry in entries if _matches(entry, query)]
-    if query.sort in ("name", "size"):
-        return sorted(matches, key=lambda entry: getattr(entry, query.sort))[: query.limit]
-    scored = [entry for entry in matches if query.sort in entry.metrics]
-    sign = 1 if query.sort in LOWER_IS_BETTER else -1
-    return sorted(scored, key=lambda entry: sign * entry.metrics[query.sort])[: query.limit]
+    field = sort_field(query.sort)
+    sortable = [entry for entry in matches if field in sort_keys(entry)]  # others lack the metric
+    return sorted(sortable, key=lambda entry: sort_keys(entry)[field])[: query.limit]
+
+
+def sort_keys(entry: Entry) -> dict[str, Any]:
+    """Return the value by which an entry is sorted, smallest first, for each field of a sort."""
+    newest = -_seconds(entry.published) if entry.published else 0.0
+    keys: dict[str, Any] = {"name": entry.name, "size": entry.size, "newest": newest}
+    return keys | {
+        sort_field(metric): value if metric in LOWER_IS_BETTER else -value
+        for metric, value in entry.metrics.items()
+    }
+
+
+def _seconds(published: str) -> float:
+    moment = datetime.strptime(published, DATE_FORMAT)
+    return moment.replace(tzinfo=timezone.utc).timestamp()
+
+
+def sort_field(sort: str) -> str:
+    """Return the field of `sort_keys` for a `Query.sort`."""
+    return sort if sort in SORTS else f"metric {sort}"
 
 
 def words_in(text: str) -> set[str]:

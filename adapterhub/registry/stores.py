@@ -1,13 +1,73 @@
-"""Choose the store that a reference points into."""
+"""Decide which folder or store a reference points into.
+
+A bare name is the folder of that name in the working directory if that has an adapter; otherwise
+it is in the local registry. If the registry lacks it, an error says what the folder has instead.
+It is always in the registry
+
+ - with a version or a tag (`name@v1`), or if the registry is named (`--registry`);
+ - if an adapter of this name must be signed: a folder in a project of others must not stand for an
+   adapter that you trust.
+
+Lock files name published versions only, and hubs are never folders.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from adapterhub.errors import ConfigError
+from adapterhub.errors import ConfigError, warn_user
 from adapterhub.registry.local import LocalRegistry
-from adapterhub.registry.reference import Reference
+from adapterhub.registry.nearby import holds_adapter
+from adapterhub.registry.reference import Reference, is_name, is_remote, parse_reference
 from adapterhub.registry.store import Store
+from adapterhub.registry.trust import rule_of
+
+
+def read_reference(
+    location: str | Path | Reference,
+    registry: str | Path | None = None,
+    *,
+    signed: bool = False,
+) -> Reference:
+    """Parse a path or a reference; an existing folder may be written without a leading ./.
+
+    Args:
+        location: a path, the text of a reference, or a reference that was read before.
+        registry: the folder of the local registry, if not the default one.
+        signed: whether the caller requires a signature.
+
+    Raises:
+        ConfigError: a text that has none of the four forms.
+    """
+    if isinstance(location, Reference):
+        return location
+    if isinstance(location, Path):
+        return Reference("folder", str(location))
+    # A folder in the current one never stands for a hub: a stranger's project may have hf:a/b.
+    if not is_remote(location) and os.path.isdir(location):
+        if "/" in location or os.sep in location:
+            return Reference("folder", location)
+        if registry is None and "@" not in location and _is_folder(location, signed):
+            return Reference("folder", f"./{location}")
+    return parse_reference(location)
+
+
+def _is_folder(name: str, signed: bool) -> bool:
+    """Return whether a bare name stands for the existing folder of that name; see the module."""
+    folder = Path(name)
+    if not is_name(name):  # such as "my run": no registry has it
+        return True
+    published = LocalRegistry().has(name)
+    if not holds_adapter(folder):
+        return not published  # the error is that of a folder without an adapter
+    if rule_of(Reference("local", name), signed=signed).required:
+        return False
+    if published:
+        warn_user(
+            f"{name!r} is the folder ./{name} here; write {name}@VERSION for the published one"
+        )
+    return True
 
 
 def store_of(

@@ -10,9 +10,15 @@ from adapterhub.files.native import adapter_folder, read_manifest, read_tensors
 from adapterhub.files.signature import read_signatures
 from adapterhub.registry.fetch import published_signatures
 from adapterhub.registry.published_files import digest_of
-from adapterhub.registry.reference import Reference, read_reference
-from adapterhub.registry.signers import CheckedSignature, SignedSubject, checked_signatures
-from adapterhub.registry.stores import store_of
+from adapterhub.registry.reference import Reference
+from adapterhub.registry.signers import (
+    CheckedSignature,
+    SignedSubject,
+    checked_signatures,
+    signed_subject,
+)
+from adapterhub.registry.store import Entry
+from adapterhub.registry.stores import read_reference, store_of
 from adapterhub.registry.trust import SigningRule, rule_of
 
 
@@ -51,14 +57,13 @@ def verify(
         FileError: the files are damaged, or of another library.
         RegistryError: not found, or the store cannot be reached.
     """
-    parsed = read_reference(reference)
+    parsed = read_reference(reference, registry)
     rule = rule_of(parsed)
     if parsed.kind == "folder":
         folder = adapter_folder(Path(parsed.name).expanduser())
         digest = digest_of(folder)
         read_tensors(folder, read_manifest(folder, digest))
-        subject = SignedSubject(Reference("folder", str(folder)), digest)
-        checked = checked_signatures(read_signatures(folder), subject, rule)
+        checked = signatures_beside(parsed, folder)
         return Verification(str(folder), digest, rule, tuple(checked))
     store = store_of(parsed, registry)
     entry = store.resolve(parsed.name, parsed.version, backbone=backbone)
@@ -66,3 +71,24 @@ def verify(
         raise FileError(f"{entry.reference} is another library's adapter, which cannot be signed")
     checked = published_signatures(parsed, store, entry, store.get(entry), rule)
     return Verification(entry.reference, entry.digest, rule, tuple(checked))
+
+
+def signatures_beside(
+    reference: Reference, folder: Path, entry: Entry | None = None
+) -> list[CheckedSignature]:
+    """Check the signatures in the folder of an adapter; its store is not asked for later ones.
+
+    Args:
+        reference: the adapter.
+        folder: its files, whose manifest was verified.
+        entry: its version; None for a folder.
+
+    Raises:
+        FileError: the signature file is broken.
+        ConfigError: there are signatures, and cryptography is not installed.
+    """
+    if entry is None:
+        subject = SignedSubject(Reference("folder", str(folder)), digest_of(folder))
+    else:
+        subject = signed_subject(reference, entry.digest, entry.name, entry.version)
+    return checked_signatures(read_signatures(folder), subject, rule_of(reference))

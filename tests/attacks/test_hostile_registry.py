@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import random
@@ -14,6 +15,7 @@ import stat as stat_module
 import sys
 import threading
 import warnings
+from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,8 +23,9 @@ import pytest
 import sample_adapters
 from click.testing import CliRunner
 
+import adapterhub as ah
 from adapterhub.cli import group
-from adapterhub.errors import AdapterhubError, ConfigError, FileError, RegistryError
+from adapterhub.errors import AdapterhubError, ConfigError, FileError, OutputError, RegistryError
 from adapterhub.registry import index, local, local_versions, lockfile
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.local_versions import NameFolder
@@ -161,6 +164,7 @@ def everything(registry: LocalRegistry, target: Path) -> str:
         attempt(registry.search, Query(text, all_versions=True))
     attempt(registry.verify)
     attempt(registry.reindex)
+    attempt(ah.tag, "polite", registry=registry.root)
     for name in ("polite", "sound", "linked"):
         attempt(registry.versions, name)
         for version in (None, "v1", "v2", "v3", "best"):
@@ -748,3 +752,172 @@ def test_a_reason_that_no_reader_accepts_is_not_written(registry, reason):
     with pytest.raises(ConfigError, match="yanks"):
         registry.yank(registry.resolve("polite", "v1"), reason)
     assert registry.resolve("polite", "v1").yanked is None
+
+
+# Deletions and tags
+
+
+def state(registry):
+    """The versions that can be read, and the tags, of polite."""
+    found = registry.versions("polite")
+    return [e.version for e in found], {tag: e.version for e in found for tag in e.tags}
+
+
+class Killed(BaseException):
+    """Stands for a SIGKILL: nothing of ours catches it."""
+
+
+@pytest.mark.parametrize("action", ["delete", "delete the last", "tag", "move", "untag"])
+def test_a_kill_between_two_steps_leaves_the_state_before_or_after(
+    registry, tmp_path, action, monkeypatch
+):
+    """Before each call that changes a file: the versions and tags are old or new, never a mix."""
+    registry.tag(registry.resolve("polite", "v2"), "best")
+    actions = {
+        "delete": lambda r: r.delete("polite", "v2"),
+        "delete the last": lambda r: r.delete("polite", "v1"),
+        "tag": lambda r: r.tag(r.resolve("polite", "v1"), "good"),
+        "move": lambda r: r.tag(r.resolve("polite", "v1"), "best"),
+        "untag": lambda r: r.untag(r.resolve("polite", "v1"), "best"),
+    }
+    original = Path(shutil.copytree(registry.root, tmp_path / "original"))
+    before = state(registry)
+    actions[action](registry)
+    after = state(registry)
+    assert before != after
+    changing = ["rename", "replace", "unlink", "rmdir", "mkdir", "fsync"]
+    kills, point = 0, 0
+    while True:
+        root = Path(shutil.copytree(original, tmp_path / f"copy-{point}"))
+        with monkeypatch.context() as patch:
+            left = [point]
+            for name in changing:
+                patch.setattr(os, name, killed_after(getattr(os, name), left))
+            try:
+                actions[action](LocalRegistry(root))
+            except Killed:
+                kills += 1
+            else:
+                break
+        copy = LocalRegistry(root)
+        assert state(copy) in (before, after), point
+        with contextlib.suppress(RegistryError):
+            actions[action](copy)  # again: it is completed, or was
+        assert state(copy) == after
+        copy.gc()
+        assert not [path for path in root.rglob(".adapterhub-*")]
+        made = sample_adapters.write(tmp_path / f"new-{point}", 50)
+        assert copy.put(made, Publication("polite")).version == "v3", "no number is used again"
+        point += 1
+    assert kills >= 3
+
+
+def killed_after(real, left):
+    """Return a function that raises when `left` calls have been made."""
+
+    def call(*arguments, **options):
+        if left[0] <= 0:
+            raise Killed
+        left[0] -= 1
+        return real(*arguments, **options)
+
+    return call
+
+
+def delete_all(root):
+    """Delete the versions 1 to 20, and return those that this process deleted."""
+    deleted = []
+    for number in range(1, 21):
+        with contextlib.suppress(RegistryError):
+            LocalRegistry(root).delete("polite", f"v{number}")
+            deleted.append(number)
+    return deleted
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="forks")
+def test_two_processes_delete_each_version_once(registry, tmp_path):
+    for number in range(3, 22):
+        made = sample_adapters.write(tmp_path / f"more-{number}", number)
+        registry.put(made, Publication("polite"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of threads at a fork
+        pool = get_context("fork").Pool(2)
+    with pool, warnings.catch_warnings():
+        warnings.simplefilter("error")  # a version that disappears is no broken one
+        results = pool.map_async(delete_all, [registry.root] * 2, chunksize=1)
+        while not results.ready():
+            listed_now = registry.search(Query("polite", all_versions=True))
+            assert "v21" in {entry.version for entry in listed_now}
+        deleted = [number for numbers in results.get() for number in numbers]
+    assert sorted(deleted) == list(range(1, 21))
+    assert [entry.version for entry in registry.versions("polite")] == ["v21"]
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root writes everywhere")
+def test_a_registry_that_is_read_only_is_one_error(registry):
+    folder = registry.root / BACKBONE / "polite"
+    os.chmod(folder, 0o500)
+    try:
+        for act in (lambda: registry.delete("polite", "v1"),
+                    lambda: registry.tag(registry.resolve("polite", "v1"), "good")):  # fmt: skip
+            with pytest.raises(OutputError, match="cannot write"):
+                act()
+    finally:
+        os.chmod(folder, 0o700)
+    assert state(registry)[0] == ["v1", "v2"]
+
+
+@pytest.mark.parametrize("step", ["rename", "replace"])
+def test_a_disk_that_refuses_a_change_is_one_error(registry, monkeypatch, step):
+    def refuse(*arguments, **options):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    before = state(registry)
+    monkeypatch.setattr(os, "replace" if step == "replace" else "rename", refuse)
+    for act in (lambda: registry.delete("polite", "v2"),
+                lambda: registry.tag(registry.resolve("polite", "v1"), "good")):  # fmt: skip
+        with contextlib.suppress(OutputError):
+            act()
+    monkeypatch.undo()
+    assert state(registry)[0] in (before[0], ["v1"])
+
+
+@pytest.mark.skipif(os.name == "nt", reason="creating links needs more permissions")
+@pytest.mark.parametrize("place", ["version", "name", "backbone", "inside"])
+def test_deleting_never_follows_a_link(registry, tmp_path, place):
+    out = Path(shutil.copytree(registry.root, tmp_path / "out"))
+    home = registry.root / BACKBONE
+    link = {"version": "polite/v1", "name": "polite", "backbone": "", "inside": "polite/v1/x"}[
+        place
+    ]
+    if place == "inside":
+        (home / link).symlink_to(out)
+    else:
+        replaced_by_link(home / link, out / BACKBONE / link)
+    with contextlib.suppress(AdapterhubError):
+        registry.delete("polite", "v1")
+    with contextlib.suppress(AdapterhubError):
+        registry.tag(registry.resolve("polite", "v2"), "good")
+    names = [path.relative_to(out) for path in sorted(out.rglob("*"))]
+    assert Path(BACKBONE, "polite", "v1", "adapter.json") in names
+    assert LocalRegistry(out).resolve("polite", "v2").tags == ()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "text", "link", "huge"])
+def test_a_hostile_date_is_no_date(registry, tmp_path, kind):
+    path = registry.root / BACKBONE / "polite" / "v2" / ".published"
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "link":
+        (tmp_path / "date").write_text("2026-11-22T10:00:00Z")
+        path.symlink_to(tmp_path / "date")
+    else:
+        path.write_text({"text": "\x1b[2J", "huge": "2" * 9999}[kind])
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        dates = {e.version: e.published for e in registry.search(Query(all_versions=True))}
+    assert dates.get("v2") is None
+    assert dates["v1"].startswith("20")

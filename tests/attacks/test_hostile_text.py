@@ -258,6 +258,7 @@ LINES: dict[str, list[str]] = {
     "show": [
         "polite --registry registry",
         "polite@v2 --registry registry",
+        "polite --card --registry registry",
         "./run",
         "./theirs",
         "ADDRESS/acme/polite",
@@ -266,6 +267,22 @@ LINES: dict[str, list[str]] = {
         "polite@v1 --registry registry --reason REASON",
         "polite@v9 --registry registry --reason x",
     ],
+    "tag": [
+        "polite --registry registry",
+        "polite@v1 REASON --registry registry",
+        "polite good --registry registry",
+        "polite REASON --remove --registry registry",
+        "tagged --registry registry",
+        "ADDRESS/acme/polite",
+    ],
+    "delete": [
+        "polite@v1 --yes --registry registry",
+        "REASON --yes --registry registry",
+        "polite@REASON --yes",
+        "polite@v9 --yes --registry broken",
+        "polite@v1 --yes --registry broken",
+    ],
+    "diff": ["./run ./sites", "polite@v1 polite@v2 --registry registry", "./run ./theirs"],
     "lock": ["polite@v2 --registry registry --file new.lock", "polite --file hostile.lock"],
     "sync": ["--file hostile.lock"],
     "registry": [

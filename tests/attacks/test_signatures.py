@@ -19,7 +19,13 @@ from huggingface_hub import constants
 
 import adapterhub as ah
 from adapterhub import cli
-from adapterhub.errors import AdapterhubError, FileError, MismatchError, SignatureError
+from adapterhub.errors import (
+    AdapterhubError,
+    FileError,
+    MismatchError,
+    RegistryError,
+    SignatureError,
+)
 from adapterhub.files.keys import base64_text
 from adapterhub.files.native import SIGNATURE_FILE
 from adapterhub.files.signature import (
@@ -115,12 +121,13 @@ LINES = {
     "eval": "eval {} --data d.tsv",
     "merge": "merge {} --output out",
     "combine": "combine {} {} --output out",
+    "diff": "diff {} {}",
     "export": "export {} --output out",
     "lock": "lock {}",
     "sync": "sync",
 }
 # These take an adapter, but neither load it nor hand out its files.
-OTHERS = {"sign", "verify", "yank", "push"}
+OTHERS = {"sign", "verify", "yank", "push", "tag", "delete"}
 
 
 def test_every_command_that_takes_an_adapter_is_attacked():
@@ -511,6 +518,39 @@ def test_a_folder_in_a_strangers_project_is_no_hub(hub, made, key, reference):
     ah.push(made(0), text, peft=False, sign=key)
     signing.trust("hf:acme/*", key)
     assert digest_of(ah.pull(text)) == digest_of(made(0))
+
+
+@pytest.mark.parametrize("command", sorted(LINES))
+def test_a_folder_in_a_strangers_project_is_no_trusted_adapter(
+    registry, made, key, adapterhub, command
+):
+    """A cloned project contains a folder that is called as an adapter which is trusted."""
+    signing.trust("polite", key)
+    shutil.copytree(made(1), "polite/adapter")
+    code, out, err = adapterhub(*LINES[command].format("polite", "polite").split())
+    assert (code, out) == (2, "")
+    assert "has no adapter 'polite'" in err or command == "sync"
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS.keys() - {"sync"}))
+def test_no_verb_takes_a_folder_for_a_trusted_adapter(registry, made, model, key, verb):
+    signing.trust("*", key)
+    shutil.copytree(made(1), "polite/adapter")
+    with pytest.raises(RegistryError, match="has no adapter 'polite'"):
+        VERBS[verb](model, "polite")
+
+
+def test_a_lock_file_never_means_a_folder(registry, made):
+    """A project has a folder of the name that its lock file pins, and the registry has none."""
+    registry.put(made(0), Publication("polite"))
+    pins = dict([pin("polite")])
+    shutil.rmtree(registry.root)
+    for name in ("polite", "polite@v1"):
+        shutil.copytree(made(1), f"{name}/adapter")
+    with pytest.raises(RegistryError, match="was locked"):
+        sync(pins, Path("adapters"))
+    with pytest.raises(RegistryError, match="has no adapter 'polite'"):
+        pin("polite")
 
 
 def test_a_downgrade_to_another_librarys_files_is_refused(hub, made, key):

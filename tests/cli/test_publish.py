@@ -20,4 +20,4 @@ def test_the_same_bytes_are_the_same_version(typed, tmp_path):
 def test_a_folder_without_an_adapter(typed):
     with pytest.raises(AdapterhubError) as error:
         typed("publish nothing")
-    assert "no adapter in nothing" in str(error.value)
+    assert "there is no folder 'nothing'" in str(error.value)

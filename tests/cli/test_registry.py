@@ -60,7 +60,7 @@ def test_the_default_registry_may_be_missing(typed, tmp_path, monkeypatch):
     assert "intact" in typed("registry verify")
     assert "0 names" in typed("registry reindex")
     assert "0 leftovers" in typed("registry gc")
-    assert "no matching adapter" in typed("list")
+    assert "no adapter in the registry" in typed("list")
     with pytest.raises(RegistryError, match="has no adapter 'polite'"):
         typed("show polite")
     assert not (tmp_path / "none-yet").exists()

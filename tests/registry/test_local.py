@@ -41,7 +41,7 @@ def test_the_layout_of_the_folders(registry, tmp_path):
     put(registry, tmp_path)
     version = registry.root / "acme--bert-small" / "polite" / "v1"
     assert sorted(p.name for p in version.iterdir()) == [
-        "README.md", "adapter.json", "adapter.safetensors",
+        ".published", "README.md", "adapter.json", "adapter.safetensors",
     ]  # fmt: skip
     seen = {p.name for p in registry.root.rglob("*") if not p.name.startswith(".")}
     assert "v1" in seen

@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import sample_adapters
 
 from adapterhub.errors import FileError
-from adapterhub.registry.published_files import copy_adapter, copy_files, digest_of
+from adapterhub.files.native import read_manifest
+from adapterhub.registry.published_files import (
+    DATE_FILE,
+    copy_adapter,
+    copy_files,
+    date_now,
+    digest_of,
+    name_to_publish,
+    publication_date,
+)
+
+
+@pytest.mark.parametrize(
+    ("folder", "own", "name"),
+    [("mine/adapter", "default", "mine"), ("mine", "default", "mine"),
+     ("mine/adapter", "polite", "polite"), ("my run/adapter", "default", "default")],
+)  # fmt: skip
+def test_an_adapter_without_a_name_is_called_as_its_run(tmp_path, folder, own, name):
+    manifest = replace(read_manifest(sample_adapters.write(tmp_path / folder)), name=own)
+    assert name_to_publish(tmp_path / folder, manifest) == name
 
 
 def test_only_a_verified_copy_appears(tmp_path):
@@ -17,3 +38,23 @@ def test_only_a_verified_copy_appears(tmp_path):
     assert not (tmp_path / "copy").exists()
     copy_files(folder, tmp_path / "copy", ("adapter.json", "missing"))
     assert [path.name for path in (tmp_path / "copy").iterdir()] == ["adapter.json"]
+
+
+def test_the_date_of_a_version_is_beside_its_files_and_in_no_copy(tmp_path):
+    folder = sample_adapters.write(tmp_path / "made")
+    published = copy_adapter(folder, tmp_path / "v1", digest_of(folder), date=date_now())
+    text = publication_date(published)
+    assert text is not None
+    assert text[:2] == "20"
+    assert text[-1] == "Z"
+    copy = copy_adapter(published, tmp_path / "copy", digest_of(folder))
+    assert not (copy / DATE_FILE).exists()
+    assert publication_date(copy) is None
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"yesterday", b"2026-13-01T00:00:00Z", b"\xff", b"2026-11-22T00:00:00Z" * 9]
+)
+def test_what_is_no_date_is_ignored(tmp_path, data):
+    (tmp_path / DATE_FILE).write_bytes(data)
+    assert publication_date(tmp_path) is None

@@ -17,6 +17,7 @@ from adapterhub.errors import RegistryError
 from adapterhub.registry import seen
 from adapterhub.registry.seen import (
     check_changed,
+    forget_version,
     record_version,
     seen_versions,
     warn_if_back,
@@ -48,6 +49,14 @@ def test_versions_are_recorded_by_store_and_name(store):
     record(local, place="/r")
     assert seen_versions("/r", local).versions.keys() == {1}
     assert seen_versions("/r", replace(local, backbone="acme/gpt")).versions == {}
+
+
+def test_a_version_that_the_user_deleted_is_forgotten():
+    record(V1, V3)
+    forget_version(seen_versions(HUB, V1), "v3")
+    assert seen_versions(HUB, V1).versions.keys() == {1}
+    forget_version(seen_versions(HUB, V1), "v9")
+    forget_version(seen_versions("https://other.org", V1), "v1")  # nothing is recorded
 
 
 def test_a_store_that_goes_back_is_noticed(store):

@@ -20,7 +20,7 @@ from adapterhub.files.signature import (
     sign_statement,
     signatures_to_json,
 )
-from adapterhub.registry import published_files
+from adapterhub.registry import local_versions, published_files
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.published_files import digest_of
@@ -186,6 +186,19 @@ def test_a_name_may_exist_for_several_backbones(store, publish):
     assert store.resolve("polite", backbone=fingerprint).backbone == "other/gpt"
     with pytest.raises(RegistryError):
         store.resolve("polite", backbone="third/model")
+
+
+def test_the_newest_come_first(store, publish, monkeypatch):
+    for number, name in enumerate(("b", "c", "a")):
+        date = f"2026-11-2{number}T10:00:00Z\n".encode()
+        monkeypatch.setattr(local_versions, "date_now", lambda date=date: date)
+        publish(name, seed=number)
+    found = store.search(Query(sort="newest"))
+    assert sorted(map(short_name, found)) == ["a", "b", "c"]
+    if all(entry.published for entry in found):  # a hub does not tell
+        assert list(map(short_name, found)) == ["a", "c", "b"]
+        assert found[0].published == "2026-11-22T10:00:00Z"
+    assert isinstance(store, LocalRegistry) == (found[0].published is not None)
 
 
 def test_search_finds_by_each_field(store, publish):

@@ -10,6 +10,8 @@ from hub_server import Repository
 import adapterhub as ah
 from adapterhub.errors import FileError
 from adapterhub.registry.published_files import digest_of
+from adapterhub.registry.reference import Reference
+from adapterhub.registry.verify import signatures_beside
 
 
 @pytest.fixture
@@ -31,6 +33,14 @@ def test_a_folder(folder, key):
     assert not found.is_trusted
     signing.trust("hf:acme/*", key)
     assert ah.verify(folder).is_trusted, "a folder is in no namespace"
+
+
+def test_those_beside_an_adapter(folder, key, tmp_path):
+    assert signatures_beside(Reference("folder", str(folder)), folder) == []
+    entry = ah.publish(folder, registry=tmp_path / "r", sign=key)
+    files = ah.pull("polite", registry=tmp_path / "r")
+    beside = signatures_beside(Reference("local", "polite"), files, entry)
+    assert [(c.is_valid, c.is_trusted) for c in beside] == [(True, False)]
 
 
 def test_nothing_is_required(folder, key, tmp_path):

@@ -1,0 +1,73 @@
+"""The folders of backbones that are not on the Hub, remembered by their names.
+
+    backbones/HASH.json    {"folder": "/home/me/my-bert", "name": "my-bert--0123456789ab"}
+
+A name has the start of the fingerprint, so other weights have another name. A folder is recorded
+when an adapter is saved on its backbone, or was verified to belong to it, and used when the name is
+not found elsewhere; what is loaded from it is verified as always. One small file for each name, in
+the user's state folder: it is never published, may be deleted at any time, and is ignored if it is
+damaged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from adapterhub.config.state_folder import state_folder
+
+MOST_FOLDERS = 1_024  # the oldest go first
+_MAX_BYTES = 64 << 10
+
+
+def remember_folder(name: str, folder: Path) -> None:
+    """Record the folder of a local backbone; nothing happens if that is not possible.
+
+    Only a new or changed folder is written.
+    """
+    place = str(folder.absolute())
+    if recorded_folder(name) == place:
+        return
+    path = _path(name)
+    data = json.dumps({"folder": place, "name": name}, indent=2, sort_keys=True)
+    staged = path.with_name(f".{secrets.token_hex(8)}.new")
+    with contextlib.suppress(OSError, ValueError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            staged.write_text(f"{data}\n", encoding="utf-8")
+            staged.replace(path)
+        finally:
+            staged.unlink(missing_ok=True)
+        _forget_oldest(path.parent)
+
+
+def recorded_folder(name: str) -> str | None:
+    """Return the folder that was recorded for a local backbone, whether it still exists or not."""
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        with os.fdopen(os.open(_path(name), flags), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return None
+            tree = json.loads(file.read(_MAX_BYTES + 1))
+        folder = tree["folder"] if tree["name"] == name else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return folder if isinstance(folder, str) and os.path.isabs(folder) else None
+
+
+def _path(name: str) -> Path:
+    key = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return state_folder() / "backbones" / f"{key}.json"
+
+
+def _forget_oldest(folder: Path) -> None:
+    with os.scandir(folder) as entries:
+        files = [(e.stat().st_mtime_ns, e.path) for e in entries if e.name.endswith(".json")]
+    for _, path in sorted(files)[: max(len(files) - MOST_FOLDERS, 0)]:
+        with contextlib.suppress(OSError):
+            os.unlink(path)

@@ -1,0 +1,107 @@
+"""`adapterhub diff`."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from adapterhub.cli._format import PlainTable, examples, print_json, print_table, say
+from adapterhub.cli._publishing import (
+    as_json_option,
+    backbone_option,
+    registry_option,
+    require_signature_option,
+)
+
+if TYPE_CHECKING:
+    from adapterhub.files.compare import TensorDifference
+
+_MOST_TENSORS = 12  # rows: those that differ most
+_MOST_TEXT = 40  # characters of a value
+
+
+@click.command(
+    "diff",
+    epilog=examples("adapterhub diff sst2@v1 sst2@v2", "adapterhub diff runs/lora runs/mam"),
+)
+@click.argument("references", nargs=2, metavar="ADAPTER ADAPTER")
+@backbone_option
+@registry_option
+@require_signature_option
+@as_json_option
+def command(
+    references: tuple[str, str], backbone: str | None, registry: str | None, as_json: bool
+) -> None:
+    """Show in what two adapters differ: options, data, scores and tensors.
+
+    Each ADAPTER is a run folder, an adapter folder or a published name. The distance of two tensors
+    is the norm of their difference, relative to the norm of the first.
+    """
+    from adapterhub.files.compare import manifest_differences, tensor_differences
+    from adapterhub.files.native import read_manifest
+    from adapterhub.registry.pull import pull
+
+    folders = [pull(r, backbone=backbone, registry=registry) for r in references]
+    first, second = ((folder, read_manifest(folder)) for folder in folders)
+    fields = manifest_differences(first[1], second[1])
+    tensors = tensor_differences(first, second)
+    if as_json:
+        rows = {name: vars(difference) for name, difference in tensors.items()}
+        print_json({"adapters": references, "fields": fields, "tensors": rows})
+        return
+    if fields:
+        table = PlainTable("field", *references)
+        for path, values in fields.items():
+            # As one types it on a command line of `train`.
+            recipe, dot, option = path.partition("training.recipe.")
+            shown = option if dot and not recipe and "." in option else path
+            table.add_row(shown, *map(_text, values))
+        print_table(table)
+    _print_tensors(references, tensors)
+
+
+def _print_tensors(references: tuple[str, str], tensors: dict[str, TensorDifference]) -> None:
+    shared = {n: t for n, t in tensors.items() if t.first is not None and t.second is not None}
+    differing = {name: t for name, t in shared.items() if t.distance != 0}
+    names = sorted(differing, key=lambda name: -_order(differing[name]))
+    if names:
+        table = PlainTable("tensor", "shape", "distance")
+        for name in names[:_MOST_TENSORS]:
+            table.add_row(name, *_cells(differing[name]))
+        print_table(table)
+    if len(names) > _MOST_TENSORS:
+        say(f"and {len(names) - _MOST_TENSORS} more tensors that differ (use --json)")
+    say(f"{len(shared) - len(names)} of {len(shared)} tensors that both have are equal")
+    for reference, side in zip(references, ("second", "first"), strict=True):
+        if count := sum(getattr(t, side) is None for t in tensors.values()):
+            say(f"{count} {'tensors are' if count > 1 else 'tensor is'} only in {reference}")
+
+
+def _order(difference: TensorDifference) -> float:
+    return math.inf if difference.distance is None else difference.distance
+
+
+def _cells(difference: TensorDifference) -> tuple[str, str]:
+    first = _shape(difference.first)
+    if difference.distance is None:
+        return f"{first}, {_shape(difference.second)}", "other shape"
+    return first, f"{difference.distance:.3g}"
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return " x ".join(map(str, shape or ())) or "one value"
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if re.fullmatch(r"([a-z0-9]+-)?[0-9a-f]{64}", text):  # a digest or fingerprint
+        return text[:-52]
+    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}..."

@@ -1,0 +1,98 @@
+"""`ah.delete`: delete a version from a local registry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from adapterhub.errors import AdapterhubError, ConfigError, RegistryError
+from adapterhub.registry.local import LocalRegistry, default_root
+from adapterhub.registry.lockfile import LOCK_FILE, read_lock
+from adapterhub.registry.reference import Reference, parse_reference
+from adapterhub.registry.seen import forget_version, place_of_folder, seen_versions
+from adapterhub.registry.store import Entry, version_number
+
+
+def delete(
+    reference: str,
+    *,
+    registry: str | Path | None = None,
+    backbone: str | None = None,
+    force: bool = False,
+) -> str:
+    """Delete one version of an adapter from a local registry, for good.
+
+    Its number is not used again, and its tags are removed.
+
+    Args:
+        reference: the version, such as `polite@v1`.
+        registry: the folder of the local registry, if not the default one.
+        backbone: a backbone's id or fingerprint, to choose between adapters of the same name.
+        force: delete it although the lock file of the working directory pins it.
+
+    Returns:
+        The reference of the version that was deleted.
+
+    Raises:
+        ConfigError: the reference is no version in a local registry.
+        RegistryError: there is no such version, or the lock file here pins it.
+        FileError: the lock file, or the tags of the name, cannot be read.
+        OutputError: the registry cannot be written.
+    """
+    parsed = deletable(reference)
+    store, version = LocalRegistry(registry), f"v{version_number(str(parsed.version))}"
+    if not force:
+        _refuse_pinned(parsed.name, version, store)
+    entry = _readable(store, parsed.name, version, backbone)
+    store.delete(parsed.name, version, backbone=backbone)
+    if entry is not None:
+        forget_version(seen_versions(place_of_folder(store.root), entry), version)
+    return f"{parsed.name}@{version}"
+
+
+def deletable(reference: str) -> Reference:
+    """Parse the reference of a version in a local registry, which alone can be deleted.
+
+    Raises:
+        ConfigError: it is a folder, on a hub, or has no version number.
+    """
+    parsed = parse_reference(reference)
+    if parsed.kind == "folder":
+        raise ConfigError(f"{reference} is a folder, not a published version", hint="remove it")
+    if parsed.kind != "local":
+        raise ConfigError(
+            f"{reference} is on a hub, where adapterhub deletes nothing",
+            hint=f"adapterhub yank {reference} --reason REASON withdraws a version; the settings"
+            " of the repository on the hub delete it",
+        )
+    if parsed.version is None or version_number(parsed.version) is None:
+        raise ConfigError(
+            f"{reference!r} does not name one version by its number",
+            expected=f"{parsed.name}@v1, as a tag may move",
+            hint=f"adapterhub show {reference} lists the versions",
+        )
+    return parsed
+
+
+def _readable(store: LocalRegistry, name: str, version: str, backbone: str | None) -> Entry | None:
+    """Return the entry of a version; None if it is damaged or missing."""
+    try:
+        return store.resolve(name, version, backbone=backbone)
+    except AdapterhubError:
+        return None
+
+
+def _refuse_pinned(name: str, version: str, store: LocalRegistry) -> None:
+    """Refuse a version that the lock file of the working directory pins.
+
+    Raises:
+        RegistryError: it does.
+    """
+    for own_name, pinned in read_lock(Path(LOCK_FILE)).items():
+        at = Path(pinned.registry) if pinned.registry else default_root()
+        same_registry = at.resolve() == store.root.resolve()
+        if parse_reference(pinned.reference) == Reference("local", name, version) and same_registry:
+            raise RegistryError(
+                f"{name}@{version} is pinned as {own_name!r} by {LOCK_FILE} here",
+                expected="a version that no project uses",
+                hint="lock another version first, or --force (force=True) to delete it anyway",
+            )

@@ -1,0 +1,122 @@
+"""`ah.delete` deletes one version for good."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import sample_adapters
+
+import adapterhub as ah
+from adapterhub.errors import ConfigError, FileError, RegistryError
+from adapterhub.registry.lockfile import pin, write_lock
+
+
+@pytest.fixture
+def published(tmp_path, monkeypatch):
+    """A registry with polite@v1 (best), v2 and v3 in an empty working directory."""
+    monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(tmp_path / "registry"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for seed in range(3):
+        made = sample_adapters.write(tmp_path / f"made-{seed}", seed)
+        ah.publish(made, tags=("best",) if seed == 0 else ())
+    return tmp_path / "registry" / "acme--bert-small" / "polite"
+
+
+def listed():
+    return [entry.reference for entry in ah.search(all_versions=True)]
+
+
+def test_a_deleted_version_is_gone_and_its_number_is_not_used_again(published, tmp_path):
+    assert listed() == ["polite@v1", "polite@v2", "polite@v3"]
+    assert ah.delete("polite@3") == "polite@v3"
+    assert listed() == ["polite@v1", "polite@v2"]
+    with pytest.raises(RegistryError, match="has no version v3"):
+        ah.pull("polite@v3")
+    assert ah.publish(sample_adapters.write(tmp_path / "new", 9)).version == "v4"
+    with pytest.raises(RegistryError, match="has no version v3"):
+        ah.delete("polite@v3")
+    assert [p.name for p in published.iterdir() if p.name.startswith(".adapterhub")] == []
+
+
+def test_its_tags_and_yanks_go_with_it(published):
+    ah.yank("polite@v1", "wrong")
+    ah.yank("polite@v2", "too")
+    ah.delete("polite@v1")
+    tree = json.loads((published / "names.json").read_bytes())
+    assert tree == {"highest": 3, "tags": {}, "yanked": {"v2": "too"}}
+    with pytest.raises(RegistryError, match="no version best"):
+        ah.pull("polite@best")
+
+
+def test_a_name_without_versions_is_known_as_deleted(published, tmp_path):
+    for version in ("v1", "v2", "v3"):
+        ah.delete(f"polite@{version}")
+    assert listed() == []
+    with pytest.raises(RegistryError, match="no adapter 'polite': all its versions were deleted"):
+        ah.pull("polite")
+    with pytest.raises(RegistryError, match="all its versions were deleted"):
+        ah.delete("polite@v1")
+    assert ah.publish(tmp_path / "made-0").version == "v4"
+
+
+def test_going_back_on_purpose_is_no_alarm(published):
+    ah.pull("polite")  # v3 is recorded as seen
+    ah.delete("polite@v3")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ah.pull("polite")
+
+
+def test_a_version_that_a_lock_file_here_pins_is_kept(published):
+    write_lock(Path("adapterhub.lock"), dict([pin("polite@v2", name="theirs")]))
+    with pytest.raises(RegistryError, match=r"polite@v2 is pinned as 'theirs' by adapterhub.lock"):
+        ah.delete("polite@v2")
+    other = published.parents[2] / "other"
+    ah.publish(published.parents[2] / "made-0", registry=other)
+    ah.publish(published.parents[2] / "made-1", registry=other)
+    ah.delete("polite@v2", registry=other)  # another registry's
+    ah.delete("polite@v1")
+    ah.delete("polite@v2", force=True)
+    Path("adapterhub.lock").write_text("x")
+    with pytest.raises(FileError, match="not a lock file"):
+        ah.delete("polite@v3")
+
+
+def test_a_damaged_version_can_be_deleted(published):
+    (published / "v3" / "adapter.json").write_text("x")
+    with pytest.raises(FileError):
+        ah.pull("polite")
+    ah.delete("polite@v3")
+    assert ah.pull("polite").name == "v2"
+
+
+@pytest.mark.parametrize(
+    ("reference", "problem"),
+    [
+        ("polite", "one version by its number"),
+        ("polite@best", "one version by its number"),
+        ("./polite", "is a folder"),
+        ("hf:acme/polite@v1", "is on a hub, where adapterhub deletes nothing"),
+        ("https://h.org/acme/polite@v1", "is on a hub"),
+    ],
+)
+def test_only_a_version_of_a_local_registry_is_deleted(reference, problem):
+    with pytest.raises(ConfigError, match=problem):
+        ah.delete(reference)
+
+
+def test_a_name_of_several_backbones(published, tmp_path):
+    fingerprint = f"bf16-{'1' * 64}"
+    other = {"backbone": "other/gpt", "fingerprint": fingerprint}
+    ah.publish(sample_adapters.write(tmp_path / "other", 5, **other))
+    with pytest.raises(RegistryError, match="exists for several backbones"):
+        ah.delete("polite@v1")
+    ah.delete("polite@v1", backbone=fingerprint)
+    ah.delete("polite@v2", backbone="acme/bert-small")
+    with pytest.raises(RegistryError, match="has no adapter 'polite' for third/model"):
+        ah.delete("polite@v1", backbone="third/model")
+    assert listed() == ["polite@v1", "polite@v3"]

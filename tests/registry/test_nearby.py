@@ -1,0 +1,26 @@
+"""Folders with an adapter near the working directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import sample_adapters
+
+from adapterhub.registry.nearby import holds_adapter, nearby_adapters
+
+
+def test_folders_here_and_one_below_are_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("sst2", "runs/sst2/adapter", "runs/deep/sst2", ".hidden/sst2"):
+        sample_adapters.write(tmp_path / folder)
+    (tmp_path / "out" / "sst2").mkdir(parents=True)
+    assert nearby_adapters("sst2") == ["./sst2", "runs/sst2"]
+    assert nearby_adapters("ssst2") == ["./sst2", "runs/sst2"]
+    assert nearby_adapters("polite") == []
+
+
+def test_what_holds_an_adapter(tmp_path):
+    assert not holds_adapter(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert holds_adapter(tmp_path)
+    assert not holds_adapter(Path("no/such/folder"))
