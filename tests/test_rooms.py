@@ -29,6 +29,7 @@ ROOMS = (
     "adapters",
     "merging",
     "registry",
+    "pages",
     "training",
     "inference",
     "cli",

@@ -16,7 +16,9 @@ from adapterhub.cli._format import (
     print_json,
     print_table,
     seconds_text,
+    sparkline,
 )
+from adapterhub.cli._open import open_page
 from adapterhub.config.json_schema import json_schema
 from adapterhub.config.options import options_of
 from adapterhub.config.overrides import merge_options, parse_overrides
@@ -71,6 +73,7 @@ def _print_schema(context: click.Context, option: click.Parameter, given: bool) 
 @click.option("--resume", is_flag=True, help="Continue the run in the output folder.")
 @click.option("--dry-run", is_flag=True, help="Print sites, parameters and memory, then stop.")
 @click.option("--quiet", is_flag=True, help="Print no progress.")
+@click.option("--open", "show", is_flag=True, help="Open the report of the run in the browser.")
 @click.option(
     "--schema",
     is_flag=True,
@@ -79,7 +82,9 @@ def _print_schema(context: click.Context, option: click.Parameter, given: bool) 
     callback=_print_schema,
     help="Print the JSON schema of recipes, for editors, then stop.",
 )
-def command(words: tuple[str, ...], resume: bool, dry_run: bool, quiet: bool, **flags: Any) -> None:
+def command(
+    words: tuple[str, ...], resume: bool, dry_run: bool, quiet: bool, show: bool, **flags: Any
+) -> None:
     """Train an adapter from a recipe or from flags.
 
     KEY=VALUE sets any option of the recipe, such as train.learning_rate=1e-3.
@@ -99,6 +104,8 @@ def command(words: tuple[str, ...], resume: bool, dry_run: bool, quiet: bool, **
     outcome = run(recipe, reporter, resume=resume)
     if is_main():
         _print_outcome(outcome)
+        if show and outcome.page:
+            open_page(outcome.page)
 
 
 def _recipe_words(words: tuple[str, ...]) -> tuple[str | None, list[str]]:
@@ -163,4 +170,22 @@ def _print_outcome(outcome: Any) -> None:
         "time": f"{seconds_text(result.seconds)}, {speed}",
         "peak memory": bytes_text(result.peak_memory),
     }
-    print_facts(facts, width=12)
+    if outcome.page:
+        facts["report"] = str(outcome.page)
+    print_facts(facts | _curves(outcome.folder.parent, facts), width=12)
+
+
+def _curves(run: Path, facts: dict[str, str]) -> dict[str, str]:
+    """Return the curve of the training loss, and that of the main metric beside its value."""
+    from adapterhub.pages.run_files import read_run
+
+    files = read_run(run)
+    main = files.main_metric
+    losses = [line["loss"] for line in files.training if line["loss"] is not None]
+    scores = [v for line in files.evaluations if (v := line["metrics"].get(main)) is not None]
+    curves = {}
+    if len(scores) > 1 and main in facts:
+        curves[main] = f"{facts[main]}  {sparkline(scores)}"
+    if len(losses) > 1:
+        curves["train loss"] = f"{losses[-1]:.4f}  {sparkline(losses)} from {losses[0]:.4f}"
+    return curves

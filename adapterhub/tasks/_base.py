@@ -115,6 +115,8 @@ class Task(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    outcomes: ClassVar[str] = ""
+    """What `outcome` returns: classes, choices, numbers, spans, texts or losses; "" for nothing."""
 
     @property
     def head(self) -> str:
@@ -240,15 +242,29 @@ class Task(ABC):
     ) -> dict[str, float]:
         """Compare predictions with the labels of the examples."""
 
-    def evaluate(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> dict[str, float]:
+    def evaluate(
+        self,
+        model: PreTrainedModel,
+        data: Encoded,
+        batch_size: int,
+        record: list[Prediction] | None = None,
+    ) -> dict[str, float]:
         """Predict on labelled examples and return the metrics.
 
         Args:
             model: the model, with its adapter active.
             data: the encoded examples, with labels.
             batch_size: rows per forward pass.
+            record: gets one prediction per example, for `outcome`.
         """
-        return self.metrics(data.examples, self.predict(model, data, batch_size))
+        predictions = self.predict(model, data, batch_size)
+        if record is not None:
+            record += predictions
+        return self.metrics(data.examples, predictions)
+
+    def outcome(self, example: Any, prediction: Prediction) -> dict[str, Any]:
+        """Return the texts, the label, the prediction and the score of an evaluated example."""
+        return {}
 
 
 def one_row_each(task: Task, examples: Sequence[Any], setting: Setting, rows: list[Row]) -> Encoded:

@@ -118,6 +118,7 @@ class Classification(OfTexts):
 
     name = "classification"
     summary = "one class per text or pair of texts"
+    outcomes = "classes"
     main_metric = "accuracy"
 
     # Examples
@@ -155,6 +156,10 @@ class Classification(OfTexts):
         """Compute accuracy, macro_f1 and matthews."""
         return score_classes(examples, predictions)
 
+    def outcome(self, example: Example, prediction: Prediction) -> dict[str, Any]:
+        """Return the two classes, and the probability of the predicted one."""
+        return class_outcome(self.shown(example), example, prediction)
+
 
 @register_task
 @dataclass(frozen=True)
@@ -165,6 +170,7 @@ class Regression(OfTexts):
     summary = "one number per text or pair of texts"
     main_metric = "pearson"
     numbers = True
+    outcomes = "numbers"
 
     # Rows
 
@@ -191,6 +197,12 @@ class Regression(OfTexts):
         values = [p.value for p in predictions if isinstance(p, Number)]
         return regression_metrics([float(e.label or 0.0) for e in examples], values)
 
+    def outcome(self, example: Example, prediction: Prediction) -> dict[str, Any]:
+        """Return the two numbers."""
+        assert isinstance(prediction, Number)
+        label = float(example.label or 0.0)
+        return {"texts": self.shown(example), "label": label, "prediction": prediction.value}
+
 
 def best_of(scores: dict[str, float]) -> Scored:
     """Return the most probable class with all probabilities."""
@@ -203,3 +215,17 @@ def score_classes(
     """Compute accuracy, macro F1 and Matthews correlation of predicted classes."""
     classes = [p.label for p in predictions if isinstance(p, Scored)]
     return classification_metrics([str(e.label) for e in examples], classes)
+
+
+def class_outcome(texts: list[str], example: Example, prediction: Prediction) -> dict[str, Any]:
+    """Return the label, the predicted class and its probability.
+
+    Args:
+        texts: the texts to show.
+        example: the example, with its label.
+        prediction: its prediction.
+    """
+    assert isinstance(prediction, Scored)
+    score = prediction.scores[prediction.label]
+    label, predicted = str(example.label), prediction.label
+    return {"texts": texts, "label": label, "prediction": predicted, "score": score}

@@ -84,6 +84,7 @@ class Tagging(Task):
     name = "tagging"
     summary = "named entities in a sentence, by BIO tags"
     main_metric = "f1"
+    outcomes = "spans"
 
     # Examples
 
@@ -175,6 +176,13 @@ class Tagging(Task):
         """Compute f1, precision and recall of entities, and the accuracy of tags."""
         predicted = [list(p.tags) for p in predictions if isinstance(p, Tags)]
         return entity_metrics([list(e.tags or ()) for e in examples], predicted)
+
+    def outcome(self, example: Sentence, prediction: Prediction) -> dict[str, Any]:
+        """Return the entities of both as [kind, first character, end character]."""
+        assert isinstance(prediction, Tags)
+        true = entities(example, example.tags or ())
+        label, predicted = ([[e.kind, e.start, e.end] for e in es] for es in (true, prediction.entities))
+        return {"texts": [example.text], "label": label, "prediction": predicted}
 
 
 def entities(sentence: Sentence, tags: Sequence[str]) -> list[Entity]:

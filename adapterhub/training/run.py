@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from adapterhub.backbones.quantized_weights import size_of
 from adapterhub.config.options import to_dict
 from adapterhub.data.examples import data_hash
 from adapterhub.errors import ConfigError, OutputError
@@ -21,14 +22,16 @@ from adapterhub.training.output_folder import RECIPE, check_output, hold_output,
 from adapterhub.training.prepare import PreparedRun, prepare
 from adapterhub.training.processes import check_launcher, is_main, wait_for_everyone
 from adapterhub.training.recipe import DATA_SOURCES, Recipe, read
-from adapterhub.training.report import Reporter
+from adapterhub.training.report import Reporter, Several
 from adapterhub.training.run_data import RunData
+from adapterhub.training.run_page import LatestPredictions, RunPage
+from adapterhub.training.trackers import check_trackers, start_trackers
 from adapterhub.training.trainee import AdapterTrainee
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """The outcome of a run: the adapter's folder, its metrics and sizes."""
+    """The outcome of a run: the adapter's folder, its metrics and sizes, and the report."""
 
     folder: Path
     metrics: dict[str, float]
@@ -36,13 +39,15 @@ class RunOutcome:
     parameters: int
     head_parameters: int
     adapter_bytes: int
+    page: Path | None = None
 
 
 def run(recipe: Recipe, reporter: Reporter, *, resume: bool = False) -> RunOutcome:
     """Train, evaluate and save.
 
     The output folder gets `adapter/` (the files to publish), `recipe.yaml`, `metrics.jsonl`,
-    `timings.jsonl` and `checkpoints/`. With several processes, the first one writes them.
+    `timings.jsonl`, `predictions.jsonl`, `report.html` and `checkpoints/`. With several processes,
+    the first one writes them.
 
     Args:
         recipe: the recipe.
@@ -55,15 +60,28 @@ def run(recipe: Recipe, reporter: Reporter, *, resume: bool = False) -> RunOutco
     """
     output = Path(recipe.output)
     check_launcher()
+    check_trackers(recipe.train.tracker)
     if is_main():
         check_output(output, resume)
     prepared = prepare(recipe)
+    if is_main():
+        reporter = Several([reporter, start_trackers(recipe, reporter, resume=resume)])
+    page = _page(prepared, output, reporter)
     with hold_output(output, resume) if is_main() else nullcontext():
         try:
-            result = _train(prepared, reporter, resume, lambda: _write_recipe(output, recipe))
+            result = _train(prepared, reporter, page, resume, lambda: _write_recipe(output, recipe))
         finally:
             stages.unfreeze_all(prepared.adapter)
-        return _save(prepared, output, result)
+        outcome = _save(prepared, output, result)
+        return replace(outcome, page=page.finish()) if page else outcome
+
+
+def _page(prepared: PreparedRun, output: Path, reporter: Reporter) -> RunPage | None:
+    """Return the writer of the report, in the first process, unless it is turned off."""
+    if not prepared.recipe.train.report or not is_main():
+        return None
+    latest = LatestPredictions(prepared.data.task, prepared.evaluation)
+    return RunPage(output, latest, reporter.note)
 
 
 def _write_recipe(output: Path, recipe: Recipe) -> None:
@@ -94,7 +112,11 @@ def _is_recipe(path: Path, recipe: Recipe) -> bool:
 
 
 def _train(
-    prepared: PreparedRun, reporter: Reporter, resume: bool, checked: Callable[[], None]
+    prepared: PreparedRun,
+    reporter: Reporter,
+    page: RunPage | None,
+    resume: bool,
+    checked: Callable[[], None],
 ) -> loop.TrainingResult:
     recipe, data = prepared.recipe, prepared.data
     if recipe.train.max_steps is None:
@@ -103,7 +125,10 @@ def _train(
 
     def evaluate() -> dict[str, float]:
         batch_size = recipe.train.eval_batch_size
-        return data.task.evaluate(prepared.model, prepared.evaluation, batch_size)
+        record = page.latest.predictions if page else None
+        if record is not None:
+            record.clear()
+        return data.task.evaluate(prepared.model, prepared.evaluation, batch_size, record)
 
     return loop.train(
         AdapterTrainee(prepared.adapter),
@@ -119,7 +144,7 @@ def _train(
             "data": _data_hash(data),
             "backbone": prepared.adapter.state.fingerprint(),
         },
-        reporter=reporter,
+        reporter=Several([reporter, page]) if page else reporter,
         checked=checked,
     )
 
@@ -162,6 +187,7 @@ def _save(prepared: PreparedRun, output: Path, result: loop.TrainingResult) -> R
         "kind": data.task.head,
         "seed": recipe.seed,
         "steps": result.steps,
+        "backbone_parameters": sum(map(size_of, adapter.anatomy.parameters().values())),
     }
     folder = output / "adapter"
     if is_main():

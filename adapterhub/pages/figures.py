@@ -1,0 +1,162 @@
+"""Charts as SVG: small, without dates, the same bytes for the same data, light and dark.
+
+matplotlib draws them in a few sentinel colours, which become CSS variables of the page.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from adapterhub.pages.statistics import CalibrationBin
+
+# Sentinel colour -> CSS variable of page.html.
+COLOURS = {"#010203": "ink", "#040506": "muted", "#070809": "grid", "#0a0b0c": "first",
+           "#0d0e0f": "second", "#101112": "third"}  # fmt: skip
+_INK, _MUTED, _GRID, _FIRST, _SECOND, _THIRD = COLOURS
+LINES = (_FIRST, _SECOND, _THIRD, _MUTED)
+_SIZE = (4.2, 2.4)  # inches: 302 points wide, so that its text is readable on a phone
+_MOST_POINTS = 300
+_STYLE = {
+    "svg.fonttype": "none", "svg.hashsalt": "adapterhub", "text.parse_math": False,
+    "font.size": 9.5, "font.family": "sans-serif", "axes.edgecolor": _GRID,
+    "axes.labelcolor": _MUTED, "xtick.color": _MUTED, "ytick.color": _MUTED, "text.color": _INK,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": _GRID,
+    "grid.linewidth": 0.6, "xtick.major.size": 0, "ytick.major.size": 0, "lines.linewidth": 1.6,
+    "axes.formatter.useoffset": False, "legend.frameon": False, "legend.fontsize": 9,
+}  # fmt: skip
+
+Points = Sequence[tuple[float, float | None]]
+"""x and y; None where there is no value."""
+
+
+def line_chart(
+    lines: dict[str, Points], x: str, *, best: float | None = None, span: float = 0.0
+) -> str:
+    """Draw lines over the steps of a run.
+
+    Args:
+        lines: the points of each line, by name.
+        x: the label of the horizontal axis.
+        best: the x of the best evaluation, to mark.
+        span: the least difference between the ends of the vertical axis: noise stays small.
+    """
+
+    def draw(axes: Any) -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        for (name, points), colour in zip(lines.items(), LINES, strict=False):
+            xs, ys = _thinned(points)
+            few = "o" if len(xs) < 30 else ""
+            axes.plot(xs, ys, color=colour, label=name, marker=few, markersize=3)
+            if best is not None and best in xs:
+                y = ys[xs.index(best)]
+                axes.plot([best], [y], "o", color=_SECOND, markersize=7, fillstyle="none")
+        axes.set_xlabel(x)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        _widen(axes, span)
+        if len(lines) > 1:
+            axes.legend()
+
+    return _svg(draw)
+
+
+def reliability_chart(bins: Sequence[CalibrationBin]) -> str:
+    """Draw the accuracy of the predictions by their probability."""
+
+    def draw(axes: Any) -> None:
+        total = sum(b.count for b in bins)
+        axes.plot([0, 1], [0, 1], color=_MUTED, linewidth=1, linestyle=(0, (3, 3)))
+        axes.bar([b.low + 0.05 for b in bins], [b.count / total for b in bins], 0.09, color=_GRID)
+        xs, ys = [b.confidence for b in bins], [b.accuracy for b in bins]
+        axes.plot(xs, ys, color=_FIRST, marker="o", markersize=4)
+        axes.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="probability", ylabel="accuracy")
+
+    return _svg(draw)
+
+
+def scatter_chart(true: Sequence[float], predicted: Sequence[float]) -> str:
+    """Draw predicted over true numbers, with the diagonal."""
+
+    def draw(axes: Any) -> None:
+        ends = [min(*true, *predicted), max(*true, *predicted)]
+        axes.plot(ends, ends, color=_MUTED, linewidth=1, linestyle=(0, (3, 3)))
+        chosen = _spread(len(true), 800)
+        points = [true[i] for i in chosen], [predicted[i] for i in chosen]
+        axes.plot(*points, "o", color=_FIRST, alpha=0.45, markersize=3, markeredgewidth=0)
+        axes.set(xlabel="true", ylabel="predicted")
+
+    return _svg(draw)
+
+
+def histogram_chart(values: Sequence[float], x: str, *, centre: float | None = None) -> str:
+    """Draw how many values there are by size.
+
+    Args:
+        values: the values.
+        x: the label of the horizontal axis.
+        centre: where to draw a vertical line.
+    """
+
+    def draw(axes: Any) -> None:
+        axes.hist(values, bins=30, color=_FIRST)
+        if centre is not None:
+            axes.axvline(centre, color=_SECOND, linewidth=1.2)
+        axes.set(xlabel=x, ylabel="examples")
+
+    return _svg(draw)
+
+
+def _svg(draw: Callable[[Any], None]) -> str:
+    """Draw a chart and return its SVG element."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    # No pyplot: it would choose a backend of the screen.
+    with rc_context(_STYLE):
+        figure = Figure(figsize=_SIZE, layout="constrained")
+        FigureCanvasSVG(figure)  # type: ignore[no-untyped-call]
+        draw(figure.add_subplot())
+        file = io.StringIO()
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    return _themed(file.getvalue())
+
+
+def _themed(svg: str) -> str:
+    """Take the SVG element out of the file; make its size that of the page, and its colours."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(<svg\b[^>]*?) width="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r'(<svg\b[^>]*?) height="[^"]*"', r"\1", svg, count=1)
+    used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', svg))
+    svg = re.sub(r' id="([^"]*)"', lambda m: m.group() if m.group(1) in used else "", svg)
+    svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
+    for colour, name in COLOURS.items():
+        svg = svg.replace(colour, f"var(--{name})")
+    return svg.replace("<svg", '<svg role="img"', 1).strip()
+
+
+def _widen(axes: Any, span: float) -> None:
+    low, high = axes.get_ylim()
+    if high - low < span:
+        middle = (low + high) / 2
+        axes.set_ylim(middle - span / 2, middle + span / 2)
+
+
+def _thinned(points: Points) -> tuple[list[float], list[float]]:
+    """Return the points as x and y; the mean of neighbours if there are very many."""
+    kept = np.array([(x, y) for x, y in points if y is not None], dtype=float).reshape(-1, 2)
+    if len(kept) > _MOST_POINTS:
+        kept = np.array([part.mean(0) for part in np.array_split(kept, _MOST_POINTS)])
+    return kept[:, 0].tolist(), kept[:, 1].tolist()
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """Choose at most `most` indices, evenly."""
+    return [*range(count)] if count <= most else [i * count // most for i in range(most)]
