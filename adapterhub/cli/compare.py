@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.text import Text
 
 from adapterhub.cli._format import (
     PlainTable,
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 _MORE_METRICS = 3  # besides the main one; all are in --json
 _MOST_COLUMNS = 4  # runs; more of them are the rows of the table
-_NARROW = ("method", "trained", "adapter", "time", "peak memory")
+_NARROW = ("method", "trained", "adapter", "time")
 
 
 @click.command(
@@ -92,15 +91,21 @@ def _table(summaries: list[RunSummary], main: str) -> PlainTable:
     if len(summaries) <= _MOST_COLUMNS:
         heads, lines = [s.name for s in summaries], [[name, *row] for name, row in facts.items()]
     else:
-        chosen = [name for name in facts if name in (main, *_NARROW)]
-        heads = chosen
-        lines = [[s.name, *(facts[n][i] for n in chosen)] for i, s in enumerate(summaries)]
-    table = PlainTable("", *(Text(one_line(head)) for head in heads))
+        heads = ["score", *_NARROW]
+        lines = [
+            [s.name, _score(s), *(facts[n][i] for n in _NARROW)] for i, s in enumerate(summaries)
+        ]
+    table = PlainTable("", *map(one_line, heads))
     for column in table.columns[1:]:
         column.justify = "right"
     for line in lines:
         table.add_row(*line)
     return table
+
+
+def _score(run: RunSummary) -> str:
+    value = run.metrics.get(run.main_metric)
+    return "-" if value is None else f"{run.main_metric} {value:.4f}"
 
 
 def _facts(summaries: list[RunSummary], main: str) -> dict[str, list[str]]:
@@ -140,8 +145,7 @@ def difference_lines(name: str, baseline: str, found: Difference) -> list[str]:
     lines = [f"{name} - {baseline}: {found.value:+.3f} {found.score} ({interval})"]
     differ = found.better + found.worse
     if found.p is not None and differ:
-        side = f"right on {found.better} of the {differ} examples where only one run is right"
-        lines.append(f"  {name} is {side}, p = {found.p:.2g}")
+        lines.append(f"  right on {found.better} of {differ} disagreements, p = {found.p:.2g}")
     if not found.is_significant:
         lines.append("  not significant: the difference may be chance")
     return lines
@@ -157,7 +161,5 @@ def _say_missing(files: list[RunFiles], names: list[str]) -> None:
 def _json(summaries: list[RunSummary], differences: list[tuple[str, Difference]]) -> object:
     from dataclasses import asdict
 
-    found = [
-        {"run": name, **asdict(d), "significant": d.is_significant} for name, d in differences
-    ]
+    found = [{"run": name, **asdict(d), "significant": d.is_significant} for name, d in differences]
     return {"runs": [asdict(s) for s in summaries], "differences": found}

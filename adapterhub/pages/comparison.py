@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from adapterhub.errors import ConfigError
-from adapterhub.pages.run_files import RunFiles, mapping
+from adapterhub.pages.run_files import RunFiles, submapping
 from adapterhub.pages.statistics import Difference, difference
 
 
@@ -17,6 +17,7 @@ class RunSummary:
     name: str
     method: str
     backbone: str
+    main_metric: str
     metrics: dict[str, float]
     trained: int | None
     size: int | None
@@ -28,12 +29,13 @@ class RunSummary:
 
 def summary(run: RunFiles, name: str) -> RunSummary:
     """Collect the numbers of a run."""
-    data = mapping(run.record, "data")
+    data = submapping(run.record, "data")
     methods = run.manifest.methods if run.manifest else ()
     return RunSummary(
         name=name,
         method="+".join(next(iter(method), "") for method in methods),
         backbone=run.manifest.backbone.fingerprint if run.manifest else "",
+        main_metric=run.main_metric,
         metrics=run.metrics,
         trained=run.trained or None,
         size=run.size or None,

@@ -21,13 +21,14 @@ _INK, _MUTED, _GRID, _FIRST, _SECOND, _THIRD = COLOURS
 LINES = (_FIRST, _SECOND, _THIRD, _MUTED)
 _SIZE = (4.2, 2.4)  # inches: 302 points wide, so that its text is readable on a phone
 _MOST_POINTS = 300
-_STYLE = {
+_LOGARITHMIC = 100  # ratio of values from which on an axis is logarithmic
+_STYLE: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "adapterhub", "text.parse_math": False,
     "font.size": 9.5, "font.family": "sans-serif", "axes.edgecolor": _GRID,
     "axes.labelcolor": _MUTED, "xtick.color": _MUTED, "ytick.color": _MUTED, "text.color": _INK,
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": _GRID,
     "grid.linewidth": 0.6, "xtick.major.size": 0, "ytick.major.size": 0, "lines.linewidth": 1.6,
-    "axes.formatter.useoffset": False, "legend.frameon": False, "legend.fontsize": 9,
+    "axes.axisbelow": True, "axes.formatter.useoffset": False, "legend.frameon": False, "legend.fontsize": 9,
 }  # fmt: skip
 
 Points = Sequence[tuple[float, float | None]]
@@ -35,7 +36,13 @@ Points = Sequence[tuple[float, float | None]]
 
 
 def line_chart(
-    lines: dict[str, Points], x: str, *, best: float | None = None, span: float = 0.0
+    lines: dict[str, Points],
+    x: str,
+    *,
+    best: float | None = None,
+    span: float = 0.0,
+    zero: bool = False,
+    log: bool = False,
 ) -> str:
     """Draw lines over the steps of a run.
 
@@ -44,10 +51,12 @@ def line_chart(
         x: the label of the horizontal axis.
         best: the x of the best evaluation, to mark.
         span: the least difference between the ends of the vertical axis: noise stays small.
+        zero: whether the vertical axis begins at 0.
+        log: whether it may be logarithmic, if the values are very different.
     """
 
     def draw(axes: Any) -> None:
-        from matplotlib.ticker import MaxNLocator
+        from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
         for (name, points), colour in zip(lines.items(), LINES, strict=False):
             xs, ys = _thinned(points)
@@ -58,8 +67,16 @@ def line_chart(
                 axes.plot([best], [y], "o", color=_SECOND, markersize=7, fillstyle="none")
         axes.set_xlabel(x)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        axes.yaxis.set_major_locator(MaxNLocator(5))
-        _widen(axes, span)
+        values = [v for points in lines.values() for _, v in points if v is not None]
+        if log and values and max(values) > _LOGARITHMIC * min(values) > 0:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.yaxis.set_minor_formatter(NullFormatter())
+        else:
+            axes.yaxis.set_major_locator(MaxNLocator(5))
+            _widen(axes, span)
+        if zero:
+            axes.set_ylim(bottom=0)
         if len(lines) > 1:
             axes.legend()
 
@@ -121,7 +138,7 @@ def _svg(draw: Callable[[Any], None]) -> str:
     # No pyplot: it would choose a backend of the screen.
     with rc_context(_STYLE):
         figure = Figure(figsize=_SIZE, layout="constrained")
-        FigureCanvasSVG(figure)  # type: ignore[no-untyped-call]
+        FigureCanvasSVG(figure)
         draw(figure.add_subplot())
         file = io.StringIO()
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})

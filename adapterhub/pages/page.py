@@ -12,7 +12,7 @@ from markupsafe import Markup
 from adapterhub.errors import printable
 from adapterhub.files.atomic import replace_file
 from adapterhub.pages.figures import Points, line_chart
-from adapterhub.pages.run_files import Line, RunFiles, lower_is_better, mapping, read_run
+from adapterhub.pages.run_files import Line, RunFiles, lower_is_better, read_run, submapping
 from adapterhub.pages.sections import Chart, Section, prediction_sections
 from adapterhub.pages.statistics import class_scores
 
@@ -75,7 +75,7 @@ def _safe(value: Any) -> Any:
 
 
 def _subtitle(run: RunFiles) -> str:
-    record = mapping(run.record, "recipe") or run.recipe
+    record = submapping(run.record, "recipe") or run.recipe
     methods = run.manifest.methods if run.manifest else [record.get("method", "")]
     names = ", ".join(next(iter(m)) if isinstance(m, Mapping) and m else str(m) for m in methods)
     backbone = run.manifest.backbone.id if run.manifest else record.get("backbone", "")
@@ -118,6 +118,8 @@ def _tiles(run: RunFiles) -> Iterator[Tile]:
 def _best_note(run: RunFiles) -> str:
     """Say which step is the best, and what the most frequent class alone would reach."""
     notes = [f"step {run.best['step']:,}"] if run.best else []
+    if lower_is_better(run.main_metric):
+        notes.append("lower is better")
     file = run.predictions
     if file and file.kind == "classes" and run.main_metric == "accuracy":
         most = max(class_scores(file.rows, ()), key=lambda score: score.support)
@@ -146,7 +148,8 @@ def _curves(run: RunFiles) -> Iterator[Section]:
         note = "lower is better" if lower_is_better(name) else ""
         span = 0.1 * max((abs(v) for _, v in points if v is not None), default=0.0)
         title = f"Evaluation: {name}"
-        charts.append(Chart(title, Markup(line_chart({name: points}, "step", best=best, span=span)), note))
+        svg = line_chart({name: points}, "step", best=best, span=span, log=True)
+        charts.append(Chart(title, Markup(svg), note))
     groups = {n: None for line in run.training for n in line["learning_rate"]}
     if groups:
         rates = {
@@ -179,16 +182,19 @@ def _speed(run: RunFiles) -> Iterator[Section]:
         speed = _points(lines, lambda line: line["examples_per_second"])
         memory = _points(lines, lambda line: line["peak_memory"] / 1e9)
         charts = [
-            _chart("Examples per second", {"examples/s": speed}),
-            _chart("Peak memory so far, GB", {"GB": memory}),
+            Chart(title, Markup(line_chart({title: points}, "step", zero=True)))
+            for title, points in (
+                ("Examples per second", speed),
+                ("Peak memory so far, GB", memory),
+            )
         ]
         yield Section("speed", "Speed and memory", charts=charts)
 
 
 def _facts(run: RunFiles) -> list[tuple[str, str]]:
     """List what was trained on what."""
-    manifest, recipe = run.manifest, mapping(run.record, "recipe") or run.recipe
-    train, data = mapping(recipe, "train"), mapping(run.record, "data")
+    manifest, recipe = run.manifest, submapping(run.record, "recipe") or run.recipe
+    train, data = submapping(recipe, "train"), submapping(run.record, "data")
     backbone = manifest.backbone if manifest else None
     facts = {
         "backbone": backbone.id if backbone else recipe.get("backbone"),

@@ -77,9 +77,7 @@ def outcomes_of(
         {"id": i, **_json_ready(task.outcome(example, prediction))}
         for i, (example, prediction) in enumerate(zip(examples, predictions, strict=True))
     ]
-    return PredictionFile(
-        task.outcomes, task.name, step, data_hash(examples), tuple(labels), rows
-    )
+    return PredictionFile(task.outcomes, task.name, step, data_hash(examples), tuple(labels), rows)
 
 
 def read_predictions(folder: Path) -> PredictionFile | None:

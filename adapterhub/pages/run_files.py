@@ -68,8 +68,8 @@ class RunFiles:
     @cached_property
     def main_metric(self) -> str:
         """The metric that selects the best evaluation."""
-        options = mapping(self.record, "recipe") or self.recipe
-        chosen = mapping(options, "train").get("best_metric")
+        options = submapping(self.record, "recipe") or self.recipe
+        chosen = submapping(options, "train").get("best_metric")
         if isinstance(chosen, str):
             return chosen
         try:
@@ -126,7 +126,7 @@ def read_run(folder: str | Path) -> RunFiles:
     )
 
 
-def mapping(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def submapping(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return a mapping inside a mapping, {} if there is none."""
     value = parent.get(name)
     return value if isinstance(value, Mapping) else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from markupsafe import Markup
 
@@ -20,8 +20,12 @@ from adapterhub.pages.statistics import (
 )
 
 WORST = 20  # examples that are shown
+MARKS = "Green entities are in both; dotted orange ones in one only"
 _MOST_CLASSES = 12  # of a confusion matrix; with more, the most confused pairs are listed
 _MOST_SCORES = 40  # rows of the table of classes
+
+
+MarkedPart: TypeAlias = tuple[str, str, bool]
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class NumberTable:
     """A table; the first column is a name, the others are numbers."""
 
     columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
+    rows: Sequence[tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -53,12 +57,12 @@ class Matrix:
 class Shown:
     """One example: its texts, and (name, text, kind of mark) for label, prediction and so on.
 
-    `marked` lists texts with entities as (name, [(text, entity or "")]).
+    `marked` lists texts with entities as (name, [(text, entity or "", whether both have it)]).
     """
 
     texts: list[str]
     facts: list[tuple[str, str, str]] = field(default_factory=list)
-    marked: list[tuple[str, list[tuple[str, str]]]] = field(default_factory=list)
+    marked: list[tuple[str, list[MarkedPart]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,8 @@ def _choices(predictions: PredictionFile) -> list[Section]:
     rows = predictions.rows
     bins, error = calibration(rows)
     note = (
-        f"Expected calibration error {error:.3f}. On the dashed line, a probability of 0.8 is right "
-        "8 times of 10; below it, the model is too sure. Bars: the share of the examples."
+        f"Expected calibration error {error:.3f}. On the dashed line, a probability of 0.8 is "
+        "right 8 times of 10; below it, the model is too sure. Bars: the share of the examples."
     )
     chart = Chart("Accuracy by probability", Markup(reliability_chart(bins)))
     wrong = sorted((r for r in rows if not is_right(r)), key=lambda r: -r["score"])
@@ -107,7 +111,7 @@ def _choices(predictions: PredictionFile) -> list[Section]:
     ]
     return [
         Section("calibration", "Calibration", note, [chart]),
-        _worst(shown, len(wrong), len(rows), "wrong", "the most confident first"),
+        _worst(shown, len(wrong), len(rows), "are wrong, the most confident first"),
     ]
 
 
@@ -187,27 +191,39 @@ def _spans(predictions: PredictionFile) -> list[Section]:
         Shown(
             [],
             marked=[
-                (name, marked_text(row["texts"][0] if row["texts"] else "", row[field]))
-                for name, field in (("true", "label"), ("predicted", "prediction"))
+                (name, marked_text((row["texts"] or [""])[0], row[own], row[other]))
+                for name, own, other in (
+                    ("true", "label", "prediction"),
+                    ("predicted", "prediction", "label"),
+                )
             ],
         )
         for row in order[:WORST]
     ]
     return [
         _score_section(span_scores(rows), "entity"),
-        _worst(shown, len(order), len(rows), "with wrong entities", "the most wrong first"),
+        _worst(shown, len(order), len(rows), f"have wrong entities, the most wrong first. {MARKS}"),
     ]
 
 
-def marked_text(text: str, spans: Sequence[Sequence[Any]]) -> list[tuple[str, str]]:
-    """Split a text at its entities into (text, entity or "")."""
-    parts: list[tuple[str, str]] = []
+def marked_text(
+    text: str, spans: Sequence[Sequence[Any]], others: Sequence[Sequence[Any]]
+) -> list[MarkedPart]:
+    """Split a text at its entities; say of each whether it is among the others too.
+
+    Args:
+        text: the text.
+        spans: its entities, as [kind, first character, end character].
+        others: the entities to compare with.
+    """
+    parts: list[MarkedPart] = []
     done = 0
-    for kind, start, end in sorted(spans, key=lambda span: span[1:]):
+    for kind, start, end in sorted(spans, key=lambda span: (span[1], span[2])):
         if start >= done:
-            parts += [(text[done:start], ""), (text[start:end], kind)]
+            both = [kind, start, end] in others
+            parts += [(text[done:start], "", False), (text[start:end], kind, both)]
             done = end
-    return [(part, kind) for part, kind in [*parts, (text[done:], "")] if part]
+    return [part for part in [*parts, (text[done:], "", False)] if part[0]]
 
 
 def _texts(predictions: PredictionFile) -> list[Section]:
@@ -228,7 +244,7 @@ def _texts(predictions: PredictionFile) -> list[Section]:
     ]
     return [
         Section("quality", "Quality of the texts", charts=[chart]),
-        _worst(shown, len(order), len(rows), "unlike their reference", "the most unlike first"),
+        _worst(shown, len(order), len(rows), "differ from their reference, the most first"),
     ]
 
 
@@ -240,7 +256,9 @@ def _losses(predictions: PredictionFile) -> list[Section]:
     chart = Chart("Loss of each example", Markup(histogram_chart(losses, "loss per token")))
     order = sorted(rows, key=lambda row: -row["loss"])
     shown = [
-        Shown(row["texts"], [("loss", f"{row['loss']:.3f}", ""), ("tokens", f"{row['tokens']:,}", "")])
+        Shown(
+            row["texts"], [("loss", f"{row['loss']:.3f}", ""), ("tokens", f"{row['tokens']:,}", "")]
+        )
         for row in order[:WORST]
     ]
     return [
@@ -249,10 +267,10 @@ def _losses(predictions: PredictionFile) -> list[Section]:
     ]
 
 
-def _worst(shown: list[Shown], wrong: int, total: int, what: str, order: str) -> Section:
+def _worst(shown: list[Shown], wrong: int, total: int, what: str) -> Section:
     if not wrong:
-        return Section("worst", "Mistakes", f"None of {total:,} examples is {what}.")
-    note = f"{wrong:,} of {total:,} examples are {what}; {order}."
+        return Section("worst", "Worst mistakes", f"There are none in {total:,} examples.")
+    note = f"{wrong:,} of {total:,} examples {what}."
     return Section("worst", "Worst mistakes", note, examples=shown)
 
 

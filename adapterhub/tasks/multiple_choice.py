@@ -170,8 +170,13 @@ class MultipleChoice(Task):
         assert isinstance(prediction, Choice)
         label = None if example.label is None else example.choices[example.label]
         score = prediction.scores[prediction.index]
-        return {"texts": [example.text], "label": label, "prediction": prediction.text,
-                "score": score, "right": prediction.index == example.label}
+        return {
+            "texts": [example.text],
+            "label": label,
+            "prediction": prediction.text,
+            "score": score,
+            "right": prediction.index == example.label,
+        }
 
 
 def _choices_problem(choices: object, names: Sequence[str], *, allow_empty: bool) -> str:

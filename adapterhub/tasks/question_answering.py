@@ -251,8 +251,12 @@ class QuestionAnswering(Task):
         assert isinstance(prediction, Answer)
         answers = list(dict.fromkeys(text for text, _ in example.answers or ()))
         score = answer_metrics([answers], [prediction.text])["f1"]
-        return {"texts": [example.text, example.context], "label": " / ".join(answers),
-                "prediction": prediction.text, "score": score}
+        return {
+            "texts": [example.text, example.context],
+            "label": " / ".join(answers),
+            "prediction": prediction.text,
+            "score": score,
+        }
 
 
 def _positions(row: Row, answers: Sequence[tuple[str, int]]) -> dict[str, int]:

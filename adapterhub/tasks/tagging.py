@@ -181,7 +181,9 @@ class Tagging(Task):
         """Return the entities of both as [kind, first character, end character]."""
         assert isinstance(prediction, Tags)
         true = entities(example, example.tags or ())
-        label, predicted = ([[e.kind, e.start, e.end] for e in es] for es in (true, prediction.entities))
+        label, predicted = (
+            [[e.kind, e.start, e.end] for e in es] for es in (true, prediction.entities)
+        )
         return {"texts": [example.text], "label": label, "prediction": predicted}
 
 

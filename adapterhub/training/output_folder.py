@@ -30,8 +30,17 @@ LOCK, RECIPE, TRACKED = ".lock", "recipe.yaml", "trackers.json"
 WAIT = 0.5  # seconds; `check_output` of another process holds the lock for less than one thousandth
 # What a run has written before its first checkpoint, `.recipe.yaml.new` if it was killed by then.
 _BEFORE_CHECKPOINT = frozenset(
-    {RECIPE, f".{RECIPE}.new", "metrics.jsonl", "timings.jsonl", "tensorboard", "checkpoints",
-     PREDICTIONS, PAGE, TRACKED}
+    {
+        RECIPE,
+        f".{RECIPE}.new",
+        "metrics.jsonl",
+        "timings.jsonl",
+        "tensorboard",
+        "checkpoints",
+        PREDICTIONS,
+        PAGE,
+        TRACKED,
+    }
 )
 
 

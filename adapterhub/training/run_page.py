@@ -40,7 +40,9 @@ class RunPage(Reporter):
     the run's time, and always at the end.
     """
 
-    def __init__(self, folder: Path, latest: LatestPredictions, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: Path, latest: LatestPredictions, note: Callable[[str], None]
+    ) -> None:
         self.folder, self.latest, self.note_failure = folder, latest, note
         self.due, self.failed = False, False
         self.cost, self.spent = _FIRST, 0.0
