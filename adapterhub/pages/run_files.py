@@ -109,7 +109,7 @@ def read_run(folder: str | Path) -> RunFiles:
     if folder.name == "adapter" and (folder.parent / "recipe.yaml").is_file():
         folder = folder.parent
     adapter = find_adapter(folder)
-    lines = list(_lines(folder / "metrics.jsonl"))
+    lines = list(_lines(folder / "metrics.jsonl", _METRICS))
     if adapter is None and not lines:
         raise FileError(
             f"there is no run in {folder}",
@@ -121,7 +121,7 @@ def read_run(folder: str | Path) -> RunFiles:
         manifest=read_manifest(adapter) if adapter else None,
         training=[line for line in lines if line["event"] == "train"],
         evaluations=[line for line in lines if line["event"] == "eval"],
-        timings=list(_lines(folder / "timings.jsonl")),
+        timings=list(_lines(folder / "timings.jsonl", _TIMINGS)),
         predictions=read_predictions(folder),
     )
 
@@ -136,15 +136,20 @@ def _recipe(path: Path) -> Mapping[str, Any]:
     return load_yaml(path) if path.is_file() and not path.is_symlink() else {}
 
 
-def _lines(path: Path) -> Iterator[Line]:
+_METRICS = {"train": ("epoch", "loss"), "eval": ("epoch",)}
+_CLOCK = ("seconds", "examples_per_second", "peak_memory")
+_TIMINGS = {"train": _CLOCK, "eval": _CLOCK}
+
+
+def _lines(path: Path, fields: Mapping[str, tuple[str, ...]]) -> Iterator[Line]:
     """Yield the lines of a metrics file; the last one may be cut, by a kill."""
     if not path.is_file() or path.is_symlink():
         return
     lines = path.read_bytes().splitlines()
     for number, text in enumerate(lines, start=1):
         try:
-            yield _line(json.loads(text))
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            yield _line(json.loads(text), fields)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             if number == len(lines):
                 return
             raise FileError(
@@ -152,23 +157,22 @@ def _lines(path: Path) -> Iterator[Line]:
             ) from error
 
 
-def _line(line: Any) -> Line:
+def _line(line: Any, fields: Mapping[str, tuple[str, ...]]) -> Line:
     """Check the types of a line of metrics.jsonl or timings.jsonl.
 
     Raises:
         ValueError: a value has another type.
     """
-    names = ("epoch", "loss", "seconds", "examples_per_second", "peak_memory")
-    numbers = [line["step"], *(line[name] for name in names if name in line)]
-    for group in ("metrics", "learning_rate"):
-        numbers += line.get(group, {}).values()
+    event, step = line["event"], line["step"]
+    values = {name: line[name] for name in fields[event]}
+    groups = {name: dict(line.get(name) or {}) for name in ("metrics", "learning_rate")}
+    numbers = [*values.values(), *(v for group in groups.values() for v in group.values())]
     wrong = [v for v in numbers if v is not None and not isinstance(v, int | float)]
-    if wrong or line["event"] not in ("train", "eval"):
-        raise ValueError(f"{str(wrong or line['event'])[:80]} is unexpected")
-    if line["event"] == "eval" and "seconds" not in line:
-        line.setdefault("metrics", {})
-        line["best"] = line.get("best") is True
-    return dict(line)
+    if wrong or not isinstance(step, int):
+        raise ValueError(f"{str(wrong or step)[:80]} is unexpected")
+    clock = {name: values[name] or 0 for name in _CLOCK if name in values}
+    best = line.get("best") is True
+    return {"event": event, "step": step, **values, **groups, **clock, "best": best}
 
 
 def _count(shape: tuple[int, ...]) -> int:
