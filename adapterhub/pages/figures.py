@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from adapterhub.errors import one_line
 from adapterhub.pages.statistics import CalibrationBin
 
 # Sentinel colour -> CSS variable of page.html.
@@ -23,6 +25,8 @@ _SIZE = (4.2, 2.4)  # inches: 302 points wide, so that its text is readable on a
 # Fixed, since a layout that fits the labels doubles the time of a chart.
 _MARGINS = {"left": 0.155, "right": 0.985, "bottom": 0.2, "top": 0.965}
 _MOST_POINTS = 300
+_MOST_IN_A_NAME = 30  # characters, in a legend
+_LARGEST = 1e30  # of a value: matplotlib computes with the squares of lengths
 _LOGARITHMIC = 100  # ratio of values from which on an axis is logarithmic
 _STYLE: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "adapterhub", "text.parse_math": False,
@@ -64,13 +68,14 @@ def line_chart(
         for (name, points), colour in zip(lines.items(), LINES, strict=False):
             xs, ys = _thinned(points)
             few = "o" if len(xs) < 30 else ""
-            axes.plot(xs, ys, color=colour, label=name, marker=few, markersize=3)
+            label = one_line(name, _MOST_IN_A_NAME)
+            axes.plot(xs, ys, color=colour, label=label, marker=few, markersize=3)
             if best is not None and best in xs:
                 y = ys[xs.index(best)]
                 axes.plot([best], [y], "o", color=_SECOND, markersize=7, fillstyle="none")
-        axes.set_xlabel(x)
+        axes.set_xlabel(one_line(x))
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        values = [v for points in lines.values() for _, v in points if v is not None]
+        values = [v for points in lines.values() for v in _thinned(points)[1]]
         if log and values and max(values) > _LOGARITHMIC * min(values) > 0:
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -104,11 +109,17 @@ def scatter_chart(true: Sequence[float], predicted: Sequence[float]) -> str:
     """Draw predicted over true numbers, with the diagonal."""
 
     def draw(axes: Any) -> None:
-        ends = [min(*true, *predicted), max(*true, *predicted)]
+        both = np.array([true, predicted]).clip(-_LARGEST, _LARGEST)
+        ends = [both.min(), both.max()]
         axes.plot(ends, ends, color=_MUTED, linewidth=1, linestyle=(0, (3, 3)))
-        chosen = _spread(len(true), 500)
-        points = [true[i] for i in chosen], [predicted[i] for i in chosen]
-        axes.plot(*points, "o", color=_FIRST, alpha=0.45, markersize=3, markeredgewidth=0)
+        axes.plot(
+            *both[:, _spread(len(true), 500)],
+            "o",
+            color=_FIRST,
+            alpha=0.45,
+            markersize=3,
+            markeredgewidth=0,
+        )
         axes.set(xlabel="true", ylabel="predicted")
 
     return _svg(draw)
@@ -124,7 +135,12 @@ def histogram_chart(values: Sequence[float], x: str, *, centre: float | None = N
     """
 
     def draw(axes: Any) -> None:
-        axes.hist(values, bins=30, color=_FIRST)
+        kept = np.array(values).clip(-_LARGEST, _LARGEST)
+        low, high = kept.min(), kept.max()
+        if high - low < 1e-6 * max(abs(low), abs(high), 1e-6):  # no bins between almost equal ends
+            margin = abs(low) / 10 or 0.5
+            low, high = low - margin, high + margin
+        axes.hist(kept, bins=30, range=(low, high), color=_FIRST)
         if centre is not None:
             axes.axvline(centre, color=_SECOND, linewidth=1.2)
         axes.set(xlabel=x, ylabel="examples")
@@ -138,8 +154,10 @@ def _svg(draw: Callable[[Any], None]) -> str:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    # No pyplot: it would choose a backend of the screen.
-    with rc_context(_STYLE):
+    # No pyplot: it would choose a backend of the screen. Its fonts lack some characters, which
+    # does not matter: the browser's are shown.
+    with rc_context(_STYLE), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         figure = Figure(figsize=_SIZE)
         figure.subplots_adjust(**_MARGINS)
         FigureCanvasSVG(figure)
@@ -173,6 +191,7 @@ def _widen(axes: Any, span: float) -> None:
 def _thinned(points: Points) -> tuple[list[float], list[float]]:
     """Return the points as x and y; the mean of neighbours if there are very many."""
     kept = np.array([(x, y) for x, y in points if y is not None], dtype=float).reshape(-1, 2)
+    kept = kept[np.isfinite(kept).all(1)].clip(-_LARGEST, _LARGEST)
     if len(kept) > _MOST_POINTS:
         kept = np.array([part.mean(0) for part in np.array_split(kept, _MOST_POINTS)])
     return kept[:, 0].tolist(), kept[:, 1].tolist()

@@ -91,7 +91,7 @@ def calibration(rows: Sequence[Outcome]) -> tuple[list[CalibrationBin], float]:
     bins of equal width, weighted by their examples (Guo et al. 2017, section 2,
     https://arxiv.org/abs/1706.04599).
     """
-    scores = np.array([float(row["score"]) for row in rows])
+    scores = np.clip([float(row["score"]) for row in rows], 0.0, 1.0)
     right = np.array([is_right(row) for row in rows], dtype=float)
     index = np.clip(np.ceil(scores * _BINS).astype(int) - 1, 0, _BINS - 1)
     bins = []

@@ -29,6 +29,8 @@ CHARTS = {
     "many dots": lambda: scatter_chart([float(i) for i in range(9000)], [1.0] * 9000),
     "histogram": lambda: histogram_chart([1.0, 2.0, 2.0], "x", centre=0.0),
     "equal values": lambda: histogram_chart([1.0] * 5, "x"),
+    "almost equal": lambda: histogram_chart([0.6931471, 0.6931471000000001], "x"),
+    "huge values": lambda: histogram_chart([1e308], "x"),
 }
 
 
@@ -50,6 +52,7 @@ def test_names_are_text_and_not_markup_or_formulas():
     svg = line_chart({name: POINTS, "b": POINTS}, name)
     tree = ElementTree.fromstring(svg)
     assert "<script" not in svg
+    assert name[:30] in "".join(tree.itertext())
     assert name in "".join(tree.itertext())
 
 
