@@ -172,7 +172,10 @@ def _chart(title: str, lines: dict[str, Points]) -> Chart:
 def _predicted(run: RunFiles) -> list[Section]:
     if run.predictions:
         return prediction_sections(run.predictions)
-    note = "The run folder has no predictions of this run, so its mistakes cannot be shown."
+    note = (
+        "The run folder has no predictions.jsonl, so its examples cannot be shown: the run is of an "
+        "older version, or its rows were packed."
+    )
     return [Section("predictions", "Predictions", note)]
 
 

@@ -11,12 +11,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from adapterhub.data.examples import data_hash
 from adapterhub.errors import FileError
 from adapterhub.files.atomic import UnreadableError, read_file
-from adapterhub.tasks import Prediction, Task
+
+if TYPE_CHECKING:
+    from adapterhub.tasks import Prediction, Task
 
 PREDICTIONS = "predictions.jsonl"
 FORMAT = 1
@@ -37,6 +38,7 @@ class PredictionFile:
         task: the task's name.
         step: the step that the predictions are of.
         data: the sha256 of the evaluation data.
+        metric: the main metric of the task.
         labels: the classes, or none.
         rows: one outcome per example, in order.
     """
@@ -45,13 +47,15 @@ class PredictionFile:
     task: str
     step: int
     data: str
+    metric: str
     labels: tuple[str, ...]
     rows: list[Outcome]
 
     def to_bytes(self) -> bytes:
         """Return the content of the file."""
         head = {"format": FORMAT, "kind": self.kind, "task": self.task, "step": self.step}
-        head |= {"data": self.data, "labels": list(self.labels), "rows": len(self.rows)}
+        head |= {"data": self.data, "metric": self.metric, "labels": list(self.labels)}
+        head["rows"] = len(self.rows)
         return "".join(f"{json.dumps(line)}\n" for line in (head, *self.rows)).encode()
 
 
@@ -71,13 +75,16 @@ def outcomes_of(
         labels: the classes.
         step: the step of the evaluation.
     """
+    from adapterhub.data.examples import data_hash
+
     if not task.outcomes or len(predictions) != len(examples):
         return None
     rows = [
         {"id": i, **_json_ready(task.outcome(example, prediction))}
         for i, (example, prediction) in enumerate(zip(examples, predictions, strict=True))
     ]
-    return PredictionFile(task.outcomes, task.name, step, data_hash(examples), tuple(labels), rows)
+    digest, metric = data_hash(examples), task.main_metric
+    return PredictionFile(task.outcomes, task.name, step, digest, metric, tuple(labels), rows)
 
 
 def read_predictions(folder: Path) -> PredictionFile | None:
@@ -99,9 +106,8 @@ def read_predictions(folder: Path) -> PredictionFile | None:
             hint=f"delete {path}: the report is then made without predictions",
         ) from error
     labels = tuple(map(str, head["labels"]))
-    return PredictionFile(
-        head["kind"], str(head["task"]), head["step"], str(head["data"]), labels, rows
-    )
+    task, digest, metric = (str(head[name]) for name in ("task", "data", "metric"))
+    return PredictionFile(head["kind"], task, head["step"], digest, metric, labels, rows)
 
 
 _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {

@@ -14,7 +14,6 @@ from adapterhub.errors import ConfigError, FileError
 from adapterhub.files.manifest import LOWER_IS_BETTER, Manifest
 from adapterhub.files.native import find_adapter, read_manifest
 from adapterhub.pages.predictions import PredictionFile, read_predictions
-from adapterhub.tasks import parse_task
 
 Line = dict[str, Any]
 DEFAULT_NAME = "default"  # of an adapter that was given none
@@ -72,6 +71,10 @@ class RunFiles:
         chosen = submapping(options, "train").get("best_metric")
         if isinstance(chosen, str):
             return chosen
+        if self.predictions:
+            return self.predictions.metric
+        from adapterhub.tasks import parse_task
+
         try:
             return parse_task(options.get("task") or "classification").main_metric
         except ConfigError:

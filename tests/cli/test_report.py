@@ -79,7 +79,7 @@ def test_a_page_that_cannot_be_written_is_one_error(adapterhub, tmp_path):
 
 
 def test_train_shows_curves_and_opens_the_page(train, browser, tmp_path):
-    code, out, err = train("--open", "train.epochs=3", "train.log_every=2")
+    code, out, err = train("--open", "train.epochs=3", "train.log_every=2", "train.report=true")
     assert code == 0, err
     (page,) = browser
     assert page.endswith("/report.html")
@@ -91,7 +91,7 @@ def test_train_shows_curves_and_opens_the_page(train, browser, tmp_path):
 
 def test_texts_of_the_data_are_never_published(train, adapterhub, tmp_path):
     """`publish` of a run takes the files of adapter/ only; push and export read the same folder."""
-    assert train("train.epochs=1", output=tmp_path / "mine")[0] == 0
+    assert train("train.epochs=1", "train.report=true", output=tmp_path / "mine")[0] == 0
     (word,) = {row["texts"][0] for row in read_predictions(tmp_path / "mine").rows[:1]}
     code, _, err = adapterhub("publish", tmp_path / "mine", "--registry", tmp_path / "registry")
     assert code == 0, err

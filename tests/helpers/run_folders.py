@@ -39,8 +39,9 @@ def predictions(
 ) -> PredictionFile:
     """Make a predictions file of a kind."""
     full = [{"id": i, "texts": [TEXT], **row} for i, row in enumerate(rows or ROWS[kind])]
+    metric = "accuracy" if kind in ("classes", "choices") else "loss"
     labels = ("neg", "pos") if kind == "classes" else ()
-    return PredictionFile(kind, "classification", 4, data, labels, full)
+    return PredictionFile(kind, "classification", 4, data, metric, labels, full)
 
 
 def run_folder(folder: Path, file: PredictionFile | None = None, **lines: str) -> Path:

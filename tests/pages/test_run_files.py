@@ -24,6 +24,9 @@ def test_the_main_metric_is_that_of_the_recipe(tmp_path):
     assert read_run(folder).main_metric == "pearson"
     (folder / "recipe.yaml").write_text("task: regression\ntrain: {best_metric: mse}\n")
     assert read_run(folder).main_metric == "mse"
+    (folder / "recipe.yaml").write_text("{}\n")
+    assert read_run(run_folder(tmp_path, predictions("losses"))).main_metric == "loss"
+    (folder / "predictions.jsonl").unlink()
     (folder / "recipe.yaml").write_text("task: of the future\n")
     assert read_run(folder).main_metric == "accuracy"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,7 @@ class Latest(LatestPredictions):
         pass
 
     def file(self, step: int) -> PredictionFile:
-        made = predictions("classes")
-        return PredictionFile(made.kind, made.task, step, made.data, made.labels, made.rows)
+        return replace(predictions("classes"), step=step)
 
 
 def evaluated(page: RunPage, step: int, best: bool = True) -> None:
