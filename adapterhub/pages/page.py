@@ -173,8 +173,8 @@ def _predicted(run: RunFiles) -> list[Section]:
     if run.predictions:
         return prediction_sections(run.predictions)
     note = (
-        "The run folder has no predictions.jsonl, so its examples cannot be shown: the run is of an "
-        "older version, or its rows were packed."
+        "The run folder has no predictions.jsonl, so its examples cannot be shown: the run is of "
+        "an older version, or its rows were packed."
     )
     return [Section("predictions", "Predictions", note)]
 
