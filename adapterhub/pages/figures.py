@@ -23,7 +23,7 @@ _INK, _MUTED, _GRID, _FIRST, _SECOND, _THIRD = COLOURS
 LINES = (_FIRST, _SECOND, _THIRD, _MUTED)
 _SIZE = (4.2, 2.4)  # inches: 302 points wide, so that its text is readable on a phone
 # Fixed, since a layout that fits the labels doubles the time of a chart.
-_MARGINS = {"left": 0.155, "right": 0.985, "bottom": 0.2, "top": 0.965}
+_MARGINS = {"left": 0.155, "right": 0.965, "bottom": 0.2, "top": 0.965}
 _MOST_POINTS = 300
 _MOST_IN_A_NAME = 30  # characters, in a legend
 _LARGEST = 1e30  # of a value: matplotlib computes with the squares of lengths
@@ -63,7 +63,7 @@ def line_chart(
     """
 
     def draw(axes: Any) -> None:
-        from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+        from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
         for (name, points), colour in zip(lines.items(), LINES, strict=False):
             xs, ys = _thinned(points)
@@ -79,12 +79,12 @@ def line_chart(
         if log and values and max(values) > _LOGARITHMIC * min(values) > 0:
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            axes.yaxis.set_minor_formatter(NullFormatter())
+            axes.yaxis.set_minor_locator(NullLocator())
         else:
             axes.yaxis.set_major_locator(MaxNLocator(5))
             _widen(axes, span)
         if zero:
-            axes.set_ylim(bottom=0)
+            axes.set_ylim(0, 1.1 * max(values, default=1.0) or 1.0)
         if len(lines) > 1:
             axes.legend()
 
