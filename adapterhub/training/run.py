@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,8 @@ def run(recipe: Recipe, reporter: Reporter, *, resume: bool = False) -> RunOutco
     page = _page(prepared, output, reporter)
     with hold_output(output, resume) if is_main() else nullcontext():
         try:
-            result = _train(prepared, reporter, page, resume, lambda: _write_recipe(output, recipe))
+            written = partial(_write_recipe, output, recipe)
+            result = _train(prepared, reporter, resume, written, page)
         finally:
             stages.unfreeze_all(prepared.adapter)
         outcome = _save(prepared, output, result)
@@ -114,9 +116,9 @@ def _is_recipe(path: Path, recipe: Recipe) -> bool:
 def _train(
     prepared: PreparedRun,
     reporter: Reporter,
-    page: RunPage | None,
     resume: bool,
     checked: Callable[[], None],
+    page: RunPage | None = None,
 ) -> loop.TrainingResult:
     recipe, data = prepared.recipe, prepared.data
     if recipe.train.max_steps is None:
