@@ -30,6 +30,7 @@ ROOMS = (
     "adapters",
     "merging",
     "registry",
+    "pages",
     "training",
     "inference",
     "cli",

@@ -27,6 +27,8 @@ from adapterhub.status import display_for_terminal, showing
 COMMANDS = {
     "train": "Train an adapter from a recipe or from flags.",
     "eval": "Evaluate an adapter, or an untrained backbone.",
+    "report": "Write the page of a run: curves, scores, mistakes.",
+    "compare": "Compare runs, and say whether a difference is chance.",
     "predict": "Predict on arguments, a file or standard input.",
     "publish": "Publish an adapter to a local registry.",
     "push": "Push an adapter to the Hugging Face Hub or your own hub.",

@@ -6,7 +6,9 @@ characters are escaped, and nothing is read as rich's markup or emoji codes.
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,6 +23,7 @@ from rich.text import Text
 from adapterhub.errors import one_line, printable
 
 _PIPE_WIDTH = 140  # characters per line of a table that is not printed on a terminal
+_BLOCKS = "▁▂▃▄▅▆▇█"
 _UNLIMITED = 1000  # characters per line in which no table wraps
 _MOST_SAID = 10_000  # characters of a line: twenty of the longest labels, a screen or two
 _MOST_IN_A_CELL = 200  # characters: longer ones push the other columns off the screen
@@ -82,6 +85,29 @@ def seconds_text(seconds: float) -> str:
     """Format a duration: 75.2 as "1 min 15 s"."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
+
+
+def sparkline(values: Sequence[float], width: int = 24) -> str:
+    """Draw values as a line of blocks, ▁ for the least and █ for the greatest.
+
+    More values than `width` are averaged. Where the terminal's encoding has no blocks, they are
+    digits from 0 to 7.
+    """
+    count = min(width, len(values))
+    bounds = [i * len(values) // count for i in range(count + 1)]
+    means = [math.fsum(values[a:b]) / (b - a) for a, b in itertools.pairwise(bounds)]
+    low, high = min(means), max(means)
+    blocks = _BLOCKS if _can_print(_BLOCKS) else "01234567"
+    steps = (len(blocks) - 1) / (high - low) if high > low else 0.0
+    return "".join(blocks[round((mean - low) * steps)] for mean in means)
+
+
+def _can_print(text: str) -> bool:
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
 
 
 def print_facts(facts: Mapping[str, str], width: int) -> None:

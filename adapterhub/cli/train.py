@@ -19,7 +19,9 @@ from adapterhub.cli._format import (
     print_table,
     say,
     seconds_text,
+    sparkline,
 )
+from adapterhub.cli._open import open_page
 from adapterhub.cli._rows import print_rows
 from adapterhub.cli._sections import SectionedCommand
 from adapterhub.config.options import options_of
@@ -130,6 +132,7 @@ def _print_schema(context: click.Context, option: click.Parameter, given: bool) 
     help="Print the first N rows as the model gets them, then stop.",
 )
 @click.option("--quiet", is_flag=True, help="Print no progress.")
+@click.option("--open", "open_report", is_flag=True, help="Open the report in the browser.")
 @click.option(
     "--schema",
     is_flag=True,
@@ -144,6 +147,7 @@ def command(
     dry_run: bool,
     show: int | None,
     quiet: bool,
+    open_report: bool,
     **flags: Any,
 ) -> None:
     """Train an adapter from a recipe or from flags.
@@ -181,6 +185,8 @@ def command(
     elif is_main():
         _print_outcome(outcome)
         _print_next(Path(recipe.output), data.task.fields(recipe.data))
+        if open_report and outcome.page:
+            open_page(outcome.page)
 
 
 def recipe_words(words: tuple[str, ...]) -> tuple[str | None, list[str]]:
@@ -259,7 +265,9 @@ def _print_outcome(outcome: Any) -> None:
         "time": f"{seconds_text(result.seconds)}, {speed}",
         "peak memory": bytes_text(result.peak_memory),
     }
-    print_facts(facts, width=12)
+    if outcome.page:
+        facts["report"] = str(outcome.page)
+    print_facts(facts | _curves(outcome.folder.parent, facts), width=12)
     _print_verdict(outcome.verdict)
 
 
@@ -274,3 +282,19 @@ def _print_next(run: Path, texts: int) -> None:
     place, pair = shlex.quote(str(run)), ' --pair "another"' * (texts != 1)
     say(f'{"next":12} adapterhub predict {place} "a text"{pair}')
     say(f"{'':12} adapterhub publish {place}")
+
+
+def _curves(run: Path, facts: dict[str, str]) -> dict[str, str]:
+    """Return the curve of the training loss, and that of the main metric beside its value."""
+    from adapterhub.pages.run_files import read_run
+
+    files = read_run(run)
+    main = files.main_metric
+    losses = [line["loss"] for line in files.training if line["loss"] is not None]
+    scores = [v for line in files.evaluations if (v := line["metrics"].get(main)) is not None]
+    curves = {}
+    if len(scores) > 1 and main in facts:
+        curves[main] = f"{facts[main]}  {sparkline(scores)}"
+    if len(losses) > 1:
+        curves["train loss"] = f"{losses[-1]:.4f}  {sparkline(losses)} from {losses[0]:.4f}"
+    return curves

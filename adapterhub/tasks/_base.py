@@ -133,6 +133,8 @@ class Task(ABC):
     """The longest input that is chosen by default, in tokens."""
     cut_note: ClassVar[str] = ""
     """What else truncation means for the task, as the end of a sentence."""
+    outcomes: ClassVar[str] = ""
+    """What `outcome` returns: classes, choices, numbers, spans, texts or losses; "" for nothing."""
 
     @property
     def head(self) -> str:
@@ -308,15 +310,29 @@ class Task(ABC):
     ) -> dict[str, float]:
         """Compare predictions with the labels of the examples."""
 
-    def evaluate(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> dict[str, float]:
+    def evaluate(
+        self,
+        model: PreTrainedModel,
+        data: Encoded,
+        batch_size: int,
+        record: list[Prediction] | None = None,
+    ) -> dict[str, float]:
         """Predict on labelled examples and return the metrics.
 
         Args:
             model: the model, with its adapter active.
             data: the encoded examples, with labels.
             batch_size: rows per forward pass.
+            record: gets one prediction per example, for `outcome`.
         """
-        return self.metrics(data.examples, self.predict(model, data, batch_size))
+        predictions = self.predict(model, data, batch_size)
+        if record is not None:
+            record += predictions
+        return self.metrics(data.examples, predictions)
+
+    def outcome(self, example: Any, prediction: Prediction) -> dict[str, Any]:
+        """Return the texts, the label, the prediction and the score of an evaluated example."""
+        return {}
 
 
 def one_row_each(task: Task, examples: Sequence[Any], setting: Setting, rows: list[Row]) -> Encoded:

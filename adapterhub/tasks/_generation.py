@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
-from adapterhub.tasks._base import IGNORED, Encoded, Generated, by_length, forward, in_order, pad
+from adapterhub.tasks._base import (
+    IGNORED,
+    Encoded,
+    Generated,
+    Prediction,
+    by_length,
+    forward,
+    in_order,
+    pad,
+)
+from adapterhub.tasks._metrics import answer_metrics
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel
+
 TOKEN_METRICS = frozenset({"loss", "perplexity"})
 
 
@@ -28,6 +41,34 @@ class Generation:
                 f"new_tokens is {self.new_tokens}, beams is {self.beams}",
                 expected="1 to 100000 tokens, 1 to 1000 beams",
             )
+
+
+@dataclass(frozen=True)
+class TokenLoss(Prediction):
+    """The mean loss of the labelled tokens of an example, and their number."""
+
+    loss: float
+    tokens: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the loss and the tokens."""
+        return {"loss": self.loss, "tokens": self.tokens}
+
+    def __str__(self) -> str:
+        return f"{self.loss:.3f}"
+
+
+def text_outcome(texts: list[str], reference: str, prediction: Prediction) -> dict[str, Any]:
+    """Return the reference, the generated text and their word F1.
+
+    Args:
+        texts: the texts to show.
+        reference: the expected text.
+        prediction: the generated text.
+    """
+    assert isinstance(prediction, Generated)
+    score = answer_metrics([[reference]], [prediction.text])["f1"]
+    return {"texts": texts, "label": reference, "prediction": prediction.text, "score": score}
 
 
 def generate(
@@ -67,7 +108,12 @@ def generate(
 
 
 def token_loss(
-    model: PreTrainedModel, data: Encoded, batch_size: int, *, shifted: bool = False
+    model: PreTrainedModel,
+    data: Encoded,
+    batch_size: int,
+    *,
+    shifted: bool = False,
+    record: list[Prediction] | None = None,
 ) -> dict[str, float]:
     """Return `loss`, the mean negative log-likelihood per labelled token in nats, and `perplexity`.
 
@@ -77,13 +123,35 @@ def token_loss(
         batch_size: rows per forward pass.
         shifted: whether the model predicts each token from the ones before it, so that the label
             of the first position does not count.
+        record: gets the loss of each example, unless several share a row.
     """
     total, count = 0.0, 0
-    for _, batch, output in forward(model, data, batch_size, labels=True):
+    sums = [[0.0, 0] for _ in data.examples]
+    for indices, batch, output in forward(model, data, batch_size, labels=True):
+        if record is not None and data.owners:
+            for index, row in zip(indices, _row_losses(output.logits, batch, shifted), strict=True):
+                for i, value in enumerate(row):
+                    sums[data.owners[index]][i] += value
         labels = batch["labels"][:, 1:] if shifted else batch["labels"]
         tokens = int((labels != IGNORED).sum())
         if tokens:
             total += float(output.loss) * tokens
             count += tokens
+    if record is not None and data.owners:
+        record += [TokenLoss(summed / max(n, 1), int(n)) for summed, n in sums]
     loss = total / max(count, 1)
     return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+
+
+def _row_losses(
+    logits: Tensor, batch: dict[str, Tensor], shifted: bool
+) -> Iterator[tuple[float, int]]:
+    """Yield for each row the summed loss of its labelled tokens, and their number."""
+    from torch.nn.functional import cross_entropy
+
+    for scores, labels in zip(logits, batch["labels"], strict=True):
+        if shifted:
+            scores, labels = scores[:-1], labels[1:]
+        learned = labels != IGNORED
+        losses = cross_entropy(scores[learned].float(), labels[learned], reduction="sum")
+        yield float(losses), int(learned.sum())

@@ -34,7 +34,14 @@ from adapterhub.tasks._base import (
     register_task,
 )
 from adapterhub.tasks._chat_template import chat_text
-from adapterhub.tasks._generation import TOKEN_METRICS, Generation, generate, token_loss
+from adapterhub.tasks._generation import (
+    TOKEN_METRICS,
+    Generation,
+    TokenLoss,
+    generate,
+    text_outcome,
+    token_loss,
+)
 from adapterhub.tasks._metrics import generation_metrics
 from adapterhub.tasks.seq2seq import check_template, read_pairs
 
@@ -96,6 +103,11 @@ class CausalLM(Generation, Task):
     def packs(self) -> bool:
         """The option `pack`."""
         return self.pack
+
+    @property
+    def outcomes(self) -> str:  # type: ignore[override]
+        """Texts if evaluation generates, else losses."""
+        return "texts" if self.generate else "losses"
 
     @property
     def main_metric(self) -> str:
@@ -212,10 +224,33 @@ class CausalLM(Generation, Task):
             ) from error
         return match.group(1) if match else text
 
-    def evaluate(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> dict[str, float]:
+    def evaluate(
+        self,
+        model: PreTrainedModel,
+        data: Encoded,
+        batch_size: int,
+        record: list[Prediction] | None = None,
+    ) -> dict[str, float]:
         """Compute loss and perplexity of the labels, and with `generate` exact_match."""
-        metrics = super().evaluate(model, data, batch_size) if self.generate else {}
+        if not self.generate:
+            return token_loss(model, data, batch_size, shifted=True, record=record)
+        metrics = super().evaluate(model, data, batch_size, record)
         return metrics | token_loss(model, data, batch_size, shifted=True)
+
+    def outcome(self, example: Any, prediction: Prediction) -> dict[str, Any]:
+        """Return both texts and whether they match, or the loss of the response."""
+        texts = self._all_texts(example)
+        if isinstance(prediction, TokenLoss):
+            return {"texts": [t for t in texts if t], **prediction.as_dict()}
+        score = self.metrics([example], [prediction])["exact_match"]
+        return text_outcome(texts[:-1], texts[-1], prediction) | {"score": score}
+
+    def _all_texts(self, example: Any) -> list[str]:
+        """Return the prompt and the response; the response of raw text is empty."""
+        if isinstance(example, Chat):
+            *before, (_, last) = example.messages
+            return ["\n".join(f"{role}: {content}" for role, content in before), last]
+        return [example.text, str(example.label or "")]
 
 
 def _start(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -138,6 +138,7 @@ class Classification(OfTexts):
 
     name = "classification"
     summary = "one class per text or pair of texts"
+    outcomes = "classes"
     main_metric = "accuracy"
     has_labels = True
 
@@ -191,6 +192,10 @@ class Classification(OfTexts):
         """Compute accuracy, macro_f1 and matthews."""
         return score_classes(examples, predictions)
 
+    def outcome(self, example: Example, prediction: Prediction) -> dict[str, Any]:
+        """Return the two classes, and the probability of the predicted one."""
+        return class_outcome(self.shown(example), example, prediction)
+
 
 @register_task
 @dataclass(frozen=True)
@@ -202,6 +207,7 @@ class Regression(OfTexts):
     main_metric = "pearson"
     lower_is_better = frozenset({"mse"})
     numbers = True
+    outcomes = "numbers"
 
     pooling: Pooling | None = option(None, POOLING_HELP)
 
@@ -234,6 +240,12 @@ class Regression(OfTexts):
         values = [p.value for p in predictions if isinstance(p, Number)]
         return regression_metrics([float(e.label or 0.0) for e in examples], values)
 
+    def outcome(self, example: Example, prediction: Prediction) -> dict[str, Any]:
+        """Return the two numbers."""
+        assert isinstance(prediction, Number)
+        label = float(example.label or 0.0)
+        return {"texts": self.shown(example), "label": label, "prediction": prediction.value}
+
 
 def best_of(scores: dict[str, float]) -> Scored:
     """Return the most probable class with all probabilities."""
@@ -246,3 +258,17 @@ def score_classes(
     """Compute accuracy, macro F1 and Matthews correlation of predicted classes."""
     classes = [p.label for p in predictions if isinstance(p, Scored)]
     return classification_metrics([str(e.label) for e in examples], classes)
+
+
+def class_outcome(texts: list[str], example: Example, prediction: Prediction) -> dict[str, Any]:
+    """Return the label, the predicted class and its probability.
+
+    Args:
+        texts: the texts to show.
+        example: the example, with its label.
+        prediction: its prediction.
+    """
+    assert isinstance(prediction, Scored)
+    score = prediction.scores[prediction.label]
+    label, predicted = str(example.label), prediction.label
+    return {"texts": texts, "label": label, "prediction": predicted, "score": score}

@@ -59,6 +59,7 @@ class RawText(Task):
     """The examples and metrics of masked-lm and span-corruption: raw texts, never truncated."""
 
     lower_is_better = TOKEN_METRICS
+    outcomes = "losses"
 
     # Examples
 
@@ -80,9 +81,19 @@ class RawText(Task):
         """Return nothing: the metrics come from the loss, in `evaluate`."""
         return {}
 
-    def evaluate(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> dict[str, float]:
+    def evaluate(
+        self,
+        model: PreTrainedModel,
+        data: Encoded,
+        batch_size: int,
+        record: list[Prediction] | None = None,
+    ) -> dict[str, float]:
         """Compute loss and perplexity of the chosen tokens, the same ones in each evaluation."""
-        return token_loss(model, data, batch_size)
+        return token_loss(model, data, batch_size, record=record)
+
+    def outcome(self, example: Example, prediction: Prediction) -> dict[str, Any]:
+        """Return the loss of the text."""
+        return {"texts": [example.text], **prediction.as_dict()}
 
 
 @register_task

@@ -79,6 +79,7 @@ class MultipleChoice(Task):
     name = "multiple-choice"
     summary = "which of several texts fits a text"
     main_metric = "accuracy"
+    outcomes = "choices"
 
     pooling: Pooling | None = option(None, POOLING_HELP)
 
@@ -183,6 +184,19 @@ class MultipleChoice(Task):
         labels = [-1 if e.label is None else e.label for e in examples]
         chosen = [p.index for p in predictions if isinstance(p, Choice)]
         return {"accuracy": classification_metrics(labels, chosen)["accuracy"]}
+
+    def outcome(self, example: Choices, prediction: Prediction) -> dict[str, Any]:
+        """Return the right and the predicted choice, and the probability of the latter."""
+        assert isinstance(prediction, Choice)
+        label = None if example.label is None else example.choices[example.label]
+        score = prediction.scores[prediction.index]
+        return {
+            "texts": [example.text],
+            "label": label,
+            "prediction": prediction.text,
+            "score": score,
+            "right": prediction.index == example.label,
+        }
 
 
 def _choices_problem(choices: object, names: Sequence[str], *, allow_empty: bool) -> str:

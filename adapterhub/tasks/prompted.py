@@ -37,7 +37,13 @@ from adapterhub.tasks._base import (
     one_row_each,
     register_task,
 )
-from adapterhub.tasks.classification import CLASS_METRICS, OfTexts, best_of, score_classes
+from adapterhub.tasks.classification import (
+    CLASS_METRICS,
+    OfTexts,
+    best_of,
+    class_outcome,
+    score_classes,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,6 +73,7 @@ class Prompted(OfTexts):
     summary = "classification by a prompt and label words, also zero-shot and few-shot"
     main_metric = "accuracy"
     has_labels = True
+    outcomes = "classes"
 
     def __post_init__(self) -> None:
         fields = [match.group(1) for match in _FIELDS.finditer(self.template)]
@@ -231,6 +238,10 @@ class Prompted(OfTexts):
     ) -> dict[str, float]:
         """Compute accuracy, macro_f1 and matthews."""
         return score_classes(examples, predictions)
+
+    def outcome(self, example: Example, prediction: Prediction) -> dict[str, Any]:
+        """Return the two classes, and the probability of the predicted one."""
+        return class_outcome(self.shown(example), example, prediction)
 
 
 def _as_option(example: Example) -> tuple[str, ...]:

@@ -88,6 +88,7 @@ class QuestionAnswering(Task):
     name = "question-answering"
     summary = "the span of a context that answers a question"
     main_metric = "f1"
+    outcomes = "texts"
 
     # Examples
 
@@ -272,6 +273,18 @@ class QuestionAnswering(Task):
         """Compute f1 and exact_match, and f1 with and without an answer if there are both."""
         answers = [[text for text, _ in question.answers or ()] for question in examples]
         return answer_metrics(answers, [p.text for p in predictions if isinstance(p, Answer)])
+
+    def outcome(self, example: Question, prediction: Prediction) -> dict[str, Any]:
+        """Return the answers and the predicted one, and the word F1."""
+        assert isinstance(prediction, Answer)
+        answers = list(dict.fromkeys(text for text, _ in example.answers or ()))
+        score = answer_metrics([answers], [prediction.text])["f1"]
+        return {
+            "texts": [example.text, example.context],
+            "label": " / ".join(answers),
+            "prediction": prediction.text,
+            "score": score,
+        }
 
 
 def _positions(row: Row, answers: Sequence[tuple[str, int]]) -> dict[str, int]:

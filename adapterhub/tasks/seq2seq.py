@@ -32,7 +32,13 @@ from adapterhub.tasks._base import (
     register_task,
     rows_from_columns,
 )
-from adapterhub.tasks._generation import TOKEN_METRICS, Generation, generate, token_loss
+from adapterhub.tasks._generation import (
+    TOKEN_METRICS,
+    Generation,
+    generate,
+    text_outcome,
+    token_loss,
+)
 from adapterhub.tasks._metrics import GENERATION_METRICS, generation_metrics
 from adapterhub.tasks._show import tokens_line
 
@@ -54,6 +60,7 @@ class Seq2Seq(Generation, Task):
     name = "seq2seq"
     lower_is_better = TOKEN_METRICS
     summary = "text to text: translation, summarization"
+    outcomes = "texts"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -145,10 +152,20 @@ class Seq2Seq(Generation, Task):
         generated = [p.text for p in predictions if isinstance(p, Generated)]
         return generation_metrics(self.metric, [str(e.label) for e in examples], generated)
 
-    def evaluate(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> dict[str, float]:
+    def evaluate(
+        self,
+        model: PreTrainedModel,
+        data: Encoded,
+        batch_size: int,
+        record: list[Prediction] | None = None,
+    ) -> dict[str, float]:
         """Compute the metrics of generated texts, and loss and perplexity of the targets."""
-        metrics = super().evaluate(model, data, batch_size)
+        metrics = super().evaluate(model, data, batch_size, record)
         return metrics | token_loss(model, data, batch_size)
+
+    def outcome(self, example: Example, prediction: Prediction) -> dict[str, Any]:
+        """Return the target and the generated text, and their word F1."""
+        return text_outcome(self.shown(example), str(example.label), prediction)
 
 
 def check_template(template: str) -> None:

@@ -98,6 +98,7 @@ class Tagging(Task):
     summary = "named entities in a sentence, by BIO tags"
     main_metric = "f1"
     has_labels = True
+    outcomes = "spans"
     cut_note = "the words that are cut are not learned, and get the tag O"
 
     def __post_init__(self) -> None:
@@ -210,6 +211,15 @@ class Tagging(Task):
         """Compute f1, precision and recall of entities, and the accuracy of tags."""
         predicted = [list(p.tags) for p in predictions if isinstance(p, Tags)]
         return entity_metrics([list(e.tags or ()) for e in examples], predicted)
+
+    def outcome(self, example: Sentence, prediction: Prediction) -> dict[str, Any]:
+        """Return the entities of both as [kind, first character, end character]."""
+        assert isinstance(prediction, Tags)
+        true = entities(example, example.tags or ())
+        label, predicted = (
+            [[e.kind, e.start, e.end] for e in es] for es in (true, prediction.entities)
+        )
+        return {"texts": [example.text], "label": label, "prediction": predicted}
 
 
 def entities(sentence: Sentence, tags: Sequence[str]) -> list[Entity]:

@@ -30,7 +30,7 @@ from adapterhub.training.clock import RunClock
 from adapterhub.training.engine import Engine, LossOfBatch, model_loss
 from adapterhub.training.gradient_checkpointing import CheckpointedLayers, recompute
 from adapterhub.training.lengthening import check_length, total_steps, without_length
-from adapterhub.training.options import RunOptions
+from adapterhub.training.options import REPORTS, RunOptions
 from adapterhub.training.progress import RunProgress
 from adapterhub.training.report import Evaluated, Reporter, TrainingLine
 from adapterhub.training.stages import improvements
@@ -102,7 +102,9 @@ def train(
             signal stopped the run, after its state was saved.
     """
     engine = Engine(trainee, options, loss)
-    fixed = {"train": dataclasses.asdict(options), "seed": seed, "processes": engine.world}
+    # A run may be resumed with other reports: they change no tensor.
+    train_options = {k: v for k, v in dataclasses.asdict(options).items() if k not in REPORTS}
+    fixed = {"train": train_options, "seed": seed, "processes": engine.world}
     session = _Session(engine, evaluate, output, main_metric, {**run, **fixed})
     session.reporter = reporter if engine.accelerator.is_main_process else Reporter()
     session.checked = checked

@@ -8,6 +8,8 @@ from typing import Literal
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
 
+REPORTS = ("report", "tracker")  # options that change only what is written beside the adapter
+
 
 @dataclass(frozen=True)
 class TrainOptions:
@@ -70,6 +72,10 @@ class TrainOptions:
     )
     log_every: int = option(10, "report the loss every N steps")
     tensorboard: bool = option(True, "write TensorBoard events, if TensorBoard is installed")
+    report: bool = option(True, "write report.html and the predictions it shows, predictions.jsonl")
+    tracker: tuple[str, ...] = option(
+        (), "experiment trackers that get loss and metrics: wandb, mlflow, trackio, ..."
+    )
     dropout: bool = option(False, "train with the dropout of the frozen backbone")
 
     def __post_init__(self) -> None:

@@ -4,6 +4,9 @@
 <output>/recipe.yaml      written when every check has passed
 <output>/recipe.schema.json   for editors, which the first line of the recipe names
 <output>/metrics.jsonl, timings.jsonl, tensorboard/
+<output>/predictions.jsonl, report.html
+                          the predictions of the best step on the evaluation data, and the report
+<output>/trackers.json    the ids of the run in experiment trackers
 <output>/checkpoints/     last and best
 <output>/adapter/         the trained adapter
 """
@@ -21,13 +24,27 @@ from filelock import FileLock, Timeout
 from adapterhub.errors import OutputError
 from adapterhub.files.atomic import check_place
 from adapterhub.files.native import FILES
+from adapterhub.pages.page import PAGE
+from adapterhub.pages.predictions import PREDICTIONS
 
 LOCK, RECIPE, SCHEMA = ".lock", "recipe.yaml", "recipe.schema.json"
+TRACKED = "trackers.json"
 WAIT = 0.5  # seconds; `check_output` of another process holds the lock for less than one thousandth
 # What a run has written before its first checkpoint, `.recipe.yaml.new` if it was killed by then.
 _BEFORE_CHECKPOINT = frozenset(
-    {RECIPE, f".{RECIPE}.new", SCHEMA, f".{SCHEMA}.new"}
-    | {"metrics.jsonl", "timings.jsonl", "tensorboard", "checkpoints"}
+    {
+        RECIPE,
+        f".{RECIPE}.new",
+        SCHEMA,
+        f".{SCHEMA}.new",
+        "metrics.jsonl",
+        "timings.jsonl",
+        "tensorboard",
+        "checkpoints",
+        PREDICTIONS,
+        PAGE,
+        TRACKED,
+    }
 )
 
 

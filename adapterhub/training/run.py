@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from adapterhub.backbones.quantized import cpu_note
+from adapterhub.backbones.quantized_weights import size_of
 from adapterhub.config.options import is_neutral, to_dict
 from adapterhub.data.examples import data_hash
 from adapterhub.data.options import DataOptions
@@ -25,15 +27,17 @@ from adapterhub.training.prepare import PreparedRun, prepare
 from adapterhub.training.processes import check_launcher, is_main, wait_for_everyone
 from adapterhub.training.recipe import DATA_SOURCES, Recipe, read
 from adapterhub.training.recipe_schema import SCHEMA_LINE, write_schema
-from adapterhub.training.report import Reporter
+from adapterhub.training.report import Reporter, Several
 from adapterhub.training.run_data import RunData
+from adapterhub.training.run_page import LatestPredictions, RunPage
+from adapterhub.training.trackers import check_trackers, start_trackers
 from adapterhub.training.trainee import AdapterTrainee
 from adapterhub.training.verdict import verdict
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """The outcome of a run: the adapter's folder, its metrics and sizes, and it in words."""
+    """The outcome of a run: the adapter's folder, metrics and sizes, a verdict and the report."""
 
     folder: Path
     metrics: dict[str, float]
@@ -42,6 +46,7 @@ class RunOutcome:
     head_parameters: int
     adapter_bytes: int
     verdict: tuple[str, ...] = ()
+    page: Path | None = None
 
 
 def run(
@@ -50,8 +55,8 @@ def run(
     """Train, evaluate and save.
 
     The output folder gets `adapter/` (the files to publish), `recipe.yaml` with its schema for
-    editors, `metrics.jsonl`, `timings.jsonl` and `checkpoints/`. With several processes, the first
-    one writes them.
+    editors, `metrics.jsonl`, `timings.jsonl`, `predictions.jsonl`, `report.html` and
+    `checkpoints/`. With several processes, the first one writes them.
 
     Args:
         recipe: the recipe.
@@ -65,15 +70,29 @@ def run(
     """
     output = Path(recipe.output)
     check_launcher()
+    check_trackers(recipe.train.tracker)
     if is_main():
         check_output(output, resume)
     prepared = prepare(recipe, data)
+    if is_main():
+        reporter = Several([reporter, start_trackers(recipe, reporter, resume=resume)])
+    page = _page(prepared, output, reporter)
     with hold_output(output, resume) if is_main() else nullcontext():
         try:
-            result = _train(prepared, reporter, resume, lambda: _write_recipe(output, recipe))
+            written = partial(_write_recipe, output, recipe)
+            result = _train(prepared, reporter, resume, written, page)
         finally:
             stages.unfreeze_all(prepared.adapter)
-        return _save(prepared, output, result)
+        outcome = _save(prepared, output, result)
+        return replace(outcome, page=page.finish()) if page else outcome
+
+
+def _page(prepared: PreparedRun, output: Path, reporter: Reporter) -> RunPage | None:
+    """Return the writer of the report, in the first process, unless it is turned off."""
+    if not prepared.recipe.train.report or not is_main():
+        return None
+    latest = LatestPredictions(prepared.data.task, prepared.evaluation)
+    return RunPage(output, latest, reporter.note)
 
 
 def _write_recipe(output: Path, recipe: Recipe) -> None:
@@ -106,7 +125,11 @@ def _is_recipe(path: Path, recipe: Recipe) -> bool:
 
 
 def _train(
-    prepared: PreparedRun, reporter: Reporter, resume: bool, checked: Callable[[], None]
+    prepared: PreparedRun,
+    reporter: Reporter,
+    resume: bool,
+    checked: Callable[[], None],
+    page: RunPage | None = None,
 ) -> loop.TrainingResult:
     recipe, data = prepared.recipe, prepared.data
     for note in prepared.notes:
@@ -120,7 +143,10 @@ def _train(
 
     def evaluate() -> dict[str, float]:
         batch_size = recipe.train.eval_batch_size
-        return data.task.evaluate(prepared.model, prepared.evaluation, batch_size)
+        record = page.latest.predictions if page else None
+        if record is not None:
+            record.clear()
+        return data.task.evaluate(prepared.model, prepared.evaluation, batch_size, record)
 
     return loop.train(
         AdapterTrainee(prepared.adapter),
@@ -132,7 +158,7 @@ def _train(
         main_metric=data.task.main_metric,
         resume=resume,
         run=_record(prepared),
-        reporter=reporter,
+        reporter=Several([reporter, page]) if page else reporter,
         checked=checked,
         loss=data.task.loss(prepared.train) or model_loss,
     )
@@ -194,6 +220,7 @@ def _save(prepared: PreparedRun, output: Path, result: loop.TrainingResult) -> R
         "kind": data.task.head,
         "seed": recipe.seed,
         "steps": result.steps,
+        "backbone_parameters": sum(map(size_of, adapter.anatomy.parameters().values())),
     }
     folder = output / "adapter"
     if is_main():

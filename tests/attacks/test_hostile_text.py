@@ -28,6 +28,7 @@ import hub_server
 import pytest
 from forge import forge, harmless_text, sealed
 from huggingface_hub import constants
+from run_folders import predictions, run_folder
 
 import adapterhub as ah
 from adapterhub import cli
@@ -208,6 +209,9 @@ def _more(root: Path, backbone: Path, version: Path) -> None:
     }
     (root / "recipe.yaml").write_text(json.dumps(recipe), encoding="utf-8")
     (root / "bad.yaml").write_text(f"backbone: [{HOSTILE}", encoding="utf-8")
+    rows = [{"label": HOSTILE, "prediction": "x", "score": 0.5, "texts": [HOSTILE]}]
+    run_folder(root / "pages", predictions("classes", rows), metric=HOSTILE, rate=HOSTILE)
+    (root / "pages" / "recipe.yaml").write_text(json.dumps({"task": HOSTILE}), encoding="utf-8")
     (root / "theirs").mkdir()
     config = {
         "peft_type": "LORA",
@@ -240,6 +244,8 @@ LINES: dict[str, list[str]] = {
         "./run --data data.tsv --label nothing",
         "--backbone evil --task seq2seq --data data.tsv",
     ],
+    "report": ["pages", "./run", "data.tsv"],
+    "compare": ["pages ./run --list", "pages pages --json", "./run ./sites", "pages data.tsv"],
     "predict": ["./run text", "./run --data data.tsv", "./sites text", "broken/*/polite/v1 text"],
     "publish": ["./run --registry copy"],
     "push": ["./run ADDRESS/acme/polite", "./run ADDRESS/acme/refused"],

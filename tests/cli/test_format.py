@@ -11,7 +11,14 @@ from rich.console import Console
 from rich.table import Table
 
 from adapterhub.cli import _format
-from adapterhub.cli._format import bytes_text, count_text, examples, print_table, seconds_text
+from adapterhub.cli._format import (
+    bytes_text,
+    count_text,
+    examples,
+    print_table,
+    seconds_text,
+    sparkline,
+)
 
 
 @pytest.mark.parametrize(
@@ -63,3 +70,22 @@ def test_a_pipe_gets_every_column_without_frames(capsys):
     text = capsys.readouterr().out
     assert all(cell in text for cell in ("polite@v1", "classification", "318 kB"))
     assert "\u2502" not in text
+
+
+def test_a_sparkline_goes_from_the_least_to_the_greatest():
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
+    assert sparkline([3.0, 3.0]) == "▁▁"
+    assert sparkline([2.0]) == "▁"
+
+
+def test_a_sparkline_averages_many_values():
+    line = sparkline([float(i // 100) for i in range(1000)], width=10)
+    assert len(line) == 10
+    assert (line[0], line[-1]) == ("▁", "█")
+    assert list(line) == sorted(line)
+
+
+def test_a_sparkline_is_digits_where_the_encoding_has_no_blocks(monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
+    monkeypatch.setattr("sys.stdout", stream)
+    assert sparkline([0.0, 0.5, 1.0]) == "047"

@@ -38,7 +38,13 @@ def test_a_regression_of_pairs(adapterhub, backbone, tmp_path):
     columns = ("--text", "one", "--pair", "two", "--label", "score", "--task", "regression")
     where = ("--train", file, "--eval", file, "--output", tmp_path / "run")
     code, out, err = adapterhub(
-        "train", "--backbone", backbone, *columns, *where, "train.tensorboard=false"
+        "train",
+        "--backbone",
+        backbone,
+        *columns,
+        *where,
+        "train.tensorboard=false",
+        "train.report=false",
     )
     assert code == 0, err
     assert "pearson" in out

@@ -15,7 +15,7 @@ def small(backbone, data, monkeypatch):
     recipe = {
         "backbone": str(backbone),
         "data": {"train": str(data[0]), "eval": str(data[1])},
-        "train": {"tensorboard": False, "epochs": 1},
+        "train": {"tensorboard": False, "report": False, "epochs": 1},
     }
     monkeypatch.setattr(quickstart, "RECIPE", recipe)
     predicted = []

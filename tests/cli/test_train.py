@@ -44,7 +44,8 @@ def test_a_recipe_with_overrides(adapterhub, backbone, data, tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
         f"backbone: {backbone}\nmethod: {{lora: {{rank: 2}}}}\noutput: {tmp_path / 'run'}\n"
-        f"data: {{train: {data[0]}, eval: {data[1]}}}\ntrain: {{epochs: 5, tensorboard: false}}\n"
+        f"data: {{train: {data[0]}, eval: {data[1]}}}\n"
+        "train: {epochs: 5, tensorboard: false, report: false}\n"
     )
     code, _, err = adapterhub(
         "train", recipe, "train.epochs=1", "--method", "pfeiffer(size=3)", "--quiet"
@@ -103,7 +104,8 @@ main()
 
 @pytest.mark.parametrize("method", ["lora(dropout=0.2)", "full", "mam", "unfreeze"])
 def test_resume_after_a_kill_gives_the_same_bytes(train, tmp_path, backbone, data, method):
-    words = ("--method", method, "train.save_every=2", "train.epochs=3", "train.dropout=true")
+    words = ("--method", method, "train.save_every=2", "train.epochs=3", "train.dropout=true",
+             "train.report=true")  # fmt: skip
     assert train(*words, output=tmp_path / "whole")[0] == 0
     command = ["train", "--backbone", backbone, "--train", data[0], "--eval", data[1]]
     command += ["--output", tmp_path / "killed", "train.tensorboard=false", *words]
@@ -116,7 +118,8 @@ def test_resume_after_a_kill_gives_the_same_bytes(train, tmp_path, backbone, dat
     code, _, err = train(*words, "--resume", output=tmp_path / "killed")
     assert code == 0, err
     assert "resumed after step 6" in err
-    for file in ("adapter/adapter.safetensors", "adapter/adapter.json", "metrics.jsonl"):
+    shown = ("metrics.jsonl", "predictions.jsonl")
+    for file in ("adapter/adapter.safetensors", "adapter/adapter.json", *shown):
         assert (tmp_path / "whole" / file).read_bytes() == (
             tmp_path / "killed" / file
         ).read_bytes(), file

@@ -11,6 +11,8 @@ from task_cases import CASES
 from adapterhub.backbones.load import load_backbone
 from adapterhub.data.options import DataOptions
 from adapterhub.files.manifest import LOWER_IS_BETTER
+from adapterhub.pages.predictions import read_predictions
+from adapterhub.pages.sections import prediction_sections
 from adapterhub.tasks import TASKS, Setting, parse_task
 
 LEARN = ("--method", "full", "train.learning_rate=3e-3", "train.tensorboard=false")
@@ -20,6 +22,45 @@ def test_each_task_has_a_case():
     assert CASES.keys() == TASKS.keys()
     assert len(CASES) > 5
     assert all(parse_task(case.task).name == name for name, case in CASES.items())
+
+
+def check_report(run, manifest):
+    """The report has the sections of the task; the predictions give the metrics of the adapter."""
+    predictions = read_predictions(run)
+    assert predictions is not None
+    assert predictions.task == manifest["task"]
+    assert predictions.kind == parse_task(manifest["training"]["recipe"]["task"]).outcomes
+    page = (run / "report.html").read_text()
+    for section in (*prediction_sections(predictions), "curves", "facts"):
+        assert f'<section id="{getattr(section, "id", section)}">' in page
+    assert predictions.rows[0]["texts"][0].split()[0] in page
+    score, value = SCORES[predictions.kind](predictions.rows)
+    expected = manifest["metrics"].get(score, value)
+    assert value == pytest.approx(expected, abs=1e-4), score
+
+
+def mean(values):
+    values = list(values)
+    return sum(values) / len(values)
+
+
+def token_mean(rows):
+    return sum(r["loss"] * r["tokens"] for r in rows) / sum(r["tokens"] for r in rows)
+
+
+SCORES = {
+    "classes": lambda rows: ("accuracy", mean(r["label"] == r["prediction"] for r in rows)),
+    "choices": lambda rows: ("accuracy", mean(r["right"] for r in rows)),
+    "numbers": lambda rows: ("mse", mean((r["label"] - r["prediction"]) ** 2 for r in rows)),
+    "spans": lambda rows: ("f1", entity_f1(rows)),
+    "texts": lambda rows: ("exact_match", mean(r["label"] == r["prediction"] for r in rows)),
+    "losses": lambda rows: ("loss", token_mean(rows)),
+}
+
+
+def entity_f1(rows):
+    right = sum(span in row["label"] for row in rows for span in row["prediction"])
+    return 2 * right / sum(len(row["label"]) + len(row["prediction"]) for row in rows)
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
@@ -35,6 +76,7 @@ def test_train_eval_predict(name, adapterhub, backbones, tmp_path):
     assert code == 0, err
     manifest = json.loads((run / "adapter/adapter.json").read_text())
     assert manifest["task"] == name
+    check_report(run, manifest)
     code, out, err = adapterhub("eval", run, "--data", file, "--json")
     assert code == 0, err
     metrics = json.loads(out)

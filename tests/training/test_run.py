@@ -22,6 +22,7 @@ def recipe(backbone: Path, data: tuple[Path, Path], tmp_path: Path) -> Recipe:
     files = {"train": str(data[0]), "eval": str(data[1])}
     flags = {"backbone": str(backbone), "output": str(tmp_path / "run"), "data": files}
     words = ["method=lora(rank=2)", "train.max_steps=3", "train.tensorboard=false"]
+    words.append("train.report=false")
     return read(None, words, flags)
 
 
@@ -38,6 +39,21 @@ def test_the_output_folder_has_every_file_of_a_run(recipe: Recipe, tmp_path: Pat
     assert outcome.result.steps == 3
     assert outcome.metrics == outcome.result.best
     assert lines(output / "metrics.jsonl")[-1]["metrics"] == outcome.result.last
+
+
+def test_a_report_adds_two_files_and_changes_no_other(recipe: Recipe, tmp_path: Path) -> None:
+    plain, shown = tmp_path / "run", tmp_path / "shown"
+    run(recipe, reporter_for(plain, recipe.train, quiet=True))
+    recipe = replace(recipe, output=str(shown), train=replace(recipe.train, report=True))
+    outcome = run(recipe, reporter_for(shown, recipe.train, quiet=True))
+    assert outcome.page == shown / "report.html"
+    names = [{path.name for path in folder.iterdir()} for folder in (plain, shown)]
+    assert names[1] - names[0] == {"predictions.jsonl", "report.html"}
+    for file in ("adapter/adapter.safetensors", "metrics.jsonl"):
+        assert (plain / file).read_bytes() == (shown / file).read_bytes()
+    # A resume may turn the report off: nothing that is trained depends on it.
+    recipe = replace(recipe, train=replace(recipe.train, report=False))
+    assert run(recipe, Reporter(), resume=True).page is None
 
 
 def test_the_manifest_records_the_run_without_paths(recipe: Recipe, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def recipe(backbones, tmp_path):
         }  # fmt: skip
         options = (
             f"max_steps={STEPS}", f"eval_every={STEPS}", "batch_size=256", "learning_rate=1e-2",
-            "tensorboard=false",
+            "tensorboard=false", "report=false",
         )  # fmt: skip
         return read(None, [f"train.{option}" for option in options], flags)
 

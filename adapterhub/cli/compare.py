@@ -1,0 +1,165 @@
+"""`adapterhub compare`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from adapterhub.cli._format import (
+    PlainTable,
+    bytes_text,
+    count_text,
+    examples,
+    print_json,
+    print_table,
+    say,
+    seconds_text,
+)
+from adapterhub.errors import ConfigError, one_line
+
+if TYPE_CHECKING:
+    from adapterhub.pages.comparison import RunSummary
+    from adapterhub.pages.run_files import RunFiles
+    from adapterhub.pages.statistics import Difference
+
+_MORE_METRICS = 3  # besides the main one; all are in --json
+_MOST_COLUMNS = 4  # runs; more of them are the rows of the table
+_NARROW = ("method", "trained", "adapter", "time")
+
+
+@click.command(
+    "compare",
+    epilog=examples("adapterhub compare runs/head runs/lora", "adapterhub compare runs/* --list"),
+)
+@click.argument("runs", metavar="RUN RUN...", nargs=-1, required=True)
+@click.option("--list", "only_list", is_flag=True, help="List runs on different data too.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(runs: tuple[str, ...], only_list: bool, as_json: bool) -> None:
+    """Compare runs: metrics, size, time, and whether a difference is more than chance.
+
+    RUN is the output folder of adapterhub train, an adapter folder or a published name. The first
+    one is the baseline. The test compares the predictions on each example of the evaluation data:
+    McNemar's exact test for classes, a paired bootstrap otherwise.
+    """
+    from adapterhub.pages.comparison import check_comparable, pairwise, summary
+
+    if len(runs) < 2:
+        raise ConfigError("one run alone has nothing to compare with", expected="two or more runs")
+    files = [_read(run) for run in runs]
+    names = _short_names(runs)
+    if not only_list:
+        check_comparable(files, names)
+    summaries = [summary(file, name) for file, name in zip(files, names, strict=True)]
+    differences = [] if only_list else pairwise(files)
+    if as_json:
+        print_json(_json(summaries, [(names[i], d) for i, d in differences]))
+        return
+    print_table(_table(summaries, files[0].main_metric))
+    for i, found in differences:
+        for line in difference_lines(names[i], names[0], found):
+            say(line)
+    if not only_list and len(differences) + 1 < len(files):
+        _say_missing(files, names)
+
+
+def _read(run: str) -> RunFiles:
+    from adapterhub.pages.run_files import read_run
+
+    if Path(run).is_dir():
+        return read_run(run)
+    from adapterhub.registry.pull import pull
+
+    return read_run(pull(run))
+
+
+def _short_names(runs: tuple[str, ...]) -> list[str]:
+    """Name each run by the last parts of its path in which the runs differ."""
+    parts = [Path(run).parts if Path(run).is_dir() else (run,) for run in runs]
+    for count in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(p[-count:]) for p in parts]
+        if len(set(names)) == len(names):
+            return names
+    return list(runs)
+
+
+def _table(summaries: list[RunSummary], main: str) -> PlainTable:
+    """Build the table: a column for each run, or a row for each if there are many."""
+    facts = _facts(summaries, main)
+    if len(summaries) <= _MOST_COLUMNS:
+        heads, lines = [s.name for s in summaries], [[name, *row] for name, row in facts.items()]
+    else:
+        heads = ["score", *_NARROW]
+        lines = [
+            [s.name, _score(s), *(facts[n][i] for n in _NARROW)] for i, s in enumerate(summaries)
+        ]
+    table = PlainTable("", *map(one_line, heads))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for line in lines:
+        table.add_row(*line)
+    return table
+
+
+def _score(run: RunSummary) -> str:
+    value = run.metrics.get(run.main_metric)
+    return "-" if value is None else f"{run.main_metric} {value:.4f}"
+
+
+def _facts(summaries: list[RunSummary], main: str) -> dict[str, list[str]]:
+    """Return the numbers of the runs by name, one text for each run."""
+    metrics = list(dict.fromkeys([main, *(n for s in summaries for n in s.metrics)]))
+    shown: dict[str, Callable[[RunSummary], str]] = {
+        name: lambda s, n=name: _text(s.metrics.get(n), lambda v: f"{v:.4f}")  # type: ignore[misc]
+        for name in metrics[: 1 + _MORE_METRICS]
+    }
+    shown |= {
+        "method": lambda s: s.method or "-",
+        "trained": lambda s: _text(s.trained, count_text),
+        "adapter": lambda s: _text(s.size, bytes_text),
+        "time": lambda s: _text(s.seconds, seconds_text),
+        "peak memory": lambda s: _text(s.memory, bytes_text),
+        "training rows": lambda s: _text(s.rows, count_text),
+        "eval rows": lambda s: _text(s.evaluation_rows, count_text),
+    }
+    if len({s.backbone for s in summaries}) > 1:
+        shown["backbone"] = lambda s: s.backbone[:12] or "-"
+    return {name: [show(s) for s in summaries] for name, show in shown.items()}
+
+
+def _text(value: Any, show: Callable[[Any], str]) -> str:
+    return "-" if value is None else show(value)
+
+
+def difference_lines(name: str, baseline: str, found: Difference) -> list[str]:
+    """Write a difference and what it means, in one or two lines.
+
+    Args:
+        name: the second run.
+        baseline: the first run.
+        found: the difference, second minus first.
+    """
+    interval = f"95 % {found.low:+.3f} to {found.high:+.3f}"
+    lines = [f"{name} - {baseline}: {found.value:+.3f} {found.score} ({interval})"]
+    differ = found.better + found.worse
+    if found.p is not None and differ:
+        lines.append(f"  right on {found.better} of {differ} disagreements, p = {found.p:.2g}")
+    if not found.is_significant:
+        lines.append("  not significant: the difference may be chance")
+    return lines
+
+
+def _say_missing(files: list[RunFiles], names: list[str]) -> None:
+    """Say which runs cannot be tested, and why."""
+    without = [name for name, file in zip(names, files, strict=True) if not file.predictions]
+    say(f"no test for {', '.join(without)}: no predictions.jsonl, so it is not known whether the")
+    say("evaluation data are the same (train.report=true writes it)")
+
+
+def _json(summaries: list[RunSummary], differences: list[tuple[str, Difference]]) -> object:
+    from dataclasses import asdict
+
+    found = [{"run": name, **asdict(d), "significant": d.is_significant} for name, d in differences]
+    return {"runs": [asdict(s) for s in summaries], "differences": found}

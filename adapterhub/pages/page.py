@@ -1,0 +1,255 @@
+"""`report.html`: one file that shows a run, without network and without scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from adapterhub.errors import printable
+from adapterhub.files.atomic import replace_file
+from adapterhub.pages.figures import Points, line_chart
+from adapterhub.pages.run_files import Line, RunFiles, lower_is_better, read_run, submapping
+from adapterhub.pages.sections import Chart, Section, prediction_sections
+from adapterhub.pages.statistics import class_scores
+
+PAGE = "report.html"
+RELOAD = 10  # seconds after which a browser reloads the page of a run that goes on
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A number that is shown large, with its name and a remark."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+def write_page(folder: Path, output: Path | None = None, *, live: bool = False) -> Path:
+    """Write the page of a run, and return its path.
+
+    Args:
+        folder: the run folder.
+        output: the file to write; `report.html` in the run folder by default.
+        live: the run goes on, so that a browser should reload the page.
+
+    Raises:
+        FileError: there is no run in the folder, or a file of it is broken.
+        OSError: the file cannot be written.
+    """
+    path = output or folder / PAGE
+    replace_file(path, page_html(read_run(folder), live=live).encode())
+    return path
+
+
+def page_html(run: RunFiles, *, live: bool = False) -> str:
+    """Return the page of a run; `live` lets a browser reload it."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("adapterhub.pages", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_safe,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html").render(
+        name=run.name,
+        subtitle=_subtitle(run),
+        reload=RELOAD if live else 0,
+        state=_state(run),
+        tiles=[*_tiles(run)],
+        sections=[*_curves(run), *_predicted(run), *_speed(run)],
+        facts=_facts(run),
+    )
+
+
+def _safe(value: Any) -> Any:
+    """Escape what reorders or hides text; jinja2 then escapes markup."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _subtitle(run: RunFiles) -> str:
+    record = submapping(run.record, "recipe") or run.recipe
+    methods = run.manifest.methods if run.manifest else [record.get("method", "")]
+    names = ", ".join(next(iter(m)) if isinstance(m, Mapping) and m else str(m) for m in methods)
+    backbone = run.manifest.backbone.id if run.manifest else record.get("backbone", "")
+    return " · ".join(filter(None, (names, _spec_name(record.get("task")), str(backbone))))
+
+
+def _spec_name(spec: Any) -> str:
+    return str(next(iter(spec), "")) if isinstance(spec, Mapping) else str(spec or "")
+
+
+def _state(run: RunFiles) -> str:
+    if run.manifest:
+        return ""
+    lines = [*run.training, *run.evaluations]
+    step = max((line["step"] for line in lines), default=0)
+    return f"The run is not finished: this is step {step:,}."
+
+
+def _tiles(run: RunFiles) -> Iterator[Tile]:
+    """Yield the main metric first, then the others, then what the run took."""
+    main, metrics = run.main_metric, run.metrics
+    if main in metrics:
+        yield Tile(main, number_text(metrics[main]), _best_note(run))
+    for name, value in metrics.items():
+        if name != main:
+            yield Tile(name, number_text(value))
+    if run.trained:
+        total = run.record.get("backbone_parameters")
+        share = f"{run.trained / total:.2%} of the backbone" if isinstance(total, int) else ""
+        yield Tile("trained parameters", f"{run.trained:,}", share)
+    if run.timings:
+        seconds = run.timings[-1]["seconds"]
+        peak = max(line["peak_memory"] for line in run.timings)
+        yield Tile("time", _duration(seconds))
+        yield Tile("peak memory", f"{peak / 1e9:.2f} GB")
+    if run.size:
+        yield Tile("adapter", f"{run.size / 1e6:.2f} MB")
+
+
+def _best_note(run: RunFiles) -> str:
+    """Say which step is the best, and what the most frequent class alone would reach."""
+    notes = [f"step {run.best['step']:,}"] if run.best else []
+    if lower_is_better(run.main_metric):
+        notes.append("lower is better")
+    file = run.predictions
+    if file and file.kind == "classes" and run.main_metric == "accuracy":
+        most = max(class_scores(file.rows, ()), key=lambda score: score.support)
+        notes.append(f"always {most.name[:30]!r}: {most.support / len(file.rows):.3f}")
+    return "; ".join(notes)
+
+
+def number_text(value: float | None) -> str:
+    """Write a metric with three or four digits."""
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:,.2f}"
+
+
+def _curves(run: RunFiles) -> Iterator[Section]:
+    """Yield the loss, the learning rates and each metric by step."""
+    charts = []
+    if run.training:
+        losses = _points(run.training, lambda line: line["loss"])
+        charts.append(_chart("Training loss", {"loss": losses}))
+    best = run.best["step"] if run.best else None
+    metrics = {n: None for line in run.evaluations for n in line["metrics"]}
+    ordered = sorted(metrics, key=lambda name: name != run.main_metric)
+    for name in ordered if len(run.evaluations) > 1 else ():
+        points = _points(run.evaluations, lambda line, n=name: line["metrics"].get(n))
+        note = "lower is better" if lower_is_better(name) else ""
+        span = 0.1 * max((abs(v) for _, v in points if v is not None), default=0.0)
+        title = f"Evaluation: {name}"
+        svg = line_chart({name: points}, "step", best=best, span=span, log=True)
+        charts.append(Chart(title, Markup(svg), note))
+    groups = {n: None for line in run.training for n in line["learning_rate"]}
+    if groups:
+        rates = {
+            n: _points(run.training, lambda line, n=n: line["learning_rate"].get(n)) for n in groups
+        }
+        charts.append(_chart("Learning rate", rates))
+    if charts:
+        note = "The circle marks the evaluation whose tensors were kept." if best else ""
+        yield Section("curves", "Curves", note, charts)
+
+
+def _points(lines: list[Line], value: Any) -> Points:
+    return [(line["step"], value(line)) for line in lines]
+
+
+def _chart(title: str, lines: dict[str, Points]) -> Chart:
+    return Chart(title, Markup(line_chart(lines, "step")))
+
+
+def _predicted(run: RunFiles) -> list[Section]:
+    if run.predictions:
+        return prediction_sections(run.predictions)
+    note = (
+        "The run folder has no predictions.jsonl, so its examples cannot be shown: the run is of "
+        "an older version, or its rows were packed."
+    )
+    return [Section("predictions", "Predictions", note)]
+
+
+def _speed(run: RunFiles) -> Iterator[Section]:
+    lines = [line for line in run.timings if line["event"] == "train"]
+    if len(lines) > 1:
+        speed = _points(lines, lambda line: line["examples_per_second"])
+        memory = _points(lines, lambda line: line["peak_memory"] / 1e9)
+        charts = [
+            Chart(title, Markup(line_chart({title: points}, "step", zero=True)))
+            for title, points in (
+                ("Examples per second", speed),
+                ("Peak memory so far, GB", memory),
+            )
+        ]
+        yield Section("speed", "Speed and memory", charts=charts)
+
+
+def _facts(run: RunFiles) -> list[tuple[str, str]]:
+    """List what was trained on what."""
+    manifest, recipe = run.manifest, submapping(run.record, "recipe") or run.recipe
+    train, data = submapping(recipe, "train"), submapping(run.record, "data")
+    backbone = manifest.backbone if manifest else None
+    facts = {
+        "backbone": backbone.id if backbone else recipe.get("backbone"),
+        "weights": f"fingerprint {backbone.fingerprint}" if backbone else None,
+        "quantization": backbone.quantization if backbone else recipe.get("quantize"),
+        "method": _specs(recipe.get("method")),
+        "task": _specs(recipe.get("task")),
+        "labels": _cut(", ".join(manifest.labels)) if manifest else None,
+        "training examples": _count(data.get("train")),
+        "evaluation examples": _count(data.get("eval")),
+        "data": _short(data.get("sha256")),
+        "steps": _count(run.record.get("steps")),
+        "batch size": train.get("batch_size"),
+        "learning rate": train.get("learning_rate"),
+        "schedule": train.get("schedule"),
+        "longest input": f"{train['max_length']} tokens" if train.get("max_length") else None,
+        "seed": recipe.get("seed"),
+        "versions": ", ".join(f"{n} {v}" for n, v in manifest.versions.items()) if manifest else "",
+    }
+    return [(name, str(value)) for name, value in facts.items() if value not in (None, "")]
+
+
+def _specs(spec: Any) -> str:
+    """Write method or task specs as in a recipe, without options that are off."""
+    if isinstance(spec, list | tuple):
+        return " + ".join(map(_specs, spec))
+    if not isinstance(spec, Mapping):
+        return str(spec or "")
+    return " + ".join(f"{name}{_options(options)}" for name, options in spec.items())
+
+
+def _options(options: Any) -> str:
+    given = options.items() if isinstance(options, Mapping) else ()
+    text = ", ".join(f"{k}={v}" for k, v in given if v not in (None, False, "", [], {}, ()))
+    return f"({_cut(text)})" if text else ""
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 400 else f"{text[:400]}..."
+
+
+def _count(value: Any) -> str | None:
+    return f"{value:,}" if isinstance(value, int) else None
+
+
+def _short(digest: Any) -> str | None:
+    return f"sha256 {digest[:12]}" if isinstance(digest, str) else None
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"

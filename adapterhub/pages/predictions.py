@@ -1,0 +1,158 @@
+"""`predictions.jsonl` in a run folder: what the best tensors predict on the evaluation data.
+
+The first line describes the file, each other line is what `Task.outcome` returns for one example.
+It contains the user's texts: it is never part of an adapter, and never published.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from adapterhub.errors import FileError
+from adapterhub.files.atomic import UnreadableError, read_file
+
+if TYPE_CHECKING:
+    from adapterhub.tasks import Prediction, Task
+
+PREDICTIONS = "predictions.jsonl"
+FORMAT = 1
+KINDS = ("classes", "choices", "numbers", "spans", "texts", "losses")
+_MOST_TEXT = 4000  # characters that are kept of a text
+_MOST_BYTES = 4 << 30
+
+Outcome = dict[str, Any]
+"""One example: `texts`, and by the kind `label`, `prediction`, `score`, `loss`, `tokens`."""
+
+
+@dataclass(frozen=True)
+class PredictionFile:
+    """What a predictions file holds.
+
+    Attributes:
+        kind: one of `KINDS`.
+        task: the task's name.
+        step: the step that the predictions are of.
+        data: the sha256 of the evaluation data.
+        metric: the main metric of the task.
+        labels: the classes, or none.
+        rows: one outcome per example, in order.
+    """
+
+    kind: str
+    task: str
+    step: int
+    data: str
+    metric: str
+    labels: tuple[str, ...]
+    rows: list[Outcome]
+
+    def to_bytes(self) -> bytes:
+        """Return the content of the file."""
+        head = {"format": FORMAT, "kind": self.kind, "task": self.task, "step": self.step}
+        head |= {"data": self.data, "metric": self.metric, "labels": list(self.labels)}
+        head["rows"] = len(self.rows)
+        return "".join(f"{json.dumps(line)}\n" for line in (head, *self.rows)).encode()
+
+
+def outcomes_of(
+    task: Task,
+    examples: Sequence[Any],
+    predictions: Sequence[Prediction],
+    labels: Sequence[str],
+    step: int,
+) -> PredictionFile | None:
+    """Build the predictions file of an evaluation; None if there is not one for each example.
+
+    Args:
+        task: the task.
+        examples: the evaluation examples.
+        predictions: what `Task.evaluate` recorded.
+        labels: the classes.
+        step: the step of the evaluation.
+    """
+    from adapterhub.data.examples import data_hash
+
+    if not task.outcomes or len(predictions) != len(examples):
+        return None
+    rows = [
+        {"id": i, **_json_ready(task.outcome(example, prediction))}
+        for i, (example, prediction) in enumerate(zip(examples, predictions, strict=True))
+    ]
+    digest, metric = data_hash(examples), task.main_metric
+    return PredictionFile(task.outcomes, task.name, step, digest, metric, tuple(labels), rows)
+
+
+def read_predictions(folder: Path) -> PredictionFile | None:
+    """Read the predictions file of a run folder; None if it has none.
+
+    Raises:
+        FileError: the file is broken.
+    """
+    path = folder / PREDICTIONS
+    if not path.exists():
+        return None
+    try:
+        head, *rows = map(json.loads, read_file(path, 1, _MOST_BYTES, None).splitlines())
+        _check(head, rows)
+    except (UnreadableError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise FileError(
+            f"{path} is broken: {error}",
+            expected="the file as the run wrote it",
+            hint=f"delete {path}: the report is then made without predictions",
+        ) from error
+    labels = tuple(map(str, head["labels"]))
+    task, digest, metric = (str(head[name]) for name in ("task", "data", "metric"))
+    return PredictionFile(head["kind"], task, head["step"], digest, metric, labels, rows)
+
+
+_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
+    "classes": {"label": (str,), "prediction": (str,), "score": (int, float)},
+    "choices": {"label": (str,), "prediction": (str,), "score": (int, float), "right": (bool,)},
+    "numbers": {"label": (int, float), "prediction": (int, float)},
+    "spans": {"label": (list,), "prediction": (list,)},
+    "texts": {"label": (str,), "prediction": (str,), "score": (int, float)},
+    "losses": {"loss": (int, float), "tokens": (int,)},
+}
+
+
+def _check(head: Any, rows: Sequence[Any]) -> None:
+    """Refuse a file whose lines do not have the fields of its kind."""
+    if head["format"] != FORMAT or head["kind"] not in KINDS or not isinstance(head["step"], int):
+        raise ValueError(f"it has format {head['format']!r} and kind {head['kind']!r}")
+    if head["rows"] != len(rows):
+        raise ValueError(f"{len(rows)} of {head['rows']} rows")
+    if not rows:
+        raise ValueError("it has no rows")
+    fields = _FIELDS[head["kind"]]
+    for number, row in enumerate(rows, start=2):
+        wrong = [name for name, types in fields.items() if not isinstance(row[name], types)]
+        texts = row["texts"]
+        if wrong or not isinstance(texts, list) or not all(isinstance(t, str) for t in texts):
+            raise ValueError(f"line {number}: {', '.join(wrong) or 'texts'}")
+        if head["kind"] == "spans":
+            _check_spans(row, number)
+
+
+def _check_spans(row: Outcome, number: int) -> None:
+    for kind, start, end in [*row["label"], *row["prediction"]]:
+        inside = isinstance(start, int) and isinstance(end, int) and 0 <= start <= end
+        if not isinstance(kind, str) or not inside:
+            raise ValueError(f"line {number}: [{kind!r}, {start!r}, {end!r}]")
+
+
+def _json_ready(value: Any) -> Any:
+    """Cut long texts, and replace NaN and infinity, which JSON lacks, by the largest numbers."""
+    if isinstance(value, Mapping):
+        return {key: _json_ready(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_ready(item) for item in value]
+    if isinstance(value, str):
+        return value if len(value) <= _MOST_TEXT else f"{value[:_MOST_TEXT]}..."
+    if isinstance(value, float) and not math.isfinite(value):
+        return 0.0 if math.isnan(value) else math.copysign(1e308, value)
+    return value

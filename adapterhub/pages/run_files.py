@@ -1,0 +1,185 @@
+"""The files of a run folder that a report and a comparison are made from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from adapterhub.config.yaml import load_yaml
+from adapterhub.errors import ConfigError, FileError
+from adapterhub.files.manifest import LOWER_IS_BETTER, Manifest
+from adapterhub.files.native import find_adapter, read_manifest
+from adapterhub.pages.predictions import PredictionFile, read_predictions
+
+Line = dict[str, Any]
+DEFAULT_NAME = "default"  # of an adapter that was given none
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """What is known of a run from its folder.
+
+    Attributes:
+        folder: the run folder.
+        recipe: the recipe, or {}.
+        manifest: that of the adapter, once it is saved.
+        training: the lines of metrics.jsonl with the loss.
+        evaluations: the lines of metrics.jsonl with metrics.
+        timings: the lines of timings.jsonl.
+        predictions: predictions.jsonl.
+    """
+
+    folder: Path
+    recipe: Mapping[str, Any]
+    manifest: Manifest | None
+    training: list[Line]
+    evaluations: list[Line]
+    timings: list[Line]
+    predictions: PredictionFile | None
+
+    @property
+    def name(self) -> str:
+        """The adapter's name, or that of the folder if it has none of its own."""
+        named = self.manifest and self.manifest.name != DEFAULT_NAME
+        return self.manifest.name if self.manifest and named else self.folder.resolve().name
+
+    @property
+    def record(self) -> Mapping[str, Any]:
+        """The training record of the manifest."""
+        return self.manifest.training if self.manifest else {}
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of the adapter, or so far of the best evaluation."""
+        if self.manifest:
+            return dict(self.manifest.metrics)
+        return dict(self.best["metrics"]) if self.best else {}
+
+    @property
+    def best(self) -> Line | None:
+        """The best evaluation."""
+        return next((line for line in reversed(self.evaluations) if line["best"]), None)
+
+    @cached_property
+    def main_metric(self) -> str:
+        """The metric that selects the best evaluation."""
+        options = submapping(self.record, "recipe") or self.recipe
+        chosen = submapping(options, "train").get("best_metric")
+        if isinstance(chosen, str):
+            return chosen
+        if self.predictions:
+            return self.predictions.metric
+        from adapterhub.tasks import parse_task
+
+        try:
+            return parse_task(options.get("task") or "classification").main_metric
+        except ConfigError:
+            return next(iter(self.metrics), "loss")
+
+    @property
+    def adapter(self) -> Path | None:
+        """The folder of the adapter, once it is saved."""
+        return find_adapter(self.folder)
+
+    @property
+    def trained(self) -> int:
+        """The number of trained parameters, with the head."""
+        tensors = self.manifest.tensors.values() if self.manifest else ()
+        return sum(_count(info.shape) for info in tensors)
+
+    @property
+    def size(self) -> int:
+        """The bytes of the adapter's files."""
+        return sum(f.stat().st_size for f in self.adapter.iterdir()) if self.adapter else 0
+
+
+def lower_is_better(metric: str) -> bool:
+    """Return whether smaller values of a metric are better."""
+    return metric.removeprefix("eval_") in LOWER_IS_BETTER
+
+
+def read_run(folder: str | Path) -> RunFiles:
+    """Read the files of a run, or of an adapter alone.
+
+    Raises:
+        FileError: there is no run and no adapter, or a file is broken.
+    """
+    folder = Path(folder)
+    if folder.name == "adapter" and (folder.parent / "recipe.yaml").is_file():
+        folder = folder.parent
+    adapter = find_adapter(folder)
+    lines = list(_lines(folder / "metrics.jsonl", _METRICS))
+    if adapter is None and not lines:
+        raise FileError(
+            f"there is no run in {folder}",
+            expected="the output folder of adapterhub train, with metrics.jsonl",
+        )
+    return RunFiles(
+        folder=folder,
+        recipe=_recipe(folder / "recipe.yaml"),
+        manifest=read_manifest(adapter) if adapter else None,
+        training=[line for line in lines if line["event"] == "train"],
+        evaluations=[line for line in lines if line["event"] == "eval"],
+        timings=list(_lines(folder / "timings.jsonl", _TIMINGS)),
+        predictions=read_predictions(folder),
+    )
+
+
+def submapping(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a mapping inside a mapping, {} if there is none."""
+    value = parent.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _recipe(path: Path) -> Mapping[str, Any]:
+    return load_yaml(path) if path.is_file() and not path.is_symlink() else {}
+
+
+_METRICS = {"train": ("epoch", "loss"), "eval": ("epoch",)}
+_CLOCK = ("seconds", "examples_per_second", "peak_memory")
+_TIMINGS = {"train": _CLOCK, "eval": _CLOCK}
+
+
+def _lines(path: Path, fields: Mapping[str, tuple[str, ...]]) -> Iterator[Line]:
+    """Yield the lines of a metrics file; the last one may be cut, by a kill."""
+    if not path.is_file() or path.is_symlink():
+        return
+    lines = path.read_bytes().splitlines()
+    for number, text in enumerate(lines, start=1):
+        try:
+            yield _line(json.loads(text), fields)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            if number == len(lines):
+                return
+            raise FileError(
+                f"{path}, line {number} is broken: {error}", expected="the line as it was written"
+            ) from error
+
+
+def _line(line: Any, fields: Mapping[str, tuple[str, ...]]) -> Line:
+    """Check the types of a line of metrics.jsonl or timings.jsonl.
+
+    Raises:
+        ValueError: a value has another type.
+    """
+    event, step = line["event"], line["step"]
+    values = {name: line[name] for name in fields[event]}
+    groups = {name: dict(line.get(name) or {}) for name in ("metrics", "learning_rate")}
+    numbers = [*values.values(), *(v for group in groups.values() for v in group.values())]
+    wrong = [v for v in numbers if v is not None and not isinstance(v, int | float)]
+    if wrong or not isinstance(step, int):
+        raise ValueError(f"{str(wrong or step)[:80]} is unexpected")
+    clock = {name: values[name] or 0 for name in _CLOCK if name in values}
+    best = line.get("best") is True
+    return {"event": event, "step": step, **values, **groups, **clock, "best": best}
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    total = 1
+    for size in shape:
+        total *= size
+    return total

@@ -1,0 +1,200 @@
+"""Scores by class, calibration and paired differences, computed from predictions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adapterhub.pages.predictions import Outcome, PredictionFile
+
+Numbers = NDArray[np.float64]
+_BINS = 10
+_RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """Precision, recall and F1 of one class, and how many examples have and were given it."""
+
+    name: str
+    right: int
+    predicted: int
+    support: int
+
+    @property
+    def precision(self) -> float:
+        """The share of its predictions that are right; 0 without any."""
+        return self.right / self.predicted if self.predicted else 0.0
+
+    @property
+    def recall(self) -> float:
+        """The share of its examples that are found; 0 without any."""
+        return self.right / self.support if self.support else 0.0
+
+    @property
+    def f1(self) -> float:
+        """The harmonic mean of precision and recall."""
+        total = self.predicted + self.support
+        return 2 * self.right / total if total else 0.0
+
+
+@dataclass(frozen=True)
+class CalibrationBin:
+    """The predictions with a probability in one interval."""
+
+    low: float
+    high: float
+    count: int
+    confidence: float
+    accuracy: float
+
+
+def is_right(row: Outcome) -> bool:
+    """Return whether the prediction of a class or a choice is right."""
+    return bool(row.get("right", row["label"] == row["prediction"]))
+
+
+def class_scores(rows: Sequence[Outcome], labels: Sequence[str]) -> list[ClassScore]:
+    """Score each class that occurs or is in `labels`, in the order of the labels."""
+    support = Counter(row["label"] for row in rows)
+    predicted = Counter(row["prediction"] for row in rows)
+    right = Counter(row["label"] for row in rows if is_right(row))
+    names = dict.fromkeys([*labels, *sorted(support | predicted)])
+    return [ClassScore(n, right[n], predicted[n], support[n]) for n in names]
+
+
+def span_scores(rows: Sequence[Outcome]) -> list[ClassScore]:
+    """Score each kind of entity; an entity is right if its kind and both ends are."""
+    counts: dict[str, list[int]] = {}
+    for row in rows:
+        true, given = ({tuple(span) for span in row[name]} for name in ("label", "prediction"))
+        for place, spans in enumerate((true & given, given, true)):
+            for kind, *_ in spans:
+                counts.setdefault(kind, [0, 0, 0])[place] += 1
+    return [ClassScore(kind, *counts[kind]) for kind in sorted(counts)]
+
+
+def confusions(rows: Sequence[Outcome]) -> Counter[tuple[str, str]]:
+    """Count the pairs (label, prediction)."""
+    return Counter((row["label"], row["prediction"]) for row in rows)
+
+
+def calibration(rows: Sequence[Outcome]) -> tuple[list[CalibrationBin], float]:
+    """Return the bins of a reliability diagram that have examples, and the calibration error.
+
+    The expected calibration error is the mean distance between probability and accuracy over ten
+    bins of equal width, weighted by their examples (Guo et al. 2017, section 2,
+    https://arxiv.org/abs/1706.04599).
+    """
+    scores = np.clip([float(row["score"]) for row in rows], 0.0, 1.0)
+    right = np.array([is_right(row) for row in rows], dtype=float)
+    index = np.clip(np.ceil(scores * _BINS).astype(int) - 1, 0, _BINS - 1)
+    bins = []
+    for b in range(_BINS):
+        inside = index == b
+        if count := int(inside.sum()):
+            mean = float(scores[inside].mean()), float(right[inside].mean())
+            bins.append(CalibrationBin(b / _BINS, (b + 1) / _BINS, count, *mean))
+    error = sum(b.count * abs(b.confidence - b.accuracy) for b in bins) / len(rows)
+    return bins, error
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference of a score between two runs on the same examples, second minus first.
+
+    Attributes:
+        score: the name of the score.
+        value: the difference.
+        low: the lower end of the 95 % interval.
+        high: the upper end.
+        p: the exact p-value of McNemar's test, for classes.
+        better: the examples on which only the second run is right.
+        worse: those on which only the first is right.
+    """
+
+    score: str
+    value: float
+    low: float
+    high: float
+    p: float | None = None
+    better: int = 0
+    worse: int = 0
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the runs differ at the level of 5 %."""
+        return not self.low <= 0 <= self.high if self.p is None else self.p < 0.05
+
+
+def difference(first: PredictionFile, second: PredictionFile) -> Difference:
+    """Compare two runs on the same evaluation data, example by example.
+
+    The interval is that of a paired bootstrap over the examples, of 2000 resamples with a fixed
+    seed (Efron & Tibshirani 1993, section 13.3). For classes, the p-value is that of McNemar's
+    exact test (McNemar 1947).
+    """
+    name, summarize, columns = _SCORES[first.kind]
+    one, other = (np.array([columns(row) for row in file.rows]) for file in (first, second))
+    value = summarize(other.sum(0)) - summarize(one.sum(0))
+    low, high = _interval(one, other, summarize)
+    if first.kind not in ("classes", "choices"):
+        return Difference(name, value, low, high)
+    from scipy.stats import binomtest
+
+    better, worse = (int((d > 0).sum()) for d in (other[:, 0] - one[:, 0], one[:, 0] - other[:, 0]))
+    p = float(binomtest(better, better + worse).pvalue) if better + worse else 1.0
+    return Difference(name, value, low, high, p, better, worse)
+
+
+def _interval(
+    one: Numbers, other: Numbers, summarize: Callable[[Numbers], float]
+) -> tuple[float, float]:
+    """Return the 95 % percentile interval of a difference of scores."""
+    random, count = np.random.default_rng(0), len(one)
+    drawn = []
+    for _ in range(_RESAMPLES):
+        weights = np.bincount(random.integers(count, size=count), minlength=count)
+        drawn.append(summarize(weights @ other) - summarize(weights @ one))
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def _span_columns(row: Outcome) -> list[float]:
+    true, given = ({tuple(span) for span in row[name]} for name in ("label", "prediction"))
+    return [len(true & given), len(given), len(true)]
+
+
+def _number_columns(row: Outcome) -> list[float]:
+    x, y = float(row["label"]), float(row["prediction"])
+    return [1.0, x, y, x * x, y * y, x * y]
+
+
+def _mean(sums: Numbers) -> float:
+    return float(sums[0] / sums[1]) if sums[1] else 0.0
+
+
+def _f1(sums: Numbers) -> float:
+    right, predicted, support = sums
+    return float(2 * right / (predicted + support)) if predicted + support else 0.0
+
+
+def _pearson(sums: Numbers) -> float:
+    n, x, y, xx, yy, xy = sums
+    variances = (n * xx - x * x) * (n * yy - y * y)
+    return float((n * xy - x * y) / np.sqrt(variances)) if variances > 0 else 0.0
+
+
+_SCORES: dict[str, tuple[str, Callable[[Numbers], float], Callable[[Outcome], list[Any]]]] = {
+    "classes": ("accuracy", _mean, lambda row: [float(is_right(row)), 1.0]),
+    "choices": ("accuracy", _mean, lambda row: [float(is_right(row)), 1.0]),
+    "numbers": ("pearson", _pearson, _number_columns),
+    "spans": ("f1", _f1, _span_columns),
+    "texts": ("mean score", _mean, lambda row: [row["score"], 1.0]),
+    "losses": ("loss", _mean, lambda row: [row["loss"] * row["tokens"], row["tokens"]]),
+}

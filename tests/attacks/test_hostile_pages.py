@@ -1,0 +1,169 @@
+"""Texts of strangers in report.html: none becomes markup, a style, an address or a formula.
+
+Every text of a run folder is replaced by hostile ones. The page must have the same elements and
+attributes as a page with harmless texts, and show the hostile ones as text.
+"""
+
+from __future__ import annotations
+
+import html.parser
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from forge import harmless_text
+from run_folders import ROWS, predictions, run_folder
+
+from adapterhub.errors import printable
+from adapterhub.files.manifest import BackboneRef, Manifest
+from adapterhub.pages.page import page_html
+from adapterhub.pages.predictions import KINDS, PredictionFile
+from adapterhub.pages.run_files import RunFiles, read_run
+
+TEXTS = (
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "'\"><svg onload=alert(1)>",
+    "</style><style>*{background:url(http://x)}",
+    "</svg></bdi></main><iframe src=//x>",
+    "--></title><meta http-equiv=refresh content=0;url=//x>",
+    "{{ 7 * 7 }}{% include '/etc/passwd' %}",
+    "$\\frac{1}{2$ \\input{x}",
+    "&lt;script&gt; &#60;b&#62;",
+    "\x1b]0;owned\x07\u202egpj.exe\u200b\x00",
+    "]]><!--",
+    "javascript:alert(1)",
+    '#010203 url(#x) href="#y"',
+)
+
+
+DRAWN = {"g", "path", "use", "defs", "clippath", "rect", "text", "style", "svg"}
+
+
+class Elements(html.parser.HTMLParser):
+    """Lists the elements of a page with their attributes' names, and its texts.
+
+    Those of charts depend on the lengths of names; they must be shapes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, ...]] = []
+        self.text = ""
+        self.in_chart = False
+
+    def handle_endtag(self, tag) -> None:
+        self.in_chart &= tag != "svg"
+
+    def handle_starttag(self, tag, attrs) -> None:
+        names = [name for name, _ in attrs]
+        assert not [name for name in names if name.startswith("on")]
+        if self.in_chart:
+            assert tag in DRAWN, tag
+        else:
+            self.elements.append((tag, *names))
+        self.in_chart |= tag == "svg"
+        for name, value in attrs:
+            if name == "style":
+                assert "http" not in value
+                assert "url(" not in value.replace("url(#", "")
+
+    def handle_data(self, data) -> None:
+        self.text += data
+
+
+def planted(kind: str, text: str) -> PredictionFile:
+    """Put a text in every field of predictions that holds one."""
+    rows = []
+    for row in ROWS[kind]:
+        changed = {n: f"{v}{text}" if isinstance(v, str) else v for n, v in row.items()}
+        for name in ("label", "prediction"):
+            if isinstance(row.get(name), list):
+                changed[name] = [[f"{k}{text}", a, b] for k, a, b in row[name]]
+        rows.append({**changed, "texts": [text, f"x{text}"]})
+    file = predictions(kind, rows)
+    return replace(file, labels=tuple(f"{name}{text}" for name in file.labels), task=text)
+
+
+def hostile_run(folder: Path, kind: str, text: str) -> RunFiles:
+    """Make a run whose texts all are, or contain, a hostile one."""
+    run = read_run(run_folder(folder, planted(kind, text), metric=f"m{text}", rate=f"r{text}"))
+    manifest = Manifest(
+        name=f"n{text}",
+        methods=({f"lora{text}": {f"o{text}": text}},),
+        backbone=BackboneRef(f"b{text}", None, f"f{text}", "bert"),
+        labels=(f"l{text}",),
+        metrics={f"m{text}": 0.5},
+        versions={f"v{text}": text},
+        training={
+            "recipe": {
+                "task": {f"t{text}": {"x": text}},
+                "method": [{f"lora{text}": {f"o{text}": text}}],
+                "train": {"batch_size": text, "schedule": text, "max_length": text},
+                "seed": text,
+            },
+            "data": {"sha256": text},
+        },
+    )  # fmt: skip
+    return replace(run, manifest=manifest)
+
+
+def elements(page: str) -> Elements:
+    parser = Elements()
+    parser.feed(page)
+    parser.close()
+    return parser
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_page_has_the_same_elements_whatever_the_texts_are(kind, tmp_path) -> None:
+    text = "".join(TEXTS)
+    # As long as the hostile one, since long texts are folded.
+    plain = elements(page_html(hostile_run(tmp_path / "a", kind, "x" * len(printable(text)))))
+    page = page_html(hostile_run(tmp_path / "b", kind, text))
+    found = elements(page)
+    assert found.elements == plain.elements
+    assert len(found.elements) > 100
+    assert "alert(1)</script>" in found.text
+    assert "{{ 7 * 7 }}" in found.text
+    assert "\\u202egpj.exe" in found.text
+    assert harmless_text(page)
+    page.encode()
+
+
+def without_charts(folder: Path, text: str) -> RunFiles:
+    run = hostile_run(folder, "spans", text)
+    return replace(run, training=[], evaluations=[], timings=[])
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_each_text_alone_is_only_text(text, tmp_path) -> None:
+    plain = elements(page_html(without_charts(tmp_path / "a", "x" * len(printable(text)))))
+    found = elements(page_html(without_charts(tmp_path / "b", text)))
+    assert found.elements == plain.elements
+
+
+def test_a_lone_surrogate_is_shown_escaped(tmp_path) -> None:
+    run = hostile_run(tmp_path, "classes", "\ud800")
+    assert "\\ud800" in page_html(run).encode().decode()
+
+
+def test_numbers_out_of_range_make_a_page(tmp_path) -> None:
+    huge = [{"label": 1e308, "prediction": -1e308}, {"label": 0.0, "prediction": 5e-324}]
+    for kind, rows in {
+        "numbers": huge,
+        "classes": [{"label": "a", "prediction": "b", "score": s} for s in (-1e308, 1e308)],
+        "losses": [{"loss": 1e308, "tokens": 10**30}, {"loss": -1.0, "tokens": -1}],
+        "texts": [{"label": "a", "prediction": "b", "score": 1e308}],
+    }.items():
+        run = read_run(run_folder(tmp_path / kind, predictions(kind, rows)))
+        assert elements(page_html(run)).elements
+
+
+def test_a_stranger_s_lines_are_broken_files_and_no_crash(tmp_path) -> None:
+    folder = run_folder(tmp_path)
+    for value in ("NaN", "1e999", "null"):
+        line = json.dumps({"event": "train", "step": 1, "epoch": 1, "loss": 0})
+        (folder / "metrics.jsonl").write_text(line.replace('"loss": 0', f'"loss": {value}') + "\n")
+        assert page_html(read_run(folder))

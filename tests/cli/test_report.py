@@ -1,0 +1,112 @@
+"""`adapterhub report` and `train --open`."""
+
+from __future__ import annotations
+
+import webbrowser
+
+import pytest
+from run_folders import predictions, run_folder
+
+from adapterhub.cli._open import has_display
+from adapterhub.pages.predictions import read_predictions
+
+
+@pytest.fixture
+def browser(monkeypatch):
+    """Return the addresses that a browser was opened with; there is a display."""
+    opened = []
+    monkeypatch.setattr(webbrowser, "open", lambda uri: opened.append(uri) or True)
+    for name in ("SSH_CONNECTION", "SSH_TTY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("DISPLAY", ":0")
+    return opened
+
+
+def test_the_page_is_made_anew(adapterhub, tmp_path, browser):
+    folder = run_folder(tmp_path / "mine", predictions("classes"))
+    code, out, err = adapterhub("report", folder)
+    assert (code, err) == (0, "")
+    assert out == f"report       {folder / 'report.html'}\n"
+    assert "Worst mistakes" in (folder / "report.html").read_text()
+    assert browser == []
+
+
+def test_the_page_is_opened(adapterhub, tmp_path, browser):
+    folder = run_folder(tmp_path / "mine")
+    code, _, err = adapterhub("report", folder, "--open", "--output", tmp_path / "page.html")
+    assert (code, err) == (0, "")
+    assert browser == [(tmp_path / "page.html").as_uri()]
+
+
+def test_without_a_display_the_path_is_enough(adapterhub, tmp_path, browser, monkeypatch):
+    monkeypatch.setenv("SSH_CONNECTION", "1")
+    code, out, err = adapterhub("report", run_folder(tmp_path / "mine"), "--open")
+    assert code == 0
+    assert "report.html" in out
+    assert "no browser here" in err
+    assert browser == []
+
+
+def test_a_browser_that_is_missing_is_said(adapterhub, tmp_path, browser, monkeypatch):
+    monkeypatch.setattr(webbrowser, "open", lambda uri: False)
+    code, _, err = adapterhub("report", run_folder(tmp_path / "mine"), "--open")
+    assert code == 0
+    assert "no browser was found" in err
+
+
+@pytest.mark.parametrize(
+    ("environment", "platform", "shown"),
+    [({}, "linux", False), ({"DISPLAY": ":0"}, "linux", True), ({}, "darwin", True),
+     ({"WAYLAND_DISPLAY": "w"}, "linux", True), ({"SSH_TTY": "x"}, "darwin", False),
+     ({"DISPLAY": ":0", "SSH_CONNECTION": "x"}, "linux", False), ({}, "win32", True)],
+)  # fmt: skip
+def test_has_display(environment, platform, shown):
+    assert has_display(environment, platform) is shown
+
+
+def test_a_folder_without_a_run_is_refused(adapterhub, tmp_path):
+    code, _, err = adapterhub("report", tmp_path)
+    assert code == 2
+    assert "there is no run in" in err
+
+
+def test_a_page_that_cannot_be_written_is_one_error(adapterhub, tmp_path):
+    code, _, err = adapterhub(
+        "report", run_folder(tmp_path / "mine"), "--output", tmp_path / "no/x"
+    )
+    assert code == 2
+    assert err.startswith("error: ")
+
+
+def test_train_shows_curves_and_opens_the_page(train, browser, tmp_path):
+    code, out, err = train("--open", "train.epochs=3", "train.log_every=2", "train.report=true")
+    assert code == 0, err
+    (page,) = browser
+    assert page.endswith("/report.html")
+    lines = {line.split("  ")[0]: line for line in out.splitlines()}
+    assert set(lines["train loss"]) & set("▁█")
+    assert set(lines["accuracy"]) & set("▁█")
+    assert all(len(line) <= 79 or str(tmp_path) in line for line in out.splitlines())
+
+
+def test_texts_of_the_data_are_never_published(train, adapterhub, tmp_path):
+    """`publish` of a run takes the files of adapter/ only; push and export read the same folder."""
+    assert train("train.epochs=1", "train.report=true", output=tmp_path / "mine")[0] == 0
+    (word,) = {row["texts"][0] for row in read_predictions(tmp_path / "mine").rows[:1]}
+    code, _, err = adapterhub("publish", tmp_path / "mine", "--registry", tmp_path / "registry")
+    assert code == 0, err
+    code, _, err = adapterhub("export", tmp_path / "mine", "--output", tmp_path / "exported")
+    assert code == 0, err
+    files = [p for f in ("registry", "exported") for p in (tmp_path / f).rglob("*") if p.is_file()]
+    assert len(files) > 5
+    assert not [p for p in files if p.name in ("report.html", "predictions.jsonl")]
+    assert not [p for p in files if word.encode() in p.read_bytes()]
+
+
+def test_train_without_a_report(train, tmp_path):
+    code, out, err = train("train.report=false", "train.epochs=1")
+    assert code == 0, err
+    assert "report  " not in out
+    (page,) = tmp_path.rglob("recipe.yaml")
+    names = {path.name for path in page.parent.iterdir()}
+    assert not names & {"report.html", "predictions.jsonl"}

@@ -1,0 +1,92 @@
+"""report.html: one file without network and scripts, for every kind of run."""
+
+from __future__ import annotations
+
+import html.parser
+
+import pytest
+from run_folders import predictions, run_folder
+
+from adapterhub.pages.page import PAGE, number_text, page_html, write_page
+from adapterhub.pages.predictions import KINDS
+from adapterhub.pages.run_files import read_run
+
+VOID = {"meta", "link", "br", "img", "hr", "input"}
+
+
+class Outline(html.parser.HTMLParser):
+    """Collects tags and attributes, and checks that tags are closed in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        for name, value in attrs:
+            assert not name.startswith("on"), name
+            self.links += [value] if name in ("href", "src", "xlink:href") else []
+            self.ids += [value] if name == "id" else []
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def outline(page: str) -> Outline:
+    parser = Outline()
+    parser.feed(page)
+    parser.close()
+    assert parser.open == []
+    return parser
+
+
+@pytest.mark.parametrize("kind", [*KINDS, None])
+def test_a_page_is_one_file_that_loads_nothing(kind, tmp_path):
+    folder = run_folder(tmp_path, predictions(kind) if kind else None)
+    page = write_page(folder).read_text(encoding="utf-8")
+    seen = outline(page)
+    assert not seen.tags & {"script", "link", "img", "iframe", "object", "embed", "form"}
+    assert all(link.startswith("#") for link in seen.links)
+    assert "default-src 'none'" in page
+    assert "url(http" not in page
+    assert {"curves", "speed", "facts", "worst" if kind else "predictions"} <= set(seen.ids)
+    assert page == page_html(read_run(folder))
+
+
+def test_a_page_of_a_run_that_goes_on_reloads_itself(tmp_path):
+    run = read_run(run_folder(tmp_path))
+    assert 'http-equiv="refresh"' in page_html(run, live=True)
+    assert "this is step 4" in page_html(run, live=True)
+    assert 'http-equiv="refresh"' not in page_html(run)
+
+
+def test_the_page_can_be_written_elsewhere(tmp_path):
+    folder = run_folder(tmp_path / "run")
+    assert write_page(folder, tmp_path / "other.html") == tmp_path / "other.html"
+    assert not (folder / PAGE).exists()
+
+
+def test_the_most_frequent_class_is_shown_beside_the_accuracy(tmp_path):
+    page = page_html(read_run(run_folder(tmp_path, predictions("classes"))))
+    assert "always &#39;neg&#39;: 0.500" in page
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.12345, "0.123"), (12.3456, "12.35"), (None, "-"), (12345.6, "12,345.60")]
+)
+def test_numbers(value, text):
+    assert number_text(value) == text

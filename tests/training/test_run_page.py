@@ -1,0 +1,108 @@
+"""The report during a run: written at the best step, never a reason for a run to fail."""
+
+from __future__ import annotations
+
+import errno
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from run_folders import predictions, run_folder
+
+from adapterhub.pages.page import PAGE
+from adapterhub.pages.predictions import PREDICTIONS, PredictionFile
+from adapterhub.training import run_page
+from adapterhub.training.report import Evaluated, Timing
+from adapterhub.training.run_page import LatestPredictions, RunPage
+
+
+class Latest(LatestPredictions):
+    """Predictions of any step, without a task."""
+
+    def __init__(self) -> None:
+        pass
+
+    def file(self, step: int) -> PredictionFile:
+        return replace(predictions("classes"), step=step)
+
+
+def evaluated(page: RunPage, step: int, best: bool = True) -> None:
+    page.evaluated(Evaluated(step, 1.0, {"accuracy": 0.5}, best), Timing(1.0, 2.0, 3))
+
+
+def written_step(folder: Path) -> int:
+    return int(json.loads((folder / PREDICTIONS).read_bytes().splitlines()[0])["step"])
+
+
+@pytest.fixture
+def notes() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def page(tmp_path: Path, notes: list[str]) -> RunPage:
+    return RunPage(run_folder(tmp_path), Latest(), notes.append)
+
+
+def test_the_predictions_are_those_of_the_best_step(page: RunPage) -> None:
+    for step, best in ((2, True), (4, True), (6, False)):
+        evaluated(page, step, best)
+    assert written_step(page.folder) == 4
+
+
+def test_predictions_after_the_checkpoint_are_dropped(page: RunPage) -> None:
+    evaluated(page, 4)
+    page.start(9, 4)
+    assert written_step(page.folder) == 4
+    page.start(9, 2)
+    assert not (page.folder / PREDICTIONS).exists()
+    (page.folder / PREDICTIONS).write_bytes(b"\xff")
+    page.start(9, 2)
+
+
+def test_pages_take_at_most_a_twentieth_of_the_time(
+    page: RunPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    made: list[float] = []
+
+    def write(folder: Path, live: bool = False) -> None:
+        assert live
+        made.append(now[0])
+        now[0] += 2.0
+
+    monkeypatch.setattr(run_page, "write_page", write)
+    monkeypatch.setattr(run_page.time, "perf_counter", lambda: now[0])
+    page.began = 0.0
+    while now[0] < 400:
+        now[0] += 1
+        evaluated(page, 2, best=False)
+        page.flush()
+        page.flush()
+    assert made[0] == 20
+    assert 8 <= len(made) <= 10
+    assert page.spent <= 0.05 * now[0]
+
+
+def test_the_last_page_is_always_written(page: RunPage) -> None:
+    assert page.finish() == page.folder / PAGE
+    assert "<h1>" in (page.folder / PAGE).read_text()
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left"), ImportError("no matplotlib"), KeyError("x")]
+)
+def test_a_failure_is_one_note(
+    error: Exception, page: RunPage, notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(run_page, "write_page", fail)
+    monkeypatch.setattr(run_page, "replace_file", fail)
+    evaluated(page, 2)
+    evaluated(page, 4)
+    assert page.finish() is None
+    (note,) = notes
+    assert note.startswith(f"no report of this run: {type(error).__name__}")
