@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from adapterhub.cli._format import examples as example_lines
-from adapterhub.cli._format import print_facts, print_json
+from adapterhub.cli._format import print_facts, print_json, say
 from adapterhub.cli._publishing import require_signature_option
 from adapterhub.errors import ConfigError
 
@@ -61,7 +61,10 @@ def command(
     record = read_training_record(reference) if reference else _untrained(backbone, task)
     chosen = {name: value for name, value in columns.items() if value is not None}
     options = replace(record.data, **chosen)
-    rows = record.task.read(data, options, "eval")
+    task_of_data, choice = record.task.fitted(data, options, "eval")
+    for note in choice.notes:
+        say(note, err=True)
+    rows = task_of_data.read(data, choice.options, "eval")
     if reference:
         _refuse_shots(examples, shots)
         opened = open_adapter(reference, backbone)

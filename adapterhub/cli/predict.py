@@ -63,7 +63,10 @@ def command(
     elif data not in (None, "-"):
         pair_column = pair[0] if pair else record.data.pair
         options = replace(record.data, text=text or record.data.text, pair=pair_column)
-        examples = task.read(str(data), options, "eval", labelled=False)
+        _, choice = task.fitted(str(data), options, "eval", labelled=False)
+        for note in choice.notes:
+            say(note, err=True)
+        examples = task.read(str(data), choice.options, "eval", labelled=False)
     else:
         examples = _read_lines(record)
     opened = open_adapter(reference, backbone)

@@ -15,6 +15,7 @@ from adapterhub.cli._format import (
     print_facts,
     print_json,
     print_table,
+    say,
     seconds_text,
 )
 from adapterhub.config.json_schema import json_schema
@@ -93,7 +94,10 @@ def command(words: tuple[str, ...], resume: bool, dry_run: bool, quiet: bool, **
 
     if dry_run:
         check_output(Path(recipe.output), resume)
-        _print_plan(prepare(recipe))
+        prepared = prepare(recipe)
+        for note in prepared.data.notes:
+            say(note, err=True)
+        _print_plan(prepared)
         return
     reporter = reporter_for(Path(recipe.output), recipe.train, quiet=quiet)
     outcome = run(recipe, reporter, resume=resume)

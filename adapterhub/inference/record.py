@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adapterhub.config.options import from_dict
+from adapterhub.config.options import from_dict, is_neutral, options_of
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files.manifest import Manifest
@@ -65,7 +65,7 @@ def training_record(manifest: Manifest) -> TrainingRecord:
         options = from_dict(
             _RecordedOptions,
             {
-                "data": {k: v for k, v in data.items() if k not in (*DATA_SOURCES, "rows")},
+                "data": {k: v for k, v in data.items() if _is_read(k, v)},
                 "max_length": train.get("max_length", 128),
                 "seed": manifest.training.get("seed", 0),
             },
@@ -78,6 +78,13 @@ def training_record(manifest: Manifest) -> TrainingRecord:
             expected="the record of a run of this or an older version of adapterhub",
         ) from error
     return TrainingRecord(task, options.data, options.max_length, options.seed)
+
+
+def _is_read(name: str, value: object) -> bool:
+    """Return whether a data option is taken from a record: no paths, no unset unknown ones."""
+    known = name in {option.name for option in options_of(DataOptions)}
+    dropped = name in (*DATA_SOURCES, "rows", "eval_rows")
+    return not dropped and (known or not is_neutral(value))
 
 
 def _mapping(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:

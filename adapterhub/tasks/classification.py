@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedModel
 
+from adapterhub.data.columns import WANTS
 from adapterhub.data.examples import Example, check_labels, labels_of, read_examples
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
@@ -65,6 +66,7 @@ class OfTexts(Task):
     """The examples and rows of classification and regression: one row per `Example`."""
 
     numbers: ClassVar[bool] = False
+    columns = WANTS["classes"]
 
     # Examples
 
@@ -165,6 +167,7 @@ class Regression(OfTexts):
     summary = "one number per text or pair of texts"
     main_metric = "pearson"
     numbers = True
+    columns = WANTS["numbers"]
 
     # Rows
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from adapterhub.data.columns import WANTS, choose_columns
 from adapterhub.data.examples import check_labels, read_rows, refuse
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError
@@ -84,6 +85,7 @@ class Tagging(Task):
     name = "tagging"
     summary = "named entities in a sentence, by BIO tags"
     main_metric = "f1"
+    columns = WANTS["tags"]
 
     # Examples
 
@@ -91,17 +93,19 @@ class Tagging(Task):
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
     ) -> list[Sentence]:
         """Read lists of tokens and tags: CoNLL columns, JSON lines, Parquet or a Hub dataset."""
+        choice = choose_columns(source, options, split, self.columns, labelled=labelled)
+        text, label = choice.options.text_column, choice.options.label_column
 
         def build(tokens: object, tags: object = None) -> Sentence:
-            refuse(_list_problem(tokens, options.text))
+            refuse(_list_problem(tokens, text))
             if not labelled:
                 return _sentence(tokens)
-            refuse(_list_problem(tags, options.label))
+            refuse(_list_problem(tags, label))
             refuse(*_tag_problems(tokens, tags))  # type: ignore[arg-type]
             return _sentence(tokens, tags)
 
-        columns = [options.text, options.label] if labelled else [options.text]
-        return read_rows(source, options, split, columns, build)
+        columns = [text, label] if labelled else [text]
+        return read_rows(source, choice.options, split, columns, build)
 
     def example(self, fields: Sequence[str], options: DataOptions) -> Sentence:
         """Split a text into words and punctuation marks."""

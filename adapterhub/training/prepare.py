@@ -12,11 +12,12 @@ from adapterhub.adapters.attach import attach
 from adapterhub.backbones.load import load_backbone
 from adapterhub.errors import ConfigError
 from adapterhub.methods._spec import parse_methods
-from adapterhub.tasks import Encoded, Setting, Task
+from adapterhub.tasks import Encoded, Setting, Task, dump_task
 from adapterhub.training.processes import own_device
 from adapterhub.training.recipe import Recipe
 from adapterhub.training.run_data import RunData, read_data
 from adapterhub.training.schedules import DEFAULT
+from adapterhub.training.stages import waiting_for_plateaus
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class PreparedRun:
     tokenizer: PreTrainedTokenizerBase
     adapter: Adapter
     train: Encoded
-    evaluation: Encoded
+    evaluation: Encoded | None  # None: without evaluation
 
 
 def prepare(recipe: Recipe) -> PreparedRun:
@@ -49,16 +50,18 @@ def prepare(recipe: Recipe) -> PreparedRun:
     make_ready(model)
     adapter = attach(model, methods, name=recipe.name)
     _check_packing(data.task, adapter)
+    _check_stages(data, adapter)
     adapter.metadata.task = data.task.name
     default = next((method.schedule for method in methods if method.schedule), DEFAULT)
     options = replace(recipe.train, schedule=recipe.train.schedule or default)  # type: ignore[arg-type]
     limit = min(options.max_length, max_positions(model))
     setting = Setting(tokenizer, limit, adapter.labels, recipe.seed, max_positions(model))
     train, evaluation = (
-        data.task.encode(examples, setting, labelled=True)
+        data.task.encode(examples, setting, labelled=True) if examples else None
         for examples in (data.train, data.evaluation)
     )
-    recipe = replace(recipe, train=options)
+    assert train is not None
+    recipe = replace(recipe, train=options, data=data.options, task=dump_task(data.task))
     return PreparedRun(recipe, data, model, tokenizer, adapter, train, evaluation)
 
 
@@ -69,6 +72,15 @@ def _check_packing(task: Task, adapter: Adapter) -> None:
             f"{', '.join(virtual)} prepends virtual tokens to each row, where only the first of "
             "its packed texts can attend to them",
             hint="pack=false",
+        )
+
+
+def _check_stages(data: RunData, adapter: Adapter) -> None:
+    if not data.evaluation and (waiting := waiting_for_plateaus(adapter)):
+        raise ConfigError(
+            f"{', '.join(waiting)} begins a stage when evaluations no longer improve, and there is "
+            "no evaluation",
+            hint="--eval FILE, or stages by epochs",
         )
 
 

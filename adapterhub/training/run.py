@@ -11,6 +11,7 @@ from typing import Any
 
 from adapterhub.config.options import to_dict
 from adapterhub.data.examples import data_hash
+from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, OutputError
 from adapterhub.files.atomic import replace_file
 from adapterhub.methods._spec import dump_methods, parse_methods
@@ -97,18 +98,22 @@ def _train(
     prepared: PreparedRun, reporter: Reporter, resume: bool, checked: Callable[[], None]
 ) -> loop.TrainingResult:
     recipe, data = prepared.recipe, prepared.data
+    for note in data.notes:
+        reporter.note(note)
     if recipe.train.max_steps is None:
         for warning in stages.unreached(prepared.adapter, recipe.train.epochs):
             reporter.note(warning)
 
+    evaluation, batch_size = prepared.evaluation, recipe.train.eval_batch_size
+
     def evaluate() -> dict[str, float]:
-        batch_size = recipe.train.eval_batch_size
-        return data.task.evaluate(prepared.model, prepared.evaluation, batch_size)
+        assert evaluation is not None
+        return data.task.evaluate(prepared.model, evaluation, batch_size)
 
     return loop.train(
         AdapterTrainee(prepared.adapter),
         lambda epoch: _batches(prepared, epoch),
-        evaluate,
+        None if evaluation is None else evaluate,
         recipe.train,
         output=Path(recipe.output),
         seed=recipe.seed,
@@ -138,8 +143,16 @@ def _identity(recipe: Recipe) -> dict[str, Any]:
         "method": list(dump_methods(parse_methods(recipe.method))),  # type: ignore[arg-type]
         "task": dump_task(parse_task(recipe.task)),
     }
-    fields["data"] = {k: v for k, v in fields["data"].items() if k not in DATA_SOURCES}
+    fields["data"] = {
+        k: v for k, v in fields["data"].items() if k not in DATA_SOURCES and not _is_left_open(k, v)
+    }
     return {k: v for k, v in fields.items() if k not in ("output", "train", "backbone")}
+
+
+def _is_left_open(name: str, value: object) -> bool:
+    """Return whether a data option is unset that earlier versions do not know, or not as unset."""
+    newer = ("header", "delimiter", "encoding", "skip_empty", "eval_rows")
+    return name in newer and value == getattr(DataOptions(), name)
 
 
 def _data_hash(data: RunData) -> str:
