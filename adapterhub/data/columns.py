@@ -8,6 +8,7 @@ samples, and what to type. What is wanted is given as {option: kind}, such as
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -233,9 +234,7 @@ class _Chooser:
         notes = [f"{table.shown_source}: {table.described()}", *table.notes]
         guessed = {n: chosen[n] for n in self.wants if n in chosen and chosen[n] != n}
         if guessed:
-            each = ", ".join(f"{name} from {column!r}" for name, column in guessed.items())
-            flags = " or ".join(f"--{n}" if n != "choices" else "data.choices" for n in guessed)
-            notes.append(f"guessed: {each}; {flags} changes that")
+            notes.append(f"guessed: {' '.join(_typed(n, c) for n, c in guessed.items())}")
         for name in self.wants:
             value = chosen.get(name) or getattr(self.options, name)
             if isinstance(value, str) and value not in table.columns and is_template(value):
@@ -260,13 +259,24 @@ class _Chooser:
             **{n: c for n, c in chosen.items() if isinstance(c, str)},
             **self._likely(chosen, missing),
         }
-        typed = " ".join(f"--{name} {_quoted(column)}" for name, column in flags.items())
+        typed = " ".join(_typed(name, flags[name]) for name in self.wants if name in flags)
         return DataError(
             f"cannot tell which columns of {self.table.source} to use",
             offenders=first_few(self.table.samples()),
-            expected=f"the column with {' and '.join(wanted)}",
+            expected=f"the column with {' and '.join(wanted)}{self._unfit(missing)}",
             hint=f"{typed}{self.table.header_hint()}",
         )
+
+    def _unfit(self, missing: Sequence[str]) -> str:
+        """Say why a column with the name of a label was not taken."""
+        if "label" not in missing or self.wants["label"] != "class":
+            return ""
+        tiers = _KINDS["class"].names
+        named = (c for c in self.table.columns if any(plain_name(c) in tier for tier in tiers))
+        unfit = [p for p in map(self.profile, named) if p.texts and not p.could_be_class]
+        values = [f"{p.name!r} has {p.distinct:,} values in {len(p.texts):,} rows" for p in unfit]
+        numbers = ", or --task regression" if any(p.numeric for p in unfit) else ""
+        return "".join(f"; {value}" for value in values[:2]) + numbers
 
     def _likely(
         self, chosen: Mapping[str, str | tuple[str, ...]], missing: Sequence[str]
@@ -281,7 +291,7 @@ class _Chooser:
             fitting = [p for p in rest if kind.unnamed(p)] or [p for p in rest if kind.named(p)]
             if self.wants[name] in ("class", "number"):
                 fitting.sort(key=lambda p: (numbers_rows(p.name), p.distinct))
-            else:
+            elif self.wants[name] == "text":
                 fitting.sort(key=lambda p: -p.length)
             likely[name] = fitting[0].name if fitting else "COLUMN"
         return likely
@@ -300,5 +310,9 @@ def _is_empty(value: object) -> bool:
     return value is None or value != value or not str(value).strip()
 
 
-def _quoted(column: str) -> str:
-    return column if column.isidentifier() or column.isdecimal() else f"'{column}'"
+def _typed(name: str, column: str | tuple[str, ...]) -> str:
+    """Write a choice as it is typed."""
+    if not isinstance(column, str):
+        return f"'data.{name}=[{', '.join(column)}]'"
+    quoted = column if re.fullmatch(r"[\w-]+", column) else f"'{column}'"
+    return f"data.{name}={quoted}" if name == "choices" else f"--{name} {quoted}"

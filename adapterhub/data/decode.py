@@ -193,7 +193,7 @@ def _oddities(text: str, encoding: str) -> int:
 
 
 def _first_word(text: str) -> str:
-    match = re.search(r"\S*[^\x00-\x7f]\S*", text)
+    match = re.search(r"\w*[^\x00-\x7f]\w*", text)
     return match.group()[:30] if match else ""
 
 

@@ -127,7 +127,7 @@ def encoding_notes(source: str, decoded: DecodedText, options: DataOptions) -> t
     if not decoded.sample:
         return ()
     return (
-        f"{source} is not UTF-8; read as {decoded.encoding}, which gives {decoded.sample!r}: "
+        f"not UTF-8: read as {decoded.encoding}, which gives {decoded.sample!r}; "
         "data.encoding=NAME if that is wrong",
     )
 

@@ -67,12 +67,15 @@ def read_examples(
 
     def build(*values: object) -> Example:
         texts, labels = values[: len(text_columns)], values[len(text_columns) :]
-        named = zip(texts, text_columns, strict=True)
-        problems = [text_problem(v, name, allow_empty=not labelled) for v, name in named]
+        problems = [
+            text_problem(value, name, allow_empty=not labelled)
+            for value, name in zip(texts, text_columns, strict=True)
+        ]
         label, problem = _read_label(labels[0], regression, commas) if labels else (None, "")
-        refuse(*problems, problem)
+        if problem or any(problems):
+            refuse(*problems, problem)
         text, pair = (*texts, None)[:2]
-        return Example(str(text), None if pair is None else str(pair), label)
+        return Example(text, pair, label)  # type: ignore[arg-type]
 
     return read_rows(source, options, split, columns, build)
 

@@ -33,10 +33,11 @@ def notes_on(
         labels: the classes, or none if the task has no classes.
     """
     single = bool(labels) and all(isinstance(getattr(e, "label", None), str) for e in train)
+    contents = [content_of(example) for example in train]
     notes = [
         *(_about_labels(train) if single and len(train) >= _ENOUGH else ()),
-        *_about_shared(train, evaluation),
-        *(_about_conflicts(train) if single else ()),
+        *_about_shared(set(contents), evaluation),
+        *(_about_conflicts(contents, train) if single else ()),
         *(_about_contents(train) if single and len(train) >= _ENOUGH else ()),
     ]
     return tuple(notes[:_MOST_NOTES])
@@ -60,8 +61,7 @@ def _about_labels(train: Sequence[Any]) -> Iterator[str]:
         yield f"{_count(len(once), 'label has', 'labels have')} one training row: {_few(once)}"
 
 
-def _about_shared(train: Sequence[Any], evaluation: Sequence[Any]) -> Iterator[str]:
-    seen = {content_of(example) for example in train}
+def _about_shared(seen: set[Hashable], evaluation: Sequence[Any]) -> Iterator[str]:
     shared = sum(content_of(example) in seen for example in evaluation)
     if shared:
         yield (
@@ -70,12 +70,12 @@ def _about_shared(train: Sequence[Any], evaluation: Sequence[Any]) -> Iterator[s
         )
 
 
-def _about_conflicts(train: Sequence[Any]) -> Iterator[str]:
+def _about_conflicts(contents: Sequence[Hashable], train: Sequence[Any]) -> Iterator[str]:
+    rows = Counter(contents)
     labels: dict[Hashable, set[str]] = defaultdict(set)
-    rows: Counter[Hashable] = Counter()
-    for example in train:
-        labels[content_of(example)].add(example.label)
-        rows[content_of(example)] += 1
+    for content, example in zip(contents, train, strict=True):
+        if rows[content] > 1:
+            labels[content].add(example.label)
     conflicts = [content for content, each in labels.items() if len(each) > 1]
     if conflicts:
         yield (

@@ -7,9 +7,10 @@ so that nothing that is evaluated was trained on.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, TypeVar
 
 from adapterhub.errors import DataError
@@ -24,15 +25,22 @@ _LARGEST_SHARE = 0.2  # of a small data set
 
 def content_of(example: Any) -> Hashable:
     """Return the content of an example: its fields but its label, tags or answers."""
-    names = [f.name for f in dataclasses.fields(example) if f.name not in _LABELS]
-    return tuple(getattr(example, name) for name in names)
+    return tuple([getattr(example, name) for name in _content_fields(type(example))])  # type: ignore[arg-type]
 
 
-def strata_of(examples: Iterable[Any]) -> list[Hashable]:
+@functools.cache
+def _content_fields(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(f.name for f in dataclasses.fields(kind) if f.name not in _LABELS)
+
+
+def strata_of(examples: Sequence[Any]) -> list[Hashable]:
     """Return what each example is grouped by: its class, or its rarest tag or label if it has many.
 
     Examples that learn numbers or texts are one group.
     """
+    single = [getattr(example, "label", None) for example in examples]
+    if all(isinstance(label, str) for label in single):
+        return list(single)
     many = [_labels_of(example) for example in examples]
     counts = Counter(label for labels in many for label in labels)
     return [
