@@ -142,7 +142,8 @@ class _Chooser:
             column = self._choices(free) if name == "choices" else self._column(name, free)
             if column is not None:
                 chosen[name] = column
-        if missing := [name for name in open_ones if name not in chosen and name != "pair"]:
+        optional = {"pair"} if self.wants.get("pair") == "text" else set()
+        if missing := [name for name in open_ones if name not in {*chosen, *optional}]:
             raise self._doubt(chosen, missing)
         return chosen
 
@@ -177,7 +178,7 @@ class _Chooser:
             return alike[0]
         if self.wants[name] in ("prompt", "target") and self.table.header is False:
             return self._in_order(name, free)
-        only = [c for c in free if self.profile(c).is_string]
+        only = [c for c in free if self.profile(c).is_string and not self.profile(c).numeric]
         texts = self.wants[name] in ("text", "prompt") and not alike
         return only[0] if texts and len(free) == len(only) == 1 else None
 
