@@ -15,6 +15,7 @@ _SAMPLE = 1000  # cells
 _LONGEST_CLASS = 60  # characters
 _FEW = 20  # rows: fewer say little about how often a value recurs
 _NUMBER = re.compile(r"[-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?")
+_CODE = re.compile(r"(?=.*\d)[\w:./-]+")
 _TAG = re.compile(r"O|[BIESLU]-\S+")
 
 
@@ -50,6 +51,12 @@ class ColumnProfile:
     def is_string(self) -> bool:
         """Whether every cell is a text, however short."""
         return bool(self.values) and all(isinstance(value, str) for value in self.values)
+
+    @property
+    def is_words_or_names(self) -> bool:
+        """Whether the cells could be short texts: no numbers, dates and codes such as user9."""
+        codes = sum(_is_address(t) or bool(_CODE.fullmatch(t)) for t in self.texts)
+        return self.is_string and codes < 0.5 * len(self.texts) and not numbers_rows(self.name)
 
     @property
     def is_text(self) -> bool:

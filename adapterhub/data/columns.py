@@ -178,7 +178,7 @@ class _Chooser:
             return alike[0]
         if self.wants[name] in ("prompt", "target") and self.table.header is False:
             return self._in_order(name, free)
-        only = [c for c in free if self.profile(c).is_string and not self.profile(c).numeric]
+        only = [c for c in free if self.profile(c).is_words_or_names]
         texts = self.wants[name] in ("text", "prompt") and not alike
         return only[0] if texts and len(free) == len(only) == 1 else None
 
