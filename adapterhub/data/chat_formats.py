@@ -69,7 +69,16 @@ def recognize_format(table: Table) -> ChatFormat | None:
 
 
 def is_chat(source: str, options: DataOptions, split: str) -> bool:
-    """Return whether data is chats beyond doubt, and the options name no columns."""
+    """Return whether data is chats beyond doubt, and the options name no columns.
+
+    Args:
+        source: a file or the id of a Hub dataset.
+        options: the format.
+        split: "train", "eval" or the name of a Hub split.
+
+    Raises:
+        DataError: the source cannot be read.
+    """
     if options.text is not None or options.label is not None:
         return False
     found = recognize_format(read_table(source, options, split))

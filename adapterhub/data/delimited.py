@@ -25,7 +25,9 @@ _USUAL = {"csv": ",", "tsv": "\t"}
 _NAMED = re.compile(r"sep=(.)\r?\n", re.IGNORECASE)  # Excel's first line, in any locale
 
 
-def read_delimited(source: str, kind: str, decoded: DecodedText, options: DataOptions) -> Table:
+def read_delimited(
+    source: str, kind: str, decoded: DecodedText, options: DataOptions, *, recorded: bool = False
+) -> Table:
     """Read delimited text as a table.
 
     Args:
@@ -33,6 +35,7 @@ def read_delimited(source: str, kind: str, decoded: DecodedText, options: DataOp
         kind: "csv" or "tsv", or "text" for a name that promises neither.
         decoded: its text.
         options: what is fixed about its form, and the columns that are asked for.
+        recorded: whether these columns are those of other data, on which the adapter was trained.
 
     Raises:
         DataError: a row is malformed.
@@ -41,7 +44,7 @@ def read_delimited(source: str, kind: str, decoded: DecodedText, options: DataOp
     if named := _NAMED.match(text):
         text, skipped = text[named.end() :], 1
         delimiter = delimiter or named.group(1)
-    dialect = detect_dialect(text, kind, delimiter, options)
+    dialect = detect_dialect(text, kind, delimiter, options, recorded=recorded)
     rows = list(
         _quoted_rows(source, text, dialect.delimiter)
         if dialect.quoted
@@ -60,15 +63,21 @@ def read_delimited(source: str, kind: str, decoded: DecodedText, options: DataOp
         tuple(names),
         [line + skipped for line, _ in rows],
         cells.__getitem__,
-        form=form_of(dialect, kind, decoded, options),
+        form=dialect_text(dialect, decoded),
         header=dialect.header,
         decimal_comma=dialect.delimiter == ";",
-        notes=encoding_notes(source, decoded, options)
-        + ((dialect.doubt,) if dialect.doubt else ()),
+        notes=encoding_notes(decoded) + ((dialect.doubt,) if dialect.doubt else ()),
     )
 
 
-def detect_dialect(text: str, kind: str, delimiter: str | None, options: DataOptions) -> Dialect:
+def detect_dialect(
+    text: str,
+    kind: str,
+    delimiter: str | None,
+    options: DataOptions,
+    *,
+    recorded: bool = False,
+) -> Dialect:
     """Detect what the options leave open of a text's form.
 
     Args:
@@ -76,6 +85,8 @@ def detect_dialect(text: str, kind: str, delimiter: str | None, options: DataOpt
         kind: "csv", "tsv" or "text".
         delimiter: the delimiter, or None to find it.
         options: the options `quoted` and `header`, and the columns that are asked for.
+        recorded: whether these columns are those of other data. A first line in doubt that does not
+            name them is then data.
     """
     delimiter = delimiter or find_delimiter(text, _USUAL.get(kind)) or ","
     quoted = options.quoted
@@ -86,6 +97,7 @@ def detect_dialect(text: str, kind: str, delimiter: str | None, options: DataOpt
     rows = prefix_rows(text, delimiter, quoted) or [[""]]
     header, sure = find_header(rows, expected_columns(options))
     doubt = ""
+    header = header and (sure or not recorded)
     if not sure:
         line = "the first line was taken to name the columns" if header else (
             "the first line was taken for data, not for names of columns"
@@ -104,15 +116,8 @@ def expected_columns(options: DataOptions) -> Collection[str]:
     return {name for some in each for name in some if not name.isdecimal()}
 
 
-def form_of(dialect: Dialect, kind: str, decoded: DecodedText, options: DataOptions) -> str:
-    """Describe what is not as usual about a file, such as "semicolon-separated, cp1252".
-
-    Args:
-        dialect: its dialect.
-        kind: "csv", "tsv" or "text".
-        decoded: its text and encoding.
-        options: what was fixed.
-    """
+def dialect_text(dialect: Dialect, decoded: DecodedText) -> str:
+    """Describe a dialect and an encoding, such as "semicolon-separated, cp1252"."""
     separated = f"{DELIMITERS.get(dialect.delimiter, repr(dialect.delimiter))}-separated"
     parts = [separated]
     if decoded.encoding != "UTF-8":
@@ -122,7 +127,7 @@ def form_of(dialect: Dialect, kind: str, decoded: DecodedText, options: DataOpti
     return ", ".join(parts)
 
 
-def encoding_notes(source: str, decoded: DecodedText, options: DataOptions) -> tuple[str, ...]:
+def encoding_notes(decoded: DecodedText) -> tuple[str, ...]:
     """Say which encoding was guessed, with a word to see by whether it is right."""
     if not decoded.sample:
         return ()

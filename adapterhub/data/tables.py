@@ -90,7 +90,13 @@ def keep_table(table: Table, source: str, options: DataOptions, split: str) -> N
 
 
 def has_split(source: str, options: DataOptions, split: str) -> bool:
-    """Return whether a dataset on the Hub can be loaded with a split."""
+    """Return whether a dataset on the Hub can be loaded with a split.
+
+    Args:
+        source: its id.
+        options: its subset.
+        split: the name of the split.
+    """
     try:
         _read_hub(source, options.subset, split)
     except DataError:
@@ -112,12 +118,13 @@ def _read_format(name: str, source: str, options: DataOptions, split: str) -> Ta
     decoded = file_text(source, options.encoding)
     name = _text_format(decoded.text, options) if name == "any text" else name
     if name in ("csv", "tsv", "text table"):
-        return read_delimited(source, name.removesuffix(" table"), decoded, options)
+        kind = name.removesuffix(" table")
+        return read_delimited(source, kind, decoded, options, recorded=split != "train")
     table = {"jsonl": read_json, "conll": _read_conll, "text": _read_plain}[name](
         source, decoded.text
     )
     form = ", ".join(filter(None, (table.form, _encoding(decoded))))
-    return replace(table, form=form, notes=encoding_notes(source, decoded, options))
+    return replace(table, form=form, notes=encoding_notes(decoded))
 
 
 def _encoding(decoded: DecodedText) -> str:

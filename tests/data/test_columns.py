@@ -263,7 +263,7 @@ def test_the_table_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     source, calls = write(tmp_path / "a.csv", ("review", "stars"), "tb"), []
     read = tables.read_delimited
-    monkeypatch.setattr(tables, "read_delimited", lambda *a: calls.append(a) or read(*a))
+    monkeypatch.setattr(tables, "read_delimited", lambda *a, **b: calls.append(a) or read(*a, **b))
     choice = chosen(source)
     assert len(read_examples(source, choice.options, labelled=True)) == 60
     assert len(calls) == 1

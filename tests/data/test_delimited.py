@@ -42,6 +42,14 @@ def test_a_header_in_doubt_is_told_with_what_to_type() -> None:
     )
 
 
+def test_a_first_line_in_doubt_is_data_if_it_lacks_the_recorded_columns() -> None:
+    options = DataOptions(text="review")
+    for text in ("a good film\n", "a good film\nanother one\n", "abc,def\nghi,jkl\n"):
+        assert not detect_dialect(text, "csv", None, options, recorded=True).header
+        assert detect_dialect(text, "csv", None, options).header
+    assert detect_dialect("review\nabc\n", "csv", None, options, recorded=True).header
+
+
 def test_names_of_templates_are_expected_in_the_header() -> None:
     options = DataOptions(text="{a}. {b}", pair="c", label="1", choices=("x", "y"))
     assert expected_columns(options) == {"a", "b", "c", "x", "y"}
