@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from adapterhub.cli._data_form import data_form_options
 from adapterhub.cli._format import examples as example_lines
 from adapterhub.cli._format import print_facts, print_json, say
 from adapterhub.cli._publishing import require_signature_option
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 @click.option("--pair", help="Column of the second text.")
 @click.option("--label", help="Label column.")
 @click.option("--target", "eval_target", help="File of target texts, one per line.")
+@data_form_options
 @click.option("--task", help="Without ADAPTER: the task of the backbone.")
 @click.option("--examples", help="Without ADAPTER: data for few-shot examples.")
 @click.option("--shots", type=click.IntRange(1), help="Few-shot examples per label.")

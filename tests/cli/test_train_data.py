@@ -85,6 +85,20 @@ def test_columns_of_new_data_that_do_not_fit_are_shown(learn, adapterhub, tmp_pa
     refused(result, "'sentiment'", "'review'")
 
 
+def test_the_form_of_new_data_can_be_given(learn, adapterhub, tmp_path):
+    learn(reviews(tmp_path / "reviews.csv"))
+    file = tmp_path / "a.csv"
+    file.write_bytes("the film|abc\nsch\u00f6n|def\n".encode("cp850"))
+    words = ("--text", "0", "--encoding", "cp850", "--delimiter", "|", "--no-header", "--json")
+    code, out, err = adapterhub("predict", tmp_path / "run", "--data", file, *words)
+    assert code == 0, err
+    assert [row["text"] for row in json_lines(out)] == ["the film", "sch\u00f6n"]
+    words = ("--label", "1", *words)
+    refused(adapterhub("eval", tmp_path / "run", "--data", file, *words), "'abc': 1 time(s)")
+    words = ("--delimiter", "||")
+    refused(adapterhub("predict", tmp_path / "run", "--data", file, *words), "one character")
+
+
 def test_a_template_over_columns_travels_with_the_adapter(learn, adapterhub, tmp_path):
     rows = [
         {"title": f"title {i}", "body": text if i % 4 else "", "label": label}
