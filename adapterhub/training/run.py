@@ -151,7 +151,7 @@ def _identity(recipe: Recipe) -> dict[str, Any]:
 
 def _is_left_open(name: str, value: object) -> bool:
     """Return whether a data option is unset that earlier versions do not know, or not as unset."""
-    newer = ("header", "delimiter", "encoding", "skip_empty", "eval_rows")
+    newer = ("text", "label", "header", "delimiter", "encoding", "skip_empty", "eval_rows")
     return name in newer and value == getattr(DataOptions(), name)
 
 

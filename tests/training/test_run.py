@@ -50,6 +50,14 @@ def test_the_manifest_records_the_run_without_paths(recipe: Recipe, tmp_path: Pa
     assert str(tmp_path) not in json.dumps(training)
 
 
+def test_a_record_has_no_unset_option_that_earlier_versions_cannot_read(recipe: Recipe) -> None:
+    data = running._identity(recipe)["data"]
+    assert not {"text", "label", "header", "encoding", "skip_empty", "eval_rows"} & data.keys()
+    fixed = replace(recipe.data, text="a", header=False, skip_empty=True)
+    data = running._identity(replace(recipe, data=fixed))["data"]
+    assert (data["text"], data["header"], data["skip_empty"]) == ("a", False, True)
+
+
 def test_a_moved_run_resumes_with_data_at_another_path(
     recipe: Recipe, data: tuple[Path, Path], tmp_path: Path
 ) -> None:
