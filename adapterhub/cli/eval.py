@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from adapterhub.cli._data_form import data_form_options
 from adapterhub.cli._format import examples as example_lines
-from adapterhub.cli._format import print_facts, print_json
+from adapterhub.cli._format import print_facts, print_json, say
 from adapterhub.cli._publishing import registry_option, require_signature_option
 from adapterhub.errors import ConfigError
 from adapterhub.status import doing, reading
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 @click.option("--pair", help="Column of the second text.")
 @click.option("--label", help="Label column.")
 @click.option("--target", "eval_target", help="File of target texts, one per line.")
+@data_form_options
 @click.option("--task", help="Without ADAPTER: the task of the backbone.")
 @click.option("--examples", help="Without ADAPTER: data for few-shot examples.")
 @click.option("--shots", type=click.IntRange(1), help="Few-shot examples per label.")
@@ -69,8 +71,11 @@ def command(
     if reference:
         _refuse_shots(examples, shots)
     with reading(data):
-        rows = record.task.read(data, options, "eval")
+        task_of_data, choice = record.task.fitted(data, options, "eval")
+        rows = task_of_data.read(data, choice.options, "eval")
         prompted = _with_shots(record.task, examples, shots, seed, options)
+    for note in choice.notes:
+        say(note, err=True)
     with doing("loading torch"):
         from adapterhub.inference.open import open_adapter, open_backbone
 

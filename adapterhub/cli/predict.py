@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from adapterhub.cli._data_form import data_form_options
 from adapterhub.cli._format import examples as example_lines
 from adapterhub.cli._format import print_json, say, say_text
 from adapterhub.cli._publishing import registry_option, require_signature_option
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     multiple=True,
     help="With TEXT: the second or a further text; with --data: its column.",
 )
+@data_form_options
 @click.option("--backbone", help="Load the backbone from this Hub id or folder.")
 @registry_option
 @require_signature_option
@@ -48,6 +50,7 @@ def command(
     backbone: str | None,
     registry: str | None,
     as_json: bool,
+    **form: Any,
 ) -> None:
     """Predict on each TEXT, each row of --data or each line of standard input.
 
@@ -67,9 +70,14 @@ def command(
         examples = [task.example([first, *pair], record.data) for first in texts]
     elif data not in (None, "-"):
         pair_column = pair[0] if pair else record.data.pair
-        options = replace(record.data, text=text or record.data.text, pair=pair_column)
+        given = {name: value for name, value in form.items() if value is not None}
+        columns: dict[str, Any] = {"text": text or record.data.text, "pair": pair_column}
+        options = replace(record.data, **columns, **given)
         with reading(str(data)):
-            examples = task.read(str(data), options, "eval", labelled=False)
+            _, choice = task.fitted(str(data), options, "eval", labelled=False)
+            examples = task.read(str(data), choice.options, "eval", labelled=False)
+        for note in choice.notes:
+            say(note, err=True)
     else:
         examples = _read_lines(record)
     with doing("loading torch"):

@@ -181,6 +181,8 @@ def command(
             reporter = reporter_for(Path(recipe.output), recipe.train, quiet=quiet)
             outcome = run(recipe, reporter, resume=resume, data=data)
     if dry_run:
+        for note in prepared.notes:
+            say(note, err=True)
         _print_plan(prepared)
     elif is_main():
         _print_outcome(outcome)

@@ -1,8 +1,16 @@
-"""Decode text strictly: what is not UTF-8 is refused with its byte and line, never guessed."""
+"""Decode text: UTF-8 and byte-order marks first; other encodings are guessed and said, or refused.
+
+Standard input and files that must be UTF-8 are decoded strictly by `decode_text`. A file of the
+user's own may come from a spreadsheet of another country: `decode_file` guesses its encoding and
+returns what it guessed, with a sample, so that a wrong guess is seen.
+"""
 
 from __future__ import annotations
 
 import codecs
+import itertools
+import re
+from dataclasses import dataclass
 
 from adapterhub.errors import DataError
 
@@ -13,6 +21,34 @@ _BYTE_ORDER_MARKS = {
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
+_PREFIX = 64 << 10  # bytes that a guess looks at
+# The letters that a text in a single-byte encoding is expected to have, the most common one first.
+_PUNCTUATION = "’‘“”„‚–—…«»€£§°·´•™®©½¼¾²³×\xa0"  # noqa: RUF001
+_WESTERN = "éèêëàâäáãåçùûüúîïíôöóõøñßæœÿ¿¡ªº"
+_EXPECTED = {
+    "cp1252": _WESTERN,
+    "cp1254": "çğıöşüâîû",
+    "cp1250": "ąćęłńóśźżáčďéěíňřšťúůýžőűöüäßăâîşţđô",
+    "cp1251": "абвгдеёжзийклмнопрстуфхцчшщъыьэюяіїєґўљњћџђј№",
+    "koi8_r": "абвгдеёжзийклмнопрстуфхцчшщъыьэюя",
+    "cp1253": "αβγδεζηθικλμνξοπρσςτυφχψωάέήίόύώϊϋ",
+    "cp1257": "āčēģīķļņšūžąęėįųõäöü",
+    "mac_roman": _WESTERN,
+    "cp437": _WESTERN,
+}
+_MULTI_BYTE = ("shift_jis", "euc_jp", "gb18030", "gb2312", "gbk", "big5", "euc_kr", "cp932",
+               "cp949", "johab", "big5hkscs", "hz")  # fmt: skip
+_SCRIPTS = "\u0430\u03b1"  # the first letters of alphabets that are not Latin
+_ENCODING_HINT = "data.encoding=NAME, such as cp1252, latin-1 or utf-16"
+
+
+@dataclass(frozen=True)
+class DecodedText:
+    """A text, the name of its encoding, and a guessed word if the encoding was guessed."""
+
+    text: str
+    encoding: str = "UTF-8"
+    sample: str = ""
 
 
 def decode_text(data: bytes, source: str) -> str:
@@ -33,6 +69,132 @@ def decode_text(data: bytes, source: str) -> str:
         start = error.start + len(codecs.BOM_UTF8) * data.startswith(codecs.BOM_UTF8)
         problem = f"{_place(data, start)}: 0x{data[start]:02x} is not UTF-8"
         raise _not_utf8(source, problem, "LATIN1") from None
+
+
+def decode_file(data: bytes, source: str, encoding: str | None = None) -> DecodedText:
+    """Decode the text of a file in a given encoding, or in the one that it seems to have.
+
+    Args:
+        data: the bytes.
+        source: the name of the file, for errors.
+        encoding: a name that Python knows; None detects it.
+
+    Raises:
+        DataError: the name is unknown, the bytes have no such encoding, or none can be guessed.
+    """
+    if encoding is not None:
+        return _decode_as(data, source, encoding)
+    for mark, name in _BYTE_ORDER_MARKS.items():
+        if data.startswith(mark):
+            return _decode_as(data, source, name)
+    if wide := _without_mark(data):
+        return _decode_as(data, source, wide)
+    try:
+        return DecodedText(decode_text(data, source))
+    except DataError as error:
+        if b"\0" in data:
+            raise
+        strict = error
+    guessed = _guess(data)
+    if guessed is None:
+        raise DataError(
+            strict.problem,
+            expected="UTF-8 text, or another encoding throughout",
+            hint=f"correct the line, or {_ENCODING_HINT}",
+        )
+    text = _decode_as(data, source, guessed).text
+    return DecodedText(text, guessed, _first_word(text))
+
+
+def _decode_as(data: bytes, source: str, encoding: str) -> DecodedText:
+    try:
+        codec = codecs.lookup(encoding)
+        if not getattr(codec, "_is_text_encoding", True):
+            raise LookupError(encoding)
+    except (LookupError, ValueError):
+        raise DataError(
+            f"unknown encoding {encoding[:40]!r}", expected="a name that Python knows",
+            hint=_ENCODING_HINT,
+        ) from None  # fmt: skip
+    try:
+        text = data.decode("utf-8-sig" if codec.name == "utf-8" else codec.name)
+    except UnicodeError as error:
+        start = getattr(error, "start", 0)
+        raise DataError(
+            f"{source}, {_place(data, start)}: not {encoding} text", hint=_ENCODING_HINT
+        ) from None
+    if "\0" in text:
+        raise DataError(
+            f"{source} contains NUL characters, so it is not {encoding} text", hint=_ENCODING_HINT
+        )
+    return DecodedText(text.removeprefix("\ufeff"), encoding)
+
+
+def _without_mark(data: bytes) -> str | None:
+    """Return UTF-16LE or UTF-16BE if every second byte of the beginning is mostly NUL."""
+    prefix = data[: min(_PREFIX, len(data) & ~1)]
+    low, high = prefix[::2].count(0), prefix[1::2].count(0)
+    most = len(prefix) // 2
+    if most < 4 or max(low, high) < most / 2:
+        return None
+    return "UTF-16LE" if high > low and not low else "UTF-16BE" if low and not high else None
+
+
+def _guess(data: bytes) -> str | None:
+    """Guess the encoding of text that is not UTF-8, from the beginning of its non-ASCII lines.
+
+    Returns None if some of these lines are UTF-8: then others are damaged, not in a known encoding.
+    """
+    from charset_normalizer import from_bytes
+
+    lines = [line for line in data.split(b"\n") if not line.isascii()]
+    prefix = b"\n".join(lines)[:_PREFIX].rpartition(b"\n")[0] or lines[0][:_PREFIX]
+    valid = sum(map(_is_utf8, lines))
+    best = from_bytes(prefix).best()
+    if best is not None and best.encoding in _MULTI_BYTE:
+        return best.encoding if valid < len(lines) / 2 and _fits(data, best.encoding) else None
+    if valid:
+        return None
+    fitting = [name for name in _EXPECTED if _fits(data, name)]
+    if not fitting:
+        return None if best is None or not _fits(data, best.encoding) else best.encoding
+    return min(fitting, key=lambda name: _oddities(prefix.decode(name, "replace"), name))
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _fits(data: bytes, encoding: str) -> bool:
+    try:
+        data.decode(encoding)
+    except UnicodeError:
+        return False
+    return True
+
+
+def _oddities(text: str, encoding: str) -> int:
+    """Count the characters that are not expected in an encoding, or not at their place.
+
+    Those are capitals behind small letters, in Latin scripts runs of letters that are not ASCII,
+    and in other scripts words that mix the two.
+    """
+    expected = _EXPECTED[encoding] + _EXPECTED[encoding].upper() + _PUNCTUATION
+    odd = len(re.findall(rf"[^\x00-\x7f{re.escape(expected)}]", text))
+    odd += sum(a.islower() and b.isupper() for a, b in itertools.pairwise(text))
+    if _EXPECTED[encoding][0] not in _SCRIPTS:
+        return odd + sum(map(len, re.findall(r"(?:(?![\x00-\x7f])[^\W\d_]){3,}", text)))
+    mixed = re.findall(r"[A-Za-z](?![\x00-\x7f])[^\W\d_]|(?![\x00-\x7f])[^\W\d_][A-Za-z]", text)
+    return odd + len(mixed)
+
+
+def _first_word(text: str) -> str:
+    match = re.search(r"\w*[^\x00-\x7f]\w*", text)
+    return match.group()[:30] if match else ""
 
 
 def _place(data: bytes, position: int) -> str:

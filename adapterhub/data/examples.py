@@ -1,6 +1,7 @@
-"""Examples from CSV, TSV, JSON lines, Parquet and Hugging Face Hub datasets, read strictly.
+"""Examples from text tables, JSON, Parquet and Hugging Face Hub datasets, read strictly.
 
-A malformed line raises an error with its line number; no row is dropped, no field shifted.
+A malformed line raises an error with its line number; no field is shifted, and no row is dropped
+unless the option `skip_empty` says so.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from adapterhub.data.columns import WANTS, choose_columns
 from adapterhub.data.options import DataOptions
-from adapterhub.data.tables import first_few, read_table
+from adapterhub.data.table import first_few
+from adapterhub.data.tables import read_table
 from adapterhub.errors import DataError
 
 E = TypeVar("E")
@@ -56,17 +59,23 @@ def read_examples(
         DataError: the source is missing, empty or malformed, lacks a column, or has missing texts
             or labels or ones of the wrong type, or empty texts with a label.
     """
+    wants = WANTS["numbers" if regression else "classes"]
+    choice = choose_columns(source, options, split, wants, labelled=labelled)
+    options, commas = choice.options, choice.table is not None and choice.table.decimal_comma
     text_columns = [name for name in (options.text, options.pair) if name is not None]
-    columns = [*text_columns, options.label] if labelled else text_columns
+    columns = [*text_columns, options.label_column] if labelled else text_columns
 
     def build(*values: object) -> Example:
         texts, labels = values[: len(text_columns)], values[len(text_columns) :]
-        named = zip(texts, text_columns, strict=True)
-        problems = [text_problem(v, name, allow_empty=not labelled) for v, name in named]
-        label, problem = _read_label(labels[0], regression) if labels else (None, "")
-        refuse(*problems, problem)
+        problems = [
+            text_problem(value, name, allow_empty=not labelled)
+            for value, name in zip(texts, text_columns, strict=True)
+        ]
+        label, problem = _read_label(labels[0], regression, commas) if labels else (None, "")
+        if problem or any(problems):
+            refuse(*problems, problem)
         text, pair = (*texts, None)[:2]
-        return Example(str(text), None if pair is None else str(pair), label)
+        return Example(text, pair, label)  # type: ignore[arg-type]
 
     return read_rows(source, options, split, columns, build)
 
@@ -94,19 +103,30 @@ def read_rows(
     table = read_table(source, options, split)
     values = [list(column) for column in table.take(columns)]
     problems: list[str] = []
+    empty = 0
     examples = []
     for line, *row in zip(table.lines, *values, strict=True):
         try:
             examples.append(build(*row))
         except ValueError as error:
-            problems += [f"{table.unit} {line}: {problem}" for problem in error.args]
+            is_empty = all(isinstance(problem, EmptyCell) for problem in error.args)
+            empty += is_empty
+            if not (is_empty and options.skip_empty):
+                problems += [f"{table.unit} {line}: {problem}" for problem in error.args]
     if problems:
+        skip = f"data.skip_empty=true skips the {empty:,} with an empty cell" if empty else ""
         raise DataError(
             f"{source} has invalid rows",
             offenders=first_few(problems),
-            hint="correct or delete these rows",
+            hint=skip or "correct or delete these rows",
         )
+    if not examples:
+        raise DataError(f"{source} has empty cells in all of its {len(table.lines):,} rows")
     return examples
+
+
+class EmptyCell(str):
+    """A problem of a row that the option `skip_empty` leaves out: a cell is empty."""
 
 
 def refuse(*problems: str) -> None:
@@ -126,7 +146,8 @@ def read_texts(source: str, options: DataOptions, split: str = "eval") -> list[E
     Raises:
         DataError: as in `read_examples`.
     """
-    return read_examples(source, options, labelled=False, split=split)
+    choice = choose_columns(source, options, split, WANTS["texts"], labelled=False)
+    return read_examples(source, choice.options, labelled=False, split=split)
 
 
 def sample(examples: Sequence[E], rows: int | None, seed: int) -> list[E]:
@@ -207,22 +228,26 @@ def text_problem(value: object, column: str, *, allow_empty: bool) -> str:
         allow_empty: accept a text without visible characters.
     """
     if value is None:
-        return f"{column!r} is missing"
+        return EmptyCell(f"{column!r} is missing")
     if not isinstance(value, str):
         return f"{column!r} has type {type(value).__name__}, expected text"
     if not value.isascii() and re.search("[\ud800-\udfff]", value):
         return f"{column!r} contains a lone surrogate, which is not valid Unicode"
-    return "" if allow_empty or value.strip() else f"{column!r} is empty"
+    return "" if allow_empty or value.strip() else EmptyCell(f"{column!r} is empty")
 
 
-def _read_label(value: object, regression: bool) -> tuple[str | float | None, str]:
+def _read_label(
+    value: object, regression: bool, decimal_comma: bool
+) -> tuple[str | float | None, str]:
     text = "" if value is None else str(value).strip()
     if not text or value != value:  # NaN marks a missing float
-        return None, "the label is empty"
+        return None, EmptyCell("the label is empty")
     if not isinstance(value, (str, int, float)):
         return None, f"the label has type {type(value).__name__}, expected a string or number"
     if not regression:
         return text, ""
+    if decimal_comma and text.count(",") == 1 and "." not in text:
+        text = text.replace(",", ".")
     number = float(text) if _NUMBER.fullmatch(text) else math.nan
     if not math.isfinite(number):
         return None, f"the label {text[:40]!r} is not a number"

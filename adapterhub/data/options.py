@@ -7,17 +7,28 @@ from typing import Literal
 
 from adapterhub.config.options import option
 from adapterhub.data.labels import parse_labels
+from adapterhub.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class DataOptions:
-    """The data sources, their format and their columns."""
+    """The data sources, their format and their columns.
+
+    Raises:
+        ConfigError: the delimiter is not one character.
+    """
 
     train: str | None = option(None, "training data: a file, or a dataset id on the Hub")
-    eval: str | None = option(None, "evaluation data: a file, or a dataset id on the Hub")
-    text: str = option("text", "the column with the text")
+    eval: str | None = option(
+        None, "evaluation data: a file or dataset; none: no evaluation (null: hold rows out)"
+    )
+    text: str | None = option(
+        None, "the column with the text, or a template: {title}. {body} (null: guess)"
+    )
     pair: str | None = option(None, "the column with the second text, for tasks on pairs")
-    label: str = option("label", "the column with the label, tags, target text or answers")
+    label: str | None = option(
+        None, "the column with the label, tags, target text or answers (null: guess)"
+    )
     labels: object = option(
         None,
         "names of the labels: 0=negative,1=positive, a mapping {0: negative}, or a list that "
@@ -33,17 +44,37 @@ class DataOptions:
     format: Literal["auto", "csv", "tsv", "jsonl", "parquet", "hub", "text", "conll"] = option(
         "auto", "the format of the data; auto infers it from the file suffix"
     )
-    quoted: bool | None = option(None, "whether quotes enclose TSV fields; null detects it")
-    header: bool = option(
-        True, "whether the first line names the columns; if not, they are 0, 1, ..."
+    delimiter: str | None = option(None, "the character between fields, such as ';' (null: detect)")
+    quoted: bool | None = option(None, "whether quotes enclose fields (null: detect)")
+    header: bool | None = option(
+        None, "whether the first line names the columns, else 0, 1, ... (null: detect)"
     )
+    encoding: str | None = option(None, "the encoding of files, such as cp1252 (null: detect)")
+    skip_empty: bool = option(False, "skip rows with an empty text or label")
     rows: int | None = option(None, "train on this many rows, sampled with the run's seed")
+    eval_rows: int | None = option(None, "evaluate on at most this many rows, sampled as well")
     subset: str | None = option(None, "the configuration of a Hub dataset, such as sst2 of glue")
     train_split: str = option("train", "the split of a Hub dataset to train on")
     eval_split: str = option("validation", "the split of a Hub dataset to evaluate on")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", self.label_names or None)
+        if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
+            raise ConfigError(
+                f"data.delimiter is {self.delimiter[:20]!r}",
+                expected="one character, such as ';' or '|'",
+                hint="for tabs data.format=tsv",
+            )
+
+    @property
+    def text_column(self) -> str:
+        """The option `text`, or the name that it usually has."""
+        return self.text or "text"
+
+    @property
+    def label_column(self) -> str:
+        """The option `label`, or the name that it usually has."""
+        return self.label or "label"
 
     @property
     def label_names(self) -> dict[str, str]:

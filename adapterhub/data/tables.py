@@ -1,86 +1,51 @@
-"""Tables of named columns: CSV, TSV, JSON lines, Parquet, plain text, CoNLL columns, Hub datasets.
+"""Tables of named columns from any source: text files, JSON, Parquet, CoNLL columns, the Hub.
 
 A malformed line raises an error with its line number; no row is dropped, no field shifted.
 """
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
-import json
 import re
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from adapterhub.data.decode import decode_text
+from adapterhub.data.decode import DecodedText
+from adapterhub.data.delimited import encoding_notes, read_delimited
+from adapterhub.data.dialect import find_delimiter
+from adapterhub.data.json_rows import read_json
 from adapterhub.data.options import DataOptions
 from adapterhub.data.parquet import ExpansionError, open_parquet
-from adapterhub.errors import DataError, did_you_mean, read_problem
+from adapterhub.data.table import Table
+from adapterhub.data.table import first_few as first_few
+from adapterhub.data.text_files import file_bytes, file_text, split_lines
+from adapterhub.data.text_files import read_text as read_text
+from adapterhub.errors import DataError
 
 _SUFFIXES = {
     ".csv": "csv",
     ".tsv": "tsv",
+    ".tab": "tsv",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".json": "jsonl",
     ".parquet": "parquet",
-    ".txt": "text",
+    ".txt": "any text",
     ".conll": "conll",
+    ".bio": "conll",
+    ".iob": "conll",
 }
+_SHEETS = (".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers")
+_BINARY = {b"PK\x03\x04": "a zip archive", b"\xd0\xcf\x11\xe0": "an Office file",
+           b"%PDF": "a PDF file", b"\x80\x04": "a pickle", b"ARROW1": "an Arrow file",
+           b"SQLite": "a database"}  # fmt: skip
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_MOST_LISTED = 10  # offenders of one error; the rest are counted
+_TAG = re.compile(r"O|[BIESLU]-\S+")
 
-
-@dataclass(frozen=True)
-class Table:
-    """Named columns, read on demand.
-
-    Attributes:
-        source: the file or dataset id, for errors.
-        unit: what `lines` counts: "line", "row" or "sentence at line".
-        columns: the column names, in order.
-        lines: the location of each row in the source.
-        column: reads the values of one column.
-    """
-
-    source: str
-    unit: str
-    columns: tuple[str, ...]
-    lines: Sequence[int]
-    column: Callable[[str], Iterable[object]]
-
-    def take(self, names: Sequence[str]) -> list[Iterable[object]]:
-        """Read the columns of these names.
-
-        Raises:
-            DataError: a column is missing, or its name is not unique.
-        """
-        _check_columns(self, names)
-        return [self.column(name) for name in names]
-
-
-def first_few(items: Sequence[str]) -> list[str]:
-    """List the first ten items and the number of the others."""
-    rest = len(items) - _MOST_LISTED
-    return [*items[:_MOST_LISTED], *([f"... and {rest} more"] if rest > 0 else [])]
-
-
-def _check_columns(table: Table, names: Sequence[str]) -> None:
-    missing = [name for name in names if name not in table.columns]
-    if missing:
-        raise DataError(
-            f"columns not found in {table.source}",
-            offenders=[f"{name!r}{did_you_mean(name, table.columns)}" for name in missing],
-            expected=f"one of {', '.join(map(repr, table.columns))}",
-            hint="set the options text, pair and label; header: false if no line names columns",
-        )
-    duplicates = [repr(name) for name in names if table.columns.count(name) > 1]
-    if duplicates:
-        raise DataError(f"{table.source} has duplicate column names", offenders=duplicates)
+# The tables that are in use, so that a source whose columns were looked at is not read again.
+_open_tables: weakref.WeakValueDictionary[object, Table] = weakref.WeakValueDictionary()
 
 
 def read_table(source: str, options: DataOptions, split: str) -> Table:
@@ -94,10 +59,54 @@ def read_table(source: str, options: DataOptions, split: str) -> Table:
     Raises:
         DataError: the source is missing, empty or malformed.
     """
-    table = _read_format(_format_of(source, options), source, options, split)
-    if not table.lines:
-        raise DataError(f"{source} has columns but no rows")
+    key = _key(source, options, split)
+    table = _open_tables.get(key)
+    if table is None:
+        table = _read_format(_format_of(source, options), source, options, split)
+        if not table.lines:
+            raise DataError(f"{source} has columns but no rows")
+        _open_tables[key] = table
     return table
+
+
+def _key(source: str, options: DataOptions, split: str) -> object:
+    """Identify what `read_table` returns: the file as it is now, and how it is read."""
+    path = Path(source)
+    stat = path.stat() if path.is_file() else None
+    file = (stat.st_mtime_ns, stat.st_size) if stat else None
+    return source, file, split, replace(options, train=None, eval=None, rows=None)
+
+
+def keep_table(table: Table, source: str, options: DataOptions, split: str) -> None:
+    """Let `read_table` return a table for these options too, as long as it is in use.
+
+    Args:
+        table: the table.
+        source: the file or dataset id that it was read from.
+        options: options of the same format, with other columns.
+        split: the split that it was read from.
+    """
+    _open_tables[_key(source, options, split)] = table
+
+
+def has_split(source: str, options: DataOptions, split: str) -> bool:
+    """Return whether a dataset on the Hub can be loaded with a split.
+
+    Args:
+        source: its id.
+        options: its subset.
+        split: the name of the split.
+    """
+    try:
+        _read_hub(source, options.subset, split)
+    except DataError:
+        return False
+    return True
+
+
+def is_on_hub(source: str, options: DataOptions) -> bool:
+    """Return whether a source is a dataset on the Hub, not a file."""
+    return _format_of(source, options) == "hub"
 
 
 def _read_format(name: str, source: str, options: DataOptions, split: str) -> Table:
@@ -106,79 +115,81 @@ def _read_format(name: str, source: str, options: DataOptions, split: str) -> Ta
         return _read_hub(source, options.subset, splits.get(split, split))
     if name == "parquet":
         return _read_parquet(source)
-    if name == "jsonl":
-        return _read_json_lines(source)
-    if name == "text":
-        return _read_plain(source)
-    if name == "conll":
-        return _read_conll(source)
-    return _read_delimited(source, name, options)
+    decoded = file_text(source, options.encoding)
+    name = _text_format(decoded.text, options) if name == "any text" else name
+    if name in ("csv", "tsv", "text table"):
+        kind = name.removesuffix(" table")
+        return read_delimited(source, kind, decoded, options, recorded=split != "train")
+    table = {"jsonl": read_json, "conll": _read_conll, "text": _read_plain}[name](
+        source, decoded.text
+    )
+    form = ", ".join(filter(None, (table.form, _encoding(decoded))))
+    return replace(table, form=form, notes=encoding_notes(decoded))
+
+
+def _encoding(decoded: DecodedText) -> str:
+    return "" if decoded.encoding == "UTF-8" else decoded.encoding
 
 
 def _format_of(source: str, options: DataOptions) -> str:
     if options.format != "auto":
         return options.format
-    suffix = Path(source.lower().removesuffix(".gz")).suffix
-    if suffix in _SUFFIXES:
-        return _SUFFIXES[suffix]
-    if Path(source).exists():
+    path = Path(source.lower().removesuffix(".gz"))
+    if path.suffix in _SUFFIXES:
+        return _SUFFIXES[path.suffix]
+    if not Path(source).exists():
+        # Not a valid Hub id, so a missing file: reading it raises the right error.
+        return "hub" if _HUB_ID.fullmatch(source) and path.suffix not in _SHEETS else "csv"
+    if path.suffix in _SHEETS:
         raise DataError(
-            f"cannot infer the format of {source} from its name",
-            expected=f"a name ending in {', '.join(_SUFFIXES)} (text formats also with .gz)",
-            hint="set the option format, as in format: tsv",
+            f"{source} is a spreadsheet, which cannot be read",
+            expected=f"a file that ends in {', '.join(_SUFFIXES)}",
+            hint="in the spreadsheet, save the sheet as CSV (UTF-8), and give that file",
         )
-    # Not a valid Hub id, so a missing file: reading it raises the right error.
-    return "hub" if _HUB_ID.fullmatch(source) else "csv"
+    return _sniffed_format(source)
 
 
-def _read_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(read_problem(path, error)) from error
-
-
-def read_text(source: str) -> str:
-    """Read a UTF-8 text file, gzipped if its name ends in .gz.
-
-    Raises:
-        DataError: the file is missing, empty or not UTF-8.
-    """
-    data = _read_bytes(Path(source))
-    try:
-        data = _decompress(source, data) if source.lower().endswith(".gz") else data
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{source} is not a complete gzip file: {error}") from error
-    text = decode_text(data, source)
-    if not text.strip():
-        raise DataError(f"{source} is empty")
-    return text
-
-
-def _decompress(source: str, data: bytes) -> bytes:
-    limit = max(100 * len(data), 64 << 20)  # bytes
-    with gzip.open(io.BytesIO(data)) as stream:
-        text = stream.read(limit + 1)
-    if len(text) > limit:
+def _sniffed_format(source: str) -> str:
+    """Find the format of a file without a usual suffix in its first bytes."""
+    data = file_bytes(source)[:16]
+    if data.startswith(b"PAR1"):
+        return "parquet"
+    kind = next((kind for start, kind in _BINARY.items() if data.startswith(start)), None)
+    if kind is not None:
         raise DataError(
-            f"{source} has {len(data)} bytes and decompresses to more than {limit}",
-            expected="text, which decompresses to about 3 to 20 times its size",
-            hint="decompress it yourself if you trust it",
+            f"{source} is {kind}, which cannot be read",
+            expected=f"text or Parquet: a name ending in {', '.join(_SUFFIXES)}",
         )
-    return text
+    return "any text"
 
 
-def _split_lines(text: str) -> list[str]:
-    return [line.removesuffix("\r") for line in text.split("\n")]
+def _text_format(text: str, options: DataOptions) -> str:
+    """Find the format of a text whose name does not tell: JSON, CoNLL, a table or plain lines."""
+    if text.lstrip()[:1] in ("{", "[") and re.match(r'\s*(\{\s*"|\[\s*\{)', text):
+        return "jsonl"
+    if options.delimiter is not None:
+        return "text table"
+    lines = [line.split() for line in split_lines(text[:100_000])[:500] if line.strip()]
+    tagged = sum(len(fields) > 1 and bool(_TAG.fullmatch(fields[-1])) for fields in lines)
+    if tagged > 0.9 * len(lines) and "\n\n" in text.replace("\r", "").replace("\t\n", "\n"):
+        return "conll"
+    return "text" if find_delimiter(text, None) is None else "text table"
 
 
-def read_parallel(source: str, target: str) -> Table:
+def read_parallel(source: str, target: str, encoding: str | None = None) -> Table:
     """Read two plain-text files, line by line, as the columns `text` and `target`.
+
+    Args:
+        source: the file with the texts.
+        target: the file with their targets.
+        encoding: the encoding of both, UTF-8 if it is None.
 
     Raises:
         DataError: the files differ in their number of lines.
     """
-    texts, targets = (_split_lines(read_text(name).removesuffix("\n")) for name in (source, target))
+    texts, targets = (
+        split_lines(read_text(name, encoding).removesuffix("\n")) for name in (source, target)
+    )
     if len(texts) != len(targets):
         raise DataError(
             f"{source} and {target} are not parallel",
@@ -189,19 +200,33 @@ def read_parallel(source: str, target: str) -> Table:
     return Table(source, "line", tuple(columns), range(1, len(texts) + 1), columns.__getitem__)
 
 
-def _read_plain(source: str) -> Table:
-    lines = enumerate(_split_lines(read_text(source)), start=1)
+def _read_plain(source: str, text: str) -> Table:
+    lines = enumerate(split_lines(text), start=1)
     texts = {number: line for number, line in lines if line.strip()}
-    return Table(source, "line", ("text",), list(texts), lambda name: texts.values())
+    values = list(texts.values())
+    return Table(
+        source, "line", ("text",), list(texts), lambda name: values, form="one text a line"
+    )
 
 
-def _read_conll(source: str) -> Table:
+def _read_conll(source: str, text: str) -> Table:
     """Read one sentence per row; the first column is also named `text`, the last `label`."""
-    sentences = _conll_sentences(read_text(source))
+    sentences = _conll_sentences(text)
     if not sentences:
         raise DataError(f"{source} has no sentences")
     width = len(sentences[0][0][1])
-    _check_widths(source, [token for sentence in sentences for token in sentence], width)
+    ragged = [
+        f"line {line}: {len(fields)} fields"
+        for sentence in sentences
+        for line, fields in sentence
+        if len(fields) < width or any(fields[width:])
+    ]
+    if ragged:
+        raise DataError(
+            f"{source} has rows with the wrong number of fields",
+            offenders=first_few(ragged),
+            expected=f"{width} fields in each line",
+        )
     indices = {str(i): i for i in range(width)} | {"text": 0}
     if width > 1:
         indices["label"] = width - 1
@@ -210,7 +235,7 @@ def _read_conll(source: str) -> Table:
         return [[fields[indices[name]] for _, fields in sentence] for sentence in sentences]
 
     starts = [sentence[0][0] for sentence in sentences]
-    return Table(source, "sentence at line", tuple(indices), starts, column)
+    return Table(source, "sentence at line", tuple(indices), starts, column, form="CoNLL columns")
 
 
 def _conll_sentences(text: str) -> list[list[tuple[int, list[str]]]]:
@@ -225,117 +250,10 @@ def _conll_sentences(text: str) -> list[list[tuple[int, list[str]]]]:
     return [sentence for sentence in sentences if sentence]
 
 
-def _read_delimited(source: str, kind: str, options: DataOptions) -> Table:
-    text = read_text(source)
-    delimiter, quoted = ("\t", options.quoted) if kind == "tsv" else (",", True)
-    if quoted is None:
-        quoted = _looks_quoted(text)
-    rows = list(_quoted_rows(source, text, delimiter) if quoted else _plain_rows(text))
-    names = list(map(str, range(len(rows[0][1]))))
-    if options.header:
-        names = [name.strip() for name in rows.pop(0)[1]]
-        while not names[-1] and len(names) > 1:
-            names.pop()
-    _check_widths(source, rows, len(names))
-    cells = {name: [row[i] for _, row in rows] for i, name in enumerate(names)}
-    return Table(source, "line", tuple(names), [line for line, _ in rows], cells.__getitem__)
-
-
-def _check_widths(source: str, rows: list[tuple[int, list[str]]], width: int) -> None:
-    ragged = [(line, row) for line, row in rows if len(row) < width or any(row[width:])]
-    if ragged:
-        raise DataError(
-            f"{source} has rows with the wrong number of fields",
-            offenders=first_few([f"line {line}: {len(row)} fields" for line, row in ragged]),
-            expected=f"{width} fields in each line",
-            hint="for TSV, set quoted: false if quotes are text, true if they enclose fields",
-        )
-
-
-def _plain_rows(text: str) -> Iterator[tuple[int, list[str]]]:
-    for number, line in enumerate(_split_lines(text), start=1):
-        if line:
-            yield number, line.split("\t")
-
-
-def _quoted_rows(source: str, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    limit = csv.field_size_limit(max(len(text), 1))
-    line = 1
-    try:
-        for fields in reader:
-            if fields:
-                yield line, fields
-            line = reader.line_num + 1
-    except csv.Error as error:
-        raise DataError(
-            f"{source}, line {line}: {error}",
-            expected='fields such as one, "one, two" or "a ""quoted"" word"',
-            hint="for TSV files in which quotes are text, set quoted: false",
-        ) from error
-    finally:
-        csv.field_size_limit(limit)
-
-
-_FIELD = re.compile(r'("(?:[^"]|"")*"|[^"\t\r\n]*)(\t|\r\n|\r|\n|\Z)')
-
-
-def _looks_quoted(text: str) -> bool:
-    """Return whether the quotes in a TSV file enclose fields, or are text as in GLUE's files.
-
-    They enclose fields if every quote is part of an enclosed field, and either some field needs its
-    quotes (it contains a tab, a line end or a doubled quote, or is empty) or every row has an
-    enclosed field.
-    """
-    text = text.rstrip("\r\n")
-    if '"' not in text:
-        return False
-    position, needed, in_row, in_each_row = 0, False, False, True
-    while position < len(text):
-        match = _FIELD.match(text, position)
-        if match is None:
-            return False
-        field, end = match.groups()
-        if field.startswith('"'):
-            in_row = True
-            needed = needed or field == '""' or bool(re.search(r'[\t\r\n"]', field[1:-1]))
-        if end != "\t":
-            in_each_row, in_row = in_each_row and in_row, False
-        position = match.end()
-    return needed or in_each_row
-
-
-def _read_json_lines(source: str) -> Table:
-    rows: dict[int, dict[str, Any]] = {}
-    problems = []
-    for number, line in enumerate(read_text(source).split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            problems.append(f"line {number}: {error}")
-        else:
-            if isinstance(row, dict):
-                rows[number] = row
-            else:
-                problems.append(f"line {number}: {type(row).__name__}, not an object")
-    if problems:
-        raise DataError(
-            f"{source} is not JSON lines",
-            offenders=first_few(problems),
-            expected='one object per line, such as {"text": "good", "label": "1"}',
-        )
-    columns = tuple(dict.fromkeys(key for row in rows.values() for key in row))
-    return Table(
-        source, "line", columns, list(rows), lambda name: (row.get(name) for row in rows.values())
-    )
-
-
 def _read_parquet(source: str) -> Table:
     import pyarrow
 
-    data = _read_bytes(Path(source))
+    data = file_bytes(source)
     try:
         columns = open_parquet(data)
         names, lines = columns.names, range(1, columns.rows + 1)

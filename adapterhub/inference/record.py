@@ -70,11 +70,7 @@ def training_record(manifest: Manifest) -> TrainingRecord:
         options = from_dict(
             _RecordedOptions,
             {
-                "data": {
-                    k: v
-                    for k, v in data.items()
-                    if k not in (*DATA_SOURCES, "rows") and (k in _COLUMNS or not is_neutral(v))
-                },
+                "data": {k: v for k, v in data.items() if _is_read(k, v)},
                 "max_length": 128 if length is None else length,
                 "seed": manifest.training.get("seed", 0),
             },
@@ -87,6 +83,13 @@ def training_record(manifest: Manifest) -> TrainingRecord:
             expected="the record of a run of this or an older version of adapterhub",
         ) from error
     return TrainingRecord(task, options.data, options.max_length, options.seed)
+
+
+def _is_read(name: str, value: object) -> bool:
+    """Return whether a data option is taken from a record: no paths, no unset unknown ones."""
+    known = name in {option.name for option in options_of(DataOptions)}
+    dropped = name in (*DATA_SOURCES, "rows", "eval_rows")
+    return not dropped and (known or not is_neutral(value))
 
 
 def _mapping(parent: Mapping[str, Any], name: str) -> Mapping[str, Any]:

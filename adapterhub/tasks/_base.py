@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from adapterhub.config.options import from_dict, is_neutral, to_dict
 from adapterhub.config.spec import parse_calls, spec_error
+from adapterhub.data.columns import WANTS, ColumnChoice, Wants, choose_columns
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, unknown
@@ -135,6 +136,8 @@ class Task(ABC):
     """What else truncation means for the task, as the end of a sentence."""
     outcomes: ClassVar[str] = ""
     """What `outcome` returns: classes, choices, numbers, spans, texts or losses; "" for nothing."""
+    columns: ClassVar[Wants] = WANTS["texts"]
+    """The columns that `read` reads, and their kinds."""
 
     @property
     def head(self) -> str:
@@ -168,6 +171,22 @@ class Task(ABC):
         Raises:
             DataError: rows are invalid; the error lists them.
         """
+
+    def fitted(
+        self, source: str, options: DataOptions, split: str, *, labelled: bool = True
+    ) -> tuple[Task, ColumnChoice]:
+        """Return the task for the form of some data, and the options with its columns.
+
+        Args:
+            source: a file or the id of a Hub dataset.
+            options: the columns and format that are fixed; the others are guessed.
+            split: "train", "eval" or the name of a Hub split.
+            labelled: whether labels are read as well.
+
+        Raises:
+            DataError: the data cannot be read, or its columns are in doubt.
+        """
+        return self, choose_columns(source, options, split, self.columns, labelled=labelled)
 
     def example(self, fields: Sequence[str], options: DataOptions) -> Any:
         """Build an unlabelled example from the texts of a command line.

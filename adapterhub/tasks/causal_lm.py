@@ -12,13 +12,15 @@ https://arxiv.org/abs/2107.02027).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import regex
 
 from adapterhub.config.options import option
+from adapterhub.data.chat_formats import chat_column, is_chat, messages_of
+from adapterhub.data.columns import WANTS, ColumnChoice
 from adapterhub.data.examples import Example, read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
@@ -43,7 +45,7 @@ from adapterhub.tasks._generation import (
     token_loss,
 )
 from adapterhub.tasks._metrics import generation_metrics
-from adapterhub.tasks.seq2seq import check_template, read_pairs
+from adapterhub.tasks.seq2seq import check_template, fitted_pairs, read_pairs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -81,6 +83,7 @@ class CausalLM(Generation, Task):
     most_tokens = 1024
     cut_note = "a prompt is cut at its start, and a response only after its prompt"
     summary = "next-token prediction: instructions, chats, raw text"
+    columns = WANTS["targets"]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -121,9 +124,18 @@ class CausalLM(Generation, Task):
     ) -> list[Any]:
         """Read pairs, chats or raw texts, by the option `data`."""
         if self.data == "chat":
-            build = _chat_builder(options.text, labelled)
-            return read_rows(source, options, split, [options.text], build)
+            options = chat_column(source, options, split).options
+            build = _chat_builder(options.text_column, labelled)
+            return read_rows(source, options, split, [options.text_column], build)
         return read_pairs(source, options, split, labelled and self.data == "pairs")
+
+    def fitted(
+        self, source: str, options: DataOptions, split: str, *, labelled: bool = True
+    ) -> tuple[Task, ColumnChoice]:
+        """Choose columns; data that is chats beyond doubt is read as chats."""
+        if self.data == "chat" or (self.data == "pairs" and is_chat(source, options, split)):
+            return replace(self, data="chat"), chat_column(source, options, split)
+        return self, fitted_pairs(source, options, split, labelled and self.data == "pairs")
 
     def example(self, fields: Sequence[str], options: DataOptions) -> Any:
         """Build a prompt, or a chat with one user message."""
@@ -317,9 +329,10 @@ def _chat_pieces(
 
 def _chat_builder(column: str, labelled: bool) -> Callable[[Any], Chat]:
     def build(value: Any) -> Chat:
-        if not isinstance(value, list) or not all(map(_is_message, value)) or not value:
+        messages = messages_of(value)
+        if messages is None:
             raise ValueError(f"{column!r} is not a list of messages {{role: ..., content: ...}}")
-        chat = Chat(tuple((m["role"], m["content"]) for m in value))
+        chat = Chat(messages)
         last = chat.messages[-1][0]
         refuse("the last message is not the assistant's" * (labelled and last != "assistant"))
         refuse(*(_message_problem(role, text, labelled) for role, text in chat.messages))
@@ -331,12 +344,6 @@ def _chat_builder(column: str, labelled: bool) -> Callable[[Any], Chat]:
 def _message_problem(role: str, content: str, labelled: bool) -> str:
     """Describe what is wrong with a message; without instructions, a system message is empty."""
     return text_problem(content, role, allow_empty=not labelled or role == "system")
-
-
-def _is_message(value: object) -> bool:
-    return isinstance(value, Mapping) and all(
-        isinstance(value.get(key), str) for key in ("role", "content")
-    )
 
 
 def _fitted(tokens: Tokens, limit: int) -> Tokens:

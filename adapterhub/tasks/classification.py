@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapterhub.config.options import option
+from adapterhub.data.columns import WANTS
 from adapterhub.data.examples import Example, check_labels, labels_of, read_examples
 from adapterhub.data.labels import name_labels
 from adapterhub.data.options import DataOptions
@@ -79,6 +80,7 @@ class OfTexts(Task):
     """The examples and rows of classification and regression: one row per `Example`."""
 
     numbers: ClassVar[bool] = False
+    columns = WANTS["classes"]
 
     # Examples
 
@@ -207,6 +209,7 @@ class Regression(OfTexts):
     main_metric = "pearson"
     lower_is_better = frozenset({"mse"})
     numbers = True
+    columns = WANTS["numbers"]
     outcomes = "numbers"
 
     pooling: Pooling | None = option(None, POOLING_HELP)

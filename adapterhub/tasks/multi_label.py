@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from adapterhub.config.options import option
+from adapterhub.data.columns import WANTS, choose_columns
 from adapterhub.data.examples import read_rows, refuse, sorted_labels, text_problem
 from adapterhub.data.labels import name_labels
 from adapterhub.data.options import DataOptions
@@ -85,6 +86,7 @@ class MultiLabel(OfTexts):
     summary = "any number of labels per text or pair of texts"
     main_metric = "micro_f1"
     has_labels = True
+    columns = WANTS["labels"]
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold < 1:
@@ -100,8 +102,10 @@ class MultiLabel(OfTexts):
         They are a JSON list, a cell with separated labels, or columns with 1 or 0 whose names are
         the labels; the option `label` then lists these columns: toxic,insult,threat.
         """
+        choice = choose_columns(source, options, split, self.columns, labelled=labelled)
+        options = choice.options
         texts = [name for name in (options.text, options.pair) if name is not None]
-        columns = [name.strip() for name in options.label.split(",")] if labelled else []
+        columns = [n.strip() for n in options.label_column.split(",")] if labelled else []
 
         def build(*values: Any) -> LabelledText:
             named = zip(values, texts, strict=False)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from adapterhub.config.options import option
+from adapterhub.data.columns import WANTS, choose_columns
 from adapterhub.data.examples import read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import first_few
@@ -79,6 +80,7 @@ class MultipleChoice(Task):
     name = "multiple-choice"
     summary = "which of several texts fits a text"
     main_metric = "accuracy"
+    columns = WANTS["choices"]
     outcomes = "choices"
 
     pooling: Pooling | None = option(None, POOLING_HELP)
@@ -92,19 +94,21 @@ class MultipleChoice(Task):
 
         The label is the text of a choice, its index from 0, or its letter from A.
         """
+        choice = choose_columns(source, options, split, self.columns, labelled=labelled)
+        options = choice.options
         in_columns = not isinstance(options.choices, str)
         names = [*options.choices] if in_columns else [str(options.choices)]
 
         def build(text: Any, *values: Any) -> Choices:
             choices = list(values[: len(names)]) if in_columns else values[0]
             refuse(
-                text_problem(text, options.text, allow_empty=not labelled),
+                text_problem(text, options.text_column, allow_empty=not labelled),
                 _choices_problem(choices, names, allow_empty=not labelled),
             )
             label = _label(values[-1], choices) if labelled else None
             return Choices(text, tuple(choices), label)
 
-        columns = [options.text, *names, *[options.label] * labelled]
+        columns = [options.text_column, *names, *[options.label_column] * labelled]
         examples = read_rows(source, options, split, columns, build)
         _check_counts(source, examples)
         return examples

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapterhub.config.options import option
+from adapterhub.data.columns import WANTS, ColumnChoice, choose_columns
 from adapterhub.data.examples import read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import first_few, read_text
@@ -89,8 +90,17 @@ class QuestionAnswering(Task):
     summary = "the span of a context that answers a question"
     main_metric = "f1"
     outcomes = "texts"
+    columns = WANTS["answers"]
 
     # Examples
+
+    def fitted(
+        self, source: str, options: DataOptions, split: str, *, labelled: bool = True
+    ) -> tuple[Task, ColumnChoice]:
+        """Choose columns, unless the data is SQuAD's JSON, which has none."""
+        if _is_squad(source):
+            return self, ColumnChoice(options, notes=(f"{source}: SQuAD's JSON",))
+        return super().fitted(source, options, split, labelled=labelled)
 
     def read(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True
@@ -116,20 +126,22 @@ class QuestionAnswering(Task):
     def _read_columns(
         self, source: str, options: DataOptions, split: str, labelled: bool
     ) -> list[Question]:
-        pair = options.pair or "context"
+        choice = choose_columns(source, options, split, self.columns, labelled=labelled)
+        options = choice.options
+        text, label, pair = options.text_column, options.label_column, options.pair or "context"
 
         def build(question: Any, context: Any, answers: Any = None) -> Question:
-            fields = ((question, options.text), (context, pair))
+            fields = ((question, text), (context, pair))
             refuse(*(text_problem(v, name, allow_empty=not labelled) for v, name in fields))
             if not labelled:
                 return Question(question, context)
             if not isinstance(answers, dict) or {"text", "answer_start"} - answers.keys():
-                raise ValueError(f"{options.label!r} is not {{text: [...], answer_start: [...]}}")
+                raise ValueError(f"{label!r} is not {{text: [...], answer_start: [...]}}")
             spans = tuple(zip(answers["text"], answers["answer_start"], strict=False))
             refuse(*_span_problems(context, spans))
             return Question(question, context, spans)
 
-        columns = [options.text, pair, *[options.label] * labelled]
+        columns = [text, pair, *[label] * labelled]
         return read_rows(source, options, split, columns, build)
 
     def example(self, fields: Sequence[str], options: DataOptions) -> Question:
@@ -300,12 +312,14 @@ def _positions(row: Row, answers: Sequence[tuple[str, int]]) -> dict[str, int]:
 
 
 def _is_squad(source: str) -> bool:
-    """Return whether a file is one JSON object, as SQuAD's are, and not JSON lines."""
+    """Return whether a file is one JSON object with paragraphs, as SQuAD's are."""
     if not source.lower().removesuffix(".gz").endswith(".json") or not Path(source).is_file():
         return False
     try:
-        return isinstance(json.loads(read_text(source)), dict)
-    except ValueError:
+        whole = json.loads(read_text(source))
+        articles = whole["data"] if isinstance(whole, dict) else []
+        return not articles or "question" not in articles[0]
+    except (ValueError, KeyError, TypeError, IndexError):
         return False
 
 

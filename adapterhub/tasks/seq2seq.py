@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from adapterhub.config.options import option
+from adapterhub.data.chat_formats import instruction_columns
+from adapterhub.data.columns import WANTS, ColumnChoice, choose_columns
 from adapterhub.data.examples import Example, read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import first_few, read_parallel
@@ -61,6 +63,7 @@ class Seq2Seq(Generation, Task):
     lower_is_better = TOKEN_METRICS
     summary = "text to text: translation, summarization"
     outcomes = "texts"
+    columns = WANTS["targets"]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,8 +82,16 @@ class Seq2Seq(Generation, Task):
         """Read two columns, text and label, or two parallel plain-text files."""
         target = options.target(split)
         if labelled and target is not None:
-            return _read_parallel(source, target)
+            return _read_parallel(source, target, options.encoding)
         return read_pairs(source, options, split, labelled)
+
+    def fitted(
+        self, source: str, options: DataOptions, split: str, *, labelled: bool = True
+    ) -> tuple[Task, ColumnChoice]:
+        """Choose columns, unless the data is two parallel files."""
+        if labelled and options.target(split) is not None:
+            return self, ColumnChoice(options)
+        return self, fitted_pairs(source, options, split, labelled)
 
     # Rows
 
@@ -190,19 +201,37 @@ def read_pairs(source: str, options: DataOptions, split: str, labelled: bool) ->
     Raises:
         DataError: the source cannot be read, a text is missing, or one with a target is empty.
     """
+    choice = fitted_pairs(source, options, split, labelled)
+    text_column, label_column = choice.options.text_column, choice.options.label_column
 
     def build(text: Any, target: Any = None) -> Example:
-        refuse(text_problem(text, options.text, allow_empty=not labelled))
+        refuse(text_problem(text, text_column, allow_empty=not labelled))
         if labelled:
-            refuse(text_problem(target, options.label, allow_empty=False))
+            refuse(text_problem(target, label_column, allow_empty=False))
         return Example(text, None, target)
 
-    columns = [options.text, options.label] if labelled else [options.text]
-    return read_rows(source, options, split, columns, build)
+    columns = [text_column, label_column] if labelled else [text_column]
+    return read_rows(source, choice.options, split, columns, build)
 
 
-def _read_parallel(source: str, target: str) -> list[Example]:
-    table = read_parallel(source, target)
+def fitted_pairs(source: str, options: DataOptions, split: str, labelled: bool) -> ColumnChoice:
+    """Choose the columns of texts and targets, also those of formats of instructions.
+
+    Args:
+        source: a file or the id of a Hub dataset.
+        options: the columns and format of the data.
+        split: "train", "eval" or the name of a Hub split.
+        labelled: whether targets are read.
+
+    Raises:
+        DataError: the source cannot be read, or its columns are in doubt.
+    """
+    choice = instruction_columns(source, options, split)
+    return choice or choose_columns(source, options, split, Seq2Seq.columns, labelled=labelled)
+
+
+def _read_parallel(source: str, target: str, encoding: str | None) -> list[Example]:
+    table = read_parallel(source, target, encoding)
     texts, targets = (list(map(str, column)) for column in table.take(["text", "target"]))
     for file, column in ((source, texts), (target, targets)):
         if empty := [f"line {i}" for i, text in enumerate(column, start=1) if not text.strip()]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from adapterhub.config.options import option
+from adapterhub.data.columns import WANTS, choose_columns
 from adapterhub.data.examples import check_labels, read_rows, refuse
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError
@@ -97,6 +98,7 @@ class Tagging(Task):
     name = "tagging"
     summary = "named entities in a sentence, by BIO tags"
     main_metric = "f1"
+    columns = WANTS["tags"]
     has_labels = True
     outcomes = "spans"
     cut_note = "the words that are cut are not learned, and get the tag O"
@@ -111,17 +113,20 @@ class Tagging(Task):
     ) -> list[Sentence]:
         """Read lists of tokens and tags: CoNLL columns, JSON lines, Parquet or a Hub dataset."""
         names = options.label_names
+        choice = choose_columns(source, options, split, self.columns, labelled=labelled)
+        text, label = choice.options.text_column, choice.options.label_column
 
         def build(tokens: object, tags: object = None) -> Sentence:
-            refuse(_list_problem(tokens, options.text))
+            refuse(_list_problem(tokens, text))
             if not labelled:
                 return _sentence(tokens)
-            named = _named_tags(tags, options.label, names)
+            named = _named_tags(tags, label, names)
+            refuse(_list_problem(tags, label))
             refuse(*_tag_problems(tokens, named))  # type: ignore[arg-type]
             return _sentence(tokens, named)
 
-        columns = [options.text, options.label] if labelled else [options.text]
-        return read_rows(source, options, split, columns, build)
+        columns = [text, label] if labelled else [text]
+        return read_rows(source, choice.options, split, columns, build)
 
     def example(self, fields: Sequence[str], options: DataOptions) -> Sentence:
         """Split a text into words and punctuation marks."""

@@ -44,8 +44,8 @@ class TrainingResult:
 
     `seconds` is the time of all work over all sessions of the run; `examples_per_second` and
     `tokens_per_second` count training alone; `peak_memory` is in bytes, of the GPU or, without one,
-    of the process. `best` is empty if the metric was never finite; the tensors are then those of
-    the last step. `metric` is the one that selected the best.
+    of the process. `best` is empty if the metric was never finite or nothing was evaluated; the
+    tensors are then those of the last step. `metric` is the one that selected the best.
     """
 
     best: dict[str, float]
@@ -64,7 +64,7 @@ class TrainingResult:
 def train(
     trainee: Trainee,
     batches: Callable[[int], BatchList],
-    evaluate: Callable[[], Mapping[str, float]],
+    evaluate: Callable[[], Mapping[str, float]] | None,
     options: RunOptions,
     *,
     output: Path,
@@ -83,7 +83,8 @@ def train(
     Args:
         trainee: the model and its trained tensors.
         batches: returns the batches of an epoch.
-        evaluate: returns the metrics; called in evaluation mode, without gradients.
+        evaluate: returns the metrics; called in evaluation mode, without gradients. Without it,
+            the last tensors are the result.
         options: the training options.
         output: the folder for checkpoints.
         seed: the seed of dropout.
@@ -134,7 +135,7 @@ class _Session:
     def __init__(
         self,
         engine: Engine,
-        evaluate: Callable[[], Mapping[str, float]],
+        evaluate: Callable[[], Mapping[str, float]] | None,
         output: Path,
         main_metric: str,
         run: dict[str, Any],
@@ -262,7 +263,7 @@ class _Session:
         if progress.step % options.log_every == 0 or progress.finished:
             self._report(epoch)
         due = progress.finished or _is_due(options.eval_every, progress.step, epoch_ended)
-        improved = due and self._evaluate(epoch)
+        improved = due and self.evaluate is not None and self._evaluate(epoch, self.evaluate)
         save = due if options.save_every is None else progress.step % options.save_every == 0
         if save or improved or progress.finished or self.stop.requested:
             self._save()
@@ -293,11 +294,11 @@ class _Session:
         self.reporter.trained(line, self.clock.timing())
         self.clock.restart_speed()
 
-    def _evaluate(self, epoch: float) -> bool:
+    def _evaluate(self, epoch: float, evaluate: Callable[[], Mapping[str, float]]) -> bool:
         """Evaluate; return whether this is the best evaluation so far."""
         self._read_losses()
         self.clock.add_training()
-        metrics = self.engine.agreed(self._metrics())
+        metrics = self.engine.agreed(self._metrics(evaluate))
         self.clock.add_other()
         progress = self.progress
         progress.history.append({"step": progress.step, "epoch": epoch, **metrics})
@@ -314,7 +315,7 @@ class _Session:
         patience = self.options.patience
         return patience is not None and self.progress.stale >= patience
 
-    def _metrics(self) -> dict[str, float]:
+    def _metrics(self, evaluate: Callable[[], Mapping[str, float]]) -> dict[str, float]:
         self.trainee.model.eval()
         with (
             torch.no_grad(),
@@ -322,7 +323,7 @@ class _Session:
             showing(self.reporter.display()),
             doing("evaluating"),
         ):
-            metrics = {name: float(value) for name, value in self.evaluate().items()}
+            metrics = {name: float(value) for name, value in evaluate().items()}
         self._train_mode()
         if self.metric not in metrics:
             raise ConfigError(
@@ -379,7 +380,7 @@ class _Session:
         return TrainingResult(
             best=progress.metrics(progress.best_step),
             best_step=progress.best_step,
-            last=progress.metrics(int(progress.history[-1]["step"])),
+            last=progress.metrics(int(progress.history[-1]["step"]) if progress.history else None),
             history=progress.history,
             steps=progress.step,
             seconds=progress.seconds,

@@ -82,7 +82,8 @@ def _memory(prepared: PreparedRun) -> dict[str, int]:
     rows, tokens = options.batch_size, max(prepared.train.lengths)
     activations = activation_bytes(adapter, rows, tokens, options.gradient_checkpointing)
     logits = logit_bytes(adapter, rows, tokens)
-    evaluation = (options.eval_batch_size, max(prepared.evaluation.lengths))
+    evaluated = prepared.evaluation
+    evaluation = (options.eval_batch_size, max(evaluated.lengths)) if evaluated else (rows, tokens)
     eval_logits = logit_bytes(adapter, *evaluation)
     on_cpu = device_of(adapter.model) == torch.device("cpu")
     heap = HEAP if on_cpu else 1.0

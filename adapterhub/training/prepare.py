@@ -18,14 +18,14 @@ from adapterhub.errors import ConfigError
 from adapterhub.methods._site_module import EmbeddingModule
 from adapterhub.methods._spec import parse_methods
 from adapterhub.status import doing
-from adapterhub.tasks import Encoded, Setting, Task
+from adapterhub.tasks import Encoded, Setting, Task, dump_task
 from adapterhub.training.defaults import run_options
 from adapterhub.training.lengths import FittedRows, fit_rows
 from adapterhub.training.options import RunOptions
 from adapterhub.training.processes import own_device
 from adapterhub.training.recipe import Recipe
 from adapterhub.training.run_data import RunData, read_data
-from adapterhub.training.stages import epochs_needed
+from adapterhub.training.stages import epochs_needed, waiting_for_plateaus
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class PreparedRun:
         return self.rows.train
 
     @property
-    def evaluation(self) -> Encoded:
-        """The evaluation rows."""
-        return self.rows.evaluation
+    def evaluation(self) -> Encoded | None:
+        """The evaluation rows; None without evaluation."""
+        return self.rows.evaluation if self.data.evaluation else None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -83,6 +83,7 @@ def prepare(recipe: Recipe, data: RunData | None = None) -> PreparedRun:
     make_ready(model)
     adapter = attach(model, methods, name=recipe.name)
     _check_packing(data.task, adapter)
+    _check_stages(data, adapter)
     adapter.metadata.task = data.task.name
     positions = max_positions(model)
     reads = max(positions - virtual_tokens(adapter), 1)
@@ -92,7 +93,8 @@ def prepare(recipe: Recipe, data: RunData | None = None) -> PreparedRun:
         rows = fit_rows(data, setting, length, trained_length(Path(getattr(model, ORIGIN))))
     options = replace(recipe.train, max_length=rows.max_length)
     options = run_options(options, methods, len(rows.train.rows), epochs_needed(adapter))
-    return PreparedRun(replace(recipe, train=options), data, model, tokenizer, adapter, rows)
+    recipe = replace(recipe, train=options, data=data.options, task=dump_task(data.task))
+    return PreparedRun(recipe, data, model, tokenizer, adapter, rows)
 
 
 def _check_packing(task: Task, adapter: Adapter) -> None:
@@ -102,6 +104,15 @@ def _check_packing(task: Task, adapter: Adapter) -> None:
             f"{', '.join(virtual)} prepends virtual tokens to each row, where only the first of "
             "its packed texts can attend to them",
             hint="pack=false",
+        )
+
+
+def _check_stages(data: RunData, adapter: Adapter) -> None:
+    if not data.evaluation and (waiting := waiting_for_plateaus(adapter)):
+        raise ConfigError(
+            f"{', '.join(waiting)} begins a stage when evaluations no longer improve, and there is "
+            "no evaluation",
+            hint="--eval FILE, or stages by epochs",
         )
 
 

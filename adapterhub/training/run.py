@@ -91,7 +91,7 @@ def _page(prepared: PreparedRun, output: Path, reporter: Reporter) -> RunPage | 
     """Return the writer of the report, in the first process, unless it is turned off."""
     if not prepared.recipe.train.report or not is_main():
         return None
-    latest = LatestPredictions(prepared.data.task, prepared.evaluation)
+    latest = LatestPredictions(prepared.data.task, prepared.rows.evaluation)
     return RunPage(output, latest, reporter.note)
 
 
@@ -141,17 +141,19 @@ def _train(
     if slow := cpu_note(prepared.model):
         reporter.note(f"note: {slow}")
 
+    evaluation, batch_size = prepared.evaluation, recipe.train.eval_batch_size
+
     def evaluate() -> dict[str, float]:
-        batch_size = recipe.train.eval_batch_size
+        assert evaluation is not None
         record = page.latest.predictions if page else None
         if record is not None:
             record.clear()
-        return data.task.evaluate(prepared.model, prepared.evaluation, batch_size, record)
+        return data.task.evaluate(prepared.model, evaluation, batch_size, record)
 
     return loop.train(
         AdapterTrainee(prepared.adapter),
         lambda epoch: _batches(prepared, epoch),
-        evaluate,
+        None if evaluation is None else evaluate,
         prepared.options,
         output=Path(recipe.output),
         seed=recipe.seed,

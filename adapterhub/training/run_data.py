@@ -3,46 +3,79 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from adapterhub.data.docstrings import load_docstrings
 from adapterhub.data.examples import sample
 from adapterhub.data.labels import unnamed_note
-from adapterhub.errors import ConfigError, DataError, unknown
+from adapterhub.data.notes import notes_on
+from adapterhub.data.options import DataOptions
+from adapterhub.data.split import hold_out, strata_of
+from adapterhub.data.tables import has_split, is_on_hub
+from adapterhub.errors import ConfigError, unknown
 from adapterhub.tasks import Task, parse_task
 from adapterhub.training.recipe import Recipe
 
 BUILTIN = "builtin:docstrings"
+NO_EVALUATION = "none"
 
 
 @dataclass(frozen=True)
 class RunData:
     """The examples of a run, its task and its labels.
 
-    `notes` are sentences for the user, to print before the run starts.
+    `task` and `options` are those of the recipe, with the form and the columns of the data where
+    the recipe leaves them open; `notes` are for the user, a line each. Without evaluation,
+    `evaluation` is empty.
     """
 
     task: Task
     labels: tuple[str, ...]
     train: list[Any]
     evaluation: list[Any]
+    options: DataOptions
     notes: tuple[str, ...] = ()
 
 
 def read_data(recipe: Recipe) -> RunData:
-    """Read the examples of a recipe.
+    """Read the examples of a recipe; without evaluation data, hold out some.
 
     Raises:
+        ConfigError: an option needs an evaluation, and there is none.
         DataError: the data is missing or broken, or does not fit the task.
     """
-    task = parse_task(recipe.task)
-    train = sample(_read(recipe, recipe.data.train, task, "train"), recipe.data.rows, recipe.seed)
-    evaluation = _read(recipe, recipe.data.eval, task, "eval")
-    labels = _labels(task, train, recipe.data.label_names)
-    task.check(labels, evaluation)
-    _check_metric(task, recipe.train.best_metric, evaluation)
-    return RunData(task, labels, train, evaluation, tuple(unnamed_note(labels)))
+    reader = _Reader(parse_task(recipe.task), recipe.data)
+    train = sample(reader.read(recipe.data.train, "train"), recipe.data.rows, recipe.seed)
+    train, evaluation = _with_evaluation(reader, recipe, train)
+    labels = _labels(reader.task, train, recipe.data.label_names)
+    reader.task.check(labels, evaluation)
+    if evaluation:
+        _check_metric(reader.task, recipe.train.best_metric, evaluation)
+    notes = (*reader.notes, *notes_on(train, evaluation, labels), *unnamed_note(labels))
+    return RunData(reader.task, labels, train, evaluation, reader.options, notes)
+
+
+def _with_evaluation(
+    reader: _Reader, recipe: Recipe, train: list[Any]
+) -> tuple[list[Any], list[Any]]:
+    """Return the examples to train on and those to evaluate on, read or held out."""
+    source = _evaluation_source(reader.options)
+    if source is not None:
+        evaluation = reader.read(source, "eval")
+    elif recipe.data.eval == NO_EVALUATION:
+        _check_no_evaluation(recipe)
+        evaluation = []
+        reader.notes.append("no evaluation: the adapter has the tensors of the last step")
+    else:
+        strata = strata_of(train) if reader.task.labels(train) else [None] * len(train)
+        total = len(train)
+        train, evaluation = hold_out(train, recipe.seed, strata)
+        by = ", in the same shares of each label" if any(strata) else ""
+        reader.notes.append(
+            f"no evaluation data: {len(evaluation):,} of {total:,} rows are held out{by}"
+        )
+    return train, _fewer(evaluation, recipe, reader.notes)
 
 
 def _labels(task: Task, train: list[Any], names: Mapping[str, str]) -> tuple[str, ...]:
@@ -63,11 +96,65 @@ def _check_metric(task: Task, metric: str | None, evaluation: list[Any]) -> None
         )
 
 
-def _read(recipe: Recipe, source: str | None, task: Task, split: str) -> list[Any]:
-    if BUILTIN in (source, recipe.data.train):
-        return load_docstrings()[("train", "eval").index(split)]
-    if source is None:
-        raise DataError(
-            "the recipe has no evaluation data", hint="--eval FILE (data.eval in the recipe)"
+class _Reader:
+    """Reads the sources of a run one after the other, all with the columns of the first one."""
+
+    def __init__(self, task: Task, options: DataOptions) -> None:
+        self.task, self.options = task, options
+        self.notes: list[str] = []
+
+    def read(self, source: str | None, split: str) -> list[Any]:
+        if BUILTIN in (source, self.options.train):
+            # They have no columns; these are the usual names, for data to predict on.
+            self.options = replace(
+                self.options, text=self.options.text_column, label=self.options.label_column
+            )
+            return load_docstrings()[("train", "eval").index(split)]
+        assert source is not None
+        self.task, choice = self.task.fitted(source, self.options, split)
+        self.options = choice.options
+        examples = self.task.read(source, choice.options, split)
+        self.notes += choice.notes
+        if choice.table is not None and (skipped := len(choice.table.lines) - len(examples)) > 0:
+            rows = f"{skipped:,} of {len(choice.table.lines):,} rows"
+            self.notes.append(f"{rows} with an empty text or label are skipped")
+        return examples
+
+
+def _evaluation_source(options: DataOptions) -> str | None:
+    """Return the source of evaluation data: what is given, or a dataset on the Hub with a split."""
+    if options.eval not in (None, NO_EVALUATION):
+        return options.eval
+    train = str(options.train)
+    if options.eval == NO_EVALUATION:
+        return None
+    if train == BUILTIN:
+        return BUILTIN
+    on_hub = is_on_hub(train, options) and has_split(train, options, options.eval_split)
+    return train if on_hub else None
+
+
+def _fewer(evaluation: list[Any], recipe: Recipe, notes: list[str]) -> list[Any]:
+    """Sample the evaluation rows, if the recipe limits them."""
+    most = recipe.data.eval_rows
+    if most is None or most >= len(evaluation):
+        return evaluation
+    notes.append(f"evaluating on {most:,} of {len(evaluation):,} rows, by data.eval_rows")
+    return sample(evaluation, most, recipe.seed)
+
+
+def _check_no_evaluation(recipe: Recipe) -> None:
+    """Refuse options that need evaluations.
+
+    Raises:
+        ConfigError: the recipe has some.
+    """
+    train = recipe.train
+    needed = {"train.patience": train.patience, "train.best_metric": train.best_metric,
+              "data.eval_rows": recipe.data.eval_rows}  # fmt: skip
+    if wrong := [f"{name}={value}" for name, value in needed.items() if value is not None]:
+        raise ConfigError(
+            "these options need an evaluation, and --eval is none",
+            offenders=wrong,
+            hint="leave them out, or --eval FILE; without --eval, rows are held out",
         )
-    return task.read(source, recipe.data, split)

@@ -62,6 +62,13 @@ def unreached(adapter: Adapter, epochs: int) -> Iterator[str]:
             )
 
 
+def waiting_for_plateaus(adapter: Adapter) -> list[str]:
+    """List the methods whose stages begin when evaluations no longer improve."""
+    methods = {c.method.name: c.method for c in adapter.changed if c.method}
+    schedules = {name: method.stage_schedule() for name, method in methods.items()}
+    return [name for name, each in schedules.items() if each is not None and each.epochs is None]
+
+
 def unfreeze_all(adapter: Adapter) -> None:
     """Make all parameters of an adapter require a gradient again, as after `attach`."""
     for changed in adapter.changed:

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -73,7 +74,7 @@ def test_quotes_are_text_in_unquoted_tsv(
     lines = ["\t".join(row) for row in [["text", "pair", "label"], *cells(examples)]]
     path = tmp_path_factory.getbasetemp() / "plain.tsv"
     source = write(path, end.join(lines) + (end if last else ""))
-    options = DataOptions(pair="pair", quoted=False)
+    options = replace(PAIRS, quoted=False)
     assert read_examples(source, options, labelled=True) == examples
 
 
@@ -216,12 +217,11 @@ def test_first_few_lists_at_most_ten_items(count: int) -> None:
         ("a.csv", 'text,label\n"a\nb",1\nc\n', "line 4: 1 fields"),
         ("a.csv", 'text,label\na,1\n"b,2\nc,3\n', "line 3: unexpected end"),
         ("a.csv", 'text,label\n"a"b,1\n', "line 2: "),
-        ("a.csv", "sentence,lable\na,1\n", "'label'; did you mean 'lable'"),
-        ("a.csv", "sentence,lable\na,1\n", "one of 'sentence', 'lable'"),
+        ("a.csv", "sentence,lable\na,1\n", "cannot tell which columns"),
+        ("a.csv", "sentence,lable\na,1\n", "- sentence: a\n  - lable: 1"),
         ("a.csv", "text,label,text\na,1,b\n", "duplicate column names"),
         ("a.jsonl", '{"text": "a", "label": "1"}\n\n{"text": "b"\n', "line 3: "),
         ("a.jsonl", "[1]\n2\n", "line 1: list, not an object\n  - line 2: int, not"),
-        ("a.dat", "a\n", "cannot infer the format of .*a.dat"),
         ("a.parquet", "PAR1 not really", "is not a Parquet file"),
     ],
 )
@@ -232,10 +232,19 @@ def test_malformed_data_is_reported_with_its_line(
         read_examples(write(tmp_path / name, text), DataOptions(), labelled=True)
 
 
-def test_a_file_that_is_not_utf8_is_reported_with_its_line(tmp_path: Path) -> None:
-    source = write(tmp_path / "a.csv", "text,label\ncafé,1\n", "latin-1")
-    with pytest.raises(DataError, match="line 2, byte 15: 0xe9 is not UTF-8"):
-        read_examples(source, DataOptions(), labelled=True)
+def test_a_damaged_line_among_utf8_is_reported(tmp_path: Path) -> None:
+    data = "text,label\nna\u00efve,1\n".encode() + "caf\u00e9,1\n".encode("latin-1")
+    (tmp_path / "a.csv").write_bytes(data)
+    with pytest.raises(DataError, match="line 3, byte 24: 0xe9 is not UTF-8"):
+        read_examples(str(tmp_path / "a.csv"), DataOptions(), labelled=True)
+
+
+def test_a_file_in_another_encoding_is_read_and_the_guess_is_told(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.csv", "text,label\ncaf\u00e9,1\n", "latin-1")
+    assert read_examples(source, DataOptions(), labelled=True)[0].text == "caf\u00e9"
+    (note,) = read_table(source, DataOptions(), "train").notes
+    assert "read as cp1252, which gives 'caf\u00e9'" in note
+    assert "data.encoding=NAME" in note
 
 
 def test_a_truncated_gzip_file_is_refused(tmp_path: Path) -> None:

@@ -112,13 +112,14 @@ def fit(
     resume: bool = False,
     metric: str = "loss",
     reporter: Reporter | None = None,
+    evaluation: bool = True,
 ) -> TrainingResult:
-    """Train the tiny network."""
+    """Train the tiny network, with or without evaluation."""
     trainee, data = trainee or Learner(), data or Data()
     return train(
         trainee,
         data,
-        evaluate or (lambda: data.score(trainee.model)),
+        (evaluate or (lambda: data.score(trainee.model))) if evaluation else None,
         options,
         output=output,
         seed=3,

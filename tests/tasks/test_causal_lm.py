@@ -132,7 +132,7 @@ MESSAGES = [{"role": "user", "content": "a"}]
 @pytest.mark.parametrize(
     ("spec", "file", "text", "expected"),
     [
-        ("causal-lm", "a.jsonl", '{"text": "a"}', "'label'"),
+        ("causal-lm", "a.jsonl", '{"text": "a"}', "--label"),
         ("causal-lm(data=chat)", "a.jsonl", '{"text": "hello"}', "not a list of messages"),
         ("causal-lm(data=chat)", "a.jsonl", json.dumps({"text": MESSAGES}), "not the assistant's"),
         ("causal-lm(data=text)", "a.jsonl", '{"text": null}', "'text' is missing"),

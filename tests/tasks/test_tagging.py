@@ -86,7 +86,7 @@ def test_entities_are_spans_of_the_text():
         ("a.conll", "a\tO\nb\tx\n", "'x' is not O, B-kind or I-kind"),
         ("a.conll", "a\tO\nb\n", "line 2: 1 fields"),
         ("a.conll", "-DOCSTART- O\n", "no sentences"),
-        ("a.conll", "a\nb\n", "'label'"),
+        ("a.conll", "a\nb\n", "--label"),
         ("a.jsonl", '{"text": ["a", "b"], "label": ["O"]}', "2 tokens and 1 tags"),
         ("a.jsonl", '{"text": "a b", "label": ["O"]}', "not a list of strings"),
         ("a.jsonl", '{"text": [], "label": []}', "'text' is empty"),

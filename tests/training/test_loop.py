@@ -140,6 +140,19 @@ def test_unknown_metric_suggests_one(tmp_path: Path) -> None:
         fit(tmp_path, evaluate=lambda: {"accuracy": 1.0}, metric="acuracy")
 
 
+def test_without_evaluation_the_last_tensors_are_the_result(tmp_path: Path) -> None:
+    trainee = Learner()
+    result = fit(tmp_path, trainee=trainee, evaluation=False)
+    assert (result.best, result.best_step, result.last, result.history) == ({}, None, {}, [])
+    assert result.steps == 6
+    last = checkpoint.load_checkpoint(tmp_path / "checkpoints" / "last")
+    assert bits(last.tensors) == bits(trainee.tensors())
+    assert not (tmp_path / "checkpoints" / "best").exists()
+    assert not trainee.model.training
+    again = fit(tmp_path, trainee=Learner(), evaluation=False, resume=True)
+    assert (again.steps, again.last) == (6, {})
+
+
 def test_patience_stops_early(tmp_path: Path) -> None:
     options = RunOptions(epochs=6, batch_size=BATCH, patience=2, tensorboard=False)
     result = fit(tmp_path, options, evaluate=scores(), metric="accuracy")

@@ -67,6 +67,14 @@ def test_the_manifest_records_the_run_without_paths(recipe: Recipe, tmp_path: Pa
     assert str(tmp_path) not in json.dumps(training)
 
 
+def test_a_record_has_no_unset_option_that_earlier_versions_cannot_read(recipe: Recipe) -> None:
+    data = running._identity(recipe)["data"]
+    assert not {"text", "label", "header", "encoding", "skip_empty", "eval_rows"} & data.keys()
+    fixed = replace(recipe.data, text="a", header=False, skip_empty=True)
+    data = running._identity(replace(recipe, data=fixed))["data"]
+    assert (data["text"], data["header"], data["skip_empty"]) == ("a", False, True)
+
+
 def test_a_moved_run_resumes_with_data_at_another_path(
     recipe: Recipe, data: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -112,4 +120,5 @@ def test_a_warning_names_stages_that_the_run_does_not_reach(recipe: Recipe) -> N
     notes = Notes()
     options = replace(recipe.train, max_steps=None, epochs=1)
     run(replace(recipe, method="unfreeze", train=options), notes)
-    assert [note for note in notes.notes if note.startswith("unfreeze has ")]
+    assert len([note for note in notes.notes if note.startswith("unfreeze has ")]) == 1
+    assert notes.notes[0] == "train.tsv: tab-separated, 64 rows; columns: text, label"

@@ -1,0 +1,89 @@
+"""The names that columns have in the data sets of others, by what the columns contain.
+
+Names are compared in small letters and without punctuation: "Review Text" is "reviewtext".
+"""
+
+from __future__ import annotations
+
+import re
+
+# In each list the names that come first are preferred to later ones.
+TEXTS = (
+    ("text",),
+    ("sentence", "review", "content", "document", "comment", "message", "tweet", "utterance",
+     "passage", "article", "post", "paragraph", "statement", "phrase", "snippet", "abstract",
+     "dialogue", "reviewtext", "reviewbody", "reviewcontent", "commenttext", "texts", "sentences",
+     "reviews", "comments", "messages", "tweets", "tweettext", "sms", "email", "headline",
+     "feedback", "transcript", "complaint", "body", "description", "input", "query", "question",
+     "source"),
+    ("title", "subject", "summary"),
+)  # fmt: skip
+TITLES = ("title", "headline", "subject")
+BODIES = ("body", "description", "abstract", "content", "selftext", "article", "reviewbody")
+CLASSES = (
+    ("label", "labels"),
+    ("class", "category", "target", "sentiment", "intent", "topic", "emotion", "polarity", "tag",
+     "labelname", "labeltext", "goldlabel", "gold", "stars", "rating", "classes", "categories",
+     "airlinesentiment", "spam", "isspam", "toxic", "toxicity", "hate", "y", "output",
+     "answer", "classlabel", "annotation", "stance"),
+    ("score", "grade", "type"),
+)  # fmt: skip
+NUMBERS = (
+    ("label", "labels"),
+    ("score", "target", "rating", "stars", "value", "similarity", "similarityscore", "y", "grade",
+     "price", "sentiment", "relevance", "overall"),
+)  # fmt: skip
+TARGETS = (
+    ("label", "target"),
+    ("response", "completion", "output", "answer", "summary", "highlights", "translation",
+     "targettext", "tgt", "reference", "chosen", "assistant"),
+)  # fmt: skip
+PROMPTS = (
+    ("text",),
+    ("prompt", "instruction", "question", "input", "source", "sourcetext", "src", "document",
+     "article", "dialogue", "user", "query"),
+    *TEXTS[1:],
+)  # fmt: skip
+TOKENS = (("tokens", "words"), ("text", "sentence"))
+TAGS = (("label", "labels", "nertags", "tags", "ner"), ("bio", "biotags", "iob", "postags"))
+QUESTIONS = (("question",), ("text", "query"))
+CONTEXTS = (("context",), ("passage", "paragraph", "document"))
+ANSWERS = (("answers",), ("answer", "label"))
+STEMS = (("text",), ("question", "context", "prompt", "ctx", "sentence", "premise", "startphrase",
+                     "sent1", "query"))  # fmt: skip
+CHOSEN = (("label",), ("answer", "answerkey", "correct", "target", "gold", "correctanswer",
+                       "answeridx"))  # fmt: skip
+CHOICES = (("choices",), ("options", "endings", "answers", "candidates"))
+PAIRS = (
+    ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"),
+    ("text1", "text2"), ("texta", "textb"), ("sentencea", "sentenceb"), ("question", "sentence"),
+    ("question", "passage"), ("query", "document"), ("query", "passage"), ("1string", "2string"),
+    ("string1", "string2"), ("s1", "s2"), ("sent1", "sent2"), ("question", "context"),
+    ("claim", "evidence"),
+)  # fmt: skip
+# Columns that number, date or locate a row: never a text or label that is guessed.
+_NEVER = (
+    "id ids idx index no nr number rowid uid guid uuid key date time datetime timestamp created "
+    "createdat updated year month day url link href path file filename image source1 source2 split "
+    "fold user userid username author name email lang unnamed0 oldindex lineno row productid "
+    "reviewid postid tweetid docid textid sentenceid pairid promptid lat lon"
+)
+NEVER = frozenset(_NEVER.split())
+_LISTS = (TEXTS, CLASSES, NUMBERS, TARGETS, PROMPTS, TOKENS, TAGS, QUESTIONS, CONTEXTS, ANSWERS,
+          STEMS, CHOSEN, CHOICES)  # fmt: skip
+KNOWN = frozenset(
+    {name for names in _LISTS for tier in names for name in tier}
+    | {name for pair in PAIRS for name in pair}
+    | set(NEVER - {"no", "day", "name", "row", "key"})
+)
+
+
+def plain_name(name: str) -> str:
+    """Return a column name in small letters, without spaces and punctuation."""
+    return re.sub(r"[\W_]+", "", name.lower())
+
+
+def numbers_rows(name: str) -> bool:
+    """Return whether a column of this name numbers, dates or locates rows."""
+    plain = plain_name(name)
+    return not plain or plain in NEVER or bool(re.search(r"(^|[\W_])id$|Id$|ID$", name))

@@ -1,0 +1,322 @@
+"""Choose the columns that a task reads, where the options leave them open and nothing is in doubt.
+
+A usual name decides (`adapterhub.data.column_names`), if the cells fit it; else the only column
+whose cells look like what is wanted. Two candidates are a doubt: one error shows every column with
+samples, and what to type. What is wanted is given as {option: kind}, such as
+{"text": "text", "pair": "text", "label": "class"}.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from adapterhub.data import column_names as names
+from adapterhub.data.column_names import numbers_rows, plain_name
+from adapterhub.data.column_profile import ColumnProfile, profile_of
+from adapterhub.data.options import DataOptions
+from adapterhub.data.table import Table, first_few
+from adapterhub.data.tables import keep_table, read_table
+from adapterhub.data.template import is_template
+from adapterhub.errors import DataError
+
+Wants = Mapping[str, str]
+"""The kind of column that each option names."""
+
+WANTS: Mapping[str, Wants] = {
+    "texts": {"text": "text"},
+    "classes": {"text": "text", "pair": "text", "label": "class"},
+    "labels": {"text": "text", "pair": "text", "label": "labels"},
+    "numbers": {"text": "text", "pair": "text", "label": "number"},
+    "targets": {"text": "prompt", "label": "target"},
+    "tags": {"text": "tokens", "label": "tags"},
+    "answers": {"text": "question", "pair": "context", "label": "answers"},
+    "choices": {"text": "stem", "choices": "choices", "label": "chosen"},
+}
+"""What tasks want, by what they learn."""
+
+
+# Columns of these names were the only ones that were read; what is wrong with their cells is told.
+_USUAL = {"text": "text", "pair": "context", "label": "label", "choices": "choices"}
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A kind of column: its usual names, in tiers, and tests of cells with and without a name."""
+
+    names: tuple[tuple[str, ...], ...]
+    named: Callable[[ColumnProfile], bool]
+    unnamed: Callable[[ColumnProfile], bool]
+    words: str
+
+
+def _never(profile: ColumnProfile) -> bool:
+    return False
+
+
+_KINDS = {
+    "text": _Kind(names.TEXTS, lambda p: p.is_string, lambda p: p.is_text, "the text"),
+    "class": _Kind(names.CLASSES, lambda p: p.could_be_class, lambda p: p.is_class, "the label"),
+    "labels": _Kind((("labels", "tags", "topics"), *names.CLASSES), lambda p: bool(p.texts) or p.is_list,
+                    _never, "the labels"),
+    "number": _Kind(names.NUMBERS, lambda p: p.numeric, lambda p: p.is_number, "the number"),
+    "prompt": _Kind(names.PROMPTS, lambda p: p.is_string, lambda p: p.is_text, "the text"),
+    "target": _Kind(names.TARGETS, lambda p: p.is_string, _never, "the target text"),
+    "chat": _Kind((("messages",), ("conversations", "text")), lambda p: p.is_list,
+                  lambda p: p.is_list, "the chats"),
+    "tokens": _Kind(names.TOKENS, lambda p: p.is_words, lambda p: p.is_words and not p.is_tags,
+                    "the list of words"),
+    "tags": _Kind(names.TAGS, lambda p: p.is_list, lambda p: p.is_tags, "the list of tags"),
+    "question": _Kind(names.QUESTIONS, lambda p: p.is_string, _never, "the question"),
+    "context": _Kind(names.CONTEXTS, lambda p: p.is_string, _never, "the context"),
+    "answers": _Kind(names.ANSWERS, lambda p: p.is_answers, lambda p: p.is_answers, "the answers"),
+    "stem": _Kind(names.STEMS, lambda p: p.is_string, _never, "the text"),
+    "choices": _Kind(names.CHOICES, lambda p: p.is_words, lambda p: p.is_words, "the choices"),
+    "chosen": _Kind(names.CHOSEN, lambda p: bool(p.texts), _never, "the right choice"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ColumnChoice:
+    """Options whose columns are all named, the table they were chosen in, and what was guessed."""
+
+    options: DataOptions
+    table: Table | None = None
+    notes: tuple[str, ...] = ()
+
+
+def choose_columns(
+    source: str, options: DataOptions, split: str, wants: Wants, *, labelled: bool = True
+) -> ColumnChoice:
+    """Name the columns that the options leave open.
+
+    Columns that the options name are taken, unless the source has no names for its columns: those
+    of the training data are then chosen anew in data to predict on.
+
+    Args:
+        source: the file or dataset id.
+        options: the format and the columns that are fixed.
+        split: "train", "eval" or the name of a Hub split.
+        wants: the kind of column for each option that the task reads.
+        labelled: whether the label is read as well.
+
+    Raises:
+        DataError: the source cannot be read, or its columns are in doubt.
+    """
+    table = read_table(source, options, split)
+    chooser = _Chooser(table, options, wants, split)
+    chosen = chooser.choose([name for name in wants if labelled or name != "label"])
+    resolved = replace(options, **chosen)  # type: ignore[arg-type]
+    resolved = replace(resolved, text=resolved.text_column, label=resolved.label_column)
+    keep_table(table, source, resolved, split)
+    return ColumnChoice(resolved, table, chooser.notes(chosen))
+
+
+class _Chooser:
+    """Chooses columns of one table, each at most once."""
+
+    def __init__(self, table: Table, options: DataOptions, wants: Wants, split: str) -> None:
+        self.table, self.options, self.wants = table, options, wants
+        self.recorded = split != "train"
+        self._profiles: dict[str, ColumnProfile] = {}
+
+    def profile(self, name: str) -> ColumnProfile:
+        if name not in self._profiles:
+            self._profiles[name] = profile_of(self.table, name)
+        return self._profiles[name]
+
+    def choose(self, wanted: Sequence[str]) -> dict[str, str | tuple[str, ...]]:
+        """Return a column or template for each wanted option that is open."""
+        open_ones = [name for name in wanted if self._is_open(name)]
+        taken = {
+            column
+            for name in wanted
+            if name not in open_ones and isinstance(value := getattr(self.options, name), str)
+            for column in self.table.uses(value)
+        }
+        chosen: dict[str, str | tuple[str, ...]] = {}
+        if "text" in open_ones and self.wants.get("pair") == "text":
+            chosen |= self._pair(taken, [n for n in ("text", "pair") if n in open_ones])
+        for name in sorted(open_ones, key=lambda n: n == "text" and self.wants[n] == "text"):
+            if name in chosen or (name == "pair" and self.wants[name] == "text"):
+                continue
+            free = [c for c in self.table.columns if c not in taken | _columns_in(chosen)]
+            column = self._choices(free) if name == "choices" else self._column(name, free)
+            if column is not None:
+                chosen[name] = column
+        optional = {"pair"} if self.wants.get("pair") == "text" else set()
+        if missing := [name for name in open_ones if name not in {*chosen, *optional}]:
+            raise self._doubt(chosen, missing)
+        return chosen
+
+    def _is_open(self, name: str) -> bool:
+        value = getattr(self.options, name)
+        if value is None:
+            return True
+        if name == "choices":
+            return value == "choices" and value not in self.table.columns
+        if not self.recorded or value in self.table.columns or is_template(value):
+            return False
+        # Numbers are names of columns in files that have none, other names in those that have.
+        return value.isdecimal() or self.table.header is False
+
+    def _column(self, name: str, free: Sequence[str]) -> str | None:
+        """Return the column of an option by its name, or else by its cells."""
+        kind = _KINDS[self.wants[name]]
+        if (usual := _USUAL.get(name)) in free:
+            return None if self._is_no_class(str(usual)) and self.wants[name] == "class" else usual
+        for tier in kind.names:
+            hits = [c for c in free if plain_name(c) in tier and kind.named(self.profile(c))]
+            if len(hits) == 1:
+                return self._with_title(hits[0], free) if self.wants[name] == "text" else hits[0]
+            if hits:
+                best = [c for c in hits if plain_name(c) == tier[0]]
+                both = self._with_title(hits[0], free) if self.wants[name] == "text" else None
+                return best[0] if len(best) == 1 and tier is kind.names[0] else both
+        if any(plain_name(c) in tier for c in free for tier in kind.names) and name == "label":
+            return None  # a column has the right name and the wrong cells: a doubt
+        alike = [c for c in free if kind.unnamed(self.profile(c))]
+        if len(alike) == 1:
+            return alike[0]
+        if self.wants[name] in ("prompt", "target") and self.table.header is False:
+            return self._in_order(name, free)
+        only = [c for c in free if self.profile(c).is_words_or_names]
+        texts = self.wants[name] in ("text", "prompt") and not alike
+        return only[0] if texts and len(free) == len(only) == 1 else None
+
+    def _is_no_class(self, column: str) -> bool:
+        """Return whether a column called label holds texts or numbers of rows instead."""
+        profile = self.profile(column)
+        return bool(profile.texts) and not profile.could_be_class
+
+    def _with_title(self, column: str, free: Sequence[str]) -> str | None:
+        """Return a template of title and body, if there is one of each."""
+        plain = {plain_name(c): c for c in free if self.profile(c).is_text}
+        titles = [plain[n] for n in names.TITLES if n in plain]
+        bodies = [plain[n] for n in names.BODIES if n in plain and plain[n] not in titles]
+        if len(titles) == len(bodies) == 1 and column in (*titles, *bodies):
+            return f"{{{titles[0]}}}. {{{bodies[0]}}}"
+        others = [c for c in free if plain_name(c) in names.TEXTS[1] and self.profile(c).is_text]
+        return column if set(others) <= {column} or plain_name(column) == "text" else None
+
+    def _in_order(self, name: str, free: Sequence[str]) -> str | None:
+        """Return text and target of a table without names that has just these two columns."""
+        strings = [c for c in self.table.columns if self.profile(c).is_string]
+        if len(strings) != 2 or len(self.table.columns) != 2:
+            return None
+        column = strings[0] if name == "text" else strings[1]
+        return column if column in free else None
+
+    def _pair(self, taken: set[str], wanted: Sequence[str]) -> dict[str, str | tuple[str, ...]]:
+        """Return two columns that are a pair by their names, or that a recorded pair needs."""
+        plain = {plain_name(c): c for c in self.table.columns if c not in taken}
+        if "pair" in wanted and self.options.pair is None:
+            pairs = [
+                (plain[one], plain[two]) for one, two in names.PAIRS
+                if one in plain and two in plain and "text" not in plain
+                and self.profile(plain[one]).is_string and self.profile(plain[two]).is_string
+            ]  # fmt: skip
+            return dict(zip(("text", "pair"), pairs[0], strict=True)) if len(pairs) == 1 else {}
+        texts = [c for c in plain.values() if self.profile(c).is_text]
+        wanted_both = len(wanted) == 2 and len(texts) == 2
+        return dict(zip(("text", "pair"), texts, strict=True)) if wanted_both else {}
+
+    def _choices(self, free: Sequence[str]) -> tuple[str, ...] | str | None:
+        """Return the column with lists of choices, or the columns with one choice each."""
+        families: dict[str, list[str]] = {}
+        for column in free:
+            plain = plain_name(column)
+            if plain[:-1] in ("choice", "option", "ending", "answer", "") and plain[-1:].isalnum():
+                families.setdefault(plain[:-1], []).append(column)
+        several = [tuple(f) for f in families.values() if len(f) > 1]
+        return several[0] if len(several) == 1 else self._column("choices", free)
+
+    def notes(self, chosen: Mapping[str, str | tuple[str, ...]]) -> tuple[str, ...]:
+        """Say what was read and guessed, and count the empty cells in templates."""
+        table = self.table
+        notes = [f"{table.shown_source}: {table.described()}", *table.notes]
+        guessed = {n: chosen[n] for n in self.wants if n in chosen and chosen[n] != n}
+        if guessed:
+            notes.append(f"guessed: {' '.join(_typed(n, c) for n, c in guessed.items())}")
+        for name in self.wants:
+            value = chosen.get(name) or getattr(self.options, name)
+            if isinstance(value, str) and value not in table.columns and is_template(value):
+                notes += self._empty_cells(value)
+        return tuple(notes)
+
+    def _empty_cells(self, template: str) -> list[str]:
+        columns = [c for c in dict.fromkeys(self.table.uses(template)) if c in self.table.columns]
+        counts = {c: sum(_is_empty(v) for v in self.table.column(c)) for c in columns}
+        return [
+            f"{count:,} of {len(self.table.lines):,} rows have no {column!r}: it is left out there"
+            for column, count in counts.items()
+            if count
+        ]
+
+    def _doubt(
+        self, chosen: Mapping[str, str | tuple[str, ...]], missing: Sequence[str]
+    ) -> DataError:
+        """Build the error that shows the columns and what to type."""
+        wanted = [f"{_KINDS[self.wants[name]].words} (--{name})" for name in missing]
+        flags = {
+            **{n: c for n, c in chosen.items() if isinstance(c, str)},
+            **self._likely(chosen, missing),
+        }
+        typed = " ".join(_typed(name, flags[name]) for name in self.wants if name in flags)
+        return DataError(
+            f"cannot tell which columns of {self.table.source} to use",
+            offenders=first_few(self.table.samples()),
+            expected=f"the column with {' and '.join(wanted)}{self._unfit(missing)}",
+            hint=f"{typed}{self.table.header_hint()}",
+        )
+
+    def _unfit(self, missing: Sequence[str]) -> str:
+        """Say why a column with the name of a label was not taken."""
+        if "label" not in missing or self.wants["label"] != "class":
+            return ""
+        tiers = _KINDS["class"].names
+        named = (c for c in self.table.columns if any(plain_name(c) in tier for tier in tiers))
+        unfit = [p for p in map(self.profile, named) if p.texts and not p.could_be_class]
+        values = [f"{p.name!r} has {p.distinct:,} values in {len(p.texts):,} rows" for p in unfit]
+        numbers = ", or --task regression" if any(p.numeric for p in unfit) else ""
+        return "".join(f"; {value}" for value in values[:2]) + numbers
+
+    def _likely(
+        self, chosen: Mapping[str, str | tuple[str, ...]], missing: Sequence[str]
+    ) -> dict[str, str]:
+        """Return for each missing option a column to propose, or COLUMN if none is likely."""
+        free = [c for c in self.table.columns if c not in _columns_in(chosen)]
+        profiles = [p for c in free if (p := self.profile(c)).values]
+        likely: dict[str, str] = {}
+        for name in missing:
+            kind = _KINDS[self.wants[name]]
+            rest = [p for p in profiles if p.name not in likely.values()]
+            fitting = [p for p in rest if kind.unnamed(p)] or [p for p in rest if kind.named(p)]
+            if self.wants[name] in ("class", "number"):
+                fitting.sort(key=lambda p: (numbers_rows(p.name), p.distinct))
+            elif self.wants[name] == "text":
+                fitting.sort(key=lambda p: -p.length)
+            likely[name] = fitting[0].name if fitting else "COLUMN"
+        return likely
+
+
+def _columns_in(chosen: Mapping[str, str | tuple[str, ...]]) -> set[str]:
+    """Return the columns that are chosen; those of a template stay free, as few need them."""
+    return {
+        column
+        for value in chosen.values()
+        for column in ([value] if isinstance(value, str) else value)
+    }
+
+
+def _is_empty(value: object) -> bool:
+    return value is None or value != value or not str(value).strip()
+
+
+def _typed(name: str, column: str | tuple[str, ...]) -> str:
+    """Write a choice as it is typed."""
+    if not isinstance(column, str):
+        return f"'data.{name}=[{', '.join(column)}]'"
+    quoted = column if re.fullmatch(r"[\w-]+", column) else f"'{column}'"
+    return f"data.{name}={quoted}" if name == "choices" else f"--{name} {quoted}"

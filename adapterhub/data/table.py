@@ -1,0 +1,129 @@
+"""One table of data: named columns that are read on demand, and templates over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from adapterhub.data.template import fill, is_template, template_columns
+from adapterhub.errors import DataError, did_you_mean
+
+_MOST_LISTED = 10  # offenders of one error; the rest are counted
+_MOST_NAMED = 8  # columns in a note
+_LONGEST_SAMPLE = 40  # characters of a cell in an error
+
+
+@dataclass(frozen=True)
+class Table:
+    """Named columns, read on demand.
+
+    Attributes:
+        source: the file or dataset id, for errors.
+        unit: what `lines` counts: "line", "row" or "sentence at line".
+        columns: the column names, in order.
+        lines: the location of each row in the source.
+        column: reads the values of one column.
+        form: what was detected about the format, for the user; "" if it was given.
+        header: whether the first line names the columns, else they are 0, 1, ...; None if no line
+            does in this format.
+        decimal_comma: whether numbers may have a comma, as in files with semicolons.
+        notes: what else the user should know about how the source was read.
+    """
+
+    source: str
+    unit: str
+    columns: tuple[str, ...]
+    lines: Sequence[int]
+    column: Callable[[str], Iterable[object]]
+    form: str = ""
+    header: bool | None = None
+    decimal_comma: bool = False
+    notes: tuple[str, ...] = ()
+
+    def take(self, names: Sequence[str]) -> list[Iterable[object]]:
+        """Read the columns of these names; a template such as "{title}. {body}" is filled in.
+
+        Raises:
+            DataError: a column is missing, or its name is not unique.
+        """
+        self.check(names)
+        return [self.column(n) if n in self.columns else self._filled(n) for n in names]
+
+    def uses(self, name: str) -> list[str]:
+        """List the columns that a name or template reads."""
+        is_column = name in self.columns or not is_template(name)
+        return [name] if is_column else template_columns(name)
+
+    def _filled(self, template: str) -> Iterable[object]:
+        names = list(dict.fromkeys(template_columns(template)))
+        columns = (self.column(name) for name in names)
+        for cells in zip(*columns, strict=True):
+            yield fill(template, dict(zip(names, cells, strict=True)))
+
+    def check(self, names: Sequence[str]) -> None:
+        """Refuse names and templates that need a missing column, or one whose name is not unique.
+
+        Raises:
+            DataError: some do.
+        """
+        used = list(dict.fromkeys(column for name in names for column in self.uses(name)))
+        missing = [name for name in used if name not in self.columns]
+        if missing:
+            raise DataError(
+                f"columns not found in {self.source}",
+                offenders=[f"{name!r}{did_you_mean(name, self.columns)}" for name in missing],
+                expected=f"one of {', '.join(map(repr, self.columns))}",
+                hint=self.column_hint(),
+            )
+        duplicates = [repr(name) for name in used if self.columns.count(name) > 1]
+        if duplicates:
+            raise DataError(f"{self.source} has duplicate column names", offenders=duplicates)
+
+    def column_hint(self) -> str:
+        """Tell how to name columns, and that the first line may be data."""
+        return f"--text COLUMN (also --pair and --label){self.header_hint()}"
+
+    def header_hint(self) -> str:
+        """Tell how to read a first line as data that was taken to name the columns."""
+        return "; data.header=false if the first line is data" if self.header else ""
+
+    @property
+    def shown_source(self) -> str:
+        """The name of the file without its folder, or the id of the dataset."""
+        return Path(self.source).name if Path(self.source).is_file() else self.source
+
+    def samples(self, count: int = 2) -> list[str]:
+        """Show each column with its first different values, one line per column."""
+        lines = []
+        for name in self.columns:
+            values = dict.fromkeys(map(_shown, self.spread(name, 200)))
+            shown = " | ".join(list(values)[:count])
+            lines.append(f"{name}: {shown}")
+        return lines
+
+    def spread(self, name: str, most: int) -> list[object]:
+        """Return values of a column from all over the table, or its first ones if it is no list."""
+        values = self.column(name)
+        if isinstance(values, Sequence):
+            return list(values[:: max(len(values) // most, 1)][:most])
+        return [value for value, _ in zip(values, range(most), strict=False)]
+
+    def described(self) -> str:
+        """Describe in one line what was read: format, rows and columns."""
+        named = [*self.columns[:_MOST_NAMED]]
+        rest = len(self.columns) - len(named)
+        more = f" and {rest} more" if rest else ""
+        parts = [self.form, f"{len(self.lines):,} rows"]
+        return f"{', '.join(filter(None, parts))}; columns: {', '.join(named)}{more}"
+
+
+def _shown(value: object) -> str:
+    text = " ".join(str(value).split()) if value is not None else ""
+    return f"{text[:_LONGEST_SAMPLE]}..." if len(text) > _LONGEST_SAMPLE else text or "(empty)"
+
+
+def first_few(items: Sequence[str]) -> list[str]:
+    """List the first ten items and the number of the others."""
+    rest = len(items) - _MOST_LISTED
+    return [*items[:_MOST_LISTED], *([f"... and {rest} more"] if rest > 0 else [])]

@@ -1,0 +1,148 @@
+"""From a user's file without any option on its form, to predictions on other files."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from command_line import refused
+from fixtures import json_lines, sentences, write_json_lines
+
+FAST = ("train.epochs=1", "train.tensorboard=false")
+
+
+@pytest.fixture
+def learn(adapterhub, backbone, tmp_path):
+    """Train on a file and return what was printed; the run is in tmp_path/run."""
+
+    def learn(file, *words):
+        where = ("--train", file, "--output", tmp_path / "run", *FAST)
+        code, out, err = adapterhub("train", "--backbone", backbone, *where, *words)
+        assert code == 0, err
+        return out + err
+
+    return learn
+
+
+def reviews(path, encoding="cp1252"):
+    """Write a file as a spreadsheet with German settings does."""
+    rows = [
+        f"{text}, caf\u00e9;{i % 7};{label}\r\n" for i, (text, label) in enumerate(sentences(64))
+    ]
+    path.write_bytes(("review;nr;sentiment\r\n" + "".join(rows)).encode(encoding))
+    return path
+
+
+def record(folder):
+    """The manifest of an adapter."""
+    return json.loads((folder / "run" / "adapter" / "adapter.json").read_text())
+
+
+def test_a_spreadsheet_is_trained_on_without_options(learn, adapterhub, tmp_path):
+    printed = learn(reviews(tmp_path / "reviews.csv"))
+    for line in (
+        "reviews.csv: semicolon-separated, cp1252, 64 rows; columns: review, nr, sentiment",
+        "not UTF-8: read as cp1252, which gives 'caf\u00e9'; data.encoding=NAME if that is wrong",
+        "guessed: --text review --label sentiment",
+        "no evaluation data: 12 of 64 rows are held out, in the same shares of each label",
+    ):
+        assert line in printed.splitlines()
+        assert len(line) <= 100
+    data = record(tmp_path)["training"]["recipe"]["data"]
+    assert (data["text"], data["label"]) == ("review", "sentiment")
+    # Earlier versions read these with defaults of their own.
+    assert not {"header", "encoding", "delimiter", "skip_empty", "eval_rows"} & data.keys()
+    assert str(tmp_path) not in json.dumps(record(tmp_path))
+    texts = [text for text, _ in sentences(8)]
+    others = {
+        "utf8.csv": "review,other\n" + "".join(f"{text},x\n" for text in texts),
+        "plain.csv": "".join(f"{text}\n" for text in texts),
+        "lines.tsv": "sentiment\treview\n" + "".join(f"pos\t{text}\n" for text in texts),
+    }
+    for name, content in others.items():
+        (tmp_path / name).write_text(content)
+        run, file = tmp_path / "run", tmp_path / name
+        code, out, err = adapterhub("predict", run, "--data", file, "--json")
+        assert code == 0, err
+        assert [row["text"] for row in json_lines(out)] == texts
+        assert err.startswith(f"{name}: ")
+    code, out, err = adapterhub("eval", run, "--data", tmp_path / "lines.tsv", "--json")
+    assert json.loads(out)["examples"] == 8, err
+    code, out, err = adapterhub("eval", run, "--data", reviews(tmp_path / "b.csv", "utf-16"))
+    assert code == 0, err
+    assert "UTF-16" in err
+
+
+def test_columns_of_new_data_that_do_not_fit_are_shown(learn, adapterhub, tmp_path):
+    learn(reviews(tmp_path / "reviews.csv"))
+    (tmp_path / "a.csv").write_text("comment,sentiment\ngood,pos\n")
+    result = adapterhub("predict", tmp_path / "run", "--data", tmp_path / "a.csv")
+    refused(result, "'review'", "'comment', 'sentiment'", "--text COLUMN")
+    words = ("--data", tmp_path / "a.csv", "--text", "comment")
+    assert adapterhub("predict", tmp_path / "run", *words)[0] == 0
+    (tmp_path / "b.csv").write_text("review\ngood\n")
+    result = adapterhub("eval", tmp_path / "run", "--data", tmp_path / "b.csv")
+    refused(result, "'sentiment'", "'review'")
+
+
+def test_the_form_of_new_data_can_be_given(learn, adapterhub, tmp_path):
+    learn(reviews(tmp_path / "reviews.csv"))
+    file = tmp_path / "a.csv"
+    file.write_bytes("the film|abc\nsch\u00f6n|def\n".encode("cp850"))
+    words = ("--text", "0", "--encoding", "cp850", "--delimiter", "|", "--no-header", "--json")
+    code, out, err = adapterhub("predict", tmp_path / "run", "--data", file, *words)
+    assert code == 0, err
+    assert [row["text"] for row in json_lines(out)] == ["the film", "sch\u00f6n"]
+    words = ("--label", "1", *words)
+    refused(adapterhub("eval", tmp_path / "run", "--data", file, *words), "'abc': 1 time(s)")
+    words = ("--delimiter", "||")
+    refused(adapterhub("predict", tmp_path / "run", "--data", file, *words), "one character")
+
+
+def test_a_template_over_columns_travels_with_the_adapter(learn, adapterhub, tmp_path):
+    rows = [
+        {"title": f"title {i}", "body": text if i % 4 else "", "label": label}
+        for i, (text, label) in enumerate(sentences(64))
+    ]
+    file = write_json_lines(tmp_path / "posts.jsonl", rows)
+    printed = learn(file, "--text", "{title}. {body}")
+    assert "16 of 64 rows have no 'body': it is left out there" in printed
+    code, out, err = adapterhub("predict", tmp_path / "run", "--data", file, "--json")
+    assert code == 0, err
+    assert [row["text"] for row in json_lines(out)][:2] == [
+        "title 0.",
+        f"title 1. {rows[1]['body']}",
+    ]
+    code, out, err = adapterhub("predict", tmp_path / "run", "a title. a text", "--json")
+    assert json_lines(out)[0]["text"] == "a title. a text"
+
+
+def test_training_without_evaluation_saves_the_last_tensors(learn, adapterhub, tmp_path):
+    printed = learn(reviews(tmp_path / "reviews.csv"), "--eval", "none")
+    assert "no evaluation: the adapter has the tensors of the last step" in printed
+    assert "accuracy" not in printed
+    assert record(tmp_path)["metrics"] == {}
+    assert adapterhub("predict", tmp_path / "run", "the movie was good")[0] == 0
+
+
+def test_columns_in_doubt_are_shown_with_what_to_type(adapterhub, backbone, tmp_path):
+    file = tmp_path / "cola.tsv"
+    file.write_text("".join(f"gj0{i % 5}\t{i % 2}\t\tThis is sentence {i}.\n" for i in range(40)))
+    words = ("--backbone", backbone, "--train", file, "--output", tmp_path / "run")
+    result = adapterhub("train", *words, *FAST)
+    refused(result, "- 3: This is sentence 0.", "--text 3 --label 1")
+    code, _, err = adapterhub("train", *words, *FAST, "--text", "3", "--label", "1")
+    assert code == 0, err
+    (tmp_path / "new.tsv").write_text("One text of five words\nAnother text of five words\n")
+    code, out, err = adapterhub("predict", tmp_path / "run", "--data", tmp_path / "new.tsv")
+    assert code == 0, err
+    assert len(out.splitlines()) == 2
+
+
+def test_the_plan_of_a_run_prints_the_notes_too(adapterhub, backbone, tmp_path):
+    file = reviews(tmp_path / "reviews.csv")
+    words = ("--backbone", backbone, "--train", file, "--output", tmp_path / "run")
+    for extra in ((), ("--eval", "none")):
+        code, _, err = adapterhub("train", *words, *extra, "--dry-run")
+        assert code == 0, err
+        assert "guessed: --text review --label sentiment" in err
