@@ -61,9 +61,11 @@ COMMANDS = {
 }
 
 HEADINGS = {
-    "Train and use": ("quickstart", "train", "eval", "predict", "merge", "combine"),
+    "Train and use": ("quickstart", "train", "report", "compare", "eval", "predict"),
+    "Change adapters": ("merge", "combine"),
     "Look up": ("recipe", "options", "methods", "tasks", "inspect"),
-    "Share": ("publish", "list", "show", "yank", "registry", "push", "pull", "login", "logout"),
+    "Share": ("publish", "list", "show", "diff", "tag", "yank", "delete", "registry"),
+    "Share on a hub": ("push", "pull", "login", "logout"),
     "Other libraries": ("import", "export"),
     "Pin and sign": ("lock", "sync", "key", "sign", "verify", "trust"),
 }

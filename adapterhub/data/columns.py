@@ -58,7 +58,8 @@ def _never(profile: ColumnProfile) -> bool:
 _KINDS = {
     "text": _Kind(names.TEXTS, lambda p: p.is_string, lambda p: p.is_text, "the text"),
     "class": _Kind(names.CLASSES, lambda p: p.could_be_class, lambda p: p.is_class, "the label"),
-    "labels": _Kind((("labels", "tags", "topics"), *names.CLASSES), lambda p: bool(p.texts) or p.is_list,
+    "labels": _Kind((("labels", "tags", "topics"), *names.CLASSES),
+                    lambda p: bool(p.texts) or p.is_list,
                     _never, "the labels"),
     "number": _Kind(names.NUMBERS, lambda p: p.numeric, lambda p: p.is_number, "the number"),
     "prompt": _Kind(names.PROMPTS, lambda p: p.is_string, lambda p: p.is_text, "the text"),
@@ -233,10 +234,14 @@ class _Chooser:
         return several[0] if len(several) == 1 else self._column("choices", free)
 
     def notes(self, chosen: Mapping[str, str | tuple[str, ...]]) -> tuple[str, ...]:
-        """Say what was read and guessed, and count the empty cells in templates."""
+        """Say what was read and guessed, and count the empty cells in templates.
+
+        Data to evaluate or predict on that is read as it was recorded needs no words.
+        """
         table = self.table
-        notes = [f"{table.shown_source}: {table.described()}", *table.notes]
         guessed = {n: chosen[n] for n in self.wants if n in chosen and chosen[n] != n}
+        is_new = not self.recorded or guessed or table.notes
+        notes = [f"{table.shown_source}: {table.described()}"] * bool(is_new) + [*table.notes]
         if guessed:
             notes.append(f"guessed: {' '.join(_typed(n, c) for n, c in guessed.items())}")
         for name in self.wants:

@@ -74,7 +74,7 @@ def _key(source: str, options: DataOptions, split: str) -> object:
     path = Path(source)
     stat = path.stat() if path.is_file() else None
     file = (stat.st_mtime_ns, stat.st_size) if stat else None
-    return source, file, split, replace(options, train=None, eval=None, rows=None)
+    return source, file, split, replace(options, train=None, eval=None, rows=None, labels=None)
 
 
 def keep_table(table: Table, source: str, options: DataOptions, split: str) -> None:

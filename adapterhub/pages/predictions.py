@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PREDICTIONS = "predictions.jsonl"
 FORMAT = 1
-KINDS = ("classes", "choices", "numbers", "spans", "texts", "losses")
+KINDS = ("classes", "sets", "choices", "numbers", "spans", "texts", "losses")
 _MOST_TEXT = 4000  # characters that are kept of a text
 _MOST_BYTES = 4 << 30
 
@@ -112,6 +112,7 @@ def read_predictions(folder: Path) -> PredictionFile | None:
 
 _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "classes": {"label": (str,), "prediction": (str,), "score": (int, float)},
+    "sets": {"label": (list,), "prediction": (list,), "scores": (dict,)},
     "choices": {"label": (str,), "prediction": (str,), "score": (int, float), "right": (bool,)},
     "numbers": {"label": (int, float), "prediction": (int, float)},
     "spans": {"label": (list,), "prediction": (list,)},
@@ -136,6 +137,8 @@ def _check(head: Any, rows: Sequence[Any]) -> None:
             raise ValueError(f"line {number}: {', '.join(wrong) or 'texts'}")
         if head["kind"] == "spans":
             _check_spans(row, number)
+        if head["kind"] == "sets":
+            _check_sets(row, number)
 
 
 def _check_spans(row: Outcome, number: int) -> None:
@@ -143,6 +146,13 @@ def _check_spans(row: Outcome, number: int) -> None:
         inside = isinstance(start, int) and isinstance(end, int) and 0 <= start <= end
         if not isinstance(kind, str) or not inside:
             raise ValueError(f"line {number}: [{kind!r}, {start!r}, {end!r}]")
+
+
+def _check_sets(row: Outcome, number: int) -> None:
+    names = [*row["label"], *row["prediction"], *row["scores"]]
+    numbers = row["scores"].values()
+    if not all(isinstance(n, str) for n in names) or not all(isinstance(p, float) for p in numbers):
+        raise ValueError(f"line {number}: {names!r}")
 
 
 def _json_ready(value: Any) -> Any:

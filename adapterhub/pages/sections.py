@@ -206,6 +206,37 @@ def _spans(predictions: PredictionFile) -> list[Section]:
     ]
 
 
+def _sets(predictions: PredictionFile) -> list[Section]:
+    rows = predictions.rows
+    as_spans = [
+        {name: [[label, 0, 0] for label in row[name]] for name in ("label", "prediction")}
+        for row in rows
+    ]
+    wrong = [row for row in rows if set(row["label"]) != set(row["prediction"])]
+    wrong.sort(key=lambda row: -len(set(row["label"]) ^ set(row["prediction"])))
+    shown = [
+        Shown(
+            row["texts"],
+            [
+                ("true", ", ".join(row["label"]) or "(none)", "right"),
+                ("predicted", ", ".join(row["prediction"]) or "(none)", "wrong"),
+                ("probability", _probabilities(row), ""),
+            ],
+        )
+        for row in wrong[:WORST]
+    ]
+    return [
+        _score_section(span_scores(as_spans), "label"),
+        _worst(shown, len(wrong), len(rows), "have wrong labels, the most wrong first"),
+    ]
+
+
+def _probabilities(row: Outcome) -> str:
+    """Write the probabilities of the labels that are true or predicted."""
+    named = dict.fromkeys([*row["label"], *row["prediction"]])
+    return ", ".join(f"{label} {row['scores'].get(label, 0.0):.3f}" for label in named)
+
+
 def marked_text(
     text: str, spans: Sequence[Sequence[Any]], others: Sequence[Sequence[Any]]
 ) -> list[MarkedPart]:
@@ -276,6 +307,7 @@ def _worst(shown: list[Shown], wrong: int, total: int, what: str) -> Section:
 
 _SECTIONS: dict[str, Callable[[PredictionFile], list[Section]]] = {
     "classes": _classes,
+    "sets": _sets,
     "choices": _choices,
     "numbers": _numbers,
     "spans": _spans,

@@ -170,6 +170,11 @@ def _span_columns(row: Outcome) -> list[float]:
     return [len(true & given), len(given), len(true)]
 
 
+def _set_columns(row: Outcome) -> list[float]:
+    true, given = set(row["label"]), set(row["prediction"])
+    return [len(true & given), len(given), len(true)]
+
+
 def _number_columns(row: Outcome) -> list[float]:
     x, y = float(row["label"]), float(row["prediction"])
     return [1.0, x, y, x * x, y * y, x * y]
@@ -193,6 +198,7 @@ def _pearson(sums: Numbers) -> float:
 _SCORES: dict[str, tuple[str, Callable[[Numbers], float], Callable[[Outcome], list[Any]]]] = {
     "classes": ("accuracy", _mean, lambda row: [float(is_right(row)), 1.0]),
     "choices": ("accuracy", _mean, lambda row: [float(is_right(row)), 1.0]),
+    "sets": ("micro_f1", _f1, _set_columns),
     "numbers": ("pearson", _pearson, _number_columns),
     "spans": ("f1", _f1, _span_columns),
     "texts": ("mean score", _mean, lambda row: [row["score"], 1.0]),

@@ -135,7 +135,7 @@ class Task(ABC):
     cut_note: ClassVar[str] = ""
     """What else truncation means for the task, as the end of a sentence."""
     outcomes: ClassVar[str] = ""
-    """What `outcome` returns: classes, choices, numbers, spans, texts or losses; "" for nothing."""
+    """What `outcome` returns: classes, sets, choices, numbers, spans, texts, losses or ""."""
     columns: ClassVar[Wants] = WANTS["texts"]
     """The columns that `read` reads, and their kinds."""
 

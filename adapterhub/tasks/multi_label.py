@@ -87,6 +87,7 @@ class MultiLabel(OfTexts):
     main_metric = "micro_f1"
     has_labels = True
     columns = WANTS["labels"]
+    outcomes = "sets"
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold < 1:
@@ -123,6 +124,16 @@ class MultiLabel(OfTexts):
         rows = [e.labels or () for e in examples]
         named = iter(name_labels((x for row in rows for x in row), options.label_names, source))
         return [replace(e, labels=tuple(next(named) for _ in e.labels or ())) for e in examples]
+
+    def outcome(self, example: Any, prediction: Prediction) -> dict[str, Any]:
+        """Return the text, its labels, the predicted ones and the probability of each label."""
+        assert isinstance(prediction, Labels)
+        return {
+            "texts": self.shown(example),
+            "label": list(example.labels or ()),
+            "prediction": list(prediction.labels),
+            "scores": prediction.scores,
+        }
 
     def _split(self, examples: list[LabelledText]) -> list[LabelledText]:
         """Split cells, which `read` left whole: one text with an unknown number of labels."""

@@ -12,6 +12,7 @@ from adapterhub.training.output_folder import check_output
 from adapterhub.training.processes import check_launcher, is_main
 from adapterhub.training.recipe import Recipe
 from adapterhub.training.run_data import RunData, read_data
+from adapterhub.training.tracker_names import check_trackers
 
 
 def check_run(recipe: Recipe, resume: bool) -> RunData:
@@ -25,6 +26,7 @@ def check_run(recipe: Recipe, resume: bool) -> RunData:
         AdapterhubError: of any type; the cheapest checks come first.
     """
     check_launcher()
+    check_trackers(recipe.train.tracker)
     if is_main():
         check_output(Path(recipe.output), resume)
     check_spec(recipe.method)  # type: ignore[arg-type]

@@ -30,7 +30,8 @@ from adapterhub.training.recipe_schema import SCHEMA_LINE, write_schema
 from adapterhub.training.report import Reporter, Several
 from adapterhub.training.run_data import RunData
 from adapterhub.training.run_page import LatestPredictions, RunPage
-from adapterhub.training.trackers import check_trackers, start_trackers
+from adapterhub.training.tracker_names import check_trackers
+from adapterhub.training.trackers import start_trackers
 from adapterhub.training.trainee import AdapterTrainee
 from adapterhub.training.verdict import verdict
 
@@ -75,7 +76,7 @@ def run(
         check_output(output, resume)
     prepared = prepare(recipe, data)
     if is_main():
-        reporter = Several([reporter, start_trackers(recipe, reporter, resume=resume)])
+        reporter = Several([reporter, start_trackers(prepared.recipe, reporter, resume=resume)])
     page = _page(prepared, output, reporter)
     with hold_output(output, resume) if is_main() else nullcontext():
         try:

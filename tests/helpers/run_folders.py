@@ -26,6 +26,11 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         {"label": [["per", 2, 6]], "prediction": [["loc", 2, 6]]},
         {"label": [], "prediction": []},
     ],
+    "sets": [
+        {"label": ["a", "b"], "prediction": ["a"], "scores": {"a": 0.9, "b": 0.4}},
+        {"label": ["b"], "prediction": ["b"], "scores": {"a": 0.1, "b": 0.8}},
+        {"label": [], "prediction": [], "scores": {"a": 0.2, "b": 0.3}},
+    ],
     "texts": [
         {"label": "good", "prediction": "good", "score": 1.0},
         {"label": "good", "prediction": "", "score": 0.0},

@@ -6,6 +6,7 @@ import pytest
 from fixtures import word_tokenizer
 
 from adapterhub.data.examples import Example
+from adapterhub.data.options import DataOptions
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.training.lengths import default_length, fit_rows
 from adapterhub.training.run_data import RunData
@@ -24,7 +25,7 @@ def fitted(words, chosen=None, reads=1000, trained=None, task="classification"):
     tokenizer.model_max_length = 1 << 30
     texts = [" ".join(["good"] * count) for count in words]
     examples = [Example(text, None, "ab"[i % 2]) for i, text in enumerate(texts)]
-    data = RunData(parse_task(task), ("a", "b"), examples, examples[:1])
+    data = RunData(parse_task(task), ("a", "b"), examples, examples[:1], DataOptions())
     setting = Setting(tokenizer, reads, ("a", "b"), positions=reads)
     return fit_rows(data, setting, chosen, trained)
 
@@ -80,7 +81,7 @@ def test_there_may_be_no_evaluation_data():
     tokenizer = word_tokenizer()
     examples = [Example("good", None, "a"), Example("bad", None, "b")]
     for task in ("classification", "masked-lm"):
-        data = RunData(parse_task(task), ("a", "b"), examples, [])
+        data = RunData(parse_task(task), ("a", "b"), examples, [], DataOptions())
         rows = fit_rows(data, Setting(tokenizer, 64, ("a", "b"), positions=64), None)
         assert (len(rows.train.rows), rows.evaluation.rows) == (2, [])
         assert len(rows.notes) == 1
