@@ -7,10 +7,13 @@ import re
 import sys
 from pathlib import Path
 
+import defaults_table
 import glue
 import pytest
 import quantized
 import real
+
+from adapterhub.training.defaults import TABLE
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "adapterhub"
@@ -108,3 +111,10 @@ def test_make_installs_every_extra():
     assert re.search(r"^bitsandbytes==", text("constraints.txt"), re.MULTILINE)
     if Path(sys.prefix) == ROOT / ".venv":
         assert importlib.util.find_spec("bitsandbytes")
+
+
+def test_the_tables_of_defaults_match_the_code_and_the_records():
+    page = text("docs/defaults.md")
+    assert defaults_table.written(page) == page
+    assert len(quoted_table("docs/defaults.md", "table").splitlines()) == 2 + len(TABLE)
+    assert len(quoted_table("docs/defaults.md", "records").splitlines()) > 10

@@ -66,7 +66,7 @@ def command(
             f"--base-dtype {base_dtype} loads the backbone unquantized, --requantize quantized",
             expected="one of the two",
         )
-    _check_files(reference, output, backbone)
+    _check_files(reference, output, backbone, registry)
     with doing("loading torch"):
         from adapterhub.backbones.probe import probe
         from adapterhub.backbones.weights import dtype_and_quantization
@@ -103,14 +103,14 @@ def command(
         say(f"{auto_class(model).__name__}.from_pretrained({output!r})")
 
 
-def _check_files(reference: str, output: str, backbone: str | None) -> None:
+def _check_files(reference: str, output: str, backbone: str | None, registry: str | None) -> None:
     """Check what can be checked before torch is imported."""
     from adapterhub.backbones.early_checks import check_backbone_options
     from adapterhub.files.atomic import check_place
     from adapterhub.inference.record import read_training_record
 
     check_place(Path(output), overwrite=False, replaceable=())
-    read_training_record(reference)
+    read_training_record(reference, registry)
     if backbone:
         check_backbone_options(backbone)
 

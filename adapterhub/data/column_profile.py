@@ -73,9 +73,11 @@ class ColumnProfile:
     @property
     def could_be_class(self) -> bool:
         """Whether the cells could be names of classes if the column's name says that they are."""
-        if not self.texts or max(map(len, self.texts)) > 4 * _LONGEST_CLASS:
+        if not self.texts:
             return False
         recurs = self.distinct <= max(2, len(self.texts) // 2)
+        if max(map(len, self.texts)) > 4 * _LONGEST_CLASS and self.distinct > len(self.texts) // 3:
+            return False
         fractions = self.numeric and any(not float(t.replace(",", ".")).is_integer()
                                          for t in self.texts)  # fmt: skip
         if fractions and self.distinct > _FEW:

@@ -234,14 +234,10 @@ class _Chooser:
         return several[0] if len(several) == 1 else self._column("choices", free)
 
     def notes(self, chosen: Mapping[str, str | tuple[str, ...]]) -> tuple[str, ...]:
-        """Say what was read and guessed, and count the empty cells in templates.
-
-        Data to evaluate or predict on that is read as it was recorded needs no words.
-        """
+        """Say what was read and guessed, and count the empty cells in templates."""
         table = self.table
+        notes = [f"{table.shown_source}: {table.described()}", *table.notes]
         guessed = {n: chosen[n] for n in self.wants if n in chosen and chosen[n] != n}
-        is_new = not self.recorded or guessed or table.notes
-        notes = [f"{table.shown_source}: {table.described()}"] * bool(is_new) + [*table.notes]
         if guessed:
             notes.append(f"guessed: {' '.join(_typed(n, c) for n, c in guessed.items())}")
         for name in self.wants:

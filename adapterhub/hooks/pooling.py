@@ -116,23 +116,23 @@ class PoolingSlot(Slot):
 
 def _keep_mask(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Keep the mask of a call: a pre-hook of the model."""
-    slot = model._modules[CHILD]
-    assert isinstance(slot, PoolingSlot)
-    if slot.keys:
+    slot = model._modules.get(CHILD)
+    if isinstance(slot, PoolingSlot) and slot.keys:  # else another thread has removed it
         values = dict(zip(slot.names, args, strict=False)) | kwargs
         slot.keep(_MASK, (values.get("attention_mask"),))
 
 
 def _pool_output(base: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     """Pool the output of the base model: its forward hook."""
-    (slot,) = getattr(base, _POOLING)
-    kept = slot.take(_MASK)
-    if kept is None or not slot.keys:  # the base model was called alone, for its hidden states
+    slots: list[PoolingSlot] = getattr(base, _POOLING, [])  # none: another thread has removed it
+    kept = slots[0].take(_MASK) if slots else None
+    if kept is None or not slots[0].keys:  # the base model was called alone, for its hidden states
         return output
+    slot = slots[0]
     states = output[0]
     pooled = slot(states, _mask_of(kept[0], states))
     if isinstance(output, tuple):
-        vector = output[1] if len(output) > 1 else None
+        vector: Any = output[1] if len(output) > 1 else None
         has_pooler = isinstance(vector, Tensor) and vector.dim() == 2
         return (pooled, slot.first(vector, pooled), *output[2:]) if has_pooler else (
             pooled, *output[1:]

@@ -150,7 +150,7 @@ class Slot(nn.Module):
 
 def capture_input(module: nn.Module, args: tuple[Any, ...]) -> None:
     """Store the input of a sublayer for the slots that read it: a forward pre-hook."""
-    for slot in getattr(module, _SUBLAYER_MARK):
+    for slot in getattr(module, _SUBLAYER_MARK, ()):  # none: another thread has removed it
         if slot.keys:
             slot.keep(SUBLAYER_INPUT, args[0])
 

@@ -121,7 +121,6 @@ class Tagging(Task):
             if not labelled:
                 return _sentence(tokens)
             named = _named_tags(tags, label, names)
-            refuse(_list_problem(tags, label))
             refuse(*_tag_problems(tokens, named))  # type: ignore[arg-type]
             return _sentence(tokens, named)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -134,8 +135,12 @@ def refused(model: PreTrainedModel, text: str = "") -> Iterator[None]:
     assert harmless_text(message), message
 
 
+_SPINNER = re.compile("[\u2800-\u28ff] [^\r\n]*\r+")  # a stage, which the next one overwrites
+
+
 def harmless_text(text: str) -> bool:
     """Whether text has no control character but tab and newline, no bidi override, no surrogate."""
+    text = _SPINNER.sub("", text)
     bad = {*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)}
     bad |= {*range(0xD800, 0xE000), 0x2028, 0x2029}
     return not {ord(c) for c in text} & (bad - {0x09, 0x0A})

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from command_line import refused
+from forge import harmless_text
 
 BYTES = {
     "latin-1": b"a good movie\nna\xefve\n",
@@ -59,9 +60,18 @@ def test_standard_input_is_utf8_in_every_locale(run, adapterhub, monkeypatch) ->
 
 @pytest.mark.parametrize("kind", BYTES)
 @pytest.mark.parametrize("name", ["data.txt", "data.tsv", "data.csv", "data.jsonl", "data.conll"])
-def test_a_file_that_is_not_utf8(run, adapterhub, tmp_path, kind, name) -> None:
+def test_a_file_that_is_not_utf8_is_refused_or_how_it_is_read_is_said(
+    run, adapterhub, tmp_path, kind, name
+) -> None:
     (tmp_path / name).write_bytes(BYTES[kind])
-    refused(adapterhub("predict", run, "--data", tmp_path / name), name, "UTF-8", "iconv -f")
+    code, out, err = adapterhub("predict", run, "--data", tmp_path / name)
+    assert name in err
+    assert harmless_text(out + err)
+    if code == 0:
+        assert any(said in err for said in ("UTF-16", "UTF-32", "data.encoding=NAME"))
+    else:
+        assert code == 2
+        assert "error: " in err
 
 
 @pytest.mark.parametrize(

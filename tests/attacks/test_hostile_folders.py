@@ -144,7 +144,8 @@ def test_links_pipes_and_devices_are_refused_without_waiting(saved, tmp_path, mo
     except PermissionError:
         pytest.skip("creating one needs more permissions")
     if name in (TENSORS, MANIFEST):
-        with refused(model, name):
+        nothing = kind == "link to itself" and name == MANIFEST
+        with refused(model, "has no adapter" if nothing else name):
             ah.load(model, saved)
         return
     start = time.process_time()

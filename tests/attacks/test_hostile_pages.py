@@ -80,7 +80,10 @@ def planted(kind: str, text: str) -> PredictionFile:
         changed = {n: f"{v}{text}" if isinstance(v, str) else v for n, v in row.items()}
         for name in ("label", "prediction"):
             if isinstance(row.get(name), list):
-                changed[name] = [[f"{k}{text}", a, b] for k, a, b in row[name]]
+                changed[name] = [
+                    f"{one}{text}" if isinstance(one, str) else [f"{one[0]}{text}", *one[1:]]
+                    for one in row[name]
+                ]
         rows.append({**changed, "texts": [text, f"x{text}"]})
     file = predictions(kind, rows)
     return replace(file, labels=tuple(f"{name}{text}" for name in file.labels), task=text)

@@ -396,10 +396,10 @@ def test_two_fresh_runs_of_one_folder_train_once(
     fresh = dataclasses.replace(recipe, output=str(output))
     prepare = running.prepare
 
-    def prepare_while_another_begins(given: Recipe) -> object:
+    def prepare_while_another_begins(given: Recipe, data: object = None) -> object:
         monkeypatch.setattr(running, "prepare", prepare)
         run(fresh, Reporter())
-        return prepare(given)
+        return prepare(given, data)
 
     monkeypatch.setattr(running, "prepare", prepare_while_another_begins)
     with pytest.raises(OutputError, match="exists"):

@@ -57,5 +57,5 @@ def test_a_schedule_that_has_decayed_is_not_lengthened(train, adapterhub, tmp_pa
 def test_bars_need_a_terminal(train, adapterhub, data, tmp_path, command):
     assert train("--quiet", "train.epochs=1")[0] == 0
     code, out, err = adapterhub(command, tmp_path / "run", "--data", data[1])
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, "dev.tsv: tab-separated, 22 rows; columns: text, label\n")
     assert out

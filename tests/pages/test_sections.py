@@ -9,6 +9,7 @@ from adapterhub.pages.predictions import KINDS
 from adapterhub.pages.sections import WORST, marked_text, prediction_sections
 
 SECTIONS = {
+    "sets": ["scores", "worst"],
     "classes": ["confusion", "scores", "calibration", "worst"],
     "choices": ["calibration", "worst"],
     "numbers": ["residuals", "worst"],

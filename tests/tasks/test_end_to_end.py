@@ -50,6 +50,7 @@ def token_mean(rows):
 
 SCORES = {
     "classes": lambda rows: ("accuracy", mean(r["label"] == r["prediction"] for r in rows)),
+    "sets": lambda rows: ("micro_f1", entity_f1(rows)),
     "choices": lambda rows: ("accuracy", mean(r["right"] for r in rows)),
     "numbers": lambda rows: ("mse", mean((r["label"] - r["prediction"]) ** 2 for r in rows)),
     "spans": lambda rows: ("f1", entity_f1(rows)),
