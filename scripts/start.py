@@ -20,7 +20,7 @@ from pathlib import Path
 PAGE = Path(__file__).parents[1] / "docs" / "start.md"
 _BLOCK = re.compile(r"^```(console|python)\n(.*?)^```\n(?:\n\*.*? s\.\*\n)?", re.M | re.S)
 _LONGEST = 16  # lines of an output that are shown; of a longer one, the first and the last
-_HEAD, _TAIL = 8, 11
+_HEAD, _TAIL = 8, 12
 _HOMES = ("CACHE", "CONFIG", "DATA", "STATE")  # of users: nothing of theirs is read or written
 
 

@@ -42,7 +42,7 @@ def test_the_page_runs_from_data_to_a_prediction_elsewhere(done) -> None:
 
 def test_the_page_shows_the_output_and_the_time_of_each_command() -> None:
     blocks = re.findall(r"```console\n(.*?)```\n\n\*([\d.]+) s\.\*", TEXT, re.DOTALL)
-    assert len(blocks) == TEXT.count("```console") >= 8
+    assert len(blocks) == TEXT.count("```console") >= 7
     commands = [command for block, _ in blocks for command in start.commands(block)]
     assert len(commands) == TEXT.count("\n$ ")
     assert all(block.strip().splitlines()[-1] for block, _ in blocks)

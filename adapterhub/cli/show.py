@@ -30,7 +30,6 @@ _WIDTH = 12  # of the names of facts
 _WIDEST = 100  # characters of a line, also on a wide terminal
 _MOST_VERSIONS = 8
 _MOST_LABELS = 10
-_USUAL = (("layers", "all"), ("dropout", 0.0))  # options that say nothing
 _MOST_OPTION = 60  # characters of an option of a method
 _MOST_CARD = 8  # lines of the author's text
 _MOST_CHARACTERS = 20_000  # of a card, of which the beginning is shown
@@ -127,12 +126,16 @@ def _task_text(manifest: Manifest) -> str:
 
 
 def _methods_text(manifest: Manifest) -> str:
-    """Write the methods as one types them, without options that have no effect."""
-    from adapterhub.config.options import is_neutral
+    """Write the methods as one types them, without options that have no effect or the default."""
+    from adapterhub.config.options import is_neutral, options_of, to_dict
+    from adapterhub.methods._described import described_methods
 
+    known = described_methods()
     texts = []
     for name, options in (pair for spec in manifest.methods for pair in spec.items()):
-        said = {k: v for k, v in options.items() if not is_neutral(v) and (k, v) not in _USUAL}
+        own = options_of(known[name].options) if name in known else ()
+        usual = to_dict({option.name: option.default for option in own})
+        said = {k: v for k, v in options.items() if not is_neutral(v) and v != usual.get(k)}
         inner = ", ".join(f"{option}={_option_text(value)}" for option, value in said.items())
         texts.append(f"{name}({inner})" if inner else name)
     return " + ".join(texts)
