@@ -1,62 +1,36 @@
-"""The base class of tasks, their registry, and helpers to batch rows and run a model on them.
-
-A task is a frozen dataclass of options, registered by name. A task spec has the same syntax as a
-method spec: `seq2seq`, `seq2seq(metric=rouge)`, `{seq2seq: {metric: rouge}}`.
-"""
+"""The base class of tasks and of predictions; a task is a frozen dataclass of options."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from adapterhub.config.options import from_dict, is_neutral, to_dict
-from adapterhub.config.spec import parse_calls, spec_error
 from adapterhub.data.columns import WANTS, ColumnChoice, Wants, choose_columns
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
-from adapterhub.errors import ConfigError, unknown
-from adapterhub.status import counting
-from adapterhub.tasks._aliases import ALIASES, resolve_alias
+from adapterhub.errors import ConfigError
+from adapterhub.tasks._rows import (
+    Encoded,
+    Row,
+    Setting,
+    limit_of,
+    pad,
+)
 from adapterhub.tasks._show import learned_line, tokens_line
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
-IGNORED = -100  # label of the positions that the loss ignores
 POOLING_HELP = (
     "what the head reads of each text: its first token (cls), its last, the mean or max of all, "
     "or what the model's class chooses (model); none: as the backbone was trained"
 )
-SPEC_EXAMPLES = "classification, seq2seq(metric=rouge) or {seq2seq: {metric: rouge}}"
 
-P = TypeVar("P")
 Pooling = Literal["cls", "mean", "last", "max", "model"]
-
-Row = dict[str, Any]
-"""The unpadded model inputs for one example: lists of numbers, and `labels` for training."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """The model and run that examples are encoded for.
-
-    Attributes:
-        tokenizer: the tokenizer of the backbone, with the adapter's new tokens.
-        max_length: the longest input, in tokens.
-        labels: the classes, in the order of the logits.
-        seed: the seed of random inputs, such as masks.
-        positions: the number of positions of the model.
-    """
-
-    tokenizer: PreTrainedTokenizerBase
-    max_length: int
-    labels: tuple[str, ...] = ()
-    seed: int = 0
-    positions: int = 1 << 30
 
 
 class Prediction(ABC):
@@ -83,37 +57,6 @@ class Generated(Prediction):
 
     def __str__(self) -> str:
         return self.text.replace("\n", "\\n")
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """Encoded examples: rows of token ids, truncated, and padded when batched.
-
-    One example may have several rows, or one row several (packed) examples. `owners[i]` is the
-    index of the example of row i; it is empty if rows are packed.
-    """
-
-    task: Task
-    setting: Setting
-    examples: tuple[Any, ...]
-    rows: list[Row]
-    owners: tuple[int, ...]
-
-    @property
-    def lengths(self) -> list[int]:
-        """The number of tokens of each row."""
-        return [len(row["input_ids"]) for row in self.rows]
-
-    def batch(self, indices: Sequence[int], epoch: int = 0) -> dict[str, Tensor]:
-        """Return the model inputs for some rows, padded to the longest: (batch, tokens).
-
-        Random inputs, such as masks, depend only on the seed, the epoch and the row.
-        """
-        rows = [
-            self.task.vary(self.rows[i], self.setting, (self.setting.seed, epoch, i))
-            for i in indices
-        ]
-        return self.task.collate(rows, self.setting)
 
 
 class Task(ABC):
@@ -352,166 +295,3 @@ class Task(ABC):
     def outcome(self, example: Any, prediction: Prediction) -> dict[str, Any]:
         """Return the texts, the label, the prediction and the score of an evaluated example."""
         return {}
-
-
-def one_row_each(task: Task, examples: Sequence[Any], setting: Setting, rows: list[Row]) -> Encoded:
-    """Build the encoding of examples that have one row each.
-
-    Args:
-        task: the task that encoded them.
-        examples: the examples.
-        setting: the setting they were encoded for.
-        rows: one row per example, in order.
-    """
-    return Encoded(task, setting, tuple(examples), rows, tuple(range(len(rows))))
-
-
-def rows_from_columns(encoded: Mapping[str, Any]) -> list[Row]:
-    """Convert the columns that a tokenizer returns into rows."""
-    return [dict(zip(encoded, row, strict=True)) for row in zip(*encoded.values(), strict=True)]
-
-
-def pad(
-    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, side: str | None = None
-) -> dict[str, Tensor]:
-    """Stack rows into tensors: padded lists (batch, tokens), numbers (batch,).
-
-    Args:
-        rows: rows with the same keys.
-        tokenizer: gives the padding values.
-        side: "left" or "right"; by default the padding side of the tokenizer.
-    """
-    import torch  # slow to import
-
-    fills = {
-        "input_ids": tokenizer.pad_token_id,
-        "token_type_ids": tokenizer.pad_token_type_id,
-        "labels": IGNORED,
-    }
-    left = (side or tokenizer.padding_side) == "left"
-    batch = {}
-    for key, first in (rows[0] if rows else {}).items():
-        values = [row[key] for row in rows]
-        if isinstance(first, list):
-            longest = max(map(len, values))
-            gaps = [[fills.get(key, 0)] * (longest - len(value)) for value in values]
-            pairs = zip(values, gaps, strict=True)
-            values = [gap + value if left else value + gap for value, gap in pairs]
-        batch[key] = torch.tensor(values)
-    return batch
-
-
-def limit_of(setting: Setting) -> int:
-    """Return the longest input in tokens, by the options and the tokenizer."""
-    return min(setting.max_length, setting.tokenizer.model_max_length)
-
-
-def cut_text(text: str, tokenizer: PreTrainedTokenizerBase, tokens: int) -> str:
-    """Truncate a text to a number of tokens.
-
-    Args:
-        text: the text.
-        tokenizer: a fast tokenizer.
-        tokens: the most tokens to keep, 1 or more.
-    """
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    offsets = encoded["offset_mapping"]
-    return text if len(offsets) <= tokens else text[: offsets[tokens - 1][1]]
-
-
-def in_order(by_index: Mapping[int, P]) -> list[P]:
-    """List the values of a mapping from 0, 1, ... in the order of the keys."""
-    return [by_index[i] for i in range(len(by_index))]
-
-
-def forward(
-    model: PreTrainedModel, data: Encoded, batch_size: int, *, labels: bool = False
-) -> Iterator[tuple[list[int], dict[str, Tensor], Any]]:
-    """Run a model on all rows and yield (row indices, batch, output) per batch.
-
-    Args:
-        model: the model, put in evaluation mode.
-        data: the encoded examples.
-        batch_size: rows per forward pass; rows of similar length share a batch.
-        labels: whether the model also gets the labels, to compute its loss.
-    """
-    import torch  # slow to import
-
-    model.eval()
-    for indices in by_length(data, batch_size):
-        batch = {k: v.to(model.device) for k, v in data.batch(indices).items()}
-        inputs = {k: v for k, v in batch.items() if labels or k != "labels"}
-        with torch.inference_mode():
-            output = model(**inputs)
-        yield indices, batch, output
-
-
-def by_length(data: Encoded, batch_size: int) -> Iterator[list[int]]:
-    """Yield the row indices of each batch, short rows first, so that little is padded.
-
-    How many rows are done is shown to the user, if that takes long.
-    """
-    lengths = data.lengths
-    order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    with counting(len(order), "predicting") as done:
-        for start in range(0, len(order), batch_size):
-            yield order[start : start + batch_size]
-            done(min(batch_size, len(order) - start))
-
-
-TASKS: dict[str, type[Task]] = {}
-T = TypeVar("T", bound=type[Task])
-
-
-def register_task(cls: T) -> T:
-    """Register a task under its name."""
-    TASKS[cls.name] = cls
-    return cls
-
-
-def task_class(name: str) -> type[Task]:
-    """Return the task registered under a name or an alias.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    registered, _ = resolve_alias(name)
-    if registered not in TASKS:
-        raise unknown(
-            "task",
-            name,
-            [*TASKS, *ALIASES],
-            expected=f"one of {', '.join(sorted(TASKS))}",
-            hint="adapterhub tasks",
-        )
-    return TASKS[registered]
-
-
-def parse_task(spec: object) -> Task:
-    """Build a task from its spec: a name or alias, one with options, or {name: options}.
-
-    Raises:
-        ConfigError: the task or an option is unknown, or the spec is not of one task.
-    """
-    if isinstance(spec, Task):
-        return spec
-    parsed = parse_calls(spec, "task", SPEC_EXAMPLES) if isinstance(spec, str) else spec
-    pairs = list(parsed.items()) if isinstance(parsed, Mapping) else parsed
-    if not isinstance(pairs, list) or len(pairs) != 1 or not _is_named_options(pairs[0]):
-        raise spec_error(spec, "task", SPEC_EXAMPLES)
-    ((name, options),) = pairs
-    cls, (_, implied) = task_class(name), resolve_alias(name)
-    return from_dict(cls, {**implied, **(options or {})}, where=cls.name)
-
-
-def _is_named_options(pair: object) -> bool:
-    if not isinstance(pair, tuple) or not isinstance(pair[0], str):
-        return False
-    return pair[1] is None or isinstance(pair[1], Mapping)
-
-
-def dump_task(task: Task) -> str | dict[str, Any]:
-    """Return the normal form of a task: {name: all options}, or its name if none has an effect."""
-    options = to_dict(task)
-    neutral = all(is_neutral(value) for value in options.values()) and task == type(task)()
-    return task.name if neutral else {task.name: options}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from adapterhub.errors import ConfigError, DataError, did_you_mean
-from adapterhub.tasks._base import IGNORED
+from adapterhub.tasks._rows import IGNORED
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -21,23 +21,20 @@ from adapterhub.data.examples import read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import first_few
 from adapterhub.errors import DataError
-from adapterhub.tasks._base import (
-    POOLING_HELP,
+from adapterhub.tasks._base import POOLING_HELP, Pooling, Prediction, Task
+from adapterhub.tasks._metrics import classification_metrics
+from adapterhub.tasks._registry import register_task
+from adapterhub.tasks._rows import (
     Encoded,
-    Pooling,
-    Prediction,
     Row,
     Setting,
-    Task,
     forward,
     in_order,
     limit_of,
     one_row_each,
     pad,
-    register_task,
     rows_from_columns,
 )
-from adapterhub.tasks._metrics import classification_metrics
 from adapterhub.tasks._show import tokens_line
 
 if TYPE_CHECKING:

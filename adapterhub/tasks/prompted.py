@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from adapterhub.config.options import option
 from adapterhub.data.examples import Example, check_labels
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.tasks._base import (
+from adapterhub.tasks._base import Prediction
+from adapterhub.tasks._registry import register_task
+from adapterhub.tasks._rows import (
     IGNORED,
     Encoded,
-    Prediction,
     Row,
     Setting,
     cut_text,
@@ -35,7 +36,6 @@ from adapterhub.tasks._base import (
     in_order,
     limit_of,
     one_row_each,
-    register_task,
 )
 from adapterhub.tasks.classification import (
     CLASS_METRICS,

@@ -22,18 +22,7 @@ from adapterhub.data.examples import Example, read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import first_few, read_parallel
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.tasks._base import (
-    Encoded,
-    Generated,
-    Prediction,
-    Row,
-    Setting,
-    Task,
-    limit_of,
-    one_row_each,
-    register_task,
-    rows_from_columns,
-)
+from adapterhub.tasks._base import Generated, Prediction, Task
 from adapterhub.tasks._generation import (
     TOKEN_METRICS,
     Generation,
@@ -42,6 +31,8 @@ from adapterhub.tasks._generation import (
     token_loss,
 )
 from adapterhub.tasks._metrics import GENERATION_METRICS, generation_metrics
+from adapterhub.tasks._registry import register_task
+from adapterhub.tasks._rows import Encoded, Row, Setting, limit_of, one_row_each, rows_from_columns
 from adapterhub.tasks._show import tokens_line
 
 if TYPE_CHECKING:

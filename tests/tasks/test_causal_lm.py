@@ -15,7 +15,8 @@ from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks import Setting, parse_task
-from adapterhub.tasks._base import IGNORED, Generated
+from adapterhub.tasks._base import Generated
+from adapterhub.tasks._rows import IGNORED
 from adapterhub.tasks.causal_lm import Chat
 from adapterhub.training.prepare import make_ready
 
