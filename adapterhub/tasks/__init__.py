@@ -8,9 +8,9 @@ predictions from the model's outputs, metrics from predictions. Training loops b
 import importlib
 import pkgutil
 
-from adapterhub.tasks._base import Prediction, Task
+from adapterhub.tasks._base import Encoded, Prediction, Task
 from adapterhub.tasks._registry import TASKS, dump_task, parse_task, task_class
-from adapterhub.tasks._rows import Encoded, Setting
+from adapterhub.tasks._rows import Setting
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

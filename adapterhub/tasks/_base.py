@@ -12,13 +12,7 @@ from adapterhub.data.columns import WANTS, ColumnChoice, Wants, choose_columns
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
-from adapterhub.tasks._rows import (
-    Encoded,
-    Row,
-    Setting,
-    limit_of,
-    pad,
-)
+from adapterhub.tasks._rows import Row, Setting, limit_of, pad
 from adapterhub.tasks._show import learned_line, tokens_line
 
 if TYPE_CHECKING:
@@ -57,6 +51,37 @@ class Generated(Prediction):
 
     def __str__(self) -> str:
         return self.text.replace("\n", "\\n")
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Encoded examples: rows of token ids, truncated, and padded when batched.
+
+    One example may have several rows, or one row several (packed) examples. `owners[i]` is the
+    index of the example of row i; it is empty if rows are packed.
+    """
+
+    task: Task
+    setting: Setting
+    examples: tuple[Any, ...]
+    rows: list[Row]
+    owners: tuple[int, ...]
+
+    @property
+    def lengths(self) -> list[int]:
+        """The number of tokens of each row."""
+        return [len(row["input_ids"]) for row in self.rows]
+
+    def batch(self, indices: Sequence[int], epoch: int = 0) -> dict[str, Tensor]:
+        """Return the model inputs for some rows, padded to the longest: (batch, tokens).
+
+        Random inputs, such as masks, depend only on the seed, the epoch and the row.
+        """
+        rows = [
+            self.task.vary(self.rows[i], self.setting, (self.setting.seed, epoch, i))
+            for i in indices
+        ]
+        return self.task.collate(rows, self.setting)
 
 
 class Task(ABC):
@@ -295,3 +320,15 @@ class Task(ABC):
     def outcome(self, example: Any, prediction: Prediction) -> dict[str, Any]:
         """Return the texts, the label, the prediction and the score of an evaluated example."""
         return {}
+
+
+def one_row_each(task: Task, examples: Sequence[Any], setting: Setting, rows: list[Row]) -> Encoded:
+    """Build the encoding of examples that have one row each.
+
+    Args:
+        task: the task that encoded them.
+        examples: the examples.
+        setting: the setting they were encoded for.
+        rows: one row per example, in order.
+    """
+    return Encoded(task, setting, tuple(examples), rows, tuple(range(len(rows))))

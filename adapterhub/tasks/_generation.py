@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
-from adapterhub.tasks._base import Generated, Prediction
+from adapterhub.tasks._base import Encoded, Generated, Prediction
+from adapterhub.tasks._forward import by_length, forward
 from adapterhub.tasks._metrics import answer_metrics
-from adapterhub.tasks._rows import IGNORED, Encoded, by_length, forward, in_order, pad
+from adapterhub.tasks._rows import IGNORED, in_order, pad
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from adapterhub.tasks._base import Task
-from adapterhub.tasks._rows import Encoded, Setting
+from adapterhub.tasks._base import Encoded, Task
+from adapterhub.tasks._rows import Setting
 
 UNLIMITED = 1 << 30  # tokens
 

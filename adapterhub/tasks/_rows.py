@@ -1,18 +1,14 @@
-"""Rows of token ids: the setting they are encoded for, padding, batches and forward passes."""
+"""Rows of token ids: the setting that they are encoded for, padding and truncation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from adapterhub.status import counting
-
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from adapterhub.tasks._base import Task
+    from transformers import PreTrainedTokenizerBase
 
 IGNORED = -100  # label of the positions that the loss ignores
 
@@ -39,49 +35,6 @@ class Setting:
     labels: tuple[str, ...] = ()
     seed: int = 0
     positions: int = 1 << 30
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """Encoded examples: rows of token ids, truncated, and padded when batched.
-
-    One example may have several rows, or one row several (packed) examples. `owners[i]` is the
-    index of the example of row i; it is empty if rows are packed.
-    """
-
-    task: Task
-    setting: Setting
-    examples: tuple[Any, ...]
-    rows: list[Row]
-    owners: tuple[int, ...]
-
-    @property
-    def lengths(self) -> list[int]:
-        """The number of tokens of each row."""
-        return [len(row["input_ids"]) for row in self.rows]
-
-    def batch(self, indices: Sequence[int], epoch: int = 0) -> dict[str, Tensor]:
-        """Return the model inputs for some rows, padded to the longest: (batch, tokens).
-
-        Random inputs, such as masks, depend only on the seed, the epoch and the row.
-        """
-        rows = [
-            self.task.vary(self.rows[i], self.setting, (self.setting.seed, epoch, i))
-            for i in indices
-        ]
-        return self.task.collate(rows, self.setting)
-
-
-def one_row_each(task: Task, examples: Sequence[Any], setting: Setting, rows: list[Row]) -> Encoded:
-    """Build the encoding of examples that have one row each.
-
-    Args:
-        task: the task that encoded them.
-        examples: the examples.
-        setting: the setting they were encoded for.
-        rows: one row per example, in order.
-    """
-    return Encoded(task, setting, tuple(examples), rows, tuple(range(len(rows))))
 
 
 def rows_from_columns(encoded: Mapping[str, Any]) -> list[Row]:
@@ -140,38 +93,3 @@ def cut_text(text: str, tokenizer: PreTrainedTokenizerBase, tokens: int) -> str:
 def in_order(by_index: Mapping[int, P]) -> list[P]:
     """List the values of a mapping from 0, 1, ... in the order of the keys."""
     return [by_index[i] for i in range(len(by_index))]
-
-
-def forward(
-    model: PreTrainedModel, data: Encoded, batch_size: int, *, labels: bool = False
-) -> Iterator[tuple[list[int], dict[str, Tensor], Any]]:
-    """Run a model on all rows and yield (row indices, batch, output) per batch.
-
-    Args:
-        model: the model, put in evaluation mode.
-        data: the encoded examples.
-        batch_size: rows per forward pass; rows of similar length share a batch.
-        labels: whether the model also gets the labels, to compute its loss.
-    """
-    import torch  # slow to import
-
-    model.eval()
-    for indices in by_length(data, batch_size):
-        batch = {k: v.to(model.device) for k, v in data.batch(indices).items()}
-        inputs = {k: v for k, v in batch.items() if labels or k != "labels"}
-        with torch.inference_mode():
-            output = model(**inputs)
-        yield indices, batch, output
-
-
-def by_length(data: Encoded, batch_size: int) -> Iterator[list[int]]:
-    """Yield the row indices of each batch, short rows first, so that little is padded.
-
-    How many rows are done is shown to the user, if that takes long.
-    """
-    lengths = data.lengths
-    order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    with counting(len(order), "predicting") as done:
-        for start in range(0, len(order), batch_size):
-            yield order[start : start + batch_size]
-            done(min(batch_size, len(order) - start))

@@ -24,7 +24,7 @@ from adapterhub.data.columns import WANTS, ColumnChoice
 from adapterhub.data.examples import Example, read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
-from adapterhub.tasks._base import Generated, Prediction, Task
+from adapterhub.tasks._base import Encoded, Generated, Prediction, Task
 from adapterhub.tasks._chat_template import chat_text
 from adapterhub.tasks._generation import (
     TOKEN_METRICS,
@@ -36,7 +36,7 @@ from adapterhub.tasks._generation import (
 )
 from adapterhub.tasks._metrics import generation_metrics
 from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import IGNORED, Encoded, Row, Setting, limit_of
+from adapterhub.tasks._rows import IGNORED, Row, Setting, limit_of
 from adapterhub.tasks.seq2seq import check_template, fitted_pairs, read_pairs
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from adapterhub.data.examples import Example, check_labels, labels_of, read_exam
 from adapterhub.data.labels import name_labels
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError
-from adapterhub.tasks._base import POOLING_HELP, Pooling, Prediction, Task
+from adapterhub.tasks._base import POOLING_HELP, Encoded, Pooling, Prediction, Task, one_row_each
 from adapterhub.tasks._class_weights import (
     WEIGHTS_HELP,
     ClassWeights,
@@ -27,17 +27,10 @@ from adapterhub.tasks._class_weights import (
     weighted_loss,
     weights_of,
 )
+from adapterhub.tasks._forward import forward
 from adapterhub.tasks._metrics import classification_metrics, regression_metrics
 from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import (
-    Encoded,
-    Setting,
-    forward,
-    in_order,
-    limit_of,
-    one_row_each,
-    rows_from_columns,
-)
+from adapterhub.tasks._rows import Setting, in_order, limit_of, rows_from_columns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -21,10 +21,11 @@ from adapterhub.config.options import option
 from adapterhub.data.examples import Example, read_texts
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.tasks._base import Prediction, Task
+from adapterhub.tasks._base import Encoded, Prediction, Task
+from adapterhub.tasks._forward import forward
 from adapterhub.tasks._generation import TOKEN_METRICS, token_loss
 from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import IGNORED, Encoded, Row, Setting, forward, limit_of
+from adapterhub.tasks._rows import IGNORED, Row, Setting, limit_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

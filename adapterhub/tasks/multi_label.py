@@ -25,10 +25,11 @@ from adapterhub.data.labels import name_labels
 from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import first_few
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.tasks._base import POOLING_HELP, Pooling, Prediction
+from adapterhub.tasks._base import POOLING_HELP, Encoded, Pooling, Prediction
+from adapterhub.tasks._forward import forward
 from adapterhub.tasks._metrics import multi_label_metrics
 from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import Encoded, Row, Setting, forward, in_order
+from adapterhub.tasks._rows import Row, Setting, in_order
 from adapterhub.tasks._show import tokens_line
 from adapterhub.tasks.classification import OfTexts
 

@@ -21,20 +21,11 @@ from adapterhub.data.examples import read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import first_few
 from adapterhub.errors import DataError
-from adapterhub.tasks._base import POOLING_HELP, Pooling, Prediction, Task
+from adapterhub.tasks._base import POOLING_HELP, Encoded, Pooling, Prediction, Task, one_row_each
+from adapterhub.tasks._forward import forward
 from adapterhub.tasks._metrics import classification_metrics
 from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import (
-    Encoded,
-    Row,
-    Setting,
-    forward,
-    in_order,
-    limit_of,
-    one_row_each,
-    pad,
-    rows_from_columns,
-)
+from adapterhub.tasks._rows import Row, Setting, in_order, limit_of, pad, rows_from_columns
 from adapterhub.tasks._show import tokens_line
 
 if TYPE_CHECKING:

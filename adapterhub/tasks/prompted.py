@@ -24,19 +24,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from adapterhub.config.options import option
 from adapterhub.data.examples import Example, check_labels
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.tasks._base import Prediction
+from adapterhub.tasks._base import Encoded, Prediction, one_row_each
+from adapterhub.tasks._forward import forward
 from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import (
-    IGNORED,
-    Encoded,
-    Row,
-    Setting,
-    cut_text,
-    forward,
-    in_order,
-    limit_of,
-    one_row_each,
-)
+from adapterhub.tasks._rows import IGNORED, Row, Setting, cut_text, in_order, limit_of
 from adapterhub.tasks.classification import (
     CLASS_METRICS,
     OfTexts,

@@ -27,10 +27,11 @@ from adapterhub.data.examples import read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import first_few, read_text
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.tasks._base import Prediction, Task
+from adapterhub.tasks._base import Encoded, Prediction, Task
+from adapterhub.tasks._forward import forward
 from adapterhub.tasks._metrics import answer_metrics
 from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import Encoded, Row, Setting, cut_text, forward, limit_of
+from adapterhub.tasks._rows import Row, Setting, cut_text, limit_of
 from adapterhub.tasks._show import tokens_line
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from adapterhub.data.examples import Example, read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import first_few, read_parallel
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.tasks._base import Generated, Prediction, Task
+from adapterhub.tasks._base import Encoded, Generated, Prediction, Task, one_row_each
 from adapterhub.tasks._generation import (
     TOKEN_METRICS,
     Generation,
@@ -32,7 +32,7 @@ from adapterhub.tasks._generation import (
 )
 from adapterhub.tasks._metrics import GENERATION_METRICS, generation_metrics
 from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import Encoded, Row, Setting, limit_of, one_row_each, rows_from_columns
+from adapterhub.tasks._rows import Row, Setting, limit_of, rows_from_columns
 from adapterhub.tasks._show import tokens_line
 
 if TYPE_CHECKING:

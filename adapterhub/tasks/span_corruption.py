@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING
 from adapterhub.config.options import option
 from adapterhub.data.examples import Example
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.tasks._base import Prediction
+from adapterhub.tasks._base import Encoded, Prediction, one_row_each
 from adapterhub.tasks._generation import Generation, generate
 from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import Encoded, Row, Setting, limit_of, one_row_each
+from adapterhub.tasks._rows import Row, Setting, limit_of
 from adapterhub.tasks._show import tokens_line
 from adapterhub.tasks.masked_lm import RawText
 

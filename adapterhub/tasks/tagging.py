@@ -23,7 +23,7 @@ from adapterhub.data.columns import WANTS, choose_columns
 from adapterhub.data.examples import check_labels, read_rows, refuse
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.tasks._base import Prediction, Task
+from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
 from adapterhub.tasks._class_weights import (
     WEIGHTS_HELP,
     ClassWeights,
@@ -32,18 +32,10 @@ from adapterhub.tasks._class_weights import (
     weighted_loss,
     weights_of,
 )
+from adapterhub.tasks._forward import forward
 from adapterhub.tasks._metrics import entity_metrics
 from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import (
-    IGNORED,
-    Encoded,
-    Row,
-    Setting,
-    forward,
-    in_order,
-    limit_of,
-    one_row_each,
-)
+from adapterhub.tasks._rows import IGNORED, Row, Setting, in_order, limit_of
 from adapterhub.tasks._show import tags_line
 
 if TYPE_CHECKING:
