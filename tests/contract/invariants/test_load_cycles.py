@@ -70,7 +70,7 @@ def test_a_hundred_load_and_unload_cycles_leave_memory_flat(method, architecture
         last = cycle(use=number % 10 == 0)
     gc.collect()
     assert last() is None
-    assert live_tensors() == tensors
+    assert live_tensors() <= tensors  # fewer: what an earlier test left has been collected
     assert len(gc.get_objects()) - objects < 90, "less than one object per cycle"
     assert rss() - resident < 8e6
     assert footprint(model) == before
