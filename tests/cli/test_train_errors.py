@@ -110,5 +110,6 @@ def test_a_full_disk_while_saving(train, tmp_path, monkeypatch):
 
 
 def test_a_resume_of_another_run(train, trained):
-    refused(train("--resume", "train.batch_size=7"), "train.batch_size: 16 in the checkpoint, 7 now")
+    other = train("--resume", "train.batch_size=7")
+    refused(other, "train.batch_size: 16 in the checkpoint, 7 now")
     refused(train("--resume", "train.epochs=1", "--method", "pfeiffer"), "method")
