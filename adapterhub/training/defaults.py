@@ -1,7 +1,7 @@
 """Defaults that follow from the data: batch size, epochs and evaluations, by the number of rows.
 
-Few rows need many passes, or the adapter is still near its start; many rows need few. The table was
-measured on samples of three data sets: docs/defaults.md has the figures.
+Few rows need many passes, or the adapter is still near its start; many rows need few. What was
+measured, and on what, is in docs/defaults.md.
 """
 
 from __future__ import annotations
