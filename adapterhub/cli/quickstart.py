@@ -21,7 +21,7 @@ TEXTS = (
 RECIPE = {
     "backbone": "sentence-transformers/all-MiniLM-L6-v2",
     "data": {"train": "builtin:docstrings"},
-    "train": {"tensorboard": False},
+    "train": {"tensorboard": False, "epochs": 3, "batch_size": 16},  # a demonstration: quick
 }
 
 

@@ -33,9 +33,9 @@ class RowsDefault:
 TABLE = (
     RowsDefault(rows=100, batch_size=16, steps=150, epochs=3),
     RowsDefault(rows=1_000, batch_size=16, steps=250, epochs=3),
-    RowsDefault(rows=20_000, batch_size=32, steps=500, epochs=3),
-    RowsDefault(rows=100_000, batch_size=32, steps=500, epochs=2),
-    RowsDefault(rows=math.inf, batch_size=32, steps=500, epochs=1),
+    RowsDefault(rows=20_000, batch_size=32, steps=250, epochs=3),
+    RowsDefault(rows=100_000, batch_size=32, steps=250, epochs=2),
+    RowsDefault(rows=math.inf, batch_size=32, steps=250, epochs=1),
 )
 
 
