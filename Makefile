@@ -5,13 +5,17 @@ PY := .venv/bin/python
 # One thread per process: faster for small models, and results do not depend on the machine.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: quickstart test catalogue matrix interchange threads trl torchao oldest check lint types venv clean
+.PHONY: quickstart test docs catalogue matrix interchange threads trl torchao oldest check lint types venv clean
 
 quickstart: venv
 	.venv/bin/adapterhub quickstart
 
 test: venv
 	$(TEST_ENV) $(PY) -m pytest -n 2 $(ARGS)
+
+# The documentation, in build/site: every warning is an error, and nothing is fetched.
+docs: venv
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --clean --quiet
 
 # What commands say about methods without importing them; a test fails where it is out of date.
 catalogue: venv
@@ -55,7 +59,7 @@ venv: .venv/.installed
 PINS := constraints.txt
 # pip before 25.3 builds with PIP_CONSTRAINT, later ones with PIP_BUILD_CONSTRAINT, none with -c.
 PINNED = PIP_CONSTRAINT="$(PINS) constraints-build.txt" PIP_BUILD_CONSTRAINT=constraints-build.txt
-.venv/.installed: EXTRAS := minilm,quantized,test,dev,tensorboard,signatures
+.venv/.installed: EXTRAS := minilm,quantized,test,dev,docs,tensorboard,signatures
 .venv-trl/.installed: EXTRAS := test,trl
 .venv-torchao/.installed: EXTRAS := quantized,test,torchao
 .venv-oldest/.installed: EXTRAS := test,signatures

@@ -1,4 +1,4 @@
-"""Write the tables of docs/defaults.md: the defaults of the code, and the records behind them."""
+"""Write the tables of docs/guides/defaults.md: the code's defaults, and their records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from adapterhub.training.defaults import TABLE
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "defaults.md"
+PAGE = ROOT / "docs/guides/defaults.md"
 sys.path.append(str(ROOT / "benchmarks"))
 
 

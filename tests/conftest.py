@@ -13,7 +13,7 @@ from fixtures import WORDS, sentences, word_tokenizer, write_tsv
 from hypothesis import HealthCheck, settings
 from transformers import BertTokenizerFast
 
-# The hooks that write the tables of docs/support.md and docs/interchange.md.
+# The hooks that write the tables of docs/reference/support.md and docs/guides/interchange.md.
 pytest_plugins = ["support_table", "interchange_table"]
 
 # A slow machine is not a failure.

@@ -21,7 +21,7 @@ PAGES = [
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
-    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")),
 ]
 
 
@@ -78,7 +78,7 @@ def test_format_page_matches_the_code():
     from adapterhub.backbones.fingerprint import BackboneIdentity
     from adapterhub.files import manifest, native
 
-    page = text("docs/format.md")
+    page = text("docs/reference/format.md")
     assert native.__doc__.strip() in page
     manifest_page, identity_page = page.split("## The identity of the backbone")
     fields = re.findall(r"^\| `(\w+)` \|", manifest_page, re.MULTILINE)
@@ -89,7 +89,7 @@ def test_format_page_matches_the_code():
 
 
 def test_table_of_quantized_backbones_matches_the_records():
-    table = quoted_table("docs/quantization.md", "results")
+    table = quoted_table("docs/guides/quantization.md", "results")
     assert table == quantized.table()
     assert len(table.splitlines()) > 2 + len(quantized.PRECISIONS)
 
@@ -114,7 +114,7 @@ def test_make_installs_every_extra():
 
 
 def test_the_tables_of_defaults_match_the_code_and_the_records():
-    page = text("docs/defaults.md")
+    page = text("docs/guides/defaults.md")
     assert defaults_table.written(page) == page
-    assert len(quoted_table("docs/defaults.md", "table").splitlines()) == 2 + len(TABLE)
-    assert len(quoted_table("docs/defaults.md", "records").splitlines()) > 10
+    assert len(quoted_table("docs/guides/defaults.md", "table").splitlines()) == 2 + len(TABLE)
+    assert len(quoted_table("docs/guides/defaults.md", "records").splitlines()) > 10

@@ -1,4 +1,4 @@
-"""The native adapter format, version 1: a folder with three files (also in docs/format.md).
+"""The native adapter format, version 1: a folder of three files (docs/reference/format.md).
 
     polite/
       adapter.safetensors   the tensors

@@ -67,7 +67,7 @@ METHOD_MEANINGS = {
     "qlora": "lora on a quantized backbone: lora, with quantize=nf4",
     "peft": "peft is a library; its usual method is lora",
     "sft": "any method does supervised fine-tuning: lora, with task=causal-lm",
-    "dpo": "trl's DPOTrainer trains with a model that lora is attached to: docs/trainers.md",
+    "dpo": "trl's DPOTrainer trains with a model that lora is attached to: docs/guides/trainers.md",
     "adalora": "its ranks are chosen by hand here: lora(ranks={attn.q: 4, attn.v: 16})",
     "lora+": "lora-plus is this method",
     "loraplus": "lora-plus is this method",

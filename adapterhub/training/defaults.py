@@ -1,7 +1,7 @@
 """Defaults that follow from the data: batch size, epochs and evaluations, by the number of rows.
 
 Few rows need many passes, or the adapter is still near its start; many rows need few. What was
-measured, and on what, is in docs/defaults.md.
+measured, and on what, is in docs/guides/defaults.md.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ class TrainOptions:
     """
 
     epochs: int | None = option(
-        None, "passes over the training data (none: by the number of rows, see docs/defaults.md)"
+        None,
+        "passes over the training data (none: by the number of rows: docs/guides/defaults.md)",
     )
     max_steps: int | None = option(None, "exact number of optimizer steps, instead of epochs")
     batch_size: int | None = option(

@@ -65,5 +65,5 @@ def check_launcher() -> None:
             "not shard models",
             expected="the whole model in each process",
             hint="accelerate launch --multi_gpu --num_processes N -m adapterhub train ...; for "
-            "FSDP2, attach and then call fully_shard in your own training loop (docs/trainers.md)",
+            "FSDP2, attach and then call fully_shard in your own loop (docs/guides/trainers.md)",
         )

@@ -1,4 +1,4 @@
-"""Generate the table of docs/interchange.md from the results of `make interchange`."""
+"""Generate the table of docs/guides/interchange.md from the results of `make interchange`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import tiny_models
 
-FILE = Path(__file__).parents[2] / "docs" / "interchange.md"
+FILE = Path(__file__).parents[2] / "docs/guides/interchange.md"
 PROPERTY = "differential"
 DIRECTIONS = ("import", "back", "export")
 MASKS = ("none", "right", "left")

@@ -1,4 +1,4 @@
-"""Generate the tables of docs/support.md from the results of the full matrix (`make matrix`).
+"""Generate the tables of docs/reference/support.md from the results of `make matrix`.
 
 Each test with the parameters `method` and `architecture`, or `method` and `task`, counts towards
 one cell. A cell is refused by design if its test `test_a_refused_cell...` passes; the table lists
@@ -17,7 +17,7 @@ import tiny_models
 from adapterhub.methods import METHODS
 from adapterhub.tasks import TASKS
 
-FILE = Path(__file__).parents[2] / "docs" / "support.md"
+FILE = Path(__file__).parents[2] / "docs/reference/support.md"
 ROWS = {"architecture": sorted(tiny_models.ARCHITECTURES), "task": sorted(TASKS)}
 _results: dict[tuple[str, str, str], Counter[str]] = {}
 _reasons: dict[tuple[str, str, str], str] = {}

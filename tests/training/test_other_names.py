@@ -12,7 +12,7 @@ from adapterhub.training.recipe import NAMES, read_draft
 
 
 def test_the_page_has_every_alias() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "options.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/guides/options.md").read_text(encoding="utf-8")
     table = page.partition("<!-- aliases:")[2].partition("<!-- /aliases")[0]
     listed = {
         name: path

@@ -135,7 +135,7 @@ def test_the_model_inside_wrappers_is_found():
 
 @pytest.mark.filterwarnings("ignore:.*pin_memory")
 def test_the_recipe_of_the_docs_runs(backbone, tmp_path, monkeypatch):
-    page = (Path(__file__).parents[2] / "docs" / "trainers.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/guides/trainers.md").read_text(encoding="utf-8")
     first, second = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     data = [row | {"labels": row["labels"] % 2} for row in rows()]

@@ -1,7 +1,7 @@
 """Every kind of peft checkpoint gives equal logits in both libraries, or is refused.
 
-`make interchange` runs all cells and writes the table of docs/interchange.md; by default one model
-of each kind runs.
+`make interchange` runs all cells and writes the table of docs/guides/interchange.md; by default
+one model of each kind runs.
 """
 
 from __future__ import annotations

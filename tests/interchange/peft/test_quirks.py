@@ -1,4 +1,4 @@
-"""Where peft does not reproduce its own outputs, as described in docs/interchange.md."""
+"""Where peft does not reproduce its own outputs, as described in docs/guides/interchange.md."""
 
 from __future__ import annotations
 

@@ -1,0 +1,262 @@
+"""Run the code blocks of pages of documentation, and write the outputs into them.
+
+    python scripts/pages.py docs/start.md              # run its blocks in an empty folder
+    python scripts/pages.py docs/start.md --write      # and write what they print, and their times
+    python scripts/pages.py docs/start.md --quick      # four steps a training; the tests do this
+
+A page is run from top to bottom, all in one folder:
+
+- `console`: each line after `$ ` is a command, continued by a backslash; what follows is its
+  output. A line `*1.2 s.*` below the block is its time.
+- `python`: runs in one namespace per page. If it prints, a block `text title="output"` follows,
+  which must match (`...` stands for anything).
+- any language with a title (`yaml title="recipe.yaml"`): is written to that file.
+- `<!-- setup` up to `-->`: Python that runs but is not shown, for data that a reader has.
+- `text` and languages without a title that are listed in SHOWN: are shown only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import doctest
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SHOWN = {"text", "json", "toml", "yaml", "ini"}
+NOT_RUN = ("pip install", "make ", "git clone", "cd ")  # the reader's machine is set up by these
+_FENCE = re.compile(
+    r"^(?P<indent> *)(?:```(?P<kind>[\w-]+)?(?: title=\"(?P<title>[^\"]*)\")?|<!-- setup)\n"
+    r"(?P<text>.*?)^(?P=indent)(?P<end>```|-->)\n(?P<time>\n(?P=indent)\*[\d.]+ s\.\*\n)?",
+    re.MULTILINE | re.DOTALL,
+)
+_MATCHES = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+_SHELL = re.compile(r"[|<>;&$*]|^(?!adapterhub )")
+_LONGEST = 16  # lines of an output that are shown; of a longer one, the first and the last
+_HEAD, _TAIL = 8, 12
+_HOMES = ("CACHE", "CONFIG", "DATA", "STATE")  # of users: nothing of theirs is read or written
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    kind: str
+    title: str
+    text: str
+    line: int  # of its first line of code
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands of a console block, each with its continuation lines."""
+        lines, found = iter(self.text.splitlines()), []
+        for line in lines:
+            if line.startswith("$ "):
+                while line.endswith("\\"):
+                    line += "\n" + next(lines)
+                found.append(line.removeprefix("$ "))
+        return found
+
+
+@dataclass
+class Done:
+    """What a block printed: of a console block, for each command."""
+
+    outputs: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def blocks(text: str) -> list[Block]:
+    """List the fenced blocks of a page."""
+    return [_block(text, match) for match in _FENCE.finditer(text)]
+
+
+def _block(text: str, match: re.Match[str]) -> Block:
+    line = text.count("\n", 0, match.start("text")) + 1
+    code = textwrap.dedent(match["text"])
+    kind = "python" if match["end"] == "-->" else match["kind"] or ""
+    return Block(kind, match["title"] or "", code, line)
+
+
+def run_page(page: str, text: str, folder: Path, quick: bool = False) -> list[Done]:
+    """Run the blocks of a page in order, in a folder.
+
+    Args:
+        page: its name, for errors.
+        text: its text.
+        folder: the working directory of everything that is run.
+        quick: shorten trainings, and run commands of adapterhub in this process.
+
+    Raises:
+        RuntimeError: a block fails, or does not print what the page says.
+    """
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    done: list[Done] = []
+    with _in_folder(folder):
+        for block in blocks(text):
+            start = time.perf_counter()
+            try:
+                outputs = _run(block, page, namespace, quick, done)
+            except (Exception, SystemExit) as error:
+                raise RuntimeError(f"{page}:{block.line}: {error}") from error
+            done.append(Done(outputs, time.perf_counter() - start))
+    return done
+
+
+@contextlib.contextmanager
+def _in_folder(folder: Path) -> Iterator[None]:
+    """Work in a folder, with the user's folders inside of it."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    os.environ |= {"PATH": path, "COLUMNS": "80", "PYTHONWARNINGS": "ignore"}
+    os.environ |= {f"XDG_{name}_HOME": str(folder / ".home") for name in _HOMES}
+    with contextlib.chdir(folder) if sys.version_info >= (3, 11) else _chdir(folder):
+        yield
+
+
+@contextlib.contextmanager
+def _chdir(folder: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def _run(
+    block: Block, page: str, namespace: dict[str, object], quick: bool, done: list[Done]
+) -> list[str]:
+    """Run one block and return what it printed."""
+    if block.title == "output":
+        _compare(block.text, "".join(done[-1].outputs), quick)
+    elif block.title:
+        Path(block.title).parent.mkdir(parents=True, exist_ok=True)
+        Path(block.title).write_text(block.text, encoding="utf-8")
+    elif block.kind == "python":
+        return [_execute(block, page, namespace)]
+    elif block.kind == "console":
+        return [_command(command, quick) for command in block.commands]
+    elif block.kind not in SHOWN:
+        raise ValueError(f"a block of {block.kind or 'no language'} without a title")
+    return []
+
+
+def _compare(shown: str, printed: str, quick: bool) -> None:
+    """Check that a page shows what is printed; only the check of the tests is strict."""
+    if quick and not doctest.OutputChecker().check_output(shown, printed, _MATCHES):
+        raise ValueError(f"the page shows\n{shown}\nbut printed was\n{printed}")
+
+
+def _execute(block: Block, page: str, namespace: dict[str, object]) -> str:
+    """Run Python code, with the line numbers of the page in tracebacks."""
+    code = compile("\n" * (block.line - 1) + block.text, page, "exec")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code, namespace)
+    return printed.getvalue()
+
+
+def _command(command: str, quick: bool) -> str:
+    """Run a command and return what it printed.
+
+    Raises:
+        RuntimeError: it fails.
+    """
+    if command.startswith(NOT_RUN) and "&&" not in command:
+        return ""
+    if quick and command.startswith("adapterhub train") and "--show" not in command:
+        command += " train.max_steps=4"
+    if quick and not _SHELL.search(command):
+        return _in_process(shlex.split(command.replace("\\\n", "")))
+    result = subprocess.run(
+        command, shell=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        check=False,
+    )  # fmt: skip
+    if result.returncode:
+        raise RuntimeError(f"{command} failed:\n{result.stdout}")
+    return result.stdout
+
+
+def _in_process(words: list[str]) -> str:
+    """Run a command of adapterhub without a new process: torch is imported once per page."""
+    from adapterhub.cli import main
+
+    printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    before, sys.argv = sys.argv, words
+    code: object = 0
+    try:
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            main()
+    except SystemExit as exit_:
+        code = exit_.code
+    finally:
+        sys.argv = before
+    output = printed.buffer.getvalue().decode()
+    if code:
+        raise RuntimeError(f"{shlex.join(words)} failed:\n{output}")
+    return output
+
+
+def with_outputs(text: str, done: list[Done]) -> str:
+    """Return the page with the outputs of its commands and the times that it shows."""
+    results = iter(done)
+    last: list[str] = []
+
+    def filled(match: re.Match[str]) -> str:
+        block, result = _block(text, match), next(results)
+        shown, seconds = match["text"], match["time"] or ""
+        if block.kind == "console" and not block.title:
+            pairs = zip(block.commands, result.outputs, strict=True)
+            output = "".join(f"$ {command}\n{shortened(out)}" for command, out in pairs)
+            shown = textwrap.indent(output, match["indent"])
+            seconds = re.sub(r"[\d.]+ s", f"{result.seconds:.1f} s", seconds)
+        elif block.title == "output" and "..." not in block.text:
+            shown = textwrap.indent("".join(last), match["indent"])
+        last[:] = result.outputs
+        head = text[match.start() : match.start("text")]
+        return f"{head}{shown}{match['indent']}{match['end']}\n{seconds}"
+
+    return _FENCE.sub(filled, text)
+
+
+def shortened(output: str) -> str:
+    """Return the first and last lines of an output that is long."""
+    lines = [line.rstrip() for line in output.strip("\n").splitlines()]
+    if len(lines) > _LONGEST + 4:
+        lines = [*lines[:_HEAD], "...", *lines[-_TAIL:]]
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def main() -> None:
+    """Run one page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("page", type=Path)
+    parser.add_argument("--write", action="store_true", help="write outputs and times to the page")
+    parser.add_argument("--quick", action="store_true", help="four steps a training")
+    parser.add_argument("--record", type=Path, help="write what was printed to a JSON file")
+    options = parser.parse_args()
+    text = options.page.read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        done = run_page(options.page.name, text, Path(folder), options.quick)
+    if options.write:
+        options.page.write_text(with_outputs(text, done), encoding="utf-8")
+    if options.record:
+        options.record.write_text(json.dumps([vars(one) for one in done]), encoding="utf-8")
+    print(f"{len(done)} blocks, {sum(one.seconds for one in done):.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Add the generated pages to the site: mkdocs calls these functions.
+
+Each module of this folder that mkdocs.yml names in `generated: NAME` has a function `pages()` that
+returns the pages' paths and texts, in the order of the navigation. Nothing is written to docs/.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+_ROOT = Path(__file__).parents[2]
+_pages: dict[str, str] = {}
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Generate the pages and put them into the navigation."""
+    sys.path[:0] = [str(_ROOT / "scripts"), str(_ROOT)]
+    _pages.clear()
+    config.nav = _with_generated(config.nav)
+
+
+def _with_generated(nav: Any) -> Any:
+    """Replace each `generated: NAME` of a navigation by the paths of its pages."""
+    if isinstance(nav, dict):
+        return {title: _with_generated(entry) for title, entry in nav.items()}
+    if not isinstance(nav, list):
+        return nav
+    entries: list[Any] = []
+    for entry in nav:
+        if isinstance(entry, dict) and "generated" in entry:
+            new = importlib.import_module(f"reference.{entry['generated']}").pages()
+            _pages.update(new)
+            entries += new
+        else:
+            entries.append(_with_generated(entry))
+    return entries
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages to the files of the site."""
+    for path, text in _pages.items():
+        files.append(File.generated(config, path, content=text))
+    return files

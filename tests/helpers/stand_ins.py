@@ -1,0 +1,84 @@
+"""A hub with tiny random models under the names that the documentation uses.
+
+`Qwen/Qwen3-0.6B` and others are then downloaded as their users would download them; the numbers
+that they give mean nothing. MiniLM is the real one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import hub_server
+import tiny_models
+from fixtures import CHAT_TEMPLATE
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from adapterhub.backbones.find import PACKAGED, PackagedBackbone
+
+# Name: architecture and task.
+MODELS = {
+    "Qwen/Qwen3-0.6B": ("qwen3", "causal-lm"),
+    "meta-llama/Llama-3.2-1B": ("llama", "causal-lm"),
+    "google-t5/t5-small": ("t5", "seq2seq"),
+    "google-bert/bert-base-uncased": ("bert", "features"),
+}
+_SPECIAL = ["<unk>", "<pad>", "</s>", "<s>", "<mask>"]  # the ids of tiny_models
+LENGTH = 512
+
+
+def byte_tokenizer(end: str = "") -> PreTrainedTokenizerFast:
+    """Build a tokenizer with one token per byte, which takes every text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = {word: i for i, word in enumerate([*_SPECIAL, *alphabet])}
+    inner = Tokenizer(models.BPE(words, merges=[], unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    if end:
+        single = processors.TemplateProcessing(
+            single=f"$A {end}",
+            pair=f"$A {end} $B:1 {end}:1",
+            special_tokens=[(end, words[end])],
+        )
+        inner.post_processor = single
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, unk_token="<unk>", pad_token="<pad>", eos_token="</s>",
+        bos_token="<s>", mask_token="<mask>", model_max_length=LENGTH,
+        chat_template=CHAT_TEMPLATE,
+    )  # fmt: skip
+
+
+def files(name: str) -> dict[str, bytes]:
+    """Return the files of one stand-in, as its repository on the hub would hold them."""
+    architecture, task = MODELS[name]
+    tokenizer = byte_tokenizer("" if task == "causal-lm" else "</s>")
+    sizes = {"vocab_size": len(tokenizer), "num_hidden_layers": 2}
+    if "max_position_embeddings" in tiny_models.SIZES[architecture]:
+        sizes["max_position_embeddings"] = LENGTH
+    with tempfile.TemporaryDirectory() as folder:
+        tiny_models.model(architecture, task, **sizes).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def packaged_files(packaged: PackagedBackbone) -> dict[str, bytes]:
+    """Return the files of a backbone that is installed as a Python package."""
+    (module,) = importlib.util.find_spec(packaged.package).submodule_search_locations
+    return {name: Path(module, packaged.folder, name).read_bytes() for name in packaged.files}
+
+
+@contextmanager
+def serving() -> Iterator[str]:
+    """Serve the stand-ins; yield the address for `$HF_ENDPOINT`."""
+    with hub_server.serving() as (hub, address):
+        for name in MODELS:
+            hub.repositories[name] = hub_server.Repository()
+            hub.repositories[name].commit(files(name))
+        for name, packaged in PACKAGED.items():
+            hub.repositories[name] = hub_server.Repository()
+            hub.repositories[name].commit(packaged_files(packaged))
+        yield address
