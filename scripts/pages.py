@@ -178,7 +178,7 @@ def _command(command: str, quick: bool) -> str:
     if quick and command.startswith("adapterhub train") and "--show" not in command:
         command += " train.max_steps=4"
     if quick and not _SHELL.search(command):
-        return _in_process(shlex.split(command.replace("\\\n", "")))
+        return _in_process(shlex.split(command.replace("\\\n", ""), comments=True))
     result = subprocess.run(
         command, shell=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         check=False,
