@@ -15,7 +15,7 @@ test: venv
 
 # The documentation, in build/site: every warning is an error, and nothing is fetched.
 docs: venv
-	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --clean --quiet
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --clean
 
 # What commands say about methods without importing them; a test fails where it is out of date.
 catalogue: venv

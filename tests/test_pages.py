@@ -22,7 +22,7 @@ PAGES = [
     "CONTRIBUTING.md",
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")),
 ]
-OLD = ("README.md", "docs/guides/trainers.md")  # to be rewritten: their code does not stand alone
+OLD = ("docs/guides/trainers.md",)  # to be rewritten: their code does not stand alone
 
 
 def text(page: str) -> str:

@@ -7,14 +7,19 @@ returns the pages' paths and texts, in the order of the navigation. Nothing is w
 from __future__ import annotations
 
 import importlib
+import logging
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 _ROOT = Path(__file__).parents[2]
+_FETCHED = re.compile(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=\"(https?://[^\"]*)\"")
+_log = logging.getLogger("mkdocs.hooks.reference")  # its warnings are errors, as those of mkdocs
 _pages: dict[str, str] = {}
 
 
@@ -47,3 +52,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, text in _pages.items():
         files.append(File.generated(config, path, content=text))
     return files
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> None:
+    """Warn of what a page would fetch from elsewhere: the site works offline."""
+    for address in _FETCHED.findall(output):
+        _log.warning("%s fetches %s", page.file.src_uri, address)
