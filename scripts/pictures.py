@@ -234,7 +234,7 @@ def slots() -> Drawing:
         (98, "the host is called,", "never replaced"),
         (150, "a forward hook", "calls the slot"),
         (202, "active: changes y", ""),
-        (238, "waits, costs nothing", ""),
+        (238, "waits, not active", ""),
     )
     for y, first, second in notes:
         d.text(306, y, first, size=14)
