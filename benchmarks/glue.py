@@ -1,4 +1,4 @@
-"""The results table of README: three GLUE tasks, five methods, default options.
+"""The first table of docs/results.md: three GLUE tasks, five methods, default options.
 
     python benchmarks/glue.py DATA [--out runs/glue] [--only sst2,mrpc] [--methods lora,full]
     python benchmarks/glue.py --table

@@ -1,6 +1,7 @@
 """Measure search times in a local registry with many adapters.
 
     python benchmarks/registry.py [--adapters 100000]
+    python benchmarks/registry.py --table
 
 The adapter folders are real: 50 backbones, with methods, tasks, metrics, tags and cards. The record
 is written to benchmarks/results/registry.json.
@@ -94,13 +95,24 @@ def timed(registry: LocalRegistry, query: Query) -> tuple[float, float, int]:
     return wall, processor, len(entries)
 
 
+def table() -> str:
+    """Return the Markdown table of the record."""
+    times = (records.read("registry") or {"query_cpu_ms": {}})["query_cpu_ms"]
+    rows = [(name, f"{times[name]:.0f} ms") for name in QUERIES if name in times]
+    return records.markdown(("search", "time"), rows)
+
+
 def main() -> None:
     """Measure, print and write the record."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--adapters", type=int, default=100_000)
+    parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
+    if options.table:
+        print(table())
+        return
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"
         registry = LocalRegistry(Path(folder) / "registry")

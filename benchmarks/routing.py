@@ -1,6 +1,7 @@
 """Measure a routed batch (a different LoRA per row) against one adapter and one batch per adapter.
 
     python benchmarks/routing.py [--output benchmarks/results/routing.json]
+    python benchmarks/routing.py --table
 
 The backbone is random, of the size of all-MiniLM-L6-v2 (6 layers, width 384): time does not depend
 on the values. Each figure is the median time of one forward pass over the runs, in milliseconds. On
@@ -18,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import records
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForSequenceClassification
@@ -43,10 +45,18 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
+    if options.table:
+        print(table())
+        return
     torch.set_num_threads(options.threads)
     record = {
-        "config": {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()},
+        "config": {
+            k: str(v) if isinstance(v, Path) else v
+            for k, v in vars(options).items()
+            if k != "table"
+        },
         "milliseconds": measure(options),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
@@ -55,6 +65,13 @@ def main() -> None:
     print(text)
     if options.output:
         options.output.write_text(text + "\n", encoding="utf-8")
+
+
+def table() -> str:
+    """Return the Markdown table of the record."""
+    times = (records.read("routing") or {"milliseconds": {}})["milliseconds"]
+    rows = [(name, f"{ms:.0f} ms", f"{ms / times['bare']:.2f}") for name, ms in times.items()]
+    return records.markdown(("forward pass", "time", "of bare"), rows)
 
 
 def measure(options: argparse.Namespace) -> dict[str, float]:

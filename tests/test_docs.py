@@ -7,11 +7,13 @@ import re
 import sys
 from pathlib import Path
 
-import defaults_table
 import glue
+import memory
+import pictures
 import pytest
 import quantized
 import real
+import tables
 
 from adapterhub.training.defaults import TABLE
 
@@ -35,17 +37,41 @@ def quoted_table(page, marker):
     return re.search(block, text(page), re.DOTALL)[1]
 
 
+@pytest.mark.parametrize("page", tables.pages(), ids=lambda page: page.stem)
+def test_tables_match_the_code_and_the_records(page):
+    written = page.read_text(encoding="utf-8")
+    assert written == tables.written(written), "python scripts/tables.py writes them"
+
+
 @pytest.mark.parametrize(
-    ("marker", "script", "rows"),
+    ("page", "marker", "rows"),
     [
-        ("results", glue, len(glue.TASKS) * len(glue.METHODS)),
-        ("recipes", real, len(real.RUNS)),
+        ("docs/results.md", "results", len(glue.TASKS) * len(glue.METHODS)),
+        ("docs/results.md", "recipes", len(real.RUNS)),
+        ("docs/guides/quantization.md", "results", len(quantized.PRECISIONS) + 1),
+        ("docs/guides/defaults.md", "table", len(TABLE)),
+        ("docs/guides/defaults.md", "records", 10),
+        ("docs/performance.md", "routing", 4),
+        ("docs/performance.md", "memory", len(memory.OPTIONS)),
     ],
 )
-def test_result_tables_match_the_records(marker, script, rows):
-    table = quoted_table("README.md", marker)
-    assert table == script.table()
-    assert len(table.splitlines()) == 2 + rows
+def test_tables_are_complete(page, marker, rows):
+    assert len(quoted_table(page, marker).splitlines()) >= 2 + rows
+
+
+def test_pictures_are_as_their_script_draws_them():
+    for name, drawn in pictures.files().items():
+        assert text(f"docs/assets/{name}") == drawn, "python scripts/pictures.py draws them"
+
+
+def test_every_concept_has_a_picture_for_light_and_for_dark_pages():
+    concepts = sorted((ROOT / "docs/concepts").glob("*.md"))
+    assert len(concepts) >= 5
+    for page in concepts:
+        shown = re.findall(r"\]\(\.\./assets/(\S+?)\)", page.read_text(encoding="utf-8"))
+        ends = (".svg#gh-light-mode-only", "-dark.svg#gh-dark-mode-only")
+        assert shown == [f"{page.stem}{end}" for end in ends]
+        assert page.stem in {Path(name).stem for name in pictures.files()}
 
 
 def test_paths_in_readme_exist():
@@ -88,12 +114,6 @@ def test_format_page_matches_the_code():
     assert sorted(re.findall(r"\w+", " ".join(fields))) == sorted(record)
 
 
-def test_table_of_quantized_backbones_matches_the_records():
-    table = quoted_table("docs/guides/quantization.md", "results")
-    assert table == quantized.table()
-    assert len(table.splitlines()) > 2 + len(quantized.PRECISIONS)
-
-
 def test_make_installs_every_extra():
     """Tests are skipped without their extra, so each extra is in one environment of the Makefile.
 
@@ -111,10 +131,3 @@ def test_make_installs_every_extra():
     assert re.search(r"^bitsandbytes==", text("constraints.txt"), re.MULTILINE)
     if Path(sys.prefix) == ROOT / ".venv":
         assert importlib.util.find_spec("bitsandbytes")
-
-
-def test_the_tables_of_defaults_match_the_code_and_the_records():
-    page = text("docs/guides/defaults.md")
-    assert defaults_table.written(page) == page
-    assert len(quoted_table("docs/guides/defaults.md", "table").splitlines()) == 2 + len(TABLE)
-    assert len(quoted_table("docs/guides/defaults.md", "records").splitlines()) > 10

@@ -1,0 +1,62 @@
+"""Write the tables of README and docs that come from code or from records.
+
+    python scripts/tables.py
+
+A table is between `<!-- NAME: python benchmarks/SCRIPT.py --table -->` and `<!-- /NAME -->`. That of
+the defaults names `adapterhub/training/defaults.py` instead.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+import sys
+from pathlib import Path
+
+from adapterhub.training.defaults import TABLE
+
+ROOT = Path(__file__).parents[1]
+_BLOCK = re.compile(
+    r"(<!-- (\w+): (?:python benchmarks/(\w+)\.py --table|adapterhub/training/defaults\.py) -->\n)"
+    r".*?(<!-- /\2 -->)",
+    re.DOTALL,
+)
+
+
+def pages() -> list[Path]:
+    """List the pages that have such tables."""
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [page for page in found if _BLOCK.search(page.read_text(encoding="utf-8"))]
+
+
+def written(page: str) -> str:
+    """Return the text of a page with its tables as they are now."""
+    return _BLOCK.sub(lambda m: f"{m[1]}{_table(m[3])}\n{m[4]}", page)
+
+
+def _table(script: str | None) -> str:
+    """Return the table of a benchmark; None is that of the defaults."""
+    if script is None:
+        return defaults()
+    if (folder := str(ROOT / "benchmarks")) not in sys.path:
+        sys.path.insert(0, folder)
+    table: str = importlib.import_module(script).table()
+    return table
+
+
+def defaults() -> str:
+    """Return the rows of the table of defaults."""
+    lines, above = [], 0
+    for entry in TABLE:
+        last = math.isinf(entry.rows)
+        span = f"more than {above:,}" if last else f"up to {entry.rows:,}"
+        lines.append(f"| {span} | {entry.batch_size} | {entry.steps} | {entry.epochs} |")
+        above = 0 if last else int(entry.rows)
+    return "\n".join(["| training rows | batch size | steps, at least | epochs, at least |",
+                      "|---|---|---|---|", *lines])  # fmt: skip
+
+
+if __name__ == "__main__":
+    for page in pages():
+        page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8")
