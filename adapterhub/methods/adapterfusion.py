@@ -40,6 +40,8 @@ from adapterhub.methods._spec import dump_methods, parse_methods
 class FusionLayer(OutputModule):
     """The map (x, y) -> y + V sum_n s_n (m_n(x, y) - y)."""
 
+    source = "output"  # the query is of y; x is only passed on to the members
+
     def __init__(self, members: Sequence[OutputModule], width: int) -> None:
         super().__init__()
         self.members = nn.ModuleList(parameters_to_buffers(member) for member in members)
