@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -16,8 +18,13 @@ from transformers import PreTrainedModel
 import adapterhub as ah
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.anatomy.build import anatomy_of
+from adapterhub.backbones.load import quiet_loading
+from adapterhub.backbones.quantized import QUANTIZATIONS
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.errors import AdapterhubError
+from adapterhub.interchange.peft.exporter import try_peft
+from adapterhub.interchange.peft.vllm import vllm_problems
+from adapterhub.merging.merge import blockers
 from adapterhub.methods import METHODS, Method
 from adapterhub.methods._base import PlanStep
 from adapterhub.methods._skip_init import skip_init
@@ -112,3 +119,61 @@ def _reason(method: Method, architecture: str) -> str:
         text = ": ".join([error.problem, ", ".join(lacking)] if lacking else [error.problem])
         return re.sub(rf"this {re.escape(architecture)} backbone", "the backbone", text)
     raise AssertionError(f"{method.name} fits {architecture}; run make matrix")
+
+
+@cache
+def quantized() -> PreTrainedModel:
+    """Build a small BERT with random weights in nf4."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 99}
+    config = transformers.BertConfig(intermediate_size=128, **sizes)
+    scheme = QUANTIZATIONS["nf4"].config(torch.float32, ["classifier"])
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), quiet_loading():
+        warnings.simplefilter("ignore")
+        transformers.BertForSequenceClassification(config).save_pretrained(folder)
+        return transformers.BertForSequenceClassification.from_pretrained(
+            folder, quantization_config=scheme
+        ).eval()
+
+
+@cache
+def quantized_refusal(name: str) -> str:
+    """Return why a method is refused on a backbone in nf4; "" if it fits."""
+    try:
+        with attached(METHODS[name].example(), quantized()):
+            return ""
+    except AdapterhubError as error:
+        return error.problem
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What other programs do with a method on a backbone; each list is why not.
+
+    `refused` is why the method itself does not fit the backbone, "" if it does; `warnings` are
+    those of the export to peft.
+    """
+
+    refused: str = ""
+    merge: tuple[str, ...] = ()
+    peft: tuple[str, ...] = ()
+    vllm: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@cache
+def fit(name: str, backbone: str) -> Fit:
+    """Check merging and exporting a method, on a copy of a named backbone with two layers."""
+    model = named(backbone, layers=2)
+    try:
+        with attached(METHODS[name].example(), model) as adapter:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                files, problems = try_peft(adapter.export_source())
+            return Fit(
+                merge=tuple(blockers(adapter)),
+                peft=tuple(problems),
+                vllm=(*problems, *vllm_problems(files, model)),
+                warnings=tuple(str(each.message) for each in caught),
+            )
+    except AdapterhubError as error:
+        return Fit(refused=error.problem)

@@ -68,7 +68,7 @@ def where(method: Method, model: PreTrainedModel) -> Where:
     (stack,) = anatomy.stacks
     found = Where(anatomy.depth(stack))
     trained: dict[str, set[str]] = defaultdict(set)
-    boxes = _boxes(anatomy)
+    boxes = box_of_parameters(anatomy)
     for part, step in _backbones.steps(method, model):
         if isinstance(step, Placement):
             names = found.added.setdefault((step.site.role, _way(step)), [])
@@ -95,7 +95,7 @@ def _way(step: Placement) -> str:
     return "output"
 
 
-def _boxes(anatomy: Anatomy) -> dict[str, str]:
+def box_of_parameters(anatomy: Anatomy) -> dict[str, str]:
     """Map the backbone's parameters to the boxes of the drawing."""
     roles = {s.host: s.role for s in anatomy.sites.values() if s.kind in ("linear", "norm")}
     norms = set(norm_parameters(anatomy))
@@ -275,7 +275,8 @@ class _Drawing:
         yield '<span class="key"></span>frozen'
         if place.added:
             yield '<span class="key added"></span>added'
-        yield '<span class="key own"></span>the backbone\'s own, or the head: trained'
+        own = "the backbone's own, and the head" if place.own else "the head"
+        yield f'<span class="key own"></span>trained: {own}'
         if "bias" in place.own.values():
             yield "(b: only the bias)"
         if self._staged():
