@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 import adapterhub as ah
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.anatomy.build import anatomy_of
+from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.load import quiet_loading
 from adapterhub.backbones.quantized import QUANTIZATIONS
 from adapterhub.backbones.task_models import TASK_MODELS
@@ -60,11 +61,16 @@ def _on_meta(config: transformers.PreTrainedConfig, task: str) -> PreTrainedMode
         return getattr(transformers, TASK_MODELS[task].auto).from_config(config).eval()
 
 
+@cache
+def anatomy(model: PreTrainedModel) -> Anatomy:
+    """Return the anatomy of one of these models."""
+    return anatomy_of(model)
+
+
 def steps(method: Method, model: PreTrainedModel) -> list[tuple[Method, PlanStep]]:
     """List what a method adds and trains on a model: (the part of the method, the step)."""
-    anatomy = anatomy_of(model)
     with torch.device(model.device), skip_init():
-        return [(part, step) for part in method.parts() for step in part.plan(anatomy)]
+        return [(part, step) for part in method.parts() for step in part.plan(anatomy(model))]
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from reference import _backbones
 from transformers import PreTrainedModel
 
-from adapterhub.anatomy.build import anatomy_of
 from adapterhub.anatomy.sites import SUBLAYERS, Anatomy
 from adapterhub.methods import Method, Placement
 from adapterhub.methods._site_module import InputModule, OutputModule
@@ -64,7 +63,7 @@ class Where:
 
 def where(method: Method, model: PreTrainedModel) -> Where:
     """Return where a method sits in an encoder."""
-    anatomy = anatomy_of(model)
+    anatomy = _backbones.anatomy(model)
     (stack,) = anatomy.stacks
     found = Where(anatomy.depth(stack))
     trained: dict[str, set[str]] = defaultdict(set)
@@ -117,9 +116,9 @@ def _extent(box: str, paths: set[str], boxes: dict[str, str]) -> str:
     return "bias" if paths <= biases < everything else "all"
 
 
-def figure(method: Method, model: PreTrainedModel) -> str:
-    """Return the drawing as HTML, with a caption."""
-    return _Drawing(where(method, model)).html(method.name)
+def figure(name: str, place: Where) -> str:
+    """Return the drawing of a method as HTML, with a caption."""
+    return _Drawing(place).html(name)
 
 
 # The boxes from the top down, with the space below each; some rows have several boxes.
@@ -182,7 +181,12 @@ class _Drawing:
             yield _line((x, y["qkv"]), (x, join))
         for start, norm in ((fork + 9, "attn.norm"), (y["ffn.up"] + BOX + 11, "ffn.norm")):
             middle = y[norm] + BOX // 2
-            points = ((CENTER, start), (LEFT + 12, start), (LEFT + 12, middle), (CENTER - 55, middle))
+            points = (
+                (CENTER, start),
+                (LEFT + 12, start),
+                (LEFT + 12, middle),
+                (CENTER - 55, middle),
+            )
             yield _line(*points, tip=True)
 
     def _boxes(self) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterable, Sequence
 
 from adapterhub.config.options import OptionDoc, to_dict
@@ -39,7 +40,9 @@ def default(option: OptionDoc) -> str:
     """Return the default of an option as YAML, or that it is required."""
     if option.default is dataclasses.MISSING:
         return "required"
-    return f"`{inline_yaml(to_dict({'default': option.default})['default'])}`"
+    plain = to_dict({"default": option.default})["default"]
+    text = inline_yaml(plain)
+    return f"`{json.dumps(plain) if chr(10) in text else text}`"
 
 
 def escaped(text: str) -> str:

@@ -14,12 +14,11 @@ from functools import cache
 from pathlib import Path
 
 from reference import _backbones, _picture
-from reference._backbones import BERT, NAMED, Fit, fit, named
+from reference._backbones import BERT, NAMED, Fit, anatomy, fit, named
 from reference._docstrings import Docstring, linked, parsed
 from reference._tables import escaped, options_table, table
 
 from adapterhub.anatomy import FAMILIES
-from adapterhub.anatomy.build import anatomy_of
 from adapterhub.anatomy.layer_selection import number_ranges
 from adapterhub.config.options import options_of
 from adapterhub.errors import AdapterhubError
@@ -56,11 +55,17 @@ not for all of {_listed(NAMED)}. Not every method fits every architecture: see
 
 
 def _row(name: str) -> tuple[str, ...]:
-    method, model = METHODS[name].example(), named(BERT)
+    method = METHODS[name].example()
     return (
-        f"[{name}]({name}.md)", escaped(method.summary), sites_text(method),
-        f"{method.count(anatomy_of(model)):,}", _merges(name), _peers(name),
+        f"[{name}]({name}.md)", escaped(method.summary), sites_text(place(name)),
+        f"{method.count(anatomy(named(BERT))):,}", _merges(name), _peers(name),
     )  # fmt: skip
+
+
+@cache
+def place(name: str) -> _picture.Where:
+    """Return where a method sits in BERT."""
+    return _picture.where(METHODS[name].example(), named(BERT))
 
 
 def _fitting(name: str) -> dict[str, Fit]:
@@ -85,19 +90,20 @@ def _peers(name: str) -> str:
 _PEERS = {"peft": "peft", "vllm": "vLLM"}
 
 
-def sites_text(method: Method) -> str:
+def sites_text(place: _picture.Where) -> str:
     """Describe in a few words where a method sits in BERT."""
-    place = _picture.where(method, named(BERT))
     words = [f"`{role}`" for role in dict.fromkeys(role for role, _ in place.added)]
-    boxes = set(_picture.box_of_parameters(anatomy_of(named(BERT))).values())
-    if place.own.keys() == boxes:
-        words.append("biases" if set(place.own.values()) == {"bias"} else "all weights")
+    boxes = set(_picture.box_of_parameters(anatomy(named(BERT))).values())
+    if set(place.own.values()) == {"bias"}:
+        words.append("biases")
+    elif place.own.keys() == boxes and len(place.stages) == place.depth:
+        words.append("all weights")
     elif place.own and all(box.endswith("norm") for box in place.own):
         words.append("norms")
-    elif place.stages and len(place.stages) < place.depth:
+    elif place.own and place.stages:
         words.append(f"layers {number_ranges(place.stages)}, and above")
     else:
-        words += [f"{box}" for box in place.own]
+        words += [f"`{box}`, whole" for box in place.own]
     return ", ".join(words) or "only the task head"
 
 
@@ -123,7 +129,7 @@ def page(name: str) -> str:
 
 ## Where it sits
 
-{_picture.figure(method.example(), named(BERT))}
+{_picture.figure(name, place(name))}
 
 {BERT}, with the default options:
 
@@ -180,7 +186,8 @@ model, tokenizer = ah.load_backbone(
 
 
 def _use_of_options(name: str, example: Method) -> str:
-    first = next(iter(options_of(type(example))), None)
+    simple = [o for o in options_of(type(example)) if type(o.default) in (int, float, str)]
+    first = next(iter(simple), None)
     option = f", {first.name}={first.default!r}" if first else ""
     return f"""```python
 {_LOAD}adapter = ah.attach(model, "{name}"{option})
@@ -211,11 +218,10 @@ $ adapterhub train --train train.csv --backbone google-bert/bert-base-uncased \\
 def _trained(method: Method) -> Iterator[tuple[str, str]]:
     """Yield where a method sits in BERT and the tensors that train there."""
     model = named(BERT)
-    anatomy = anatomy_of(model)
     layers: dict[tuple[str, str], list[int]] = {}
     own: dict[str, int] = {}
-    parameters = anatomy.parameters(every_use=True)
-    boxes = _picture.box_of_parameters(anatomy)
+    parameters = anatomy(model).parameters(every_use=True)
+    boxes = _picture.box_of_parameters(anatomy(model))
     for part, step in _backbones.steps(method, model):
         if isinstance(step, Placement):
             shapes = [(n, tuple(p.shape)) for n, p in step.module.named_parameters()]
@@ -251,9 +257,9 @@ def _cost(name: str, doc: Docstring) -> str:
     for backbone in NAMED:
         model = named(backbone)
         try:
-            count = method.count(anatomy_of(model))
-            total = sum(p.numel() for p in anatomy_of(model).parameters().values())
-            rows.append((backbone, f"{count:,}", f"{100 * count / total:.2g} %"))
+            count = method.count(anatomy(model))
+            total = sum(p.numel() for p in anatomy(model).parameters().values())
+            rows.append((backbone, f"{count:,}", f"{100 * count / total:.3g} %"))
         except AdapterhubError:
             rows.append((backbone, "refused", ""))
     return (
@@ -319,7 +325,7 @@ def _problems(result: Fit) -> Iterator[str]:
 
 def _quantized(name: str) -> str:
     reason = _backbones.quantized_refusal(name)
-    text = f"Refused: {escaped(reason)}." if reason else "Fits backbones in 4 and 8 bits."
+    text = f"Refused: {escaped(reason)}." if reason else "Fits backbones in 4 bits (nf4)."
     return f"{text} More in [quantized backbones](../guides/quantization.md)."
 
 
@@ -327,7 +333,9 @@ def _architectures(name: str) -> str:
     """Return which architectures refuse the method, with the reasons."""
     reasons = _backbones.refusals(name)
     refused = sum(map(len, reasons.values()))
-    lines = [f"- {_listed(f'`{a}`' for a in where)}: {escaped(why)}\n" for why, where in reasons.items()]
+    lines = [
+        f"- {_listed(f'`{a}`' for a in where)}: {escaped(why)}\n" for why, where in reasons.items()
+    ]
     text = f"{len(FAMILIES) - refused} of {len(FAMILIES)} architectures"
     if not lines:
         return f"Tested on all {text.partition(' of ')[2]} of [the support matrix](../reference/support.md).\n"

@@ -10,7 +10,7 @@ import inspect
 import sys
 
 import transformers
-from reference._docstrings import block, is_shown, linked, paragraphs, parsed
+from reference._docstrings import block, is_shown, linked, paragraphs
 from reference._tables import escaped, options_table, table
 
 from adapterhub.anatomy import FAMILIES
@@ -56,7 +56,7 @@ def page(name: str) -> str:
     """Return the page of a task."""
     task = TASKS[name]
     summary, *rest = paragraphs(inspect.getdoc(task) or "")
-    steps, *notes = parsed(sys.modules[task.__module__].__doc__ or "").body
+    _, steps, *notes = paragraphs(sys.modules[task.__module__].__doc__ or "")
     predictions = next(n for n, text in enumerate(rest) if text.startswith("`predict` "))
     data, printed = rest[:predictions], rest[predictions:]
     return f"""# {name}
@@ -153,7 +153,7 @@ output: runs/{name}
 $ adapterhub train recipe.yaml --show 1
 ```
 
-prints a row as the model gets it, and stops; without `--show`, the command trains. Without
+This prints a row as the model gets it, and stops. `adapterhub train recipe.yaml` trains; without
 `data.eval`, a tenth of the rows is held out.
 """
 
