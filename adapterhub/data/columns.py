@@ -78,6 +78,14 @@ _KINDS = {
 }  # fmt: skip
 
 
+def described_columns(wants: Wants) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Return what each option names, in words, and the usual names of such columns."""
+    return {
+        option: (_KINDS[kind].words, tuple(name for tier in _KINDS[kind].names for name in tier))
+        for option, kind in wants.items()
+    }
+
+
 @dataclass(frozen=True)
 class ColumnChoice:
     """Options whose columns are all named, the table they were chosen in, and what was guessed."""

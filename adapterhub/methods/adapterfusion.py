@@ -7,14 +7,16 @@
     x, y: (batch, tokens, d_in), (batch, tokens, d)    u: (batch, tokens, N, d)    s: (..., N)
     Q, K: (d, d), N(0, 0.02²)    b: (d,), zero    V: (d, d), identity
 
-Q, b, K and V train: 3 d² + d parameters per site. The adapters are copied when the fusion is
-attached, and saved with it: its folder is complete, and later changes of the adapters do not affect
-it. They must adapt the same sites, with methods that map (x, y) to y' and train no backbone
-parameters. Their task heads are not used. The paper's penalty that keeps V near the identity is
-left out: V is initialized there, and the learning rate is small. b is not in the paper.
+Q, b, K and V train. The adapters are copied when the fusion is attached, and saved with it: its
+folder is complete, and later changes of the adapters do not affect it. They must adapt the same
+sites, with methods that map (x, y) to y' and train no backbone parameters. Their task heads are not
+used. The paper's penalty that keeps V near the identity is left out: V is initialized there, and
+the learning rate is small. b is not in the paper.
 
-Pfeiffer et al. 2021, "AdapterFusion: Non-Destructive Task Composition for Transfer
-Learning", https://arxiv.org/abs/2005.00247.
+Parameters: 3 d² + d per site.
+
+Pfeiffer et al. 2021, "AdapterFusion: Non-Destructive Task Composition for Transfer Learning",
+section 3.2, https://arxiv.org/abs/2005.00247.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ from adapterhub.methods._spec import dump_methods, parse_methods
 
 class FusionLayer(OutputModule):
     """The map (x, y) -> y + V sum_n s_n (m_n(x, y) - y)."""
+
+    source = "output"  # the query is of y; x is only passed on to the members
 
     def __init__(self, members: Sequence[OutputModule], width: int) -> None:
         super().__init__()

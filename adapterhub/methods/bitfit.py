@@ -2,11 +2,15 @@
 
     y = W x + b,   W frozen, b trained; the biases of layer normalization too      (section 3)
 
+    x: (..., d_in)    W: (d_out, d_in)    b: (d_out,)    y: (..., d_out)
+
 The paper's smaller set, the biases of the query and of the first feed-forward projection (b_q and
-b_m2 in section 4), is `sites: [attn.q, ffn.up]`. Parameters: the sizes of the selected biases.
+b_m2 in section 4), is `sites: [attn.q, ffn.up]`.
+
+Parameters: the sizes of the selected biases.
 
 Ben Zaken et al. 2022, "BitFit: Simple Parameter-efficient Fine-tuning for Transformer-based Masked
-Language-models", https://arxiv.org/abs/2106.10199.
+Language-models", sections 3 and 4, https://arxiv.org/abs/2106.10199.
 """
 
 from __future__ import annotations

@@ -9,10 +9,8 @@
     r: the residual stream that y is added to    norm: the norm after the sum (post-norm backbones)
     down: d -> size, up: size -> d, both with bias, f: activation, s: scale
 
-He et al. 2022, "Towards a Unified View of Parameter-Efficient Transfer Learning", section 3.3 and
-table 1, https://arxiv.org/abs/2110.04366, describes adapters by functional form, insertion form,
-modified representation and composition. In these terms the four adapters are four rows (parameters
-per site: 2 d size + size + d):
+He et al. 2022 describe adapters by functional form, insertion form, modified representation and
+composition. In these terms the four adapters are four rows:
 
     name             sites      source   scale  start                 paper
     houlsby          attn, ffn  output   1      N(0, 0.01²) cut 2 sd  Houlsby et al. 2019, 2.1
@@ -23,6 +21,12 @@ per site: 2 d size + size + d):
 In the library `adapters` (AdapterHub), pfeiffer has the source `block`, and the parallel adapters
 have the source `residual`: on a post-norm backbone this is the input, on a pre-norm backbone the
 input before its norm.
+
+Parameters: 2 d size + size + d per site.
+
+Houlsby et al. 2019, section 2.1, https://arxiv.org/abs/1902.00751; Pfeiffer et al. 2021,
+https://arxiv.org/abs/2005.00247; He et al. 2022, "Towards a Unified View of Parameter-Efficient
+Transfer Learning", sections 3.3 and 4.6 and table 1, https://arxiv.org/abs/2110.04366.
 """
 
 from __future__ import annotations

@@ -9,7 +9,9 @@ or down(norm(r + y)) with the source `block`, as for bottleneck adapters.
     W of up: (size, d)      s: (n, size/n, rank), t: (n, rank, d/n)
 
 A is initialized from N(0, 0.01²), s and t Glorot-uniform, so the initial update is small.
-`sites: [ffn]` is the paper's Compacter++. Parameters: n³, and (2 rank + 1)(d + size) per site.
+`sites: [ffn]` is the paper's Compacter++.
+
+Parameters: n³, and (2 rank + 1)(d + size) per site.
 
 Karimi Mahabadi et al. 2021, "Compacter: Efficient Low-Rank Hypercomplex Adapter Layers", section 3,
 https://arxiv.org/abs/2106.04647.

@@ -9,9 +9,12 @@
 
     ||V||² = ||W||² + 2 s <W Aᵀ, B> + s² <B A Aᵀ, B>,   row by row
 
-at the cost of about one additional token. Parameters: rank (d_in + d_out) + d_out per site.
+at the cost of about one additional token.
 
-Liu et al. 2024, "DoRA: Weight-Decomposed Low-Rank Adaptation", https://arxiv.org/abs/2402.09353.
+Parameters: rank (d_in + d_out) + d_out per site.
+
+Liu et al. 2024, "DoRA: Weight-Decomposed Low-Rank Adaptation", sections 4.1
+and 4.3, https://arxiv.org/abs/2402.09353.
 """
 
 from __future__ import annotations

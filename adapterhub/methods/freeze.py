@@ -1,8 +1,11 @@
 """Partial fine-tuning: train the top layers, freeze the lower ones.
 
+    layer l of L trains if l > L - top,   at the learning rate eta / decay^(L - l)
+
 In an encoder-decoder the decoder's layers are above the encoder's. Modules above the layers (a
-final norm, a pooler) train; embeddings, below them, do not. Parameters: those of the trained
-layers.
+final norm, a pooler) train; embeddings, below them, do not.
+
+Parameters: those of the trained layers and of the modules above them.
 
 Lee et al. 2019, "What Would Elsa Do? Freezing Layers During Transformer Fine-Tuning",
 https://arxiv.org/abs/1911.03090; training a quarter of the layers comes close to training all of

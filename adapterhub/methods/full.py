@@ -1,8 +1,15 @@
-"""Full fine-tuning: train every parameter of the backbone. Parameters: all of them.
+"""Full fine-tuning: train every parameter of the backbone.
 
-The baseline of the other methods' papers. Devlin et al. 2019, "BERT", section 4,
-https://arxiv.org/abs/1810.04805, use learning rates of 2e-5 to 5e-5. With `decay` the learning rate
-decreases from layer to layer: Howard & Ruder 2018, section 3.2, https://arxiv.org/abs/1801.06146.
+    layer l of L trains at the learning rate eta / decay^(L - l)
+
+This is the baseline of the other methods' papers; with BERT, learning rates eta of 2e-5 to 5e-5 are
+used. The modules above the layers train at eta, the embeddings at eta / decay^L. With `decay: 1`,
+the default, all learning rates are equal.
+
+Parameters: all of them.
+
+Devlin et al. 2019, "BERT", section 4, https://arxiv.org/abs/1810.04805; learning rates that
+decrease from layer to layer: Howard & Ruder 2018, section 3.2, https://arxiv.org/abs/1801.06146.
 """
 
 from __future__ import annotations

@@ -1,4 +1,13 @@
-"""Linear probe: train only the task head, on a frozen backbone. Parameters: only the head's.
+"""Linear probe: train only the task head, on a frozen backbone.
+
+    logits = W h + b,   W and b trained
+
+    h: (batch, d), what the head reads of each text    W: (labels, d)    b: (labels,)
+
+The head is that of the model's class: some classes have another layer before W. It trains with
+every method; here nothing else does.
+
+Parameters: none of the backbone, only the head's.
 
 Devlin et al. 2019, "BERT", section 5.3 (feature-based approach), https://arxiv.org/abs/1810.04805;
 the term is from Alain & Bengio 2017, https://arxiv.org/abs/1610.01644.

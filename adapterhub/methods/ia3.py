@@ -5,10 +5,12 @@
     l_k, l_v: (d_kv,)    l_ff: (d_ff,)    all initialized as ones: at first, nothing changes
 
 Keys and values are rescaled at the output of their projections, the hidden layer at the input of
-`ffn.down`. Parameters: the sum of the sizes.
+`ffn.down`.
+
+Parameters: the sizes of the vectors, by default 2 d_kv + d_ff per layer.
 
 Liu et al. 2022, "Few-Shot Parameter-Efficient Fine-Tuning is Better and Cheaper than In-Context
-Learning", https://arxiv.org/abs/2205.05638.
+Learning", section 3.3, https://arxiv.org/abs/2205.05638.
 """
 
 from __future__ import annotations

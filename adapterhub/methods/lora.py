@@ -4,11 +4,14 @@
 
     x: (..., d_in)    A: (rank, d_in), Kaiming-uniform    B: (d_out, rank), zero    y: (..., d_out)
 
-B is zero at first, so the initial update is zero. Parameters: rank (d_in + d_out) per site. Ranks
-may differ between sites: `ranks: {attn.q: 4, encoder.0.attn.v: 16}`.
+B is zero at first, so the initial update is zero. Ranks may differ between sites:
+`ranks: {attn.q: 4, encoder.0.attn.v: 16}`. The paper adapts the query and value projections
+(section 7.1).
+
+Parameters: rank (d_in + d_out) per site.
 
 Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1,
-https://arxiv.org/abs/2106.09685. The paper adapts the query and value projections (section 7.1).
+https://arxiv.org/abs/2106.09685.
 """
 
 from __future__ import annotations

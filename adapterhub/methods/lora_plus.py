@@ -1,12 +1,16 @@
 """LoRA+: LoRA with a higher learning rate for B than for A.
 
-    y = W x + s B A x,   learning rate of B = ratio * learning rate of A
+    y = W x + s B A x,   s = alpha / rank,   learning rate of B = ratio * learning rate of A
+
+    x: (..., d_in)    A: (rank, d_in), Kaiming-uniform    B: (d_out, rank), zero    y: (..., d_out)
 
 With the same learning rate for both, wide backbones learn features inefficiently.
-`train.learning_rate` is the one of A. Shapes, initialization and parameters as in lora.py.
+`train.learning_rate` is the one of A. The paper recommends a ratio of 16.
+
+Parameters: rank (d_in + d_out) per site, as for lora.
 
 Hayou et al. 2024, "LoRA+: Efficient Low Rank Adaptation of Large Models",
-https://arxiv.org/abs/2402.12354, which recommends a ratio of 16.
+https://arxiv.org/abs/2402.12354.
 """
 
 from __future__ import annotations

@@ -1,9 +1,15 @@
 """MAM adapter ("mix and match"): prefix tuning and scaled parallel adapters.
 
-    attn: attention(Q, [P_k; K], [P_v; V])        ffn: y' = y + s up(f(down(x)))
+    attn:   attention(Q, [P_k; K], [P_v; V])
+    ffn:    y' = y + s up(f(down(x)))
+
+    P_k, P_v: (length, d_kv)    x, y: (batch, tokens, d), input and output of the feed-forward
+    down: d -> size, up: size -> d, both with bias    f: relu    s: scale
 
 A composition of two methods. The paper uses length 30 and size 512 on backbones of width 768 and
 more; the default size here is smaller, for small adapter files.
+
+Parameters: 2 length d_kv + 2 d size + size + d per layer.
 
 He et al. 2022, "Towards a Unified View of Parameter-Efficient Transfer Learning", section 4.6,
 https://arxiv.org/abs/2110.04366.

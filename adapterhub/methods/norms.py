@@ -5,6 +5,7 @@
     x, y: (batch, tokens, d)    g, b: (d,), trained
 
 These are the norms in the layers and outside of them (after the embeddings, the final one).
+
 Parameters: the sizes of g and b.
 
 Qi et al. 2022, "Parameter-Efficient Tuning on Layer Normalization for Pre-trained Language

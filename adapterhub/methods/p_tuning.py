@@ -8,10 +8,12 @@
                                                          LSTM with two layers of width middle
 
 The LSTM is the paper's encoder, the MLP a cheaper one. Adapter files contain a plain prompt,
-without the network. Parameters during training: length d, and those of the network, in which each
-matrix has a bias.
+without the network.
 
-Liu et al. 2021, "GPT Understands, Too", https://arxiv.org/abs/2103.10385.
+Parameters: during training length d, and those of the network, in which each matrix has a bias;
+afterwards length d.
+
+Liu et al. 2021, "GPT Understands, Too", section 3.2, https://arxiv.org/abs/2103.10385.
 """
 
 from __future__ import annotations

@@ -8,12 +8,13 @@
 
 A and B are initialized as A0 and B0, so the initial update is zero. The paper subtracts s B0 A0
 from W; here W is unchanged, and s B0 A0 x is subtracted from the output. A0 and B0 are saved with
-the adapter, since another decomposition of W may have other signs and rounding errors. Parameters:
-rank (d_in + d_out) per site.
+the adapter, since another decomposition of W may have other signs and rounding errors. The SVD
+is randomized by default (Halko et al. 2011, https://arxiv.org/abs/0909.4061).
+
+Parameters: rank (d_in + d_out) per site.
 
 Meng et al. 2024, "PiSSA: Principal Singular Values and Singular Vectors Adaptation of Large
-Language Models", https://arxiv.org/abs/2404.02948. The SVD is randomized by default (Halko et al.
-2011, https://arxiv.org/abs/0909.4061).
+Language Models", section 3, https://arxiv.org/abs/2404.02948.
 """
 
 from __future__ import annotations

@@ -10,18 +10,20 @@ tokens count their positions from after the prefix, as in implementations that c
 relative positions, `positions: keys` does so only for keys, as in other implementations. With
 padding on the left, pass `position_ids` that start behind it, as `generate` does: the prefix has no
 positions to be moved along, so with rotary positions a row depends on how much padding it has.
-Parameters: 2 length d_kv per site. With `reparametrize` a network computes the prefix during
-training:
+With `reparametrize` a network computes the prefix during training:
 
     [P_k; P_v] = W_site tanh(W P' + b) + b_site                                  (section 4.3)
 
     P': (length, d_kv)    W: (middle, d_kv)    W_site: (2 d_kv, middle)
 
 P', W and b are shared by the layers; each site has its own W_site and b_site. Adapter files contain
-a plain prefix, without the network. Parameters during training: length d_kv + middle (d_kv + 1) for
-each kind of attention (self, cross) in each stack, and 2 d_kv (middle + 1) per site.
+a plain prefix, without the network.
 
-Li & Liang 2021, "Prefix-Tuning: Optimizing Continuous Prompts for Generation",
+Parameters: 2 length d_kv per site. With `reparametrize`, during training: length d_kv +
+middle (d_kv + 1) for each kind of attention (self, cross) in each stack, and 2 d_kv (middle + 1)
+per site.
+
+Li & Liang 2021, "Prefix-Tuning: Optimizing Continuous Prompts for Generation", section 4,
 https://arxiv.org/abs/2101.00190.
 """
 

@@ -8,9 +8,11 @@ In an encoder-decoder the prompt is in front of the encoder's input, and the dec
 Where a row has padding on the left, the prompt comes behind it, next to the text. With
 `counts_padding` it comes in front of the padding, which counts as text: in positions, and where a
 classifier reads the last token. That is how peft computes. Packed rows, masks that cannot be
-extended and caches that were filled without the prompt are refused. Parameters: length d.
+extended and caches that were filled without the prompt are refused.
 
-Lester et al. 2021, "The Power of Scale for Parameter-Efficient Prompt Tuning",
+Parameters: length d.
+
+Lester et al. 2021, "The Power of Scale for Parameter-Efficient Prompt Tuning", section 2,
 https://arxiv.org/abs/2104.08691; section 3.2 compares initializations.
 """
 

@@ -2,11 +2,14 @@
 
     y = W x + s B A x,   s = alpha / sqrt(rank)                                   (theorem 3.2)
 
-With LoRA's s = alpha / rank, gradients become smaller as the rank grows. Shapes, initialization and
-parameters as in lora.py.
+    x: (..., d_in)    A: (rank, d_in), Kaiming-uniform    B: (d_out, rank), zero    y: (..., d_out)
 
-Kalajdzievski 2023, "A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA",
-https://arxiv.org/abs/2312.03732.
+With LoRA's s = alpha / rank, gradients become smaller as the rank grows.
+
+Parameters: rank (d_in + d_out) per site, as for lora.
+
+Kalajdzievski 2023, "A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA", theorem
+3.2, https://arxiv.org/abs/2312.03732.
 """
 
 from __future__ import annotations

@@ -6,7 +6,9 @@
     w: (layers + 1,), zero    gamma: (1,), one
 
 y' replaces the output of the last layer, before a final norm. An encoder-decoder has one mix per
-stack. Parameters: layers + 2 per stack.
+stack.
+
+Parameters: layers + 2 per stack.
 
 Peters et al. 2018, "Deep contextualized word representations" (ELMo), section 3.2,
 https://arxiv.org/abs/1802.05365.

@@ -1,10 +1,12 @@
 """Train selected parameters of the backbone, by default the token embeddings (`chosen`).
 
-    theta' = theta for all other parameters
+    theta trains if its name matches one of `names`; all other parameters are frozen
 
 Training only the embeddings transfers a model to another language or vocabulary; other names give
 any selective fine-tuning. A tied parameter trains once, for all its uses; with `untied` each
-name selects one use, which gets a copy of its own. Parameters: the sizes of the selected ones.
+name selects one use, which gets a copy of its own.
+
+Parameters: the sizes of the selected ones.
 
 Artetxe et al. 2020, "On the Cross-lingual Transferability of Monolingual Representations", section
 2, https://arxiv.org/abs/1910.11856.

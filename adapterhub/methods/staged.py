@@ -6,7 +6,9 @@ An entry of `groups` is a word (`top 2`: the top two layers and all above them; 
 `embeddings`, `everything`, `head`), a pattern over parameter names (`encoder.*.attn.*`), or several
 of these joined by `+`. A parameter belongs to the first group that contains it; parameters in no
 group stay frozen. The task head trains in every stage, so `[head, everything]` is linear probing
-followed by full fine-tuning. Parameters: those of the groups.
+followed by full fine-tuning.
+
+Parameters: those of the groups.
 
 Kumar et al. 2022, "Fine-Tuning can Distort Pretrained Features and Underperform
 Out-of-Distribution", section 3, https://arxiv.org/abs/2202.10054.

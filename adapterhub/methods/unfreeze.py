@@ -10,10 +10,12 @@ decrease over the run (slanted triangular):
 
 Group 0 includes the modules above the layers (a final norm, a pooler); the last group consists of
 the embeddings. In an encoder-decoder the decoder's layers are above the encoder's. The task head
-trains from the start, at its own learning rate. Parameters: all of the backbone.
+trains from the start, at its own learning rate.
 
-Howard & Ruder 2018, "Universal Language Model Fine-tuning for Text Classification",
-https://arxiv.org/abs/1801.06146; gradual unfreezing is section 3.3.
+Parameters: all of the backbone.
+
+Howard & Ruder 2018, "Universal Language Model Fine-tuning for Text Classification", sections 3.2
+and 3.3, https://arxiv.org/abs/1801.06146.
 """
 
 from __future__ import annotations

@@ -4,14 +4,20 @@
     attn:            attention(q, [g P_k; K], [g P_v; V])          g: of the attention's input
     ffn:             y' = y + g up(f(down(y)))                     g: of the adapter's input
 
-Each site has its own gate g, a sigmoid of a linear layer with one output (equations in _gated.py),
-which replaces LoRA's scale alpha / rank. Default sizes are the paper's: rank 8, prefix length 10,
-bottleneck 48. Two defaults differ from the paper: a gate per token (`gate: sequence` is the paper's
+    g_i = sigmoid(w z_i + b), for each token i of the input z: (batch, tokens, d)
+    w: (1, d), N(0, 0.02²)    b: (1,), zero
+    A: (rank, d_in)    B: (d_out, rank)    P_k, P_v: (length, d_kv)    down: d -> size    f: relu
+
+Each site has its own gate, which replaces LoRA's scale alpha / rank. Default sizes are the
+paper's: rank 8, prefix length 10, bottleneck 48. Two defaults differ from the paper: a gate per token (`gate: sequence` is the paper's
 mean), and adapters that read the feed-forward output before the residual connection
 (`source: block` is the paper's, after the normalization).
 
 In `sites` a projection gets a low-rank update, an attention a prefix, and a sublayer an adapter:
 `sites: [attn.kv, ffn]` is the paper's UniPELT (AP), without LoRA.
+
+Parameters: rank (d_in + d_out) per projection, 2 length d_kv per attention, 2 d size + size + d per
+sublayer, and d + 1 more for the gate of each.
 
 Mao et al. 2022, "UniPELT: A Unified Framework for Parameter-Efficient Language Model Tuning",
 section 3.2, https://arxiv.org/abs/2110.07577.

@@ -56,7 +56,22 @@ class Chat:
 @register_task
 @dataclass(frozen=True)
 class CausalLM(Generation, Task):
-    """Next-token prediction on responses, chats or raw text."""
+    """Next-token prediction on responses, chats or raw text.
+
+    Rows of `train.jsonl`:
+
+        {"prompt": "Name a prime number.", "response": "7"}
+        {"prompt": "Name an even number.", "response": "12"}
+
+    With `data: chat` a row has a list of messages, each with a role and a content; with
+    `data: text` it has one text. `template: null` applies the tokenizer's chat template to pairs.
+    Backbones whose language model attends to later tokens are refused: they would read the answer.
+
+    `predict` prints the generated response:
+
+        7
+        {"generated": "7"}
+    """
 
     data: Literal["pairs", "chat", "text"] = option(
         "pairs", "prompts (text) and responses (label), chats (lists of messages), or raw text"

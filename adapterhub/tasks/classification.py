@@ -1,9 +1,9 @@
 """Classification and regression of a text or a pair of texts.
 
-example      a text or a pair, with a class name or a number
-row          the tokens, a pair joined by the tokenizer; `labels`: class index or number
-prediction   the most probable class and all probabilities; or a number
-metrics      accuracy, macro F1, Matthews; or Pearson, Spearman, mean squared error
+    example      a text or a pair, with a class name or a number
+    row          the tokens, a pair joined by the tokenizer; `labels`: class index or number
+    prediction   the most probable class and all probabilities; or a number
+    metrics      accuracy, macro F1, Matthews; or Pearson, Spearman, mean squared error
 """
 
 from __future__ import annotations
@@ -124,7 +124,22 @@ class OfTexts(Task):
 @register_task
 @dataclass(frozen=True)
 class Classification(OfTexts):
-    """One class per text or pair of texts."""
+    """One class per text or pair of texts.
+
+    Rows of `train.csv`:
+
+        text,label
+        a joy to watch,positive
+        "dull, and far too long",negative
+
+    Classes are the values of the label column; `data.labels` names and orders them. Classes that
+    are rare get more weight with `class_weights: balanced`.
+
+    `predict` prints the class and its probability:
+
+        positive 0.981
+        {"label": "positive", "scores": {"negative": 0.019, "positive": 0.981}}
+    """
 
     class_weights: ClassWeights = option(None, WEIGHTS_HELP)
 
@@ -192,7 +207,21 @@ class Classification(OfTexts):
 @register_task
 @dataclass(frozen=True)
 class Regression(OfTexts):
-    """One number per text or pair of texts."""
+    """One number per text or pair of texts.
+
+    Rows of `train.csv`:
+
+        text,label
+        a joy to watch,4.5
+        "dull, and far too long",1.0
+
+    The head has one output, and the loss is the squared error. Numbers are not rescaled.
+
+    `predict` prints the number:
+
+        4.213
+        {"value": 4.213}
+    """
 
     name = "regression"
     summary = "one number per text or pair of texts"

@@ -92,7 +92,21 @@ class RawText(Task):
 @register_task
 @dataclass(frozen=True)
 class MaskedLM(RawText):
-    """Masked tokens of raw text."""
+    """Masked tokens of raw text.
+
+    Rows of `train.txt`:
+
+        The glacier moves a few metres every year.
+        In spring its edge is covered with flowers.
+
+    Each line is a text. Files with columns are read as well, from the column `text`. Long texts are
+    cut into windows, and nothing is lost.
+
+    `predict` fills the mask tokens of a text:
+
+        the glacier moves slowly
+        {"filled": "the glacier moves slowly", "fills": [{"slowly": 0.31, "fast": 0.07}]}
+    """
 
     rate: float = option(0.15, "share of the tokens to predict")
 

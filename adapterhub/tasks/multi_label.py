@@ -67,7 +67,24 @@ class Labels(Prediction):
 @register_task
 @dataclass(frozen=True)
 class MultiLabel(OfTexts):
-    """Any number of labels per text or pair of texts."""
+    """Any number of labels per text or pair of texts.
+
+    Rows of `train.csv`:
+
+        text,label
+        "you fool, get lost",insult;threat
+        "thanks, that helped",
+
+    The label column has a JSON list or a cell such as `insult;threat`, separated by the first of
+    `;`, `|` and `,` that occurs in the column, or by the option `separator`. An empty cell is a
+    text without labels. Columns with 1 or 0 are listed: `--label toxic,insult,threat`. peft's
+    format has no place for the loss; the README of an exported adapter names it.
+
+    `predict` prints the labels with their probabilities, most probable first, or `-`:
+
+        insult 0.912, threat 0.604
+        {"labels": ["insult", "threat"], "scores": {"insult": 0.912, "threat": 0.604}}
+    """
 
     threshold: float = option(0.5, "lowest probability at which a label is predicted")
     separator: str | None = option(

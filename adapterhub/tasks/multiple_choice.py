@@ -63,7 +63,21 @@ class Choice(Prediction):
 @register_task
 @dataclass(frozen=True)
 class MultipleChoice(Task):
-    """Which of several texts fits a text."""
+    """Which of several texts fits a text.
+
+    Rows of `train.jsonl`:
+
+        {"text": "He lit the candle, and", "choices": ["it burned.", "it barked."], "label": "A"}
+        {"text": "She opened the umbrella, as", "choices": ["it sang.", "it rained."], "label": 1}
+
+    The label is the text of the choice, its index from 0, or its letter. All rows have the same
+    number of choices.
+
+    `predict` prints the choice and its probability:
+
+        it burned. 0.874
+        {"choice": 0, "chosen": "it burned.", "scores": [0.874, 0.126]}
+    """
 
     name = "multiple-choice"
     summary = "which of several texts fits a text"

@@ -46,7 +46,22 @@ _FIELDS = re.compile(r"\{(text|pair|mask)\}")
 @register_task
 @dataclass(frozen=True)
 class Prompted(OfTexts):
-    """One class per text or pair, by the word that a language model prefers."""
+    """One class per text or pair, by the word that a language model prefers.
+
+    Rows of `train.csv`:
+
+        text,label
+        a joy to watch,1
+        "dull, and far too long",0
+
+    `words` has the word of each label, one token each; the template says where it is predicted.
+    `model: causal-lm` takes a causal language model.
+
+    `predict` prints the class and its probability:
+
+        1 0.981
+        {"label": "1", "scores": {"0": 0.019, "1": 0.981}}
+    """
 
     template: str = option("{text} It was {mask}.", "the prompt, with {text}, {pair} and {mask}")
     words: dict[str, str] = field(

@@ -72,7 +72,21 @@ class Answer(Prediction):
 @register_task
 @dataclass(frozen=True)
 class QuestionAnswering(Task):
-    """The span of a context that answers a question."""
+    """The span of a context that answers a question.
+
+    Rows of `train.jsonl`:
+
+        {"question": "Who?", "context": "Ada wrote.", "answers": {"text": ["Ada"], "answer_start": [0]}}
+        {"question": "Where?", "context": "In Rome.", "answers": {"text": ["Rome"], "answer_start": [3]}}
+
+    These are the columns of SQuAD on the Hub; its JSON files are read as well. A question without
+    an answer has empty lists, with `unanswerable: true`.
+
+    `predict` prints the answer, or `-`; `score` is relative to that of no answer:
+
+        Ada
+        {"answer": "Ada", "start": 0, "end": 3, "score": 5.21}
+    """
 
     unanswerable: bool = option(False, "some questions have no answer, as in SQuAD 2.0")
     stride: int = option(64, "tokens by which the windows of a long context overlap")

@@ -44,7 +44,21 @@ _MAIN = {"bleu": "bleu", "rouge": "rougeL", "exact": "exact_match"}
 @register_task
 @dataclass(frozen=True)
 class Seq2Seq(Generation, Task):
-    """Text to text."""
+    """Text to text.
+
+    Rows of `train.jsonl`:
+
+        {"text": "The cat sleeps.", "label": "Die Katze schläft."}
+        {"text": "It is raining.", "label": "Es regnet."}
+
+    Two parallel plain-text files are read as well: `data.train` and `data.train_target`. T5 was
+    trained with a prefix: `template: "translate English to German: {text}"`.
+
+    `predict` prints the generated text:
+
+        Die Katze schläft.
+        {"generated": "Die Katze schläft."}
+    """
 
     metric: Literal["bleu", "rouge", "exact"] = option("bleu", "metric of generated texts")
     template: str = option("{text}", "the input, with {text} for the text")

@@ -41,7 +41,21 @@ if TYPE_CHECKING:
 @register_task
 @dataclass(frozen=True)
 class SpanCorruption(Generation, RawText):
-    """Dropped spans of raw text."""
+    """Dropped spans of raw text.
+
+    Rows of `train.txt`:
+
+        The glacier moves a few metres every year.
+        In spring its edge is covered with flowers.
+
+    Each line is a text. Files with columns are read as well, from the column `text`. Long texts are
+    cut into windows, and nothing is lost.
+
+    `predict` generates texts for the sentinels of a text:
+
+        moves slowly
+        {"generated": "moves slowly"}
+    """
 
     rate: float = option(0.15, "share of the tokens to drop")
     span: float = option(3.0, "mean length of a dropped span, in tokens")

@@ -82,7 +82,21 @@ class Tags(Prediction):
 @register_task
 @dataclass(frozen=True)
 class Tagging(Task):
-    """Named entities in a sentence."""
+    """Named entities in a sentence.
+
+    Rows of `train.jsonl`:
+
+        {"tokens": ["Ada", "Lovelace", "was", "born"], "tags": ["B-PER", "I-PER", "O", "O"]}
+        {"tokens": ["in", "London"], "tags": ["O", "B-LOC"]}
+
+    CoNLL columns are read as well, and numbers as tags with `--labels 0=O,1=B-PER,2=I-PER`. Tags
+    that are rare get more weight with `class_weights: balanced`.
+
+    `predict` prints the entities, or `-`; `start` and `end` count characters:
+
+        PER: Ada
+        {"tags": ["B-PER"], "entities": [{"kind": "PER", "text": "Ada", "start": 0, "end": 3}]}
+    """
 
     class_weights: ClassWeights = option(None, WEIGHTS_HELP)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import hub_server
 import tiny_models
 from fixtures import CHAT_TEMPLATE
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from adapterhub.backbones.find import PACKAGED, PackagedBackbone
@@ -28,6 +28,8 @@ MODELS = {
     "google-bert/bert-base-uncased": ("bert", "features"),
 }
 _SPECIAL = ["<unk>", "<pad>", "</s>", "<s>", "<mask>"]  # the ids of tiny_models
+# Each is one token, with the space in front of it: words of classes, and T5's sentinels.
+_WORDS = ["terrible", "great", "<extra_id_0>", "<extra_id_1>", "<extra_id_2>"]
 LENGTH = 512
 
 
@@ -45,6 +47,7 @@ def byte_tokenizer(end: str = "") -> PreTrainedTokenizerFast:
             special_tokens=[(end, words[end])],
         )
         inner.post_processor = single
+    inner.add_tokens([AddedToken(word, lstrip=True) for word in _WORDS])
     return PreTrainedTokenizerFast(
         tokenizer_object=inner, unk_token="<unk>", pad_token="<pad>", eos_token="</s>",
         bos_token="<s>", mask_token="<mask>", model_max_length=LENGTH,

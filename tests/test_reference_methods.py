@@ -1,0 +1,249 @@
+"""The generated pages of methods and tasks say what the code says, and their code runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import matrix
+import method_cost
+import pytest
+import stand_ins
+import tiny_models
+from reference import _backbones, _docstrings, _picture, methods, tasks
+
+import adapterhub as ah
+from adapterhub.config.options import options_of
+from adapterhub.data.columns import WANTS, described_columns
+from adapterhub.methods import METHODS
+from adapterhub.tasks import TASKS
+from adapterhub.tasks._base import Generated
+from adapterhub.tasks.classification import Number, Scored
+from adapterhub.tasks.masked_lm import Filled
+from adapterhub.tasks.multi_label import Labels
+from adapterhub.tasks.multiple_choice import Choice
+from adapterhub.tasks.question_answering import Answer
+from adapterhub.tasks.tagging import Entity, Tags
+
+ROOT = Path(__file__).parents[1]
+FULL = tiny_models.FULL_MATRIX
+SOME = sorted(METHODS) if FULL else ["adapterfusion", "lora"]
+SOME_TASKS = sorted(TASKS) if FULL else ["classification", "span-corruption"]
+every_method = pytest.mark.parametrize("name", sorted(METHODS))
+every_task = pytest.mark.parametrize("name", sorted(TASKS))
+
+
+def test_every_method_and_task_has_a_page(monkeypatch):
+    for module in (methods, tasks):
+        monkeypatch.setattr(module, "page", lambda name: f"page of {name}")
+        monkeypatch.setattr(module, "index", lambda: "index")
+    assert len(METHODS) >= 26
+    assert len(TASKS) >= 11
+    expected = ["methods/index.md", *(f"methods/{name}.md" for name in sorted(METHODS))]
+    assert list(methods.pages()) == expected
+    assert list(tasks.pages()) == ["tasks/index.md", *(f"tasks/{n}.md" for n in sorted(TASKS))]
+
+
+@every_method
+def test_the_docstring_of_a_method_reads_as_a_page(name):
+    """It has an equation, the number of parameters, and a source with the method's paper."""
+    doc = methods.docstring(METHODS[name])
+    assert _docstrings.is_shown(doc.body[0]), "the equation comes first"
+    assert doc.cost, "a paragraph begins with 'Parameters: '"
+    address = METHODS[name].paper.rpartition(" ")[2]
+    assert address in doc.source
+    assert not re.search(r"\w+\.py\b", doc.markdown()), "a page names no other file"
+    assert "Parameters" not in doc.markdown()
+
+
+@every_method
+def test_the_options_of_a_page_are_those_of_the_dataclass(name):
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \|", methods._options(name), re.MULTILINE)
+    assert [row[0] for row in rows] == [f.name for f in dataclasses.fields(METHODS[name])]
+    assert all(kind and default for _, kind, default in rows)
+    assert f"`{METHODS[name].learning_rate:g}`" in methods._options(name)
+
+
+def box_of(key: str) -> str:
+    """Return the box that a parameter is drawn in, by its name in adapter files."""
+    if key.startswith("backbone.embeddings"):
+        return "embed.norm" if "LayerNorm" in key else "embed"
+    return "pooler" if key.startswith("backbone.pooler") else ".".join(key.split(".")[2:4])
+
+
+@every_method
+def test_the_picture_highlights_exactly_the_sites_that_are_used(name):
+    model = tiny_models.model("bert")
+    place = _picture.where(METHODS[name].example(), model)
+    figure = _picture.figure(name, place)
+    adapter = ah.attach(model, METHODS[name].example())
+    added = {placed.site.role for placed in adapter.placed}
+    trained = {box_of(changed.name) for changed in adapter.changed}
+    layers = {placed.site.layer for placed in adapter.placed} - {None}
+    layers |= {int(c.name.split(".")[1]) for c in adapter.changed if c.name.startswith("encoder")}
+    assert set(re.findall(r'data-on="([\w.]+)"', figure)) == added | trained
+    drawn = {int(n) for n in re.findall(r'class="bar on" data-layer="(\d+)"', figure)}
+    assert drawn == (layers if "mix" not in added else {0, 1})
+    assert len(re.findall("data-layer", figure)) == 2
+    assert added or trained or name == "head"
+
+
+def test_where_a_method_sits_in_words():
+    def words(name, **options):
+        return methods.sites_text(_picture.where(METHODS[name](**options), model))
+
+    model = _backbones.named(_backbones.BERT)
+    assert words("lora", sites=("attn.q", "ffn.up")) == "`attn.q`, `ffn.up`"
+    assert words("bitfit") == "biases"
+    assert words("norms") == "norms"
+    assert words("freeze") == "layers 10..11, and above"
+    assert words("full") == "all weights"
+    assert words("head") == "only the task head"
+
+
+def test_a_parallel_adapter_is_drawn_beside_its_sublayer():
+    model = tiny_models.model("bert")
+    ways = {
+        name: set(_picture.where(METHODS[name].example(), model).added)
+        for name in ("pfeiffer", "parallel", "ia3", "adapterfusion")
+    }
+    assert ways["pfeiffer"] == ways["adapterfusion"] == {("ffn", "after")}
+    assert ways["parallel"] == {("ffn", "parallel")}
+    assert ("ffn.down", "input") in ways["ia3"]
+
+
+def test_stages_are_drawn():
+    model = tiny_models.model("bert")
+    place = _picture.where(METHODS["unfreeze"](), model)
+    assert place.stages == {1: 0, 0: 1}
+    assert ">1 s0<" in _picture.figure("unfreeze", place)
+
+
+def test_the_refusals_are_those_of_the_matrix():
+    refused = {(m, a) for m, names in _backbones.refused_cells().items() for a in names}
+    assert refused == set(matrix.REFUSED)
+    assert _backbones.refusals("scalar-mix") == {"the backbone has no such site: 'mix'": ["albert"]}
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_the_facts_of_a_page_come_from_the_code(name):
+    """The whole page; and a method without a reason against it is said to fit."""
+    page = methods.page(name)
+    assert re.findall("^## (.*)", page, re.MULTILINE) == [
+        "Use", "What it computes", "Where it sits", "Options", "Cost", "Merge and serve",
+        "Quantized backbones", "Architectures", "Source",
+    ]  # fmt: skip
+    fits = [_backbones.fit(name, backbone) for backbone in _backbones.NAMED]
+    merges = ["refused" if f.refused else "no" if f.merge else "yes" for f in fits]
+    assert f"| merges | {' | '.join(merges)} |" in page
+    assert page.count("\n- ") >= sum(bool(f.merge) for f in fits[:1])
+    refused = [a for names in _backbones.refusals(name).values() for a in names]
+    assert sorted(refused) == sorted(a for m, a in matrix.REFUSED if m == name)
+    model = _backbones.named(_backbones.BERT)
+    assert f"| {METHODS[name].example().count(_backbones.anatomy(model)):,} |" in page
+
+
+def test_merging_and_exporting_are_decided_by_the_code():
+    lora, mam = _backbones.fit("lora", _backbones.QWEN), _backbones.fit("mam", _backbones.QWEN)
+    assert not (lora.merge or lora.peft or lora.vllm)
+    assert mam.merge
+    assert mam.peft
+    assert "biases" in _backbones.fit("bitfit", _backbones.QWEN).refused
+
+
+def test_times_come_from_a_record(tmp_path, monkeypatch):
+    monkeypatch.setattr(methods, "RECORD", tmp_path / "method_cost.json")
+    assert "has not been measured" in methods._times("lora")
+    times = {method_cost.FORWARD: 2.0, "full": 10.0, "lora": 6.0}
+    record = {"about": "on a BERT", "milliseconds": times}
+    (tmp_path / "method_cost.json").write_text(json.dumps(record))
+    assert "3.0 times as long as the forward pass" in methods._times("lora")
+    assert "0.60 times as long as a step of full fine-tuning (on a BERT)" in methods._times("lora")
+
+
+# One prediction of each task, as its docstring shows it.
+PREDICTIONS = {
+    "classification": Scored("positive", {"negative": 0.019, "positive": 0.981}),
+    "regression": Number(4.213),
+    "multi-label": Labels(("insult", "threat"), {"insult": 0.912, "threat": 0.604}),
+    "multiple-choice": Choice(0, "it burned.", (0.874, 0.126)),
+    "tagging": Tags(("B-PER",), (Entity("PER", "Ada", 0, 3),)),
+    "question-answering": Answer("Ada", 0, 3, 5.21),
+    "seq2seq": Generated("Die Katze schläft."),
+    "causal-lm": Generated("7"),
+    "masked-lm": Filled("the glacier moves slowly", ({"slowly": 0.31, "fast": 0.07},)),
+    "span-corruption": Generated("moves slowly"),
+    "prompted": Scored("1", {"0": 0.019, "1": 0.981}),
+}
+
+
+@every_task
+def test_the_page_of_a_task(name):
+    page = tasks.page(name)
+    task = TASKS[name]
+    assert re.findall("^## (.*)", page, re.MULTILINE) == [
+        "Data", "Train", "What the model learns", "Predict", "Metrics", "Options", "Backbones",
+    ]  # fmt: skip
+    printed = json.dumps(PREDICTIONS[name].as_dict(), ensure_ascii=False)
+    assert f"```text\n{PREDICTIONS[name]}\n{printed}\n```" in page
+    options = page.partition("## Options")[2].partition("## Backbones")[0]
+    assert re.findall(r"^\| `(\w+)` \|", options, re.MULTILINE) == [
+        option.name for option in options_of(task)
+    ]
+    assert f"| `{task().main_metric}` |" in page
+    assert all(f"`data.{option}`" in page for option in task.columns)
+    assert "have such a class: `" in page
+
+
+def test_the_predictions_are_of_every_task():
+    assert PREDICTIONS.keys() == TASKS.keys()
+
+
+def test_columns_are_described_by_their_names():
+    words, names = described_columns(WANTS["classes"])["label"]
+    assert words == "the label"
+    assert names[0] == "label"
+    assert {"class", "category"} < set(names)
+
+
+def test_the_code_of_the_pages_runs(tmp_path):
+    """One page of the blocks of several, since each process imports torch."""
+    rows = "".join(
+        f"the film number {i} was {'good' if i % 2 else 'bad'},{i % 2}\n" for i in range(24)
+    )
+    data = f'```text title="train.csv"\ntext,label\n{rows}```\n'
+    trained = "".join(
+        "```console\n$ adapterhub train --train train.csv --method pfeiffer --output runs/"
+        f"{name} --backbone google-bert/bert-base-uncased\n```\n"
+        for name in ("one", "two")
+    )
+    parts = [data, trained, *map(methods._use, SOME), *map(tasks.page, SOME_TASKS)]
+    page = tmp_path / "page.md"
+    page.write_text("\n".join(parts), encoding="utf-8")
+    record = tmp_path / "done.json"
+    command = [sys.executable, ROOT / "scripts/pages.py", page, "--quick", "--record", record]
+    with stand_ins.serving() as hub:
+        places = {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf")}
+        result = subprocess.run(
+            command, cwd=ROOT, env=os.environ | places, text=True, check=False, timeout=280,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    assert result.returncode == 0, result.stdout
+    done = json.loads(record.read_text(encoding="utf-8"))
+    printed = "".join(output for block in done for output in block["outputs"])
+    assert printed.count("row 1 of") == len(SOME_TASKS)
+
+
+def test_a_small_benchmark_of_every_method():
+    options = method_cost.argparse.Namespace(
+        layers=1, width=24, rows=2, tokens=4, runs=1, device="cpu", threads=1
+    )
+    times = method_cost.measure(options)
+    assert times.keys() == {method_cost.FORWARD, *METHODS}
+    assert min(times.values()) > 0
+    assert "1 layers of width 24" in method_cost.record(options, times)["about"]
