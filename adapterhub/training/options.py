@@ -21,20 +21,20 @@ class TrainOptions:
 
     epochs: int | None = option(
         None,
-        "passes over the training data (none: by the number of rows: docs/guides/defaults.md)",
+        "passes over the training data (null: by the number of rows: docs/guides/defaults.md)",
     )
     max_steps: int | None = option(None, "exact number of optimizer steps, instead of epochs")
     batch_size: int | None = option(
-        None, "examples in one forward pass (none: 8 to 32, by the number of rows)"
+        None, "examples in one forward pass (null: 8 to 32, by the number of rows)"
     )
     eval_batch_size: int = option(64, "examples in one forward pass when evaluating")
     gradient_accumulation: int = option(1, "forward passes per optimizer step")
     optimizer: Literal["adamw", "adamw-8bit", "paged-adamw-8bit"] = option(
         "adamw", "adamw, or a variant with 8-bit state (needs bitsandbytes)"
     )
-    learning_rate: float | None = option(None, "peak learning rate (none: the method's default)")
+    learning_rate: float | None = option(None, "peak learning rate (null: the method's default)")
     head_learning_rate: float | None = option(
-        None, "peak learning rate of the task head (none: 5e-3; alone, learning_rate)"
+        None, "peak learning rate of the task head (null: 5e-3; alone, learning_rate)"
     )
     weight_decay: float = option(0.01, "AdamW weight decay; 1-D parameters are never decayed")
     beta1: float = option(0.9, "AdamW decay rate of the first moment")
@@ -42,10 +42,10 @@ class TrainOptions:
     eps: float = option(1e-8, "AdamW term that avoids division by zero")
     max_grad_norm: float = option(1.0, "clip the gradient norm to this value (0: no clipping)")
     schedule: Literal["linear", "cosine", "slanted", "constant"] | None = option(
-        None, "learning-rate schedule after the warm-up (none: the method's default, else linear)"
+        None, "learning-rate schedule after the warm-up (null: the method's default, else linear)"
     )
     warmup: float | None = option(
-        None, "warm-up: a fraction of all steps if below 1, else steps (none: 0.06, slanted 0.1)"
+        None, "warm-up: a fraction of all steps if below 1, else steps (null: 0.06, slanted 0.1)"
     )
     mixed_precision: Literal["no", "bf16", "fp16"] = option(
         "no", "precision of the computation; trained parameters stay in fp32"
@@ -54,22 +54,22 @@ class TrainOptions:
         False, "recompute activations in the backward pass: less memory, more time"
     )
     eval_every: Literal["epoch"] | int | None = option(
-        None, "evaluate every epoch or every N steps (none: five to ten times in the run)"
+        None, "evaluate every epoch or every N steps (null: five to ten times in the run)"
     )
     best_metric: str | None = option(
-        None, "metric that selects the best checkpoint (none: the main metric of the task)"
+        None, "metric that selects the best checkpoint (null: the main metric of the task)"
     )
     patience: int | None = option(
-        None, "stop after this many evaluations in a row without improvement (none: never)"
+        None, "stop after this many evaluations in a row without improvement (null: never)"
     )
     length_grouped: bool = option(True, "batch examples of similar length: less padding")
     max_length: int | None = option(
         None,
-        "longest input, in tokens; longer ones are truncated (none: that of the data and at least "
+        "longest input, in tokens; longer ones are truncated (null: that of the data and at least "
         "128, at most what the backbone reads and 512, 1024 for causal-lm)",
     )
     save_every: int | None = option(
-        None, "save a checkpoint every N steps (none: at each evaluation)"
+        None, "save a checkpoint every N steps (null: at each evaluation)"
     )
     log_every: int = option(10, "report the loss every N steps")
     tensorboard: bool = option(True, "write TensorBoard events, if TensorBoard is installed")
