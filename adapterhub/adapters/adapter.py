@@ -74,7 +74,10 @@ class BackboneState(Protocol):
 class ParameterGroup(NamedTuple):
     """Named parameters that train at `rate` times the learning rate of their method.
 
-    `method` is None for the task head and for rows of new tokens.
+    Attributes:
+        method: the method that they belong to; None for the task head and for new tokens.
+        rate: the factor on the method's learning rate.
+        named: the parameters with their names.
     """
 
     method: Method | None

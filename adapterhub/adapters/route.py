@@ -24,8 +24,10 @@ RouteRow: TypeAlias = str | Average | tuple[str | Average, ...] | None
 class Routed:
     """An open route.
 
-    `rows` has the composition of each row, `labels` the class names of its head, () without one,
-    and `classes` their number, None if the heads of all rows have as many.
+    Attributes:
+        rows: the composition of each row.
+        labels: the class names of each row's head, () without one.
+        classes: their number, None if the heads of all rows have as many.
     """
 
     rows: tuple[Composition, ...]

@@ -53,7 +53,8 @@ def load_backbone(
 
     Args:
         backbone: a folder or a Hub id.
-        task: the kind of model, a key of TASK_MODELS.
+        task: the kind of model: features (no head), classification, multi-label, regression,
+            tagging, question-answering, multiple-choice, seq2seq, masked-lm or causal-lm.
         labels: the names of the classes, in the order of the logits.
         revision: a branch, tag or commit on the Hub.
         dtype: fp32, bf16 or fp16; by default fp32, or bf16 if the backbone is quantized.

@@ -220,6 +220,8 @@ class MethodRegistry(MutableMapping[str, type[Method]]):
 
 
 METHODS = MethodRegistry()
+"""The classes of all methods by name; a file of methods is imported when it is used."""
+
 M = TypeVar("M", bound=type[Method])
 
 

@@ -20,6 +20,10 @@ from adapterhub.methods._other_names import option_names, read_method_options
 
 EXAMPLES = "lora, lora(rank=16), {lora: {rank: 16}}, or a list of these"
 Spec = str | Method | Mapping[str, Any] | Sequence[Any]
+"""A method with options: `"lora"`, `"lora(rank=16)"`, `{"lora": {"rank": 16}}`, `LoRA(rank=16)`.
+
+A list of these composes them.
+"""
 
 
 def parse_methods(spec: Spec) -> tuple[Method, ...]:

@@ -51,6 +51,13 @@ class PredictionFile:
     labels: tuple[str, ...]
     rows: list[Outcome]
 
+    @property
+    def only_class(self) -> str | None:
+        """The class that is predicted for every row, if the rows have several."""
+        predicted = {row["prediction"] for row in self.rows} if self.kind == "classes" else set()
+        several = len({row["label"] for row in self.rows}) > 1 if predicted else False
+        return str(*predicted) if several and len(predicted) == 1 else None
+
     def to_bytes(self) -> bytes:
         """Return the content of the file."""
         head = {"format": FORMAT, "kind": self.kind, "task": self.task, "step": self.step}

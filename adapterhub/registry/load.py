@@ -50,8 +50,8 @@ def load(
         allow_pickle: accept another library's adapter as a pickle if it has no safetensors file;
             its code is not run.
         signed: require a signature by a trusted key, also where the configuration does not.
-        options: the other options of `adapterhub.adapters.load.load_folder`: tokenizer,
-            any_tokenizer, head.
+        options: `tokenizer`, unless `load_backbone` loaded it with the model; `any_tokenizer=True`
+            skips its check; `head=False` leaves the model's own head.
 
     Raises:
         ConfigError: not a reference.

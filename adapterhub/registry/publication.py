@@ -25,8 +25,11 @@ from adapterhub.interchange.peft.files import TENSORS_FILE as PEFT_TENSORS
 class PublicationInfo:
     """Metadata that a publisher adds; fields that are None or empty keep the manifest's value.
 
-    `license` is an identifier such as apache-2.0, `language` language codes such as en, `topics`
-    search keywords.
+    Attributes:
+        description: one sentence for the card and the listing.
+        license: an identifier such as apache-2.0.
+        language: language codes such as en.
+        topics: search keywords.
     """
 
     description: str | None = None

@@ -28,7 +28,13 @@ class SignedSubject:
 
 @dataclass(frozen=True)
 class CheckedSignature:
-    """A signature, what is wrong with it for its adapter, and whether its key is trusted there."""
+    """A signature that was compared with an adapter.
+
+    Attributes:
+        signature: the signature.
+        problem: why it is not one of this adapter; None if it is.
+        is_trusted: whether its key is trusted for this adapter.
+    """
 
     signature: Signature
     problem: str | None

@@ -28,10 +28,25 @@ MOST_VERSIONS = 999_999_999  # nine digits, see `version_number`
 class Entry:
     """One published version of an adapter, as listed in search results.
 
-    `reference` is the text to type to get this version. `digest` is the sha256 of the manifest,
-    which in turn contains the sha256 of the tensors. `size` is in bytes, `parameters` the number of
-    trained parameters. `tags` name this version and may move to another; `topics` describe the
-    adapter and never change. `published` is a time in UTC; None where it is not recorded.
+    Attributes:
+        reference: the text to type to get this version.
+        name: the name in the registry.
+        version: the version, such as v3; on a hub a commit.
+        digest: the sha256 of the manifest, which contains the sha256 of the tensors.
+        backbone: the id of its backbone.
+        fingerprint: that of the backbone's weights.
+        methods: the names of its methods.
+        task: the kind of model, if it has a head.
+        metrics: the scores of its training run.
+        tags: names of this version, which may move to another.
+        size: in bytes.
+        parameters: the number of trained parameters.
+        yanked: why the version was withdrawn; None if it was not.
+        description: one sentence.
+        license: an identifier such as apache-2.0.
+        language: language codes such as en.
+        topics: search keywords; unlike tags they never change.
+        published: a time in UTC; None where it is not recorded.
     """
 
     reference: str

@@ -26,7 +26,11 @@ from adapterhub.registry.trust import SigningRule, rule_of
 class Verification:
     """The signatures of an adapter whose files are intact.
 
-    `digest` is the sha256 of its manifest; `rule` says which keys are trusted for it.
+    Attributes:
+        reference: the adapter.
+        digest: the sha256 of its manifest.
+        rule: which keys are trusted for it.
+        signatures: the signatures, each compared with it.
     """
 
     reference: str

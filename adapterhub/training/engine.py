@@ -308,9 +308,15 @@ def _check_fp32(trainee: Trainee) -> None:
 
 
 def _out_of_memory(options: RunOptions) -> TrainingError:
-    half, double = max(1, options.batch_size // 2), options.gradient_accumulation * 2
+    size, length = options.batch_size, options.max_length
+    ways = [f"train.max_length={length // 2}, if that cuts few texts"]
+    ways += ["quantize=nf4, or train.mixed_precision=bf16"]
+    if not options.gradient_checkpointing:
+        ways.insert(0, "train.gradient_checkpointing=true")
+    if size > 1:
+        double = options.gradient_accumulation * 2
+        ways.insert(0, f"train.batch_size={size // 2} train.gradient_accumulation={double}")
     return TrainingError(
-        f"the device ran out of memory with train.batch_size={options.batch_size}",
-        hint=f"train.batch_size={half} train.gradient_accumulation={double}, "
-        "train.gradient_checkpointing=true, or train.mixed_precision=bf16",
+        f"the device ran out of memory with train.batch_size={size}, train.max_length={length}",
+        hint="; ".join(ways),
     )

@@ -33,7 +33,7 @@ from adapterhub.training.run_page import LatestPredictions, RunPage
 from adapterhub.training.tracker_names import check_trackers
 from adapterhub.training.trackers import start_trackers
 from adapterhub.training.trainee import AdapterTrainee
-from adapterhub.training.verdict import verdict
+from adapterhub.training.verdict import one_class, verdict
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,10 @@ def run(
         finally:
             stages.unfreeze_all(prepared.adapter)
         outcome = _save(prepared, output, result)
-        return replace(outcome, page=page.finish()) if page else outcome
+        if page is None:
+            return outcome
+        said = (*outcome.verdict, *one_class(page.only_class))
+        return replace(outcome, page=page.finish(), verdict=said)
 
 
 def _page(prepared: PreparedRun, output: Path, reporter: Reporter) -> RunPage | None:

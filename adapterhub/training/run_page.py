@@ -45,6 +45,7 @@ class RunPage(Reporter):
     ) -> None:
         self.folder, self.latest, self.note_failure = folder, latest, note
         self.due, self.failed = False, False
+        self.only_class: str | None = None
         self.cost, self.spent = _FIRST, 0.0
         self.began = time.perf_counter()
 
@@ -80,6 +81,7 @@ class RunPage(Reporter):
 
     def _write_predictions(self, step: int) -> None:
         if file := self.latest.file(step):
+            self.only_class = file.only_class
             replace_file(self.folder / PREDICTIONS, file.to_bytes())
 
     def _attempt(self, action: Callable[[], object]) -> None:

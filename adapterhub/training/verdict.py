@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from adapterhub.errors import one_line
 from adapterhub.training.options import RunOptions
 
 
@@ -35,6 +36,16 @@ def verdict(
     elif best is last:
         lines.append(f"the last {_more(options)}")
     return lines
+
+
+def one_class(label: str | None) -> list[str]:
+    """Say what may help if the best evaluation gave every row the same label."""
+    if label is None:
+        return []
+    return [
+        f"every evaluation row is predicted as {one_line(label, 20)!r}; try",
+        "another train.learning_rate, more epochs, class_weights=balanced",
+    ]
 
 
 def _place(record: Mapping[str, float], options: RunOptions, last: float) -> str:

@@ -96,3 +96,14 @@ def test_a_link_is_not_followed(tmp_path):
     (tmp_path / PREDICTIONS).symlink_to(tmp_path / "other")
     with pytest.raises(FileError, match="is broken"):
         read_predictions(tmp_path)
+
+
+def test_one_class_for_rows_of_several_classes():
+    file = predictions("classes")
+    assert len({row["label"] for row in file.rows}) > 1
+    assert file.only_class is None
+    same = [row | {"prediction": "x"} for row in file.rows]
+    assert replace(file, rows=same).only_class == "x"
+    assert replace(file, rows=[row | {"label": "x"} for row in same]).only_class is None
+    assert replace(file, rows=[]).only_class is None
+    assert predictions("texts").only_class is None

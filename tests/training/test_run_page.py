@@ -17,6 +17,9 @@ from adapterhub.training.report import Evaluated, Timing
 from adapterhub.training.run_page import LatestPredictions, RunPage
 
 
+ROWS = predictions("classes").rows
+
+
 class Latest(LatestPredictions):
     """Predictions of any step, without a task."""
 
@@ -106,3 +109,12 @@ def test_a_failure_is_one_note(
     assert page.finish() is None
     (note,) = notes
     assert note.startswith(f"no report of this run: {type(error).__name__}")
+
+
+def test_one_class_for_every_row_of_the_best_step_is_remembered(page: RunPage) -> None:
+    evaluated(page, 2)
+    assert page.only_class is None
+    same = replace(page.latest.file(4), rows=[r | {"prediction": "x"} for r in ROWS])
+    page.latest.file = lambda step: same  # type: ignore[method-assign]
+    evaluated(page, 4)
+    assert page.only_class == "x"

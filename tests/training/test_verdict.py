@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from adapterhub.training.options import TrainOptions
-from adapterhub.training.verdict import verdict
+from adapterhub.training.verdict import one_class, verdict
 
 
 def history(*accuracies: float, every: float = 1.0) -> list[dict[str, float]]:
@@ -71,3 +71,11 @@ def test_the_best_evaluation_is_said_in_words(records, best, options, stopped, e
     said = verdict(records, best, TrainOptions(**options), "accuracy", stopped_early=stopped)
     assert said == expected
     assert all(len(line) <= 67 for line in said)  # 80 columns, less the name of the fact
+
+
+def test_one_class_for_every_row_is_said_with_what_may_help():
+    assert one_class(None) == []
+    said = one_class("x" * 500)
+    assert "predicted as 'xxx" in said[0]
+    assert "class_weights=balanced" in said[1]
+    assert all(len(line) <= 67 for line in said)

@@ -1,0 +1,130 @@
+"""The reference of the site has every command, every key of a recipe and every public name, once."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+
+import click
+import pytest
+from reference import cli as cli_page
+from reference import python as python_pages
+from reference import recipe as recipe_page
+
+import adapterhub as ah
+from adapterhub.cli import COMMANDS, group
+from adapterhub.config.options import options_of
+from adapterhub.data.options import DataOptions
+from adapterhub.methods import METHODS
+from adapterhub.training.options import TrainOptions
+from adapterhub.training.other_names import ALIASES, MEANINGS
+from adapterhub.training.recipe import Recipe
+from adapterhub.training.recipe_text import commented_recipe
+
+
+@pytest.fixture(scope="module")
+def cli() -> str:
+    return cli_page.pages()["reference/cli.md"]
+
+
+@pytest.fixture(scope="module")
+def recipe() -> str:
+    return recipe_page.pages()["reference/recipe.md"]
+
+
+@pytest.fixture(scope="module")
+def python() -> dict[str, str]:
+    return python_pages.pages()
+
+
+def anchors(page: str) -> Counter[str]:
+    return Counter(re.findall(r"\{: #(\S+) \}$", page, re.MULTILINE))
+
+
+def commands() -> dict[str, click.Command]:
+    """Every command by its words, with those of groups."""
+    context, found = click.Context(group), {}
+    for name in COMMANDS:
+        command = found[name] = group.get_command(context, name)
+        found |= {f"{name} {n}": c for n, c in getattr(command, "commands", {}).items()}
+    return found
+
+
+def test_every_command_and_option_has_one_anchor(cli: str) -> None:
+    expected = Counter()
+    for words, command in commands().items():
+        anchor = words.replace(" ", "-")
+        options = [p.opts[-1] for p in command.params if isinstance(p, click.Option)]
+        expected.update([anchor, *(f"{anchor}{option}" for option in options)])
+    assert anchors(cli) == expected
+    assert len(expected) > 250
+    for name, summary in COMMANDS.items():
+        assert f"- [`{name}`](#{name}): {summary}\n" in cli
+
+
+def test_the_page_of_commands_has_their_usage_and_examples(cli: str) -> None:
+    for words in commands():
+        assert f"```text\nadapterhub {words} " in cli, words
+    assert cli.count("**Examples**") == len(COMMANDS)
+    assert "\b" not in cli
+    assert "hf:OWNER/\\*" in cli, "an asterisk is not emphasis"
+
+
+def test_every_key_has_one_anchor_with_its_type_default_and_other_names(recipe: str) -> None:
+    keys = {
+        f"{prefix}{option.name}": option
+        for prefix, cls in (("", Recipe), ("data.", DataOptions), ("train.", TrainOptions))
+        for option in options_of(cls)
+        if not dataclasses.is_dataclass(option.default)
+    }
+    assert "data.train" in keys
+    assert anchors(recipe) == Counter(keys.keys())
+    entries = dict(re.findall(r"\{: #(\S+) \}\n\n:   (.*)\n", recipe))
+    for key, option in keys.items():
+        assert f"`{option.type}`" in entries[key]
+        assert ("default " in entries[key]) != ("required" in entries[key])
+    for alias, key in ALIASES.items():
+        assert f"`{alias}`" in entries[key]
+    for name in MEANINGS:
+        assert f"| `{name}` | " in recipe
+    assert "flag `--lr RATE`" in entries["train.learning_rate"]
+    assert "(../guides/defaults.md)" in entries["train.epochs"]
+
+
+def test_the_whole_recipe_is_what_the_command_prints(recipe: str) -> None:
+    assert f"```yaml\n{commented_recipe(Recipe())}```" in recipe
+
+
+def test_every_public_name_is_on_exactly_one_page(python: dict[str, str]) -> None:
+    names = [name for page in python_pages.PAGES for name in python_pages.names_of(page)]
+    assert {name: n for name, n in Counter(names).items() if n > 1} == {}
+    assert set(ah.__all__) <= set(names)
+    for name in ah.__all__:
+        path = python_pages._path(name)
+        holding = [page for page, text in python.items() if f"::: {path}\n" in text]
+        assert len(holding) == 1, name
+        assert f"#{path}): " in python["reference/python/index.md"]
+
+
+def test_each_path_is_the_name_that_users_import() -> None:
+    for page in python_pages.PAGES:
+        for name in python_pages.names_of(page):
+            module, _, attribute = python_pages._path(name).rpartition(".")
+            value = getattr(__import__(module, fromlist=[attribute]), attribute)
+            if name in ah.__all__ and name != "adapters":
+                assert value is getattr(ah, name), name
+            assert getattr(value, "__module__", module) in (module, "typing"), name
+
+
+def test_every_class_of_errors_is_on_the_page_of_errors() -> None:
+    names = {f"errors.{error.__name__}" for error in ah.AdapterhubError.__subclasses__()}
+    assert names < set(python_pages.names_of("errors"))
+    assert len(names) == 12
+
+
+def test_every_option_of_a_method_class_is_listed(python: dict[str, str]) -> None:
+    page = python["reference/python/methods.md"]
+    expected = Counter(f"{m.__name__}.{o.name}" for m in METHODS.values() for o in options_of(m))
+    assert anchors(page) == expected
+    assert len(expected) > 80
