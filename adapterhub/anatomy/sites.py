@@ -209,11 +209,22 @@ class Anatomy:
         where = "" if layers == "all" else f" in layers {layers!r}"
         return SiteError(
             f"this {model_type} backbone has no such site{where}",
-            offenders=[f"{p!r}{did_you_mean(p, roles)}" for p in patterns],
+            offenders=[f"{p!r}{self._meaning(p) or did_you_mean(p, roles)}" for p in patterns],
             expected=f"one of {', '.join(roles)}; or a role of one stack (decoder.attn.q), or a "
             "site id (encoder.0.attn.q), with * as a wildcard",
             hint="adapterhub inspect BACKBONE lists the sites",
         )
+
+    def _meaning(self, name: str) -> str:
+        """Return the sites that a name of peft stands for: of a module, or `all-linear`."""
+        module = name.rpartition(".")[2]
+        roles = {
+            site.role: None
+            for site in self.sites.values()
+            if site.kind == "linear" and site.part is None
+            if name == "all-linear" or site.host.rpartition(".")[2] == module
+        }
+        return f"; try {', '.join(roles)}" if roles else ""
 
     def parameters(self, every_use: bool = False) -> dict[str, nn.Parameter]:
         """Map paths to the backbone's own parameters.

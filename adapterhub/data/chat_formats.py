@@ -30,6 +30,7 @@ ROLES = {
     "tool": "tool",
     "function": "tool",
 }
+_UNREAD = ("system", "history", "tools", "images")
 _PAIRS = (("prompt", "completion"), ("prompt", "response"), ("instruction", "output"),
           ("instruction", "response"))  # fmt: skip
 
@@ -38,17 +39,26 @@ _PAIRS = (("prompt", "completion"), ("prompt", "response"), ("instruction", "out
 class ChatFormat:
     """A format that was recognized: its name, and the columns with the text and the target.
 
-    `label` is None for chats, whose last message is the target.
+    `label` is None for chats, whose last message is the target. `unread` are columns that other
+    trainers read in these formats.
     """
 
     name: str
     text: str
     label: str | None
+    unread: tuple[str, ...] = ()
 
 
 def recognize_format(table: Table) -> ChatFormat | None:
     """Return the format of instructions or chats that a table has beyond doubt, or None."""
     columns = {name.lower(): name for name in table.columns}
+    found = _format_of(table, columns)
+    unread = tuple(columns[name] for name in _UNREAD if name in columns)
+    return replace(found, unread=unread) if found else None
+
+
+def _format_of(table: Table, columns: Mapping[str, str]) -> ChatFormat | None:
+    """Return the format of a table; `columns` are its columns by their names in lower case."""
     chats = [name for name in ("messages", "conversations", "conversation") if name in columns]
     if len(chats) == 1 and not {"text", "label"} & columns.keys():
         column = columns[chats[0]]
@@ -131,8 +141,10 @@ def _choice(source: str, options: DataOptions, split: str, found: ChatFormat) ->
         if found.label is None
         else f"text from {one_line(found.text)!r}, target from {found.label!r}"
     )
+    names = ", ".join(map(one_line, found.unread))
+    unread = (f"not read: {names}; write it into the texts or the messages",) if names else ()
     # An empty input of Alpaca is usual, and no note.
-    return replace(choice, notes=(*choice.notes[:1], about))
+    return replace(choice, notes=(*choice.notes[:1], about, *unread))
 
 
 def _are_texts(table: Table, column: str) -> bool:

@@ -118,6 +118,21 @@ def test_all_patterns_that_match_nothing_are_in_one_error():
         selected(model, "attn.q", layers=())
 
 
+@pytest.mark.parametrize("architecture", tiny_models.MATRIX)
+def test_names_of_peft_are_answered_by_their_sites(architecture):
+    anatomy = ah.anatomy_of(tiny_models.usual_model(architecture))
+    sites = [s for s in anatomy.sites.values() if s.kind == "linear" and s.part is None]
+    names = {site.host.rpartition(".")[2] for site in sites}
+    for name in [*names, "all-linear"]:
+        if names_a_role(name):
+            continue  # a module of ALBERT is called ffn
+        with pytest.raises(SiteError) as error:
+            anatomy.select([name])
+        suggested = error.value.offenders[0].partition("; try ")[2].split(", ")
+        meant = [s for s in sites if name in ("all-linear", s.host.rpartition(".")[2])]
+        assert suggested == list(dict.fromkeys(site.role for site in meant))
+
+
 def test_valid_roles_are_recognized_on_any_backbone():
     assert names_a_role("cross.q")
     assert names_a_role("decoder.3.cross.*")

@@ -61,6 +61,25 @@ def test_import_then_use_and_export_again(adapterhub, backbone, tmp_path):
     torch.testing.assert_close(outputs(again), outputs(model), atol=5e-6, rtol=1e-5)
 
 
+def test_an_imported_language_model_is_exported_and_used_without_its_task(
+    adapterhub, backbones, tmp_path
+):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(backbones("llama"))
+    config = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])
+    peft.get_peft_model(model, config).save_pretrained(tmp_path / "theirs")
+    for command in (
+        ("import", tmp_path / "theirs", "--output", tmp_path / "ours"),
+        ("export", tmp_path / "ours", "--output", tmp_path / "back"),
+        ("predict", tmp_path / "ours", "a good movie"),
+    ):
+        code, _, err = adapterhub(*command)
+        assert code == 0, err
+    manifest = json.loads((tmp_path / "ours" / "adapter.json").read_text(encoding="utf-8"))
+    assert manifest["task"] == "causal-lm"
+
+
 def test_import_finds_the_backbone_and_the_outputs_in_the_files(adapterhub, backbone, tmp_path):
     save_with_peft(backbone, tmp_path / "theirs", outputs_=1)
     code, _, err = adapterhub("import", tmp_path / "theirs", "--output", tmp_path / "ours")

@@ -67,6 +67,15 @@ def test_a_format_is_recognized_and_told(tmp_path: Path, name: str) -> None:
     assert "\n" not in choice.notes[-1]
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_columns_that_are_left_out_are_told(tmp_path: Path, name: str) -> None:
+    row = FORMATS[name][0] | {"system": "Be brief.", "history": [["a", "b"]]}
+    source = write(tmp_path, row)
+    found = instruction_columns(source, DataOptions(), "train")
+    choice = found or chat_column(source, DataOptions(), "train")
+    assert "not read: system, history;" in choice.notes[-1]
+
+
 @pytest.mark.parametrize("row", NONE, ids=str)
 def test_other_data_is_no_format(tmp_path: Path, row: dict[str, Any]) -> None:
     source = write(tmp_path, row)

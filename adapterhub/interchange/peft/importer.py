@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,7 +72,6 @@ def _without_missing_heads(files: PeftFiles, anatomy: Anatomy) -> PeftFiles:
 def peft_checkpoint_info(folder: Path) -> CheckpointInfo:
     """Read what a checkpoint records about its backbone and its head."""
     config = read_config(folder)
-    task = next((t for t, name in TASK_TYPES.items() if name == config["task_type"]), None)
     saved = tuple(config["modules_to_save"] or ())
     heads = [
         shape[0]
@@ -81,9 +81,14 @@ def peft_checkpoint_info(folder: Path) -> CheckpointInfo:
     return CheckpointInfo(
         backbone=config["base_model_name_or_path"] or None,
         revision=config["revision"] or None,
-        task=task,
+        task=_task(config),
         outputs=min(heads, default=0),
     )
+
+
+def _task(config: Mapping[str, Any]) -> str | None:
+    """Return the kind of model that a checkpoint was trained on, if recorded."""
+    return next((t for t, name in TASK_TYPES.items() if name == config["task_type"]), None)
 
 
 def _outermost_module(name: str) -> str:
@@ -119,6 +124,8 @@ def from_peft(files: PeftFiles, anatomy: Anatomy, name: str = "default") -> Impo
         tensors=translation.tensors,
         head=translation.head,
         labels=translation.labels,
+        # With a head it is that of the model: peft has one task type for all classifiers.
+        task=None if translation.head else _task(files.config),
         backbone=files.config["base_model_name_or_path"] or None,
         revision=files.config["revision"] or None,
         notes=tuple(translation.notes),

@@ -1,0 +1,266 @@
+"""What docs/comparison.md says about peft and adapterhub is executed here, with the installed peft.
+
+The page names the tests in its notes. What it says about `adapters` comes from the documents of
+that library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib.metadata
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+import tiny_models
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import adapterhub as ah
+from adapterhub.errors import AdapterhubError, AttachError, FileError, MismatchError
+from adapterhub.methods import METHODS
+
+peft = pytest.importorskip("peft")
+from peft import LoraConfig, PeftModel, PeftType, get_peft_model  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs/comparison.md").read_text(encoding="utf-8")
+FROM_PEFT = (ROOT / "docs/tutorials/from-peft.md").read_text(encoding="utf-8")
+# Methods of peft that are here, under another name; trainable_tokens in part.
+HERE = {
+    "lora": "lora",
+    "ia3": "ia3",
+    "ln_tuning": "norms",
+    "prompt_tuning": "prompt",
+    "p_tuning": "p-tuning",
+    "prefix_tuning": "prefix",
+    "trainable_tokens": "chosen",
+}
+WEIGHTS = "adapter_model.safetensors"
+
+
+def bert(seed=0, task="classification"):
+    return tiny_models.model("bert", task, seed=seed)
+
+
+def lora(**options):
+    return LoraConfig(target_modules=["query", "value"], r=4, **options)
+
+
+def scrambled(model):
+    """Give B of every LoRA random values."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_()
+    return model.eval()
+
+
+def logits(model, **options):
+    with torch.no_grad():
+        return model(**tiny_models.batch(), **options).logits
+
+
+@pytest.fixture
+def theirs(tmp_path):
+    """Save a LoRA of peft for the first model."""
+    model = scrambled(get_peft_model(bert(), lora(task_type="SEQ_CLS")))
+    model.save_pretrained(tmp_path / "theirs")
+    return tmp_path / "theirs"
+
+
+@pytest.fixture
+def ours(tmp_path):
+    """Save a LoRA of adapterhub for the first model."""
+    model = bert()
+    adapter = ah.attach(model, "lora")
+    tiny_models.scramble(adapter)
+    adapter.save(tmp_path / "ours")
+    return tmp_path / "ours"
+
+
+def test_methods():
+    missing = {kind.value.lower() for kind in PeftType} - HERE.keys()
+    assert all(re.search(rf"\b{name}\b", FROM_PEFT) for name in missing)
+    assert set(HERE.values()) <= METHODS.keys()
+    assert f"{len(PeftType)} kinds" in PAGE
+    assert f"{len(METHODS)} methods" in PAGE
+    assert "bottleneck" not in " ".join(missing)
+    assert "adapterfusion" in METHODS.keys() - HERE.keys()
+
+
+def test_a_model_without_a_table():
+    model = tiny_models.model("olmo", "causal-lm")
+    with pytest.raises(ValueError, match="target_modules"):
+        get_peft_model(copy.deepcopy(model), LoraConfig())
+    get_peft_model(copy.deepcopy(model), LoraConfig(target_modules="all-linear"))
+    ah.attach(model, "lora")
+
+
+def test_any_torch_module():
+    layers = nn.Sequential(nn.Linear(2, 2))
+    get_peft_model(layers, LoraConfig(target_modules=["0"]))
+    with pytest.raises(AttachError):
+        ah.attach(nn.Sequential(nn.Linear(2, 2)), "lora")
+
+
+def load_silently(model, folder):
+    """Load a checkpoint with peft, and check that nothing is said about it."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        PeftModel.from_pretrained(model, folder)
+    assert not [warning for warning in caught if warning.category is UserWarning]
+
+
+def test_a_different_backbone(theirs, ours):
+    """Equal shapes, other weights: peft loads without any warning."""
+    load_silently(bert(seed=1), theirs)
+    with pytest.raises(MismatchError):
+        ah.load(bert(seed=1), ours)
+
+
+def test_a_missing_tensor(theirs, ours):
+    """peft warns, and keeps the values that it has drawn."""
+    tensors = load_file(theirs / WEIGHTS)
+    tensors.pop(next(name for name in tensors if "lora_B" in name))
+    save_file(tensors, theirs / WEIGHTS, {"format": "pt"})
+    with pytest.warns(UserWarning, match="missing adapter keys"):
+        PeftModel.from_pretrained(bert(), theirs)
+    with pytest.raises(MismatchError):
+        ah.load(bert(), theirs, any_backbone=True)
+
+
+def test_a_changed_byte(theirs, ours):
+    def flip(file):
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(bytes(data))
+
+    flip(theirs / WEIGHTS)
+    flip(ours / "adapter.safetensors")
+    load_silently(bert(), theirs)
+    with pytest.raises(FileError):
+        ah.load(bert(), ours)
+
+
+def test_the_head_and_its_labels(theirs, ours):
+    """With a task type, peft saves the head; it has no place for the names of labels."""
+    assert any("classifier" in name for name in load_file(theirs / WEIGHTS))
+    assert not any("label" in name for name in LoraConfig.__dataclass_fields__)
+    assert ah.load(bert(), ours).labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+
+
+def test_the_model_stays_itself():
+    """peft wraps the model; `inject_adapter_in_model` replaces modules."""
+    assert not isinstance(get_peft_model(bert(), lora()), type(bert()))
+    injected = peft.inject_adapter_in_model(lora(), bert())
+    assert injected.state_dict().keys() != bert().state_dict().keys()
+    model = bert()
+    modules = dict(model.named_modules())
+    ah.attach(model, "lora")
+    assert all(model.get_submodule(name) is module for name, module in modules.items())
+
+
+def test_undoing():
+    """After peft's `unload`, weights and names are as before; what was trainable is frozen."""
+    before = bert()
+    after = get_peft_model(bert(), lora()).unload()
+    assert after.state_dict().keys() == before.state_dict().keys()
+    assert all(p.requires_grad for p in before.parameters())
+    assert not any(p.requires_grad for p in after.parameters())
+    ah.attach(before, "lora").detach()
+    assert all(p.requires_grad for p in before.parameters())
+
+
+def test_merging_and_back():
+    """peft subtracts what it added, which leaves rounding; the outputs stay close."""
+    model = bert().bfloat16()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    theirs = scrambled(get_peft_model(copy.deepcopy(model), lora()))
+    theirs.merge_adapter()
+    theirs.unmerge_adapter()
+    plain = theirs.unload().state_dict()
+    assert any(not torch.equal(plain[name], tensor) for name, tensor in before.items())
+    tiny_models.scramble(ah.attach(model, "lora"), std=0.02)
+    ah.merge(model)
+    ah.unmerge(model)
+    ah.detach(model)
+    after = model.state_dict()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def test_an_adapter_for_each_row():
+    """peft: LoRA in evaluation mode, and not prefixes; adapterhub: also in training."""
+    rows = ["a", "b", "__base__"]
+    model = get_peft_model(bert(), lora(), adapter_name="a")
+    model.add_adapter("b", lora())
+    assert logits(scrambled(model), adapter_names=rows).shape == (3, 3)
+    with pytest.raises(ValueError, match="training mode"):
+        logits(model.train(), adapter_names=rows)
+    config = peft.PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=2)
+    prefixes = get_peft_model(bert(), config, adapter_name="a").eval()
+    prefixes.add_adapter("b", config)
+    prefixes.set_adapter("a")
+    with contextlib.suppress(TypeError, ValueError):  # refused, or ignored
+        assert torch.equal(logits(prefixes, adapter_names=["b"] * 3), logits(prefixes))
+    model = bert()
+    ah.attach(model, "prefix", name="a")
+    ah.attach(model.train(), "lora", name="b")
+    with ah.route(model, ["a", "b", None]):
+        assert model(**tiny_models.batch()).logits.requires_grad
+
+
+def test_the_command_line():
+    """peft installs no command; adapterhub has one that trains."""
+    points = importlib.metadata.distribution("peft").entry_points
+    assert not [point for point in points if point.group == "console_scripts"]
+    from adapterhub.cli import COMMANDS
+
+    assert {"train", "predict", "publish"} <= set(COMMANDS)
+
+
+def test_formats(ours, tmp_path):
+    """peft's format is read by others, and adapterhub writes it; peft reads only its own."""
+    model = bert()
+    ah.load(model, ours).export(tmp_path / "exported")
+    there = PeftModel.from_pretrained(bert(), tmp_path / "exported").eval()
+    torch.testing.assert_close(logits(there), logits(model), atol=1e-5, rtol=1e-5)
+    with pytest.raises((ValueError, OSError)):
+        PeftModel.from_pretrained(bert(), ours)
+
+
+def test_quantized_layers_of_peft():
+    """Methods with layers of their own for bitsandbytes; others have generic support in part."""
+    tuners = Path(peft.__file__).parent / "tuners"
+    own = sorted(file.parent.name for file in tuners.glob("*/bnb.py"))
+    assert f"{len(own)} methods ({', '.join(own)})" in PAGE
+
+
+def test_starts():
+    """Starts of LoRA that peft has and adapterhub has not."""
+    for name in ("eva", "corda", "loftq", "olora"):
+        assert name in str(LoraConfig.__dataclass_fields__["init_lora_weights"].type).lower()
+    with pytest.raises(AdapterhubError):
+        ah.attach(bert(), "lora", init_lora_weights="eva")
+
+
+def test_the_page_names_the_tests_and_the_versions():
+    named = set(re.findall(r"`(test_\w+)`", PAGE))
+    assert named == {name for name in globals() if re.match(r"test_(?!the_(page|short))", name)}
+    assert f"peft {importlib.metadata.version('peft')}" in PAGE
+
+
+def test_the_short_table_agrees_with_the_long_one():
+    """A feature has the same marks in both tables."""
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|", PAGE, re.MULTILINE)
+    marks: dict[str, set[tuple[str, ...]]] = {}
+    for feature, *cells in rows:
+        marks.setdefault(feature, set()).add(
+            tuple(re.sub(r"\[.*|\*", "", c).strip() for c in cells)
+        )
+    assert all(len(found) == 1 for found in marks.values())
