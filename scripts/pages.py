@@ -9,9 +9,10 @@ A page is run from top to bottom, all in one folder:
 - `console`: each line after `$ ` is a command, continued by a backslash; what follows is its
   output. A line `*1.2 s.*` below the block is its time.
 - `python`: runs in one namespace per page. If it prints, a block `text title="output"` follows,
-  which must match (`...` stands for anything).
+  which must match (`...` stands for anything); in `text title="output, numbers vary"`, the words.
 - any language with a title (`yaml title="recipe.yaml"`): is written to that file.
-- `<!-- setup` up to `-->`: Python that runs but is not shown, for data that a reader has.
+- `<!-- setup` up to `-->`: Python that runs but is not shown, for data that a reader has, or to
+  shorten a training where the environment has QUICK, as with --quick.
 - `text` and languages without a title that are listed in SHOWN: are shown only.
 """
 
@@ -41,6 +42,8 @@ _FENCE = re.compile(
     r"(?P<text>.*?)^(?P=indent)(?P<end>```|-->)\n(?P<time>\n(?P=indent)\*[\d.]+ s\.\*\n)?",
     re.MULTILINE | re.DOTALL,
 )
+OUTPUT, VARYING = "output", "output, numbers vary"
+_NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 _MATCHES = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 _SHELL = re.compile(r"[|<>;&$*]|^(?!adapterhub )")
 _LONGEST = 16  # lines of an output that are shown; of a longer one, the first and the last
@@ -103,7 +106,7 @@ def run_page(page: str, text: str, folder: Path, quick: bool = False) -> list[Do
     """
     namespace: dict[str, object] = {"__name__": "__main__"}
     done: list[Done] = []
-    with _in_folder(folder):
+    with _in_folder(folder, quick):
         for block in blocks(text):
             start = time.perf_counter()
             try:
@@ -115,10 +118,11 @@ def run_page(page: str, text: str, folder: Path, quick: bool = False) -> list[Do
 
 
 @contextlib.contextmanager
-def _in_folder(folder: Path) -> Iterator[None]:
+def _in_folder(folder: Path, quick: bool) -> Iterator[None]:
     """Work in a folder, with the user's folders inside of it."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     os.environ |= {"PATH": path, "COLUMNS": "80", "PYTHONWARNINGS": "ignore"}
+    os.environ |= {"QUICK": "1"} if quick else {}
     os.environ |= {f"XDG_{name}_HOME": str(folder / ".home") for name in _HOMES}
     with contextlib.chdir(folder) if sys.version_info >= (3, 11) else _chdir(folder):
         yield
@@ -138,8 +142,8 @@ def _run(
     block: Block, page: str, namespace: dict[str, object], quick: bool, done: list[Done]
 ) -> list[str]:
     """Run one block and return what it printed."""
-    if block.title == "output":
-        _compare(block.text, "".join(done[-1].outputs), quick)
+    if block.title in (OUTPUT, VARYING):
+        _compare(block, "".join(done[-1].outputs), quick)
     elif block.title:
         Path(block.title).parent.mkdir(parents=True, exist_ok=True)
         Path(block.title).write_text(block.text, encoding="utf-8")
@@ -152,8 +156,11 @@ def _run(
     return []
 
 
-def _compare(shown: str, printed: str, quick: bool) -> None:
+def _compare(block: Block, printed: str, quick: bool) -> None:
     """Check that a page shows what is printed; only the check of the tests is strict."""
+    shown = block.text
+    if block.title == VARYING:
+        shown, printed = (_NUMBER.sub("0", text) for text in (shown, printed))
     if quick and not doctest.OutputChecker().check_output(shown, printed, _MATCHES):
         raise ValueError(f"the page shows\n{shown}\nbut printed was\n{printed}")
 
@@ -221,7 +228,7 @@ def with_outputs(text: str, done: list[Done]) -> str:
             output = "".join(f"$ {command}\n{shortened(out)}" for command, out in pairs)
             shown = textwrap.indent(output, match["indent"])
             seconds = re.sub(r"[\d.]+ s", f"{result.seconds:.1f} s", seconds)
-        elif block.title == "output" and "..." not in block.text:
+        elif block.title in (OUTPUT, VARYING) and "..." not in block.text:
             shown = textwrap.indent("".join(last), match["indent"])
         last[:] = result.outputs
         head = text[match.start() : match.start("text")]

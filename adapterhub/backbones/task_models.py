@@ -92,8 +92,11 @@ def task_kind(model: PreTrainedModel, problem_type: str | None = None) -> str | 
 def label_options(task: str, labels: Sequence[str]) -> dict[str, Any]:
     """Return the configuration options for a head's outputs; `labels` are the user's classes.
 
+    Without labels, the head has those of the checkpoint, or transformers' LABEL_0 and LABEL_1:
+    adapters that are loaded bring their own.
+
     Raises:
-        ConfigError: the task needs two or more different labels.
+        ConfigError: one label, or equal ones.
     """
     row = task_model(task)
     if row.outputs == ("",):
@@ -101,6 +104,8 @@ def label_options(task: str, labels: Sequence[str]) -> dict[str, Any]:
     if not row.has_head:
         return {}
     labels = labels if row.classes else row.outputs
+    if not labels:
+        return {"problem_type": row.problem_type}
     if len(labels) < 2 or len(set(labels)) != len(labels):
         raise ConfigError(
             f"{task} needs two or more different labels, got {list(labels)!r}",

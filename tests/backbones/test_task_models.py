@@ -45,7 +45,15 @@ def test_label_options():
     assert label_options("causal-lm", ["ignored"]) == {}
 
 
-@pytest.mark.parametrize("labels", [[], ["a"], ["a", "a"]])
+def test_without_labels_a_head_has_those_of_transformers(backbone):
+    """An adapter that is loaded has its own: nobody needs to make labels up for it."""
+    model, _ = ah.load_backbone(str(backbone), task="classification")
+    assert model.config.id2label == {0: "LABEL_0", 1: "LABEL_1"}
+    assert model.config.problem_type == "single_label_classification"
+    assert "num_labels" not in label_options("tagging", [])
+
+
+@pytest.mark.parametrize("labels", [["a"], ["a", "a"]])
 def test_classes_must_be_two_or_more_and_different(labels):
     with pytest.raises(ConfigError, match="two or more different labels") as error:
         label_options("classification", labels)
