@@ -94,6 +94,7 @@ _DROPOUTS = (
 )  # fmt: skip
 NO_DROPOUT = dict.fromkeys(_DROPOUTS, 0.0)
 ARCHITECTURES = tuple(FAMILIES)
+SIZES |= {name: _PLAIN for name in ARCHITECTURES if name not in SIZES}  # the usual names of options
 # Each mechanism once: a plain encoder, fused blocks, fused heads, two stacks, ...
 CORE = (
     "bert",
