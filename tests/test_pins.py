@@ -51,7 +51,7 @@ def test_every_pin_installs_on_every_python_that_it_is_for():
             minors = range(11 if marker else 10, 14)
             wrong += [f"{pin} on 3.{n}" for n in minors if not supported.contains(f"3.{n}.99")]
             checked += 1
-    assert not wrong, "mark them: ; python_version >= \"3.11\""
+    assert not wrong, 'mark them: ; python_version >= "3.11"'
     assert checked > 20
 
 

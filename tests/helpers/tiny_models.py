@@ -109,8 +109,9 @@ CORE = (
     "t5",
     "bart",
 )
+_MATRICES = {"full": ARCHITECTURES, "smoke": ("llama", "t5")}
 FULL_MATRIX = os.environ.get("ADAPTERHUB_MATRIX") == "full"
-MATRIX = ARCHITECTURES if FULL_MATRIX else CORE
+MATRIX = _MATRICES.get(os.environ.get("ADAPTERHUB_MATRIX", ""), CORE)
 _STACKS = {a: {stack.name for stack in family.stacks} for a, family in FAMILIES.items()}
 ENCODER_DECODERS = tuple(a for a in ARCHITECTURES if len(_STACKS[a]) == 2)
 DECODERS = tuple(a for a in ARCHITECTURES if _STACKS[a] == {"decoder"})
