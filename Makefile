@@ -5,17 +5,39 @@ PY := .venv/bin/python
 # One thread per process: faster for small models, and results do not depend on the machine.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: quickstart test docs catalogue matrix interchange threads trl torchao oldest check lint types venv clean
+# The tests of `make check`: structure, options, every method's equation, and the contract of every
+# method on one decoder and one encoder-decoder.
+FAST := tests/test_docs.py tests/test_errors.py tests/test_house.py tests/test_imports.py \
+	tests/test_pins.py tests/test_project.py tests/test_public_api.py tests/test_rooms.py \
+	tests/anatomy/families tests/config tests/methods tests/tasks/test_base.py \
+	tests/contract/invariants/test_every_method.py
+
+.PHONY: quickstart test fast docs build release-check catalogue matrix interchange threads trl torchao oldest check lint types venv clean
 
 quickstart: venv
 	.venv/bin/adapterhub quickstart
 
+# All tests.
 test: venv
 	$(TEST_ENV) $(PY) -m pytest -n 2 $(ARGS)
+
+# Before each commit.
+check: lint types fast
+
+fast: venv
+	ADAPTERHUB_MATRIX=smoke $(TEST_ENV) $(PY) -m pytest -n 2 $(FAST) $(ARGS)
 
 # The documentation, in build/site: every warning is an error, and nothing is fetched.
 docs: venv
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --clean
+
+# The sdist and the wheel, in dist/, and what is in them.
+build: venv
+	$(PY) scripts/release_check.py --build-only
+
+# The same, and the quickstart from the wheel in an empty environment.
+release-check: venv
+	$(PY) scripts/release_check.py
 
 # What commands say about methods without importing them; a test fails where it is out of date.
 catalogue: venv
@@ -45,8 +67,6 @@ torchao: .venv-torchao/.installed
 oldest: .venv-oldest/.installed
 	$(TEST_ENV) .venv-oldest/bin/python -m pytest -n 2 tests/contract tests/methods $(ARGS)
 
-check: lint types test
-
 lint: venv
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -73,4 +93,4 @@ PINNED = PIP_CONSTRAINT="$(PINS) constraints-build.txt" PIP_BUILD_CONSTRAINT=con
 	touch $@
 
 clean:
-	rm -rf .venv .venv-trl .venv-torchao .venv-oldest .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv .venv-trl .venv-torchao .venv-oldest .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -1,7 +1,11 @@
-"""Write adapterhub/methods/_catalogue.py from the classes of the methods: `make catalogue`."""
+"""Write what is listed of the methods, from their classes: `make catalogue`.
+
+That is adapterhub/methods/_catalogue.py, and the classes that adapterhub/__init__.py exports.
+"""
 
 from __future__ import annotations
 
+import re
 import types
 import typing
 from pathlib import Path
@@ -10,7 +14,10 @@ from typing import Any, Literal, Union
 from adapterhub.methods import METHODS
 from adapterhub.methods._described import DescribedMethod, describe
 
-FILE = Path(__file__).parents[1] / "adapterhub" / "methods" / "_catalogue.py"
+PACKAGE = Path(__file__).parents[1] / "adapterhub"
+FILE, EXPORTS = PACKAGE / "methods" / "_catalogue.py", PACKAGE / "__init__.py"
+_IMPORTS = re.compile(r"(    from adapterhub\.methods\.[a-z]\w* import \w+ as \w+\n)+")
+_LAZY = re.compile(r'(    "\w+": "methods\.[a-z]\w*",\n)+(?=}\n)')
 HEAD = '''"""The facts and options of all methods. Generated: do not edit, run `make catalogue`."""
 # ruff: noqa
 # fmt: off
@@ -49,5 +56,26 @@ def source() -> str:
     return HEAD + "".join(entry(name, describe(method)) for name, method in methods) + "}\n"
 
 
+def exports(text: str) -> str:
+    """Return the source of adapterhub/__init__.py with the classes of the methods in both lists."""
+    classes = {cls.__name__: cls.__module__ for cls in METHODS.values()}
+    by_module = sorted((module, name) for name, module in classes.items())
+    lines = [f"    from {module} import {name} as {name}\n" for module, name in by_module]
+    lazy = [
+        f'    "{name}": "{module.removeprefix("adapterhub.")}",\n'
+        for name, module in sorted(classes.items())
+    ]
+    return _LAZY.sub("".join(lazy), _IMPORTS.sub("".join(lines), text))
+
+
+def main() -> None:
+    """Write both files; print those that change."""
+    texts = {FILE: source(), EXPORTS: exports(EXPORTS.read_text(encoding="utf-8"))}
+    for file, text in sorted(texts.items()):
+        if file.read_text(encoding="utf-8") != text:
+            file.write_text(text, encoding="utf-8")
+            print(file.relative_to(PACKAGE.parent))
+
+
 if __name__ == "__main__":
-    FILE.write_text(source(), encoding="utf-8")
+    main()

@@ -10,10 +10,14 @@ A page is run from top to bottom, all in one folder:
   output. A line `*1.2 s.*` below the block is its time.
 - `python`: runs in one namespace per page. If it prints, a block `text title="output"` follows,
   which must match (`...` stands for anything); in `text title="output, numbers vary"`, the words.
-- any language with a title (`yaml title="recipe.yaml"`): is written to that file.
+- any language with a title (`yaml title="recipe.yaml"`): is written to that file, or added to it
+  (`python title="tests/test_x.py, at the end"`).
 - `<!-- setup` up to `-->`: Python that runs but is not shown, for data that a reader has, or to
   shorten a training where the environment has QUICK, as with --quick.
 - `text` and languages without a title that are listed in SHOWN: are shown only.
+
+A page with the line `<!-- in a copy of the repository -->` is run in one: `make` runs there with
+this environment, and blocks may write and extend source files.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -37,6 +42,10 @@ from pathlib import Path
 
 SHOWN = {"text", "json", "toml", "yaml", "ini"}
 NOT_RUN = ("pip install", "make ", "git clone", "cd ")  # the reader's machine is set up by these
+IN_COPY = "<!-- in a copy of the repository -->"
+_ROOT = Path(__file__).parents[1]
+_AT_THE_END = ", at the end"
+_NOT_COPIED = (".*", "build", "dist", "runs", "out", "shared", "*.egg-info", "__pycache__")
 _FENCE = re.compile(
     r"^(?P<indent> *)(?:```(?P<kind>[\w-]+)?(?: title=\"(?P<title>[^\"]*)\")?|<!-- setup)\n"
     r"(?P<text>.*?)^(?P=indent)(?P<end>```|-->)\n(?P<time>\n(?P=indent)\*[\d.]+ s\.\*\n)?",
@@ -106,6 +115,8 @@ def run_page(page: str, text: str, folder: Path, quick: bool = False) -> list[Do
     """
     namespace: dict[str, object] = {"__name__": "__main__"}
     done: list[Done] = []
+    if IN_COPY in text:
+        folder = copy_of_repository(folder)
     with _in_folder(folder, quick):
         for block in blocks(text):
             start = time.perf_counter()
@@ -115,6 +126,21 @@ def run_page(page: str, text: str, folder: Path, quick: bool = False) -> list[Do
                 raise RuntimeError(f"{page}:{block.line}: {error}") from error
             done.append(Done(outputs, time.perf_counter() - start))
     return done
+
+
+def copy_of_repository(folder: Path) -> Path:
+    """Copy the source into a folder, with this environment in place of that of `make venv`."""
+    copy = folder / "adapterhub"
+    shutil.copytree(_ROOT, copy, ignore=shutil.ignore_patterns(*_NOT_COPIED))
+    environment = copy / ".venv"
+    environment.mkdir()
+    for entry in Path(sys.prefix).iterdir():
+        if entry.name != ".installed":
+            (environment / entry.name).symlink_to(entry)
+    (environment / ".installed").touch()  # so that make installs nothing
+    os.environ |= {"PYTHONPATH": str(copy), "MAKEFLAGS": "-s"}
+    sys.path.insert(0, str(copy))
+    return copy
 
 
 @contextlib.contextmanager
@@ -145,8 +171,7 @@ def _run(
     if block.title in (OUTPUT, VARYING):
         _compare(block, "".join(done[-1].outputs), quick)
     elif block.title:
-        Path(block.title).parent.mkdir(parents=True, exist_ok=True)
-        Path(block.title).write_text(block.text, encoding="utf-8")
+        _write(block)
     elif block.kind == "python":
         return [_execute(block, page, namespace)]
     elif block.kind == "console":
@@ -154,6 +179,16 @@ def _run(
     elif block.kind not in SHOWN:
         raise ValueError(f"a block of {block.kind or 'no language'} without a title")
     return []
+
+
+def _write(block: Block) -> None:
+    """Write the file of a titled block, or add to it."""
+    file = Path(block.title.removesuffix(_AT_THE_END))
+    before = ""
+    if block.title.endswith(_AT_THE_END):
+        before = file.read_text(encoding="utf-8") + "\n"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(before + block.text, encoding="utf-8")
 
 
 def _compare(block: Block, printed: str, quick: bool) -> None:
@@ -180,7 +215,8 @@ def _command(command: str, quick: bool) -> str:
     Raises:
         RuntimeError: it fails.
     """
-    if command.startswith(NOT_RUN) and "&&" not in command:
+    in_copy = command.startswith("make ") and Path("Makefile").exists()
+    if command.startswith(NOT_RUN) and "&&" not in command and not in_copy:
         return ""
     if quick and command.startswith("adapterhub train") and "--show" not in command:
         command += " train.max_steps=4"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 from pathlib import Path
+
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parents[1]
 
@@ -31,6 +34,25 @@ def test_every_constraint_is_one_version_without_hashes():
         assert len(versions) >= 5
         for line in versions:
             assert re.fullmatch(r'[\w.-]+==[\w.]+( ; python_version >= "3.11")?', line), line
+
+
+def test_every_pin_installs_on_every_python_that_it_is_for():
+    """A release says which Pythons it supports; those that are not for 3.10 are marked."""
+    wrong, checked = [], 0
+    for line in pins("constraints.txt"):
+        pin, _, marker = line.partition(" ; ")
+        name, _, version = pin.partition("==")
+        try:
+            metadata = importlib.metadata.metadata(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # of another environment
+        if metadata["Version"].partition("+")[0] == version:
+            supported = SpecifierSet(metadata["Requires-Python"] or "")
+            minors = range(11 if marker else 10, 14)
+            wrong += [f"{pin} on 3.{n}" for n in minors if not supported.contains(f"3.{n}.99")]
+            checked += 1
+    assert not wrong, 'mark them: ; python_version >= "3.11"'
+    assert checked > 20
 
 
 def test_make_pins_isolated_builds_in_old_and_new_pip():

@@ -7,12 +7,14 @@ import tiny_models
 
 import adapterhub as ah
 from adapterhub.anatomy import FAMILIES
-from adapterhub.anatomy.families import decoders, encoder_decoders, encoders
+from adapterhub.anatomy.families import decoders, encoder_decoders, encoders, rows_of
 from adapterhub.anatomy.sites import ROLES
+
+MODULES = (encoders, decoders, encoder_decoders)
 
 
 def test_every_row_is_registered_under_all_its_model_types():
-    rows = (*encoders.ROWS, *decoders.ROWS, *encoder_decoders.ROWS)
+    rows = [row for module in MODULES for row in rows_of(module)]
     model_types = [model_type for row in rows for model_type in row.model_types]
     assert len(model_types) == len(set(model_types)) == len(FAMILIES) > 30
     assert all(FAMILIES[model_type] in rows for model_type in model_types)

@@ -94,6 +94,7 @@ _DROPOUTS = (
 )  # fmt: skip
 NO_DROPOUT = dict.fromkeys(_DROPOUTS, 0.0)
 ARCHITECTURES = tuple(FAMILIES)
+SIZES |= {name: _PLAIN for name in ARCHITECTURES if name not in SIZES}  # the usual names of options
 # Each mechanism once: a plain encoder, fused blocks, fused heads, two stacks, ...
 CORE = (
     "bert",
@@ -108,8 +109,9 @@ CORE = (
     "t5",
     "bart",
 )
+_MATRICES = {"full": ARCHITECTURES, "smoke": ("llama", "t5")}
 FULL_MATRIX = os.environ.get("ADAPTERHUB_MATRIX") == "full"
-MATRIX = ARCHITECTURES if FULL_MATRIX else CORE
+MATRIX = _MATRICES.get(os.environ.get("ADAPTERHUB_MATRIX", ""), CORE)
 _STACKS = {a: {stack.name for stack in family.stacks} for a, family in FAMILIES.items()}
 ENCODER_DECODERS = tuple(a for a in ARCHITECTURES if len(_STACKS[a]) == 2)
 DECODERS = tuple(a for a in ARCHITECTURES if _STACKS[a] == {"decoder"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import catalogue
 import pytest
@@ -26,6 +27,11 @@ def test_the_catalogue_is_up_to_date():
     written = {name: DescribedMethod(*facts) for name, facts in _described.CATALOGUE.items()}
     assert written == current, "run: make catalogue"
     assert len(current) > 20
+    exports = catalogue.EXPORTS.read_text(encoding="utf-8")
+    assert catalogue.exports(exports) == exports, "run: make catalogue"
+    without = re.sub(r".*(import|methods\.).*LoRA.*\n", "", exports)
+    assert without.count("LoRA") < exports.count("LoRA")
+    assert catalogue.exports(without) == exports
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))

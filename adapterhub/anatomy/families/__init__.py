@@ -27,8 +27,8 @@ family (gated or plain feed-forward networks); `a|b` is the first of two that ex
 
 Writing: first try without a row, because structural discovery (discovery.py) reads most
 architectures. Where it fails, its error prints a row with `...` for each unknown part. Print the
-model, fill in the paths, add the row to `ROWS` of the file for its kind, and add a tiny
-configuration to tests/helpers/tiny_models.py: the tests then run every method on it. Mind these:
+model, fill in the paths, and put the row into the file for its kind: the tests then run every
+method on it. docs/tutorials/new-architecture.md does it step by step. Mind these:
 
 - Leave out `attn.kv` if the attention does not use transformers' attention interface.
 - A fused q, k, v is `attn.qkv`; check in the model's forward whether it is split in blocks or per
@@ -39,12 +39,20 @@ configuration to tests/helpers/tiny_models.py: the tests then run every method o
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from adapterhub.anatomy.families import decoders, encoder_decoders, encoders
 from adapterhub.anatomy.family import Family
 
+
+def rows_of(module: ModuleType) -> tuple[Family, ...]:
+    """Return the rows that a module defines, in their order."""
+    return tuple(row for row in vars(module).values() if isinstance(row, Family))
+
+
 FAMILIES: dict[str, Family] = {
-    model_type: family
-    for rows in (encoders, decoders, encoder_decoders)
-    for family in rows.ROWS
-    for model_type in family.model_types
+    model_type: row
+    for module in (encoders, decoders, encoder_decoders)
+    for row in rows_of(module)
+    for model_type in row.model_types
 }

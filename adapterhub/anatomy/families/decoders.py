@@ -218,19 +218,3 @@ MIXTRAL = Family(
     ),
     below=("embed_tokens",),
 )
-
-ROWS = (
-    OPENAI_GPT,
-    GPT2,
-    GPT_NEO,
-    GPTJ,
-    GPT_NEOX,
-    BLOOM,
-    OPT,
-    XGLM,
-    LLAMA,
-    OLMO2,
-    GEMMA3,
-    PHI3,
-    MIXTRAL,
-)

@@ -98,5 +98,3 @@ PEGASUS = Family(
     BART.below,
     constants=("encoder.embed_positions.weight", "decoder.embed_positions.weight"),
 )
-
-ROWS = (T5, BART, MBART, PEGASUS)

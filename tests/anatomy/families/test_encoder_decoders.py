@@ -6,13 +6,13 @@ import pytest
 import tiny_models
 
 import adapterhub as ah
-from adapterhub.anatomy.families import encoder_decoders
+from adapterhub.anatomy.families import encoder_decoders, rows_of
 
-TYPES = [model_type for row in encoder_decoders.ROWS for model_type in row.model_types]
+TYPES = [model_type for row in rows_of(encoder_decoders) for model_type in row.model_types]
 
 
 def test_the_rows_are_found():
-    assert len(TYPES) == 8
+    assert len(TYPES) >= 8
     assert len(set(TYPES)) == len(TYPES)
 
 

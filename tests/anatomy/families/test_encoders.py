@@ -6,16 +6,16 @@ import pytest
 import tiny_models
 
 import adapterhub as ah
-from adapterhub.anatomy.families import encoders
+from adapterhub.anatomy.families import encoders, rows_of
 
-TYPES = [model_type for row in encoders.ROWS for model_type in row.model_types]
+TYPES = [model_type for row in rows_of(encoders) for model_type in row.model_types]
 
 # XLNet multiplies by plain parameters, which are no projections.
 ATTENTION: dict[str, tuple[str, ...]] = {"xlnet": ()}
 
 
 def test_the_rows_are_found():
-    assert len(TYPES) == 12
+    assert len(TYPES) >= 12
     assert len(set(TYPES)) == len(TYPES)
 
 
@@ -32,6 +32,6 @@ def test_an_encoder_has_one_stack_with_projections_in_every_layer(architecture):
 
 
 def test_roberta_counts_positions_from_the_padding_index_and_bert_does_not():
-    rows = {model_type: row for row in encoders.ROWS for model_type in row.model_types}
+    rows = {model_type: row for row in rows_of(encoders) for model_type in row.model_types}
     assert rows["roberta"].positions_from_padding
     assert not rows["bert"].positions_from_padding

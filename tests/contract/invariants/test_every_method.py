@@ -22,7 +22,6 @@ from adapterhub.methods import METHODS
 def test_the_matrix_covers_every_method_and_architecture():
     assert len(METHODS) >= 11
     assert len(tiny_models.ARCHITECTURES) >= 37
-    assert set(tiny_models.SIZES) == set(tiny_models.ARCHITECTURES)
     assert set(tiny_models.CORE) <= set(tiny_models.ARCHITECTURES)
     assert REFUSED.keys() < set(ALL_CELLS)
     refused = [cell for cell in REFUSED if cell[1] in tiny_models.MATRIX]

@@ -27,7 +27,9 @@ if tiny_models.FULL_MATRIX:
 
 def test_every_architecture_and_kind_is_compared():
     assert {architecture for architecture, _ in MODELS} == set(tiny_models.ARCHITECTURES)
-    assert (len(tiny_models.ARCHITECTURES), len(MODELS), len(KINDS)) == (37, 71, 19)
+    assert len(tiny_models.ARCHITECTURES) >= 37
+    assert len(MODELS) >= 71
+    assert len(KINDS) >= 19
     assert set(CELLS) <= set(ALL_CELLS)
 
 

@@ -71,8 +71,8 @@ def exported(folder, architecture, task, padding):
 
 
 def test_the_number_of_cells():
-    assert len(tiny_models.ARCHITECTURES) == 37
-    assert len(CELLS) == 62
+    assert len(tiny_models.ARCHITECTURES) >= 37
+    assert len(CELLS) >= 62
 
 
 @pytest.mark.parametrize(("architecture", "task"), core(CELLS, *CORE))

@@ -1,0 +1,117 @@
+"""What a contributor and the forge use: targets, workflows, templates, the version."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import release_check
+import yaml
+
+import adapterhub
+
+ROOT = Path(__file__).parents[1]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
+VERSION = adapterhub.__version__
+
+
+def text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def targets() -> set[str]:
+    """The targets of the Makefile that are commands."""
+    return set(re.search(r"^\.PHONY: (.*)$", text("Makefile"), re.MULTILINE)[1].split())
+
+
+def steps(workflow: Path) -> list[dict]:
+    jobs = yaml.safe_load(workflow.read_text(encoding="utf-8"))["jobs"].values()
+    return [step for job in jobs for step in job["steps"]]
+
+
+def test_every_command_of_the_makefile_is_declared_and_defined():
+    defined = set(re.findall(r"^([a-z][\w-]*):(?!=)", text("Makefile"), re.MULTILINE))
+    assert targets() == defined
+    assert len(defined) > 15
+
+
+def test_the_fast_tests_exist():
+    fast = re.search(r"^FAST := ((?:.*\\\n)*.*)$", text("Makefile"), re.MULTILINE)[1]
+    paths = re.findall(r"tests/\S+", fast)
+    assert len(paths) > 8
+    assert not [path for path in paths if not (ROOT / path).exists()]
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_run_targets_of_the_makefile(workflow):
+    runs = [step["run"] for step in steps(workflow) if "run" in step]
+    made = [run.split()[1:] for run in runs if run.startswith("make ")]
+    assert made
+    assert {target for line in made for target in line} <= targets()
+    others = [run for run in runs if not run.startswith("make ")]
+    assert others == [run for run in others if "_version.py" in run], "a target for each command"
+
+
+def test_workflows_cover_what_a_release_needs():
+    assert [path.name for path in WORKFLOWS] == ["ci.yml", "docs.yml", "release.yml"]
+    runs = {step["run"] for path in WORKFLOWS for step in steps(path) if "run" in step}
+    assert {"make check", "make test", "make docs", "make release-check"} <= runs
+    ci = yaml.safe_load(text(".github/workflows/ci.yml"))
+    tested = ci["jobs"]["test"]["strategy"]["matrix"]["python-version"]
+    assert tested == [f"3.{minor}" for minor in range(10, 14)]
+    assert f'requires-python = ">={tested[0]}"' in text("pyproject.toml")
+
+
+def test_workflows_have_few_rights_and_actions_have_a_version():
+    for path in WORKFLOWS:
+        workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
+        assert workflow["permissions"] == {"contents": "read"}
+        assert all("timeout-minutes" in job for job in workflow["jobs"].values())
+        used = [step["uses"] for step in steps(path) if "uses" in step]
+        assert all(re.fullmatch(r"[\w-]+/[\w-]+@(v\d+|release/v1)", action) for action in used)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda path: path.name)
+def test_forms_are_complete(form):
+    content = yaml.safe_load(form.read_text(encoding="utf-8"))
+    if form.name == "config.yml":
+        return
+    assert content.keys() == {"name", "description", "labels", "body"}
+    ids = [field["id"] for field in content["body"]]
+    assert len(ids) == len(set(ids)) > 1
+    assert all(field["attributes"]["label"] for field in content["body"])
+
+
+def test_the_version_is_the_newest_of_the_changelog_and_the_citation():
+    releases = re.findall(r"^## \[(.+)\] - (\d{4}-\d\d-\d\d)$", text("CHANGELOG.md"), re.MULTILINE)
+    assert releases[0][0] == VERSION == release_check.version()
+    assert releases == sorted(releases, reverse=True)
+    citation = yaml.safe_load(text("CITATION.cff"))
+    assert (citation["version"], citation["date-released"]) == releases[0]
+    assert len(releases) >= 2
+
+
+def test_the_changelog_has_no_other_headings():
+    headings = re.findall(r"^### (.*)$", text("CHANGELOG.md"), re.MULTILINE)
+    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert set(headings) <= kinds
+
+
+def test_the_principles_are_ten():
+    section = text("CONTRIBUTING.md").partition("## Principles\n")[2].partition("\n## ")[0]
+    assert re.findall(r"^(\d+)\. \*\*", section, re.MULTILINE) == [str(n) for n in range(1, 11)]
+    assert len(section.strip().splitlines()) == 10
+
+
+def test_a_release_without_a_file_or_with_another_one_is_refused():
+    names = ["adapterhub/py.typed", "tests/test_docs.py", "adapterhub/__pycache__/x.pyc"]
+    assert release_check.contents_problems(names, ["LICENSE", names[0]]) == [
+        "LICENSE is missing",
+        "tests/test_docs.py does not belong there",
+        "adapterhub/__pycache__/x.pyc does not belong there",
+    ]
+    found = release_check.metadata_problems("Name: adapterhub\nVersion: 0.0.1\n\nOld\n")
+    assert f"Version is '0.0.1', not '{VERSION}'" in found
+    assert found[-1] == "another README"
