@@ -30,6 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:Futur
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/comparison.md").read_text(encoding="utf-8")
+WHY = (ROOT / "docs/why.md").read_text(encoding="utf-8")
 FROM_PEFT = (ROOT / "docs/tutorials/from-peft.md").read_text(encoding="utf-8")
 # Methods of peft that are here, under another name; trainable_tokens in part.
 HERE = {
@@ -90,6 +91,9 @@ def test_methods():
     assert set(HERE.values()) <= METHODS.keys()
     assert f"{len(PeftType)} kinds" in PAGE
     assert f"{len(METHODS)} methods" in PAGE
+    architectures = len(tiny_models.ARCHITECTURES)
+    assert f"{len(METHODS)} methods on {architectures} architectures" in WHY
+    assert f"{len(METHODS) * architectures} classes" in WHY
     assert "bottleneck" not in " ".join(missing)
     assert "adapterfusion" in METHODS.keys() - HERE.keys()
 
