@@ -30,6 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:Futur
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/comparison.md").read_text(encoding="utf-8")
+WHY = (ROOT / "docs/why.md").read_text(encoding="utf-8")
 FROM_PEFT = (ROOT / "docs/tutorials/from-peft.md").read_text(encoding="utf-8")
 # Methods of peft that are here, under another name; trainable_tokens in part.
 HERE = {
@@ -90,6 +91,9 @@ def test_methods():
     assert set(HERE.values()) <= METHODS.keys()
     assert f"{len(PeftType)} kinds" in PAGE
     assert f"{len(METHODS)} methods" in PAGE
+    architectures = len(tiny_models.ARCHITECTURES)
+    assert f"{len(METHODS)} methods on {architectures} architectures" in WHY
+    assert f"{len(METHODS) * architectures} classes" in WHY
     assert "bottleneck" not in " ".join(missing)
     assert "adapterfusion" in METHODS.keys() - HERE.keys()
 
@@ -156,14 +160,14 @@ def test_the_head_and_its_labels(theirs, ours):
 
 
 def test_the_model_stays_itself():
-    """peft wraps the model; `inject_adapter_in_model` replaces modules."""
+    """peft wraps the model, and replaces modules; adapterhub replaces the head alone."""
     assert not isinstance(get_peft_model(bert(), lora()), type(bert()))
     injected = peft.inject_adapter_in_model(lora(), bert())
     assert injected.state_dict().keys() != bert().state_dict().keys()
     model = bert()
-    modules = dict(model.named_modules())
+    modules = dict(model.bert.named_modules())
     ah.attach(model, "lora")
-    assert all(model.get_submodule(name) is module for name, module in modules.items())
+    assert all(model.bert.get_submodule(name) is module for name, module in modules.items())
 
 
 def test_undoing():
@@ -196,9 +200,9 @@ def test_merging_and_back():
 
 def test_an_adapter_for_each_row():
     """peft: LoRA in evaluation mode, and not prefixes; adapterhub: also in training."""
-    rows = ["a", "b", "__base__"]
-    model = get_peft_model(bert(), lora(), adapter_name="a")
-    model.add_adapter("b", lora())
+    rows = ["first", "second", "__base__"]
+    model = get_peft_model(bert(), lora(), adapter_name="first")
+    model.add_adapter("second", lora())
     assert logits(scrambled(model), adapter_names=rows).shape == (3, 3)
     with pytest.raises(ValueError, match="training mode"):
         logits(model.train(), adapter_names=rows)
