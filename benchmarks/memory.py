@@ -60,9 +60,10 @@ def measure(folder: Path) -> None:
 
 def table() -> str:
     """Return the Markdown table of the record, in MB."""
-    record = records.read("memory") or {"bytes": {}}
+    record = (records.read("memory") or {"bytes": {}})["bytes"]
     rows = []
-    for name, found in record["bytes"].items():
+    for name in OPTIONS:
+        found = record[name]
         parts = [sum(found[part] for part in names) for names in PARTS.values()]
         rows.append((name, *(f"{part / 1e6:,.1f}" for part in (*parts, sum(parts)))))
     return records.markdown(("option", *PARTS, "sum, MB"), rows)
