@@ -32,7 +32,7 @@ OPTIONS = {
 }
 PARTS = {
     "backbone": ("backbone weights",),
-    "adapter, gradients, optimizer": ("adapter weights", "gradients", "optimizer"),
+    "trained": ("adapter weights", "gradients", "optimizer"),
     "activations": ("activations",),
     "temporary": ("temporary",),
 }
@@ -60,12 +60,13 @@ def measure(folder: Path) -> None:
 
 def table() -> str:
     """Return the Markdown table of the record, in MB."""
-    record = records.read("memory") or {"bytes": {}}
+    record = (records.read("memory") or {"bytes": {}})["bytes"]
     rows = []
-    for name, found in record["bytes"].items():
+    for name in OPTIONS:
+        found = record[name]
         parts = [sum(found[part] for part in names) for names in PARTS.values()]
-        rows.append((name, *(f"{part / 1e6:,.1f}" for part in (*parts, sum(parts)))))
-    return records.markdown(("option", *PARTS, "sum, MB"), rows)
+        rows.append((name, *(f"{part / 1e6:,.1f}" for part in (sum(parts), *parts))))
+    return records.markdown(("option", "sum, MB", *PARTS), rows)
 
 
 def main() -> None:

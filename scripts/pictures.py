@@ -50,6 +50,12 @@ class Drawing:
             f'fill="{{{colour}}}"{weight}{family}>{escape(words)}</text>'
         )
 
+    def lines(self, x: float, y: float, words: str, *, step: float = 20, size: float = 14) -> None:
+        """Write lines of a folder, separated by bars; the first one at y."""
+        for i, line in enumerate(words.split("|")):
+            if line:
+                self.text(x, y + step * i, line, size=size, colour="trained-ink")
+
     def box(
         self, x: float, y: float, w: float, h: float, kind: str = "frozen", words: str = "", *,
         size: float = 14, mono: bool = False, snow: bool = False, dashed: bool = False,
@@ -167,8 +173,7 @@ def method_at_a_site() -> Drawing:
     ):
         d.path(data, saves, dashed=True, arrow=True)
     d.folder(312, 140, 134, 196, "adapter/")
-    for i, line in enumerate(("tensors", "task head", "labels", "options", "identity of", "the model")):
-        d.text(324 if i != 5 else 332, 190 + 22 * i - (4 if i == 5 else 0), line, colour="trained-ink")
+    d.lines(324, 190, "tensors|task head|labels|options|identity of|the model", step=21)
     d.text(324, 322, "319 kB", size=16, bold=True, colour="trained-ink")
     d.text(379, 358, "for a 91 MB model,", size=13, colour="muted", anchor="middle")
     d.text(379, 375, "here with LoRA alone", size=13, colour="muted", anchor="middle")
@@ -276,10 +281,7 @@ def identity() -> Drawing:
     """Which backbones an adapter accepts."""
     d = Drawing(318, "An adapter accepts its own backbone in every form, and refuses others")
     d.folder(14, 64, 142, 214, "adapter/")
-    lines = ("trained on", "", "weights", "configuration", "tokenizer", "", "sha256 of its", "own tensors")
-    for i, line in enumerate(lines):
-        if line:
-            d.text(26, 112 + 20 * i, line, colour="trained-ink")
+    d.lines(26, 112, "trained on||weights|configuration|tokenizer||sha256 of its|own tensors")
     d.text(26, 132, "v2-4fc049e6…", size=13, mono=True, colour="trained-ink")
     cases = (
         (True, "the same checkpoint"),

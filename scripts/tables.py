@@ -2,8 +2,8 @@
 
     python scripts/tables.py
 
-A table is between `<!-- NAME: python benchmarks/SCRIPT.py --table -->` and `<!-- /NAME -->`. That of
-the defaults names `adapterhub/training/defaults.py` instead.
+A table is between `<!-- NAME: python benchmarks/SCRIPT.py --table -->` and `<!-- /NAME -->`. That
+of the defaults names `adapterhub/training/defaults.py` instead.
 """
 
 from __future__ import annotations

@@ -250,8 +250,6 @@ def _print_plan(prepared: Any) -> None:
         "memory, total": f"{bytes_text(sum(plan.memory.values()))} (estimate)",
     }
     print_facts(facts, width=24)
-    for note in prepared.notes:
-        say(note)
 
 
 def _print_outcome(outcome: Any) -> None:

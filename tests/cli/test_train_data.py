@@ -139,10 +139,11 @@ def test_columns_in_doubt_are_shown_with_what_to_type(adapterhub, backbone, tmp_
     assert len(out.splitlines()) == 2
 
 
-def test_the_plan_of_a_run_prints_the_notes_too(adapterhub, backbone, tmp_path):
+def test_the_plan_of_a_run_prints_the_notes_once(adapterhub, backbone, tmp_path):
     file = reviews(tmp_path / "reviews.csv")
     words = ("--backbone", backbone, "--train", file, "--output", tmp_path / "run")
     for extra in ((), ("--eval", "none")):
-        code, _, err = adapterhub("train", *words, *extra, "--dry-run")
+        code, out, err = adapterhub("train", *words, *extra, "--dry-run")
         assert code == 0, err
         assert "guessed: --text review --label sentiment" in err
+        assert (out + err).count("guessed:") == 1
