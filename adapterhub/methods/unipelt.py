@@ -8,10 +8,10 @@
     w: (1, d), N(0, 0.02²)    b: (1,), zero
     A: (rank, d_in)    B: (d_out, rank)    P_k, P_v: (length, d_kv)    down: d -> size    f: relu
 
-Each site has its own gate, which replaces LoRA's scale alpha / rank. Default sizes are the
-paper's: rank 8, prefix length 10, bottleneck 48. Two defaults differ from the paper: a gate per token (`gate: sequence` is the paper's
-mean), and adapters that read the feed-forward output before the residual connection
-(`source: block` is the paper's, after the normalization).
+Each site has its own gate, which replaces LoRA's scale alpha / rank. Default sizes are the paper's:
+rank 8, prefix length 10, bottleneck 48. Two defaults differ from the paper: a gate per token
+(`gate: sequence` is the paper's mean), and adapters that read the feed-forward output before the
+residual connection (`source: block` is the paper's, after the normalization).
 
 In `sites` a projection gets a low-rank update, an attention a prefix, and a sublayer an adapter:
 `sites: [attn.kv, ffn]` is the paper's UniPELT (AP), without LoRA.
