@@ -194,7 +194,8 @@ def _use_of_options(name: str, example: Method) -> str:
 ```
 
 ```console
-$ adapterhub train --train train.csv --backbone google-bert/bert-base-uncased --method {name}
+$ adapterhub train --train train.csv --method {name} --output runs/{name} \\
+    --backbone google-bert/bert-base-uncased
 ```
 """
 
@@ -209,8 +210,8 @@ adapter = ah.attach(model, "{name}", adapters=["one", "two"], name="both")
 ```
 
 ```console
-$ adapterhub train --train train.csv --backbone google-bert/bert-base-uncased \\
-    --method "{name}(adapters=[runs/one, runs/two])"
+$ adapterhub train --train train.csv --method "{name}(adapters=[runs/one, runs/two])" \\
+    --backbone google-bert/bert-base-uncased --output runs/{name}
 ```
 """
 
