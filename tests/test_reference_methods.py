@@ -18,7 +18,8 @@ import tiny_models
 from reference import _backbones, _docstrings, _picture, methods, tasks
 
 import adapterhub as ah
-from adapterhub.config.options import options_of
+from adapterhub.config.options import options_of, to_dict
+from adapterhub.config.yaml import inline_yaml
 from adapterhub.data.columns import WANTS, described_columns
 from adapterhub.methods import METHODS
 from adapterhub.tasks import TASKS
@@ -63,9 +64,12 @@ def test_the_docstring_of_a_method_reads_as_a_page(name):
 
 @every_method
 def test_the_options_of_a_page_are_those_of_the_dataclass(name):
-    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \|", methods._options(name), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| .+<br>`.+default `(.+)` \|$", methods._options(name), re.M)
     assert [row[0] for row in rows] == [f.name for f in dataclasses.fields(METHODS[name])]
-    assert all(kind and default for _, kind, default in rows)
+    defaults = {
+        o.name: inline_yaml(to_dict({"x": o.default})["x"]) for o in options_of(METHODS[name])
+    }
+    assert dict(rows) == defaults
     assert f"`{METHODS[name].learning_rate:g}`" in methods._options(name)
 
 

@@ -1,10 +1,11 @@
 """UniPELT: a low-rank update, a prefix and a bottleneck adapter in every layer, each with a gate.
 
-    attn.q, attn.v:  y' = y + g B A x                              g: of the attention's input
-    attn:            attention(q, [g P_k; K], [g P_v; V])          g: of the attention's input
-    ffn:             y' = y + g up(f(down(y)))                     g: of the adapter's input
+    attn.q, attn.v:  y' = y + g B A x
+    attn:            attention(q, [g P_k; K], [g P_v; V])
+    ffn:             y' = y + g up(f(down(y)))
 
-    g_i = sigmoid(w z_i + b), for each token i of the input z: (batch, tokens, d)
+    g_i = sigmoid(w z_i + b) for each token i
+    z: (batch, tokens, d), the input of the attention; at ffn, of the adapter
     w: (1, d), N(0, 0.02²)    b: (1,), zero
     A: (rank, d_in)    B: (d_out, rank)    P_k, P_v: (length, d_kv)    down: d -> size    f: relu
 

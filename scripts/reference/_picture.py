@@ -127,7 +127,7 @@ def figure(name: str, place: Where) -> str:
 # The boxes from the top down, with the space below each; some rows have several boxes.
 _ROWS: Sequence[tuple[str, int]] = (
     ("head", 12), ("pooler", 34), ("ffn.norm", 32), ("ffn.down", 26), ("ffn.up", 22),
-    ("attn.norm", 32), ("attn.o", 14), ("attention", 44), ("qkv", 40), ("embed.norm", 8),
+    ("attn.norm", 32), ("attn.o", 14), ("attention", 54), ("qkv", 40), ("embed.norm", 8),
     ("embed", 16), ("tokens", 0),
 )  # fmt: skip
 _LABELS = {
@@ -254,7 +254,7 @@ class _Drawing:
             yield _tag(CENTER, middle, label, 96)
         elif role == "attn.kv":
             for name in ("attn.k", "attn.v"):
-                x, middle = _QKV[name] + 33, y["attention"] + BOX + 18
+                x, middle = _QKV[name] + 33, y["attention"] + BOX + 15
                 yield _line((x, middle), (x, y["attention"] + BOX))
                 yield _tag(x, middle, label, 46)
         elif role in SUBLAYERS:

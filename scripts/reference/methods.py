@@ -103,7 +103,7 @@ def sites_text(place: _picture.Where) -> str:
     elif place.own and place.stages:
         words.append(f"layers {number_ranges(place.stages)}, and above")
     else:
-        words += [f"`{box}`, whole" for box in place.own]
+        words += [f"`{box}`" for box in place.own]
     return ", ".join(words) or "only the task head"
 
 
