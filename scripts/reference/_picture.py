@@ -245,8 +245,8 @@ class _Drawing:
         y = self.y
         if role == "embed":
             for number in range(3):
-                yield _rect(LEFT - 6 + 28 * number, y["tokens"], 22, 14)
-            yield f"</g>{_text(LEFT + 33, y['tokens'] + 23, label, 'quiet')}<g>"
+                yield _rect(LEFT - 8 + 26 * number, y["embed"] + 5, 22, 14)
+            yield f"</g>{_text(LEFT + 29, y['embed'] + 28, label, 'quiet')}<g>"
         elif role == "mix":
             middle = y["ffn.norm"] - 26
             yield _line((304, middle), (CENTER, middle))
