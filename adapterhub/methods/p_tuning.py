@@ -4,8 +4,8 @@
 
     P: (length, d), N(0, 1)    h: (length, d) -> (length, d), the prompt encoder    E: frozen
     mlp:   h = W3 relu(W2 relu(W1 P))                    W1: (middle, d)    W2: (middle, middle)
-    lstm:  h = W2 relu(W1 LSTM(P))                       W1: (2 middle, 2 middle); a bidirectional
-                                                         LSTM with two layers of width middle
+    lstm:  h = W2 relu(W1 LSTM(P))                       W1: (2 middle, 2 middle)
+    LSTM: bidirectional, with two layers of width middle
 
 The LSTM is the paper's encoder, the MLP a cheaper one. Adapter files contain a plain prompt,
 without the network.

@@ -1,17 +1,18 @@
 """UniPELT: a low-rank update, a prefix and a bottleneck adapter in every layer, each with a gate.
 
-    attn.q, attn.v:  y' = y + g B A x                              g: of the attention's input
-    attn:            attention(q, [g P_k; K], [g P_v; V])          g: of the attention's input
-    ffn:             y' = y + g up(f(down(y)))                     g: of the adapter's input
+    attn.q, attn.v:  y' = y + g B A x
+    attn:            attention(q, [g P_k; K], [g P_v; V])
+    ffn:             y' = y + g up(f(down(y)))
 
-    g_i = sigmoid(w z_i + b), for each token i of the input z: (batch, tokens, d)
+    g_i = sigmoid(w z_i + b) for each token i
+    z: (batch, tokens, d), the input of the attention; at ffn, of the adapter
     w: (1, d), N(0, 0.02²)    b: (1,), zero
     A: (rank, d_in)    B: (d_out, rank)    P_k, P_v: (length, d_kv)    down: d -> size    f: relu
 
-Each site has its own gate, which replaces LoRA's scale alpha / rank. Default sizes are the
-paper's: rank 8, prefix length 10, bottleneck 48. Two defaults differ from the paper: a gate per token (`gate: sequence` is the paper's
-mean), and adapters that read the feed-forward output before the residual connection
-(`source: block` is the paper's, after the normalization).
+Each site has its own gate, which replaces LoRA's scale alpha / rank. Default sizes are the paper's:
+rank 8, prefix length 10, bottleneck 48. Two defaults differ from the paper: a gate per token
+(`gate: sequence` is the paper's mean), and adapters that read the feed-forward output before the
+residual connection (`source: block` is the paper's, after the normalization).
 
 In `sites` a projection gets a low-rank update, an attention a prefix, and a sublayer an adapter:
 `sites: [attn.kv, ffn]` is the paper's UniPELT (AP), without LoRA.

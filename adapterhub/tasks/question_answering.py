@@ -76,8 +76,8 @@ class QuestionAnswering(Task):
 
     Rows of `train.jsonl`:
 
-        {"question": "Who?", "context": "Ada wrote.", "answers": {"text": ["Ada"], "answer_start": [0]}}
-        {"question": "Where?", "context": "In Rome.", "answers": {"text": ["Rome"], "answer_start": [3]}}
+        {"question": "Who?", "context": "Ada.", "answers": {"text": ["Ada"], "answer_start": [0]}}
+        {"question": "Who?", "context": "No Al.", "answers": {"text": ["Al"], "answer_start": [3]}}
 
     These are the columns of SQuAD on the Hub; its JSON files are read as well. A question without
     an answer has empty lists, with `unanswerable: true`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import tempfile
 import warnings
@@ -133,12 +134,16 @@ def quantized() -> PreTrainedModel:
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 99}
     config = transformers.BertConfig(intermediate_size=128, **sizes)
     scheme = QUANTIZATIONS["nf4"].config(torch.float32, ["classifier"])
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), quiet_loading():
-        warnings.simplefilter("ignore")
-        transformers.BertForSequenceClassification(config).save_pretrained(folder)
-        return transformers.BertForSequenceClassification.from_pretrained(
-            folder, quantization_config=scheme
-        ).eval()
+    logging.disable(logging.WARNING)  # of kernels that bitsandbytes does not find
+    try:
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), quiet_loading():
+            warnings.simplefilter("ignore")
+            transformers.BertForSequenceClassification(config).save_pretrained(folder)
+            return transformers.BertForSequenceClassification.from_pretrained(
+                folder, quantization_config=scheme
+            ).eval()
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 @cache

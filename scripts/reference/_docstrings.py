@@ -58,10 +58,15 @@ def block(paragraph: str) -> str:
     """Return a paragraph as Markdown."""
     if is_shown(paragraph):
         lines = textwrap.dedent(paragraph).rstrip().splitlines()
-        # Numbers of equations are moved next to them: a phone is narrow.
-        lines = [re.sub(r" {5,}(\([^()]*\))$", r"    \1", line) for line in lines]
-        return "```text\n" + "\n".join(lines) + "\n```"
+        return "```text\n" + "\n".join(map(_narrow, lines)) + "\n```"
     return linked(" ".join(paragraph.split()))
+
+
+def _narrow(line: str) -> str:
+    """Put the number of an equation next to it, and each symbol on a line: a phone is narrow."""
+    line = re.sub(r" {5,}(\([^()]*\))$", r"    \1", line)
+    symbols = re.split(r" {4,}", line)
+    return "\n".join(symbols) if all(re.match(r"[^(]*?: ", each) for each in symbols) else line
 
 
 def linked(text: str) -> str:

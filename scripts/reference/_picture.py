@@ -10,34 +10,37 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from reference import _backbones
 from transformers import PreTrainedModel
 
 from adapterhub.anatomy.sites import SUBLAYERS, Anatomy
 from adapterhub.methods import Method, Placement
 from adapterhub.methods._site_module import InputModule, OutputModule
 from adapterhub.methods.norms import norm_parameters
+from reference import _backbones
 
 WIDTH, CENTER, BOX = 360, 145, 24
 LEFT, RIGHT = 16, 276  # the frame of the layer
 STYLE = """<style>
+.where {--quiet: var(--md-default-fg-color--light); --accent: var(--md-accent-fg-color);
+  --page: var(--md-default-bg-color); --tint: color-mix(in srgb, var(--accent) 30%, var(--page))}
 .where svg {display: block; width: 100%; max-width: 26rem; margin: 0 auto; height: auto}
 .where text {fill: var(--md-default-fg-color); font: 11px var(--md-text-font-family, sans-serif);
   text-anchor: middle; dominant-baseline: central}
-.where .box rect, .where .bar {fill: var(--md-default-bg-color); stroke: var(--md-default-fg-color--light)}
-.where .line {fill: none; stroke: var(--md-default-fg-color--light); stroke-width: 1.2}
-.where .tip {fill: var(--md-default-fg-color--light)}
+.where .box rect, .where .bar {fill: var(--page); stroke: var(--quiet)}
+.where .line {fill: none; stroke: var(--quiet); stroke-width: 1.2}
+.where .tip {fill: var(--quiet)}
 .where .frame {fill: none; stroke: var(--md-default-fg-color--lighter); stroke-dasharray: 4 3}
-.where .own rect, .where .bar.on {fill: color-mix(in srgb, var(--md-accent-fg-color) 30%, var(--md-default-bg-color)); stroke: var(--md-accent-fg-color)}
-.where .added rect {fill: var(--md-accent-fg-color); stroke: none}
-.where .added text {fill: var(--md-default-bg-color); font-size: 10px; font-weight: 600}
-.where .added .line {stroke: var(--md-accent-fg-color)}
-.where .small {font-size: 9px}
-.where .quiet {fill: var(--md-default-fg-color--light); font-size: 10px}
+.where .own rect, .where .bar.on {fill: var(--tint); stroke: var(--accent)}
+.where .added rect {fill: var(--accent); stroke: none}
+.where .added text {fill: var(--page); font-size: 10px; font-weight: 600}
+.where .added .line {stroke: var(--accent)}
+.where text.small {font-size: 9px}
+.where text.quiet {fill: var(--quiet); font-size: 10px; font-weight: 400}
 .where figcaption {max-width: 26rem; margin: .6em auto}
-.where .key {display: inline-block; width: .9em; height: .9em; vertical-align: -.1em; margin: 0 .3em 0 .9em; border: 1px solid var(--md-default-fg-color--light)}
-.where .key.own {background: color-mix(in srgb, var(--md-accent-fg-color) 30%, var(--md-default-bg-color)); border-color: var(--md-accent-fg-color)}
-.where .key.added {background: var(--md-accent-fg-color); border-color: var(--md-accent-fg-color)}
+.where .key {display: inline-block; width: .9em; height: .9em; vertical-align: -.1em;
+  margin: 0 .3em 0 .9em; border: 1px solid var(--quiet)}
+.where .key.own {background: var(--tint); border-color: var(--accent)}
+.where .key.added {background: var(--accent); border-color: var(--accent)}
 </style>"""
 
 
@@ -124,7 +127,7 @@ def figure(name: str, place: Where) -> str:
 # The boxes from the top down, with the space below each; some rows have several boxes.
 _ROWS: Sequence[tuple[str, int]] = (
     ("head", 12), ("pooler", 34), ("ffn.norm", 32), ("ffn.down", 26), ("ffn.up", 22),
-    ("attn.norm", 32), ("attn.o", 14), ("attention", 44), ("qkv", 40), ("embed.norm", 8),
+    ("attn.norm", 32), ("attn.o", 14), ("attention", 54), ("qkv", 40), ("embed.norm", 8),
     ("embed", 16), ("tokens", 0),
 )  # fmt: skip
 _LABELS = {
@@ -242,8 +245,8 @@ class _Drawing:
         y = self.y
         if role == "embed":
             for number in range(3):
-                yield _rect(LEFT - 6 + 28 * number, y["tokens"], 22, 14)
-            yield f"</g>{_text(LEFT + 33, y['tokens'] + 23, label, 'quiet')}<g>"
+                yield _rect(LEFT - 8 + 26 * number, y["embed"] + 5, 22, 14)
+            yield f"</g>{_text(LEFT + 29, y['embed'] + 28, label, 'quiet')}<g>"
         elif role == "mix":
             middle = y["ffn.norm"] - 26
             yield _line((304, middle), (CENTER, middle))
@@ -251,7 +254,7 @@ class _Drawing:
             yield _tag(CENTER, middle, label, 96)
         elif role == "attn.kv":
             for name in ("attn.k", "attn.v"):
-                x, middle = _QKV[name] + 33, y["attention"] + BOX + 18
+                x, middle = _QKV[name] + 33, y["attention"] + BOX + 15
                 yield _line((x, middle), (x, y["attention"] + BOX))
                 yield _tag(x, middle, label, 46)
         elif role in SUBLAYERS:

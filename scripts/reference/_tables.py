@@ -17,17 +17,22 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def options_table(options: Iterable[OptionDoc], prefix: str = "") -> str:
-    """Return a table of the options of a dataclass: name, values, default and help text.
+    """Return a table of the options of a dataclass: name; help text, values and default.
+
+    It has two columns, so that it fits a phone.
 
     Args:
         options: the options, as `adapterhub.config.options.options_of` returns them.
         prefix: what stands in front of each name, such as `train.`.
     """
     rows = [
-        (f"`{prefix}{option.name}`", values(option.type), default(option), escaped(option.help))
+        (
+            f"`{prefix}{option.name}`",
+            f"{escaped(option.help)}<br>{values(option.type)}, {default(option)}",
+        )
         for option in options
     ]
-    return table(("option", "values", "default", "meaning"), rows)
+    return table(("option", "meaning, values and default"), rows)
 
 
 def values(type_text: str) -> str:
@@ -37,12 +42,12 @@ def values(type_text: str) -> str:
 
 
 def default(option: OptionDoc) -> str:
-    """Return the default of an option as YAML, or that it is required."""
+    """Return the default of an option as YAML, or say that it is required."""
     if option.default is dataclasses.MISSING:
         return "required"
     plain = to_dict({"default": option.default})["default"]
     text = inline_yaml(plain)
-    return f"`{json.dumps(plain) if chr(10) in text else text}`"
+    return f"default `{json.dumps(plain) if chr(10) in text else text}`"
 
 
 def escaped(text: str) -> str:

@@ -13,17 +13,16 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-from reference import _backbones, _picture
-from reference._backbones import BERT, NAMED, Fit, anatomy, fit, named
-from reference._docstrings import Docstring, linked, parsed
-from reference._tables import escaped, options_table, table
-
 from adapterhub.anatomy import FAMILIES
 from adapterhub.anatomy.layer_selection import number_ranges
 from adapterhub.config.options import options_of
 from adapterhub.errors import AdapterhubError
 from adapterhub.methods import METHODS, Method, Placement, Unfrozen
 from adapterhub.methods._described import described_method
+from reference import _backbones, _picture
+from reference._backbones import BERT, NAMED, Fit, anatomy, fit, named
+from reference._docstrings import Docstring, linked, parsed
+from reference._tables import escaped, options_table, table
 
 RECORD = Path(__file__).parents[2] / "benchmarks/results/method_cost.json"
 STARTS = {
@@ -45,7 +44,7 @@ def index() -> str:
 `--method NAME` on the command line, `ah.attach(model, "NAME")` in Python. Several are composed:
 `--method "[prefix, lora]"`.
 
-{table(("method", "what it is", "where", "trained", "merges", "loaded by"), map(_row, sorted(METHODS)))}
+{table(_COLUMNS, map(_row, sorted(METHODS)))}
 *Where* and *trained*: with the default options on {BERT}, without the task head, which trains with
 every method. *Merges*: it becomes a change of the backbone's weights, and costs nothing afterwards.
 *Loaded by*: other programs that load the exported adapter, with the backbones for which they do if
@@ -87,6 +86,7 @@ def _peers(name: str) -> str:
     return ", ".join(found) or "-"
 
 
+_COLUMNS = ("method", "what it is", "where", "trained", "merges", "loaded by")
 _PEERS = {"peft": "peft", "vllm": "vLLM"}
 
 
@@ -103,7 +103,7 @@ def sites_text(place: _picture.Where) -> str:
     elif place.own and place.stages:
         words.append(f"layers {number_ranges(place.stages)}, and above")
     else:
-        words += [f"`{box}`, whole" for box in place.own]
+        words += [f"`{box}`" for box in place.own]
     return ", ".join(words) or "only the task head"
 
 
@@ -194,7 +194,8 @@ def _use_of_options(name: str, example: Method) -> str:
 ```
 
 ```console
-$ adapterhub train --train train.csv --backbone google-bert/bert-base-uncased --method {name}
+$ adapterhub train --train train.csv --method {name} --output runs/{name} \\
+    --backbone google-bert/bert-base-uncased
 ```
 """
 
@@ -209,8 +210,8 @@ adapter = ah.attach(model, "{name}", adapters=["one", "two"], name="both")
 ```
 
 ```console
-$ adapterhub train --train train.csv --backbone google-bert/bert-base-uncased \\
-    --method "{name}(adapters=[runs/one, runs/two])"
+$ adapterhub train --train train.csv --method "{name}(adapters=[runs/one, runs/two])" \\
+    --backbone google-bert/bert-base-uncased --output runs/{name}
 ```
 """
 
@@ -336,13 +337,9 @@ def _architectures(name: str) -> str:
     lines = [
         f"- {_listed(f'`{a}`' for a in where)}: {escaped(why)}\n" for why, where in reasons.items()
     ]
-    text = f"{len(FAMILIES) - refused} of {len(FAMILIES)} architectures"
-    if not lines:
-        return f"Tested on all {text.partition(' of ')[2]} of [the support matrix](../reference/support.md).\n"
-    return (
-        f"Tested on {text} of [the support matrix](../reference/support.md). Refused on the others:"
-        f"\n\n{''.join(lines)}"
-    )
+    fitting = f"{len(FAMILIES) - refused} of the {len(FAMILIES)} architectures"
+    text = f"Tested on {fitting} of [the support matrix](../reference/support.md)."
+    return f"{text} Refused on the others:\n\n{''.join(lines)}" if lines else f"{text}\n"
 
 
 def _listed(names: Iterable[str]) -> str:

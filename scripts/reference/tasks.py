@@ -10,8 +10,6 @@ import inspect
 import sys
 
 import transformers
-from reference._docstrings import block, is_shown, linked, paragraphs
-from reference._tables import escaped, options_table, table
 
 from adapterhub.anatomy import FAMILIES
 from adapterhub.backbones.task_models import CAUSAL_LM, TASK_MODELS
@@ -19,6 +17,8 @@ from adapterhub.config.options import options_of
 from adapterhub.data.columns import described_columns
 from adapterhub.tasks import TASKS, Task
 from adapterhub.tasks._aliases import aliases_of
+from reference._docstrings import block, is_shown, linked, paragraphs
+from reference._tables import escaped, options_table, table
 
 # A backbone for the example of each kind of model.
 BACKBONES = {CAUSAL_LM: "Qwen/Qwen3-0.6B", "seq2seq": "google-t5/t5-small"}
@@ -43,8 +43,8 @@ def index() -> str:
 `--task "seq2seq(metric=rouge)"`.
 
 {table(("task", "what it predicts", "best by", "also called"), rows)}
-*Best by*: the metric that selects the best checkpoint, by default. What concerns all tasks (lengths,
-names of labels, what is refused) is in [the guide](../guides/tasks.md).
+*Best by*: the metric that selects the best checkpoint, by default. What concerns all tasks
+(lengths, names of labels, what is refused) is in [the guide](../guides/tasks.md).
 """
 
 
