@@ -203,13 +203,18 @@ class Anatomy:
     def _in_layers(self, site: Site, layers: str | int | tuple[int, ...]) -> bool:
         return site.layer is None or site.layer in layer_numbers(layers, self.depth(site.stack))
 
+    def _of_module(self, name: str) -> str:
+        """Name the roles of the modules of a name, such as q_proj; "" if none has it."""
+        roles = sorted({s.role for s in self.sites.values() if s.host.endswith(f".{name}")})
+        return f", the name of a module: {', '.join(roles)}" if roles else ""
+
     def _no_such_site(self, patterns: Iterable[str], layers: object) -> SiteError:
         roles = sorted({s.role for s in self.sites.values()})
         model_type = self.model.config.model_type
         where = "" if layers == "all" else f" in layers {layers!r}"
         return SiteError(
             f"this {model_type} backbone has no such site{where}",
-            offenders=[f"{p!r}{did_you_mean(p, roles)}" for p in patterns],
+            offenders=[f"{p!r}{self._of_module(p) or did_you_mean(p, roles)}" for p in patterns],
             expected=f"one of {', '.join(roles)}; or a role of one stack (decoder.attn.q), or a "
             "site id (encoder.0.attn.q), with * as a wildcard",
             hint="adapterhub inspect BACKBONE lists the sites",
