@@ -1,10 +1,12 @@
-"""The reference of the site has every command, every key of a recipe and every public name, once."""
+"""The reference has every command, key, public name and class of errors, once."""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 from collections import Counter
+from pathlib import Path
 
 import click
 import pytest
@@ -17,10 +19,14 @@ from adapterhub.cli import COMMANDS, group
 from adapterhub.config.options import options_of
 from adapterhub.data.options import DataOptions
 from adapterhub.methods import METHODS
-from adapterhub.training.options import TrainOptions
+from adapterhub.training.engine import _out_of_memory
+from adapterhub.training.options import RunOptions, TrainOptions
 from adapterhub.training.other_names import ALIASES, MEANINGS
 from adapterhub.training.recipe import Recipe
 from adapterhub.training.recipe_text import commented_recipe
+from adapterhub.training.verdict import one_class
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +120,8 @@ def test_each_path_is_the_name_that_users_import() -> None:
             value = getattr(__import__(module, fromlist=[attribute]), attribute)
             if name in ah.__all__ and name != "adapters":
                 assert value is getattr(ah, name), name
-            assert getattr(value, "__module__", module) in (module, "typing"), name
+            if inspect.isclass(value) or inspect.isfunction(value):
+                assert value.__module__ == module, name
 
 
 def test_every_class_of_errors_is_on_the_page_of_errors() -> None:
@@ -128,3 +135,25 @@ def test_every_option_of_a_method_class_is_listed(python: dict[str, str]) -> Non
     expected = Counter(f"{m.__name__}.{o.name}" for m in METHODS.values() for o in options_of(m))
     assert anchors(page) == expected
     assert len(expected) > 80
+
+
+def test_troubleshooting_has_every_class_of_errors_with_a_message_that_was_printed() -> None:
+    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    sections = re.split(r"^### ", page.partition("## By error class")[2], flags=re.MULTILINE)[1:]
+    by_name = {section.partition("\n")[0]: section for section in sections}
+    assert list(by_name) == [error.__name__ for error in python_pages.error_classes()]
+    for name, section in by_name.items():
+        assert '```text title="output"\n' in section, name
+        assert "\nerror: " in section, name
+    assert page.count("\n### ") >= len(by_name) + 10, "symptoms without an error"
+
+
+def test_troubleshooting_quotes_what_the_program_says() -> None:
+    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    assert one_class("no")[0].partition(";")[0] in page
+    options = RunOptions(batch_size=32, max_length=512)
+    error = _out_of_memory(options)
+    assert f"error: {error.problem}" in page
+    rows = page.partition("| set |")[2].partition("\n\n")[0]
+    for key in re.findall(r"[a-z_.]+(?==)", error.hint):
+        assert key in rows, key

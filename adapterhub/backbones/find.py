@@ -25,6 +25,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
     RevisionNotFoundError,
 )
 
+from adapterhub.backbones.early_checks import check_location
 from adapterhub.backbones.early_checks import is_hub_id as is_hub_id
 from adapterhub.backbones.early_checks import is_local_name as is_local_name
 from adapterhub.backbones.hub_guard import guarded_hub
@@ -99,6 +100,7 @@ def find_backbone(backbone: str, revision: str | None = None) -> tuple[Path, str
     """
     if Path(backbone).is_dir():
         return Path(backbone), None
+    check_location(backbone)
     if is_local_name(backbone):
         return _remembered(backbone), None
     try:

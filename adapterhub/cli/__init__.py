@@ -20,7 +20,7 @@ from typing import NoReturn
 import click
 
 from adapterhub._version import __version__
-from adapterhub.cli._examples import EXAMPLES
+from adapterhub.cli._examples import EXAMPLES, SEE_ALSO
 from adapterhub.errors import AdapterhubError, ConfigError, did_you_mean, one_line, printable
 from adapterhub.status import display_for_terminal, showing
 
@@ -88,6 +88,9 @@ class LazyGroup(click.Group):
         command: click.Command = module.command
         if command.epilog is None and name in EXAMPLES:
             command.epilog = "\n".join(["\b", "Examples:", *(f"  {x}" for x in EXAMPLES[name])])
+        see_also = f"See also: {SEE_ALSO[name]}."
+        if see_also not in (command.epilog or ""):
+            command.epilog = f"{command.epilog}\n\n{see_also}" if command.epilog else see_also
         return command
 
     def resolve_command(
@@ -116,7 +119,12 @@ class LazyGroup(click.Group):
                 formatter.write_dl([(name.ljust(width), COMMANDS[name]) for name in names])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="`adapterhub COMMAND --help` has the options and examples of one. New here: "
+    "`adapterhub quickstart`.",
+)
 @click.version_option(__version__, prog_name="adapterhub")
 def group() -> None:
     """Parameter-efficient fine-tuning of transformers: train, use, share and merge adapters."""

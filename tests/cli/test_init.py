@@ -69,7 +69,8 @@ def test_each_help_text_fits_80_columns(words):
 def test_each_command_has_an_example_that_is_a_command_line(name):
     """Its options exist."""
     result = CliRunner().invoke(cli.group, [name, "--help"], prog_name="adapterhub")
-    examples = result.output.partition("  Examples:\n")[2].replace("\\\n", "")
+    examples = result.output.partition("  Examples:\n")[2].partition("\n\n")[0]
+    examples = examples.replace("\\\n", "")
     lines = [re.split(" {3}| > ", line.strip())[0] for line in examples.splitlines()]
     assert [line for line in lines if line.startswith(f"adapterhub {name}")], result.output
     for line in filter(None, lines):
@@ -78,6 +79,35 @@ def test_each_command_has_an_example_that_is_a_command_line(name):
         while isinstance(command, click.Group):
             command = command.commands[words.pop(0)]
         command.make_parser(click.Context(command)).parse_args(words)
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_each_help_text_says_where_to_go_on(name):
+    """By commands that exist, and once, also if the command is looked up twice."""
+    for _ in range(2):
+        result = CliRunner().invoke(cli.group, [name, "--help"], prog_name="adapterhub")
+    _, *said = result.output.split("  See also: ")
+    assert len(said) == 1, result.output
+    places = re.split(r"[,;] (?!which |for |with |to )", " ".join(said[0].split()).rstrip("."))
+    named = [place.split()[0].rstrip(",") for place in places]
+    assert named
+    assert set(named) <= set(cli.COMMANDS) - {name}
+
+
+def test_the_list_of_commands_says_where_to_go_on():
+    result = CliRunner().invoke(cli.group, ["--help"], prog_name="adapterhub")
+    end = " ".join(result.output.split())
+    assert end.endswith("has the options and examples of one. New here: `adapterhub quickstart`.")
+
+
+def test_the_help_of_train_shows_the_most_used_options_and_where_the_others_are():
+    result = CliRunner().invoke(cli.group, ["train", "--help"], prog_name="adapterhub")
+    lines = result.output.splitlines()
+    assert len(lines) <= 65, "the most used, not all"
+    for flag in ("--backbone", "--method", "--train", "--output", "--epochs", "--lr"):
+        assert sum(line.strip().startswith(flag) for line in lines) >= 1
+    assert "options" in lines[-1] + lines[-2]
+    assert "recipe" in lines[-1] + lines[-2]
 
 
 def test_every_command_is_under_one_heading():

@@ -16,7 +16,6 @@ from adapterhub.training import run_page
 from adapterhub.training.report import Evaluated, Timing
 from adapterhub.training.run_page import LatestPredictions, RunPage
 
-
 ROWS = predictions("classes").rows
 
 
