@@ -138,7 +138,7 @@ def copy_of_repository(folder: Path) -> Path:
         if entry.name != ".installed":
             (environment / entry.name).symlink_to(entry)
     (environment / ".installed").touch()  # so that make installs nothing
-    os.environ |= {"PYTHONPATH": str(copy), "MAKEFLAGS": "-s"}
+    os.environ |= {"PYTHONPATH": str(copy)}
     sys.path.insert(0, str(copy))
     return copy
 

@@ -85,12 +85,10 @@ def install(wheel: Path, folder: Path) -> Path:
     subprocess.run(["sh", ROOT / "scripts/install-torch", python, pins], check=True)
     # pip 25.3 and later ignore PIP_CONSTRAINT in isolated builds, older ones read nothing else.
     build_pins = str(ROOT / "constraints-build.txt")
-    environment = os.environ | {
-        "PIP_CONSTRAINT": f"{pins} {build_pins}", "PIP_BUILD_CONSTRAINT": build_pins,
-        "PIP_NO_COMPILE": "1",
-    }  # fmt: skip
+    environment = os.environ | {"PIP_CONSTRAINT": f"{pins} {build_pins}"}
+    environment |= {"PIP_BUILD_CONSTRAINT": build_pins}
     requirement = f"adapterhub{_EXTRAS} @ {wheel.resolve().as_uri()}"
-    command = [python, "-m", "pip", "install", "--quiet", requirement]
+    command = [python, "-m", "pip", "install", "--quiet", "--no-compile", requirement]
     subprocess.run(command, check=True, env=environment)
     return folder / "bin"
 

@@ -4,6 +4,7 @@ part equals the update of its dense rows."""
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import tiny_models
@@ -98,15 +99,29 @@ def change_part(model, site, change):
     )
 
 
-@pytest.mark.parametrize("architecture", FUSED)
-def test_value_features_are_those_attention_uses(architecture):
-    """Attention over zeros is zero."""
+def attended_without_values(architecture):
+    """Compute what attention returns if the value features of the row are zero."""
     model = model_of(architecture)
     sites = ah.anatomy_of(model).sites
     change_part(model, sites[next(s for s in sites if s.endswith("0.attn.v"))], torch.zeros_like)
     output = sites[next(s for s in sites if s.endswith("0.attn.o"))].host
     # DeBERTa adds its value bias after the projection; it is zero in a new model.
-    assert recorded(model, output, inputs=True).abs().max() == 0
+    return recorded(model, output, inputs=True).abs().max()
+
+
+@pytest.mark.parametrize("architecture", FUSED)
+def test_value_features_are_those_attention_uses(architecture):
+    """Attention over zeros is zero."""
+    assert attended_without_values(architecture) == 0
+
+
+@pytest.mark.parametrize("architecture", FUSED)
+def test_a_row_with_the_other_layout_is_noticed(architecture, monkeypatch):
+    row = FAMILIES[architecture]
+    layout = "blocks" if architecture in PER_HEAD else "heads"
+    stack = replace(row.stacks[0], fused={"attn.qkv": layout})
+    monkeypatch.setitem(FAMILIES, architecture, replace(row, stacks=(stack,)))
+    assert attended_without_values(architecture) > 0
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "openai-gpt", "bloom", "deberta"])

@@ -109,9 +109,10 @@ CORE = (
     "t5",
     "bart",
 )
-_MATRICES = {"full": ARCHITECTURES, "smoke": ("llama", "t5")}
-FULL_MATRIX = os.environ.get("ADAPTERHUB_MATRIX") == "full"
-MATRIX = _MATRICES.get(os.environ.get("ADAPTERHUB_MATRIX", ""), CORE)
+_MATRICES = {"": CORE, "full": ARCHITECTURES, "smoke": ("llama", "t5")}
+_MATRICES |= {architecture: (architecture,) for architecture in ARCHITECTURES}
+MATRIX = _MATRICES[os.environ.get("ADAPTERHUB_MATRIX", "")]
+FULL_MATRIX = MATRIX == ARCHITECTURES
 _STACKS = {a: {stack.name for stack in family.stacks} for a, family in FAMILIES.items()}
 ENCODER_DECODERS = tuple(a for a in ARCHITECTURES if len(_STACKS[a]) == 2)
 DECODERS = tuple(a for a in ARCHITECTURES if _STACKS[a] == {"decoder"})
