@@ -29,6 +29,8 @@ MODELS = {
 }
 _SPECIAL = ["<unk>", "<pad>", "</s>", "<s>", "<mask>"]  # the ids of tiny_models
 LENGTH = 512
+# bitsandbytes decodes rows of fewer than 64 values badly on a CPU.
+_WIDE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 
 
 def byte_tokenizer(end: str = "") -> PreTrainedTokenizerFast:
@@ -57,6 +59,8 @@ def files(name: str) -> dict[str, bytes]:
     architecture, task = MODELS[name]
     tokenizer = byte_tokenizer("" if task == "causal-lm" else "</s>")
     sizes = {"vocab_size": len(tokenizer), "num_hidden_layers": 2}
+    if task == "causal-lm":
+        sizes |= _WIDE
     if "max_position_embeddings" in tiny_models.SIZES[architecture]:
         sizes["max_position_embeddings"] = LENGTH
     with tempfile.TemporaryDirectory() as folder:
