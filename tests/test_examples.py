@@ -83,11 +83,10 @@ def test_a_notebook_fits_on_a_screen_or_two() -> None:
     for path in NOTEBOOKS:
         cells = nbformat.read(path, as_version=4).cells
         assert sum(len(cell.source.splitlines()) for cell in cells) < 100
-        assert max(len(line) for cell in cells for line in cell.source.splitlines()) < 150
 
 
 def test_cleaning_removes_what_differs_between_two_runs() -> None:
-    cell = nbformat.v4.new_code_cell("1", execution_count=3, metadata={"execution": {"x": 1}})
+    cell = nbformat.v4.new_code_cell("1", execution_count=3, metadata={"tags": ["mine"]})
     cell.outputs = [
         nbformat.v4.new_output("execute_result", {"text/plain": "1"}, execution_count=3),
         nbformat.v4.new_output("stream", name="stderr", text="a warning"),
