@@ -264,7 +264,7 @@ def with_outputs(text: str, done: list[Done]) -> str:
             output = "".join(f"$ {command}\n{shortened(out)}" for command, out in pairs)
             shown = textwrap.indent(output, match["indent"])
             seconds = re.sub(r"[\d.]+ s", f"{result.seconds:.1f} s", seconds)
-        elif block.title in (OUTPUT, VARYING) and "..." not in block.text:
+        elif block.title == VARYING or (block.title == OUTPUT and "..." not in block.text):
             shown = textwrap.indent("".join(last), match["indent"])
         last[:] = result.outputs
         head = text[match.start() : match.start("text")]

@@ -21,13 +21,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adapterhub.anatomy.sites import Anatomy, Site
+from adapterhub.anatomy.sites import Anatomy, Kind, Site
 from adapterhub.config.options import option
 from adapterhub.errors import SiteError
 from adapterhub.methods._base import Method, Placement
@@ -117,7 +117,8 @@ class Gated(Method):
 
     def count(self, anatomy: Anatomy) -> int:
         """Add d + 1 per site to the count of the method."""
-        gates = sum(self._width(site) + 1 for site in select_sites(self, anatomy))
+        sites = select_sites(self, anatomy, *get_args(Kind))
+        gates = sum(self._width(site) + 1 for site in sites)
         return super().count(anatomy) + gates
 
     def _width(self, site: Site) -> int:

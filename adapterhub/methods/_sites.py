@@ -11,27 +11,34 @@ from adapterhub.anatomy.sites import Anatomy, Kind, Site, matches
 from adapterhub.errors import ConfigError, SiteError
 from adapterhub.methods._base import Layers, Method
 
+_WITH_OUTPUT: tuple[Kind, ...] = ("linear", "sublayer", "norm")
+_WILDCARDS = frozenset("*?[")
+
 
 def select_sites(method: Any, anatomy: Anatomy, *kinds: Kind) -> tuple[Site, ...]:
     """Select the sites that a method's `sites` and `layers` options name.
 
     Sites that the user named must exist. Default sites may be absent from a backbone, but not from
-    some of the selected layers only.
+    some of the selected layers only. A pattern with wildcards selects sites of the kinds that the
+    defaults have: `attn.*` of a LoRA are the projections, not the norm.
 
     Args:
         method: a method with these options.
         anatomy: the anatomy of the backbone.
-        kinds: the kinds of site that the method supports; by default all.
+        kinds: the kinds of site that the method supports; by default those with one output.
 
     Raises:
         SiteError: a site that does not exist, or whose kind the method does not support; default
             sites that only some of the selected layers have.
     """
     default = next(f.default for f in dataclasses.fields(method) if f.name == "sites")
-    sites = anatomy.select(method.sites, method.layers, strict=method.sites != default)
+    layers: Layers = getattr(method, "layers", "all")
+    sites = anatomy.select(method.sites, layers, strict=method.sites != default)
+    sites = _without_other_kinds(sites, method.sites, anatomy, default)
+    kinds = kinds or _WITH_OUTPUT
     if method.sites == default:
-        _refuse_partial(method, anatomy, sites)
-    if unsupported := sorted({site.role for site in sites if kinds and site.kind not in kinds}):
+        _refuse_partial(method, anatomy, sites, layers)
+    if unsupported := sorted({site.role for site in sites if site.kind not in kinds}):
         supported = sorted({s.role for s in anatomy.sites.values() if s.kind in kinds})
         raise SiteError(
             f"{method.name} does not support these sites",
@@ -41,31 +48,46 @@ def select_sites(method: Any, anatomy: Anatomy, *kinds: Kind) -> tuple[Site, ...
     return sites
 
 
-def _refuse_partial(method: Any, anatomy: Anatomy, sites: Iterable[Site]) -> None:
+def _without_other_kinds(
+    sites: tuple[Site, ...], patterns: Iterable[str], anatomy: Anatomy, default: Iterable[str]
+) -> tuple[Site, ...]:
+    """Leave out what only wildcards select, and is of another kind than the default sites.
+
+    If nothing remains, all are returned, for the error to name.
+    """
+    usual = {s.kind for s in anatomy.sites.values() if any(matches(p, s) for p in default)}
+    named = [pattern for pattern in patterns if not _WILDCARDS.intersection(pattern)]
+    meant = tuple(
+        s for s in sites if not usual or s.kind in usual or any(matches(p, s) for p in named)
+    )
+    return meant or sites
+
+
+def _refuse_partial(method: Any, anatomy: Anatomy, sites: Iterable[Site], layers: Layers) -> None:
     """Refuse default sites that some layers lack: layers of another kind would stay as they are."""
     found: dict[tuple[str, str], set[int]] = {}
     for site in sites:
         if site.layer is not None:
             found.setdefault((site.stack, site.role), set()).add(site.layer)
-    selected = {s: set(layer_numbers(method.layers, anatomy.depth(s))) for s in anatomy.stacks}
+    selected = {s: set(layer_numbers(layers, anatomy.depth(s))) for s in anatomy.stacks}
     for role in {role for _, role in found if not role.startswith("cross")}:
         for stack in anatomy.stacks:
             found.setdefault((stack, role), set())
-    partial = {key: layers for key, layers in found.items() if layers < selected[key[0]]}
+    partial = {key: some for key, some in found.items() if some < selected[key[0]]}
     if not partial:
         return
     everywhere = set.intersection(*found.values())
-    layers = f"layers={sorted(everywhere)}, or " if everywhere else ""
+    common = f"layers={sorted(everywhere)}, or " if everywhere else ""
     named = ", ".join(f"'{stack}.{role}'" for stack, role in found if found[stack, role])
     raise SiteError(
         f"not all layers have the sites of {method.name}",
         offenders=[
-            f"{stack}.{role}: in {len(layers)} of {len(selected[stack])} layers"
-            f" ({number_ranges(layers) or 'none'})"
-            for (stack, role), layers in sorted(partial.items())
+            f"{stack}.{role}: in {len(some)} of {len(selected[stack])} layers"
+            f" ({number_ranges(some) or 'none'})"
+            for (stack, role), some in sorted(partial.items())
         ],
         expected=f"layers that have them all; to adapt only what is there, name layers or sites: "
-        f"{layers}sites=[{named}]",
+        f"{common}sites=[{named}]",
     )
 
 
@@ -135,8 +157,7 @@ def _check_sizes(
 
 def _specificity(pattern: str) -> tuple[bool, int, str]:
     """Return a sort key; the last item makes it independent of the order of the patterns."""
-    has_wildcard = any(character in pattern for character in "*?[")
-    return not has_wildcard, len(pattern), pattern
+    return not _WILDCARDS.intersection(pattern), len(pattern), pattern
 
 
 def in_layers(

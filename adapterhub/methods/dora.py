@@ -98,4 +98,5 @@ class DoRA(LoRA):
 
     def count(self, anatomy: Anatomy) -> int:
         """Sum rank (d_in + d_out) + d_out over the sites."""
-        return super().count(anatomy) + sum(site.d_out for site in self.ranks_by_site(anatomy))
+        sites = self.ranks_by_site(anatomy, "linear")
+        return super().count(anatomy) + sum(site.d_out for site in sites)

@@ -31,6 +31,7 @@ from adapterhub.config.options import option
 from adapterhub.methods._base import Method, Placement, register_method
 from adapterhub.methods._options import require_positive
 from adapterhub.methods._site_module import EmbeddingModule
+from adapterhub.methods._sites import select_sites
 
 
 class VirtualTokens(EmbeddingModule):
@@ -75,7 +76,7 @@ class Prompt(Method):
 
     def site(self, anatomy: Anatomy) -> Site:
         """Return the site of the input."""
-        sites = {site.stack: site for site in anatomy.select(self.sites)}
+        sites = {site.stack: site for site in select_sites(self, anatomy, "embed")}
         return sites.get("encoder") or sites["decoder"]
 
     def _initial(self, anatomy: Anatomy) -> Tensor:

@@ -26,6 +26,7 @@ from adapterhub.anatomy.sites import Anatomy
 from adapterhub.config.options import option
 from adapterhub.methods._base import Method, Placement, register_method
 from adapterhub.methods._site_module import LayerMixModule
+from adapterhub.methods._sites import select_sites
 
 
 class ScalarMixLayer(LayerMixModule):
@@ -60,9 +61,10 @@ class ScalarMix(Method):
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
         """Yield one mix per selected stack."""
-        for site in anatomy.select(self.sites):
+        for site in select_sites(self, anatomy, "mix"):
             yield Placement(site, ScalarMixLayer(anatomy.depth(site.stack) + 1))
 
     def count(self, anatomy: Anatomy) -> int:
         """Sum layers + 2 over the stacks."""
-        return sum(anatomy.depth(site.stack) + 2 for site in anatomy.select(self.sites))
+        sites = select_sites(self, anatomy, "mix")
+        return sum(anatomy.depth(site.stack) + 2 for site in sites)

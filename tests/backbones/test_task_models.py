@@ -45,10 +45,10 @@ def test_label_options():
     assert label_options("causal-lm", ["ignored"]) == {}
 
 
-def test_without_labels_a_head_has_those_of_transformers(backbone):
+def test_without_labels_a_head_has_those_of_the_checkpoint(backbone):
     """An adapter that is loaded has its own: nobody needs to make labels up for it."""
     model, _ = ah.load_backbone(str(backbone), task="classification")
-    assert model.config.id2label == {0: "LABEL_0", 1: "LABEL_1"}
+    assert list(model.config.id2label.values()) == ["LABEL_0", "LABEL_1", "LABEL_2"]
     assert model.config.problem_type == "single_label_classification"
     assert "num_labels" not in label_options("tagging", [])
 

@@ -31,6 +31,8 @@ _SPECIAL = ["<unk>", "<pad>", "</s>", "<s>", "<mask>"]  # the ids of tiny_models
 # Each is one token, with the space in front of it: words of classes, and T5's sentinels.
 _WORDS = ["terrible", "great", "<extra_id_0>", "<extra_id_1>", "<extra_id_2>"]
 LENGTH = 512
+# bitsandbytes decodes rows of fewer than 64 values badly on a CPU.
+_WIDE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 
 
 def byte_tokenizer(end: str = "") -> PreTrainedTokenizerFast:
@@ -60,6 +62,8 @@ def files(name: str) -> dict[str, bytes]:
     architecture, task = MODELS[name]
     tokenizer = byte_tokenizer("" if task == "causal-lm" else "</s>")
     sizes = {"vocab_size": len(tokenizer), "num_hidden_layers": 2}
+    if task == "causal-lm":
+        sizes |= _WIDE
     if "max_position_embeddings" in tiny_models.SIZES[architecture]:
         sizes["max_position_embeddings"] = LENGTH
     with tempfile.TemporaryDirectory() as folder:

@@ -1,0 +1,58 @@
+"""What the option `sites` selects computes, or is refused before anything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import tiny_models
+import torch
+
+import adapterhub as ah
+from adapterhub.errors import AdapterhubError
+from adapterhub.methods import METHODS
+
+WITH_SITES = sorted(
+    name for name, cls in METHODS.items() if "sites" in {f.name for f in dataclasses.fields(cls)}
+)
+PATTERNS = ("*", "attn.*", "ffn.*", "*.0.*")
+_ARCHITECTURES = tiny_models.ARCHITECTURES if tiny_models.FULL_MATRIX else ("t5",)
+
+
+def computes(model, method, sites):
+    """Attach, count, compute and detach; whether it was not refused."""
+    try:
+        adapter = ah.attach(model, {method: {"sites": sites}})
+    except AdapterhubError:
+        return False
+    assert adapter.count() == sum(m.count(adapter.anatomy) for m in adapter.methods)
+    inputs = tiny_models.batch()
+    with torch.no_grad():
+        assert model(**inputs, **tiny_models.decoder_inputs(model, inputs))
+    ah.detach(model)
+    return True
+
+
+@pytest.mark.parametrize("architecture", _ARCHITECTURES)
+def test_every_role_and_pattern_computes_or_is_refused(architecture):
+    model = tiny_models.model(architecture)
+    roles = sorted({site.role for site in ah.anatomy_of(model).sites.values()})
+    done = {
+        (method, sites): computes(model, method, [sites])
+        for method in WITH_SITES
+        for sites in (*roles, *PATTERNS)
+    }
+    assert len(done) == len(WITH_SITES) * (len(roles) + len(PATTERNS)) >= 200
+    assert all(done["lora", pattern] for pattern in PATTERNS)
+    assert not done["lora", "attn.kv"]
+
+
+def test_wildcards_select_sites_of_the_usual_kind_only():
+    model = tiny_models.model("bert")
+    adapter = ah.attach(model, "lora(sites=['attn.*', 'ffn.*'])")
+    assert {p.site.role for p in adapter.placed} == {
+        "attn.q", "attn.k", "attn.v", "attn.o", "ffn.up", "ffn.down",
+    }  # fmt: skip
+    ah.detach(model)
+    adapter = ah.attach(model, "pfeiffer(sites=['*'])")
+    assert {p.site.role for p in adapter.placed} == {"attn", "ffn"}
