@@ -158,6 +158,8 @@ def test_merging_and_exporting_are_decided_by_the_code():
     assert mam.merge
     assert mam.peft
     assert "biases" in _backbones.fit("bitfit", _backbones.QWEN).refused
+    copy = _backbones.named(_backbones.T5, layers=2)
+    assert {len(paths) for paths in _backbones.anatomy(copy).layers.values()} == {2}
 
 
 def test_times_come_from_a_record(tmp_path, monkeypatch):

@@ -51,9 +51,9 @@ def named(name: str, layers: int | None = None) -> PreTrainedModel:
     architecture, task, sizes = NAMED[name]
     config = transformers.AutoConfig.for_model(architecture, **sizes)
     if layers is not None:
-        config = transformers.AutoConfig.for_model(
-            architecture, **{**sizes, "num_hidden_layers": layers}
-        )
+        depths = {"num_hidden_layers", "num_decoder_layers"}
+        fewer = dict.fromkeys((name for name in depths if hasattr(config, name)), layers)
+        config = transformers.AutoConfig.for_model(architecture, **{**sizes, **fewer})
     return _on_meta(config, task)
 
 
