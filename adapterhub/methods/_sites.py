@@ -31,7 +31,7 @@ def select_sites(method: Any, anatomy: Anatomy, *kinds: Kind) -> tuple[Site, ...
         SiteError: a site that does not exist, or whose kind the method does not support; default
             sites that only some of the selected layers have.
     """
-    default = next(f.default for f in dataclasses.fields(method) if f.name == "sites")
+    default: Any = next(f.default for f in dataclasses.fields(method) if f.name == "sites")
     layers: Layers = getattr(method, "layers", "all")
     sites = anatomy.select(method.sites, layers, strict=method.sites != default)
     sites = _without_other_kinds(sites, method.sites, anatomy, default)
