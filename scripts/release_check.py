@@ -37,7 +37,6 @@ def build(folder: Path) -> tuple[Path, Path]:
     """Build the sdist, and the wheel from it; the requirements of the build are pinned."""
     pins = str(ROOT / "constraints-build.txt")
     environment = os.environ | {"PIP_CONSTRAINT": pins, "PIP_BUILD_CONSTRAINT": pins}
-    environment.pop("PYTHONPATH", None)
     command = [sys.executable, "-m", "build", "--outdir", folder, ROOT]
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
     stem = f"adapterhub-{version()}"
@@ -95,8 +94,7 @@ def install(wheel: Path, folder: Path) -> Path:
 
 def use(commands: Path, folder: Path) -> None:
     """Run the quickstart with the installed package, in an empty folder."""
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    environment |= {"HOME": str(folder), "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {"HOME": str(folder), "HF_HUB_OFFLINE": "1"}
     where = "import adapterhub; print(adapterhub.__version__, adapterhub.__file__)"
     for command in ([commands / "python", "-c", where], [commands / "adapterhub", "quickstart"]):
         subprocess.run(command, check=True, env=environment, cwd=folder)
@@ -107,6 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build-only", action="store_true", help="do not install the wheel")
     options = parser.parse_args()
+    os.environ.pop("PYTHONPATH", None)  # pip would take this source for the installed package
     start = time.perf_counter()
     sdist, wheel = build(ROOT / "dist")
     for file in (sdist, wheel):
