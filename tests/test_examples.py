@@ -91,7 +91,8 @@ def test_cleaning_removes_what_differs_between_two_runs() -> None:
         nbformat.v4.new_output("execute_result", {"text/plain": "1"}, execution_count=3),
         nbformat.v4.new_output("stream", name="stderr", text="a warning"),
     ]
-    notebook = nbformat.v4.new_notebook(cells=[cell], metadata={"kernelspec": {"name": "mine"}})
+    kernel = {"name": "mine", "display_name": "Mine"}
+    notebook = nbformat.v4.new_notebook(cells=[cell], metadata={"kernelspec": kernel})
     clean = notebooks.cleaned(notebook)
     assert clean.metadata.kernelspec.name == "python3"
     (left,) = clean.cells
