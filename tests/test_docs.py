@@ -77,17 +77,20 @@ def test_every_concept_has_a_picture_for_light_and_for_dark_pages():
 
 
 def test_paths_in_readme_exist():
-    paths = re.findall(r"^    (adapterhub/\S+)", text("README.md"), re.MULTILINE)
-    assert len(paths) >= 6
+    paths = re.findall(r"`(adapterhub/[\w/.]+)`", text("README.md"))
+    assert len(paths) >= 3
     assert not [path for path in paths if not (ROOT / path).exists()]
 
 
-def test_readme_and_architecture_list_the_rooms():
-    """Both list every folder of the package, in the same order."""
-    in_readme = re.findall(r"^    adapterhub/(\w+)/ ", text("README.md"), re.MULTILINE)
+def test_architecture_lists_the_rooms():
     in_table = re.findall(r"^\| `(\w+)/` \|", text("docs/architecture.md"), re.MULTILINE)
-    assert in_table == in_readme
-    assert set(in_table) == {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert len(in_table) == len(rooms)
+    assert set(in_table) == rooms
+
+
+def test_the_readme_is_short():
+    assert len(text("README.md").splitlines()) < 150
 
 
 def test_paths_in_architecture_exist():

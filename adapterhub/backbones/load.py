@@ -55,8 +55,7 @@ def load_backbone(
         backbone: a folder or a Hub id.
         task: the kind of model: features (no head), classification, multi-label, regression,
             tagging, question-answering, multiple-choice, seq2seq, masked-lm or causal-lm.
-        labels: the names of the classes, in the order of the logits. Not needed to load a trained
-            adapter, which has its own.
+        labels: the names of the classes, in the order of the logits; an adapter brings its own.
         revision: a branch, tag or commit on the Hub.
         dtype: fp32, bf16 or fp16; by default fp32, or bf16 if the backbone is quantized.
         quantize: nf4, fp4, int8 or int8-weight. A quantized checkpoint is loaded as it is.
@@ -84,8 +83,8 @@ def load_backbone(
     with quiet_loading():
         _check_kind(folder, task, backbone)
         options = loading_options(auto, folder, options, quantize)
+        options |= {"output_loading_info": True}
         options |= {"device_map": device_map} if device_map is not None else {}
-        options["output_loading_info"] = True
         model, info = _load(auto, folder, options, backbone)
         tokenizer = _load(transformers.AutoTokenizer, folder, {}, backbone)
     keep_4bit_layout(model)
