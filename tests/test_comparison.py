@@ -268,8 +268,3 @@ def test_the_short_table_agrees_with_the_long_one():
             tuple(re.sub(r"\[.*|\*", "", c).strip() for c in cells)
         )
     assert all(len(found) == 1 for found in marks.values())
-
-
-def test_the_readme_quotes_the_short_table() -> None:
-    table = PAGE.split("## In short\n\n")[1].split("\n\n")[0]
-    assert table in (ROOT / "README.md").read_text(encoding="utf-8")

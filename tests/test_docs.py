@@ -89,6 +89,11 @@ def test_architecture_lists_the_rooms():
     assert set(in_table) == rooms
 
 
+def test_the_readme_quotes_the_short_comparison():
+    table = text("docs/comparison.md").split("## In short\n\n")[1].split("\n\n")[0]
+    assert table in text("README.md")
+
+
 def test_the_readme_is_short():
     assert len(text("README.md").splitlines()) < 150
 

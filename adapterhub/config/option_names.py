@@ -39,19 +39,24 @@ class OptionNames:
         """Return data with each option that is known under its own name, at its own place.
 
         Raises:
-            ConfigError: an option is given twice, under different names.
+            ConfigError: an option is given twice, under different names, or a group is given as
+                a value beside one of its options.
         """
         groups = self._groups()
         normal: dict[str, Any] = {}
         written: dict[str, list[str]] = {}
+        both: list[str] = []
         for path, value in _leaves(data, groups):
             own = self._own_path(path, value, groups)
             written.setdefault(".".join(map(str, own)), []).append(".".join(map(str, path)))
             *above, name = own
             group = normal.setdefault(above[0], {}) if above else normal
-            (group if isinstance(group, dict) else normal)[name] = value
+            if isinstance(group, dict) and not isinstance(group.get(name), dict):
+                group[name] = value
+            elif value != {}:
+                both.append(f"{own[0]}: as a value, and with options of its own")
         twice = [f"{own}: as {' and '.join(ways)}" for own, ways in written.items() if ways[1:]]
-        if twice:
+        if twice := [*twice, *both]:
             raise ConfigError("options are given twice", offenders=twice, expected="one of them")
         return normal
 

@@ -17,6 +17,7 @@ from adapterhub.adapters.state import find_state, new_state
 from adapterhub.errors import RegistryError
 from adapterhub.files.native import read_manifest
 from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.published_files import UNNAMED
 from adapterhub.registry.pull import pull_verified
 from adapterhub.registry.reference import Reference
 from adapterhub.registry.store import Entry, version_number
@@ -43,7 +44,8 @@ def load(
         model: the backbone.
         reference: a folder, or an adapter in a registry: `"./out/polite"`, `"polite@v2"`,
             `"hf:someone/polite"`.
-        name: the name to attach it under, if not the saved one.
+        name: the name to attach it under, if not the saved one; that of an adapter which was
+            trained without a name is the one it was published by.
         any_backbone: skip the fingerprint check. The adapter was trained on other weights, and its
             outputs on these are not guaranteed.
         registry: the folder of the local registry, if not the default one.
@@ -69,7 +71,16 @@ def load(
     store = {"backbone": chosen, "registry": registry, "allow_pickle": allow_pickle}
     fetched = pull_verified(parsed, signed=signed, **store)  # type: ignore[arg-type]
     options |= {"any_backbone": any_backbone, "allow_pickle": allow_pickle}
+    name = name or _published_name(parsed, fetched.folder, fetched.digest)
     return load_folder(model, fetched.folder, name=name, sha256=fetched.digest, **options)
+
+
+def _published_name(reference: Reference, folder: Path, digest: str | None) -> str | None:
+    """Return the name that an adapter which was trained without one was published by, or None."""
+    if reference.kind == "folder" or digest is None:
+        return None
+    is_unnamed = read_manifest(folder, digest).name == UNNAMED
+    return reference.name.rpartition("/")[2] if is_unnamed else None
 
 
 def _backbone_of(

@@ -41,7 +41,7 @@ from adapterhub.registry.store import DATE_FORMAT, Entry
 # When a version was published. Hidden: neither part of the adapter nor in its digest.
 DATE_FILE = ".published"
 PUBLISHED = (CARD_FILE, MANIFEST_FILE, TENSORS_FILE, SIGNATURE_FILE)
-_UNNAMED = "default"  # the name of an adapter that was given none
+UNNAMED = "default"  # the name of an adapter that was given none
 _MAX_DATE_BYTES = 64
 _MAX_FILE_BYTES = 8 + MAX_HEADER_BYTES + MAX_TENSOR_BYTES  # of another library's adapter
 
@@ -122,7 +122,7 @@ def name_to_publish(folder: Path, manifest: Manifest) -> str:
     """
     path = folder.resolve()
     run = path.parent.name if path.name == "adapter" else path.name
-    return run if manifest.name == _UNNAMED and is_name(run) else manifest.name
+    return run if manifest.name == UNNAMED and is_name(run) else manifest.name
 
 
 def manifest_bytes(folder: Path) -> bytes:

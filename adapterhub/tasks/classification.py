@@ -1,9 +1,11 @@
 """Classification and regression of a text or a pair of texts.
 
-example      a text or a pair, with a class name or a number
-row          the tokens, a pair joined by the tokenizer; `labels`: class index or number
-prediction   the most probable class and all probabilities; or a number
-metrics      accuracy, macro F1, Matthews; or Pearson, Spearman, mean squared error
+    example      a text or a pair, with a class name or a number
+    row          the tokens, a pair joined by the tokenizer; `labels`: class index or number
+    prediction   the most probable class and all probabilities; or a number
+    metrics      accuracy, macro F1, Matthews; or Pearson, Spearman, mean squared error
+
+A pair is one input: the model reads both texts together.
 """
 
 from __future__ import annotations

@@ -57,7 +57,6 @@ NAMES = OptionNames(
         ({"shared": 1}, {"shared": 1}),
         ({"pace": {"label": "y"}}, {"pace": {"label": "y"}}),
         ({"gamma": 1}, {"gamma": 1}),
-        ({"pace": 3, "lr": 1}, {"pace": 3, "rate": 1}),
         ({3: 4}, {3: 4}),
     ],
 )
@@ -122,3 +121,15 @@ def test_any_data_has_a_normal_form_or_is_a_config_error(data: dict[str, Any]) -
     except ConfigError:
         return
     assert NAMES.normal_form(normal) == normal
+
+
+@pytest.mark.parametrize(
+    "data", [{"pace": None, "rate": 1}, {"rate": 1, "pace": None}, {"pace": 3, "lr": 1}]
+)
+def test_a_group_is_no_value_beside_its_options(data: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="as a value, and with options of its own"):
+        NAMES.normal_form(data)
+
+
+def test_an_empty_group_changes_nothing() -> None:
+    assert NAMES.normal_form({"rate": 1, "pace": {}}) == {"pace": {"rate": 1}}

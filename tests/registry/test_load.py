@@ -79,3 +79,14 @@ def test_the_newest_of_two_kinds_of_fingerprint_is_loaded(tmp_path):
         _, expected = read_adapter(tmp_path / folder)
         assert all(torch.equal(loaded[name], expected[name]) for name in expected), reference
         ah.detach(model)
+
+
+def test_adapters_that_were_trained_without_a_name_have_that_of_the_registry(tmp_path):
+    """Else two of them could not be on one model."""
+    for name in ("polite", "urgent"):
+        ah.attach(tiny_models.model("bert"), "lora").save(tmp_path / name)
+        ah.publish(tmp_path / name, name=name, registry=tmp_path / "registry")
+    model = tiny_models.model("bert")
+    for name in ("polite@v1", "urgent"):
+        ah.load(model, name, registry=tmp_path / "registry")
+    assert list(ah.adapters(model)) == ["polite", "urgent"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -131,19 +130,3 @@ def test_the_model_inside_wrappers_is_found():
     assert _unwrapped(model) is model
     assert _unwrapped(nn.DataParallel(torch.compile(model, backend="eager"))) is model
     assert isinstance(_unwrapped(nn.Linear(1, 1)), nn.Linear)
-
-
-@pytest.mark.filterwarnings("ignore:.*pin_memory")
-def test_the_recipe_of_the_docs_runs(backbone, tmp_path, monkeypatch):
-    page = (Path(__file__).parents[2] / "docs/guides/trainers.md").read_text(encoding="utf-8")
-    first, second = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    data = [row | {"labels": row["labels"] % 2} for row in rows()]
-    names = {"BACKBONE": str(backbone), "train": data, "dev": data, "batch": tiny_models.batch()}
-    exec(first, names)
-    (adapter,) = ah.adapters(names["model"]).values()
-    assert repr(adapter).startswith("<Adapter 'polite': lora(rank=4) on Bert")
-    exec(second, names)
-    assert names["logits"].shape == (3, 2)
-    checkpoints = sorted(path.name for path in Path("out").glob("checkpoint-*/adapters/polite"))
-    assert checkpoints == ["polite", "polite"]
