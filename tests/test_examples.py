@@ -39,7 +39,7 @@ def quick_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, nbformat.N
     )  # fmt: skip
     assert result.returncode == 0, result.stdout
     ran = json.loads(record.read_text(encoding="utf-8"))
-    return {name: nbformat.from_dict(notebook) for name, notebook in ran.items()}
+    return {name: nbformat.reads(json.dumps(book), as_version=4) for name, book in ran.items()}
 
 
 def test_the_notebooks_are_found() -> None:
