@@ -150,12 +150,12 @@ def _in_folder(folder: Path, quick: bool) -> Iterator[None]:
     os.environ |= {"PATH": path, "COLUMNS": "80", "PYTHONWARNINGS": "ignore"}
     os.environ |= {"QUICK": "1"} if quick else {}
     os.environ |= {f"XDG_{name}_HOME": str(folder / ".home") for name in _HOMES}
-    with contextlib.chdir(folder) if sys.version_info >= (3, 11) else _chdir(folder):
+    with _chdir(folder):
         yield
 
 
 @contextlib.contextmanager
-def _chdir(folder: Path) -> Iterator[None]:
+def _chdir(folder: Path) -> Iterator[None]:  # contextlib.chdir needs Python 3.11
     before = Path.cwd()
     os.chdir(folder)
     try:
