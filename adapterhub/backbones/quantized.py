@@ -147,6 +147,10 @@ def cpu_note(model: PreTrainedModel) -> str:
     return f"{kind} saves memory; on a CPU it can be several times slower than fp32"
 
 
+# The casts of each call; a kernel that is optional, and that `keep_4bit_layout` leaves unused.
+_TALKATIVE = ("autograd._functions", "backends.cpu.ops")
+
+
 def loading_options(
     auto: Any, folder: Path, options: dict[str, Any], quantize: str | None
 ) -> dict[str, Any]:
@@ -163,7 +167,8 @@ def loading_options(
     """
     if quantize is None and stored_quantization(folder) != "bitsandbytes":
         return options
-    logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
+    for name in _TALKATIVE:
+        logging.getLogger(f"bitsandbytes.{name}").setLevel(logging.ERROR)
     dtype, labels = options["dtype"], {k: v for k, v in options.items() if k in LABELS}
     config = transformers.AutoConfig.from_pretrained(folder, **labels)
     stored_config = config.__dict__.pop("quantization_config", None)

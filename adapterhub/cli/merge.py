@@ -71,7 +71,7 @@ def command(
         from adapterhub.backbones.probe import probe
         from adapterhub.backbones.weights import dtype_and_quantization
         from adapterhub.inference.open import load_for_merging
-        from adapterhub.merging.checkpoint import auto_class, write_checkpoint
+        from adapterhub.merging.checkpoint import auto_class, verify_pooled, write_checkpoint
         from adapterhub.merging.merge import merge
         from adapterhub.merging.sentence_encoder import take_pooling
 
@@ -84,10 +84,14 @@ def command(
     base, (dtype, kind) = model.config._name_or_path, dtype_and_quantization(model, {})
     with doing("merging"):
         merged = merge(model, tolerance=tolerance, requantize=requantize)
+    if encoder and pooled:
+        verify_pooled(merged, encoder, pooled, math.inf if requantize else tolerance)
     if not as_json:
         say(f"{adapter.name} merged into {base}, {kind or dtype}")
         _print_differences("merged", merged.differences, merged)
-    expected = pooled or (probe(model) if requantize else merged.expected)
+    expected = merged.expected
+    if requantize:  # the checkpoint has the weights that were rounded again
+        expected = encoder.merged_outputs(model) if encoder else probe(model)
     with doing(f"writing and reloading {output}"):
         reloaded = write_checkpoint(model, tokenizer, output, expected, tolerance, encoder)
     if as_json:

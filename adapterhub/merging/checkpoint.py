@@ -17,7 +17,7 @@ from adapterhub.backbones.quantized_training import keep_4bit_layout
 from adapterhub.backbones.task_models import TASK_MODELS, task_kind
 from adapterhub.errors import MergeError, OutputError
 from adapterhub.files.atomic import check_place, explained, put_in_place
-from adapterhub.merging.merge import TOLERANCE, compare_outputs, compare_tensors
+from adapterhub.merging.merge import TOLERANCE, Merge, compare_outputs, compare_tensors
 from adapterhub.merging.sentence_encoder import SentenceEncoder
 
 
@@ -25,6 +25,28 @@ def auto_class(model: PreTrainedModel) -> Any:
     """Return the auto class that loads a checkpoint of this model, or the class of the model."""
     kind = task_kind(model)
     return getattr(transformers, TASK_MODELS[kind].auto) if kind else type(model)
+
+
+def verify_pooled(
+    record: Merge, encoder: SentenceEncoder, expected: dict[str, Tensor], tolerance: float | None
+) -> None:
+    """Compare the logits of a merged model whose head pools with those before the merge.
+
+    Args:
+        record: the merge; it gets the differences of these logits.
+        encoder: the pooling and the head.
+        expected: the outputs of the adapter on the probe batch.
+        tolerance: the largest difference, relative to the largest value of an output; by default
+            that of the dtype.
+
+    Raises:
+        MergeError: a difference above its tolerance.
+    """
+    model = record.adapters[0].model
+    relative = tolerance or TOLERANCE[model.dtype]
+    outputs = encoder.merged_outputs(model)
+    record.expected = expected
+    record.differences, record.tolerances = compare_tensors(expected, outputs, relative)
 
 
 def write_checkpoint(

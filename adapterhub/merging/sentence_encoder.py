@@ -8,6 +8,7 @@ plain checkpoint, and a folder each for the pooling and for the head, whose outp
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 from adapterhub.adapters.activate import activate
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.backbones.probe import probe_batch
+from adapterhub.backbones.quantized_training import keep_4bit_layout
 from adapterhub.errors import MergeError
 from adapterhub.hooks.pooling import POOLS
 
@@ -82,6 +84,10 @@ class SentenceEncoder:
         tensors = {f"linear.{n}": p.detach().float().cpu().contiguous() for n, p in named}
         save_file(tensors, folder / _HEAD / "model.safetensors")
 
+    def merged_outputs(self, model: PreTrainedModel) -> dict[str, Tensor]:
+        """Return the logits on the probe batch of a merged model with this pooling and head."""
+        return self._logits(model.base_model, dict(self.head.named_parameters()), model)
+
     def outputs(self, model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
         """Load the folder, and return the logits on the probe batch of the merged model.
 
@@ -90,13 +96,20 @@ class SentenceEncoder:
             folder: what `save` wrote.
         """
         base = AutoModel.from_pretrained(folder, dtype=model.dtype).to(model.device).eval()
+        keep_4bit_layout(base)
         tensors = load_file(folder / _HEAD / "model.safetensors", device=str(model.device))
+        head = {name.removeprefix("linear."): tensor for name, tensor in tensors.items()}
+        return self._logits(base, head, model)
+
+    def _logits(
+        self, base: Any, head: Mapping[str, Tensor], model: PreTrainedModel
+    ) -> dict[str, Tensor]:
         batch = probe_batch(model)
         with torch.inference_mode():
             states = base(**batch).last_hidden_state
             pooled = POOLS[self.how](states.float(), batch["attention_mask"].bool())
-            weight, bias = tensors["linear.weight"], tensors.get("linear.bias")
-            logits = nn.functional.linear(pooled.to(states.dtype).float(), weight, bias)
+            pooled = pooled.to(states.dtype).float()
+            logits = nn.functional.linear(pooled, head["weight"].float(), head.get("bias"))
         return {"logits": logits.float().cpu()}
 
 

@@ -112,3 +112,17 @@ def stored_bytes(model):
     held = {t.data_ptr(): t.numel() * t.element_size() for t in tensors}
     missing = [b for n, b in model.named_buffers() if n not in model.state_dict()]
     return sum(held.values()) + sum(b.numel() * b.element_size() for b in missing)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "model"])
+def test_requantized_weights_may_differ_from_the_adapter(train, adapterhub, tmp_path, pooling):
+    # A large update: rounded to 4 bits, it changes the logits by more than bf16 would.
+    task = f"classification(pooling={pooling})"
+    options = ("quantize=nf4", "--method", "lora", "--task", task, "train.learning_rate=0.05")
+    assert train(*options, "train.epochs=6")[0] == 0
+    merged = ("merge", tmp_path / "run", "--output", tmp_path / "merged", "--requantize", "--json")
+    code, out, err = adapterhub(*merged)
+    assert code == 0, err
+    difference = json.loads(out)["merged"]["logits"]
+    assert difference > 0.1
+    assert json.loads(out)["loaded again"]["logits"] < difference / 10
