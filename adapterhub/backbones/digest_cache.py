@@ -22,17 +22,20 @@ from platformdirs import user_cache_path
 TICK = 2_000_000_000  # nanoseconds: the longest, of FAT
 
 
-def remembered(files: Sequence[Path], key: str, compute: Callable[[], Any]) -> Any:
+def remembered(
+    files: Sequence[Path], key: str, compute: Callable[[], Any], folder: str = "weights"
+) -> Any:
     """Return what was computed from files before, or compute it now; it consists of plain JSON.
 
     Args:
         files: the files that the result depends on.
         key: what else it depends on.
         compute: computes it.
+        folder: the folder in the cache.
     """
     facts = [key, *(_identity(file) for file in files)]
     name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-    path = user_cache_path("adapterhub", appauthor=False) / "weights" / f"{name}.json"
+    path = user_cache_path("adapterhub", appauthor=False) / folder / f"{name}.json"
     with contextlib.suppress(OSError, ValueError):
         return json.loads(path.read_bytes())
     result = compute()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -68,43 +68,36 @@ def command(
         )
     _check_files(reference, output, backbone, registry)
     with doing("loading torch"):
-        from adapterhub.backbones.probe import probe
         from adapterhub.backbones.weights import dtype_and_quantization
         from adapterhub.inference.open import load_for_merging
-        from adapterhub.merging.checkpoint import auto_class, verify_pooled, write_checkpoint
-        from adapterhub.merging.merge import merge
-        from adapterhub.merging.sentence_encoder import take_pooling
+        from adapterhub.merging.checkpoint import (
+            auto_class,
+            merge_for_checkpoint,
+            write_checkpoint,
+        )
 
     adapter, tokenizer = load_for_merging(
         reference, backbone, None if requantize else base_dtype or "fp32", registry=registry
     )
     model = adapter.model
-    pooled = probe(model) if adapter.pooling else None
-    encoder = take_pooling(adapter) if adapter.pooling else None
     base, (dtype, kind) = model.config._name_or_path, dtype_and_quantization(model, {})
     with doing("merging"):
-        merged = merge(model, tolerance=tolerance, requantize=requantize)
-    if encoder and pooled:
-        verify_pooled(merged, encoder, pooled, math.inf if requantize else tolerance)
+        merged, expected, encoder = merge_for_checkpoint(adapter, tolerance, requantize)
     if not as_json:
         say(f"{adapter.name} merged into {base}, {kind or dtype}")
         _print_differences("merged", merged.differences, merged)
-    expected = merged.expected
-    if requantize:  # the checkpoint has the weights that were rounded again
-        expected = encoder.merged_outputs(model) if encoder else probe(model)
     with doing(f"writing and reloading {output}"):
         reloaded = write_checkpoint(model, tokenizer, output, expected, tolerance, encoder)
     if as_json:
-        limits = {n: t if math.isfinite(t) else None for n, t in merged.tolerances.items()}
-        facts = {"output": output, "dtype": dtype, "quantization": kind, "tolerance": limits}
-        print_json(facts | {"merged": merged.differences, "loaded again": reloaded})
+        facts = {"output": output, "dtype": dtype, "quantization": kind}
+        print_json(facts | _as_dict(merged) | {"loaded again": reloaded})
         return
     _print_differences("reloaded", reloaded, merged)
-    logits = f"  # logits: {', '.join(adapter.labels)}"
+    call = f"{auto_class(model).__name__}.from_pretrained({output!r})"
     if encoder:
-        say(f"SentenceTransformer({output!r}).encode(texts){logits}")
-    else:
-        say(f"{auto_class(model).__name__}.from_pretrained({output!r})")
+        labels = ", ".join(adapter.labels)
+        call = f"SentenceTransformer({output!r}).encode(texts)  # logits: {labels}"
+    say(call)
 
 
 def _check_files(reference: str, output: str, backbone: str | None, registry: str | None) -> None:
@@ -117,6 +110,11 @@ def _check_files(reference: str, output: str, backbone: str | None, registry: st
     read_training_record(reference, registry)
     if backbone:
         check_backbone_options(backbone)
+
+
+def _as_dict(merged: Merge) -> dict[str, Any]:
+    limits = {n: t if math.isfinite(t) else None for n, t in merged.tolerances.items()}
+    return {"tolerance": limits, "merged": merged.differences}
 
 
 def _print_differences(stage: str, differences: dict[str, float], merged: Merge) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import shutil
 from pathlib import Path
@@ -12,13 +13,15 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from adapterhub.adapters.adapter import Adapter
 from adapterhub.backbones.load import quiet_loading
+from adapterhub.backbones.probe import probe
 from adapterhub.backbones.quantized_training import keep_4bit_layout
 from adapterhub.backbones.task_models import TASK_MODELS, task_kind
 from adapterhub.errors import MergeError, OutputError
 from adapterhub.files.atomic import check_place, explained, put_in_place
-from adapterhub.merging.merge import TOLERANCE, Merge, compare_outputs, compare_tensors
-from adapterhub.merging.sentence_encoder import SentenceEncoder
+from adapterhub.merging.merge import TOLERANCE, Merge, compare_outputs, compare_tensors, merge
+from adapterhub.merging.sentence_encoder import SentenceEncoder, take_pooling
 
 
 def auto_class(model: PreTrainedModel) -> Any:
@@ -27,26 +30,35 @@ def auto_class(model: PreTrainedModel) -> Any:
     return getattr(transformers, TASK_MODELS[kind].auto) if kind else type(model)
 
 
-def verify_pooled(
-    record: Merge, encoder: SentenceEncoder, expected: dict[str, Tensor], tolerance: float | None
-) -> None:
-    """Compare the logits of a merged model whose head pools with those before the merge.
+def merge_for_checkpoint(
+    adapter: Adapter, tolerance: float | None, requantize: bool
+) -> tuple[Merge, dict[str, Tensor], SentenceEncoder | None]:
+    """Merge an adapter that is to be written as a checkpoint.
 
     Args:
-        record: the merge; it gets the differences of these logits.
-        encoder: the pooling and the head.
-        expected: the outputs of the adapter on the probe batch.
-        tolerance: the largest difference, relative to the largest value of an output; by default
-            that of the dtype.
+        adapter: the adapter, active.
+        tolerance: as for `merge`.
+        requantize: as for `merge`.
+
+    Returns:
+        The merge, the outputs on the probe batch that the checkpoint must have, and the pooling and
+        head of a sentence-transformers model, if it must be one.
 
     Raises:
-        MergeError: a difference above its tolerance.
+        MergeError: as `merge`.
     """
-    model = record.adapters[0].model
-    relative = tolerance or TOLERANCE[model.dtype]
-    outputs = encoder.merged_outputs(model)
-    record.expected = expected
-    record.differences, record.tolerances = compare_tensors(expected, outputs, relative)
+    model = adapter.model
+    pooled = probe(model) if adapter.pooling else {}
+    encoder = take_pooling(adapter) if adapter.pooling else None
+    record = merge(model, tolerance=tolerance, requantize=requantize)
+    if encoder:
+        relative = math.inf if requantize else tolerance or TOLERANCE[model.dtype]
+        differences = compare_tensors(pooled, encoder.merged_outputs(model), relative)
+        record.expected, (record.differences, record.tolerances) = pooled, differences
+    if not requantize:
+        return record, record.expected, encoder
+    # The checkpoint has the weights that were rounded again.
+    return record, encoder.merged_outputs(model) if encoder else probe(model), encoder
 
 
 def write_checkpoint(

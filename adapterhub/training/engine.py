@@ -7,7 +7,6 @@ clipping, optimizer, schedule.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -25,6 +24,7 @@ from adapterhub.errors import ConfigError, TrainingError
 from adapterhub.training.batching import Batch, BatchList, share
 from adapterhub.training.optimizers import OPTIMIZERS
 from adapterhub.training.options import RunOptions
+from adapterhub.training.processes import process_count
 from adapterhub.training.report import peak_text
 from adapterhub.training.schedules import DEFAULT, schedule, warmup_steps
 from adapterhub.training.trainee import Trainee
@@ -256,7 +256,7 @@ def _accelerator(options: RunOptions, device: torch.device, staged: bool) -> Acc
     device.
     """
     AcceleratorState._reset_state()
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if process_count() == 1:
         PartialState._reset_state()
     # DDP waits for the gradient of every tensor that ever trains, unless it looks for unused ones.
     parallel = DistributedDataParallelKwargs(find_unused_parameters=staged)

@@ -31,6 +31,7 @@ ALIASES = {
     "base_model": "backbone",
     "model": "backbone",
     "model_revision": "revision",
+    "attn_implementation": "attention",
     "adapter_name": "name",
     "output_dir": "output",
 }

@@ -20,6 +20,7 @@ from adapterhub.methods._spec import parse_methods
 from adapterhub.status import doing
 from adapterhub.tasks import Encoded, Setting, Task, dump_task
 from adapterhub.training.defaults import run_options
+from adapterhub.training.kernels import KernelChoice, choose_kernels
 from adapterhub.training.lengths import FittedRows, fit_rows
 from adapterhub.training.options import RunOptions
 from adapterhub.training.processes import own_device
@@ -38,6 +39,7 @@ class PreparedRun:
     tokenizer: PreTrainedTokenizerBase
     adapter: Adapter
     rows: FittedRows
+    kernels: KernelChoice
 
     @property
     def train(self) -> Encoded:
@@ -52,7 +54,8 @@ class PreparedRun:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the user should read before the run starts."""
-        return (*self.data.notes, *self.rows.notes)
+        chosen = [self.kernels.note] if self.kernels.note else []
+        return (*self.data.notes, *self.rows.notes, *chosen)
 
     @property
     def options(self) -> RunOptions:
@@ -61,13 +64,19 @@ class PreparedRun:
         return self.recipe.train
 
 
-def prepare(recipe: Recipe, data: RunData | None = None) -> PreparedRun:
+def prepare(
+    recipe: Recipe, data: RunData | None = None, kernels: KernelChoice | None = None
+) -> PreparedRun:
     """Load the backbone, attach the adapter and encode; write nothing.
 
-    `data` is that of the recipe, if it has been read already.
+    Args:
+        recipe: the recipe.
+        data: its data, if it has been read already.
+        kernels: dtype and attention implementation of the backbone; None chooses them.
     """
     methods = parse_methods(recipe.method)  # type: ignore[arg-type]
     data = data or read_data(recipe)
+    kernels = kernels or choose_kernels(recipe, data, methods)
     set_seed(recipe.seed)
     with doing(f"loading {recipe.backbone}"):
         model, tokenizer = load_backbone(
@@ -75,8 +84,9 @@ def prepare(recipe: Recipe, data: RunData | None = None) -> PreparedRun:
             task=data.task.head,
             labels=data.labels,
             revision=recipe.revision,
-            dtype=recipe.dtype,
+            dtype=kernels.dtype,
             quantize=recipe.quantize,
+            attention=kernels.attention,
             new_tokens=recipe.new_tokens,
             pooling=data.task.pooling,
         )
@@ -93,8 +103,15 @@ def prepare(recipe: Recipe, data: RunData | None = None) -> PreparedRun:
         rows = fit_rows(data, setting, length, trained_length(Path(getattr(model, ORIGIN))))
     options = replace(recipe.train, max_length=rows.max_length)
     options = run_options(options, methods, len(rows.train.rows), epochs_needed(adapter))
-    recipe = replace(recipe, train=options, data=data.options, task=dump_task(data.task))
-    return PreparedRun(recipe, data, model, tokenizer, adapter, rows)
+    recipe = replace(
+        recipe,
+        dtype=kernels.dtype,
+        attention=kernels.attention,
+        train=options,
+        data=data.options,
+        task=dump_task(data.task),
+    )
+    return PreparedRun(recipe, data, model, tokenizer, adapter, rows, kernels)
 
 
 def _check_packing(task: Task, adapter: Adapter) -> None:

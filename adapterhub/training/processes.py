@@ -26,6 +26,11 @@ def is_main() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
+def process_count() -> int:
+    """Return the number of processes of the run."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def wait_for_everyone() -> None:
     """Wait until all processes of the run get here."""
     from accelerate import PartialState  # slow to import

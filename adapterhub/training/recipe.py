@@ -30,7 +30,11 @@ class Recipe:
     revision: str | None = option(None, "branch, tag or commit of a Hub backbone")
     dtype: str | None = option(
         None,
-        "precision of the frozen backbone: fp32, bf16, fp16 (null: fp32, or bf16 if quantized)",
+        "precision of the frozen backbone: fp32, bf16, fp16 (null: bf16 if quantized; else the "
+        "faster of fp32 and bf16, measured)",
+    )
+    attention: str | None = option(
+        None, "attention implementation: eager, sdpa, ... (null: the fastest here, measured)"
     )
     quantize: str | None = option(None, "quantize the frozen backbone: nf4, fp4, int8, int8-weight")
     new_tokens: tuple[str, ...] = option((), "tokens to add to the backbone's tokenizer")

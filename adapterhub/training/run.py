@@ -22,6 +22,7 @@ from adapterhub.tasks import dump_task, parse_task
 from adapterhub.training import checkpoint, loop, stages
 from adapterhub.training.batching import LazyBatches, batch_order
 from adapterhub.training.engine import model_loss
+from adapterhub.training.kernels import KernelChoice
 from adapterhub.training.output_folder import RECIPE, check_output, hold_output, writing
 from adapterhub.training.prepare import PreparedRun, prepare
 from adapterhub.training.processes import check_launcher, is_main, wait_for_everyone
@@ -74,7 +75,9 @@ def run(
     check_trackers(recipe.train.tracker)
     if is_main():
         check_output(output, resume)
-    prepared = prepare(recipe, data)
+    prepared = prepare(recipe, data, _kernels_of(output / RECIPE, recipe) if resume else None)
+    chosen = prepared.kernels
+    recipe = replace(recipe, dtype=chosen.dtype, attention=chosen.attention)
     if is_main():
         reporter = Several([reporter, start_trackers(prepared.recipe, reporter, resume=resume)])
     page = _page(prepared, output, reporter)
@@ -97,6 +100,17 @@ def _page(prepared: PreparedRun, output: Path, reporter: Reporter) -> RunPage | 
         return None
     latest = LatestPredictions(prepared.data.task, prepared.rows.evaluation)
     return RunPage(output, latest, reporter.note)
+
+
+def _kernels_of(path: Path, recipe: Recipe) -> KernelChoice | None:
+    """Return the kernels that a run to resume was started with, if it was started."""
+    if not path.exists():
+        return None
+    try:
+        started = read(path)
+    except ConfigError:
+        return None
+    return KernelChoice(recipe.dtype or started.dtype, recipe.attention or started.attention)
 
 
 def _write_recipe(output: Path, recipe: Recipe) -> None:
@@ -203,6 +217,8 @@ def _identity(recipe: Recipe) -> dict[str, Any]:
         for k, v in fields["data"].items()
         if k not in DATA_SOURCES and not (is_neutral(v) and v == usual[k])
     }
+    if recipe.attention is None:
+        del fields["attention"]
     return {k: v for k, v in fields.items() if k not in ("output", "train", "backbone")}
 
 

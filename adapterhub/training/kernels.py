@@ -1,0 +1,213 @@
+"""The dtype of the frozen backbone and its attention implementation: measured, not guessed.
+
+bf16 halves the time of matrix products on processors with AVX512-BF16 or AMX, and multiplies it on
+others; torch's fused attention is the faster one in fp32 and, on a CPU, the slower one in bf16. So
+both are chosen together, by `layer_timing` on the shapes of the run, once per machine. Runs too
+short to gain from it keep fp32. A GPU is not measured: it computes in bf16 where it supports it.
+
+What trains stays in fp32 in all cases, and so does the loss.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PreTrainedConfig
+
+from adapterhub.backbones.digest_cache import remembered
+from adapterhub.backbones.find import find_backbone
+from adapterhub.backbones.load import load_tokenizer
+from adapterhub.methods._base import Method
+from adapterhub.tasks import Setting
+from adapterhub.tasks._lengths import encode_whole
+from adapterhub.training.defaults import run_options
+from adapterhub.training.layer_timing import EAGER, SDPA, Kernels, LayerShape, time_kernels
+from adapterhub.training.lengths import default_length
+from adapterhub.training.processes import own_device, process_count
+from adapterhub.training.recipe import Recipe
+from adapterhub.training.run_data import RunData
+
+SHORTEST = 2e12
+"""Floating point operations of a run that is worth a measurement: about 20 s on two cores."""
+_GAIN = 0.9  # another choice than fp32 and sdpa must take at most this share of their time
+_MOST_SCORES = 1 << 30  # bytes of attention scores that eager attention keeps in a step
+_SAMPLE = 64  # examples that tell the usual length
+_INNER = ("intermediate_size", "ffn_dim", "encoder_ffn_dim", "d_ff", "n_inner")
+
+
+@dataclass(frozen=True)
+class KernelChoice:
+    """What a backbone is loaded with, and why.
+
+    Attributes:
+        dtype: fp32, bf16, fp16, or None: the default of `load_backbone`.
+        attention: the attention implementation, or None: that of transformers.
+        note: the choice in words, for the user; empty if nothing was chosen.
+    """
+
+    dtype: str | None
+    attention: str | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The size of a run.
+
+    Attributes:
+        shape: a layer and a batch of the usual length.
+        layers: the number of layers.
+        tokens: the number of tokens of the whole run.
+        longest: the number of tokens of the longest row of the sample.
+    """
+
+    shape: LayerShape
+    layers: int
+    tokens: float
+    longest: int
+
+    @property
+    def work(self) -> float:
+        """Floating point operations of the run, about."""
+        batch = self.shape.rows * self.shape.tokens
+        return self.tokens / batch * self.layers * self.shape.work
+
+    @property
+    def scores(self) -> int:
+        """Bytes of attention scores that eager attention keeps for a backward pass, about."""
+        return 8 * self.layers * self.shape.rows * self.shape.heads * self.longest**2
+
+
+def choose_kernels(recipe: Recipe, data: RunData, methods: Sequence[Method]) -> KernelChoice:
+    """Choose dtype and attention implementation, where the recipe leaves them open.
+
+    Args:
+        recipe: the recipe.
+        data: its data.
+        methods: its methods.
+    """
+    given = KernelChoice(recipe.dtype, recipe.attention)
+    is_open = not (recipe.dtype and recipe.attention) and recipe.train.mixed_precision == "no"
+    if not is_open or recipe.quantize or process_count() > 1:
+        return given
+    device = own_device()
+    if device.type == "cuda":
+        return _on_gpu(given)
+    work = _workload(recipe, data, methods) if device.type == "cpu" else None
+    if work is None or work.work < SHORTEST:
+        return given
+    return _measured(given, work)
+
+
+def _on_gpu(given: KernelChoice) -> KernelChoice:
+    if given.dtype or not torch.cuda.is_bf16_supported(including_emulation=False):
+        return given
+    note = "the frozen backbone is in bf16, which this GPU computes fast; dtype=fp32 for full precision"
+    return KernelChoice("bf16", given.attention, note)
+
+
+def _measured(given: KernelChoice, work: Workload) -> KernelChoice:
+    dtypes = [given.dtype] if given.dtype else ["fp32", "bf16"]
+    attentions = [given.attention] if given.attention else [SDPA, EAGER]
+    if given.attention is None and work.scores > _MOST_SCORES:
+        attentions = [SDPA]
+    if not {*dtypes} <= {"fp32", "bf16"} or not {*attentions} <= {SDPA, EAGER}:
+        return given
+    usual, *others = [Kernels(d, a) for d in dtypes for a in attentions]
+    if not others:
+        return given
+    times = _remembered_times(work.shape, (usual, *others))
+    best = min(times, key=times.__getitem__)
+    if times[best] > _GAIN * times[usual]:
+        best = usual
+    attention = given.attention or (EAGER if best.attention == EAGER else None)
+    return KernelChoice(best.dtype, attention, _note(times, best, usual, work.shape))
+
+
+def _note(times: dict[Kernels, float], best: Kernels, usual: Kernels, shape: LayerShape) -> str:
+    where = f"on {shape.rows} x {shape.tokens} tokens on this processor"
+    if best == usual:
+        return f"{usual.dtype} with {usual.attention} attention is fastest {where}"
+    words = [f"dtype={usual.dtype}"] * (best.dtype != usual.dtype)
+    words += [f"attention={usual.attention}"] * (best.attention != usual.attention)
+    return (
+        f"the frozen backbone is in {best.dtype} with {best.attention} attention: "
+        f"{times[usual] / times[best]:.1f} times as fast as {usual.dtype} with {usual.attention} "
+        f"{where}; {' '.join(words)} for the usual"
+    )
+
+
+def _remembered_times(shape: LayerShape, candidates: Sequence[Kernels]) -> dict[Kernels, float]:
+    """Return the seconds of a step with each candidate, measured now or earlier."""
+    key = json.dumps([_machine(), vars(shape), candidates])
+
+    def measure() -> list[float]:
+        times = time_kernels(shape, candidates)
+        return [times[kernels] for kernels in candidates]
+
+    seconds = remembered([], key, measure, folder="kernels")
+    return dict(zip(candidates, seconds, strict=True))
+
+
+def _machine() -> list[Any]:
+    """Return what the rates depend on: processor, threads and torch."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    facts = ("model name", "flags", "Features")  # not the clock, which changes
+    lines = {line for line in text.splitlines() if line.startswith(facts)}
+    digest = hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+    return [platform.machine(), digest, torch.get_num_threads(), torch.__version__]
+
+
+def _workload(recipe: Recipe, data: RunData, methods: Sequence[Method]) -> Workload | None:
+    """Estimate the size of a run from some of its examples; None if the sizes are unknown."""
+    folder, _ = find_backbone(recipe.backbone, recipe.revision)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    lengths = _lengths(recipe, data, config)
+    options = run_options(recipe.train, methods, len(data.train))
+    usual = sum(lengths) / len(lengths)
+    shape = layer_shape(config, options.batch_size, 1 << max(3, round(usual - 1).bit_length()))
+    if shape is None:
+        return None
+    rows: float = len(data.train) * options.epochs
+    if options.max_steps is not None:
+        rows = options.max_steps * options.batch_size * options.gradient_accumulation
+    layers = int(config.get_text_config().num_hidden_layers)
+    return Workload(shape, layers, rows * usual, max(lengths))
+
+
+def _lengths(recipe: Recipe, data: RunData, config: PreTrainedConfig) -> list[int]:
+    """Return the number of tokens of some rows of the training data."""
+    most = getattr(config.get_text_config(), "max_position_embeddings", None) or 1 << 30
+    most = recipe.train.max_length or min(most, data.task.most_tokens)
+    if data.task.packs:
+        return [default_length(most, most)]
+    tokenizer = load_tokenizer(recipe.backbone, recipe.revision, recipe.new_tokens)
+    sample = data.train[:: max(1, len(data.train) // _SAMPLE)]
+    rows = encode_whole(data.task, sample, Setting(tokenizer, most, data.labels, recipe.seed))
+    return [min(length, most) for length in rows.lengths]
+
+
+def layer_shape(config: PreTrainedConfig, rows: int, tokens: int) -> LayerShape | None:
+    """Return the shape of a backbone's layers with a batch, if its config names the sizes.
+
+    Args:
+        config: the backbone's config.
+        rows: the number of rows.
+        tokens: the number of tokens in a row.
+    """
+    config = config.get_text_config()
+    width, heads = (getattr(config, n, None) for n in ("hidden_size", "num_attention_heads"))
+    if not width or not heads or width % heads or not getattr(config, "num_hidden_layers", None):
+        return None
+    inner = next((size for name in _INNER if (size := getattr(config, name, None))), 4 * width)
+    return LayerShape(rows, tokens, width, inner, heads)

@@ -1,0 +1,168 @@
+"""The choice of the dtype of the backbone and of the attention implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tiny_models
+import torch
+import yaml
+
+from adapterhub.errors import TrainingError
+from adapterhub.methods._spec import parse_methods
+from adapterhub.training import kernels, loop
+from adapterhub.training.kernels import KernelChoice, choose_kernels, layer_shape
+from adapterhub.training.layer_timing import EAGER, SDPA, Kernels
+from adapterhub.training.recipe import Recipe, read
+from adapterhub.training.report import Reporter
+from adapterhub.training.run import run
+from adapterhub.training.run_data import read_data
+
+USUAL = Kernels("fp32", SDPA)
+
+
+@pytest.fixture
+def recipe(backbone: Path, data: tuple[Path, Path], tmp_path: Path):
+    """A recipe on the tiny backbone, with overrides."""
+
+    def with_overrides(*words: str) -> Recipe:
+        files = {"train": str(data[0]), "eval": str(data[1])}
+        flags = {"backbone": str(backbone), "output": str(tmp_path / "run"), "data": files}
+        return read(None, ("train.epochs=2", *words), flags)
+
+    return with_overrides
+
+
+@pytest.fixture
+def fastest(monkeypatch, tmp_path) -> Callable[..., list[Kernels]]:
+    """Make a candidate the fastest one; return the candidates that are timed."""
+    monkeypatch.setattr(kernels, "SHORTEST", 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    timed: list[Kernels] = []
+
+    def fastest(best: Kernels, share: float = 0.5) -> list[Kernels]:
+        def times(shape, candidates) -> dict[Kernels, float]:
+            timed.extend(candidates)
+            return {each: share if each == best else 1.0 for each in candidates}
+
+        monkeypatch.setattr(kernels, "time_kernels", times)
+        return timed
+
+    return fastest
+
+
+def choice(recipe: Recipe) -> KernelChoice:
+    return choose_kernels(recipe, read_data(recipe), parse_methods("lora"))
+
+
+def test_a_short_run_is_not_measured(recipe) -> None:
+    assert choice(recipe()) == KernelChoice(None, None)
+
+
+@pytest.mark.parametrize(
+    ("best", "share", "expected"),
+    [
+        (Kernels("bf16", EAGER), 0.5, ("bf16", "eager")),
+        (Kernels("bf16", SDPA), 0.5, ("bf16", None)),
+        (Kernels("fp32", EAGER), 0.5, ("fp32", "eager")),
+        (Kernels("fp32", SDPA), 0.5, ("fp32", None)),
+        (Kernels("bf16", EAGER), 0.95, ("fp32", None)),  # too little to give up precision
+    ],
+)
+def test_the_fastest_is_chosen(recipe, fastest, best, share, expected) -> None:
+    fastest(best, share)
+    chosen = choice(recipe())
+    assert (chosen.dtype, chosen.attention) == expected
+    assert chosen.dtype in chosen.note
+
+
+@pytest.mark.parametrize(
+    ("words", "timed"),
+    [
+        ([], {Kernels(d, a) for d in ("fp32", "bf16") for a in (SDPA, EAGER)}),
+        (["dtype=fp32"], {Kernels("fp32", SDPA), Kernels("fp32", EAGER)}),
+        (["attention=sdpa"], {Kernels("fp32", SDPA), Kernels("bf16", SDPA)}),
+        (["dtype=bf16", "attention=eager"], set()),
+        (["dtype=fp16"], set()),
+        (["attention=flex_attention"], set()),
+        (["train.mixed_precision=bf16"], set()),
+        (["quantize=nf4"], set()),
+    ],
+)
+def test_what_the_recipe_says_stays(recipe, fastest, words, timed) -> None:
+    candidates = fastest(Kernels("bf16", EAGER))
+    given = recipe(*words)
+    chosen = choice(given)
+    assert set(candidates) == timed
+    assert given.dtype in (None, chosen.dtype)
+    assert given.attention in (None, chosen.attention)
+
+
+def test_eager_attention_is_no_choice_where_its_scores_are_large(
+    recipe, fastest, monkeypatch
+) -> None:
+    monkeypatch.setattr(kernels, "_MOST_SCORES", 0)
+    assert {each.attention for each in fastest(USUAL)} <= {SDPA}
+    choice(recipe())
+
+
+def test_it_is_measured_once_on_a_machine(recipe, fastest) -> None:
+    timed = fastest(Kernels("bf16", EAGER))
+    first = choice(recipe())
+    count = len(timed)
+    assert choice(recipe()) == first
+    assert len(timed) == count
+
+
+def test_several_processes_are_not_measured(recipe, fastest, monkeypatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert choice(recipe()) == KernelChoice(None, None)
+    assert not fastest(Kernels("bf16", EAGER))
+
+
+def test_the_choice_is_in_the_recipe_of_the_run(recipe, fastest, tmp_path) -> None:
+    fastest(Kernels("bf16", EAGER))
+    run(recipe("train.max_steps=2"), Reporter())
+    written = yaml.safe_load((tmp_path / "run/recipe.yaml").read_text(encoding="utf-8"))
+    assert (written["dtype"], written["attention"]) == ("bf16", "eager")
+
+
+def test_a_resumed_run_keeps_the_choice(recipe, fastest, tmp_path, monkeypatch) -> None:
+    fastest(Kernels("bf16", EAGER))
+    whole = recipe("train.max_steps=6", "train.save_every=2")
+    run(whole, Reporter())
+    expected = (tmp_path / "run/adapter/adapter.safetensors").read_bytes()
+    (tmp_path / "run").rename(tmp_path / "whole")
+
+    def stop(session, epoch_ended, epoch) -> None:
+        after_step(session, epoch_ended, epoch)
+        if session.progress.step == 4:
+            raise TrainingError("stopped")
+
+    after_step = loop._Session._after_step
+    monkeypatch.setattr(loop._Session, "_after_step", stop)
+    with pytest.raises(TrainingError):
+        run(whole, Reporter())
+    monkeypatch.setattr(loop._Session, "_after_step", after_step)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
+    fastest(USUAL)
+    run(whole, Reporter(), resume=True)
+    assert (tmp_path / "run/adapter/adapter.safetensors").read_bytes() == expected
+
+
+@pytest.mark.parametrize("name", tiny_models.ARCHITECTURES)
+def test_the_shape_of_every_architecture_is_known(name: str) -> None:
+    config = tiny_models.usual_model(name).config
+    shape = layer_shape(config, 32, 16)
+    assert shape is not None
+    assert shape.width == config.get_text_config().hidden_size
+
+
+def test_a_gpu_computes_in_bf16(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    assert kernels._on_gpu(KernelChoice(None, None)).dtype == "bf16"
+    assert kernels._on_gpu(KernelChoice("fp32", None)).dtype == "fp32"
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
+    assert kernels._on_gpu(KernelChoice(None, None)).dtype is None
