@@ -109,7 +109,7 @@ def choose_kernels(recipe: Recipe, data: RunData, methods: Sequence[Method]) -> 
 def _on_gpu(given: KernelChoice) -> KernelChoice:
     if given.dtype or not torch.cuda.is_bf16_supported(including_emulation=False):
         return given
-    note = "the frozen backbone is in bf16, which this GPU computes fast; dtype=fp32 for full precision"
+    note = "the frozen backbone is in bf16, which this GPU does fast; dtype=fp32 for full precision"
     return KernelChoice("bf16", given.attention, note)
 
 
