@@ -130,8 +130,8 @@ def group() -> None:
     """Parameter-efficient fine-tuning of transformers: train, use, share and merge adapters."""
 
 
-# What libraries read when they are imported. torch keeps compiled products of 1,024 shapes in each of
-# two caches; batches have many lengths, and 64 take a third less memory in bf16 and no more time.
+# What libraries read when they are imported. torch keeps compiled products of 1,024 shapes in each
+# of two caches; batches have many lengths, and 64 take a third less memory in bf16 and as much time.
 ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "LRU_CACHE_CAPACITY": "64",
