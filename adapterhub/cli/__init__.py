@@ -131,7 +131,7 @@ def group() -> None:
 
 
 # What libraries read when they are imported. torch keeps compiled products of 1,024 shapes in each
-# of two caches; batches have many lengths, and 64 take a third less memory in bf16 and as much time.
+# of two caches; batches have many lengths, and 64 take a third less memory in bf16, as fast.
 ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "LRU_CACHE_CAPACITY": "64",
