@@ -169,7 +169,7 @@ def command(
     from adapterhub.training.processes import is_main
 
     with showing(Display() if quiet or not is_main() else display_for_terminal()):
-        data = check_run(recipe, resume)
+        data = check_run(recipe, resume, dry=dry_run)
         with doing("loading torch"):
             from adapterhub.training.prepare import prepare
             from adapterhub.training.report import reporter_for

@@ -15,19 +15,20 @@ from adapterhub.training.run_data import RunData, read_data
 from adapterhub.training.tracker_names import check_trackers
 
 
-def check_run(recipe: Recipe, resume: bool) -> RunData:
+def check_run(recipe: Recipe, resume: bool, *, dry: bool = False) -> RunData:
     """Check a recipe and its files, and return its data; write nothing and import no torch.
 
     Args:
         recipe: the recipe.
         resume: whether the run in the output folder is to be continued.
+        dry: whether nothing will be written, so that the output folder does not matter.
 
     Raises:
         AdapterhubError: of any type; the cheapest checks come first.
     """
     check_launcher()
     check_trackers(recipe.train.tracker)
-    if is_main():
+    if is_main() and not dry:
         check_output(Path(recipe.output), resume)
     check_spec(recipe.method)  # type: ignore[arg-type]
     parse_task(recipe.task)
