@@ -12,7 +12,7 @@ FAST := tests/test_docs.py tests/test_errors.py tests/test_house.py tests/test_i
 	tests/anatomy/families tests/config tests/methods tests/tasks/test_base.py \
 	tests/contract/invariants/test_every_method.py
 
-.PHONY: quickstart test fast docs build release-check catalogue matrix interchange threads trl torchao oldest check lint types venv clean
+.PHONY: quickstart test fast docs build release-check catalogue matrix interchange threads trl torchao oldest bench-speed check lint types venv clean
 
 quickstart: venv
 	.venv/bin/adapterhub quickstart
@@ -66,6 +66,14 @@ torchao: .venv-torchao/.installed
 # The contract suite with the oldest release of each dependency that pyproject.toml allows.
 oldest: .venv-oldest/.installed
 	$(TEST_ENV) .venv-oldest/bin/python -m pytest -n 2 tests/contract tests/methods $(ARGS)
+
+# Speed against peft, in turns, with nothing else running: make bench-speed GLUE=folder [ADAPTERS=python].
+# GLUE has GLUE's files; ADAPTERS is the interpreter of an environment with the library adapters.
+SPEED := benchmarks/results/speed
+bench-speed: venv
+	mkdir -p $(SPEED)
+	$(PY) benchmarks/speed/training.py $(GLUE) --output $(SPEED)/training.json
+	$(if $(ADAPTERS),$(PY) benchmarks/speed/steps.py --adapters $(ADAPTERS) --output $(SPEED)/steps.json)
 
 lint: venv
 	$(PY) -m ruff check .
