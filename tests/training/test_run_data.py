@@ -141,3 +141,9 @@ def test_a_metric_that_the_task_lacks_is_refused(recipe) -> None:
     with pytest.raises(ConfigError, match=r"unknown metric 'acuracy'.*did you mean 'accuracy'"):
         read_data(recipe("train.best_metric=acuracy"))
     assert read_data(recipe("train.best_metric=matthews"))
+
+
+def test_a_note_on_a_file_is_given_once(recipe, data) -> None:
+    same = recipe(f"data.eval={data[0]}")
+    notes = read_data(same).notes
+    assert len(notes) == len(set(notes))
