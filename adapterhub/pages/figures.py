@@ -1,42 +1,22 @@
-"""Charts as SVG: small, without dates, the same bytes for the same data, light and dark.
-
-matplotlib draws them in a few sentinel colours, which become CSS variables of the page.
-"""
+"""Charts as SVG: small, without dates, the same bytes for the same data, light and dark."""
 
 from __future__ import annotations
 
-import io
-import re
-import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from adapterhub.errors import one_line
 from adapterhub.pages.statistics import CalibrationBin
+from adapterhub.pages.svg import Axes, limits
 
-# Sentinel colour -> CSS variable of page.html.
-COLOURS = {"#010203": "ink", "#040506": "muted", "#070809": "grid", "#0a0b0c": "first",
-           "#0d0e0f": "second", "#101112": "third"}  # fmt: skip
-_INK, _MUTED, _GRID, _FIRST, _SECOND, _THIRD = COLOURS
-LINES = (_FIRST, _SECOND, _THIRD, _MUTED)
-_SIZE = (4.2, 2.4)  # inches: 302 points wide, so that its text is readable on a phone
-# Fixed, since a layout that fits the labels doubles the time of a chart.
-_MARGINS = {"left": 0.155, "right": 0.965, "bottom": 0.2, "top": 0.965}
+LINES = ("first", "second", "third", "muted")  # the colours of several lines
+_FEW = 30  # points of a line that are marked
+_BINS = 30  # of a histogram
 _MOST_POINTS = 300
 _MOST_IN_A_NAME = 30  # characters, in a legend
-_LARGEST = 1e30  # of a value: matplotlib computes with the squares of lengths
+_LARGEST = 1e30  # of a value, whose distance to another is then finite
 _LOGARITHMIC = 100  # ratio of values from which on an axis is logarithmic
-_STYLE: Any = {
-    "svg.fonttype": "none", "svg.hashsalt": "adapterhub", "text.parse_math": False,
-    "font.size": 9.5, "font.family": "sans-serif", "axes.edgecolor": _GRID,
-    "axes.labelcolor": _MUTED, "xtick.color": _MUTED, "ytick.color": _MUTED, "text.color": _INK,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": _GRID,
-    "grid.linewidth": 0.6, "xtick.major.size": 0, "ytick.major.size": 0, "lines.linewidth": 1.6,
-    "axes.axisbelow": True, "axes.formatter.useoffset": False, "legend.frameon": False,
-    "legend.fontsize": 9,
-}  # fmt: skip
 
 Points = Sequence[tuple[float, float | None]]
 """x and y; None where there is no value."""
@@ -61,68 +41,47 @@ def line_chart(
         zero: whether the vertical axis begins at 0.
         log: whether it may be logarithmic, if the values are very different.
     """
-
-    def draw(axes: Any) -> None:
-        from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
-
-        for (name, points), colour in zip(lines.items(), LINES, strict=False):
-            xs, ys = _thinned(points)
-            few = "o" if len(xs) < 30 else ""
-            label = one_line(name, _MOST_IN_A_NAME)
-            axes.plot(xs, ys, color=colour, label=label, marker=few, markersize=3)
-            if best is not None and best in xs:
-                y = ys[xs.index(best)]
-                axes.plot([best], [y], "o", color=_SECOND, markersize=7, fillstyle="none")
-        axes.set_xlabel(one_line(x))
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        values = [v for points in lines.values() for v in _thinned(points)[1]]
-        if log and values and max(values) > _LOGARITHMIC * min(values) > 0:
-            axes.set_yscale("log")
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            axes.yaxis.set_minor_locator(NullLocator())
-        else:
-            axes.yaxis.set_major_locator(MaxNLocator(5))
-            _widen(axes, span)
-        if zero:
-            axes.set_ylim(0, 1.1 * max(values, default=1.0) or 1.0)
-        if len(lines) > 1:
-            axes.legend()
-
-    return _svg(draw)
+    drawn = {
+        (one_line(name, _MOST_IN_A_NAME), colour): _thinned(points)
+        for (name, points), colour in zip(lines.items(), LINES, strict=False)
+    }
+    values = [y for points in drawn.values() for _, y in points]
+    log = bool(log and values and max(values) > _LOGARITHMIC * min(values) > 0)
+    axes = Axes(
+        limits([x for points in drawn.values() for x, _ in points]),
+        (0.0, 1.1 * max(values, default=1.0) or 1.0) if zero else _widened(values, span, log=log),
+        whole=True,
+        log=log,
+        legend=drawn if len(drawn) > 1 else (),
+    )
+    for (_, colour), points in drawn.items():
+        axes.line(points, colour)
+        axes.dots(points if len(points) < _FEW else [], colour)
+        axes.dots([p for p in points if p[0] == best], "second", radius=3.5, hollow=True)
+    return axes.svg(one_line(x))
 
 
 def reliability_chart(bins: Sequence[CalibrationBin]) -> str:
     """Draw the accuracy of the predictions by their probability."""
-
-    def draw(axes: Any) -> None:
-        total = sum(b.count for b in bins)
-        axes.plot([0, 1], [0, 1], color=_MUTED, linewidth=1, linestyle=(0, (3, 3)))
-        axes.bar([b.low + 0.05 for b in bins], [b.count / total for b in bins], 0.09, color=_GRID)
-        xs, ys = [b.confidence for b in bins], [b.accuracy for b in bins]
-        axes.plot(xs, ys, color=_FIRST, marker="o", markersize=4)
-        axes.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="probability", ylabel="accuracy")
-
-    return _svg(draw)
+    total = sum(b.count for b in bins)
+    axes = Axes((0.0, 1.0), (0.0, 1.02))
+    axes.bars([(b.low + 0.005, b.low + 0.095, b.count / total) for b in bins], "grid")
+    axes.line([(0, 0), (1, 1)], "muted", width=1, dashed=True)
+    points = [(b.confidence, b.accuracy) for b in bins]
+    axes.line(points, "first")
+    axes.dots(points, "first", radius=2)
+    return axes.svg("probability", "accuracy")
 
 
 def scatter_chart(true: Sequence[float], predicted: Sequence[float]) -> str:
     """Draw predicted over true numbers, with the diagonal."""
-
-    def draw(axes: Any) -> None:
-        both = np.array([true, predicted]).clip(-_LARGEST, _LARGEST)
-        ends = [both.min(), both.max()]
-        axes.plot(ends, ends, color=_MUTED, linewidth=1, linestyle=(0, (3, 3)))
-        axes.plot(
-            *both[:, _spread(len(true), 500)],
-            "o",
-            color=_FIRST,
-            alpha=0.45,
-            markersize=3,
-            markeredgewidth=0,
-        )
-        axes.set(xlabel="true", ylabel="predicted")
-
-    return _svg(draw)
+    both = np.array([true, predicted]).clip(-_LARGEST, _LARGEST)
+    ends = float(both.min()), float(both.max())
+    across, up = (limits([float(row.min()), float(row.max()), *ends]) for row in both)
+    axes = Axes(across, up)
+    axes.line([(end, end) for end in ends], "muted", width=1, dashed=True)
+    axes.dots(both[:, _spread(len(true), 500)].T.tolist(), "first", opacity=0.45)
+    return axes.svg("true", "predicted")
 
 
 def histogram_chart(values: Sequence[float], x: str, *, centre: float | None = None) -> str:
@@ -133,68 +92,36 @@ def histogram_chart(values: Sequence[float], x: str, *, centre: float | None = N
         x: the label of the horizontal axis.
         centre: where to draw a vertical line.
     """
-
-    def draw(axes: Any) -> None:
-        kept = np.array(values).clip(-_LARGEST, _LARGEST)
-        low, high = kept.min(), kept.max()
-        if high - low < 1e-6 * max(abs(low), abs(high), 1e-6):  # no bins between almost equal ends
-            margin = abs(low) / 10 or 0.5
-            low, high = low - margin, high + margin
-        axes.hist(kept, bins=30, range=(low, high), color=_FIRST)
-        if centre is not None:
-            axes.axvline(centre, color=_SECOND, linewidth=1.2)
-        axes.set(xlabel=x, ylabel="examples")
-
-    return _svg(draw)
-
-
-def _svg(draw: Callable[[Any], None]) -> str:
-    """Draw a chart and return its SVG element."""
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
-    # No pyplot: it would choose a backend of the screen. Its fonts lack some characters, which
-    # does not matter: the browser's are shown.
-    with rc_context(_STYLE), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        figure = Figure(figsize=_SIZE)
-        figure.subplots_adjust(**_MARGINS)
-        FigureCanvasSVG(figure)
-        draw(figure.add_subplot())
-        file = io.StringIO()
-        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-    return _themed(file.getvalue())
+    kept = np.array(values, dtype=float).clip(-_LARGEST, _LARGEST)
+    low, high = float(kept.min()), float(kept.max())
+    if high - low < 1e-6 * max(abs(low), abs(high), 1e-6):  # no bins between almost equal ends
+        margin = abs(low) / 10 or 0.5
+        low, high = low - margin, high + margin
+    counts, edges = np.histogram(kept, bins=_BINS, range=(low, high))
+    marked = [] if centre is None else [centre]
+    axes = Axes(limits([low, high, *marked]), (0.0, 1.05 * int(counts.max())))
+    axes.bars(zip(edges[:-1].tolist(), edges[1:].tolist(), counts.tolist(), strict=True), "first")
+    for value in marked:
+        axes.line([(value, 0.0), (value, axes.y.high)], "second", width=1.2)
+    return axes.svg(x, "examples")
 
 
-def _themed(svg: str) -> str:
-    """Take the SVG element out of the file; make its size that of the page, and its colours."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'(<svg\b[^>]*?) width="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r'(<svg\b[^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', svg))
-    svg = re.sub(r' id="([^"]*)"', lambda m: m.group() if m.group(1) in used else "", svg)
-    svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
-    for colour, name in COLOURS.items():
-        svg = svg.replace(colour, f"var(--{name})")
-    return svg.replace("<svg", '<svg role="img"', 1).strip()
+def _widened(values: Sequence[float], span: float, *, log: bool) -> tuple[float, float]:
+    """Return the ends of the vertical axis, at least `span` apart unless it is logarithmic."""
+    low, high = limits(values, log=log)
+    if log or high - low >= span:
+        return low, high
+    middle = (low + high) / 2
+    return middle - span / 2, middle + span / 2
 
 
-def _widen(axes: Any, span: float) -> None:
-    low, high = axes.get_ylim()
-    if high - low < span:
-        middle = (low + high) / 2
-        axes.set_ylim(middle - span / 2, middle + span / 2)
-
-
-def _thinned(points: Points) -> tuple[list[float], list[float]]:
-    """Return the points as x and y; the mean of neighbours if there are very many."""
+def _thinned(points: Points) -> list[tuple[float, float]]:
+    """Return the points that have a value; the mean of neighbours if there are very many."""
     kept = np.array([(x, y) for x, y in points if y is not None], dtype=float).reshape(-1, 2)
     kept = kept[np.isfinite(kept).all(1)].clip(-_LARGEST, _LARGEST)
     if len(kept) > _MOST_POINTS:
         kept = np.array([part.mean(0) for part in np.array_split(kept, _MOST_POINTS)])
-    return kept[:, 0].tolist(), kept[:, 1].tolist()
+    return [(x, y) for x, y in kept.tolist()]
 
 
 def _spread(count: int, most: int) -> list[int]:

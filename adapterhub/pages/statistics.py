@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -145,11 +146,18 @@ def difference(first: PredictionFile, second: PredictionFile) -> Difference:
     low, high = _interval(one, other, summarize)
     if first.kind not in ("classes", "choices"):
         return Difference(name, value, low, high)
-    from scipy.stats import binomtest
-
     better, worse = (int((d > 0).sum()) for d in (other[:, 0] - one[:, 0], one[:, 0] - other[:, 0]))
-    p = float(binomtest(better, better + worse).pvalue) if better + worse else 1.0
-    return Difference(name, value, low, high, p, better, worse)
+    return Difference(name, value, low, high, _sign_test(better, worse), better, worse)
+
+
+def _sign_test(first: int, second: int) -> float:
+    """Return the two-sided probability of so unequal counts, if both are equally likely."""
+    n = first + second
+    logs = (
+        math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) - n * math.log(2)
+        for k in range(min(first, second) + 1)
+    )
+    return min(1.0, 2 * math.fsum(map(math.exp, logs)))
 
 
 def _interval(

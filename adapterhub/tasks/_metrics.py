@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import collections
 import math
 import re
 import string
-import warnings
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from adapterhub.errors import DataError
+
+if TYPE_CHECKING:
+    from numpy import float64
+    from numpy.typing import NDArray
+
+    Numbers = NDArray[float64]
 
 
 def classification_metrics(
@@ -23,15 +29,31 @@ def classification_metrics(
     Raises:
         DataError: the two differ in length or are empty.
     """
-    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
-
     _check_lengths(labels, predictions)
-    varied = len(set(labels)) > 1 and len(set(predictions)) > 1
+    right = Counter(a for a, b in zip(labels, predictions, strict=True) if a == b)
     return {
-        "accuracy": float(accuracy_score(labels, predictions)),
-        "macro_f1": float(f1_score(labels, predictions, average="macro", zero_division=0.0)),
-        "matthews": float(matthews_corrcoef(labels, predictions)) if varied else 0.0,
+        "accuracy": right.total() / len(labels),
+        "macro_f1": _mean(_f1_scores(right, Counter(labels), Counter(predictions))),
+        "matthews": _matthews(right.total(), Counter(labels), Counter(predictions)),
     }
+
+
+def _f1_scores(right: Counter[Any], true: Counter[Any], predicted: Counter[Any]) -> list[float]:
+    """Return the F1 of each class that is true or predicted somewhere, from its counts."""
+    return [_f1(right[name], true[name], predicted[name]) for name in true | predicted]
+
+
+def _f1(right: int, true: int, predicted: int) -> float:
+    return 2 * right / (true + predicted) if right else 0.0
+
+
+def _matthews(right: int, true: Counter[Any], predicted: Counter[Any]) -> float:
+    """Compute the correlation of Gorodkin 2004, R_K: exact integers, so that none overflows."""
+    count = true.total()
+    product = sum(true[name] * predicted[name] for name in true)
+    varied = [count**2 - sum(n**2 for n in counts.values()) for counts in (true, predicted)]
+    covariance = right * count - product
+    return covariance / math.sqrt(math.prod(varied)) if all(varied) else 0.0
 
 
 def regression_metrics(labels: Sequence[float], predictions: Sequence[float]) -> dict[str, float]:
@@ -42,17 +64,45 @@ def regression_metrics(labels: Sequence[float], predictions: Sequence[float]) ->
     Raises:
         DataError: the two differ in length, are empty, or contain NaN or infinity.
     """
-    from scipy.stats import pearsonr, spearmanr
-    from sklearn.metrics import mean_squared_error
+    import numpy as np
 
     _check_lengths(labels, predictions)
     _check_finite("labels", labels)
     _check_finite("predictions", predictions)
+    true, predicted = np.array(labels, float), np.array(predictions, float)
+    with np.errstate(over="ignore"):
+        error = float(np.mean((true - predicted) ** 2))
     return {
-        "pearson": _correlation(pearsonr, labels, predictions),
-        "spearman": _correlation(spearmanr, labels, predictions),
-        "mse": float(mean_squared_error(labels, predictions)),
+        "pearson": _correlation(true, predicted),
+        "spearman": _correlation(_ranks(true), _ranks(predicted)),
+        "mse": error,
     }
+
+
+def _correlation(first: Numbers, second: Numbers) -> float:
+    one, other = _unit(first), _unit(second)
+    return min(max(float(one @ other), -1.0), 1.0)
+
+
+def _unit(values: Numbers) -> Numbers:
+    """Return the distances from the mean, scaled to length 1; zeros if all values are equal."""
+    import numpy as np
+
+    # Scaled before they are added or squared, so that huge and tiny numbers are numbers.
+    distances = values / (np.abs(values).max() or 1.0)
+    if values.min() == values.max():
+        return np.zeros_like(values)
+    distances = distances - distances.mean()
+    distances /= np.abs(distances).max() or 1.0
+    return distances / (np.linalg.norm(distances) or 1.0)
+
+
+def _ranks(values: Numbers) -> Numbers:
+    """Return the rank of each value; equal ones share the mean of theirs."""
+    import numpy as np
+
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[places]
 
 
 def multi_label_metrics(
@@ -72,18 +122,17 @@ def multi_label_metrics(
     Raises:
         DataError: the two differ in length or are empty.
     """
-    from sklearn.metrics import f1_score
-
     _check_lengths(expected, predictions)
-    both = [
-        [[int(label in row) for label in labels] for row in rows]
-        for rows in (expected, predictions)
-    ]
-    pairs = zip(expected, predictions, strict=True)
+    pairs = [(set(e), set(p)) for e, p in zip(expected, predictions, strict=True)]
+    right, true, predicted = (
+        Counter(label for pair in pairs for label in kind(*pair))
+        for kind in (set.intersection, lambda e, p: e, lambda e, p: p)
+    )
+    scores = [_f1(right[label], true[label], predicted[label]) for label in labels]
     return {
-        "micro_f1": float(f1_score(*both, average="micro", zero_division=0.0)),
-        "macro_f1": float(f1_score(*both, average="macro", zero_division=0.0)),
-        "exact_match": _mean([float(set(e) == set(p)) for e, p in pairs]),
+        "micro_f1": _f1(*(sum(c[label] for label in labels) for c in (right, true, predicted))),
+        "macro_f1": _mean(scores),
+        "exact_match": _mean([float(e == p) for e, p in pairs]),
     }
 
 
@@ -98,18 +147,34 @@ def entity_metrics(
     Raises:
         DataError: the two differ in the number of sentences or tags, or are empty.
     """
-    from seqeval.metrics import accuracy_score, f1_score, precision_score, recall_score
-
     _check_lengths(tags, predictions)
     for sentence, predicted in zip(tags, predictions, strict=True):
         _check_lengths(sentence, predicted)
-    both = [list(row) for row in tags], [list(row) for row in predictions]
+    true, found = ([set(entity_spans(row)) for row in rows] for rows in (tags, predictions))
+    right = sum(len(a & b) for a, b in zip(true, found, strict=True))
+    truly, given = sum(map(len, true)), sum(map(len, found))
+    pairs = [p for rows in zip(tags, predictions, strict=True) for p in zip(*rows, strict=True)]
     return {
-        "f1": float(f1_score(*both, zero_division=0)),
-        "precision": float(precision_score(*both, zero_division=0)),
-        "recall": float(recall_score(*both, zero_division=0)),
-        "accuracy": float(accuracy_score(*both)),
+        "f1": _f1(right, truly, given),
+        "precision": right / given if given else 0.0,
+        "recall": right / truly if truly else 0.0,
+        "accuracy": _mean([float(a == b) for a, b in pairs]),
     }
+
+
+def entity_spans(tags: Sequence[str]) -> list[tuple[str, int, int]]:
+    """List the entities that BIO tags form: kind, first tag, end.
+
+    An I-x that follows no entity of kind x begins one, as in seqeval's default mode.
+    """
+    spans: list[tuple[str, int, int]] = []
+    for place, (before, tag) in enumerate(zip(("O", *tags), tags, strict=False)):
+        if tag.startswith("I-") and before[2:] == tag[2:]:
+            kind, first, _ = spans.pop()
+            spans.append((kind, first, place + 1))
+        elif tag != "O":
+            spans.append((tag[2:], place, place + 1))
+    return spans
 
 
 def answer_metrics(
@@ -150,7 +215,7 @@ def normal_answer(text: str) -> str:
 
 def _word_f1(answer: str, prediction: str) -> float:
     expected, predicted = normal_answer(answer).split(), normal_answer(prediction).split()
-    shared = sum((collections.Counter(expected) & collections.Counter(predicted)).values())
+    shared = sum((Counter(expected) & Counter(predicted)).values())
     if not expected or not predicted or not shared:
         return float(expected == predicted)
     return 2 * shared / (len(expected) + len(predicted))
@@ -216,17 +281,6 @@ GENERATION_METRICS = {
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
-
-
-def _correlation(
-    measure: Callable[..., tuple[float, float]], first: Sequence[float], second: Sequence[float]
-) -> float:
-    if len(set(first)) < 2 or len(set(second)) < 2:
-        return 0.0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # nearly constant values: handled below
-        value = float(measure(first, second)[0])
-    return value if math.isfinite(value) else 0.0
 
 
 def _check_lengths(labels: Sequence[object], predictions: Sequence[object]) -> None:

@@ -33,7 +33,7 @@ from adapterhub.tasks._class_weights import (
     weights_of,
 )
 from adapterhub.tasks._forward import forward
-from adapterhub.tasks._metrics import entity_metrics
+from adapterhub.tasks._metrics import entity_metrics, entity_spans
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import IGNORED, Row, Setting, in_order, limit_of
 from adapterhub.tasks._show import tags_line
@@ -232,22 +232,15 @@ class Tagging(Task):
 
 
 def entities(sentence: Sentence, tags: Sequence[str]) -> list[Entity]:
-    """List the entities that tags form.
-
-    An I-x that follows no entity of kind x begins one, as in seqeval's default mode.
-    """
-    spans: list[tuple[str, int, int]] = []
-    end, before = 0, "O"
-    for token, tag in zip(sentence.tokens, tags, strict=True):
+    """List the entities that tags form; `entity_spans` says which."""
+    spans: list[tuple[int, int]] = []
+    end = 0
+    for token in sentence.tokens:
         start = sentence.text.index(token, end)
         end = start + len(token)
-        if tag.startswith("I-") and before[2:] == tag[2:]:
-            kind, first, _ = spans.pop()
-            spans.append((kind, first, end))
-        elif tag != "O":
-            spans.append((tag[2:], start, end))
-        before = tag
-    return [Entity(kind, sentence.text[a:b], a, b) for kind, a, b in spans]
+        spans.append((start, end))
+    ends = ((k, spans[first][0], spans[last - 1][1]) for k, first, last in entity_spans(tags))
+    return [Entity(kind, sentence.text[a:b], a, b) for kind, a, b in ends]
 
 
 def _sentence(tokens: Any, tags: Any = None) -> Sentence:

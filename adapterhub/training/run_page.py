@@ -15,7 +15,7 @@ from adapterhub.pages.predictions import PREDICTIONS, PredictionFile, outcomes_o
 from adapterhub.tasks import Encoded, Prediction, Task
 from adapterhub.training.report import Evaluated, Reporter, Timing
 
-_FIRST = 1.0  # seconds that the first page is expected to take, with the import of matplotlib
+_FIRST = 0.2  # seconds that the first page is expected to take, with the import of jinja2
 _SHARE = 0.05  # of the run's time, which its pages may take
 
 

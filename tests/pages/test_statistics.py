@@ -1,10 +1,11 @@
-"""Scores by class, calibration and paired tests, against scikit-learn, seqeval and by hand."""
+"""Scores by class, calibration and paired tests, against scikit-learn, scipy and by hand."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 from run_folders import ROWS, predictions
+from scipy.stats import binomtest
 from sklearn.metrics import precision_recall_fscore_support
 
 from adapterhub.pages.predictions import KINDS
@@ -79,6 +80,7 @@ def test_mcnemar_counts_the_disagreements():
     assert found.value == pytest.approx((found.better - found.worse) / 500)
     assert found.low < found.value < found.high
     assert found.is_significant
+    assert found.p == pytest.approx(binomtest(found.better, found.better + found.worse).pvalue)
     back = difference(predictions("classes", second), predictions("classes", first))
     assert back.value == pytest.approx(-found.value)
     assert back.p == found.p

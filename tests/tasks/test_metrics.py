@@ -9,6 +9,9 @@ import warnings
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import pearsonr, spearmanr
+from seqeval import metrics as seqeval
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, mean_squared_error
 
 from adapterhub.errors import DataError
 from adapterhub.tasks._metrics import (
@@ -23,6 +26,8 @@ METRICS = {"classification": classification_metrics, "regression": regression_me
 
 label = st.sampled_from(["no", "yes", "maybe"])
 number = st.floats(-1e6, 1e6)
+whole_number = st.integers(-1000, 1000)
+tag = st.sampled_from(["O", "B-x", "I-x", "B-y", "I-y"])
 
 
 def test_classification_by_hand() -> None:
@@ -38,6 +43,50 @@ def test_regression_by_hand() -> None:
     assert metrics == pytest.approx(
         {"pearson": 5 / math.sqrt(28), "spearman": 1.0, "mse": 3.0}, abs=1e-12
     )
+
+
+@given(st.lists(st.tuples(label, label), min_size=1))
+def test_classification_is_that_of_sklearn(pairs: list[tuple[str, str]]) -> None:
+    labels, predictions = zip(*pairs, strict=True)
+    expected = {
+        "accuracy": accuracy_score(labels, predictions),
+        "macro_f1": f1_score(labels, predictions, average="macro", zero_division=0.0),
+        "matthews": matthews_corrcoef(labels, predictions) if len(set(labels)) > 1 else 0.0,
+    }
+    assert classification_metrics(labels, predictions) == pytest.approx(expected, abs=1e-12)
+
+
+@given(st.lists(st.tuples(whole_number, whole_number), min_size=2))
+def test_regression_is_that_of_scipy(pairs: list[tuple[int, int]]) -> None:
+    labels, predictions = zip(*pairs, strict=True)
+    metrics = regression_metrics(labels, predictions)
+    assert metrics["mse"] == pytest.approx(mean_squared_error(labels, predictions))
+    if len(set(labels)) > 1 and len(set(predictions)) > 1:
+        assert metrics["pearson"] == pytest.approx(pearsonr(*zip(*pairs, strict=True))[0], abs=1e-9)
+        assert metrics["spearman"] == pytest.approx(spearmanr(labels, predictions)[0], abs=1e-9)
+
+
+@given(st.lists(st.lists(st.tuples(tag, tag), min_size=1), min_size=1))
+def test_entities_are_those_of_seqeval(sentences: list[list[tuple[str, str]]]) -> None:
+    tags, found = ([[pair[i] for pair in row] for row in sentences] for i in (0, 1))
+    expected = {
+        "f1": seqeval.f1_score(tags, found, zero_division=0),
+        "precision": seqeval.precision_score(tags, found, zero_division=0),
+        "recall": seqeval.recall_score(tags, found, zero_division=0),
+        "accuracy": seqeval.accuracy_score(tags, found),
+    }
+    assert entity_metrics(tags, found) == pytest.approx(expected)
+
+
+def test_huge_and_tiny_numbers_correlate() -> None:
+    for scale in (1e-300, 1e300):
+        metrics = regression_metrics([0.0, scale, 2 * scale], [0.0, scale, 5 * scale])
+        assert metrics["pearson"] == pytest.approx(5 / math.sqrt(28))
+        assert metrics["spearman"] == pytest.approx(1.0)
+
+
+def test_matthews_of_many_examples_does_not_overflow() -> None:
+    assert classification_metrics([0, 1] * 100_000, [0, 1] * 100_000)["matthews"] == 1.0
 
 
 @given(st.lists(st.tuples(label, label), min_size=1))
