@@ -132,7 +132,8 @@ def group() -> None:
 
 def main() -> None:
     """Run the command line; on an expected error print one message and exit with code 2."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # Said, so that tokenizers does not warn if a subprocess is started after its threads.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     _make_output_printable()
     try:
         _refuse_undecodable(sys.argv[1:])

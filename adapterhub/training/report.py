@@ -399,7 +399,9 @@ class TensorBoard(Reporter):
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         for name, value in scalars.items():
-            self._add(step=step, summary=Summary(value=[Summary.Value(tag=name, simple_value=value)]))
+            self._add(
+                step=step, summary=Summary(value=[Summary.Value(tag=name, simple_value=value)])
+            )
 
     def _add(self, **fields: Any) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
