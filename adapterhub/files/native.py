@@ -193,11 +193,11 @@ def check_adapter(folder: Path) -> Manifest:
         FileError: the files are not exactly as written; lists every problem.
     """
     manifest = read_manifest(folder)
-    check_tensors(folder, manifest)
+    check_tensor_file(folder, manifest)
     return manifest
 
 
-def check_tensors(folder: Path, manifest: Manifest) -> None:
+def check_tensor_file(folder: Path, manifest: Manifest) -> None:
     """Check the tensors of the adapter with this manifest, without torch.
 
     Raises:

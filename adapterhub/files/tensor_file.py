@@ -42,7 +42,13 @@ def tensor_views(manifest: Manifest, data: bytes) -> tuple[TensorViews, list[str
 
 
 def not_finite(name: str, bad: int, values: int) -> str:
-    """Say how many values of a tensor are not numbers."""
+    """Say how many values of a tensor are not numbers.
+
+    Args:
+        name: of the tensor.
+        bad: how many are infinite or NaN.
+        values: how many there are.
+    """
     return f"{name}: {bad} of {values} values are NaN or infinite"
 
 
