@@ -102,7 +102,8 @@ def _ranks(values: Numbers) -> Numbers:
     import numpy as np
 
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[places]
+    ranks: Numbers = (np.cumsum(counts) - (counts - 1) / 2)[places]
+    return ranks
 
 
 def multi_label_metrics(
