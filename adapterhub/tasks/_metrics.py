@@ -94,7 +94,8 @@ def _unit(values: Numbers) -> Numbers:
         return np.zeros_like(values)
     distances = distances - distances.mean()
     distances /= np.abs(distances).max() or 1.0
-    return distances / (np.linalg.norm(distances) or 1.0)
+    scaled: Numbers = distances / (float(np.linalg.norm(distances)) or 1.0)
+    return scaled
 
 
 def _ranks(values: Numbers) -> Numbers:
