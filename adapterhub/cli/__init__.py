@@ -130,10 +130,11 @@ def group() -> None:
     """Parameter-efficient fine-tuning of transformers: train, use, share and merge adapters."""
 
 
-# What libraries read when they are imported. torch keeps compiled products of 1,024 shapes in each
+# What libraries read when they are imported. tokenizers uses all cores, and warns at a subprocess
+# started later unless the variable is set. torch keeps compiled products of 1,024 shapes in each
 # of two caches; batches have many lengths, and 64 take a third less memory in bf16, as fast.
 ENVIRONMENT = {
-    "TOKENIZERS_PARALLELISM": "false",
+    "TOKENIZERS_PARALLELISM": "true",
     "LRU_CACHE_CAPACITY": "64",
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
 }

@@ -178,32 +178,67 @@ def read_tensors(folder: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
     from adapterhub.files.tensors import parse_tensors  # needs torch
 
     folder = Path(folder)
+    tensors, problems = parse_tensors(manifest, _tensor_bytes(folder, manifest))
+    _refuse_tensors(folder, problems)
+    return tensors
+
+
+def check_adapter(folder: Path) -> Manifest:
+    """Check the manifest and the tensors of the adapter in `folder`, without torch.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        FileError: the files are not exactly as written; lists every problem.
+    """
+    manifest = read_manifest(folder)
+    check_tensor_file(folder, manifest)
+    return manifest
+
+
+def check_tensor_file(folder: Path, manifest: Manifest) -> None:
+    """Check the tensors of the adapter with this manifest, without torch.
+
+    Raises:
+        FileError: the tensors do not match the manifest; lists every problem.
+    """
+    from adapterhub.files.tensor_file import tensor_views
+
+    _refuse_tensors(folder, tensor_views(manifest, _tensor_bytes(folder, manifest))[1])
+
+
+def _tensor_bytes(folder: Path, manifest: Manifest) -> bytes:
+    """Return the bytes of the tensor file.
+
+    Raises:
+        FileError: they are not those of the manifest.
+    """
     declared = sum(info.nbytes for info in manifest.tensors.values())
     problems = size_problems(declared)
-    data = b""
     try:
         if not problems:
             max_bytes = 8 + MAX_HEADER_BYTES + declared
             sha256 = manifest.files[TENSORS_FILE]
-            data = read_file(folder / TENSORS_FILE, declared, max_bytes, sha256)
+            return read_file(Path(folder) / TENSORS_FILE, declared, max_bytes, sha256)
     except UnreadableError as error:
         problems = [f"{TENSORS_FILE}: {error}"]
+    raise FileError(
+        f"the adapter in {folder} is damaged",
+        expected="the files exactly as they were written",
+        hint=_COPY_AGAIN,
+        offenders=problems,
+    )
+
+
+def _refuse_tensors(folder: Path, problems: list[str]) -> None:
     if problems:
         raise FileError(
-            f"the adapter in {folder} is damaged",
-            expected="the files exactly as they were written",
-            hint=_COPY_AGAIN,
-            offenders=problems,
-        )
-    tensors, problems = parse_tensors(manifest, data)
-    if problems:
-        raise FileError(
-            f"{folder / TENSORS_FILE} does not match its manifest",
+            f"{Path(folder) / TENSORS_FILE} does not match its manifest",
             expected="exactly the tensors of the manifest, with finite values",
             hint=_COPY_AGAIN,
             offenders=shorten(problems),
         )
-    return tensors
 
 
 def read_manifest(folder: Path, sha256: str | None = None) -> Manifest:

@@ -1,4 +1,4 @@
-"""The tensors of the native format: checks, bytes and back. The only module here that needs torch.
+"""The tensors of the native format: from and to bytes. The only module here that needs torch.
 
 The format itself is described in `adapterhub.files.native`.
 """
@@ -8,27 +8,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import safetensors
 import safetensors.torch
 import torch
 
-from adapterhub.errors import OutputError, printable
+from adapterhub.errors import OutputError
 from adapterhub.files.manifest import (
     DTYPE_BYTES,
-    MAX_HEADER_BYTES,
     Manifest,
     TensorInfo,
     size_problems,
     tensor_name_problems,
 )
-from adapterhub.files.schema import parse_object, shorten, show
+from adapterhub.files.schema import shorten
+from adapterhub.files.tensor_file import not_finite, tensor_views
 
 _DTYPES: Mapping[str, torch.dtype] = {
     **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},
     **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8},
     **{"U8": torch.uint8, "BOOL": torch.bool},
 }
-_ENTRY = {"dtype", "shape", "data_offsets"}
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
@@ -76,7 +74,7 @@ def _tensor_problems(name: str, tensor: torch.Tensor) -> list[str]:
 
 def _finite_problems(name: str, tensor: torch.Tensor) -> list[str]:
     bad = int(tensor.numel() - torch.isfinite(tensor.detach()).sum())
-    return [f"{name}: {bad} of {tensor.numel()} values are NaN or infinite"] if bad else []
+    return [not_finite(name, bad, tensor.numel())] if bad else []
 
 
 def tensor_info(tensor: torch.Tensor) -> TensorInfo:
@@ -99,41 +97,10 @@ def tensor_bytes(copies: dict[str, torch.Tensor]) -> bytes:
 
 def parse_tensors(manifest: Manifest, data: bytes) -> tuple[dict[str, torch.Tensor], list[str]]:
     """Return the tensors in the bytes of a file, and one line for each that is wrong."""
-    tensors: dict[str, torch.Tensor] = {}
-    views: dict[str, Any] = {}
-    problems = _raw_header_problems(data)
-    try:
-        views = {} if problems else dict(safetensors.deserialize(data))
-    except safetensors.SafetensorError as error:
-        problems = [f"not a valid safetensors file: {printable(str(error))}"]
-    problems = problems or _header_problems(manifest, views)
-    for name in () if problems else sorted(views):
-        flat = torch.frombuffer(views[name]["data"], dtype=_DTYPES[views[name]["dtype"]])
-        tensors[name] = flat.reshape(views[name]["shape"])
-        problems += _finite_problems(name, tensors[name])
-    return tensors, problems
+    views, problems = tensor_views(manifest, data)
+    named = {} if problems else views
+    return {name: _tensor_of(named[name]) for name in sorted(named)}, problems
 
 
-def _raw_header_problems(data: bytes) -> list[str]:
-    """Find header problems that safetensors' own parser accepts, such as duplicate names."""
-    length = int.from_bytes(data[:8], "little")
-    if length > min(len(data) - 8, MAX_HEADER_BYTES):
-        return [f"the header claims {length} bytes, the file has {max(len(data) - 8, 0)}"]
-    header, problems = parse_object(data[8 : 8 + length], length)
-    for name, entry in header.items():
-        if name != "__metadata__" and not (isinstance(entry, dict) and entry.keys() == _ENTRY):
-            problems.append(f"{show(name)}: its fields must be exactly {', '.join(sorted(_ENTRY))}")
-    return [f"header: {line}" for line in problems]
-
-
-def _header_problems(manifest: Manifest, views: Mapping[str, Mapping[str, object]]) -> list[str]:
-    declared = manifest.tensors
-    problems = [f"{name}: missing" for name in sorted(declared.keys() - views.keys())]
-    problems += [f"{name!a}: unexpected" for name in sorted(views.keys() - declared.keys())]
-    for name in sorted(declared.keys() & views.keys()):
-        expected = (declared[name].dtype, list(declared[name].shape))
-        actual = (views[name]["dtype"], views[name]["shape"])
-        if actual != expected:
-            dtype, shape = expected
-            problems.append(f"{name}: {actual[0]} {actual[1]}, the manifest has {dtype} {shape}")
-    return problems
+def _tensor_of(view: Mapping[str, Any]) -> torch.Tensor:
+    return torch.frombuffer(view["data"], dtype=_DTYPES[view["dtype"]]).reshape(view["shape"])

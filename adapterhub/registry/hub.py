@@ -33,7 +33,7 @@ from adapterhub.files.native import (
     MANIFEST_FILE,
     MAX_CARD_BYTES,
     TENSORS_FILE,
-    read_adapter,
+    check_adapter,
 )
 from adapterhub.files.signature import (
     MAX_SIGNATURE_BYTES,
@@ -160,7 +160,7 @@ class HubStore:
 
     def put(self, folder: Path, publication: Publication) -> Entry:
         """Publish an adapter's folder as one commit."""
-        read_adapter(folder)
+        check_adapter(folder)
         read_signatures(folder)
         check_tags(publication.tags)
         files = {n: (folder / n).read_bytes() for n in PUBLISHED if (folder / n).is_file()}
@@ -331,7 +331,7 @@ class HubStore:
                 optional = self._reader.small_file(name, commit, file, MAX_SMALL_FILE_BYTES)
                 if optional is not None:
                     (staged / file).write_bytes(optional)
-            read_adapter(staged)
+            check_adapter(staged)
             sync_files(staged)
 
     def _download_foreign(self, entry: Entry) -> None:
@@ -457,7 +457,7 @@ def _number(version: str) -> int:
 def _is_intact(folder: Path, digest: str) -> bool:
     """Return whether a folder in the cache still has the bytes that were verified."""
     try:
-        read_adapter(folder)
+        check_adapter(folder)
         return digest_of(folder) == digest
     except FileError:
         return False

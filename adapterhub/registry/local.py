@@ -21,7 +21,7 @@ from platformdirs import user_cache_path, user_data_path
 
 from adapterhub.errors import FileError, RegistryError, did_you_mean, warn_user
 from adapterhub.files.atomic import explained, is_plain_folder
-from adapterhub.files.native import read_adapter, read_card
+from adapterhub.files.native import check_adapter, read_card
 from adapterhub.files.signature import Signature
 from adapterhub.registry.file_names import backbone_folder, folder_of_id, is_backbone_folder
 from adapterhub.registry.index import FORMAT, Index, IndexedFolder, open_index, remove_index
@@ -92,13 +92,13 @@ class LocalRegistry:
         source = self._name_folder(entry).version(entry.version)
         if folder is not None:
             return copy_adapter(source, folder, entry.digest)
-        read_adapter(source)
+        check_adapter(source)
         check_digest(source, manifest_bytes(source), entry.digest)
         return source
 
     def put(self, folder: Path, publication: Publication) -> Entry:
         """Publish an adapter's folder."""
-        manifest, _ = read_adapter(folder)
+        manifest = check_adapter(folder)
         check_name(publication.name)
         refuse_leaks(published_texts(folder, PUBLISHED), publication.allowed)
         path = self.root / backbone_folder(manifest.backbone.id) / publication.name

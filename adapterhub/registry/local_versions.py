@@ -35,7 +35,7 @@ from adapterhub.files.atomic import (
 )
 from adapterhub.files.native import (
     SIGNATURE_FILE,
-    read_adapter,
+    check_adapter,
 )
 from adapterhub.files.signature import Signature, read_signatures
 from adapterhub.registry.file_names import folder_of_id, unportable
@@ -242,7 +242,7 @@ class NameFolder:
         broken = self.read().broken
         for number in self.numbers():
             try:
-                read_adapter(self.version(number))
+                check_adapter(self.version(number))
             except FileError as error:
                 broken.setdefault(number, error)
         lines = [f"{file}: {line_of(error)}" for file, error in broken.items()]

@@ -32,7 +32,7 @@ from adapterhub.errors import (
 from adapterhub.files import schema
 from adapterhub.files.atomic import UnreadableError, explained, read_file, replace_file
 from adapterhub.files.keys import PublicKey, key_problems
-from adapterhub.files.native import read_adapter
+from adapterhub.files.native import check_adapter
 from adapterhub.registry.fetch import check_copy, fetch
 from adapterhub.registry.local import LocalRegistry, default_root
 from adapterhub.registry.namespaces import DEFAULT_HUB, hub_endpoint, place_of_url
@@ -428,7 +428,7 @@ def _other_hub(pinned: Pin) -> Store | None:
 
 
 def _verified_digest(folder: Path) -> str:
-    read_adapter(folder)
+    check_adapter(folder)
     return digest_of(folder)
 
 

@@ -61,7 +61,7 @@ def prepared_folder(
         FileError: `source` holds no valid adapter.
         OutputError: the metadata is invalid.
     """
-    manifest, _ = native.read_adapter(source)
+    manifest = native.check_adapter(source)
     published = info.apply(manifest)
     if published == manifest and peft is None:
         yield source

@@ -31,7 +31,7 @@ from adapterhub.files.native import (
     MAX_CARD_BYTES,
     SIGNATURE_FILE,
     TENSORS_FILE,
-    read_adapter,
+    check_adapter,
     read_manifest,
 )
 from adapterhub.files.signature import Signature, read_signatures, signatures_to_json
@@ -154,7 +154,7 @@ def copy_adapter(source: Path, folder: Path, digest: str, *, date: bytes | None 
 
 
 def _read_all(folder: Path) -> None:
-    read_adapter(folder)
+    check_adapter(folder)
     read_signatures(folder)
 
 

@@ -16,7 +16,7 @@ from adapterhub.files.native import (
     SIGNATURE_FILE,
     adapter_folder,
     read_manifest,
-    read_tensors,
+    check_tensor_file,
 )
 from adapterhub.files.signature import (
     Signature,
@@ -132,7 +132,7 @@ def _sign_folder(folder: Path, key: PrivateKey, name: str | None, version: str |
     number = version and f"v{version_number(version)}"
     digest = digest_of(folder)
     manifest = read_manifest(folder, digest)
-    read_tensors(folder, manifest)
+    check_tensor_file(folder, manifest)
     called = name or name_to_publish(folder, manifest)
     signature = sign_statement(Statement(digest, called, number), key)
     with explained(folder):

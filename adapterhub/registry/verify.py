@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adapterhub.errors import FileError
-from adapterhub.files.native import adapter_folder, read_manifest, read_tensors
+from adapterhub.files.native import adapter_folder, read_manifest, check_tensor_file
 from adapterhub.files.signature import read_signatures
 from adapterhub.registry.fetch import published_signatures
 from adapterhub.registry.published_files import digest_of
@@ -66,7 +66,7 @@ def verify(
     if parsed.kind == "folder":
         folder = adapter_folder(Path(parsed.name).expanduser())
         digest = digest_of(folder)
-        read_tensors(folder, read_manifest(folder, digest))
+        check_tensor_file(folder, read_manifest(folder, digest))
         checked = signatures_beside(parsed, folder)
         return Verification(str(folder), digest, rule, tuple(checked))
     store = store_of(parsed, registry)

@@ -219,7 +219,8 @@ class Task(ABC):
 
     def fits(self, row: Row, setting: Setting) -> bool:
         """Return whether `encode` builds this row, of an example without truncation, unchanged."""
-        return all(len(v) <= limit_of(setting) for v in row.values() if isinstance(v, list))
+        limit = limit_of(setting)
+        return all(len(v) <= limit for v in row.values() if isinstance(v, list))
 
     def limits(self, setting: Setting) -> list[tuple[str, str, int]]:
         """List what is truncated: (part of the examples, option, limit in tokens)."""

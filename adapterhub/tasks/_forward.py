@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+CPU_TOKENS = 4096
+"""Most padded tokens of a batch on a CPU: larger ones leave its caches, and take more memory."""
+
+
 def forward(
     model: PreTrainedModel, data: Encoded, batch_size: int, *, labels: bool = False
 ) -> Iterator[tuple[list[int], dict[str, Tensor], Any]]:
@@ -21,13 +25,14 @@ def forward(
     Args:
         model: the model, put in evaluation mode.
         data: the encoded examples.
-        batch_size: rows per forward pass; rows of similar length share a batch.
+        batch_size: most rows per forward pass; rows of similar length share a batch.
         labels: whether the model also gets the labels, to compute its loss.
     """
     import torch  # slow to import
 
     model.eval()
-    for indices in by_length(data, batch_size):
+    tokens = CPU_TOKENS if model.device.type == "cpu" else None
+    for indices in by_length(data, batch_size, tokens):
         batch = {k: v.to(model.device) for k, v in data.batch(indices).items()}
         inputs = {k: v for k, v in batch.items() if labels or k != "labels"}
         with torch.inference_mode():
@@ -35,14 +40,29 @@ def forward(
         yield indices, batch, output
 
 
-def by_length(data: Encoded, batch_size: int) -> Iterator[list[int]]:
+def by_length(data: Encoded, batch_size: int, tokens: int | None = None) -> Iterator[list[int]]:
     """Yield the row indices of each batch, short rows first, so that little is padded.
 
     How many rows are done is shown to the user, if that takes long.
+
+    Args:
+        data: the encoded examples.
+        batch_size: most rows of a batch.
+        tokens: most tokens of a batch with its padding, unless a single row has more.
     """
     lengths = data.lengths
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     with counting(len(order), "predicting") as done:
-        for start in range(0, len(order), batch_size):
-            yield order[start : start + batch_size]
-            done(min(batch_size, len(order) - start))
+        start = 0
+        while start < len(order):
+            end = min(start + batch_size, len(order))
+            while tokens and end > start + 1 and (end - start) * lengths[order[end - 1]] > tokens:
+                end -= 1
+            yield order[start:end]
+            done(end - start)
+            start = end
+
+
+def rows_at_once(batch_size: int, longest: int) -> int:
+    """Return how many of the longest rows `forward` runs at once on a CPU."""
+    return min(batch_size, max(CPU_TOKENS // longest, 1))

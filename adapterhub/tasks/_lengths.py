@@ -9,10 +9,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from adapterhub.tasks._base import Encoded, Task
 from adapterhub.tasks._rows import Setting
+
+if TYPE_CHECKING:
+    from numpy import int64
+    from numpy.typing import NDArray
+
+    Counts = NDArray[int64]
 
 UNLIMITED = 1 << 30  # tokens
 
@@ -80,12 +86,14 @@ def truncate(whole: Encoded, task: Task, setting: Setting) -> Encoded:
     if task.packs:
         return task.encode(whole.examples, setting, labelled=True)
     pairs = list(zip(whole.owners, whole.rows, strict=True))
-    long = sorted({owner for owner, row in pairs if not task.fits(row, setting)})
-    kept = [(owner, row) for owner, row in pairs if owner not in set(long)] if long else pairs
-    if long:
-        again = task.encode([whole.examples[i] for i in long], setting, labelled=True)
-        kept += [(long[owner], row) for owner, row in zip(again.owners, again.rows, strict=True)]
-        kept.sort(key=lambda pair: pair[0])  # stable: the windows of an example stay in order
+    cut = {owner for owner, row in pairs if not task.fits(row, setting)}
+    if not cut:
+        return Encoded(task, setting, whole.examples, whole.rows, whole.owners)
+    long = sorted(cut)
+    again = task.encode([whole.examples[i] for i in long], setting, labelled=True)
+    kept = [(owner, row) for owner, row in pairs if owner not in cut]
+    kept += [(long[owner], row) for owner, row in zip(again.owners, again.rows, strict=True)]
+    kept.sort(key=lambda pair: pair[0])  # stable: the windows of an example stay in order
     owners, rows = tuple(owner for owner, _ in kept), [row for _, row in kept]
     return Encoded(task, setting, whole.examples, rows, owners)
 
@@ -101,31 +109,32 @@ def lost_tokens(whole: Encoded, encoded: Encoded) -> list[LostTokens]:
     if not encoded.owners:  # packed: encoded once more, in rows of their own
         unpacked = task.unlimited()
         encoded = truncate(whole, unpacked, setting)
-    before, after = _tokens(whole), _tokens(encoded)
+    before = _tokens(whole)
+    after = before if encoded.rows is whole.rows else _tokens(encoded)
     found = []
-    for part, (name, option, limit) in enumerate(task.limits(setting)):
-        counts = [(b[part], a[part]) for b, a in zip(before, after, strict=True)]
-        cut = [(b, a) for b, a in counts if a < b]
+    for (name, option, limit), b, a in zip(task.limits(setting), before, after, strict=True):
+        cut = a < b
         found.append(
             LostTokens(
                 part=name,
                 option=option,
                 limit=limit,
-                examples=len(counts),
-                cut=len(cut),
-                tokens=sum(b for b, _ in cut),
-                lost=sum(b - a for b, a in cut),
-                longest=max((b for b, _ in counts), default=0),
+                examples=len(b),
+                cut=int(cut.sum()),
+                tokens=int(b[cut].sum()),
+                lost=int((b - a)[cut].sum()),
+                longest=int(b.max(initial=0)),
             )
         )
     return found
 
 
-def _tokens(encoded: Encoded) -> list[list[int]]:
-    """Count the tokens of each example by part, over all of its rows."""
-    parts = len(encoded.task.limits(encoded.setting))
-    counts = [[0] * parts for _ in encoded.examples]
-    for owner, row in zip(encoded.owners, encoded.rows, strict=True):
-        for part, length in enumerate(encoded.task.row_lengths(row)):
-            counts[owner][part] += length
-    return counts
+def _tokens(encoded: Encoded) -> Counts:
+    """Count the tokens of each example by part, over all of its rows: (parts, examples)."""
+    import numpy as np
+
+    task, owners = encoded.task, np.array(encoded.owners, dtype=np.int64)
+    parts, count = len(task.limits(encoded.setting)), len(encoded.examples)
+    lengths = np.array([task.row_lengths(row) for row in encoded.rows], dtype=np.int64)
+    lengths = lengths.reshape(-1, parts).T
+    return np.stack([np.bincount(owners, row, count).astype(np.int64) for row in lengths])

@@ -27,7 +27,7 @@ class TrainOptions:
     batch_size: int | None = option(
         None, "examples in one forward pass (null: 8 to 32, by the number of rows)"
     )
-    eval_batch_size: int = option(64, "examples in one forward pass when evaluating")
+    eval_batch_size: int = option(64, "most examples in one forward pass when evaluating")
     gradient_accumulation: int = option(1, "forward passes per optimizer step")
     optimizer: Literal["adamw", "adamw-8bit", "paged-adamw-8bit"] = option(
         "adamw", "adamw, or a variant with 8-bit state (needs bitsandbytes)"

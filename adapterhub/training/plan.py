@@ -15,6 +15,7 @@ import torch
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.backbones.quantized_weights import bytes_of, size_of
 from adapterhub.backbones.weights import device_of
+from adapterhub.tasks._forward import rows_at_once
 from adapterhub.training.activation_memory import (
     HEAP,
     activation_bytes,
@@ -82,10 +83,9 @@ def _memory(prepared: PreparedRun) -> dict[str, int]:
     rows, tokens = options.batch_size, max(prepared.train.lengths)
     activations = activation_bytes(adapter, rows, tokens, options.gradient_checkpointing)
     logits = logit_bytes(adapter, rows, tokens)
-    evaluated = prepared.evaluation
-    evaluation = (options.eval_batch_size, max(evaluated.lengths)) if evaluated else (rows, tokens)
-    eval_logits = logit_bytes(adapter, *evaluation)
     on_cpu = device_of(adapter.model) == torch.device("cpu")
+    evaluation = _largest_evaluation(prepared, on_cpu) or (rows, tokens)
+    eval_logits = logit_bytes(adapter, *evaluation)
     heap = HEAP if on_cpu else 1.0
     peak = max(
         logits + heap * (activations - logits),
@@ -105,6 +105,14 @@ def _memory(prepared: PreparedRun) -> dict[str, int]:
         "activations": activations,
         "temporary": round(peak) - activations,
     }
+
+
+def _largest_evaluation(prepared: PreparedRun, on_cpu: bool) -> tuple[int, int] | None:
+    """Return the rows and tokens of the largest batch of an evaluation, if there is one."""
+    if prepared.evaluation is None:
+        return None
+    most, longest = prepared.options.eval_batch_size, max(prepared.evaluation.lengths)
+    return (rows_at_once(most, longest) if on_cpu else most), longest
 
 
 def weight_bytes(adapter: Adapter) -> int:

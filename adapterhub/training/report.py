@@ -15,7 +15,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -353,18 +353,15 @@ class TensorBoard(Reporter):
         self.folder = folder
         self.console = console
         self.records: Any = None
-        self.scalar: Callable[[str, float], Any]
 
     def start(self, total: int, done: int) -> None:
         """Open a new event file, or tell the user that TensorBoard is missing."""
         try:
             from tensorboard.compat.proto.event_pb2 import SessionLog
             from tensorboard.summary.writer.record_writer import RecordWriter
-            from torch.utils.tensorboard.summary import scalar
         except ImportError:
             self.console.note("TensorBoard is not installed: no events (pip install tensorboard)")
             return
-        self.scalar = scalar
         host = socket.gethostname()
         path = self.folder / f"events.out.tfevents.{time.time_ns()}.{host}.{os.getpid()}"
         with writing(self.folder):
@@ -397,9 +394,14 @@ class TensorBoard(Reporter):
                 self.records.close()
 
     def _scalars(self, scalars: Mapping[str, float], step: int) -> None:
-        if self.records is not None:
-            for name, value in scalars.items():
-                self._add(step=step, summary=self.scalar(name, value))
+        if self.records is None:
+            return
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        for name, value in scalars.items():
+            self._add(
+                step=step, summary=Summary(value=[Summary.Value(tag=name, simple_value=value)])
+            )
 
     def _add(self, **fields: Any) -> None:
         from tensorboard.compat.proto.event_pb2 import Event

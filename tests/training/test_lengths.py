@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fixtures import word_tokenizer
+from transformers import PreTrainedTokenizerBase
 
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
@@ -35,6 +36,21 @@ def test_nothing_is_cut_by_default():
     assert rows.max_length == 200
     assert rows.train.lengths == [200, 3]
     assert rows.notes == ("train.max_length is 200: no text is cut, the longest has 200 tokens",)
+
+
+@pytest.mark.parametrize(("reads", "again"), [(1000, 0), (150, 2)])
+def test_a_text_is_tokenized_once_unless_it_is_cut(reads, again, monkeypatch):
+    """Four texts, of training and evaluation; two of them are longer than 150 tokens."""
+    tokenized = []
+    call = PreTrainedTokenizerBase.__call__
+
+    def counting(self, texts, *rest, **others):
+        tokenized.extend(texts)
+        return call(self, texts, *rest, **others)
+
+    monkeypatch.setattr(PreTrainedTokenizerBase, "__call__", counting)
+    fitted([200, 3, 5], reads=reads)
+    assert len(tokenized) == 4 + again
 
 
 def test_the_limit_of_the_backbone_and_of_the_default_are_named():

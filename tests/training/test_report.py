@@ -52,7 +52,7 @@ def test_tensorboard_writes_events_or_says_once_that_it_cannot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = RunOptions(max_steps=2)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)
     fit(tmp_path, options, reporter=reporter_for(tmp_path, options))
     assert capsys.readouterr().err.count("TensorBoard is not installed") == 1
     assert not (tmp_path / "tensorboard").exists()

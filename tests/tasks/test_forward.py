@@ -1,0 +1,49 @@
+"""Batches by length: each row once, as many tokens as allowed, and the same results."""
+
+from __future__ import annotations
+
+import pytest
+from task_cases import CASES
+
+from adapterhub.backbones.load import load_backbone
+from adapterhub.data.options import DataOptions
+from adapterhub.tasks import Encoded, Setting, _forward, parse_task
+from adapterhub.tasks._forward import by_length, rows_at_once
+
+LENGTHS = [9, 1, 5, 5, 2, 40, 3, 3, 8]
+
+
+def encoded(lengths):
+    rows = [{"input_ids": [0] * length} for length in lengths]
+    return Encoded(parse_task("classification"), Setting(None, 64), (), rows, ())
+
+
+@pytest.mark.parametrize(("size", "tokens"), [(3, None), (3, 10), (100, 16), (1, 1)])
+def test_each_row_is_in_one_batch_within_the_limits(size, tokens):
+    batches = list(by_length(encoded(LENGTHS), size, tokens))
+    order = [LENGTHS[i] for batch in batches for i in batch]
+    assert order == sorted(LENGTHS)
+    for batch in batches:
+        padded = len(batch) * max(LENGTHS[i] for i in batch)
+        assert len(batch) <= size
+        assert len(batch) == 1 or tokens is None or padded <= tokens
+    assert len(list(by_length(encoded([]), size, tokens))) == 0
+
+
+def test_the_largest_batch_is_known():
+    assert rows_at_once(64, 512) == 8
+    assert rows_at_once(4, 512) == 4
+    assert rows_at_once(64, 100_000) == 1
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_smaller_batches_evaluate_to_the_same(name, backbones, tmp_path, monkeypatch):
+    case = CASES[name]
+    task = parse_task(case.task)
+    examples = task.read(str(case.data(tmp_path)), DataOptions(), "train")
+    labels = task.labels(examples)
+    model, tokenizer = load_backbone(str(backbones(case.backbone)), task=task.head, labels=labels)
+    data = task.encode(examples, Setting(tokenizer, 64, labels, positions=64), labelled=True)
+    whole = task.evaluate(model, data, 64)
+    monkeypatch.setattr(_forward, "CPU_TOKENS", 32)
+    assert task.evaluate(model, data, 64) == pytest.approx(whole, rel=1e-5, abs=1e-5)
