@@ -19,6 +19,8 @@ from typing import ClassVar, Literal, TypeAlias
 
 from torch import Tensor, nn
 
+from adapterhub.methods._row_stack import StackModules
+
 OutputSource: TypeAlias = Literal["output", "block", "input", "residual"]
 Positions: TypeAlias = bool | Literal["keys"]
 
@@ -29,9 +31,12 @@ class SiteModule(nn.Module):
     Attributes:
         affine: the output is affine in all inputs, so the module can be merged into the weight of
             its host.
+        stack: how several modules of this class are computed at once for the rows of a batch; a
+            class without one computes group by group, and does not inherit it.
     """
 
     affine: ClassVar[bool] = False
+    stack: ClassVar[StackModules | None] = None
 
     def inference_form(self) -> SiteModule:
         """Return the module to save: without parameters that only training needs."""

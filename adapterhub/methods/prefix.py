@@ -30,7 +30,7 @@ https://arxiv.org/abs/2101.00190.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,12 +42,37 @@ from adapterhub.config.options import option
 from adapterhub.errors import SiteError
 from adapterhub.methods._base import Layers, Method, Placement, register_method
 from adapterhub.methods._options import require_positive
-from adapterhub.methods._site_module import EmbeddingModule, KeyValueModule, Positions
+from adapterhub.methods._row_stack import RowStack, padded
+from adapterhub.methods._site_module import (
+    EmbeddingModule,
+    KeyValueModule,
+    Positions,
+    SiteModule,
+)
 from adapterhub.methods._sites import select_sites
+
+
+def _stack_prefixes(modules: Sequence[SiteModule | None]) -> RowStack:
+    """Stack prefixes, (modules, longest, 2, d_kv), and which keys of each are its own."""
+    some = next(module for module in modules if module is not None)
+    assert isinstance(some, PrefixKeyValues)
+    empty = some.prefix[:, :0]
+    prefixes = [m.prefix if isinstance(m, PrefixKeyValues) else empty for m in modules]
+    # In front of a shorter one, next to the keys that it is put before, as in a group of its own.
+    turned = padded([prefix.transpose(0, 1).flip(0) for prefix in prefixes]).flip(1)
+    ones = padded([prefix.new_ones(prefix.shape[1], 1) for prefix in prefixes]).flip(1)
+    return RowStack((turned, ones), _prefixes)
+
+
+def _prefixes(prefixes: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+    """Return keys and values (2, modules, longest, d_kv), and which of them are a prefix's own."""
+    return prefixes.permute(2, 0, 1, 3), own[..., 0] > 0
 
 
 class PrefixKeyValues(KeyValueModule):
     """Returns P_k and P_v, stacked."""
+
+    stack = staticmethod(_stack_prefixes)
 
     def __init__(self, initial: Tensor, positions: Positions = False) -> None:
         super().__init__()
