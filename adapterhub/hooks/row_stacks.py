@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -27,6 +28,7 @@ KEPT = 2  # stacks of one slot
 LARGEST = 1 << 24  # numbers of one stack: products of larger modules take longer than their calls
 CALL, COPIES = 40_000, 3  # in copied numbers: the time of one module's call; copies of y by groups
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_CONTENT = ("_parameters", "_buffers", "_modules")
 _KIND = ("source", "positions", "training")
 # For each column the key, or the module, of each group; None: the group has none there.
 Keys: TypeAlias = tuple[tuple[str | None, ...], ...]
@@ -45,61 +47,45 @@ class StackedColumn(NamedTuple):
         return self._replace(stack=self.stack.at(rows))
 
 
-class TensorBytes(NamedTuple):
-    """A tensor of a module, and a copy of its bytes."""
-
-    holder: dict[str, Tensor | None]
-    name: str
-    tensor: Tensor
-    layout: tuple[Any, ...]
-    copy: Tensor
-
-    def unchanged(self) -> bool:
-        """Return whether the module still has the tensor, with these bytes."""
-        tensor = self.tensor
-        return (
-            self.holder.get(self.name) is tensor
-            and _layout(tensor) == self.layout
-            and _same_bytes(tensor, self.copy)
-        )
-
-
 class Snapshot:
-    """What modules were at one time: their attributes, children, hooks and tensors."""
+    """What modules were at one time: attributes, hooks, children and tensors, on the processor."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         parts = [part for module in modules for part in module.modules()]
-        self.attributes = [(vars(part), tuple(vars(part).values())) for part in parts]
-        self.children = [(p._modules, name, c) for p in parts for name, c in p._modules.items()]
-        self.hooks = [hooks for part in parts for hooks in _hooks(part)]
-        self.tensors = [
-            TensorBytes(holder, name, tensor, _layout(tensor), tensor.detach().clone())
-            for part in parts
-            for holder in (part._parameters, part._buffers)
-            for name, tensor in holder.items()
-            if tensor is not None
-        ]
+        named = (vars(part) for part in parts)
+        content = (each for names in named for each in (names, *map(names.get, _CONTENT)) if each)
+        self.dicts: list[dict[str, Any]] = list(content)
+        self.values = list(_values(self.dicts))
+        self.hooks = [vars(part)[name] for part in parts for name in _HOOKS]
+        self.tensors = list(_tensors(modules))
+        self.layouts = list(map(_layout, self.tensors))
+        self.pointers = [tensor.data_ptr() for tensor in self.tensors]
+        self.sizes = [tensor.nbytes for tensor in self.tensors]
+        self.copies = [tensor.detach().clone() for tensor in self.tensors]
+        self.copied = [copy.data_ptr() for copy in self.copies]
 
     def holds(self) -> bool:
         """Return whether all of it is as it was."""
         return (
             not any(self.hooks)
-            and all(_same(own.values(), before) for own, before in self.attributes)
-            and all(children.get(name) is child for children, name, child in self.children)
-            and all(each.unchanged() for each in self.tensors)
+            and sum(map(len, self.dicts)) == len(self.values)
+            and all(map(operator.is_, _values(self.dicts), self.values))
+            and list(map(_layout, self.tensors)) == self.layouts
+            and self._same_bytes()
         )
 
+    def _same_bytes(self) -> bool:
+        if _MEMCMP is None:
+            return all(map(torch.equal, self.tensors, self.copies))
+        return not any(map(_MEMCMP, self.pointers, self.copied, self.sizes))
 
-def _hooks(module: nn.Module) -> list[dict[Any, Any]]:
-    return [getattr(module, name) for name in _HOOKS]
 
-
-def _same(values: Any, before: tuple[Any, ...]) -> bool:
-    return len(values) == len(before) and all(map(operator.is_, values, before))
+def _values(dicts: Sequence[dict[str, Any]]) -> Iterator[Any]:
+    return chain.from_iterable(map(dict.values, dicts))
 
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _compare() -> Any:
@@ -113,12 +99,6 @@ def _compare() -> Any:
 
 
 _MEMCMP = _compare()
-
-
-def _same_bytes(tensor: Tensor, copy: Tensor) -> bool:
-    if _MEMCMP is None or not tensor.is_contiguous():
-        return torch.equal(tensor, copy)
-    return not _MEMCMP(tensor.data_ptr(), copy.data_ptr(), copy.nbytes)
 
 
 class KeptStack(NamedTuple):
@@ -164,11 +144,11 @@ class RowStacks:
             None where they cannot be stacked: modules of different kinds, or with hooks.
         """
         dtype = None if torch.is_autocast_enabled(y.device.type) else y.dtype
-        present = [module for column in modules for module in column if module is not None]
-        trained = torch.is_grad_enabled() and any(t.requires_grad for t in _tensors(present))
-        kept = None if trained else self.kept.get((keys, dtype))
-        if kept is not None and kept.fits(modules):
+        kept = self.kept.get((keys, dtype))
+        if kept is not None and not _trained(kept.snapshot.tensors) and kept.fits(modules):
             return kept.columns
+        present = [module for column in modules for module in column if module is not None]
+        trained = _trained(_tensors(present))
         if any(map(_hooked, present)) or not all(map(_plain, _tensors(present))):
             return None
         with torch.inference_mode(False), torch.set_grad_enabled(trained):
@@ -206,8 +186,8 @@ def _stacked(
 
 
 def _snapshot(modules: Sequence[nn.Module]) -> Snapshot | None:
-    """Return a snapshot of modules whose bytes can be compared: those on the processor."""
-    if all(tensor.device.type == "cpu" for tensor in _tensors(modules)):
+    """Return a snapshot of modules whose bytes can be compared."""
+    if all(t.device.type == "cpu" and t.is_contiguous() for t in _tensors(modules)):
         return Snapshot(modules)
     return None
 
@@ -218,6 +198,11 @@ def _tensors(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
         yield from module.buffers()
 
 
+def _trained(tensors: Iterable[Tensor]) -> bool:
+    """Return whether gradients flow to one of the tensors."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
 def _plain(tensor: Tensor) -> bool:
     return type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
 
@@ -225,7 +210,8 @@ def _plain(tensor: Tensor) -> bool:
 def _hooked(module: nn.Module) -> bool:
     """Return whether a call of the module does more than its forward, or another one."""
     parts = list(module.modules())
-    return any("forward" in vars(part) or any(_hooks(part)) for part in parts)
+    hooks = [vars(part).get(name) for part in parts for name in (*_HOOKS, "forward")]
+    return any(hooks)
 
 
 def pays(column: StackedColumn, plan: BatchPlan, y: Tensor) -> bool:

@@ -53,20 +53,21 @@ from adapterhub.methods._sites import select_sites
 
 
 def _stack_prefixes(modules: Sequence[SiteModule | None]) -> RowStack:
-    """Stack prefixes, (modules, longest, 2, d_kv), and which keys of each are its own."""
+    """Stack prefixes; a shorter one is padded in front."""
     some = next(module for module in modules if module is not None)
     assert isinstance(some, PrefixKeyValues)
     empty = some.prefix[:, :0]
     prefixes = [m.prefix if isinstance(m, PrefixKeyValues) else empty for m in modules]
-    # In front of a shorter one, next to the keys that it is put before, as in a group of its own.
-    turned = padded([prefix.transpose(0, 1).flip(0) for prefix in prefixes]).flip(1)
-    ones = padded([prefix.new_ones(prefix.shape[1], 1) for prefix in prefixes]).flip(1)
-    return RowStack((turned, ones), _prefixes)
+    stacked = padded([prefix.transpose(0, 1).flip(0) for prefix in prefixes]).flip(1)
+    if len({prefix.shape[1] for prefix in prefixes}) == 1:
+        return RowStack((stacked,), _prefixes)
+    ones = [prefix.new_ones(prefix.shape[1]) for prefix in prefixes]
+    return RowStack((stacked, padded(ones).flip(1)), _prefixes)
 
 
-def _prefixes(prefixes: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-    """Return keys and values (2, modules, longest, d_kv), and which of them are a prefix's own."""
-    return prefixes.permute(2, 0, 1, 3), own[..., 0] > 0
+def _prefixes(stacked: Tensor, own: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """Return keys and values (2, prefixes, longest, d_kv), and which are not padding, if any is."""
+    return stacked.permute(2, 0, 1, 3), None if own is None else own > 0
 
 
 class PrefixKeyValues(KeyValueModule):
