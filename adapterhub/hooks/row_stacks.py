@@ -149,7 +149,7 @@ class RowStacks:
             return kept.columns
         present = [module for column in modules for module in column if module is not None]
         trained = _trained(_tensors(present))
-        if any(map(_hooked, present)) or not all(map(_plain, _tensors(present))):
+        if any(map(hooked, present)) or not all(map(_plain, _tensors(present))):
             return None
         with torch.inference_mode(False), torch.set_grad_enabled(trained):
             # Before the stack is made, so that it shows what another thread changes meanwhile.
@@ -207,7 +207,7 @@ def _plain(tensor: Tensor) -> bool:
     return type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
 
 
-def _hooked(module: nn.Module) -> bool:
+def hooked(module: nn.Module) -> bool:
     """Return whether a call of the module does more than its forward, or another one."""
     parts = list(module.modules())
     hooks = [vars(part).get(name) for part in parts for name in (*_HOOKS, "forward")]
