@@ -55,12 +55,8 @@ StackModules: TypeAlias = "Callable[[Sequence[SiteModule | None]], RowStack | No
 def declared_stack(modules: Sequence[SiteModule | None]) -> StackModules | None:
     """Return how the classes of some modules are stacked, if all of them declare the same."""
     classes = {type(module) for module in modules if module is not None}
-    declared = {vars(cls).get("stack") for cls in classes}
-    if len(declared) != 1 or None in declared:
-        return None
-    (method,) = declared
-    assert isinstance(method, staticmethod)
-    return method.__func__
+    declared = {getattr(vars(cls).get("stack"), "__func__", None) for cls in classes}
+    return declared.pop() if len(declared) == 1 else None
 
 
 def stack_low_rank(modules: Sequence[SiteModule | None]) -> RowStack | None:
