@@ -77,7 +77,8 @@ def build_adapter(
         if not (isinstance(step, Unfrozen) and _is_in(step.path, unread))
     ]
     parameters = (path for path in anatomy.parameters() if not _is_in(path, unread))
-    new = sorted(newly_initialized(model).intersection(parameters))
+    fresh = newly_initialized(model)
+    new = sorted(fresh.intersection(parameters)) if fresh else []
     _refuse_offloaded(anatomy, new, tokens)
     changed = list(_own_copies(_unfrozen(steps, new), anatomy))
     adapter = Adapter(
@@ -197,7 +198,8 @@ def _refuse_untrainable(part: Method, steps: Iterable[PlanStep], anatomy: Anatom
     if away := offloaded(anatomy.model, paths):
         problem = f"{part.name} trains weights that are offloaded on this backbone"
         raise SiteError(problem, offenders=away, expected="weights that stay on a device")
-    if wrong := storage_problems(anatomy.parameters(every_use=True), paths):
+    named = anatomy.parameters(every_use=True) if paths else {}
+    if wrong := storage_problems(named, paths):
         problem = f"{part.name} trains weights that cannot be trained as they are stored"
         raise SiteError(
             problem,
@@ -211,7 +213,8 @@ def _refuse_offloaded(anatomy: Anatomy, fresh: list[str], tokens: tuple[NewToken
     model = anatomy.model
     heads = [f"{n}.{p}" for n, m in anatomy.head().items() for p, _ in m.named_parameters()]
     table = token_embedding(model) if tokens else None
-    rows = [path for path, parameter in model.named_parameters() if parameter is table]
+    named = anatomy.parameters().items() if table is not None else ()
+    rows = [path for path, parameter in named if parameter is table]
     if away := offloaded(model, [*fresh, *heads, *rows]):
         raise AttachError(
             "parameters that train (the head, newly initialized ones, rows of new tokens) are "
@@ -232,8 +235,10 @@ def _moved(placement: Placement, anatomy: Anatomy) -> SiteModule:
 
 
 def _own_copies(
-    unfrozen: Iterable[tuple[Method | None, Unfrozen]], anatomy: Anatomy
+    unfrozen: Sequence[tuple[Method | None, Unfrozen]], anatomy: Anatomy
 ) -> Iterable[OwnedParameter]:
+    if not unfrozen:
+        return
     parameters = anatomy.parameters(every_use=True)
     holders = parameter_holders(anatomy.model)
     for method, step in unfrozen:

@@ -1,7 +1,8 @@
 """The structure of a model: modules, hooks, attributes and what trains, to be restored on an error.
 
-Tensors are not part of it: activations exchange them, and undo it on their own. Other threads may
-compute meanwhile, so that only what differs is touched.
+Tensors are not part of it: activations exchange them, and undo it on their own. Nor are the modules
+that slots hold, which no change touches. Other threads may compute meanwhile, so that only what
+differs is touched.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
+
+from adapterhub.anatomy.own_modules import own_modules, slots_in
 
 _OWN = ("_parameters", "_buffers", "training")
 _ABSENT = object()
@@ -32,7 +35,9 @@ class ModelStructure:
         lists: Iterable[list[Any]],
         parameters: Iterable[nn.Parameter],
     ) -> None:
-        self.objects = [(each, _attributes(each)) for each in (*model.modules(), *others)]
+        modules = (module for _, module in own_modules(model))
+        objects = (*modules, *slots_in(model), *others)
+        self.objects = [(each, _attributes(each)) for each in objects]
         self.lists = [(each, each.copy()) for each in lists]
         self.flags = [(parameter, parameter.requires_grad) for parameter in parameters]
 
@@ -57,15 +62,23 @@ class ModelStructure:
 def _attributes(each: object) -> dict[str, tuple[Any, Any]]:
     """Map the names of an object's attributes to their values, and to copies of containers."""
     return {
-        name: (value, value.copy() if isinstance(value, dict | list | set) else None)
+        name: (value, _content(value) if isinstance(value, dict | list | set) else None)
         for name, value in vars(each).items()
         if name not in _OWN
     }
 
 
+def _content(container: Any) -> Any:
+    """Return a copy of a container; most are empty, and need none."""
+    return container.copy() if container else ()
+
+
 def _refill(container: Any, content: Any) -> None:
     """Give a container its content back, unless it has it; the object stays the same."""
-    if isinstance(container, set):
+    if not content:
+        if container:
+            container.clear()
+    elif isinstance(container, set):
         container.intersection_update(content)
         container.update(content)
     elif isinstance(container, list):
