@@ -35,6 +35,7 @@ from adapterhub.hooks.new_tokens import NewTokenRows, new_token_rows, tokens_of
 from adapterhub.hooks.pooling import bypassed, head_pooling
 from adapterhub.methods._base import METHODS, Method, Placement, PlanStep, Unfrozen
 from adapterhub.methods._site_module import SiteModule
+from adapterhub.methods._skip_init import undrawn
 
 
 def build_adapter(
@@ -69,11 +70,11 @@ def build_adapter(
     key = f"{_slug(name)}-{next(state.serial)}"  # apart from names that look alike as module names
     pooled = head_pooling(anatomy, pooling, f"{key}-pooling")
     unread = bypassed(anatomy) if pooled else ()
+    with undrawn():
+        planned = [(p, step) for m in methods for p in m.parts() for step in _plan(m, p, anatomy)]
     steps = [
         (part, step)
-        for method in methods
-        for part in method.parts()
-        for step in _plan(method, part, anatomy)
+        for part, step in planned
         if not (isinstance(step, Unfrozen) and _is_in(step.path, unread))
     ]
     parameters = (path for path in anatomy.parameters() if not _is_in(path, unread))

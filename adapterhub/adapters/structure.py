@@ -14,7 +14,7 @@ from torch import nn
 
 from adapterhub.anatomy.own_modules import own_modules, slots_in
 
-_OWN = ("_parameters", "_buffers", "training")
+_OWN = frozenset(["_parameters", "_buffers", "training"])
 _ABSENT = object()
 
 
@@ -37,21 +37,21 @@ class ModelStructure:
     ) -> None:
         modules = (module for _, module in own_modules(model))
         objects = (*modules, *slots_in(model), *others)
-        self.objects = [(each, _attributes(each)) for each in objects]
+        self.objects = [(each, vars(each).copy(), _contents(each)) for each in objects]
         self.lists = [(each, each.copy()) for each in lists]
         self.flags = [(parameter, parameter.requires_grad) for parameter in parameters]
 
     def restore(self) -> None:
         """Make everything as it was."""
-        for each, attributes in self.objects:
-            names = vars(each).keys() - set(_OWN)
-            for name in names - attributes.keys():
+        for each, attributes, contents in self.objects:
+            for name in vars(each).keys() - attributes.keys() - _OWN:
                 del vars(each)[name]
-            for name, (value, content) in attributes.items():
+            for name in attributes.keys() - _OWN:
+                value = attributes[name]
                 if vars(each).get(name, _ABSENT) is not value:
                     vars(each)[name] = value
-                if content is not None:
-                    _refill(value, content)
+                if isinstance(value, dict | list | set):
+                    _refill(value, contents.get(name, ()))
         for container, content in self.lists:
             _refill(container, content)
         for parameter, flag in self.flags:
@@ -59,18 +59,13 @@ class ModelStructure:
                 parameter.requires_grad_(flag)
 
 
-def _attributes(each: object) -> dict[str, tuple[Any, Any]]:
-    """Map the names of an object's attributes to their values, and to copies of containers."""
+def _contents(each: object) -> dict[str, Any]:
+    """Map the names of an object's containers to copies of them; most are empty, and have none."""
     return {
-        name: (value, _content(value) if isinstance(value, dict | list | set) else None)
+        name: value.copy()
         for name, value in vars(each).items()
-        if name not in _OWN
+        if isinstance(value, dict | list | set) and value and name not in _OWN
     }
-
-
-def _content(container: Any) -> Any:
-    """Return a copy of a container; most are empty, and need none."""
-    return container.copy() if container else ()
 
 
 def _refill(container: Any, content: Any) -> None:

@@ -7,6 +7,7 @@ one `ConfigError` lists every unknown key, missing key and value of the wrong ty
 from __future__ import annotations
 
 import dataclasses
+import functools
 import reprlib
 import types
 import typing
@@ -37,6 +38,7 @@ class OptionDoc:
     help: str
 
 
+@functools.lru_cache(maxsize=256)
 def options_of(cls: type) -> tuple[OptionDoc, ...]:
     """List the options of a dataclass in order; a nested dataclass is one option."""
     hints = typing.get_type_hints(cls)

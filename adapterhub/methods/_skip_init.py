@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from adapterhub.interrupts import Reversal
 
@@ -39,3 +43,36 @@ def skip_init() -> SkippedInit:
 def init_is_skipped() -> bool:
     """Return whether modules are built inside `skip_init`."""
     return _SKIP_INIT.get()
+
+
+# What draws values, and the slowest step of a truncated normal distribution: in place, and new.
+_FILLS = frozenset(
+    [getattr(nn.init, name) for name in nn.init.__all__ if name.endswith(("uniform_", "normal_"))]
+    + [Tensor.uniform_, Tensor.normal_, Tensor.erfinv_]
+)
+_DRAWS = frozenset([torch.randn, torch.rand])
+
+
+class _Undrawn(TorchFunctionMode):
+    """Leaves tensors as they are allocated where values would be drawn, in this thread."""
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call a function of torch, or return a tensor without the values that it draws."""
+        options = kwargs or {}
+        if function in _FILLS:
+            return args[0] if args else options["tensor"]
+        if function in _DRAWS:
+            named = {name: value for name, value in options.items() if name != "generator"}
+            return torch.zeros(*args, **named)
+        return function(*args, **options)
+
+
+def undrawn() -> AbstractContextManager[Any]:
+    """Return a context in which no initial values are drawn, inside `skip_init`."""
+    return _Undrawn() if init_is_skipped() else nullcontext()
