@@ -196,15 +196,14 @@ class StoredBackbone:
         self._tables: dict[bool, Table] = {}
 
     def table(self, *, sampled: bool) -> Table:
-        """Compute the digests of the tensors, once; they are remembered."""
+        """Compute the digests of the tensors, once; those of all values are remembered."""
         if sampled not in self._tables:
-            self._tables[sampled] = self._remembered(sampled=sampled)
+            self._tables[sampled] = self._digests(sampled=True) if sampled else self._remembered()
         return self._tables[sampled]
 
-    def _remembered(self, *, sampled: bool) -> Table:
-        kind = f"{VERSION} sample" if sampled else VERSION
-        key = f"{kind} {self.vocabulary.limit(sampled=sampled)} {self.form.key}"
-        table = remembered(self.files, key, lambda: self._digests(sampled=sampled))
+    def _remembered(self) -> Table:
+        key = f"{VERSION} {self.vocabulary.tokens} {self.form.key}"
+        table = remembered(self.files, key, lambda: self._digests(sampled=False))
         return {name: Digests(*digests) for name, digests in table.items()}
 
     def digests_of_files(self) -> tuple[str, ...]:

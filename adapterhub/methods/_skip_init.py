@@ -45,16 +45,12 @@ def init_is_skipped() -> bool:
     return _SKIP_INIT.get()
 
 
-# What draws values, and the slowest step of a truncated normal distribution: in place, and new.
-_FILLS = frozenset(
-    [getattr(nn.init, name) for name in nn.init.__all__ if name.endswith(("uniform_", "normal_"))]
-    + [Tensor.uniform_, Tensor.normal_, Tensor.erfinv_]
-)
-_DRAWS = frozenset([torch.randn, torch.rand])
+# Not the methods of tensors that these call: a loop may draw until it has what it accepts.
+_FILLS = frozenset(getattr(nn.init, f"{d}_") for d in ("uniform", "normal", "kaiming_uniform"))
 
 
 class _Undrawn(TorchFunctionMode):
-    """Leaves tensors as they are allocated where values would be drawn, in this thread."""
+    """Leaves tensors as they are allocated where `nn.init` would draw values, in this thread."""
 
     def __torch_function__(
         self,
@@ -63,16 +59,13 @@ class _Undrawn(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call a function of torch, or return a tensor without the values that it draws."""
+        """Call a function of torch, unless it draws values for a tensor."""
         options = kwargs or {}
         if function in _FILLS:
             return args[0] if args else options["tensor"]
-        if function in _DRAWS:
-            named = {name: value for name, value in options.items() if name != "generator"}
-            return torch.zeros(*args, **named)
         return function(*args, **options)
 
 
 def undrawn() -> AbstractContextManager[Any]:
-    """Return a context in which no initial values are drawn, inside `skip_init`."""
+    """Return a context in which `nn.init` draws no values, inside `skip_init`."""
     return _Undrawn() if init_is_skipped() else nullcontext()

@@ -48,6 +48,7 @@ from adapterhub.methods._ops import add_product, cast
 from adapterhub.methods._options import activation_module
 from adapterhub.methods._row_stack import RowStack, padded
 from adapterhub.methods._site_module import OutputModule, OutputSource, SiteModule
+from adapterhub.methods._skip_init import init_is_skipped
 from adapterhub.methods._sites import require_stream, select_sites, sizes_by_site
 
 SequentialSource = Literal["output", "block"]
@@ -115,6 +116,8 @@ class Bottleneck(OutputModule):
         self._init_near_identity() if self.sequential else self._init_identity()
 
     def _init_near_identity(self) -> None:
+        if init_is_skipped():
+            return
         for linear in (self.down, self.up):
             nn.init.trunc_normal_(linear.weight, std=1e-2, a=-2e-2, b=2e-2)
             nn.init.zeros_(linear.bias)

@@ -50,6 +50,7 @@ from adapterhub.methods._site_module import (
     SiteModule,
 )
 from adapterhub.methods._sites import select_sites
+from adapterhub.methods._skip_init import init_is_skipped
 
 
 def _stack_prefixes(modules: Sequence[SiteModule | None]) -> RowStack:
@@ -173,7 +174,8 @@ class Prefix(Method):
         for site in sites:
             positions = self.positions if site.bias else False
             if not self.reparametrize:
-                initial = torch.randn(2, self.length, site.d_out) * 0.02
+                shape = 2, self.length, site.d_out
+                initial = torch.empty(shape) if init_is_skipped() else torch.randn(shape) * 0.02
                 yield Placement(site, PrefixKeyValues(initial, positions))
                 continue
             owns_trunk = _trunk_key(site) not in trunks
