@@ -29,7 +29,11 @@ def slots_in(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _collect(
-    module: nn.Module, path: str, every_use: bool, seen: set[int], found: list[tuple[str, nn.Module]]
+    module: nn.Module,
+    path: str,
+    every_use: bool,
+    seen: set[int],
+    found: list[tuple[str, nn.Module]],
 ) -> None:
     """Append a module and those below it, each before its children."""
     if not every_use and id(module) in seen:

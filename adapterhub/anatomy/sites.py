@@ -301,6 +301,8 @@ def join(*parts: str) -> str:
 def matches(pattern: str, site: Site) -> bool:
     """Return whether a pattern matches a site: its role, its stack and role, or its id."""
     names = (site.role, f"{site.stack}.{site.role}", site.id)
+    if not any(wildcard in pattern for wildcard in "*?["):
+        return pattern in names
     return any(fnmatch.fnmatchcase(name, pattern) for name in names)
 
 

@@ -247,18 +247,32 @@ def _columns(groups: Sequence[Any]) -> tuple[tuple[str | None, ...], ...] | None
 
     None where a group is an average; a group without a module in a column has None there.
     """
-    if any(not isinstance(each, tuple) or not all(isinstance(k, str) for k in each) for each in groups):
+    if any(
+        not isinstance(each, tuple) or not all(isinstance(k, str) for k in each) for each in groups
+    ):
         return None
     return tuple(zip_longest(*groups))
 
 
 def by_row(tensor: Tensor, rows: int, dim: int) -> Tensor:
-    """Return the tokens of each row of a route: (rows, tokens, d), also where rows are repeated."""
+    """Return the tokens of each row of a route: (rows, tokens, d), also where rows are repeated.
+
+    Args:
+        tensor: (batch, ..., d).
+        rows: of the route.
+        dim: the dimension of the batch.
+    """
     return tensor.transpose(0, dim).reshape(rows, -1, tensor.shape[-1])
 
 
 def as_before(rows: Tensor, like: Tensor, dim: int) -> Tensor:
-    """Undo `by_row`: a tensor of the shape of `like`."""
+    """Undo `by_row`.
+
+    Args:
+        rows: (rows, tokens, d).
+        like: a tensor of the batch's shape, except for d.
+        dim: the dimension of the batch.
+    """
     return rows.reshape(like.transpose(0, dim).shape).transpose(0, dim)
 
 

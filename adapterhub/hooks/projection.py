@@ -101,7 +101,7 @@ class OutputSlot(Slot):
     def _change_output(
         self,
         host: nn.Module,
-        module: OutputModule | InputModule,
+        module: SiteModule,
         site: Site,
         compute: Callable[..., Tensor],
         y: Tensor,
@@ -110,7 +110,7 @@ class OutputSlot(Slot):
         residual: Tensor | None,
     ) -> Tensor:
         """Change the output by a module at a site, which `compute` computes."""
-        if isinstance(module, InputModule):
+        if not isinstance(module, OutputModule):
             return y
         source = sublayer_x if site.input_host else x
         if module.source in STREAM:

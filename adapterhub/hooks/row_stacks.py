@@ -215,7 +215,13 @@ def hooked(module: nn.Module) -> bool:
 
 
 def pays(column: StackedColumn, plan: BatchPlan, y: Tensor) -> bool:
-    """Return whether copies of modules for their rows take less time than a call of each."""
+    """Return whether copies of modules for their rows take less time than a call of each.
+
+    Args:
+        column: the modules.
+        plan: the rows.
+        y: what the modules change.
+    """
     copied = column.stack.numbers * plan.rows
     return plan.group_of_row is None or copied < CALL * len(plan.groups) + COPIES * y.numel()
 

@@ -148,7 +148,8 @@ class Slot(nn.Module):
         if torch.compiler.is_compiling() or global_hooks():
             return None
         plan.copies(y.shape[dim], self.where())
-        modules = tuple(tuple(k and self.placed(k) for k in column) for column in plan.columns)
+        placed: Any = self.placed
+        modules = tuple(tuple(k and placed(k) for k in column) for column in plan.columns)
         columns = self.stacks.columns(plan.columns, modules, self.sites, y)
         if columns is None or not all(pays(each, plan, y) for each in columns):
             return None

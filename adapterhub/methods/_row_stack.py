@@ -66,7 +66,8 @@ def stack_low_rank(modules: Sequence[SiteModule | None]) -> RowStack | None:
         return None
     d_out, d_in = (f.shape[n] for n, f in enumerate(some.factors()))
     empty = some.A.new_zeros(d_out, 0), some.A.new_zeros(0, d_in)
-    factors = [empty if m is None else m.factors() for m in modules]  # type: ignore[attr-defined]
+    present: Any = modules
+    factors = [empty if m is None else m.factors() for m in present]
     down, up = ([right for _, right in factors], [left.T for left, _ in factors])
     return RowStack((padded(down), padded(up)), add_low_rank)
 

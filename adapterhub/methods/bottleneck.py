@@ -48,8 +48,8 @@ from adapterhub.methods._ops import add_product, cast
 from adapterhub.methods._options import activation_module
 from adapterhub.methods._row_stack import RowStack, padded
 from adapterhub.methods._site_module import OutputModule, OutputSource, SiteModule
-from adapterhub.methods._skip_init import init_is_skipped
 from adapterhub.methods._sites import require_stream, select_sites, sizes_by_site
+from adapterhub.methods._skip_init import init_is_skipped
 
 SequentialSource = Literal["output", "block"]
 ParallelSource = Literal["input", "residual"]

@@ -34,7 +34,7 @@ def _stack_scales(modules: Sequence[SiteModule | None]) -> RowStack:
     """Stack vectors: (modules, 1, size), with ones for no module."""
     some: Any = next(module for module in modules if module is not None)
     ones = torch.ones_like(some.scale)
-    scales = [ones if m is None else m.scale for m in modules]  # type: ignore[attr-defined]
+    scales = [m.scale if isinstance(m, OutputScale | InputScale) else ones for m in modules]
     return RowStack((torch.stack(scales)[:, None],), _rescale)
 
 

@@ -16,7 +16,10 @@ from adapterhub.anatomy.build import anatomy_of
 def test_adapters_change_nothing(architecture, method):
     model = tiny_models.usual_model(architecture)
     anatomy = anatomy_of(model)
-    before = identities_before(anatomy, {}).identity(complete=True), first_fingerprint_before(anatomy, {})
+    before = (
+        identities_before(anatomy, {}).identity(complete=True),
+        first_fingerprint_before(anatomy, {}),
+    )
     tiny_models.scramble(ah.attach(model, method))
     state = get_state(model)
     assert (state.identity(), state.first_fingerprint()) == before

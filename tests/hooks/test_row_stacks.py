@@ -1,4 +1,4 @@
-"""Modules of a batch's rows as stacks: equal to groups of rows, and never older than the modules."""
+"""Modules of a batch's rows as stacks: equal to groups, and never older than the modules."""
 
 from __future__ import annotations
 
