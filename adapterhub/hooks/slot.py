@@ -148,8 +148,10 @@ class Slot(nn.Module):
         if torch.compiler.is_compiling() or global_hooks():
             return None
         plan.copies(y.shape[dim], self.where())
-        placed: Any = self.placed
-        modules = tuple(tuple(k and placed(k) for k in column) for column in plan.columns)
+        modules: Any = tuple(
+            tuple(None if key is None else self.placed(key) for key in column)
+            for column in plan.columns
+        )
         columns = self.stacks.columns(plan.columns, modules, self.sites, y)
         if columns is None or not all(pays(each, plan, y) for each in columns):
             return None
