@@ -7,7 +7,7 @@ adapters of a stack replace. Per row, a hook on the model's own head calls the h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import nn
@@ -136,6 +136,7 @@ class PerRowActivation:
         self.by_name = {adapter.name: adapter for adapter in self.adapters}
         self.table: dict[Slot, AppliedModules] = {}
         self.called_through: tuple[str, ...] = ()  # paths of modules that have variants
+        self.plans: dict[Hashable, BatchPlan] = {}  # slots with equal keys have one plan
 
     def prepare(self) -> None:
         """Plan the rows in each slot, and add slots through which the heads are called."""
@@ -171,10 +172,14 @@ class PerRowActivation:
 
     def _plan(self, keys: Mapping[str, tuple[str, ...]], last: bool = False) -> BatchPlan:
         """Plan the rows of one slot; `last` keeps the last module of each stack, for heads."""
-        local = [localize(composition, keys) for composition in self.compositions]
-        if last:
-            local = [part[-1:] if isinstance(part, tuple) else part for part in local]
-        return BatchPlan(local, device_of(self.model) or "cpu")
+        name = (last, *keys.items())
+        if name not in self.plans:
+            local = {c: localize(c, keys) for c in dict.fromkeys(self.compositions)}
+            if last:
+                local = {c: p[-1:] if isinstance(p, tuple) else p for c, p in local.items()}
+            device = device_of(self.model) or "cpu"
+            self.plans[name] = BatchPlan([local[c] for c in self.compositions], device)
+        return self.plans[name]
 
 
 class AverageActivation(PerRowActivation):

@@ -103,7 +103,8 @@ class Adapter:
     """A named adapter of a model, made by `attach` or `load`.
 
     While it is attached, its new tokens are in `tokenizer`, which shows its chat template,
-    `template`, unless that of an adapter loaded later is shown.
+    `template`, unless that of an adapter loaded later is shown. `occupied` are the slots of its
+    modules, with their keys there.
     """
 
     name: str
@@ -119,6 +120,7 @@ class Adapter:
     tokenizer: TokenizerSnapshot | None = None
     template: str | None = None
     template_key: object = field(default_factory=object, init=False)
+    occupied: list[tuple[Slot, str]] = field(default_factory=list, init=False)
     metadata: AdapterMetadata = field(default_factory=AdapterMetadata)
 
     def __repr__(self) -> str:
@@ -205,8 +207,7 @@ class Adapter:
 
     def slots(self) -> Iterator[tuple[Slot, str]]:
         """Yield each slot that has modules of the adapter, with the key of each there."""
-        for placed in self.placed:
-            yield slot_at(self.model, placed.site), placed.key
+        yield from self.occupied
         if self.new_tokens:
             for slot in self.new_tokens.slots():
                 yield slot, self.new_tokens.key
@@ -249,8 +250,11 @@ class Adapter:
 
     def inject(self) -> None:
         """Add the site modules to the slots of their hosts, inactive."""
+        self.occupied = []
         for placed in self.placed:
-            make_slot(self.anatomy, placed).add(placed.key, placed.site, placed.module)
+            slot = make_slot(self.anatomy, placed)
+            slot.add(placed.key, placed.site, placed.module)
+            self.occupied.append((slot, placed.key))
         if self.new_tokens:
             self.new_tokens.inject()
         if self.pooling:

@@ -11,6 +11,8 @@ from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.wrong_models import library_inside, remedy, remedy_inside
+from adapterhub.anatomy.own_modules import own_modules
+from adapterhub.anatomy.sites import own_parameters
 from adapterhub.backbones.weights import is_sharded
 from adapterhub.errors import AttachError
 from adapterhub.hooks.attention import check_attention
@@ -49,7 +51,7 @@ def check_model(model: PreTrainedModel) -> None:
     """
     compiled = isinstance(model, torch._dynamo.OptimizedModule) or (
         isinstance(model, nn.Module)
-        and any(m._compiled_call_impl is not None for m in model.modules())
+        and any(m._compiled_call_impl is not None for _, m in own_modules(model))
     )
     if compiled:
         raise AttachError(
@@ -63,7 +65,7 @@ def check_model(model: PreTrainedModel) -> None:
             expected="the backbone as it was loaded",
             hint=remedy_inside(library),
         )
-    if any(map(is_sharded, model.parameters())):
+    if any(is_sharded(p) for _, m in own_modules(model) for _, p in own_parameters(m)):
         raise AttachError(
             "the model is sharded: new parameters would differ between the processes",
             hint="attach first, then fully_shard(model)",
@@ -80,10 +82,11 @@ def refuse_shared(model: PreTrainedModel, others: Iterable[AdaptedModel]) -> Non
     Raises:
         AttachError: which adapters the other one has.
     """
-    own = set(map(id, (*_with_tensors(model), *model.parameters())))
-    for other in others:
-        parts = (*_with_tensors(other.model), *other.parameters)
-        if other.model is not model and not own.isdisjoint(map(id, parts)):
+    strangers = [other for other in others if other.model is not model]
+    own = set(map(id, _parts(model))) if strangers else set()
+    for other in strangers:
+        parts = (*_parts(other.model), *other.parameters)
+        if not own.isdisjoint(map(id, parts)):
             raise AttachError(
                 f"this {type(model).__name__} shares modules with a "
                 f"{type(other.model).__name__} that has adapters",
@@ -109,6 +112,9 @@ def check_usable(adapter: Adapter) -> None:
     check_attention(adapter.model, sites)
 
 
-def _with_tensors(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules that hold tensors; models share some others, such as activations."""
-    return (module for module in model.modules() if module._parameters or module._buffers)
+def _parts(model: nn.Module) -> Iterator[nn.Module | nn.Parameter]:
+    """Yield parameters, and the modules that hold tensors; models share others, as activations."""
+    for _, module in own_modules(model):
+        if module._parameters or module._buffers:
+            yield module
+            yield from (parameter for _, parameter in own_parameters(module))

@@ -35,6 +35,7 @@ from adapterhub.hooks.new_tokens import NewTokenRows, new_token_rows, tokens_of
 from adapterhub.hooks.pooling import bypassed, head_pooling
 from adapterhub.methods._base import METHODS, Method, Placement, PlanStep, Unfrozen
 from adapterhub.methods._site_module import SiteModule
+from adapterhub.methods._skip_init import undrawn
 
 
 def build_adapter(
@@ -69,15 +70,16 @@ def build_adapter(
     key = f"{_slug(name)}-{next(state.serial)}"  # apart from names that look alike as module names
     pooled = head_pooling(anatomy, pooling, f"{key}-pooling")
     unread = bypassed(anatomy) if pooled else ()
+    with undrawn():
+        planned = [(p, step) for m in methods for p in m.parts() for step in _plan(m, p, anatomy)]
     steps = [
         (part, step)
-        for method in methods
-        for part in method.parts()
-        for step in _plan(method, part, anatomy)
+        for part, step in planned
         if not (isinstance(step, Unfrozen) and _is_in(step.path, unread))
     ]
     parameters = (path for path in anatomy.parameters() if not _is_in(path, unread))
-    new = sorted(newly_initialized(model).intersection(parameters))
+    fresh = newly_initialized(model)
+    new = sorted(fresh.intersection(parameters)) if fresh else []
     _refuse_offloaded(anatomy, new, tokens)
     changed = list(_own_copies(_unfrozen(steps, new), anatomy))
     adapter = Adapter(
@@ -197,7 +199,8 @@ def _refuse_untrainable(part: Method, steps: Iterable[PlanStep], anatomy: Anatom
     if away := offloaded(anatomy.model, paths):
         problem = f"{part.name} trains weights that are offloaded on this backbone"
         raise SiteError(problem, offenders=away, expected="weights that stay on a device")
-    if wrong := storage_problems(anatomy.parameters(every_use=True), paths):
+    named = anatomy.parameters(every_use=True) if paths else {}
+    if wrong := storage_problems(named, paths):
         problem = f"{part.name} trains weights that cannot be trained as they are stored"
         raise SiteError(
             problem,
@@ -211,7 +214,8 @@ def _refuse_offloaded(anatomy: Anatomy, fresh: list[str], tokens: tuple[NewToken
     model = anatomy.model
     heads = [f"{n}.{p}" for n, m in anatomy.head().items() for p, _ in m.named_parameters()]
     table = token_embedding(model) if tokens else None
-    rows = [path for path, parameter in model.named_parameters() if parameter is table]
+    named = anatomy.parameters().items() if table is not None else ()
+    rows = [path for path, parameter in named if parameter is table]
     if away := offloaded(model, [*fresh, *heads, *rows]):
         raise AttachError(
             "parameters that train (the head, newly initialized ones, rows of new tokens) are "
@@ -232,8 +236,10 @@ def _moved(placement: Placement, anatomy: Anatomy) -> SiteModule:
 
 
 def _own_copies(
-    unfrozen: Iterable[tuple[Method | None, Unfrozen]], anatomy: Anatomy
+    unfrozen: Sequence[tuple[Method | None, Unfrozen]], anatomy: Anatomy
 ) -> Iterable[OwnedParameter]:
+    if not unfrozen:
+        return
     parameters = anatomy.parameters(every_use=True)
     holders = parameter_holders(anatomy.model)
     for method, step in unfrozen:

@@ -62,7 +62,8 @@ def backbone_differences(manifest: Manifest, state: ModelState) -> list[str]:
         found = state.first_fingerprint()
         return [] if found == trained_on.fingerprint else [f"weights: {found}"]
     trained = BackboneIdentity.from_record(trained_on.fingerprint, trained_on.identity)
-    sampled = state.identity(trained, complete=False)
+    identities = state.identities(trained)
+    sampled = identities.identity(complete=False)
     problems = config_differences(trained.config, sampled.config)
     if (sampled.tokens or 0) < (trained.tokens or 0):
         problems.append(f"token embedding: {sampled.tokens} rows, trained with {trained.tokens}")
@@ -70,7 +71,7 @@ def backbone_differences(manifest: Manifest, state: ModelState) -> list[str]:
         problems.append(f"weights: {sampled.fingerprint}")
     if problems or not trained.parts:
         return problems
-    parts = state.identity(trained).different_parts(trained)
+    parts = identities.identity(complete=True).different_parts(trained)
     own_head = manifest.head is not None
     return [f"{p}: other values" for p in parts if not (own_head and p.startswith(HEAD_PART))]
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from adapterhub.anatomy.sites import CHILD, Anatomy
+from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.checkpoint_form import named_tensors
-from adapterhub.backbones.fingerprint import BackboneIdentity, Vocabulary, identity_of_model
+from adapterhub.backbones.fingerprint import BackboneIdentity, ModelIdentities, Vocabulary
 from adapterhub.backbones.fingerprint_v1 import first_fingerprint
 from adapterhub.backbones.identity import origin_of
 from adapterhub.backbones.newly_initialized import newly_initialized
@@ -22,29 +22,19 @@ from adapterhub.backbones.weights import packed_hosts
 Originals = Mapping[int, nn.Parameter]  # by the ids of the adapters' parameters in their place
 
 
-def identity_before(
-    anatomy: Anatomy,
-    originals: Originals,
-    trained: BackboneIdentity | None = None,
-    *,
-    complete: bool = True,
-) -> BackboneIdentity:
-    """Compute the identity of a backbone.
+def identities_before(
+    anatomy: Anatomy, originals: Originals, trained: BackboneIdentity | None = None
+) -> ModelIdentities:
+    """Return the identities of a backbone, of a sample and of all values.
 
     Args:
         anatomy: of the model.
         originals: the parameters of the backbone that adapters have replaced.
         trained: the identity to compare with, whose vocabulary may have fewer rows.
-        complete: read all values where that is cheap, rather than a sample.
     """
-    return identity_of_model(
-        anatomy.model,
-        _tensors(anatomy, originals),
-        origin=origin_of(anatomy.model),
-        vocabulary=_vocabulary(anatomy.model).common(trained.vocabulary if trained else None),
-        complete=complete,
-        known=trained,
-    )
+    vocabulary = _vocabulary(anatomy.model).common(trained.vocabulary if trained else None)
+    tensors = _tensors(anatomy, originals)
+    return ModelIdentities(anatomy.model, tensors, origin_of(anatomy.model), vocabulary, trained)
 
 
 def first_fingerprint_before(anatomy: Anatomy, originals: Originals) -> str:
@@ -72,7 +62,7 @@ def _tensors(anatomy: Anatomy, originals: Originals) -> dict[str, Tensor]:
     own = {
         path: originals.get(id(tensor), tensor)
         for path, tensor in named_tensors(anatomy.model).items()
-        if not path.startswith(heads) and path not in new and f".{CHILD}." not in f".{path}"
+        if not path.startswith(heads) and path not in new
     }
     return own | dict(_codes(anatomy))
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from adapterhub.anatomy.own_modules import own_modules
 from adapterhub.anatomy.sites import CHILD, Anatomy, Site
 from adapterhub.hooks.attention import keyvalue_slot
 from adapterhub.hooks.layer_mix import mix_slot
@@ -171,7 +172,7 @@ def make_slot(anatomy: Anatomy, placed: PlacedModule) -> Slot:
 def parameter_holders(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
     """Map the id of each parameter to the modules that hold it, and under which name."""
     holders: dict[int, list[tuple[nn.Module, str]]] = {}
-    for module in model.modules():
+    for _, module in own_modules(model):
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 holders.setdefault(id(parameter), []).append((module, name))

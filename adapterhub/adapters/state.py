@@ -31,13 +31,14 @@ from adapterhub.adapters.attachable import (
     require_model,
 )
 from adapterhub.adapters.model_methods import ModelMethod, replace_methods
-from adapterhub.adapters.original_backbone import first_fingerprint_before, identity_before
+from adapterhub.adapters.original_backbone import first_fingerprint_before, identities_before
 from adapterhub.adapters.passes import STRUCTURE_LOCK, BegunPass, ForwardPasses
 from adapterhub.adapters.structure import ModelStructure
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.fingerprint import (
     BackboneIdentity,
+    ModelIdentities,
 )
 from adapterhub.backbones.quantized_training import prepare_quantized, restore_quantized
 from adapterhub.backbones.tokenizer import (
@@ -327,16 +328,19 @@ class ModelState:
         """Compute the name of the backbone's weights as they were before any adapter."""
         return self.identity(complete=False).fingerprint
 
-    def identity(
-        self, trained: BackboneIdentity | None = None, *, complete: bool = True
-    ) -> BackboneIdentity:
+    def identity(self, *, complete: bool = True) -> BackboneIdentity:
         """Compute the identity of the backbone as it was before any adapter.
 
-        Args:
-            trained: the identity to compare with, whose vocabulary may have fewer rows.
-            complete: read all values where that is cheap, rather than a sample.
+        `complete` reads all values where that is cheap, rather than a sample.
         """
-        return identity_before(self.anatomy, self.originals(), trained, complete=complete)
+        return self.identities().identity(complete=complete)
+
+    def identities(self, trained: BackboneIdentity | None = None) -> ModelIdentities:
+        """Return the identities of the backbone before any adapter, of a sample and of all values.
+
+        `trained` is the identity to compare with, whose vocabulary may have fewer rows.
+        """
+        return identities_before(self.anatomy, self.originals(), trained)
 
     def first_fingerprint(self) -> str:
         """Compute the fingerprint of the backbone that manifests without an identity have."""

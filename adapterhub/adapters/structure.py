@@ -1,7 +1,8 @@
 """The structure of a model: modules, hooks, attributes and what trains, to be restored on an error.
 
-Tensors are not part of it: activations exchange them, and undo it on their own. Other threads may
-compute meanwhile, so that only what differs is touched.
+Tensors are not part of it: activations exchange them, and undo it on their own. Nor are the modules
+that slots hold, which no change touches. Other threads may compute meanwhile, so that only what
+differs is touched.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from typing import Any
 
 from torch import nn
 
-_OWN = ("_parameters", "_buffers", "training")
+from adapterhub.anatomy.own_modules import own_modules, slots_in
+
+_OWN = frozenset(["_parameters", "_buffers", "training"])
 _ABSENT = object()
 
 
@@ -32,21 +35,23 @@ class ModelStructure:
         lists: Iterable[list[Any]],
         parameters: Iterable[nn.Parameter],
     ) -> None:
-        self.objects = [(each, _attributes(each)) for each in (*model.modules(), *others)]
+        modules = (module for _, module in own_modules(model))
+        objects = (*modules, *slots_in(model), *others)
+        self.objects = [(each, vars(each).copy(), _contents(each)) for each in objects]
         self.lists = [(each, each.copy()) for each in lists]
         self.flags = [(parameter, parameter.requires_grad) for parameter in parameters]
 
     def restore(self) -> None:
         """Make everything as it was."""
-        for each, attributes in self.objects:
-            names = vars(each).keys() - set(_OWN)
-            for name in names - attributes.keys():
+        for each, attributes, contents in self.objects:
+            for name in vars(each).keys() - attributes.keys() - _OWN:
                 del vars(each)[name]
-            for name, (value, content) in attributes.items():
+            for name in attributes.keys() - _OWN:
+                value = attributes[name]
                 if vars(each).get(name, _ABSENT) is not value:
                     vars(each)[name] = value
-                if content is not None:
-                    _refill(value, content)
+                if isinstance(value, dict | list | set):
+                    _refill(value, contents.get(name, ()))
         for container, content in self.lists:
             _refill(container, content)
         for parameter, flag in self.flags:
@@ -54,18 +59,21 @@ class ModelStructure:
                 parameter.requires_grad_(flag)
 
 
-def _attributes(each: object) -> dict[str, tuple[Any, Any]]:
-    """Map the names of an object's attributes to their values, and to copies of containers."""
+def _contents(each: object) -> dict[str, Any]:
+    """Map the names of an object's containers to copies of them; most are empty, and have none."""
     return {
-        name: (value, value.copy() if isinstance(value, dict | list | set) else None)
+        name: value.copy()
         for name, value in vars(each).items()
-        if name not in _OWN
+        if isinstance(value, dict | list | set) and value and name not in _OWN
     }
 
 
 def _refill(container: Any, content: Any) -> None:
     """Give a container its content back, unless it has it; the object stays the same."""
-    if isinstance(container, set):
+    if not content:
+        if container:
+            container.clear()
+    elif isinstance(container, set):
         container.intersection_update(content)
         container.update(content)
     elif isinstance(container, list):

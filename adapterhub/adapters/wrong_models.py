@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from adapterhub.anatomy.own_modules import own_modules
 from adapterhub.methods._base import METHODS
 
 _LOAD = "model, tokenizer = load_backbone({})"
@@ -30,7 +31,7 @@ def remedy(thing: object) -> str:
 
 def library_inside(model: nn.Module) -> str | None:
     """Return the library that has put its own adapters into the layers of a model, or None."""
-    kinds = {type(module) for module in model.modules()}
+    kinds = {type(module) for _, module in own_modules(model)}
     libraries = ("peft", "adapters")
     return next((lib for lib in libraries if any(_defined_in(lib, k) for k in kinds)), None)
 

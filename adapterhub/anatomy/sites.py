@@ -32,6 +32,8 @@ from transformers import PreTrainedModel
 
 from adapterhub.anatomy.family import Family, Stack
 from adapterhub.anatomy.layer_selection import layer_numbers
+from adapterhub.anatomy.own_modules import CHILD as CHILD
+from adapterhub.anatomy.own_modules import own_modules
 from adapterhub.errors import SiteError, did_you_mean
 
 Kind = Literal["linear", "sublayer", "keyvalue", "norm", "embed", "mix"]
@@ -234,12 +236,12 @@ class Anatomy:
         """
         heads = tuple(f"{name}." for name in self.head())
         constants = {self.path(path) for path in self.family.constants}
-        uses: Iterable[tuple[str, nn.Parameter]] = self.model.named_parameters()
-        if every_use:
-            modules = self.model.named_modules()
-            uses = ((join(m, n), p) for m, module in modules for n, p in own_parameters(module))
-        named = [(n, p) for n, p in uses if n not in constants]
-        return {n: p for n, p in named if not n.startswith(heads) and f".{CHILD}." not in f".{n}"}
+        modules = own_modules(self.model)
+        uses = [(join(m, n), p) for m, module in modules for n, p in own_parameters(module)]
+        first: dict[int, str] = {}
+        if not every_use:
+            uses = [(n, p) for n, p in uses if first.setdefault(id(p), n) == n]
+        return {n: p for n, p in uses if n not in constants and not n.startswith(heads)}
 
     def head(self) -> dict[str, nn.Module]:
         """Return the modules of the task head: those outside the base model.
@@ -286,9 +288,6 @@ class Anatomy:
         return None
 
 
-CHILD = "adapterhub"  # the name of the one child module that a host has while adapters are attached
-
-
 def own_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters of a module without those of its children."""
     return list(module.named_parameters(recurse=False, remove_duplicate=False))
@@ -302,6 +301,8 @@ def join(*parts: str) -> str:
 def matches(pattern: str, site: Site) -> bool:
     """Return whether a pattern matches a site: its role, its stack and role, or its id."""
     names = (site.role, f"{site.stack}.{site.role}", site.id)
+    if not any(wildcard in pattern for wildcard in "*?["):
+        return pattern in names
     return any(fnmatch.fnmatchcase(name, pattern) for name in names)
 
 

@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
+from adapterhub.anatomy.own_modules import own_modules
+from adapterhub.anatomy.sites import join, own_parameters
 from adapterhub.backbones.tensor_digests import TensorReader
 from adapterhub.errors import BackboneError
 
@@ -143,9 +145,16 @@ def _cached_form(kind: type[PreTrainedConfig], facts: str) -> CheckpointForm:
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Map the names of a model's parameters and saved buffers to them; tied ones have several."""
-    named: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
-    for path, module in model.named_modules():
+    """Map the names of a model's parameters and saved buffers to them; tied ones have several.
+
+    Those of adapters in slots are left out.
+    """
+    named: dict[str, Tensor] = {
+        join(path, name): parameter
+        for path, module in own_modules(model, every_use=True)
+        for name, parameter in own_parameters(module)
+    }
+    for path, module in own_modules(model):
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
                 named[f"{path}.{name}" if path else name] = buffer

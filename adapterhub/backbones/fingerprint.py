@@ -25,7 +25,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +40,7 @@ from adapterhub.backbones.checkpoint_form import (
     in_checkpoint_form,
 )
 from adapterhub.backbones.digest_cache import remembered
+from adapterhub.backbones.digests_in_memory import remembered_table, tensor_states
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.function_config import function_config
 from adapterhub.backbones.tensor_digests import (
@@ -179,21 +180,8 @@ def identity_of_model(
         BackboneError: the weights are quantized and do not match an origin, or the model has no
             weights.
     """
-    form, config = form_of(model.config), function_config(model.config)
-    readable = {name: tensor for name, tensor in named.items() if has_values(tensor)}
-    vocabulary = vocabulary or Vocabulary()
-    loaded = LoadedBackbone(model, form, readable, vocabulary)
-    if origin is not None:
-        stored = StoredBackbone(origin, form, vocabulary)
-        if _is_load_of(loaded, stored, complete):
-            return _identity(config, stored, complete, known)
-    if len(readable) < len(named):
-        raise BackboneError(
-            "the weights are quantized and do not match a checkpoint on disk",
-            expected="a model as loaded by load_backbone or from_pretrained",
-            hint="load_backbone(FOLDER or HUB ID), and change its weights before quantizing them",
-        )
-    return _identity(config, loaded, complete and loaded.is_small)
+    identities = ModelIdentities(model, named, origin, vocabulary or Vocabulary(), known)
+    return identities.identity(complete=complete)
 
 
 def _smaller(first: int | None, second: int | None) -> int | None:
@@ -255,6 +243,11 @@ class LoadedBackbone:
         self.model, self.form, self.named, self.vocabulary = model, form, named, vocabulary
         self._tables: dict[bool, Table] = {}
 
+    @cached_property
+    def _states(self) -> Any:
+        """What tells whether the values have changed since; None: unknown."""
+        return tensor_states(self.named) if self.is_small else None
+
     @property
     def is_small(self) -> bool:
         """Whether all values can be read in a second."""
@@ -263,7 +256,10 @@ class LoadedBackbone:
     def table(self, *, sampled: bool) -> Table:
         """Compute the digests of the tensors, once."""
         if sampled not in self._tables:
-            self._tables[sampled] = self._digests(sampled=sampled)
+            limits = self.vocabulary.limit(sampled=sampled), tuple(self._vocabulary_sizes())
+            key = sampled, self.form.key, *limits
+            compute = partial(self._digests, sampled=sampled)
+            self._tables[sampled] = remembered_table(self.model, key, self._states, compute)
         return self._tables[sampled]
 
     def _digests(self, *, sampled: bool) -> Table:
@@ -284,6 +280,44 @@ class LoadedBackbone:
     def digests_of_files(self) -> tuple[str, ...]:
         """Return no digests: there are no files."""
         return ()
+
+
+class ModelIdentities:
+    """The identities of one model in memory, of a sample and of all values, which are read once.
+
+    The arguments are those of `identity_of_model`.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        named: Mapping[str, Tensor],
+        origin: Path | None,
+        vocabulary: Vocabulary,
+        known: BackboneIdentity | None,
+    ) -> None:
+        form, self.config = form_of(model.config), function_config(model.config)
+        readable = {name: tensor for name, tensor in named.items() if has_values(tensor)}
+        self.loaded = LoadedBackbone(model, form, readable, vocabulary)
+        self.stored = None if origin is None else StoredBackbone(origin, form, vocabulary)
+        self.quantized, self.known = len(readable) < len(named), known
+
+    def identity(self, *, complete: bool) -> BackboneIdentity:
+        """Compute the identity; `complete` reads all values where that is cheap.
+
+        Raises:
+            BackboneError: the weights are quantized and do not match an origin, or there are none.
+        """
+        if self.stored and _is_load_of(self.loaded, self.stored, complete):
+            return _identity(self.config, self.stored, complete, self.known)
+        if self.quantized:
+            raise BackboneError(
+                "the weights are quantized and do not match a checkpoint on disk",
+                expected="a model as loaded by load_backbone or from_pretrained",
+                hint="load_backbone(FOLDER or HUB ID), and change its weights before quantizing "
+                "them",
+            )
+        return _identity(self.config, self.loaded, complete and self.loaded.is_small)
 
 
 def _is_load_of(loaded: LoadedBackbone, stored: StoredBackbone, complete: bool) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from adapterhub.anatomy.own_modules import own_modules
 from adapterhub.backbones.quantized_weights import row_scales
 
 _CAN_PACK = "support_avx512bf16_for_cpu"
@@ -19,7 +20,7 @@ def keep_4bit_layout(model: nn.Module) -> list[nn.Module]:
     On some CPUs bitsandbytes repacks them for inference at the first call without gradients. The
     packed form returns wrong gradients in later calls.
     """
-    layers = [module for module in model.modules() if getattr(module, _CAN_PACK, False)]
+    layers = [module for _, module in own_modules(model) if getattr(module, _CAN_PACK, False)]
     for layer in layers:
         layer.__dict__[_CAN_PACK] = False
         weight: Any = layer.weight
@@ -36,7 +37,7 @@ def prepare_quantized(model: nn.Module) -> list[nn.Module]:
     """
     int8_layers = [
         module
-        for module in model.modules()
+        for _, module in own_modules(model)
         if row_scales(module) is not None and _HOOK not in module.__dict__
     ]
     for layer in int8_layers:

@@ -7,6 +7,7 @@ import json
 from torch import nn
 from transformers import PreTrainedModel
 
+from adapterhub.anatomy.own_modules import own_modules
 from adapterhub.backbones.identity import origin_of
 
 _ROWS = "_adapterhub_rows"
@@ -29,7 +30,8 @@ def token_tables(model: PreTrainedModel) -> list[tuple[nn.Module, str]]:
     if (table := token_embedding(model)) is None:
         return []
     output = model.get_output_embeddings()
-    modules = [m for m in model.modules() if m is output or m._parameters.get("weight") is table]
+    own = (module for _, module in own_modules(model))
+    modules = [m for m in own if m is output or m._parameters.get("weight") is table]
     return [(m, "weight") for m in modules if m._parameters.get("weight") is not None]
 
 

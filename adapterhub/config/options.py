@@ -38,7 +38,7 @@ class OptionDoc:
     help: str
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def options_of(cls: type) -> tuple[OptionDoc, ...]:
     """List the options of a dataclass in order; a nested dataclass is one option."""
     hints = typing.get_type_hints(cls)

@@ -32,6 +32,8 @@ from adapterhub.errors import SiteError
 from adapterhub.hooks.composition import BatchPlan
 from adapterhub.hooks.relative_bias import RelativeBias, note_past
 from adapterhub.hooks.slot import SUBLAYER_INPUT, Slot, read_sublayer_input
+from adapterhub.hooks.virtual_tokens import as_mask
+from adapterhub.methods._row_stack import RowStack
 from adapterhub.methods._site_module import (
     GatedKeyValueModule,
     KeyValueModule,
@@ -244,6 +246,11 @@ def _attention_with_prefix(name: str) -> Callable[..., Any]:
         keys, plan, _ = slot.applied
         if plan is None or len(plan.groups) == 1:
             return _attend(attend, module, slot, plan.groups[0] if plan else keys, call)
+        biased = options.get("position_bias") is not None
+        columns = None if biased else slot.stacked(query)
+        if columns is not None and len(columns) == 1:
+            copies = len(query) // plan.rows
+            return _attend_stacked(attend, module, columns[0].stack, copies, call)
         return _attend_per_row(attend, module, slot, plan, call)
 
     return attention
@@ -312,6 +319,41 @@ def _sum_blocks(output: Tensor, gates: list[Tensor]) -> Tensor:
     for gate, block in zip(gates, blocks, strict=True):
         total = total + gate[:, :, None] * block
     return total
+
+
+def _attend_stacked(
+    attend: Callable[..., Any], module: nn.Module, stack: RowStack, copies: int, call: AttentionCall
+) -> Any:
+    """Call the backbone's attention once, over a prefix and the keys of each row.
+
+    Args:
+        attend: the attention function.
+        module: the attention module.
+        stack: the prefix of each row of the route.
+        copies: how often the batch repeats each row.
+        call: the call.
+    """
+    prefixes, own = stack()
+    if copies > 1:
+        prefixes = prefixes.repeat_interleave(copies, 1)
+        own = None if own is None else own.repeat_interleave(copies, 0)
+    prefixes = prefixes.unflatten(-1, (call.key.shape[1], -1)).transpose(2, 3).to(call.key.dtype)
+    call = _with_explicit_mask(module, call)
+    key, value = (torch.cat([p, t], 2) for p, t in zip(prefixes, call[1:3], strict=True))
+    mask = _widen_mask(call, prefixes.shape[3], own)
+    return call._replace(key=key, value=value, mask=mask).run(attend, module)
+
+
+def _widen_mask(call: AttentionCall, length: int, own: Tensor | None) -> Tensor | None:
+    """Extend the mask of a call to prefixes; `own`: (batch, length), which are not padding."""
+    mask, batch = call.mask, len(call.query)
+    if own is None:
+        visible = True if mask is not None and mask.dtype == torch.bool else 0.0
+        return None if mask is None else F.pad(mask, (length, 0), value=visible)
+    if mask is None:
+        mask = call.query.new_zeros(1, 1, 1, call.key.shape[2])
+    shown = own[:, None, None].expand(-1, *mask.shape[1:3], -1)
+    return torch.cat([as_mask(shown, mask), mask.expand(batch, -1, -1, -1)], dim=-1)
 
 
 def _attend_per_row(

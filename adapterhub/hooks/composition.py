@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, TypeAlias, Union
 
 import torch
@@ -142,6 +143,9 @@ def through(composition: Composition, y: Tensor, apply: Callable[[str, Tensor], 
 class BatchPlan:
     """Which rows of a batch go through which composition in one slot.
 
+    `columns` has the keys of the groups' modules in order: of the first ones, the second ones, ...
+    `group_of_row` numbers the group of each row; None: row i is group i.
+
     Rows with equal compositions form a group and are computed together. A batch of k times as many
     rows as the route repeats each row k times, as `generate` does for beams and a multiple-choice
     model for choices.
@@ -160,6 +164,11 @@ class BatchPlan:
         self.sorted = order == list(range(len(order)))
         self.order = torch.tensor(order, device=device)
         self.inverse = self.order.argsort()
+        self.columns = _columns(self.groups)
+        numbers = {row: n for n, rows in enumerate(members.values()) for row in rows}
+        group_of_row = [numbers[row] for row in range(self.rows)]
+        one_each = group_of_row == list(range(self.rows))
+        self.group_of_row = None if one_each else torch.tensor(group_of_row, device=device)
 
     def copies(self, batch: int, where: str) -> int:
         """Return how often a batch of this size repeats each row of the route.
@@ -231,6 +240,40 @@ class BatchPlan:
             for group, rows, *rest in zip(self.groups, *split, strict=True)
         ]
         return self.join(outputs, copies, dim)
+
+
+def _columns(groups: Sequence[Any]) -> tuple[tuple[str | None, ...], ...] | None:
+    """Return the modules of groups by column: the first of each group, the second, and so on.
+
+    None where a group is an average; a group without a module in a column has None there.
+    """
+    if any(
+        not isinstance(each, tuple) or not all(isinstance(k, str) for k in each) for each in groups
+    ):
+        return None
+    return tuple(zip_longest(*groups))
+
+
+def by_row(tensor: Tensor, rows: int, dim: int) -> Tensor:
+    """Return the tokens of each row of a route: (rows, tokens, d), also where rows are repeated.
+
+    Args:
+        tensor: (batch, ..., d).
+        rows: of the route.
+        dim: the dimension of the batch.
+    """
+    return tensor.transpose(0, dim).reshape(rows, -1, tensor.shape[-1])
+
+
+def as_before(rows: Tensor, like: Tensor, dim: int) -> Tensor:
+    """Undo `by_row`.
+
+    Args:
+        rows: (rows, tokens, d).
+        like: a tensor of the batch's shape, except for d.
+        dim: the dimension of the batch.
+    """
+    return rows.reshape(like.transpose(0, dim).shape).transpose(0, dim)
 
 
 def _repeated(order: Tensor, copies: int, device: torch.device) -> Tensor:

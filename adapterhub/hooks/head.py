@@ -11,14 +11,19 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import CHILD
-from adapterhub.hooks.composition import through
+from adapterhub.hooks.composition import BatchPlan, by_row, through
 from adapterhub.hooks.forward_pass import AppliedModules
 from adapterhub.hooks.precision import hold_in_fp32
+from adapterhub.hooks.row_stacks import hooked
 from adapterhub.hooks.slot import Slot, drop_slot
+from adapterhub.methods._row_stack import padded
+
+LARGEST_HEADS = 1 << 22  # numbers in all heads that are computed in one product; 16 MiB of fp32
 
 
 class VariantSlot(Slot):
@@ -56,6 +61,8 @@ class VariantSlot(Slot):
         if len(plan.groups) == 1:
             return _call(modules, plan.groups[0], inputs, options, y)
         copies = plan.copies(len(y), self.path)
+        if (rows := _at_once(modules, plan, inputs, options, y)) is not None:
+            return rows
         rows_of_y = plan.split(y, copies)
         rows_of_inputs = [plan.split(value, copies) for value in inputs]
         rows_of_options = {name: plan.split(value, copies) for name, value in options.items()}
@@ -72,6 +79,45 @@ class VariantSlot(Slot):
         most = max(output.shape[-1] for output in outputs)
         padded = [F.pad(o, (0, most - o.shape[-1]), value=-float("inf")) for o in outputs]
         return plan.join(padded, copies)
+
+
+def _at_once(
+    modules: Mapping[str, nn.Module],
+    plan: BatchPlan,
+    inputs: tuple[Any, ...],
+    options: dict[str, Any],
+    y: Tensor,
+) -> Tensor | None:
+    """Apply small linear heads in one product, or return None: other heads.
+
+    Args:
+        modules: the variants, by key.
+        plan: the rows, of several groups.
+        inputs: the positional arguments of the module.
+        options: its keyword arguments.
+        y: its own output.
+    """
+    if plan.columns is None or len(plan.columns) != 1 or None in plan.columns[0]:
+        return None
+    heads = [modules.get(key or "") for key in plan.columns[0]]
+    if options or len(inputs) != 1 or len(inputs[0]) != len(y) or torch.compiler.is_compiling():
+        return None
+    if not all(type(head) is nn.Linear and head.bias is not None for head in heads):
+        return None
+    linear = [head for head in heads if isinstance(head, nn.Linear)]
+    if any(map(hooked, linear)) or sum(head.weight.numel() for head in linear) > LARGEST_HEADS:
+        return None
+    weight = padded([head.weight for head in linear])
+    bias = padded([head.bias for head in linear])
+    most = weight.shape[1]
+    missing = [[n >= head.out_features for n in range(most)] for head in linear]
+    if any(map(any, missing)):
+        bias = bias.masked_fill(torch.tensor(missing, device=bias.device), -float("inf"))
+    if plan.group_of_row is not None:
+        weight, bias = weight[plan.group_of_row], bias[plan.group_of_row]
+    x = by_row(inputs[0], plan.rows, 0)
+    logits = torch.baddbmm(bias[:, None], x, weight.transpose(1, 2))
+    return logits.reshape(*inputs[0].shape[:-1], most)
 
 
 def _call(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import CHILD, STREAM, Site, Stream
 from adapterhub.backbones.weights import read_bias, read_weight
+from adapterhub.hooks.composition import as_before, by_row
+from adapterhub.hooks.row_stacks import StackedColumn
 from adapterhub.hooks.slot import SUBLAYER_INPUT, Mark, Slot, read_sublayer_input
+from adapterhub.methods._row_stack import RowStack
 from adapterhub.methods._site_module import InputModule, OutputModule, SiteModule
 
 _STREAM = "_adapterhub_stream"
@@ -36,7 +40,13 @@ class OutputSlot(Slot):
 
     def enter(self, x: Tensor) -> Tensor:
         """Apply the modules that change the input. x: (batch, tokens, d_in) -> x' like x."""
-        return self.run(self._change_input, x, dim=self.batch_dim)
+        columns = self.stacked(x, self.batch_dim)
+        if columns is None:
+            return self.run(self._change_input, x, dim=self.batch_dim)
+        for stack, example, _ in columns:
+            if isinstance(example, InputModule):
+                x = self._rowwise(stack)(x)
+        return x
 
     def _change_input(self, key: str, x: Tensor) -> Tensor:
         module = self.placed(key)
@@ -55,24 +65,52 @@ class OutputSlot(Slot):
             The new output, like y.
         """
         inputs = (x, self.take(SUBLAYER_INPUT), self.take(_RESIDUAL))
+        columns = self._stacked_with(y, inputs)
+        if columns is not None:
+            for stack, example, site in columns:
+                y = self._change_output(host, example, site, self._rowwise(stack), y, *inputs)
+            return y
         return self.run(
-            lambda key, *tensors: self._change_output(host, key, *tensors),
+            lambda key, *tensors: self._change_output(
+                host, self.placed(key), self.sites[key], self.placed(key), *tensors
+            ),
             y,
             *inputs,
             dim=self.batch_dim,
         )
 
+    def _stacked_with(
+        self, y: Tensor, inputs: tuple[Tensor | None, ...]
+    ) -> list[StackedColumn] | None:
+        """Return the stacks of this call if all inputs have its rows."""
+        rows = y.shape[self.batch_dim]
+        if any(x is not None and x.shape[self.batch_dim] != rows for x in inputs):
+            return None
+        return self.stacked(y, self.batch_dim)
+
+    def _rowwise(self, stack: RowStack) -> Callable[..., Tensor]:
+        """Return a function of (batch, tokens, d) with module i for the rows i of the route."""
+
+        def compute(*inputs: Tensor) -> Tensor:
+            rows = [by_row(each, len(stack.tensors[0]), self.batch_dim) for each in inputs]
+            changed: Tensor = stack(*rows)
+            return as_before(changed, inputs[-1], self.batch_dim)
+
+        return compute
+
     def _change_output(
         self,
         host: nn.Module,
-        key: str,
+        module: SiteModule,
+        site: Site,
+        compute: Callable[..., Tensor],
         y: Tensor,
         x: Tensor,
         sublayer_x: Tensor | None,
         residual: Tensor | None,
     ) -> Tensor:
-        module, site = self.placed(key), self.sites[key]
-        if isinstance(module, InputModule):
+        """Change the output by a module at a site, which `compute` computes."""
+        if not isinstance(module, OutputModule):
             return y
         source = sublayer_x if site.input_host else x
         if module.source in STREAM:
@@ -82,8 +120,8 @@ class OutputSlot(Slot):
         if module.reads_weight:
             weight = (read_weight(host, site.part), read_bias(host, site.part))
         if site.part is None:
-            return module(source, y, *weight)  # type: ignore[no-any-return]
-        return site.part.write(y, module(source, site.part.read(y), *weight))
+            return compute(source, y, *weight)
+        return site.part.write(y, compute(source, site.part.read(y), *weight))
 
     def _block(self, residual: Tensor, y: Tensor) -> Tensor:
         """Compute the input of the next sublayer: norm(r + postnorm(y))."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from adapterhub.anatomy.sites import CHILD, Site
@@ -21,6 +22,7 @@ from adapterhub.hooks.forward_pass import (
     current_entry,
     kept_values,
 )
+from adapterhub.hooks.row_stacks import RowStacks, StackedColumn, global_hooks, pays
 
 SUBLAYER_INPUT = "sublayer_input"
 _SUBLAYER_MARK = "_adapterhub_sublayer_input"
@@ -66,6 +68,7 @@ class Slot(nn.Module):
         self.sites: dict[str, Site] = {}
         self.handles: list[Removable] = []
         self.input_host: str | None = None
+        self.stacks = RowStacks()
         self.traced: dict[str, Any] = {}  # what hooks keep for each other in a compiled model
 
     @property
@@ -98,6 +101,7 @@ class Slot(nn.Module):
     def remove(self, key: str) -> None:
         """Remove a module, which is not active."""
         del self._modules[key], self.sites[key]
+        self.stacks.clear()
 
     def keep(self, name: str, value: Any) -> None:
         """Keep a value for a later hook of the same forward pass."""
@@ -127,6 +131,32 @@ class Slot(nn.Module):
         if plan is not None:
             return plan.run(apply, y, others, dim, self.where())
         return through(keys, y, lambda key, y: apply(key, y, *others))
+
+    def stacked(self, y: Tensor, dim: int = 0) -> list[StackedColumn] | None:
+        """Return the modules of each row of this call as stacks, in the order that they apply in.
+
+        Args:
+            y: the tensor that the modules change.
+            dim: the dimension of the batch.
+
+        Returns:
+            None where groups of rows are to be computed one after the other.
+        """
+        plan = self.plan
+        if plan is None or len(plan.groups) == 1 or plan.columns is None:
+            return None
+        if torch.compiler.is_compiling() or global_hooks():
+            return None
+        plan.copies(y.shape[dim], self.where())
+        modules: Any = tuple(
+            tuple(None if key is None else self.placed(key) for key in column)
+            for column in plan.columns
+        )
+        columns = self.stacks.columns(plan.columns, modules, self.sites, y)
+        if columns is None or not all(pays(each, plan, y) for each in columns):
+            return None
+        rows = plan.group_of_row
+        return [each if rows is None else each.at(rows) for each in columns]
 
     def where(self) -> str:
         """Return the id of the site, for messages."""

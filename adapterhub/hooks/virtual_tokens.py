@@ -89,23 +89,23 @@ class VirtualTokenBatch(NamedTuple):
         padding = 0 if self.padding is None else self.padding.to(mask.device)
         shown = (number >= padding).expand(len(self.tokens), -1)
         rows = max(len(mask), len(shown))
-        keys = _like(mask, shown[:, None, None])
+        keys = as_mask(shown[:, None, None], mask)
         keys = keys.expand(rows, *mask.shape[1:3], -1)
         widened = torch.cat([keys, mask.expand(rows, -1, -1, -1)], dim=-1)
         if not entering:
             return widened
         # Padding attends to itself: no query is left without a key.
         own = (shown[:, None] & (number <= number[:, None])) | (number == number[:, None])
-        queries = _like(mask, F.pad(own, (0, mask.shape[-1]))[:, None])
+        queries = as_mask(F.pad(own, (0, mask.shape[-1]))[:, None], mask)
         return torch.cat([queries.expand(rows, mask.shape[1], -1, -1), widened], dim=2)
 
 
-def _like(mask: Tensor, visible: Tensor) -> Tensor:
-    """Write what is visible as the mask does: bool, or added to the scores."""
-    if mask.dtype == torch.bool:
+def as_mask(visible: Tensor, like: Tensor) -> Tensor:
+    """Write what is visible as another mask does: bool, or added to the scores."""
+    if like.dtype == torch.bool:
         return visible
-    hidden = torch.finfo(mask.dtype).min
-    return torch.zeros_like(visible, dtype=mask.dtype).masked_fill(~visible, hidden)
+    hidden = torch.finfo(like.dtype).min
+    return torch.zeros_like(visible, dtype=like.dtype).masked_fill(~visible, hidden)
 
 
 def arranged(rows: Tensor, places: Tensor | None, dim: int = 1) -> Tensor:

@@ -15,7 +15,7 @@ them to the dtype of its inputs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from torch import Tensor, nn
 
@@ -29,9 +29,12 @@ class SiteModule(nn.Module):
     Attributes:
         affine: the output is affine in all inputs, so the module can be merged into the weight of
             its host.
+        stack: how several modules of this class are computed at once for the rows of a batch; a
+            class without one computes group by group, and does not inherit it (_row_stack.py).
     """
 
     affine: ClassVar[bool] = False
+    stack: ClassVar[Any] = None  # a staticmethod of the type StackModules
 
     def inference_form(self) -> SiteModule:
         """Return the module to save: without parameters that only training needs."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from adapterhub.interrupts import Reversal
 
@@ -39,3 +43,29 @@ def skip_init() -> SkippedInit:
 def init_is_skipped() -> bool:
     """Return whether modules are built inside `skip_init`."""
     return _SKIP_INIT.get()
+
+
+# Not the methods of tensors that these call: a loop may draw until it has what it accepts.
+_FILLS = frozenset(getattr(nn.init, f"{d}_") for d in ("uniform", "normal", "kaiming_uniform"))
+
+
+class _Undrawn(TorchFunctionMode):
+    """Leaves tensors as they are allocated where `nn.init` would draw values, in this thread."""
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call a function of torch, unless it draws values for a tensor."""
+        options = kwargs or {}
+        if function in _FILLS:
+            return args[0] if args else options["tensor"]
+        return function(*args, **options)
+
+
+def undrawn() -> AbstractContextManager[Any]:
+    """Return a context in which `nn.init` draws no values, inside `skip_init`."""
+    return _Undrawn() if init_is_skipped() else nullcontext()

@@ -32,10 +32,12 @@ Transfer Learning", sections 3.3 and 4.6 and table 1, https://arxiv.org/abs/2110
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -44,11 +46,53 @@ from adapterhub.config.options import option
 from adapterhub.methods._base import Layers, Method, Placement, register_method
 from adapterhub.methods._ops import add_product, cast
 from adapterhub.methods._options import activation_module
-from adapterhub.methods._site_module import OutputModule, OutputSource
+from adapterhub.methods._row_stack import RowStack, padded
+from adapterhub.methods._site_module import OutputModule, OutputSource, SiteModule
 from adapterhub.methods._sites import require_stream, select_sites, sizes_by_site
+from adapterhub.methods._skip_init import init_is_skipped
 
 SequentialSource = Literal["output", "block"]
 ParallelSource = Literal["input", "residual"]
+
+
+def _stack_networks(modules: Sequence[SiteModule | None]) -> RowStack | None:
+    """Stack networks of one source and one activation without state; narrower ones are padded."""
+    networks: list[Bottleneck] = [m for m in modules if isinstance(m, Bottleneck)]
+    some = networks[0]
+    if len({_settings(network) for network in networks}) > 1 or any(some.activation.parameters()):
+        return None
+    width, d_out = some.down.in_features, some.up.out_features
+    empty = [some.up.bias.new_zeros(n) for n in ((0, width), 0, (0, d_out), d_out)]
+    tensors = [m.scaled() if isinstance(m, Bottleneck) else empty for m in modules]
+    stacked = tuple(padded([each[n] for each in tensors]) for n in range(4))
+    return RowStack(stacked, partial(_run_networks, some.activation, some.source))
+
+
+def _settings(network: Bottleneck) -> tuple[object, ...]:
+    """Return what all networks of a stack share."""
+    plain = {k: str(v) for k, v in vars(network.activation).items() if not k.startswith("_")}
+    return network.source, type(network.activation), *sorted(plain.items())
+
+
+def _run_networks(
+    activation: nn.Module, source: OutputSource, x: Tensor, y: Tensor, *tensors: Tensor
+) -> Tensor:
+    """Compute y + s up(f(down(source))) with the tensors of `Bottleneck.scaled`, stacked.
+
+    Args:
+        activation: the function f.
+        source: the network's input: y (`output`), or x.
+        x: (networks, tokens, d_in).
+        y: (networks, tokens, d_out).
+        tensors: with a first dimension for the networks.
+
+    Returns:
+        A tensor like y.
+    """
+    down, down_bias, up, up_bias = tensors
+    read = y if source == "output" else x
+    hidden = activation(torch.baddbmm(down_bias[:, None], read, down.transpose(1, 2)))
+    return torch.baddbmm(y + up_bias[:, None], hidden.to(y.dtype), up)
 
 
 class Bottleneck(OutputModule):
@@ -56,6 +100,8 @@ class Bottleneck(OutputModule):
 
     The source is y (`output`) or x, as which the hook passes what `OutputModule.source` selects.
     """
+
+    stack = staticmethod(_stack_networks)
 
     def __init__(
         self, d_in: int, d_out: int, size: int, activation: str, source: OutputSource, scale: float
@@ -70,6 +116,8 @@ class Bottleneck(OutputModule):
         self._init_near_identity() if self.sequential else self._init_identity()
 
     def _init_near_identity(self) -> None:
+        if init_is_skipped():
+            return
         for linear in (self.down, self.up):
             nn.init.trunc_normal_(linear.weight, std=1e-2, a=-2e-2, b=2e-2)
             nn.init.zeros_(linear.bias)
@@ -88,6 +136,11 @@ class Bottleneck(OutputModule):
         )
         biased = y + (self.scale * up.bias).to(y.dtype)
         return add_product(biased, hidden, up.weight, self.scale)
+
+    def scaled(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the weight and bias of down, and those of up, times s: (size, d) and (d,) each."""
+        up, down = self.up, self.down
+        return down.weight, down.bias, self.scale * up.weight.T, self.scale * up.bias
 
     def extra_repr(self) -> str:
         """Return the settings that `print(model)` shows."""

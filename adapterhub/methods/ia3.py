@@ -15,8 +15,9 @@ Learning", section 3.3, https://arxiv.org/abs/2205.05638.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,14 +25,30 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import Anatomy, Site, matches
 from adapterhub.config.options import option
 from adapterhub.methods._base import Layers, Method, Placement, register_method
-from adapterhub.methods._site_module import InputModule, OutputModule
+from adapterhub.methods._row_stack import RowStack
+from adapterhub.methods._site_module import InputModule, OutputModule, SiteModule
 from adapterhub.methods._sites import select_sites
+
+
+def _stack_scales(modules: Sequence[SiteModule | None]) -> RowStack:
+    """Stack vectors: (modules, 1, size), with ones for no module."""
+    some: Any = next(module for module in modules if module is not None)
+    ones = torch.ones_like(some.scale)
+    scales = [m.scale if isinstance(m, OutputScale | InputScale) else ones for m in modules]
+    return RowStack((torch.stack(scales)[:, None],), _rescale)
+
+
+def _rescale(*tensors: Tensor) -> Tensor:
+    """Rescale the last of the inputs: (x, y, l) -> l * y, or (x, l) -> l * x."""
+    *_, scaled, scale = tensors
+    return scaled * scale
 
 
 class OutputScale(OutputModule):
     """The map (x, y) -> l * y."""
 
     affine = True
+    stack = staticmethod(_stack_scales)
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -46,6 +63,7 @@ class InputScale(InputModule):
     """The map x -> l * x."""
 
     affine = True
+    stack = staticmethod(_stack_scales)
 
     def __init__(self, size: int) -> None:
         super().__init__()

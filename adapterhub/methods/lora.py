@@ -29,6 +29,7 @@ from adapterhub.config.options import option
 from adapterhub.methods._base import Layers, Method, Placement, register_method
 from adapterhub.methods._ops import add_product, cast
 from adapterhub.methods._options import require_between
+from adapterhub.methods._row_stack import stack_low_rank
 from adapterhub.methods._site_module import OutputModule
 from adapterhub.methods._sites import select_sites, sizes_by_site
 
@@ -37,6 +38,7 @@ class LoRALayer(OutputModule):
     """The map (x, y) -> y + s B A x."""
 
     affine = True
+    stack = staticmethod(stack_low_rank)
 
     def __init__(self, d_in: int, d_out: int, rank: int, scale: float, dropout: float) -> None:
         super().__init__()

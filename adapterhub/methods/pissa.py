@@ -33,6 +33,7 @@ from adapterhub.errors import SiteError
 from adapterhub.methods._base import Placement, register_method
 from adapterhub.methods._ops import cast
 from adapterhub.methods._options import require_between, require_positive
+from adapterhub.methods._row_stack import stack_low_rank
 from adapterhub.methods._skip_init import init_is_skipped
 from adapterhub.methods.lora import LoRA, LoRALayer
 
@@ -68,6 +69,8 @@ def empty_factors(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 class PiSSALayer(LoRALayer):
     """The map (x, y) -> y + s (B A x - B0 A0 x)."""
+
+    stack = staticmethod(stack_low_rank)
 
     A0: Tensor
     B0: Tensor

@@ -30,7 +30,7 @@ https://arxiv.org/abs/2101.00190.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,12 +42,39 @@ from adapterhub.config.options import option
 from adapterhub.errors import SiteError
 from adapterhub.methods._base import Layers, Method, Placement, register_method
 from adapterhub.methods._options import require_positive
-from adapterhub.methods._site_module import EmbeddingModule, KeyValueModule, Positions
+from adapterhub.methods._row_stack import RowStack, padded
+from adapterhub.methods._site_module import (
+    EmbeddingModule,
+    KeyValueModule,
+    Positions,
+    SiteModule,
+)
 from adapterhub.methods._sites import select_sites
+from adapterhub.methods._skip_init import init_is_skipped
+
+
+def _stack_prefixes(modules: Sequence[SiteModule | None]) -> RowStack:
+    """Stack prefixes; a shorter one is padded in front."""
+    some = next(module for module in modules if module is not None)
+    assert isinstance(some, PrefixKeyValues)
+    empty = some.prefix[:, :0]
+    prefixes = [m.prefix if isinstance(m, PrefixKeyValues) else empty for m in modules]
+    stacked = padded([prefix.transpose(0, 1).flip(0) for prefix in prefixes]).flip(1)
+    if len({prefix.shape[1] for prefix in prefixes}) == 1:
+        return RowStack((stacked,), _prefixes)
+    ones = [prefix.new_ones(prefix.shape[1]) for prefix in prefixes]
+    return RowStack((stacked, padded(ones).flip(1)), _prefixes)
+
+
+def _prefixes(stacked: Tensor, own: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """Return keys and values (2, prefixes, longest, d_kv), and which are not padding, if any is."""
+    return stacked.permute(2, 0, 1, 3), None if own is None else own > 0
 
 
 class PrefixKeyValues(KeyValueModule):
     """Returns P_k and P_v, stacked."""
+
+    stack = staticmethod(_stack_prefixes)
 
     def __init__(self, initial: Tensor, positions: Positions = False) -> None:
         super().__init__()
@@ -147,7 +174,8 @@ class Prefix(Method):
         for site in sites:
             positions = self.positions if site.bias else False
             if not self.reparametrize:
-                initial = torch.randn(2, self.length, site.d_out) * 0.02
+                shape = 2, self.length, site.d_out
+                initial = torch.empty(shape) if init_is_skipped() else torch.randn(shape) * 0.02
                 yield Placement(site, PrefixKeyValues(initial, positions))
                 continue
             owns_trunk = _trunk_key(site) not in trunks

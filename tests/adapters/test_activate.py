@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import cProfile
+import pstats
+
 import pytest
 import tiny_models
 import torch
@@ -37,3 +40,27 @@ def test_what_is_no_name_is_refused():
     ah.attach(model, "lora")
     with pytest.raises(AttachError, match="3 is not the name of an adapter"):
         ah.activate(model, 3)
+
+
+def calls(run):
+    """Count the function calls of the second of two equal runs."""
+    run()
+    profile = cProfile.Profile()
+    profile.runcall(run)
+    return pstats.Stats(profile).total_calls
+
+
+@pytest.mark.parametrize("operation", ["swap", "attach", "load"])
+def test_the_cost_does_not_grow_with_the_adapters_attached(operation, tmp_path):
+    model = tiny_models.usual_model("bert")
+    ah.attach(model, "lora(layers='top 1')", name="a").save(tmp_path / "a")
+    ah.attach(model, "lora(layers='top 1')", name="b")
+    runs = {
+        "swap": lambda: (ah.activate(model, "a"), ah.activate(model, "b")),
+        "attach": lambda: ah.attach(model, "lora", name=f"new {len(ah.adapters(model))}"),
+        "load": lambda: ah.load(model, tmp_path / "a", name=f"new {len(ah.adapters(model))}"),
+    }
+    few = calls(runs[operation])
+    for n in range(30):
+        ah.attach(model, "lora", name=str(n))
+    assert calls(runs[operation]) < 1.2 * few

@@ -199,7 +199,7 @@ def test_a_padded_vocabulary_on_either_side(tmp_path):
         padded(model, 64), named_tensors(model), vocabulary=fingerprints.Vocabulary(64, 60)
     )
     small = tiny_models.model("bert", "features", vocab_size=60)
-    found = new_state(small).identity(identity)
+    found = new_state(small).identities(identity).identity(complete=True)
     assert (found.rows, found.tokens) == (60, 60)
     assert found.same_sample(identity)
     assert found.different_parts(identity) == []

@@ -1,0 +1,231 @@
+"""Modules of a slot as stacks: the rows of a batch in one product, each with its own module.
+
+A stack is kept for later calls, and used as long as its modules are what they were when they were
+stacked: the same objects with the same attributes, and the same bytes in their tensors. Versions of
+tensors do not show a change through `.data` or numpy, so bytes are compared, which takes a fraction
+of a product with them. Stacks that gradients flow through, and those on other devices than the
+processor, are made for each call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+from adapterhub.anatomy.sites import Site
+from adapterhub.hooks.composition import BatchPlan
+from adapterhub.methods._row_stack import RowStack, declared_stack
+from adapterhub.methods._site_module import InputModule, SiteModule
+
+KEPT = 2  # stacks of one slot
+LARGEST = 1 << 24  # numbers of one stack: products of larger modules take longer than their calls
+CALL, COPIES = 40_000, 3  # in copied numbers: the time of one module's call; copies of y by groups
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_CONTENT = ("_parameters", "_buffers", "_modules")
+_KIND = ("source", "positions", "training")
+# For each column the key, or the module, of each group; None: the group has none there.
+Keys: TypeAlias = tuple[tuple[str | None, ...], ...]
+Modules: TypeAlias = tuple[tuple[SiteModule | None, ...], ...]
+
+
+class StackedColumn(NamedTuple):
+    """One module of each row: `example` is one of them, at `site` as all of them."""
+
+    stack: RowStack
+    example: SiteModule
+    site: Site
+
+    def at(self, rows: Tensor) -> StackedColumn:
+        """Return a stack with module `rows[i]` for row i."""
+        return self._replace(stack=self.stack.at(rows))
+
+
+class Snapshot:
+    """What modules were at one time: attributes, hooks, children and tensors, on the processor."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        parts = [part for module in modules for part in module.modules()]
+        named = (vars(part) for part in parts)
+        content = (each for names in named for each in (names, *map(names.get, _CONTENT)) if each)
+        self.dicts: list[dict[str, Any]] = list(content)
+        self.values = list(_values(self.dicts))
+        self.hooks = [vars(part)[name] for part in parts for name in _HOOKS]
+        self.tensors = list(_tensors(modules))
+        self.layouts = list(map(_layout, self.tensors))
+        self.pointers = [tensor.data_ptr() for tensor in self.tensors]
+        self.sizes = [tensor.nbytes for tensor in self.tensors]
+        self.copies = [tensor.detach().clone() for tensor in self.tensors]
+        self.copied = [copy.data_ptr() for copy in self.copies]
+
+    def holds(self) -> bool:
+        """Return whether all of it is as it was."""
+        return (
+            not any(self.hooks)
+            and sum(map(len, self.dicts)) == len(self.values)
+            and all(map(operator.is_, _values(self.dicts), self.values))
+            and list(map(_layout, self.tensors)) == self.layouts
+            and self._same_bytes()
+        )
+
+    def _same_bytes(self) -> bool:
+        if _MEMCMP is None:
+            return all(map(torch.equal, self.tensors, self.copies))
+        return not any(map(_MEMCMP, self.pointers, self.copied, self.sizes))
+
+
+def _values(dicts: Sequence[dict[str, Any]]) -> Iterator[Any]:
+    return chain.from_iterable(map(dict.values, dicts))
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def _compare() -> Any:
+    """Return C's memcmp, which keeps Python's lock here; None where it is not found."""
+    try:
+        compare = ctypes.PyDLL(None).memcmp
+    except (OSError, TypeError, AttributeError):
+        return None
+    compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+    return compare
+
+
+_MEMCMP = _compare()
+
+
+class KeptStack(NamedTuple):
+    """The columns of a slot for some modules, in the dtype that they compute in."""
+
+    modules: Modules
+    columns: list[StackedColumn]
+    snapshot: Snapshot
+
+    def fits(self, modules: Modules) -> bool:
+        """Return whether the columns are those of these modules, as they are now."""
+        return self.modules == modules and self.snapshot.holds()
+
+
+class RowStacks:
+    """The stacks of one slot, by the keys of their modules."""
+
+    def __init__(self) -> None:
+        self.kept: dict[Any, KeptStack] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RowStacks:
+        return RowStacks()
+
+    def __reduce__(self) -> tuple[type[RowStacks], tuple[()]]:
+        return RowStacks, ()
+
+    def clear(self) -> None:
+        """Forget all stacks."""
+        self.kept = {}
+
+    def columns(
+        self, keys: Keys, modules: Modules, sites: Mapping[str, Site], y: Tensor
+    ) -> list[StackedColumn] | None:
+        """Return modules as stacks, one for each column.
+
+        Args:
+            keys: the keys of the modules: for each column one of each group, or None.
+            modules: the modules.
+            sites: of the modules, by key.
+            y: what the modules change.
+
+        Returns:
+            None where they cannot be stacked: modules of different kinds, or with hooks.
+        """
+        dtype = None if torch.is_autocast_enabled(y.device.type) else y.dtype
+        kept = self.kept.get((keys, dtype))
+        if kept is not None and not _trained(kept.snapshot.tensors) and kept.fits(modules):
+            return kept.columns
+        present = [module for column in modules for module in column if module is not None]
+        trained = _trained(_tensors(present))
+        if any(map(hooked, present)) or not all(map(_plain, _tensors(present))):
+            return None
+        with torch.inference_mode(False), torch.set_grad_enabled(trained):
+            # Before the stack is made, so that it shows what another thread changes meanwhile.
+            snapshot = None if trained else _snapshot(present)
+            made = list(_stacked(keys, modules, sites, dtype))
+        if len(made) < len(keys):
+            return None
+        if snapshot is not None:
+            self._keep((keys, dtype), KeptStack(modules, made, snapshot))
+        return made
+
+    def _keep(self, name: tuple[Keys, torch.dtype | None], stack: KeptStack) -> None:
+        others = [(key, kept) for key, kept in self.kept.items() if key != name]
+        self.kept = dict([*others[1 - KEPT :], (name, stack)])
+
+
+def _stacked(
+    keys: Keys, modules: Modules, sites: Mapping[str, Site], dtype: torch.dtype | None
+) -> Iterator[StackedColumn]:
+    """Yield the stacks of columns, up to the first one that cannot be stacked."""
+    for names, column in zip(keys, modules, strict=True):
+        places = [sites[name] for name in names if name is not None]
+        present = [module for module in column if module is not None]
+        kinds = {(isinstance(m, InputModule), *(getattr(m, a, 0) for a in _KIND)) for m in present}
+        stack_modules = declared_stack(present)
+        one_place = len({(site.part, site.input_host) for site in places}) == 1
+        largest = max(sum(t.numel() for t in _tensors([m])) for m in present)
+        if not stack_modules or not one_place or len(kinds) > 1 or largest * len(column) > LARGEST:
+            return
+        stack = stack_modules(column)
+        if stack is None:
+            return
+        yield StackedColumn(stack.cast(dtype) if dtype else stack, present[0], places[0])
+
+
+def _snapshot(modules: Sequence[nn.Module]) -> Snapshot | None:
+    """Return a snapshot of modules whose bytes can be compared."""
+    if all(t.device.type == "cpu" and t.is_contiguous() for t in _tensors(modules)):
+        return Snapshot(modules)
+    return None
+
+
+def _tensors(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
+    for module in modules:
+        yield from module.parameters()
+        yield from module.buffers()
+
+
+def _trained(tensors: Iterable[Tensor]) -> bool:
+    """Return whether gradients flow to one of the tensors."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _plain(tensor: Tensor) -> bool:
+    return type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
+
+
+def hooked(module: nn.Module) -> bool:
+    """Return whether a call of the module does more than its forward, or another one."""
+    parts = list(module.modules())
+    hooks = [vars(part).get(name) for part in parts for name in (*_HOOKS, "forward")]
+    return any(hooks)
+
+
+def pays(column: StackedColumn, plan: BatchPlan, y: Tensor) -> bool:
+    """Return whether copies of modules for their rows take less time than a call of each.
+
+    Args:
+        column: the modules.
+        plan: the rows.
+        y: what the modules change.
+    """
+    copied = column.stack.numbers * plan.rows
+    return plan.group_of_row is None or copied < CALL * len(plan.groups) + COPIES * y.numel()
+
+
+def global_hooks() -> bool:
+    """Return whether torch calls hooks for every module."""
+    return bool(torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks)
