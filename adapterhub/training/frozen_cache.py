@@ -1,0 +1,339 @@
+"""What is frozen is computed once: the outputs of frozen lower layers, kept over epochs and runs.
+
+Before the first step, and when a stage begins, a pass with gradients shows which layers are below
+everything that trains. They compute all rows once, in evaluation mode, sorted by length; from then
+on their outputs are replayed. The stored values, in bf16, are used from the first step on, and
+depend on the rows alone, not on batches: a resumed run records the same values again.
+
+A plan is used only if the model's outputs are the same with it, for padded rows, from states that
+were recorded without padding, with NaN in place of all outputs that are not recorded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adapterhub.backbones.weights import device_of
+from adapterhub.errors import AdapterhubError
+from adapterhub.hooks.replay import (
+    LayerCall,
+    ReplayPlan,
+    StackReplay,
+    StackRows,
+    plan_of_calls,
+    replayable,
+)
+from adapterhub.status import counting, doing
+from adapterhub.tasks import Encoded, Task
+from adapterhub.training.activation_files import DiskWriter, has_room, open_activations
+from adapterhub.training.activation_key import activation_key
+from adapterhub.training.activation_store import (
+    DTYPE,
+    MemoryWriter,
+    RecordedStates,
+    StateRecorder,
+    StateWriter,
+)
+from adapterhub.training.prepare import PreparedRun
+
+TOKENS, ROWS = 4096, 64  # of a pass that records
+GB = 10**9
+DISK_LIMIT = 8 * GB
+OFF = "train.frozen_cache=off"
+
+
+@contextmanager
+def frozen_cache(prepared: PreparedRun, note: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+    """Yield a function to call whenever other tensors train; inside, frozen layers are replayed.
+
+    Args:
+        prepared: the run.
+        note: gets a line for the user.
+    """
+    reason = _reason_against(prepared)
+    if reason is not None:
+        if prepared.options.frozen_cache not in (None, "off"):
+            note(f"train.frozen_cache={prepared.options.frozen_cache} has no effect: {reason}")
+        yield lambda: None
+        return
+    anatomy = prepared.adapter.anatomy
+    with replayable(anatomy, next(iter(anatomy.stacks))) as replay:
+        yield FrozenCache(prepared, replay, note).enter
+
+
+def _reason_against(prepared: PreparedRun) -> str | None:
+    """Return why nothing is cached; None if something may be."""
+    options, task = prepared.options, prepared.data.task
+    reasons = {
+        "it is off": options.frozen_cache == "off",
+        "train.dropout=true changes what frozen layers return": options.dropout,
+        "train.gradient_checkpointing=true computes layers again": options.gradient_checkpointing,
+        "several processes train": int(os.environ.get("WORLD_SIZE", "1")) > 1,
+        f"the rows of {task.name} change with each epoch": type(task).vary is not Task.vary,
+        "the backbone has no layers": not prepared.adapter.anatomy.stacks,
+    }
+    return next((reason for reason, applies in reasons.items() if applies), None)
+
+
+@dataclass
+class _Rows:
+    """The rows of training or evaluation, and what was recorded of them."""
+
+    encoded: Encoded
+    recorded: RecordedStates | None = None
+
+    def tokens(self) -> int:
+        return sum(map(_tokens, self.encoded.rows))
+
+    def groups(self) -> Iterator[list[int]]:
+        """Yield the indices of rows of similar length, those of one pass at a time."""
+        lengths = [_tokens(row) for row in self.encoded.rows]
+        group: list[int] = []
+        for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+            if group and (len(group) == ROWS or (len(group) + 1) * lengths[index] > TOKENS):
+                yield group
+                group = []
+            group.append(index)
+        if group:
+            yield group
+
+
+def _tokens(row: Any) -> int:
+    """Count the tokens of a row, which may consist of several choices."""
+    ids = row["input_ids"]
+    return sum(map(len, ids)) if ids and isinstance(ids[0], list) else len(ids)
+
+
+class FrozenCache:
+    """The recorded outputs of one run."""
+
+    def __init__(
+        self, prepared: PreparedRun, replay: StackReplay, note: Callable[[str], None]
+    ) -> None:
+        self.prepared, self.replay, self.note = prepared, replay, note
+        self.model, self.options = prepared.model, prepared.options
+        self.staged = any(changed.stage for changed in prepared.adapter.changed)
+        self.device = device_of(prepared.model)
+        self.rows = [_Rows(prepared.train)] if self._sees_all_rows() else []
+        self.rows += [_Rows(prepared.evaluation)] if prepared.evaluation else []
+        self.refused = False
+
+    def _sees_all_rows(self) -> bool:
+        options, rows = self.options, len(self.prepared.train.rows)
+        examples = options.batch_size * options.gradient_accumulation
+        return options.max_steps is None or options.max_steps * examples >= rows
+
+    def enter(self) -> None:
+        """Find out what is frozen now, record it, and replay it from now on."""
+        if self.refused or not self.rows:
+            return
+        self.replay.plan, self.replay.recorded = None, []
+        modes = [(module, module.training) for module in self.model.modules()]
+        devices = [self.device] if self.device.type == "cuda" else []
+        try:
+            with torch.random.fork_rng(devices=devices):
+                plan = self._plan()
+                if plan is not None:
+                    self._record(plan)
+        finally:
+            for module, training in modes:
+                module.training = training
+
+    # What is frozen
+
+    def _plan(self) -> ReplayPlan | None:
+        """Return what can be replayed; None if nothing is frozen, or replay changes outputs."""
+        encoded = self.rows[0].encoded
+        indices = _shortest_and_longest(encoded)
+        run = partial(self._run, encoded, indices)
+        with torch.enable_grad():
+            calls, _ = self.replay.watch(run)
+        rows = self.replay.rows
+        if rows is None or plan_of_calls(calls, rows, every=False) is None:
+            return None
+        self.model.eval()
+        with torch.no_grad():
+            for every in (False, True):
+                plan = plan_of_calls(calls, rows, every)
+                if plan and plan.saves > 0 and self._changes_nothing(plan, calls, encoded, indices):
+                    return plan
+        self._refuse("the model's outputs differ where its frozen layers are not computed")
+        return None
+
+    def _changes_nothing(
+        self, plan: ReplayPlan, trained: list[LayerCall], encoded: Encoded, indices: list[int]
+    ) -> bool:
+        """Return whether the outputs for padded rows are the same from states of single rows."""
+        run, rows = partial(self._run, encoded, indices), self.replay.rows
+        assert rows is not None
+        calls, expected = self.replay.watch(run)
+        shape = rows.mask.shape
+        if any(self.replay.states(c).shape[:2] != shape for c in calls[: plan.calls]):
+            return False
+        count = sum(_tokens(encoded.rows[index]) for index in indices)
+        writer = MemoryWriter(count, plan.dtype)
+        recorded = self._recorded(encoded, [[i] for i in indices], plan, plan.layers, writer)
+        states = recorded.read(rows, plan.layers)
+        if states is None:
+            return False
+        last = plan.calls - 1
+        in_training = self.replay.states(trained[last])[rows.mask]
+        replayed = self.replay.try_out(run, plan, recorded)
+        tolerance = self._tolerance(plan)
+        return _close(in_training, states[plan.below - 1][rows.mask], tolerance) and all(
+            _close(*pair, tolerance) for pair in _pairs(expected, replayed, rows)
+        )
+
+    def _tolerance(self, plan: ReplayPlan) -> float:
+        exact = plan.dtype == torch.float32 and not torch.is_autocast_enabled(self.device.type)
+        return 1e-3 if exact else 0.05
+
+    def _run(self, encoded: Encoded, indices: Sequence[int]) -> Any:
+        batch = {name: t.to(self.device) for name, t in encoded.batch(indices).items()}
+        return self.model(**batch)
+
+    def _refuse(self, reason: str) -> None:
+        self.refused = True
+        self.note(f"frozen layers are computed at each step: {reason}")
+
+    # Recording
+
+    def _record(self, plan: ReplayPlan) -> None:
+        """Record all rows that are not recorded yet, and begin to replay them."""
+        layers = tuple(range(plan.below)) if self.staged else plan.layers
+        new = [each for each in self.rows if not _has(each.recorded, plan.layers)]
+        wheres = set()
+        try:
+            for each in new:
+                wheres.add(self._record_rows(each, plan, layers))
+        except AdapterhubError as error:
+            self._refuse(str(error).splitlines()[0])
+            return
+        if None in wheres:
+            return
+        self.replay.plan = plan
+        self.replay.recorded = [each.recorded for each in self.rows if each.recorded]
+        if new:
+            self._say(plan, new, sorted(filter(None, wheres)))
+
+    def _say(self, plan: ReplayPlan, new: list[_Rows], wheres: list[str]) -> None:
+        size = sum(each.recorded.states.nbytes for each in new if each.recorded)
+        count = sum(len(each.encoded.rows) for each in new)
+        layers = f"{plan.below} frozen layer{'s' * (plan.below > 1)}"
+        self.note(
+            f"{layers}: computed once for {count:,} rows, and kept in bf16, {size / 1e6:,.1f} MB "
+            f"{' and '.join(wheres)}; {OFF} computes them at each step"
+        )
+
+    def _record_rows(self, rows: _Rows, plan: ReplayPlan, layers: tuple[int, ...]) -> str | None:
+        """Record rows, or open what an earlier run recorded; return where they are kept."""
+        size = self._size(rows, plan, len(layers))
+        key = activation_key(self.prepared, self.replay, plan.below, layers, rows.encoded)
+        if self.options.frozen_cache != "memory" and key is not None:
+            rows.recorded = open_activations(key)
+            if rows.recorded is not None:
+                return "on disk, from an earlier run"
+        where = self._where(size, on_disk=key is not None)
+        record = partial(self._recorded, rows.encoded, list(rows.groups()), plan, layers)
+        with doing(f"computing {plan.below} frozen layers once"):
+            if where == "memory":
+                rows.recorded = record(MemoryWriter(rows.tokens()))
+                return "in memory"
+            if where == "disk" and key is not None:
+                with DiskWriter(key) as writer:
+                    rows.recorded = record(writer)
+                return "on disk"
+        self._refuse(
+            f"their outputs take {size / 1e9:,.1f} GB; train.frozen_cache_gb sets the limit"
+        )
+        return None
+
+    def _recorded(
+        self,
+        encoded: Encoded,
+        groups: Sequence[Sequence[int]],
+        plan: ReplayPlan,
+        layers: tuple[int, ...],
+        writer: StateWriter,
+    ) -> RecordedStates:
+        """Compute the frozen layers for groups of rows.
+
+        Args:
+            encoded: the rows.
+            groups: the indices of the rows of each pass.
+            plan: which layers are frozen.
+            layers: those whose output is recorded.
+            writer: keeps the outputs.
+        """
+        self.model.eval()
+        recorder = StateRecorder(self.replay, layers, writer)
+        with torch.no_grad(), counting(sum(map(len, groups)), "recording") as done:
+            for indices in groups:
+                run = partial(self._run, encoded, indices)
+                calls, _ = self.replay.watch(run, until=plan.calls)
+                if self.replay.rows is not None:
+                    recorder.add(calls, self.replay.rows)
+                done(len(indices))
+        return recorder.finish()
+
+    def _size(self, rows: _Rows, plan: ReplayPlan, layers: int) -> int:
+        """Return the bytes that rows take; of all stages, so that a resumed run decides the same."""
+        count = len(self.replay.layers) if self.staged else layers
+        return rows.tokens() * count * plan.width * DTYPE.itemsize
+
+    def _where(self, size: int, *, on_disk: bool) -> str | None:
+        """Return where so many bytes are kept: memory, disk, or None if they fit nowhere."""
+        wanted, limit = self.options.frozen_cache, self.options.frozen_cache_gb
+        kept = sum(r.recorded.states.nbytes for r in self.rows if r.recorded)
+        most = memory_limit() if limit is None else limit * GB
+        if wanted != "disk" and size + kept <= most:
+            return "memory"
+        most = DISK_LIMIT if limit is None else limit * GB
+        if wanted != "memory" and on_disk and has_room(size, int(most)):
+            return "disk"
+        return None
+
+
+def memory_limit() -> int:
+    """Return a quarter of the machine's memory, in bytes."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    except (AttributeError, ValueError, OSError):  # Windows
+        return 2 * GB
+
+
+def _has(recorded: RecordedStates | None, layers: tuple[int, ...]) -> bool:
+    return recorded is not None and set(layers) <= set(recorded.layers)
+
+
+def _shortest_and_longest(encoded: Encoded) -> list[int]:
+    """Return the indices of a short, a middle and a long row, between which much is padded."""
+    order = sorted(range(len(encoded.rows)), key=lambda index: _tokens(encoded.rows[index]))
+    return sorted({order[0], order[len(order) // 2], order[-1]})
+
+
+def _pairs(expected: Any, found: Any, rows: StackRows) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the tensors of two outputs of a model, without the positions of padding."""
+    for name, value in expected.items():
+        if not isinstance(value, Tensor):
+            continue
+        other = found[name]
+        if value.shape[:2] == rows.mask.shape:
+            value, other = value[rows.mask], other[rows.mask]
+        yield value, other
+
+
+def _close(expected: Tensor, found: Tensor, tolerance: float) -> bool:
+    """Return whether two tensors agree, relative to their size."""
+    size = float(expected.detach().abs().nan_to_num(posinf=0).max()) if expected.numel() else 0.0
+    return expected.shape == found.shape and torch.allclose(
+        found.detach().float(), expected.detach().float(), rtol=tolerance, atol=tolerance * size
+    )
