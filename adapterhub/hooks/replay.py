@@ -61,7 +61,9 @@ def rows_of(inputs: Mapping[str, Any]) -> StackRows | None:
     if not _is_contiguous(valid):
         return None
     columns = [(name, tensors[name].cpu().numpy()) for name in sorted(tensors)]
-    keys = [_key([(name, values[i][row]) for name, values in columns]) for i, row in enumerate(valid)]
+    keys = [
+        _key([(name, values[i][row]) for name, values in columns]) for i, row in enumerate(valid)
+    ]
     return StackRows(keys, mask, given)
 
 
@@ -217,7 +219,9 @@ class StackReplay:
         self._call: _Watch | _Replay | None = None
         self._poison = False
 
-    def watch(self, run: Callable[[], Any], until: int | None = None) -> tuple[list[LayerCall], Any]:
+    def watch(
+        self, run: Callable[[], Any], until: int | None = None
+    ) -> tuple[list[LayerCall], Any]:
         """Run the model without replay, and return the calls of the layers and the model's output.
 
         Args:
@@ -303,7 +307,7 @@ def replayable(anatomy: Anatomy, stack: str) -> Iterator[StackReplay]:
         replay.root.register_forward_hook(replay.end, always_call=True),
     ]
     for number, layer in enumerate(replay.layers):
-        layer.forward = partial(replay.forward, number, layer.forward)  # type: ignore[method-assign]
+        layer.forward = partial(replay.forward, number, layer.forward)
     try:
         yield replay
     finally:
@@ -312,4 +316,4 @@ def replayable(anatomy: Anatomy, stack: str) -> Iterator[StackReplay]:
         for layer, forward in zip(replay.layers, before, strict=True):
             del layer.forward
             if forward is not None:
-                layer.forward = forward  # type: ignore[method-assign]
+                layer.forward = forward

@@ -1,7 +1,7 @@
 """Recorded outputs of layers on disk, for later runs on the same backbone and rows.
 
     <cache>/activations/<key>/states.bin    bf16, (tokens, layers, d)
-    <cache>/activations/<key>/index.json    its digest; then layers, shape, digest and places of rows
+    <cache>/activations/<key>/index.json    its digest; then layers, shape and rows
 
 The key is a digest of all that the states depend on. A folder appears with one rename, complete;
 what was read is compared with its digests, and a broken folder is recorded anew. Folders that have
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from adapterhub.errors import OutputError
 from adapterhub.files.atomic import explained, put_in_place, staging
-from adapterhub.training.activation_store import DTYPE, RecordedStates
+from adapterhub.training.activation_store import DTYPE, Places, RecordedStates
 
 STATES, INDEX = "states.bin", "index.json"
 _BLOCK = 1 << 22
@@ -174,7 +174,7 @@ class DiskWriter:
         with explained(self.folder):
             self.file.write(data)
 
-    def finish(self, layers: tuple[int, ...], places: dict[bytes, tuple[int, int]]) -> RecordedStates:
+    def finish(self, layers: tuple[int, ...], places: Places) -> RecordedStates:
         """Put the folder in place, and open it.
 
         Args:

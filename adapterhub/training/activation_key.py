@@ -50,8 +50,10 @@ def activation_key(
     digest = hashlib.sha256(json.dumps(facts, default=str).encode())
     for name, tensor in _frozen_tensors(prepared, replay, below):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} ".encode())
-        for part in tensor.detach().contiguous().flatten().split(_BLOCK):
-            digest.update(part.cpu().view(torch.uint8).numpy().tobytes())
+        values = tensor.detach().contiguous().flatten()
+        for start in range(0, len(values), _BLOCK):
+            part = values[start : start + _BLOCK].cpu()
+            digest.update(part.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:40]
 
 

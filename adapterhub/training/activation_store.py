@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from torch import Tensor
 from adapterhub.hooks.replay import LayerCall, StackReplay, StackRows
 
 DTYPE = torch.bfloat16
+Places: TypeAlias = dict[bytes, tuple[int, int]]
+"""The first token and the number of tokens of each row, by its key."""
 
 
 @dataclass
@@ -30,7 +32,7 @@ class RecordedStates:
 
     layers: tuple[int, ...]
     states: Tensor
-    places: dict[bytes, tuple[int, int]] = field(repr=False)
+    places: Places = field(repr=False)
 
     def read(self, rows: StackRows, layers: tuple[int, ...]) -> dict[int, Tensor] | None:
         """Return the outputs of some layers, (batch, tokens, d); None if a row is missing."""
@@ -55,7 +57,7 @@ class StateWriter(Protocol):
     def add(self, states: Tensor) -> None:
         """Add the states of further tokens: (tokens, layers, d)."""
 
-    def finish(self, layers: tuple[int, ...], places: dict[bytes, tuple[int, int]]) -> RecordedStates:
+    def finish(self, layers: tuple[int, ...], places: Places) -> RecordedStates:
         """Return all states.
 
         Args:
@@ -84,7 +86,7 @@ class MemoryWriter:
         self.states[self.count : self.count + len(states)] = states
         self.count += len(states)
 
-    def finish(self, layers: tuple[int, ...], places: dict[bytes, tuple[int, int]]) -> RecordedStates:
+    def finish(self, layers: tuple[int, ...], places: Places) -> RecordedStates:
         """Return all states."""
         assert self.states is not None
         return RecordedStates(layers, self.states[: self.count], places)
@@ -101,7 +103,7 @@ class StateRecorder:
 
     def __init__(self, replay: StackReplay, layers: tuple[int, ...], writer: StateWriter) -> None:
         self.replay, self.layers, self.writer = replay, layers, writer
-        self.places: dict[bytes, tuple[int, int]] = {}
+        self.places: Places = {}
         self.tokens = 0
 
     def add(self, calls: Iterable[LayerCall], rows: StackRows) -> None:

@@ -19,30 +19,22 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from adapterhub.backbones.weights import device_of
 from adapterhub.errors import AdapterhubError
-from adapterhub.hooks.replay import (
-    LayerCall,
-    ReplayPlan,
-    StackReplay,
-    StackRows,
-    plan_of_calls,
-    replayable,
-)
+from adapterhub.hooks.replay import ReplayPlan, StackReplay, replayable
 from adapterhub.status import counting, doing
 from adapterhub.tasks import Encoded, Task
 from adapterhub.training.activation_files import DiskWriter, has_room, open_activations
 from adapterhub.training.activation_key import activation_key
-from adapterhub.training.activation_store import (
-    DTYPE,
-    MemoryWriter,
-    RecordedStates,
-    StateRecorder,
-    StateWriter,
-)
+from adapterhub.training.activation_store import DTYPE, MemoryWriter, RecordedStates
 from adapterhub.training.prepare import PreparedRun
+from adapterhub.training.replay_check import (
+    NotReplayable,
+    Run,
+    evaluating,
+    find_plan,
+    record,
+)
 
 TOKENS, ROWS = 4096, 64  # of a pass that records
 GB = 10**9
@@ -51,7 +43,9 @@ OFF = "train.frozen_cache=off"
 
 
 @contextmanager
-def frozen_cache(prepared: PreparedRun, note: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+def frozen_cache(
+    prepared: PreparedRun, note: Callable[[str], None]
+) -> Iterator[Callable[[], None]]:
     """Yield a function to call whenever other tensors train; inside, frozen layers are replayed.
 
     Args:
@@ -121,7 +115,7 @@ class FrozenCache:
         self.prepared, self.replay, self.note = prepared, replay, note
         self.model, self.options = prepared.model, prepared.options
         self.staged = any(changed.stage for changed in prepared.adapter.changed)
-        self.device = device_of(prepared.model)
+        self.device = prepared.model.device
         self.rows = [_Rows(prepared.train)] if self._sees_all_rows() else []
         self.rows += [_Rows(prepared.evaluation)] if prepared.evaluation else []
         self.refused = False
@@ -136,69 +130,34 @@ class FrozenCache:
         if self.refused or not self.rows:
             return
         self.replay.plan, self.replay.recorded = None, []
-        modes = [(module, module.training) for module in self.model.modules()]
         devices = [self.device] if self.device.type == "cuda" else []
-        try:
-            with torch.random.fork_rng(devices=devices):
-                plan = self._plan()
-                if plan is not None:
-                    self._record(plan)
-        finally:
-            for module, training in modes:
-                module.training = training
-
-    # What is frozen
+        with torch.random.fork_rng(devices=devices):
+            plan = self._plan()
+        if plan is not None:
+            with evaluating(self.model):
+                self._record(plan)
 
     def _plan(self) -> ReplayPlan | None:
         """Return what can be replayed; None if nothing is frozen, or replay changes outputs."""
         encoded = self.rows[0].encoded
         indices = _shortest_and_longest(encoded)
-        run = partial(self._run, encoded, indices)
-        with torch.enable_grad():
-            calls, _ = self.replay.watch(run)
-        rows = self.replay.rows
-        if rows is None or plan_of_calls(calls, rows, every=False) is None:
+        singles = [self._run(encoded, [index]) for index in indices]
+        autocast = torch.is_autocast_enabled(self.device.type)
+        exact = self.model.dtype == torch.float32 and not autocast
+        try:
+            return find_plan(self.model, self.replay, self._run(encoded, indices), singles, exact)
+        except NotReplayable as error:
+            self._refuse(str(error))
             return None
-        self.model.eval()
-        with torch.no_grad():
-            for every in (False, True):
-                plan = plan_of_calls(calls, rows, every)
-                if plan and plan.saves > 0 and self._changes_nothing(plan, calls, encoded, indices):
-                    return plan
-        self._refuse("the model's outputs differ where its frozen layers are not computed")
-        return None
 
-    def _changes_nothing(
-        self, plan: ReplayPlan, trained: list[LayerCall], encoded: Encoded, indices: list[int]
-    ) -> bool:
-        """Return whether the outputs for padded rows are the same from states of single rows."""
-        run, rows = partial(self._run, encoded, indices), self.replay.rows
-        assert rows is not None
-        calls, expected = self.replay.watch(run)
-        shape = rows.mask.shape
-        if any(self.replay.states(c).shape[:2] != shape for c in calls[: plan.calls]):
-            return False
-        count = sum(_tokens(encoded.rows[index]) for index in indices)
-        writer = MemoryWriter(count, plan.dtype)
-        recorded = self._recorded(encoded, [[i] for i in indices], plan, plan.layers, writer)
-        states = recorded.read(rows, plan.layers)
-        if states is None:
-            return False
-        last = plan.calls - 1
-        in_training = self.replay.states(trained[last])[rows.mask]
-        replayed = self.replay.try_out(run, plan, recorded)
-        tolerance = self._tolerance(plan)
-        return _close(in_training, states[plan.below - 1][rows.mask], tolerance) and all(
-            _close(*pair, tolerance) for pair in _pairs(expected, replayed, rows)
-        )
+    def _run(self, encoded: Encoded, indices: Sequence[int]) -> Run:
+        """Return a function that runs the model on some rows."""
 
-    def _tolerance(self, plan: ReplayPlan) -> float:
-        exact = plan.dtype == torch.float32 and not torch.is_autocast_enabled(self.device.type)
-        return 1e-3 if exact else 0.05
+        def run() -> Any:
+            batch = {name: t.to(self.device) for name, t in encoded.batch(indices).items()}
+            return self.model(**batch)
 
-    def _run(self, encoded: Encoded, indices: Sequence[int]) -> Any:
-        batch = {name: t.to(self.device) for name, t in encoded.batch(indices).items()}
-        return self.model(**batch)
+        return run
 
     def _refuse(self, reason: str) -> None:
         self.refused = True
@@ -242,50 +201,29 @@ class FrozenCache:
             if rows.recorded is not None:
                 return "on disk, from an earlier run"
         where = self._where(size, on_disk=key is not None)
-        record = partial(self._recorded, rows.encoded, list(rows.groups()), plan, layers)
+        into = partial(record, self.replay, self._runs(rows), plan, layers)
         with doing(f"computing {plan.below} frozen layers once"):
             if where == "memory":
-                rows.recorded = record(MemoryWriter(rows.tokens()))
+                rows.recorded = into(MemoryWriter(rows.tokens()))
                 return "in memory"
             if where == "disk" and key is not None:
                 with DiskWriter(key) as writer:
-                    rows.recorded = record(writer)
+                    rows.recorded = into(writer)
                 return "on disk"
         self._refuse(
             f"their outputs take {size / 1e9:,.1f} GB; train.frozen_cache_gb sets the limit"
         )
         return None
 
-    def _recorded(
-        self,
-        encoded: Encoded,
-        groups: Sequence[Sequence[int]],
-        plan: ReplayPlan,
-        layers: tuple[int, ...],
-        writer: StateWriter,
-    ) -> RecordedStates:
-        """Compute the frozen layers for groups of rows.
-
-        Args:
-            encoded: the rows.
-            groups: the indices of the rows of each pass.
-            plan: which layers are frozen.
-            layers: those whose output is recorded.
-            writer: keeps the outputs.
-        """
-        self.model.eval()
-        recorder = StateRecorder(self.replay, layers, writer)
-        with torch.no_grad(), counting(sum(map(len, groups)), "recording") as done:
-            for indices in groups:
-                run = partial(self._run, encoded, indices)
-                calls, _ = self.replay.watch(run, until=plan.calls)
-                if self.replay.rows is not None:
-                    recorder.add(calls, self.replay.rows)
+    def _runs(self, rows: _Rows) -> Iterator[Run]:
+        """Yield runs of the model on all rows, and show how many are done."""
+        with counting(len(rows.encoded.rows), "recording") as done:
+            for indices in rows.groups():
+                yield self._run(rows.encoded, indices)
                 done(len(indices))
-        return recorder.finish()
 
     def _size(self, rows: _Rows, plan: ReplayPlan, layers: int) -> int:
-        """Return the bytes that rows take; of all stages, so that a resumed run decides the same."""
+        """Return the bytes that rows take, in all stages: a resumed run must decide the same."""
         count = len(self.replay.layers) if self.staged else layers
         return rows.tokens() * count * plan.width * DTYPE.itemsize
 
@@ -318,22 +256,3 @@ def _shortest_and_longest(encoded: Encoded) -> list[int]:
     """Return the indices of a short, a middle and a long row, between which much is padded."""
     order = sorted(range(len(encoded.rows)), key=lambda index: _tokens(encoded.rows[index]))
     return sorted({order[0], order[len(order) // 2], order[-1]})
-
-
-def _pairs(expected: Any, found: Any, rows: StackRows) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the tensors of two outputs of a model, without the positions of padding."""
-    for name, value in expected.items():
-        if not isinstance(value, Tensor):
-            continue
-        other = found[name]
-        if value.shape[:2] == rows.mask.shape:
-            value, other = value[rows.mask], other[rows.mask]
-        yield value, other
-
-
-def _close(expected: Tensor, found: Tensor, tolerance: float) -> bool:
-    """Return whether two tensors agree, relative to their size."""
-    size = float(expected.detach().abs().nan_to_num(posinf=0).max()) if expected.numel() else 0.0
-    return expected.shape == found.shape and torch.allclose(
-        found.detach().float(), expected.detach().float(), rtol=tolerance, atol=tolerance * size
-    )
