@@ -14,7 +14,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -123,7 +123,11 @@ class ReplayPlan:
         below: the layers below this one are replayed.
         calls: how often they are called; a shared layer is called several times.
         layers: those whose output is recorded: the last one of them, or all.
-        form: what a layer returns behind the hidden states; None: a tensor alone.
+        form: the type in which a layer returns its hidden states and others: tuple or list; None:
+            it returns a tensor.
+        others: what it returns behind the hidden states; None for tensors.
+        computes_first: whether the first layer is computed, for the tensors that it hands on to
+            others (relative positions).
         dtype: the dtype of the hidden states.
         width: their size, d.
         options: the other arguments of the calls that may be replayed.
@@ -132,47 +136,39 @@ class ReplayPlan:
     below: int
     calls: int
     layers: tuple[int, ...]
-    form: tuple[Any, ...] | None
+    form: type | None
+    others: tuple[Any, ...]
+    computes_first: bool
     dtype: torch.dtype
     width: int
     options: Mapping[str, Any]
 
-    @property
-    def computes_first(self) -> bool:
-        """Whether layers hand on other tensors (relative positions), which the first computes."""
-        return any(isinstance(value, Tensor) for value in self.form or ())
 
-    @property
-    def saves(self) -> int:
-        """How many layers are not computed."""
-        return self.below - self.computes_first
-
-
-def plan_of_calls(calls: list[LayerCall], rows: StackRows, every: bool) -> ReplayPlan | None:
-    """Plan to replay all layers below everything that trains; None if there are none.
+def plans_of_calls(calls: list[LayerCall], rows: StackRows) -> list[ReplayPlan]:
+    """List the ways to replay all layers below everything that trains, the fastest first.
 
     Args:
         calls: the calls of the layers in one pass with gradients.
         rows: the rows of that pass.
-        every: record the output of every such layer, not only of the last.
     """
     frozen = calls[: _frozen_calls(calls)]
     below = len({call.number for call in frozen})
-    if not frozen or {call.number for call in frozen} != set(range(below)):
-        return None
     forms = {_form_of(call.output) for call in frozen}
-    if len(forms) > 1 or not isinstance(frozen[0].output, Tensor | tuple):
-        return None
-    output = frozen[0].output
-    form = None if isinstance(output, Tensor) else tuple(output[1:])
-    layers = tuple(range(below)) if every else (below - 1,)
+    if {call.number for call in frozen} != set(range(below)) or len(forms) != 1:
+        return []
+    (form,) = forms
+    values = () if form is None else frozen[0].output[1:]
+    others = tuple(None if isinstance(value, Tensor) else value for value in values)
+    hands_on = any(isinstance(value, Tensor) for value in values)
     hidden = frozen[-1].hidden
-    options = rows.options
-    return ReplayPlan(below, len(frozen), layers, form, hidden.dtype, hidden.shape[-1], options)
+    plan = ReplayPlan(below, len(frozen), (below - 1,), form, others, False, hidden.dtype,
+                      hidden.shape[-1], rows.options)  # fmt: skip
+    plans = [plan, replace(plan, computes_first=True)] if hands_on and below > 1 else [plan]
+    return [*plans, *(replace(each, layers=tuple(range(below))) for each in plans)]
 
 
-def _form_of(output: Any) -> tuple[bool, ...] | None:
-    return tuple(isinstance(v, Tensor) for v in output) if isinstance(output, tuple) else None
+def _form_of(output: Any) -> type | None:
+    return type(output) if isinstance(output, tuple | list) else None
 
 
 def _frozen_calls(calls: list[LayerCall]) -> int:
@@ -191,15 +187,15 @@ class _Replay:
 
     def __init__(self, plan: ReplayPlan, outputs: Mapping[int, Tensor], unread: Tensor) -> None:
         self.plan, self.outputs, self.unread = plan, outputs, unread
-        self.others = plan.form
+        self.others = plan.others
 
     def __call__(self, number: int, compute: Callable[[], Any]) -> Any:
         if number >= self.plan.below:
             return compute()
         if number == 0 and self.plan.computes_first:
-            self.others = compute()[1:]
+            self.others = tuple(compute()[1:])
         hidden = self.outputs.get(number, self.unread)
-        return hidden if self.others is None else (hidden, *self.others)
+        return hidden if self.plan.form is None else self.plan.form((hidden, *self.others))
 
 
 class StackReplay:
