@@ -169,19 +169,18 @@ class FrozenCache:
         """Record all rows that are not recorded yet, and begin to replay them."""
         layers = tuple(range(plan.below)) if self.staged else plan.layers
         new = [each for each in self.rows if not _has(each.recorded, plan.layers)]
-        wheres = set()
+        wheres = []
         try:
             for each in new:
-                wheres.add(self._record_rows(each, plan, layers))
+                wheres.append(self._record_rows(each, plan, layers))
+        except NotReplayable as error:
+            return self._refuse(str(error))
         except AdapterhubError as error:
-            self._refuse(str(error).splitlines()[0])
-            return
-        if None in wheres:
-            return
+            return self._refuse(error.problem)
         self.replay.plan = plan
         self.replay.recorded = [each.recorded for each in self.rows if each.recorded]
         if new:
-            self._say(plan, new, sorted(filter(None, wheres)))
+            self._say(plan, new, sorted(set(wheres)))
 
     def _say(self, plan: ReplayPlan, new: list[_Rows], wheres: list[str]) -> None:
         size = sum(each.recorded.states.nbytes for each in new if each.recorded)
@@ -192,8 +191,13 @@ class FrozenCache:
             f"{' and '.join(wheres)}; {OFF} computes them at each step"
         )
 
-    def _record_rows(self, rows: _Rows, plan: ReplayPlan, layers: tuple[int, ...]) -> str | None:
-        """Record rows, or open what an earlier run recorded; return where they are kept."""
+    def _record_rows(self, rows: _Rows, plan: ReplayPlan, layers: tuple[int, ...]) -> str:
+        """Record rows, or open what an earlier run recorded; return where they are kept.
+
+        Raises:
+            NotReplayable: they do not fit.
+            OutputError: the disk cannot be written.
+        """
         size = self._size(rows, plan, len(layers))
         key = activation_key(self.prepared, self.replay, plan.below, layers, rows.encoded)
         if self.options.frozen_cache != "memory" and key is not None:
@@ -210,10 +214,9 @@ class FrozenCache:
                 with DiskWriter(key) as writer:
                     rows.recorded = into(writer)
                 return "on disk"
-        self._refuse(
-            f"their outputs take {size / 1e9:,.1f} GB; train.frozen_cache_gb sets the limit"
+        raise NotReplayable(
+            f"their outputs take {size / GB:,.1f} GB; train.frozen_cache_gb sets the limit"
         )
-        return None
 
     def _runs(self, rows: _Rows) -> Iterator[Run]:
         """Yield runs of the model on all rows, and show how many are done."""
