@@ -44,7 +44,7 @@ def activation_key(
         VERSION, torch.__version__, transformers.__version__, type(model).__name__, device,
         torch.is_autocast_enabled(device) and str(torch.get_autocast_dtype(device)),
         model.config._attn_implementation, function_config(model.config), below, layers,
-        [{k: v for k, v in row.items() if k != "labels"} for row in encoded.rows],
+        sorted(json.dumps({k: v for k, v in row.items() if k != "labels"}) for row in encoded.rows),
         encoded.setting.tokenizer.padding_side,
     ]  # fmt: skip
     digest = hashlib.sha256(json.dumps(facts, default=str).encode())

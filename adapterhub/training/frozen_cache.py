@@ -11,11 +11,13 @@ were recorded without padding, with NaN in place of all outputs that are not rec
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +26,12 @@ from adapterhub.errors import AdapterhubError
 from adapterhub.hooks.replay import ReplayPlan, StackReplay, replayable
 from adapterhub.status import counting, doing
 from adapterhub.tasks import Encoded, Task
-from adapterhub.training.activation_files import DiskWriter, has_room, open_activations
+from adapterhub.training.activation_files import (
+    DiskWriter,
+    activation_entries,
+    has_room,
+    open_activations,
+)
 from adapterhub.training.activation_key import activation_key
 from adapterhub.training.activation_store import DTYPE, MemoryWriter, RecordedStates
 from adapterhub.training.prepare import PreparedRun
@@ -36,7 +43,9 @@ from adapterhub.training.replay_check import (
     record,
 )
 
-TOKENS, ROWS = 4096, 64  # of a pass that records
+ROWS = 64  # of a pass that records, at most
+TOKENS = {"cpu": 1024}  # of such a pass: what a processor's caches hold; elsewhere:
+MOST_TOKENS = 8192
 GB = 10**9
 DISK_LIMIT = 8 * GB
 OFF = "train.frozen_cache=off"
@@ -87,12 +96,14 @@ class _Rows:
     def tokens(self) -> int:
         return sum(map(_tokens, self.encoded.rows))
 
-    def groups(self) -> Iterator[list[int]]:
-        """Yield the indices of rows of similar length, those of one pass at a time."""
-        lengths = [_tokens(row) for row in self.encoded.rows]
+    def groups(self, tokens: int) -> Iterator[list[int]]:
+        """Yield the indices of rows of similar length, with so many tokens at a time."""
+        rows = self.encoded.rows
+        lengths = [_tokens(row) for row in rows]
         group: list[int] = []
-        for index in sorted(range(len(lengths)), key=lengths.__getitem__):
-            if group and (len(group) == ROWS or (len(group) + 1) * lengths[index] > TOKENS):
+        # By tokens: the same rows in another order are recorded in the same passes.
+        for index in sorted(range(len(rows)), key=lambda n: (lengths[n], rows[n]["input_ids"])):
+            if group and (len(group) == ROWS or (len(group) + 1) * lengths[index] > tokens):
                 yield group
                 group = []
             group.append(index)
@@ -199,18 +210,19 @@ class FrozenCache:
             OutputError: the disk cannot be written.
         """
         size = self._size(rows, plan, len(layers))
-        key = activation_key(self.prepared, self.replay, plan.below, layers, rows.encoded)
-        if self.options.frozen_cache != "memory" and key is not None:
-            rows.recorded = open_activations(key)
+        in_memory = self._fits_in_memory(size)
+        key = None
+        if self._looks_on_disk(in_memory):
+            key = activation_key(self.prepared, self.replay, plan.below, layers, rows.encoded)
+            rows.recorded = None if key is None else open_activations(key)
             if rows.recorded is not None:
                 return "on disk, from an earlier run"
-        where = self._where(size, on_disk=key is not None)
         into = partial(record, self.replay, self._runs(rows), plan, layers)
         with doing(f"computing {plan.below} frozen layers once"):
-            if where == "memory":
+            if in_memory:
                 rows.recorded = into(MemoryWriter(rows.tokens()))
                 return "in memory"
-            if where == "disk" and key is not None:
+            if key is not None and has_room(size, self._limit(DISK_LIMIT)):
                 with DiskWriter(key) as writer:
                     rows.recorded = into(writer)
                 return "on disk"
@@ -221,7 +233,7 @@ class FrozenCache:
     def _runs(self, rows: _Rows) -> Iterator[Run]:
         """Yield runs of the model on all rows, and show how many are done."""
         with counting(len(rows.encoded.rows), "recording") as done:
-            for indices in rows.groups():
+            for indices in rows.groups(TOKENS.get(self.device.type, MOST_TOKENS)):
                 yield self._run(rows.encoded, indices)
                 done(len(indices))
 
@@ -230,25 +242,29 @@ class FrozenCache:
         count = len(self.replay.layers) if self.staged else layers
         return rows.tokens() * count * plan.width * DTYPE.itemsize
 
-    def _where(self, size: int, *, on_disk: bool) -> str | None:
-        """Return where so many bytes are kept: memory, disk, or None if they fit nowhere."""
-        wanted, limit = self.options.frozen_cache, self.options.frozen_cache_gb
+    def _limit(self, default: int) -> int:
+        gigabytes = self.options.frozen_cache_gb
+        return default if gigabytes is None else int(gigabytes * GB)
+
+    def _fits_in_memory(self, size: int) -> bool:
         kept = sum(r.recorded.states.nbytes for r in self.rows if r.recorded)
-        most = memory_limit() if limit is None else limit * GB
-        if wanted != "disk" and size + kept <= most:
-            return "memory"
-        most = DISK_LIMIT if limit is None else limit * GB
-        if wanted != "memory" and on_disk and has_room(size, int(most)):
-            return "disk"
-        return None
+        return self.options.frozen_cache != "disk" and size + kept <= self._limit(memory_limit())
+
+    def _looks_on_disk(self, in_memory: bool) -> bool:
+        """Return whether states may be on disk: the key of those reads all frozen weights."""
+        where = self.options.frozen_cache
+        return where == "disk" or (where is None and (not in_memory or bool(activation_entries())))
 
 
 def memory_limit() -> int:
-    """Return a quarter of the machine's memory, in bytes."""
+    """Return a quarter of the memory that this process may use, in bytes."""
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+        most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # Windows
-        return 2 * GB
+        most = 8 * GB
+    with contextlib.suppress(OSError, ValueError):  # of a container
+        most = min(most, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return most // 4
 
 
 def _has(recorded: RecordedStates | None, layers: tuple[int, ...]) -> bool:

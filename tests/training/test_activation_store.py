@@ -23,7 +23,10 @@ def states(key: bytes, layer: int) -> torch.Tensor:
 def batch(keys: list[bytes], side: str, layer: int = 0) -> tuple[StackRows, torch.Tensor]:
     """Return padded rows and the states of a layer, -1 at padding."""
     width = max(LENGTHS[key] for key in keys) + 1
-    mask, values = torch.zeros(len(keys), width, dtype=torch.bool), torch.full((len(keys), width, 2), -1.0)
+    mask, values = (
+        torch.zeros(len(keys), width, dtype=torch.bool),
+        torch.full((len(keys), width, 2), -1.0),
+    )
     for n, key in enumerate(keys):
         count = LENGTHS[key]
         where = slice(0, count) if side == "right" else slice(width - count, width)
@@ -68,5 +71,7 @@ def test_the_last_call_of_a_shared_layer_counts() -> None:
     replay: Any = SimpleNamespace(states=lambda call: call.hidden)
     recorder = StateRecorder(replay, (0,), MemoryWriter(3))
     rows = StackRows([b"a"], torch.ones(1, 3, dtype=torch.bool), {})
-    recorder.add([LayerCall(0, None, torch.zeros(1, 3, 2)), LayerCall(0, None, torch.ones(1, 3, 2))], rows)
+    recorder.add(
+        [LayerCall(0, None, torch.zeros(1, 3, 2)), LayerCall(0, None, torch.ones(1, 3, 2))], rows
+    )
     assert recorder.finish().states.eq(1).all()

@@ -34,7 +34,7 @@ class Notes(Reporter):
         self.losses.append(line.loss)
 
     def advance(self, step: int) -> None:
-        if step == self.stop_after:
+        if step - 1 == self.stop_after:
             raise KeyboardInterrupt
 
     def about_layers(self) -> list[str]:
@@ -130,9 +130,8 @@ def test_memory_disk_and_an_earlier_run_give_the_same_bytes(
 def test_a_killed_run_resumes_to_the_same_bytes(
     recipe: Recipe, method: str, stop_after: int
 ) -> None:
-    whole = changed(recipe, "whole", method)
-    cut = changed(recipe, "cut", method, save_every=1)
-    whole = replace(whole, train=replace(whole.train, save_every=1))
+    whole = changed(recipe, "whole", method, save_every=stop_after)
+    cut = changed(recipe, "cut", method, save_every=stop_after)
     notes = Notes()
     run(whole, notes)
     assert notes.about_layers()
@@ -178,15 +177,16 @@ def test_what_is_too_large_is_computed_at_each_step(recipe: Recipe) -> None:
     assert adapter_bytes(off) == adapter_bytes(small)
 
 
-def test_a_full_disk_costs_only_the_cache(
-    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_costs_only_the_cache(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Any, states: Any) -> None:
         with activation_files.explained(self.folder):
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(activation_files.DiskWriter, "add", full)
-    off, disk = changed(recipe, "off", frozen_cache="off"), changed(recipe, "d", frozen_cache="disk")
+    off, disk = (
+        changed(recipe, "off", frozen_cache="off"),
+        changed(recipe, "d", frozen_cache="disk"),
+    )
     notes = Notes()
     run(off, Notes())
     run(disk, notes)
@@ -223,9 +223,7 @@ def test_steps_that_do_not_reach_every_row_record_the_evaluation_alone(recipe: R
     assert "for 22 rows" in notes.about_layers()[0]
 
 
-def test_outputs_that_differ_turn_it_off(
-    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outputs_that_differ_turn_it_off(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: Any) -> None:
         raise frozen_cache.NotReplayable("they differ")
 
