@@ -44,7 +44,7 @@ class StackRows(NamedTuple):
     options: Mapping[str, Any]
 
 
-def rows_of(inputs: Mapping[str, Any]) -> StackRows | None:
+def stack_rows(inputs: Mapping[str, Any]) -> StackRows | None:
     """Return the rows of a call; None if its inputs are not only rows of tokens.
 
     `inputs` are the arguments of the module that embeds the tokens, by name.
@@ -263,7 +263,7 @@ class StackReplay:
         self._call = self._watch
         if self._watch is None and (self.plan is None or not self.recorded):
             return
-        self.rows = rows_of(dict(zip(self.names, args, strict=False)) | kwargs)
+        self.rows = stack_rows(dict(zip(self.names, args, strict=False)) | kwargs)
         if self._watch is None:
             self._call = self._replay(self.rows)
 

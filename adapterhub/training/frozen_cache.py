@@ -26,12 +26,8 @@ from adapterhub.errors import AdapterhubError
 from adapterhub.hooks.replay import ReplayPlan, StackReplay, replayable
 from adapterhub.status import counting, doing
 from adapterhub.tasks import Encoded, Task
-from adapterhub.training.activation_files import (
-    DiskWriter,
-    activation_entries,
-    has_room,
-    open_activations,
-)
+from adapterhub.training.activation_files import DiskWriter, open_activations
+from adapterhub.training.activation_folders import activation_entries, has_room
 from adapterhub.training.activation_key import activation_key
 from adapterhub.training.activation_store import DTYPE, MemoryWriter, RecordedStates
 from adapterhub.training.prepare import PreparedRun
@@ -40,7 +36,7 @@ from adapterhub.training.replay_check import (
     Run,
     evaluating,
     find_plan,
-    record,
+    record_runs,
 )
 
 ROWS = 64  # of a pass that records, at most
@@ -217,7 +213,7 @@ class FrozenCache:
             rows.recorded = None if key is None else open_activations(key)
             if rows.recorded is not None:
                 return "on disk, from an earlier run"
-        into = partial(record, self.replay, self._runs(rows), plan, layers)
+        into = partial(record_runs, self.replay, self._runs(rows), plan, layers)
         with doing(f"computing {plan.below} frozen layers once"):
             if in_memory:
                 rows.recorded = into(MemoryWriter(rows.tokens()))

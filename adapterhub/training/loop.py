@@ -105,10 +105,8 @@ def train(
             signal stopped the run, after its state was saved.
     """
     engine = Engine(trainee, options, loss)
-    # A run may be resumed with other reports: they change no tensor.
-    train_options = {k: v for k, v in dataclasses.asdict(options).items() if k not in REPORTS}
-    fixed = {"train": train_options, "seed": seed, "processes": engine.world}
-    session = _Session(engine, evaluate, output, main_metric, {**run, **fixed})
+    fixed = {**run, "train": _fixed(options), "seed": seed, "processes": engine.world}
+    session = _Session(engine, evaluate, output, main_metric, fixed)
     session.reporter = reporter if engine.accelerator.is_main_process else Reporter()
     session.checked, session.entered = checked, entered
     set_seed(seed, device_specific=True)
@@ -122,6 +120,11 @@ def train(
         return session.finish()
     finally:
         session.reporter.close()
+
+
+def _fixed(options: RunOptions) -> dict[str, Any]:
+    """Return the options that a resume may not change: reports change no tensor."""
+    return {k: v for k, v in dataclasses.asdict(options).items() if k not in REPORTS}
 
 
 class _Session:

@@ -92,7 +92,7 @@ class _Check:
         if any(state.shape[:2] != rows.mask.shape for state in states):
             return False
         writer = MemoryWriter(rows.mask.numel(), plan.dtype)
-        recorded = record(self.replay, self.singles, plan, plan.layers, writer)
+        recorded = record_runs(self.replay, self.singles, plan, plan.layers, writer)
         outputs = None if recorded is None else recorded.read(rows, plan.layers)
         if recorded is None or outputs is None:
             return False
@@ -105,7 +105,7 @@ class _Check:
         return all(_close(*pair, self.tolerance) for pair in pairs)
 
 
-def record(
+def record_runs(
     replay: StackReplay,
     runs: Iterable[Run],
     plan: ReplayPlan,

@@ -11,9 +11,9 @@ import torch
 from tiny_models import NO_DROPOUT
 
 import adapterhub as ah
-from adapterhub.hooks.replay import LayerCall, StackReplay, plans_of_calls, replayable, rows_of
+from adapterhub.hooks.replay import LayerCall, StackReplay, plans_of_calls, replayable, stack_rows
 from adapterhub.training.activation_store import MemoryWriter
-from adapterhub.training.replay_check import evaluating, find_plan, record
+from adapterhub.training.replay_check import evaluating, find_plan, record_runs
 
 IDS = torch.tensor([[5, 6, 7, 1], [5, 6, 1, 1]])
 RIGHT = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])
@@ -21,7 +21,7 @@ RIGHT = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])
 
 def keys(**inputs: Any) -> list[bytes]:
     """Return the keys of the rows of a call."""
-    rows = rows_of(inputs)
+    rows = stack_rows(inputs)
     assert rows is not None
     return rows.keys
 
@@ -48,7 +48,7 @@ def test_a_row_is_known_by_its_tokens_wherever_its_padding_is() -> None:
     ],
 )
 def test_inputs_that_are_not_only_rows_of_tokens_are_computed(inputs: Any) -> None:
-    assert rows_of(inputs) is None
+    assert stack_rows(inputs) is None
 
 
 def call(number: int, trains: bool = False, output: Any = None) -> LayerCall:
@@ -71,7 +71,7 @@ def call(number: int, trains: bool = False, output: Any = None) -> LayerCall:
 def test_the_frozen_layers_are_those_below_the_first_gradient(
     numbers: list[int], trains: int, below: int
 ) -> None:
-    rows = rows_of({"input_ids": IDS})
+    rows = stack_rows({"input_ids": IDS})
     assert rows is not None
     calls = [call(number, n >= trains) for n, number in enumerate(numbers)]
     plans = plans_of_calls(calls, rows)
@@ -81,7 +81,7 @@ def test_the_frozen_layers_are_those_below_the_first_gradient(
 
 
 def test_layers_that_hand_tensors_on_may_need_the_first() -> None:
-    rows = rows_of({"input_ids": IDS})
+    rows = stack_rows({"input_ids": IDS})
     assert rows is not None
     output = (torch.zeros(1), torch.zeros(1), None, "x")
     plans = plans_of_calls([call(0, output=output), call(1, output=output)], rows)
@@ -113,7 +113,7 @@ def replayed(model: Any, replay: StackReplay) -> dict[str, torch.Tensor]:
     plan = find_plan(model, replay, run, singles, exact=True)
     assert plan is not None
     with evaluating(model):
-        recorded = record(replay, singles, plan, plan.layers, MemoryWriter(99))
+        recorded = record_runs(replay, singles, plan, plan.layers, MemoryWriter(99))
     assert recorded is not None
     replay.plan, replay.recorded = plan, [recorded]
     return batch

@@ -1,4 +1,4 @@
-"""Recorded states on disk: complete or not there, bounded, and never wrong."""
+"""Recorded states on disk: complete or not there, and never wrong."""
 
 from __future__ import annotations
 
@@ -10,15 +10,11 @@ import torch
 
 from adapterhub.errors import OutputError
 from adapterhub.training import activation_files
-from adapterhub.training.activation_files import (
-    INDEX,
-    STATES,
-    DiskWriter,
+from adapterhub.training.activation_files import INDEX, STATES, DiskWriter, open_activations
+from adapterhub.training.activation_folders import (
     activation_entries,
     activations_folder,
     clear_activations,
-    has_room,
-    open_activations,
 )
 
 PLACES = {b"a" * 16: (0, 2), b"b" * 16: (2, 3)}
@@ -97,16 +93,3 @@ def test_states_stay_readable_when_their_files_are_deleted() -> None:
     assert not activation_entries()
     if os.name != "nt":
         assert torch.equal(recorded.states, VALUES)
-
-
-def test_the_least_recently_used_are_deleted_for_room() -> None:
-    for age, key in enumerate(("new", "old", "older")):
-        for file in write(key).iterdir():
-            os.utime(file, (1e9 - age, 1e9 - age))
-    assert open_activations("older") is not None  # used now
-    size = activation_entries()[0].size
-    assert has_room(size, 3 * size)
-    assert {entry.folder.name for entry in activation_entries()} == {"new", "older"}
-    assert not has_room(size + 1, size)  # never: nothing is deleted for it
-    assert len(activation_entries()) == 2
-    assert not has_room(1 << 60, 1 << 61)  # no disk has that

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from adapterhub.hooks.replay import StackReplay
 from adapterhub.training import activation_files, frozen_cache
-from adapterhub.training.activation_files import activation_entries
+from adapterhub.training.activation_folders import activation_entries, activations_folder
 from adapterhub.training.recipe import Recipe, read
 from adapterhub.training.report import Reporter, TrainingLine
 from adapterhub.training.run import run
@@ -194,7 +194,7 @@ def test_a_full_disk_costs_only_the_cache(recipe: Recipe, monkeypatch: pytest.Mo
     assert note.startswith("frozen layers are computed at each step: cannot write")
     assert "No space left" in note
     assert adapter_bytes(off) == adapter_bytes(disk)
-    assert not list(activation_files.activations_folder().iterdir())
+    assert not list(activations_folder().iterdir())
 
 
 @pytest.mark.parametrize(
