@@ -70,7 +70,7 @@ class MemoryWriter:
     """Keeps states in memory.
 
     Args:
-        tokens: an upper bound of the number of tokens.
+        tokens: how many tokens are expected.
         dtype: the dtype that they are kept in.
     """
 
@@ -83,6 +83,9 @@ class MemoryWriter:
         """Add the states of further tokens: (tokens, layers, d)."""
         if self.states is None:
             self.states = torch.empty(self.tokens, *states.shape[1:], dtype=self.dtype)
+        if (lacking := self.count + len(states) - len(self.states)) > 0:
+            more = self.states.new_empty(lacking + self.count, *states.shape[1:])
+            self.states = torch.cat([self.states, more])
         self.states[self.count : self.count + len(states)] = states
         self.count += len(states)
 

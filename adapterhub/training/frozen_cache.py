@@ -26,6 +26,7 @@ from adapterhub.errors import AdapterhubError
 from adapterhub.hooks.replay import ReplayPlan, StackReplay, replayable
 from adapterhub.status import counting, doing
 from adapterhub.tasks import Encoded, Task
+from adapterhub.tasks._rows import Row
 from adapterhub.training.activation_files import DiskWriter, open_activations
 from adapterhub.training.activation_folders import activation_entries, has_room
 from adapterhub.training.activation_key import activation_key
@@ -107,10 +108,11 @@ class _Rows:
             yield group
 
 
-def _tokens(row: Any) -> int:
-    """Count the tokens of a row, which may consist of several choices."""
-    ids = row["input_ids"]
-    return sum(map(len, ids)) if ids and isinstance(ids[0], list) else len(ids)
+def _tokens(row: Row) -> int:
+    """Count the tokens of a row, which may consist of rows: the choices of multiple choice."""
+    lists = [value for value in row.values() if isinstance(value, list) and value]
+    inner = [each for value in lists if isinstance(value[0], dict) for each in value]
+    return sum(map(_tokens, inner)) if inner else len(row["input_ids"])
 
 
 class FrozenCache:
@@ -143,6 +145,9 @@ class FrozenCache:
         if plan is not None:
             with evaluating(self.model):
                 self._record(plan)
+        if self.replay.plan is None:
+            for each in self.rows:
+                each.recorded = None  # frees the memory
 
     def _plan(self) -> ReplayPlan | None:
         """Return what can be replayed; None if nothing is frozen, or replay changes outputs."""

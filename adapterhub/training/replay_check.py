@@ -86,18 +86,23 @@ class _Check:
             plan: the plan.
             trained: the calls of the layers in training mode.
             rows: the rows of the batch.
+
+        Raises:
+            NotReplayable: no plan is possible.
         """
         calls, expected = self.replay.watch(self.run)
         states = [self.replay.states(call) for call in (*calls[: plan.calls], *trained)]
         if any(state.shape[:2] != rows.mask.shape for state in states):
             return False
+        evaluated, in_training = (states[n + plan.calls - 1][rows.mask] for n in (0, plan.calls))
+        if not _close(evaluated, in_training, self.tolerance):
+            raise NotReplayable("dropout changes in training what they return")
         writer = MemoryWriter(rows.mask.numel(), plan.dtype)
         recorded = record_runs(self.replay, self.singles, plan, plan.layers, writer)
         outputs = None if recorded is None else recorded.read(rows, plan.layers)
         if recorded is None or outputs is None:
             return False
-        in_training = self.replay.states(trained[plan.calls - 1])  # with dropout, if there is any
-        pairs = [(in_training[rows.mask], outputs[plan.below - 1][rows.mask])]
+        pairs = [(states[plan.calls - 1][rows.mask], outputs[plan.below - 1][rows.mask])]
         try:
             pairs += _pairs(expected, self.replay.try_out(self.run, plan, recorded), rows)
         except (TypeError, ValueError, AttributeError, RuntimeError):

@@ -125,3 +125,16 @@ def test_the_cells_are_those_of_the_registry() -> None:
     if FULL_MATRIX:
         assert len(CELLS) == 3 * (len(METHODS) * len(MATRIX) - len(REFUSED))
         assert set(MATRIX) >= COUNTED_FROM_THE_LEFT | SHARED_POSITIONS | HANDED_ON
+
+
+def test_dropout_in_front_of_the_layers_is_noticed() -> None:
+    """GPT-2's dropout of the embedding has no weights: it is on where the final norm trains."""
+    model = tiny_models.model("gpt2", embd_pdrop=0.5)
+    adapter = ah.attach(model, "freeze(top=1)", name="mine")
+    adapter.train_mode()
+    batch = tiny_models.batch()
+    with (
+        replayable(adapter.anatomy, "decoder") as replay,
+        pytest.raises(NotReplayable, match="dropout"),
+    ):
+        find_plan(model, replay, partial(model, **batch), runs(model, batch), exact=True)
