@@ -74,5 +74,6 @@ SEE_ALSO: dict[str, str] = {
     "key": "sign, trust",
     "sign": "verify, push",
     "verify": "trust, sign",
+    "cache": "train",
     "trust": "verify, key show",
 }

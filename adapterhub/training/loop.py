@@ -75,6 +75,7 @@ def train(
     reporter: Reporter,
     checked: Callable[[], None] = lambda: None,
     loss: LossOfBatch = model_loss,
+    entered: Callable[[], None] = lambda: None,
 ) -> TrainingResult:
     """Train on the device of the trained tensors; at the end these are the best tensors.
 
@@ -94,6 +95,7 @@ def train(
         reporter: where progress is reported.
         checked: called when all checks have passed, before anything is written.
         loss: computes the loss of a batch; by default the model's own.
+        entered: called in training mode before the first step, and when other tensors train.
 
     Raises:
         ConfigError: the checkpoint is of another run, or the device does not support the precision.
@@ -103,12 +105,10 @@ def train(
             signal stopped the run, after its state was saved.
     """
     engine = Engine(trainee, options, loss)
-    # A run may be resumed with other reports: they change no tensor.
-    train_options = {k: v for k, v in dataclasses.asdict(options).items() if k not in REPORTS}
-    fixed = {"train": train_options, "seed": seed, "processes": engine.world}
-    session = _Session(engine, evaluate, output, main_metric, {**run, **fixed})
+    fixed = {**run, "train": _fixed(options), "seed": seed, "processes": engine.world}
+    session = _Session(engine, evaluate, output, main_metric, fixed)
     session.reporter = reporter if engine.accelerator.is_main_process else Reporter()
-    session.checked = checked
+    session.checked, session.entered = checked, entered
     set_seed(seed, device_specific=True)
     saved = session.load_saved(resume)
     try:
@@ -122,6 +122,11 @@ def train(
         session.reporter.close()
 
 
+def _fixed(options: RunOptions) -> dict[str, Any]:
+    """Return the options that a resume may not change: reports change no tensor."""
+    return {k: v for k, v in dataclasses.asdict(options).items() if k not in REPORTS}
+
+
 class _Session:
     """One session of a run: the state that `train` keeps between steps."""
 
@@ -129,6 +134,7 @@ class _Session:
     layers: CheckpointedLayers | None
     reporter: Reporter
     checked: Callable[[], None]
+    entered: Callable[[], None]
     clock: RunClock
     total: int
 
@@ -219,6 +225,8 @@ class _Session:
                 self._save_best()
             checkpoint.set_random_state(training["random"])
         self.clock = RunClock(self.progress, self.engine.device)
+        if not self.progress.finished:
+            self._entered()
 
     def _check_length(self, saved: Mapping[str, Any], steps_per_epoch: int) -> None:
         """Refuse a changed length that the steps done do not fit, and continue if it does."""
@@ -269,8 +277,8 @@ class _Session:
             self._save()
         if improved:
             self._save_best()
-        if due or epoch_ended:
-            self._enter_stage()
+        if (due or epoch_ended) and self._enter_stage() and not progress.finished:
+            self._entered()
         if self.stop.requested and not progress.finished:
             raise TrainingError(
                 f"stopped by a signal after step {progress.step} of {self.total}; the state is "
@@ -338,11 +346,20 @@ class _Session:
         lower = self.metric.removeprefix("eval_") in LOWER_IS_BETTER
         return improvements([record[self.metric] for record in self.progress.history], lower)
 
-    def _enter_stage(self) -> None:
+    def _enter_stage(self) -> bool:
         """Begin the stage that is due; its gradients are checked at the next step."""
         if self.trainee.enter(self.progress.epoch, self._improved()):
             self.engine.checked = False
             self._train_mode()
+            return True
+        return False
+
+    def _entered(self) -> None:
+        """Let the caller prepare for the tensors that train now."""
+        self.clock.add_training()
+        with self.engine.accelerator.autocast(), showing(self.reporter.display()):
+            self.entered()
+        self.clock.add_other()
 
     def _train_mode(self) -> None:
         self.trainee.train_mode(self.options.dropout)

@@ -78,6 +78,14 @@ class TrainOptions:
         (), "experiment trackers that get loss and metrics: wandb, mlflow, trackio, ..."
     )
     dropout: bool = option(False, "train with the dropout of the frozen backbone")
+    frozen_cache: Literal["memory", "disk", "off"] | None = option(
+        None,
+        "where the outputs of frozen lower layers are kept, so that they are computed once (null: "
+        "in memory if they fit, else on disk; disk: also for later runs)",
+    )
+    frozen_cache_gb: float | None = option(
+        None, "the most that frozen_cache takes, in GB (null: a quarter of the memory; on disk 8)"
+    )
 
     def __post_init__(self) -> None:
         offenders = [*self._bad_counts(), *self._bad_values()]
@@ -110,6 +118,8 @@ class TrainOptions:
             ("beta2", 0 <= self.beta2 < 1, "at least 0, below 1"),
             ("eps", self.eps > 0, "more than 0"),
             ("max_grad_norm", self.max_grad_norm >= 0, "at least 0"),
+            ("frozen_cache_gb", self.frozen_cache_gb is None or self.frozen_cache_gb > 0,
+             "more than 0"),
             ("warmup", self.warmup is None or self.warmup >= 0, "at least 0"),
             ("eval_every", every in (None, "epoch") or (isinstance(every, int) and every >= 1),
              "'epoch' or a whole number of steps from 1"),

@@ -22,6 +22,7 @@ from adapterhub.tasks import dump_task, parse_task
 from adapterhub.training import checkpoint, loop, stages
 from adapterhub.training.batching import LazyBatches, batch_order
 from adapterhub.training.engine import model_loss
+from adapterhub.training.frozen_cache import frozen_cache
 from adapterhub.training.kernels import KernelChoice
 from adapterhub.training.output_folder import RECIPE, check_output, hold_output, writing
 from adapterhub.training.prepare import PreparedRun, prepare
@@ -168,20 +169,22 @@ def _train(
             record.clear()
         return data.task.evaluate(prepared.model, evaluation, batch_size, record)
 
-    return loop.train(
-        AdapterTrainee(prepared.adapter),
-        lambda epoch: _batches(prepared, epoch),
-        None if evaluation is None else evaluate,
-        prepared.options,
-        output=Path(recipe.output),
-        seed=recipe.seed,
-        main_metric=data.task.main_metric,
-        resume=resume,
-        run=_record(prepared),
-        reporter=Several([reporter, page]) if page else reporter,
-        checked=checked,
-        loss=data.task.loss(prepared.train) or model_loss,
-    )
+    with frozen_cache(prepared, reporter.note) as entered:
+        return loop.train(
+            AdapterTrainee(prepared.adapter),
+            lambda epoch: _batches(prepared, epoch),
+            None if evaluation is None else evaluate,
+            prepared.options,
+            output=Path(recipe.output),
+            seed=recipe.seed,
+            main_metric=data.task.main_metric,
+            resume=resume,
+            run=_record(prepared),
+            reporter=Several([reporter, page]) if page else reporter,
+            checked=checked,
+            loss=data.task.loss(prepared.train) or model_loss,
+            entered=entered,
+        )
 
 
 def _record(prepared: PreparedRun) -> dict[str, Any]:

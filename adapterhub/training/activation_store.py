@@ -1,0 +1,132 @@
+"""Recorded outputs of layers, of many rows: where each row is, and its batch on demand.
+
+Rows are one behind the other, without padding, in bf16. A batch is assembled by its own mask, so
+that rows may be padded on either side and to any length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from adapterhub.hooks.replay import LayerCall, StackReplay, StackRows
+
+DTYPE = torch.bfloat16
+Places: TypeAlias = dict[bytes, tuple[int, int]]
+"""The first token and the number of tokens of each row, by its key."""
+
+
+@dataclass
+class RecordedStates:
+    """The outputs of some layers for some rows.
+
+    Attributes:
+        layers: the numbers of the layers.
+        states: (tokens of all rows, layers, d).
+        places: the first token and the number of tokens of each row, by its key.
+    """
+
+    layers: tuple[int, ...]
+    states: Tensor
+    places: Places = field(repr=False)
+
+    def read(self, rows: StackRows, layers: tuple[int, ...]) -> dict[int, Tensor] | None:
+        """Return the outputs of some layers, (batch, tokens, d); None if a row is missing."""
+        places = [self.places.get(key) for key in rows.keys]
+        found = [place for place in places if place is not None]
+        if len(found) < len(places) or not set(layers) <= set(self.layers):
+            return None
+        return {layer: self._batch(self.layers.index(layer), found, rows.mask) for layer in layers}
+
+    def _batch(self, column: int, places: list[tuple[int, int]], mask: Tensor) -> Tensor:
+        states = self.states[:, column]
+        values = torch.cat([states[start : start + count] for start, count in places])
+        values = values.to(mask.device)
+        batch = values.new_zeros(*mask.shape, values.shape[-1])
+        batch[mask] = values
+        return batch
+
+
+class StateWriter(Protocol):
+    """Takes the states of rows, in order, and returns them when all are there."""
+
+    def add(self, states: Tensor) -> None:
+        """Add the states of further tokens: (tokens, layers, d)."""
+
+    def finish(self, layers: tuple[int, ...], places: Places) -> RecordedStates:
+        """Return all states.
+
+        Args:
+            layers: the numbers of the layers.
+            places: where each row is, by its key.
+        """
+
+
+class MemoryWriter:
+    """Keeps states in memory.
+
+    Args:
+        tokens: how many tokens are expected.
+        dtype: the dtype that they are kept in.
+    """
+
+    def __init__(self, tokens: int, dtype: torch.dtype = DTYPE) -> None:
+        self.tokens, self.dtype = tokens, dtype
+        self.states: Tensor | None = None
+        self.count = 0
+
+    def add(self, states: Tensor) -> None:
+        """Add the states of further tokens: (tokens, layers, d)."""
+        if self.states is None:
+            self.states = torch.empty(self.tokens, *states.shape[1:], dtype=self.dtype)
+        if (lacking := self.count + len(states) - len(self.states)) > 0:
+            more = self.states.new_empty(lacking + self.count, *states.shape[1:])
+            self.states = torch.cat([self.states, more])
+        self.states[self.count : self.count + len(states)] = states
+        self.count += len(states)
+
+    def finish(self, layers: tuple[int, ...], places: Places) -> RecordedStates:
+        """Return all states."""
+        assert self.states is not None
+        return RecordedStates(layers, self.states[: self.count], places)
+
+
+class StateRecorder:
+    """Records what the layers of a stack return for rows that the model computes.
+
+    Args:
+        replay: the stack.
+        layers: the numbers of the layers whose output is recorded.
+        writer: gets the states.
+    """
+
+    def __init__(self, replay: StackReplay, layers: tuple[int, ...], writer: StateWriter) -> None:
+        self.replay, self.layers, self.writer = replay, layers, writer
+        self.places: Places = {}
+        self.tokens = 0
+
+    def add(self, calls: Iterable[LayerCall], rows: StackRows) -> None:
+        """Add the rows of one call; rows that are there already are left out.
+
+        Args:
+            calls: the calls of the layers.
+            rows: the rows.
+        """
+        outputs = {c.number: c for c in calls}  # of a shared layer, the last call
+        states = torch.stack([self.replay.states(outputs[n]) for n in self.layers], 2)
+        kept = torch.zeros_like(rows.mask)
+        for row, key in enumerate(rows.keys):
+            if key not in self.places:
+                count = int(rows.mask[row].sum())
+                self.places[key] = self.tokens, count
+                self.tokens += count
+                kept[row] = rows.mask[row]
+        self.writer.add(states.detach()[kept].cpu())
+
+    def finish(self) -> RecordedStates:
+        """Return what was recorded."""
+        return self.writer.finish(self.layers, self.places)

@@ -1,0 +1,150 @@
+"""Which calls are replayed, which layers are frozen, and what a replayed layer returns."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import tiny_models
+import torch
+from tiny_models import NO_DROPOUT
+
+import adapterhub as ah
+from adapterhub.hooks.replay import LayerCall, StackReplay, plans_of_calls, replayable, stack_rows
+from adapterhub.training.activation_store import MemoryWriter
+from adapterhub.training.replay_check import evaluating, find_plan, record_runs
+
+IDS = torch.tensor([[5, 6, 7, 1], [5, 6, 1, 1]])
+RIGHT = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])
+
+
+def keys(**inputs: Any) -> list[bytes]:
+    """Return the keys of the rows of a call."""
+    rows = stack_rows(inputs)
+    assert rows is not None
+    return rows.keys
+
+
+def test_a_row_is_known_by_its_tokens_wherever_its_padding_is() -> None:
+    right = keys(input_ids=IDS, attention_mask=RIGHT)
+    left = keys(input_ids=IDS.roll(1, 1)[:1], attention_mask=RIGHT[:1].roll(1, 1))
+    assert right[0] == left[0] == keys(input_ids=IDS[:1, :3])[0]
+    assert right[1] == keys(input_ids=IDS[1:, :2])[0]
+    types = keys(input_ids=IDS, attention_mask=RIGHT, token_type_ids=torch.zeros_like(IDS))
+    places = keys(input_ids=IDS, attention_mask=RIGHT, position_ids=torch.zeros_like(IDS))
+    assert len({*right, *types, *places}) == 6
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {"inputs_embeds": torch.zeros(2, 4, 8)},
+        {"input_ids": IDS, "pixel_values": torch.zeros(2, 3)},
+        {"input_ids": IDS, "attention_mask": torch.ones(2, 1, 4, 4)},
+        {"input_ids": IDS, "attention_mask": torch.tensor([[1, 0, 1, 1], [1, 1, 0, 0]])},
+        {"input_ids": IDS, "attention_mask": torch.tensor([[0, 0, 0, 0], [1, 1, 0, 0]])},
+        {"input_ids": IDS, "position_ids": torch.arange(4)[None]},
+    ],
+)
+def test_inputs_that_are_not_only_rows_of_tokens_are_computed(inputs: Any) -> None:
+    assert stack_rows(inputs) is None
+
+
+def call(number: int, trains: bool = False, output: Any = None) -> LayerCall:
+    """Return a call of a layer."""
+    hidden = torch.zeros(2, 4, 8, requires_grad=trains)
+    return LayerCall(number, hidden if output is None else output, hidden)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "trains", "below"),
+    [
+        ([0, 1, 2], 2, 2),
+        ([0, 1, 2], 9, 3),
+        ([0, 1, 2], 0, 0),
+        ([0, 0, 1, 1], 2, 1),  # shared layers, one after the other
+        ([0, 1, 0, 1], 3, 0),  # layer 0 computes between calls of a layer that trains
+        ([1, 0], 1, 0),  # not in the order of their numbers
+    ],
+)
+def test_the_frozen_layers_are_those_below_the_first_gradient(
+    numbers: list[int], trains: int, below: int
+) -> None:
+    rows = stack_rows({"input_ids": IDS})
+    assert rows is not None
+    calls = [call(number, n >= trains) for n, number in enumerate(numbers)]
+    plans = plans_of_calls(calls, rows)
+    assert [plan.below for plan in plans] == ([below] * 2 if below else [])
+    if below:
+        assert [plan.layers for plan in plans] == [(below - 1,), tuple(range(below))]
+
+
+def test_layers_that_hand_tensors_on_may_need_the_first() -> None:
+    rows = stack_rows({"input_ids": IDS})
+    assert rows is not None
+    output = (torch.zeros(1), torch.zeros(1), None, "x")
+    plans = plans_of_calls([call(0, output=output), call(1, output=output)], rows)
+    assert [plan.computes_first for plan in plans] == [False, True] * 2
+    assert plans[0].others == (None, None, "x")
+
+
+def runs(model: Any, batch: dict[str, torch.Tensor]) -> tuple[Any, list[Any]]:
+    """Return a run of a batch without padding, and one for each of its rows."""
+    singles = [{k: v[n : n + 1] for k, v in batch.items()} for n in range(len(batch["input_ids"]))]
+    return partial(model, **batch), [partial(model, **single) for single in singles]
+
+
+def test_relative_positions_come_from_the_first_layer() -> None:
+    model = tiny_models.model("t5", num_layers=3, **NO_DROPOUT)
+    adapter = ah.attach(model, "houlsby(sites=[encoder.ffn], layers=top 1)", name="mine")
+    adapter.train_mode()
+    run, singles = runs(model, tiny_models.batch())
+    with replayable(adapter.anatomy, "encoder") as replay:
+        plan = find_plan(model, replay, run, singles, exact=True)
+    assert plan is not None
+    assert (plan.below, plan.computes_first) == (2, True)
+
+
+def replayed(model: Any, replay: StackReplay) -> dict[str, torch.Tensor]:
+    """Record a batch of a model with a head that trains, and replay it; return the batch."""
+    batch = tiny_models.batch()
+    run, singles = runs(model, batch)
+    plan = find_plan(model, replay, run, singles, exact=True)
+    assert plan is not None
+    with evaluating(model):
+        recorded = record_runs(replay, singles, plan, plan.layers, MemoryWriter(99))
+    assert recorded is not None
+    replay.plan, replay.recorded = plan, [recorded]
+    return batch
+
+
+def test_only_calls_like_the_recorded_one_are_replayed() -> None:
+    model = tiny_models.model("bert", **NO_DROPOUT)
+    adapter = ah.attach(model, "head", name="mine")
+    model.eval()
+    computed = model(**tiny_models.batch()).logits
+    with replayable(adapter.anatomy, "encoder") as replay:
+        batch = replayed(model, replay)
+        assert not torch.equal(model(**batch).logits, computed)
+        with_states = model(**batch, output_hidden_states=True)
+        assert torch.equal(with_states.logits, computed)
+        assert not torch.equal(with_states.hidden_states[0], with_states.hidden_states[1])
+        other = batch | {"input_ids": batch["input_ids"].flip(0).roll(1, 1)}
+        expected = model(**other).logits
+        replay.recorded = []
+        assert torch.equal(model(**other).logits, expected)
+    assert torch.equal(model(**batch).logits, computed)
+
+
+def test_an_error_in_a_replayed_pass_leaves_nothing_behind() -> None:
+    model = tiny_models.model("bert", **NO_DROPOUT)
+    adapter = ah.attach(model, "head", name="mine")
+    model.eval()
+    with replayable(adapter.anatomy, "encoder") as replay:
+        batch = replayed(model, replay)
+        with pytest.raises((RuntimeError, ValueError)):
+            model(**batch, labels=torch.zeros(7))
+        unknown = batch["input_ids"].flip(1)
+        before = model(input_ids=unknown).logits
+    assert torch.equal(model(input_ids=unknown).logits, before)
