@@ -314,6 +314,7 @@ LINES: dict[str, list[str]] = {
     "methods": ["REASON"],
     "tasks": ["REASON"],
     "inspect": ["evil"],
+    "cache": ["REASON"],
     "quickstart": ["REASON"],
     "key": ["new REASON", "show data.tsv"],
     "sign": ["./run --key bad.yaml", "./run --key data.tsv --name REASON"],
