@@ -70,9 +70,14 @@ oldest: .venv-oldest/.installed
 # Speed against peft, in turns, with nothing else running: make bench-speed GLUE=folder [ADAPTERS=python].
 # GLUE has GLUE's files; ADAPTERS is the interpreter of an environment with the library adapters.
 SPEED := benchmarks/results/speed
+MINILM := sentence-transformers/all-MiniLM-L6-v2
 bench-speed: venv
 	mkdir -p $(SPEED)
 	$(PY) benchmarks/speed/training.py $(GLUE) --output $(SPEED)/training.json
+	$(PY) benchmarks/speed/routing.py --threads 2 --clock wall --output $(SPEED)/routing.json
+	$(PY) benchmarks/speed/lifecycle.py --threads 2 --clock wall --output $(SPEED)/lifecycle.json
+	$(PY) benchmarks/speed/startup.py $(MINILM) --threads 2 --output $(SPEED)/startup.json
+	$(PY) benchmarks/speed/frozen_cache.py --output $(SPEED)/frozen_cache.json
 	$(if $(ADAPTERS),$(PY) benchmarks/speed/steps.py --adapters $(ADAPTERS) --output $(SPEED)/steps.json)
 
 lint: venv

@@ -18,7 +18,8 @@ from adapterhub.training.defaults import TABLE
 
 ROOT = Path(__file__).parents[1]
 _BLOCK = re.compile(
-    r"(<!-- (\w+): (?:python benchmarks/(\w+)\.py --table|adapterhub/training/defaults\.py) -->\n)"
+    r"(<!-- ([\w-]+): "
+    r"(?:python benchmarks/([\w/]+)\.py --table|adapterhub/training/defaults\.py) -->\n)"
     r".*?(<!-- /\2 -->)",
     re.DOTALL,
 )
@@ -41,7 +42,7 @@ def _table(script: str | None) -> str:
         return defaults()
     if (folder := str(ROOT / "benchmarks")) not in sys.path:
         sys.path.insert(0, folder)
-    table: str = importlib.import_module(script).table()
+    table: str = importlib.import_module(script.replace("/", ".")).table()
     return table
 
 

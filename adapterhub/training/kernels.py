@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from adapterhub.backbones.digest_cache import remembered
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.load import load_tokenizer
+from adapterhub.backbones.probe import probe
 from adapterhub.methods._base import Method
 from adapterhub.tasks import Setting
 from adapterhub.tasks._lengths import encode_whole
@@ -55,6 +56,10 @@ class KernelChoice:
     dtype: str | None
     attention: str | None
     note: str = ""
+
+    def is_new_dtype(self, given: str | None) -> bool:
+        """Return whether bf16 was chosen here, where the recipe leaves the dtype open."""
+        return given is None and self.dtype == "bf16" and bool(self.note)
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,21 @@ def choose_kernels(recipe: Recipe, data: RunData, methods: Sequence[Method]) -> 
     if work is None or work.work < SHORTEST:
         return given
     return _measured(given, work)
+
+
+def can_compute(model: PreTrainedModel) -> bool:
+    """Return whether a model computes in its dtype: some classes create tensors in fp32."""
+    try:
+        probe(model)
+    except RuntimeError:
+        return False
+    return True
+
+
+def without_bf16(recipe: Recipe) -> KernelChoice:
+    """Return the choice for a backbone whose class of transformers does not compute in bf16."""
+    note = f"{recipe.backbone} stays in fp32: its class in transformers does not compute in bf16"
+    return KernelChoice("fp32", recipe.attention, note)
 
 
 def _on_gpu(given: KernelChoice) -> KernelChoice:

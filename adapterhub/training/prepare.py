@@ -20,7 +20,12 @@ from adapterhub.methods._spec import parse_methods
 from adapterhub.status import doing
 from adapterhub.tasks import Encoded, Setting, Task, dump_task
 from adapterhub.training.defaults import run_options
-from adapterhub.training.kernels import KernelChoice, choose_kernels
+from adapterhub.training.kernels import (
+    KernelChoice,
+    can_compute,
+    choose_kernels,
+    without_bf16,
+)
 from adapterhub.training.lengths import FittedRows, fit_rows
 from adapterhub.training.options import RunOptions
 from adapterhub.training.processes import own_device
@@ -77,20 +82,10 @@ def prepare(
     methods = parse_methods(recipe.method)  # type: ignore[arg-type]
     data = data or read_data(recipe)
     kernels = kernels or choose_kernels(recipe, data, methods)
-    set_seed(recipe.seed)
-    with doing(f"loading {recipe.backbone}"):
-        model, tokenizer = load_backbone(
-            recipe.backbone,
-            task=data.task.head,
-            labels=data.labels,
-            revision=recipe.revision,
-            dtype=kernels.dtype,
-            quantize=recipe.quantize,
-            attention=kernels.attention,
-            new_tokens=recipe.new_tokens,
-            pooling=data.task.pooling,
-        )
-    make_ready(model)
+    model, tokenizer = _loaded(recipe, data, kernels)
+    if kernels.is_new_dtype(recipe.dtype) and not can_compute(model):
+        kernels = without_bf16(recipe)
+        model, tokenizer = _loaded(recipe, data, kernels)
     adapter = attach(model, methods, name=recipe.name)
     _check_packing(data.task, adapter)
     _check_stages(data, adapter)
@@ -112,6 +107,27 @@ def prepare(
         task=dump_task(data.task),
     )
     return PreparedRun(recipe, data, model, tokenizer, adapter, rows, kernels)
+
+
+def _loaded(
+    recipe: Recipe, data: RunData, kernels: KernelChoice
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load the backbone with the head of the task, ready to train; the seed draws the head."""
+    set_seed(recipe.seed)
+    with doing(f"loading {recipe.backbone}"):
+        model, tokenizer = load_backbone(
+            recipe.backbone,
+            task=data.task.head,
+            labels=data.labels,
+            revision=recipe.revision,
+            dtype=kernels.dtype,
+            quantize=recipe.quantize,
+            attention=kernels.attention,
+            new_tokens=recipe.new_tokens,
+            pooling=data.task.pooling,
+        )
+    make_ready(model)
+    return model, tokenizer
 
 
 def _check_packing(task: Task, adapter: Adapter) -> None:

@@ -1,7 +1,7 @@
 """Measure epochs with and without the cache of frozen layers (`train.frozen_cache`).
 
     python benchmarks/speed/frozen_cache.py [--data FOLDER] [--output frozen_cache.json]
-    python benchmarks/speed/frozen_cache.py --table frozen_cache.json
+    python benchmarks/speed/frozen_cache.py --table
 
 Each method trains on the built-in docstrings, or on the files train.tsv and dev.tsv of a folder
 (GLUE), with the recipe's defaults and without evaluations. Runs without the cache, with it in
@@ -38,6 +38,7 @@ from adapterhub.training.run import run
 
 METHODS = ("head", "scalar-mix", "freeze(top=1)", "freeze(top=2)", "lora(layers=top 1)")
 WAYS = {"computed": "off", "memory": "memory", "disk": "disk"}
+RECORD = Path(__file__).parents[1] / "results/speed/frozen_cache.json"
 BACKBONE = "sentence-transformers/all-MiniLM-L6-v2"
 
 
@@ -87,14 +88,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--table", type=Path, help="print the table of a record")
+    parser.add_argument("--table", action="store_true", help="print the table of the record")
     options = parser.parse_args()
     if options.table:
-        print(table(json.loads(options.table.read_text(encoding="utf-8"))))
+        print(table())
         return
     torch.set_num_threads(options.threads)
     measured = record(options)
-    print(table(measured))
+    print(as_table(measured))
     if options.output:
         options.output.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
 
@@ -169,7 +170,12 @@ def recipe(method: str, where: str, options: argparse.Namespace, folder: Path) -
     return read(None, words, {"backbone": options.backbone, "output": output, "data": data})
 
 
-def table(measured: dict[str, Any]) -> str:
+def table() -> str:
+    """Return the Markdown table of the committed record."""
+    return as_table(json.loads(RECORD.read_text(encoding="utf-8")))
+
+
+def as_table(measured: dict[str, Any]) -> str:
     """Return the Markdown table of a record."""
     columns = (
         "method",

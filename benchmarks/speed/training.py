@@ -40,7 +40,7 @@ BATCH = 32
 OURS, TRAINER, LOOP_FP32, LOOP_BF16 = "adapterhub", "trainer", "loop fp32", "loop bf16"
 TASKS: dict[str, dict[str, Any]] = {
     "sst2": {"texts": ["sentence"], "label": "label", "rows": 8000, "epochs": 1},
-    "mrpc": {"texts": ["#1 String", "#2 String"], "label": "Quality", "rows": None, "epochs": 3},
+    "mrpc": {"texts": ["#1 String", "#2 String"], "label": "Quality", "rows": None, "epochs": 1},
 }
 
 

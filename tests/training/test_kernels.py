@@ -9,12 +9,17 @@ import pytest
 import tiny_models
 import torch
 import yaml
+from fixtures import word_tokenizer
+from transformers import PreTrainedModel
 
+from adapterhub.adapters.attach import attach
+from adapterhub.backbones.load import load_backbone
 from adapterhub.errors import TrainingError
 from adapterhub.methods._spec import parse_methods
 from adapterhub.training import kernels, loop
-from adapterhub.training.kernels import KernelChoice, choose_kernels, layer_shape
+from adapterhub.training.kernels import KernelChoice, can_compute, choose_kernels, layer_shape
 from adapterhub.training.layer_timing import EAGER, SDPA, Kernels
+from adapterhub.training.prepare import prepare
 from adapterhub.training.recipe import Recipe, read
 from adapterhub.training.report import Reporter
 from adapterhub.training.run import run
@@ -166,3 +171,49 @@ def test_a_gpu_computes_in_bf16(monkeypatch) -> None:
     assert kernels._on_gpu(KernelChoice("fp32", None)).dtype == "fp32"
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
     assert kernels._on_gpu(KernelChoice(None, None)).dtype is None
+
+
+# Their classes in transformers mix fp32 tensors into the computation.
+WITHOUT_BF16 = {"deberta", "xlnet"}
+
+
+@pytest.mark.parametrize("name", tiny_models.ARCHITECTURES)
+def test_every_architecture_trains_in_bf16_with_eager_attention(name: str, tmp_path) -> None:
+    losses = {}
+    for dtype, attention in (("fp32", None), ("bf16", "eager")):
+        model = load_tiny(name, tmp_path / dtype, dtype, attention)
+        assert can_compute(model) == (dtype == "fp32" or name not in WITHOUT_BF16)
+        if not can_compute(model):
+            return
+        adapter = attach(model, "houlsby")
+        loss = model(**tiny_models.labelled_batch(model)).loss
+        loss.backward()
+        assert all(p.dtype == torch.float32 for p in adapter.parameters())
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in adapter.parameters())
+        losses[dtype] = loss.item()
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.05)
+
+
+def load_tiny(name: str, folder: Path, dtype: str, attention: str | None) -> PreTrainedModel:
+    """Save a tiny model, and load it with a dtype and an attention implementation."""
+    task, labels = "classification", ["a", "b", "c"]
+    if name in tiny_models.WITHOUT_CLASSIFIER:
+        labels = []
+        task = "seq2seq" if name in tiny_models.ENCODER_DECODERS else "causal-lm"
+    tiny_models.usual_model(name).save_pretrained(folder)
+    word_tokenizer().save_pretrained(folder)
+    torch.manual_seed(0)
+    options = {"task": task, "labels": labels, "dtype": dtype, "attention": attention}
+    return load_backbone(str(folder), **options)[0]
+
+
+def test_a_class_that_does_not_compute_in_bf16_stays_in_fp32(
+    recipe, fastest, tmp_path, monkeypatch
+) -> None:
+    fastest(Kernels("bf16", EAGER))
+    tiny_models.usual_model("deberta", num_labels=2).save_pretrained(tmp_path / "deberta")
+    word_tokenizer().save_pretrained(tmp_path / "deberta")
+    prepared = prepare(recipe(f"backbone={tmp_path / 'deberta'}"))
+    assert prepared.model.dtype == torch.float32
+    assert prepared.recipe.dtype == "fp32"
+    assert "does not compute in bf16" in prepared.notes[-1]
