@@ -138,8 +138,8 @@ def copy_tensors(live: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Ten
 
 
 def same_record(saved: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
-    """Compare as canonical JSON, in which NaN equals NaN."""
-    return _json(saved) == _json(current)
+    """Compare as JSON: NaN equals NaN, and null a setting that older versions do not have."""
+    return not _differing(saved, current)
 
 
 def check_same_run(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
@@ -148,17 +148,16 @@ def check_same_run(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None
     Raises:
         ConfigError: the two run descriptions differ; every differing setting is listed.
     """
-    if same_record(saved, current):
+    differing = _differing(saved, current)
+    if not differing:
         return
-    before, now = dict(_leaves(saved)), dict(_leaves(current))
-    differing = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
     raise ConfigError(
         "the checkpoint belongs to another run: some settings or the data are different",
         expected="the same recipe and data as when the run was started",
         hint="restore them, or train without --resume into another output folder",
         offenders=[
-            f"{k}: {before.get(k, 'nothing')} in the checkpoint, {now.get(k, 'nothing')} now"
-            for k in differing
+            f"{name}: {before} in the checkpoint, {now} now"
+            for name, (before, now) in sorted(differing.items())
         ],
     )
 
@@ -271,6 +270,13 @@ def _kind(tensor: torch.Tensor) -> str:
 
 def _json(run: Mapping[str, Any]) -> str:
     return json.dumps(run, sort_keys=True, default=str)
+
+
+def _differing(saved: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return the settings that differ, by dotted path: both values as JSON text."""
+    before, now = dict(_leaves(saved)), dict(_leaves(current))
+    pairs = {k: (before.get(k, "null"), now.get(k, "null")) for k in before.keys() | now.keys()}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:

@@ -240,3 +240,10 @@ def test_random_states_survive_a_checkpoint(tmp_path: Path) -> None:
     assert state is not None
     checkpoint.set_random_state(state)
     assert [draw() for _ in range(3)] == expected
+
+
+def test_a_setting_that_older_versions_lack_is_null() -> None:
+    checkpoint.check_same_run({"train": {"a": 1}}, {"train": {"a": 1, "new": None}})
+    with pytest.raises(ConfigError, match="another run") as error:
+        checkpoint.check_same_run({"train": {"a": 1}}, {"train": {"a": 1, "new": "disk"}})
+    assert error.value.offenders == ['train.new: null in the checkpoint, "disk" now']
