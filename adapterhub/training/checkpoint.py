@@ -275,8 +275,11 @@ def _json(run: Mapping[str, Any]) -> str:
 def _differing(saved: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Return the settings that differ, by dotted path: both values as JSON text."""
     before, now = dict(_leaves(saved)), dict(_leaves(current))
-    pairs = {k: (before.get(k, "null"), now.get(k, "null")) for k in before.keys() | now.keys()}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    return {
+        name: (before.get(name, "nothing"), now.get(name, "nothing"))
+        for name in before.keys() | now.keys()
+        if before.get(name, "null") != now.get(name, "null")
+    }
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:

@@ -246,4 +246,4 @@ def test_a_setting_that_older_versions_lack_is_null() -> None:
     checkpoint.check_same_run({"train": {"a": 1}}, {"train": {"a": 1, "new": None}})
     with pytest.raises(ConfigError, match="another run") as error:
         checkpoint.check_same_run({"train": {"a": 1}}, {"train": {"a": 1, "new": "disk"}})
-    assert error.value.offenders == ['train.new: null in the checkpoint, "disk" now']
+    assert error.value.offenders == ('train.new: nothing in the checkpoint, "disk" now',)
