@@ -396,10 +396,10 @@ def test_two_fresh_runs_of_one_folder_train_once(
     fresh = dataclasses.replace(recipe, output=str(output))
     prepare = running.prepare
 
-    def prepare_while_another_begins(given: Recipe, data: object = None) -> object:
+    def prepare_while_another_begins(given: Recipe, *others: object) -> object:
         monkeypatch.setattr(running, "prepare", prepare)
         run(fresh, Reporter())
-        return prepare(given, data)
+        return prepare(given, *others)
 
     monkeypatch.setattr(running, "prepare", prepare_while_another_begins)
     with pytest.raises(OutputError, match="exists"):
