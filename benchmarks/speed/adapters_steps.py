@@ -33,6 +33,7 @@ def main() -> None:
     adapters.init(model)
     model.add_adapter("a", config=CONFIGS[method])
     model.train_adapter("a")
+    model.set_active_adapters("a")
     model.train()
     ids = torch.randint(1000, 20000, (rows, tokens))
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids[:, 0] % 2}
