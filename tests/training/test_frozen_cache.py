@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -244,20 +242,6 @@ def test_the_manifest_names_the_option(recipe: Recipe) -> None:
     run(on, Reporter())
     manifest = json.loads((Path(on.output) / "adapter" / "adapter.json").read_text("utf-8"))
     assert manifest["training"]["recipe"]["train"]["frozen_cache"] == "memory"
-
-
-def test_the_page_quotes_the_record_of_the_benchmark() -> None:
-    root = Path(__file__).parents[2]
-    path = root / "benchmarks" / "speed" / "frozen_cache.py"
-    spec = importlib.util.spec_from_file_location("frozen_cache_benchmark", path)
-    assert spec is not None
-    assert spec.loader is not None
-    benchmark = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = benchmark  # its dataclass looks itself up
-    spec.loader.exec_module(benchmark)
-    record = json.loads((root / "benchmarks/results/frozen_cache.json").read_text("utf-8"))
-    page = (root / "docs/performance.md").read_text("utf-8")
-    assert f"frozen_cache.json -->\n{benchmark.table(record)}\n<!-- /frozen-cache -->" in page
 
 
 def test_the_limit_is_a_part_of_the_machine() -> None:
