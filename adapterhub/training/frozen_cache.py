@@ -32,6 +32,7 @@ from adapterhub.training.activation_folders import activation_entries, has_room
 from adapterhub.training.activation_key import activation_key
 from adapterhub.training.activation_store import DTYPE, MemoryWriter, RecordedStates
 from adapterhub.training.prepare import PreparedRun
+from adapterhub.training.processes import process_count
 from adapterhub.training.replay_check import (
     NotReplayable,
     Run,
@@ -76,7 +77,7 @@ def _reason_against(prepared: PreparedRun) -> str | None:
         "it is off": options.frozen_cache == "off",
         "train.dropout=true changes what frozen layers return": options.dropout,
         "train.gradient_checkpointing=true computes layers again": options.gradient_checkpointing,
-        "several processes train": int(os.environ.get("WORLD_SIZE", "1")) > 1,
+        "several processes train": process_count() > 1,
         f"the rows of {task.name} change with each epoch": type(task).vary is not Task.vary,
         "the backbone has no layers": not prepared.adapter.anatomy.stacks,
     }

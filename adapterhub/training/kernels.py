@@ -1,6 +1,6 @@
 """The dtype of the frozen backbone and its attention implementation: measured, not guessed.
 
-bf16 halves the time of matrix products on processors with AVX512-BF16 or AMX, and multiplies it on
+bf16 halves the time of matrix products on processors with instructions for it, and multiplies it on
 others; torch's fused attention is the faster one in fp32 and, on a CPU, the slower one in bf16. So
 both are chosen together, by `layer_timing` on the shapes of the run, once per machine. Runs too
 short to gain from it keep fp32. A GPU is not measured: it computes in bf16 where it supports it.
