@@ -1,9 +1,9 @@
 """Measure what is done to adapters between batches: swap, load and attach, against `peft`.
 
-    python benchmarks/speed/lifecycle.py [--output build/speed-lifecycle.json]
+    python benchmarks/speed/lifecycle.py [--output lifecycle.json]
 
 The backbone is random, of the size of all-MiniLM-L6-v2 (6 layers, width 384). Each operation is
-timed with 1 and with 64 adapters attached (LoRA on queries and values), ours and `peft`'s in one
+timed with 2 and with 64 adapters attached (LoRA on queries and values), ours and `peft`'s in one
 process, in turn: the median over the runs and the quartiles, in milliseconds.
 
     swap     make another attached adapter the active one: `ah.activate`, `set_adapter`
@@ -18,30 +18,19 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
-import os
-import platform
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import peft
 import torch
-import transformers
+from in_turns import CLOCKS, MINILM, add_options, write_record
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import adapterhub as ah
 
-MINILM = {
-    "hidden_size": 384,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 12,
-    "intermediate_size": 1536,
-}
-CLOCKS = {"process": time.process_time, "wall": time.perf_counter}
 ATTACHED = (2, 64)  # a swap needs two
 # By name: what is timed, and what undoes it.
 Operations = dict[str, tuple[Callable[[], Any], Callable[[], Any]]]
@@ -50,22 +39,10 @@ Operations = dict[str, tuple[Callable[[], Any], Callable[[], Any]]]
 def main() -> None:
     """Measure and write the record."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--clock", choices=CLOCKS, default="process")
-    parser.add_argument("--output", type=Path)
+    add_options(parser)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    record = {
-        "config": {name: str(value) for name, value in vars(options).items()},
-        "milliseconds": measure(options),
-        "versions": {m.__name__: m.__version__ for m in (torch, transformers, peft)},
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-    }
-    text = json.dumps(record, indent=1)
-    print(text)
-    if options.output:
-        options.output.write_text(text + "\n", encoding="utf-8")
+    write_record(options, measure(options))
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Measure a routed batch, a different LoRA for each row, against the plain model and `peft`.
 
-    python benchmarks/speed/routing.py [--output build/speed-routing.json]
+    python benchmarks/speed/routing.py [--output routing.json]
 
 The backbone is random, of the size of all-MiniLM-L6-v2 (6 layers, width 384): time does not depend
 on the values. The ranks of the adapters differ (4 to 16). Each figure is the median of one forward
@@ -14,29 +14,17 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
-import os
-import platform
 import statistics
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import peft
 import torch
-import transformers
+from in_turns import CLOCKS, MINILM, add_options, write_record
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import adapterhub as ah
 
-MINILM = {
-    "hidden_size": 384,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 12,
-    "intermediate_size": 1536,
-}
-CLOCKS = {"process": time.process_time, "wall": time.perf_counter}
 RANKS = range(4, 17)
 SIZES = {"lora": "rank", "pfeiffer": "size", "parallel": "size", "houlsby": "size",
          "prefix": "length"}  # fmt: skip
@@ -50,22 +38,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--resident", type=int, default=1000, help="adapters in the last variant")
-    parser.add_argument("--runs", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--clock", choices=CLOCKS, default="process")
-    parser.add_argument("--output", type=Path)
+    add_options(parser)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    record = {
-        "config": {name: str(value) for name, value in vars(options).items()},
-        "milliseconds": measure(options),
-        "versions": {m.__name__: m.__version__ for m in (torch, transformers, peft)},
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-    }
-    text = json.dumps(record, indent=1)
-    print(text)
-    if options.output:
-        options.output.write_text(text + "\n", encoding="utf-8")
+    write_record(options, measure(options))
 
 
 def measure(options: argparse.Namespace) -> dict[str, dict[str, float]]:
