@@ -24,6 +24,7 @@ from adapterhub.cli._format import (
 from adapterhub.cli._open import open_page
 from adapterhub.cli._rows import print_rows
 from adapterhub.cli._sections import SectionedCommand
+from adapterhub.cli._sweep import train_sweep
 from adapterhub.config.options import options_of
 from adapterhub.config.overrides import merge_options, parse_overrides
 from adapterhub.data.options import DataOptions
@@ -31,6 +32,7 @@ from adapterhub.errors import ConfigError
 from adapterhub.status import Display, display_for_terminal, doing, showing
 from adapterhub.training.options import TrainOptions
 from adapterhub.training.recipe import NAMES, SPECS, Recipe, read
+from adapterhub.training.sweep import parse_sweep
 
 # Section of the help text -> flag -> (option of the recipe, what the flag takes). All other options
 # are given as KEY=VALUE.
@@ -118,11 +120,19 @@ def _print_schema(context: click.Context, option: click.Parameter, given: bool) 
         "adapterhub train --backbone sentence-transformers/all-MiniLM-L6-v2 \\",
         "    --method lora --train train.tsv --eval dev.tsv --output runs/sst2",
         "adapterhub train recipe.yaml --epochs 10 --lr 5e-4 train.schedule=cosine",
+        "adapterhub train recipe.yaml --sweep method=lora,pfeiffer --sweep seed=0,1,2",
         "adapterhub train --resume --output runs/sst2",
     ),
 )
 @click.argument("words", nargs=-1, metavar="[RECIPE.yaml] [KEY=VALUE]...")
 @recipe_flags
+@click.option(
+    "--sweep",
+    multiple=True,
+    metavar="KEY=V,V",
+    help="Train once with each value of an option, in folders inside the output folder. Several "
+    "times: all combinations.",
+)
 @click.option("--resume", is_flag=True, help="Continue the run in the output folder.")
 @click.option("--dry-run", is_flag=True, help="Print sites, parameters and memory, then stop.")
 @click.option(
@@ -143,6 +153,7 @@ def _print_schema(context: click.Context, option: click.Parameter, given: bool) 
 )
 def command(
     words: tuple[str, ...],
+    sweep: tuple[str, ...],
     resume: bool,
     dry_run: bool,
     show: int | None,
@@ -162,6 +173,15 @@ def command(
     if resume and file is None:
         file = _recipe_of(flags["output"])
     recipe = read(file, overrides, nested_flags(flags))
+    if sweep:
+        if show or open_report:
+            raise ConfigError("--sweep trains several runs", hint="leave out --show and --open")
+        recipes = {
+            each.name: read(file, [*overrides, *each.words], nested_flags(flags))
+            for each in parse_sweep(sweep)
+        }
+        train_sweep(recipes, resume=resume, dry_run=dry_run, quiet=quiet)
+        return
     if show:
         print_rows(recipe, show)
         return

@@ -21,7 +21,8 @@ from adapterhub.registry.pull import pull_verified
 from adapterhub.status import doing
 from adapterhub.tasks import TASKS, Prediction, Setting, Task
 from adapterhub.tasks._lengths import encode_whole, lost_tokens, truncate
-from adapterhub.training.prepare import make_ready, max_positions
+from adapterhub.training.loading import make_ready
+from adapterhub.training.prepare import max_positions
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,11 @@ that rows may be padded on either side and to any length.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol, TypeAlias
 
 import torch
@@ -16,6 +19,7 @@ from torch import Tensor
 from adapterhub.hooks.replay import LayerCall, StackReplay, StackRows
 
 DTYPE = torch.bfloat16
+GB = 10**9
 Places: TypeAlias = dict[bytes, tuple[int, int]]
 """The first token and the number of tokens of each row, by its key."""
 
@@ -130,3 +134,32 @@ class StateRecorder:
     def finish(self) -> RecordedStates:
         """Return what was recorded."""
         return self.writer.finish(self.layers, self.places)
+
+
+class KeptActivations:
+    """Recorded outputs of several runs, in memory by their digest: the latest ones that fit."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = memory_limit() if limit is None else limit
+        self.states: dict[str, RecordedStates] = {}
+
+    def get(self, key: str) -> RecordedStates | None:
+        """Return the outputs with a digest, if they are kept."""
+        return self.states.get(key)
+
+    def keep(self, key: str, recorded: RecordedStates) -> None:
+        """Keep outputs, in place of the oldest ones if there is no room for all."""
+        self.states[key] = recorded
+        while sum(each.states.nbytes for each in self.states.values()) > self.limit:
+            del self.states[next(iter(self.states))]
+
+
+def memory_limit() -> int:
+    """Return a quarter of the memory that this process may use, in bytes."""
+    try:
+        most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows
+        most = 8 * GB
+    with contextlib.suppress(OSError, ValueError):  # of a container
+        most = min(most, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return most // 4

@@ -11,13 +11,10 @@ were recorded without padding, with NaN in place of all outputs that are not rec
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +27,13 @@ from adapterhub.tasks._rows import Row
 from adapterhub.training.activation_files import DiskWriter, open_activations
 from adapterhub.training.activation_folders import activation_entries, has_room
 from adapterhub.training.activation_key import activation_key
-from adapterhub.training.activation_store import DTYPE, MemoryWriter, RecordedStates
+from adapterhub.training.activation_store import (
+    DTYPE,
+    GB,
+    MemoryWriter,
+    RecordedStates,
+    memory_limit,
+)
 from adapterhub.training.prepare import PreparedRun
 from adapterhub.training.processes import process_count
 from adapterhub.training.replay_check import (
@@ -44,7 +47,6 @@ from adapterhub.training.replay_check import (
 ROWS = 64  # of a pass that records, at most
 TOKENS = {"cpu": 1024}  # of such a pass: what a processor's caches hold; elsewhere:
 MOST_TOKENS = 8192
-GB = 10**9
 DISK_LIMIT = 8 * GB
 OFF = "train.frozen_cache=off"
 
@@ -124,6 +126,7 @@ class FrozenCache:
     ) -> None:
         self.prepared, self.replay, self.note = prepared, replay, note
         self.model, self.options = prepared.model, prepared.options
+        self.kept = prepared.activations
         self.staged = any(changed.stage for changed in prepared.adapter.changed)
         self.device = prepared.model.device
         self.rows = [_Rows(prepared.train)] if self._sees_all_rows() else []
@@ -213,16 +216,19 @@ class FrozenCache:
         """
         size = self._size(rows, plan, len(layers))
         in_memory = self._fits_in_memory(size)
+        on_disk = self._looks_on_disk(in_memory)
         key = None
-        if self._looks_on_disk(in_memory):
+        if self.kept is not None or on_disk:
             key = activation_key(self.prepared, self.replay, plan.below, layers, rows.encoded)
-            rows.recorded = None if key is None else open_activations(key)
-            if rows.recorded is not None:
-                return "on disk, from an earlier run"
+        if key is not None and (where := self._open(rows, key, on_disk)):
+            return where
         into = partial(record_runs, self.replay, self._runs(rows), plan, layers)
         with doing(f"computing {plan.below} frozen layers once"):
             if in_memory:
-                rows.recorded = into(MemoryWriter(rows.tokens()))
+                recorded = into(MemoryWriter(rows.tokens()))
+                rows.recorded = recorded
+                if self.kept is not None and key is not None and recorded is not None:
+                    self.kept.keep(key, recorded)
                 return "in memory"
             if key is not None and has_room(size, self._limit(DISK_LIMIT)):
                 with DiskWriter(key) as writer:
@@ -231,6 +237,14 @@ class FrozenCache:
         raise NotReplayable(
             f"their outputs take {size / GB:,.1f} GB; train.frozen_cache_gb sets the limit"
         )
+
+    def _open(self, rows: _Rows, key: str, on_disk: bool) -> str | None:
+        """Open what an earlier run recorded; return where it is, or None if there is nothing."""
+        rows.recorded = None if self.kept is None else self.kept.get(key)
+        if rows.recorded is not None:
+            return "in memory, from an earlier run"
+        rows.recorded = open_activations(key) if on_disk else None
+        return None if rows.recorded is None else "on disk, from an earlier run"
 
     def _runs(self, rows: _Rows) -> Iterator[Run]:
         """Yield runs of the model on all rows, and show how many are done."""
@@ -256,17 +270,6 @@ class FrozenCache:
         """Return whether states may be on disk: the key of those reads all frozen weights."""
         where = self.options.frozen_cache
         return where == "disk" or (where is None and (not in_memory or bool(activation_entries())))
-
-
-def memory_limit() -> int:
-    """Return a quarter of the memory that this process may use, in bytes."""
-    try:
-        most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # Windows
-        most = 8 * GB
-    with contextlib.suppress(OSError, ValueError):  # of a container
-        most = min(most, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return most // 4
 
 
 def _has(recorded: RecordedStates | None, layers: tuple[int, ...]) -> bool:

@@ -34,7 +34,7 @@ from adapterhub.training.options import REPORTS, RunOptions
 from adapterhub.training.progress import RunProgress
 from adapterhub.training.report import Evaluated, Reporter, TrainingLine
 from adapterhub.training.stages import improvements
-from adapterhub.training.stop_signals import StopRequest, catch_stop_signals
+from adapterhub.training.stop_signals import Stopped, StopRequest, catch_stop_signals
 from adapterhub.training.trainee import Trainee
 
 
@@ -101,8 +101,8 @@ def train(
         ConfigError: the checkpoint is of another run, or the device does not support the precision.
         FileError: a checkpoint is broken, or files of the run were changed since the last one.
         OutputError: `output` has a run already (without `resume`), or cannot be written.
-        TrainingError: a loss is not finite, tensors get no gradient, memory is exhausted, or a
-            signal stopped the run, after its state was saved.
+        Stopped: a signal stopped the run, after its state was saved.
+        TrainingError: a loss is not finite, tensors get no gradient, or memory is exhausted.
     """
     engine = Engine(trainee, options, loss)
     fixed = {**run, "train": _fixed(options), "seed": seed, "processes": engine.world}
@@ -280,7 +280,7 @@ class _Session:
         if (due or epoch_ended) and self._enter_stage() and not progress.finished:
             self._entered()
         if self.stop.requested and not progress.finished:
-            raise TrainingError(
+            raise Stopped(
                 f"stopped by a signal after step {progress.step} of {self.total}; the state is "
                 "saved",
                 hint="run the same command with --resume to continue",

@@ -26,6 +26,22 @@ def check_run(recipe: Recipe, resume: bool, *, dry: bool = False) -> RunData:
     Raises:
         AdapterhubError: of any type; the cheapest checks come first.
     """
+    check_recipe(recipe, resume, dry=dry)
+    with reading(str(recipe.data.train)):
+        return read_data(recipe)
+
+
+def check_recipe(recipe: Recipe, resume: bool, *, dry: bool = False) -> None:
+    """Check what needs no data of a recipe.
+
+    Args:
+        recipe: the recipe.
+        resume: whether the run in the output folder is to be continued.
+        dry: whether nothing will be written.
+
+    Raises:
+        AdapterhubError: of any type; the cheapest checks come first.
+    """
     check_launcher()
     check_trackers(recipe.train.tracker)
     if is_main() and not dry:
@@ -33,5 +49,3 @@ def check_run(recipe: Recipe, resume: bool, *, dry: bool = False) -> RunData:
     check_spec(recipe.method)  # type: ignore[arg-type]
     parse_task(recipe.task)
     check_backbone_options(recipe.backbone, recipe.dtype, recipe.quantize)
-    with reading(str(recipe.data.train)):
-        return read_data(recipe)

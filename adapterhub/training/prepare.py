@@ -6,29 +6,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from accelerate.utils import set_seed
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attach import attach
 from adapterhub.backbones.identity import ORIGIN
-from adapterhub.backbones.load import load_backbone
 from adapterhub.backbones.trained_length import trained_length
 from adapterhub.errors import ConfigError
 from adapterhub.methods._site_module import EmbeddingModule
 from adapterhub.methods._spec import parse_methods
 from adapterhub.status import doing
 from adapterhub.tasks import Encoded, Setting, Task, dump_task
+from adapterhub.training.activation_store import KeptActivations
 from adapterhub.training.defaults import run_options
-from adapterhub.training.kernels import (
-    KernelChoice,
-    can_compute,
-    choose_kernels,
-    without_bf16,
-)
-from adapterhub.training.lengths import FittedRows, fit_rows
+from adapterhub.training.kernels import KernelChoice, choose_kernels
+from adapterhub.training.lengths import FittedRows
+from adapterhub.training.loading import BackboneLoader
 from adapterhub.training.options import RunOptions
-from adapterhub.training.processes import own_device
 from adapterhub.training.recipe import Recipe
 from adapterhub.training.run_data import RunData, read_data
 from adapterhub.training.stages import epochs_needed, waiting_for_plateaus
@@ -45,6 +39,7 @@ class PreparedRun:
     adapter: Adapter
     rows: FittedRows
     kernels: KernelChoice
+    activations: KeptActivations | None = None
 
     @property
     def train(self) -> Encoded:
@@ -70,7 +65,10 @@ class PreparedRun:
 
 
 def prepare(
-    recipe: Recipe, data: RunData | None = None, kernels: KernelChoice | None = None
+    recipe: Recipe,
+    data: RunData | None = None,
+    kernels: KernelChoice | None = None,
+    loader: BackboneLoader | None = None,
 ) -> PreparedRun:
     """Load the backbone, attach the adapter and encode; write nothing.
 
@@ -78,14 +76,13 @@ def prepare(
         recipe: the recipe.
         data: its data, if it has been read already.
         kernels: dtype and attention implementation of the backbone; None chooses them.
+        loader: loads the backbone; a shared one has it from an earlier run.
     """
     methods = parse_methods(recipe.method)  # type: ignore[arg-type]
     data = data or read_data(recipe)
-    kernels = kernels or choose_kernels(recipe, data, methods)
-    model, tokenizer = _loaded(recipe, data, kernels)
-    if kernels.is_new_dtype(recipe.dtype) and not can_compute(model):
-        kernels = without_bf16(recipe)
-        model, tokenizer = _loaded(recipe, data, kernels)
+    loader = loader or BackboneLoader()
+    loaded = loader.backbone(recipe, data, kernels or choose_kernels(recipe, data, methods))
+    model, tokenizer, kernels = loaded.model, loaded.tokenizer, loaded.kernels
     adapter = attach(model, methods, name=recipe.name)
     _check_packing(data.task, adapter)
     _check_stages(data, adapter)
@@ -93,9 +90,9 @@ def prepare(
     positions = max_positions(model)
     reads = max(positions - virtual_tokens(adapter), 1)
     setting = Setting(tokenizer, reads, adapter.labels, recipe.seed, positions)
-    length = recipe.train.max_length
     with doing(f"encoding {len(data.train) + len(data.evaluation):,} examples"):
-        rows = fit_rows(data, setting, length, trained_length(Path(getattr(model, ORIGIN))))
+        trained = trained_length(Path(getattr(model, ORIGIN)))
+        rows = loader.rows(data, setting, recipe.train.max_length, trained)
     options = replace(recipe.train, max_length=rows.max_length)
     options = run_options(options, methods, len(rows.train.rows), epochs_needed(adapter))
     recipe = replace(
@@ -106,28 +103,7 @@ def prepare(
         data=data.options,
         task=dump_task(data.task),
     )
-    return PreparedRun(recipe, data, model, tokenizer, adapter, rows, kernels)
-
-
-def _loaded(
-    recipe: Recipe, data: RunData, kernels: KernelChoice
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load the backbone with the head of the task, ready to train; the seed draws the head."""
-    set_seed(recipe.seed)
-    with doing(f"loading {recipe.backbone}"):
-        model, tokenizer = load_backbone(
-            recipe.backbone,
-            task=data.task.head,
-            labels=data.labels,
-            revision=recipe.revision,
-            dtype=kernels.dtype,
-            quantize=recipe.quantize,
-            attention=kernels.attention,
-            new_tokens=recipe.new_tokens,
-            pooling=data.task.pooling,
-        )
-    make_ready(model)
-    return model, tokenizer
+    return PreparedRun(recipe, data, model, tokenizer, adapter, rows, kernels, loader.activations)
 
 
 def _check_packing(task: Task, adapter: Adapter) -> None:
@@ -147,17 +123,6 @@ def _check_stages(data: RunData, adapter: Adapter) -> None:
             "no evaluation",
             hint="--eval FILE, or stages by epochs",
         )
-
-
-def make_ready(model: PreTrainedModel) -> None:
-    """Move a model to the device of this process, and disable its cache.
-
-    Training and evaluation do not use the cache, and with it transformers does not detect packed
-    texts.
-    """
-    if not getattr(model, "hf_device_map", None):  # quantized weights stay on their device
-        model.to(own_device())  # type: ignore[arg-type]
-    model.config.use_cache = False
 
 
 def max_positions(model: PreTrainedModel) -> int:

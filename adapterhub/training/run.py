@@ -24,6 +24,7 @@ from adapterhub.training.batching import LazyBatches, batch_order
 from adapterhub.training.engine import model_loss
 from adapterhub.training.frozen_cache import frozen_cache
 from adapterhub.training.kernels import KernelChoice
+from adapterhub.training.loading import BackboneLoader
 from adapterhub.training.output_folder import RECIPE, check_output, hold_output, writing
 from adapterhub.training.prepare import PreparedRun, prepare
 from adapterhub.training.processes import check_launcher, is_main, wait_for_everyone
@@ -53,7 +54,12 @@ class RunOutcome:
 
 
 def run(
-    recipe: Recipe, reporter: Reporter, *, resume: bool = False, data: RunData | None = None
+    recipe: Recipe,
+    reporter: Reporter,
+    *,
+    resume: bool = False,
+    data: RunData | None = None,
+    loader: BackboneLoader | None = None,
 ) -> RunOutcome:
     """Train, evaluate and save.
 
@@ -66,6 +72,7 @@ def run(
         reporter: where progress is reported.
         resume: continue the run in the output folder, if there is one.
         data: the data of the recipe, if it has been read already.
+        loader: loads the backbone; a `SharedLoader` loads it once for several runs.
 
     Raises:
         AdapterhubError: of any type; the folder is neither created nor changed unless training
@@ -76,8 +83,18 @@ def run(
     check_trackers(recipe.train.tracker)
     if is_main():
         check_output(output, resume)
-    prepared = prepare(recipe, data, _kernels_of(output / RECIPE, recipe) if resume else None)
-    chosen = prepared.kernels
+    loader = loader or BackboneLoader()
+    kernels = _kernels_of(output / RECIPE, recipe) if resume else None
+    prepared = prepare(recipe, data, kernels, loader)
+    try:
+        return _run(prepared, recipe, reporter, resume)
+    finally:
+        loader.release(prepared.model)
+
+
+def _run(prepared: PreparedRun, recipe: Recipe, reporter: Reporter, resume: bool) -> RunOutcome:
+    """Train, evaluate and save; `recipe` is as given, without what follows from the data."""
+    output, chosen = Path(recipe.output), prepared.kernels
     recipe = replace(recipe, dtype=chosen.dtype, attention=chosen.attention)
     if is_main():
         reporter = Several([reporter, start_trackers(prepared.recipe, reporter, resume=resume)])

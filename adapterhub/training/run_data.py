@@ -50,10 +50,26 @@ def read_data(recipe: Recipe) -> RunData:
     train, evaluation = _with_evaluation(reader, recipe, train)
     labels = _labels(reader.task, train, recipe.data.label_names)
     reader.task.check(labels, evaluation)
-    if evaluation:
-        _check_metric(reader.task, recipe.train.best_metric, evaluation)
     notes = (*reader.notes, *notes_on(train, evaluation, labels), *unnamed_note(labels))
-    return RunData(reader.task, labels, train, evaluation, reader.options, notes)
+    data = RunData(reader.task, labels, train, evaluation, reader.options, notes)
+    check_options(recipe, data)
+    return data
+
+
+def check_options(recipe: Recipe, data: RunData) -> None:
+    """Refuse training options that the data do not allow.
+
+    Args:
+        recipe: the recipe.
+        data: its data.
+
+    Raises:
+        ConfigError: an unknown metric, or an option that needs an evaluation, and there is none.
+    """
+    if not data.evaluation:
+        _check_no_evaluation(recipe)
+    else:
+        _check_metric(data.task, recipe.train.best_metric, data.evaluation)
 
 
 def _with_evaluation(
@@ -64,7 +80,6 @@ def _with_evaluation(
     if source is not None:
         evaluation = reader.read(source, "eval")
     elif recipe.data.eval == NO_EVALUATION:
-        _check_no_evaluation(recipe)
         evaluation = []
         reader.notes.append("no evaluation: the adapter has the tensors of the last step")
     else:

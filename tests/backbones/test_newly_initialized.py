@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 import tiny_models
+import torch
+import transformers
+from accelerate.utils import set_seed
+from transformers import PreTrainedModel
 
 import adapterhub as ah
-from adapterhub.backbones.newly_initialized import newly_initialized
+from adapterhub.backbones.load import quiet_loading
+from adapterhub.backbones.newly_initialized import (
+    NEWLY_INITIALIZED,
+    initialize_again,
+    newly_initialized,
+)
+from adapterhub.backbones.task_models import task_model
 
 
 def test_a_new_head_is_newly_initialized(backbone):
@@ -20,3 +33,29 @@ def test_a_complete_checkpoint_has_none(backbone):
 
 def test_nothing_is_known_of_a_model_that_was_loaded_elsewhere():
     assert newly_initialized(tiny_models.model("bert")) == frozenset()
+
+
+@pytest.mark.parametrize("kind", ["classification", "tagging", "multiple-choice"])
+@pytest.mark.parametrize("architecture", tiny_models.MATRIX)
+def test_a_head_is_drawn_as_loading_draws_it(architecture: str, kind: str, tmp_path: Path) -> None:
+    base = tiny_models.model(architecture, "features")
+    if not task_model(kind).classes_for(base.config):
+        pytest.skip(f"{architecture} has no model for {kind}")
+    base.save_pretrained(tmp_path)
+    auto = getattr(transformers, task_model(kind).auto)
+
+    def load(seed: int) -> PreTrainedModel:
+        set_seed(seed)
+        with quiet_loading():
+            model, info = auto.from_pretrained(tmp_path, output_loading_info=True)
+        setattr(model, NEWLY_INITIALIZED, frozenset(info["missing_keys"]))
+        return model  # type: ignore[no-any-return]
+
+    model, expected = load(1), load(2)
+    assert newly_initialized(model), "the kind has no new parameters: the test shows nothing"
+    after = torch.get_rng_state()
+    set_seed(2)
+    initialize_again(model)
+    assert torch.equal(torch.get_rng_state(), after)
+    drawn = model.state_dict()
+    assert all(torch.equal(tensor, drawn[n]) for n, tensor in expected.state_dict().items())

@@ -18,7 +18,7 @@ from adapterhub.tasks import Setting, parse_task
 from adapterhub.tasks._base import Generated
 from adapterhub.tasks._rows import IGNORED
 from adapterhub.tasks.causal_lm import Chat
-from adapterhub.training.prepare import make_ready
+from adapterhub.training.loading import make_ready
 
 
 def test_chats_are_lists_of_messages(tmp_path):

@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from adapterhub.hooks.replay import LayerCall, StackRows
-from adapterhub.training.activation_store import MemoryWriter, StateRecorder
+from adapterhub.training.activation_store import (
+    KeptActivations,
+    MemoryWriter,
+    RecordedStates,
+    StateRecorder,
+    memory_limit,
+)
 
 LENGTHS = {b"a": 3, b"b": 1, b"c": 4}
 
@@ -75,3 +81,18 @@ def test_the_last_call_of_a_shared_layer_counts() -> None:
         [LayerCall(0, None, torch.zeros(1, 3, 2)), LayerCall(0, None, torch.ones(1, 3, 2))], rows
     )
     assert recorder.finish().states.eq(1).all()
+
+
+def test_the_limit_is_a_part_of_the_machine() -> None:
+    assert 0 < memory_limit() < 1 << 50
+
+
+def test_the_latest_outputs_that_fit_are_kept() -> None:
+    kept = KeptActivations(limit=30)
+    for key in "abc":
+        kept.keep(key, RecordedStates((0,), torch.zeros(5, 1, 1, dtype=torch.bfloat16), {}))
+    assert kept.get("c") is not None
+    kept.keep("d", RecordedStates((0,), torch.zeros(10, 1, 1, dtype=torch.bfloat16), {}))
+    assert [key for key in "abcd" if kept.get(key)] == ["c", "d"]
+    kept.keep("e", RecordedStates((0,), torch.zeros(16, 1, 1, dtype=torch.bfloat16), {}))
+    assert not kept.states

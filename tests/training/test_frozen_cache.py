@@ -244,10 +244,6 @@ def test_the_manifest_names_the_option(recipe: Recipe) -> None:
     assert manifest["training"]["recipe"]["train"]["frozen_cache"] == "memory"
 
 
-def test_the_limit_is_a_part_of_the_machine() -> None:
-    assert 0 < frozen_cache.memory_limit() < 1 << 50
-
-
 # Why a task's case is not cached.
 NOT_CACHED = {
     "masked-lm": "change with each epoch",

@@ -9,7 +9,8 @@ import tiny_models
 import torch
 
 from adapterhub.errors import ConfigError
-from adapterhub.training.prepare import make_ready, max_positions, prepare, virtual_tokens
+from adapterhub.training.loading import make_ready
+from adapterhub.training.prepare import max_positions, prepare, virtual_tokens
 from adapterhub.training.recipe import Recipe, read
 
 

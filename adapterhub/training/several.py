@@ -1,0 +1,112 @@
+"""Several runs in one process, one after the other on one loaded backbone.
+
+Each run has an output folder of its own, with the same bytes as if it had been alone: it can be
+resumed, compared and published like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from adapterhub.config.options import to_dict
+from adapterhub.errors import AdapterhubError
+from adapterhub.tasks import dump_task, parse_task
+from adapterhub.training.loading import BackboneLoader, SharedLoader
+from adapterhub.training.output_folder import RECIPE
+from adapterhub.training.recipe import Recipe
+from adapterhub.training.report import Reporter, Several
+from adapterhub.training.run import RunOutcome, run
+from adapterhub.training.run_data import RunData, check_options, read_data
+from adapterhub.training.stop_signals import Stopped, catch_stop_signals
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run of several that has ended: with its outcome, or with an error."""
+
+    recipe: Recipe
+    outcome: RunOutcome | None = None
+    error: AdapterhubError | None = None
+
+
+def run_several(
+    recipes: Sequence[Recipe],
+    reporter: Callable[[Recipe], Reporter],
+    *,
+    resume: bool = False,
+    loader: BackboneLoader | None = None,
+) -> Iterator[Ended]:
+    """Train one recipe after the other; what they share is loaded, read and computed once.
+
+    The backbone, the data and the encoded rows are shared, and so are the outputs of frozen layers
+    (`train.frozen_cache`). A run that fails is yielded with its error, and the next one begins.
+
+    Args:
+        recipes: the recipes, each with an output folder of its own.
+        reporter: returns where a run reports its progress.
+        resume: continue the runs that have begun; the others begin.
+        loader: loads the backbones; by default one for these runs.
+
+    Yields:
+        Each run when it has ended.
+
+    Raises:
+        Stopped: a signal stopped the current run, after its state was saved.
+    """
+    loader = loader or SharedLoader()
+    data, said = DataReader(), set[str]()
+    with catch_stop_signals() as stop:
+        for number, recipe in enumerate(recipes):
+            if stop.requested:  # at the end of the run before, which it did not stop
+                raise Stopped(
+                    f"stopped by a signal after {number} of {len(recipes)} runs",
+                    hint="run the same command with --resume to continue",
+                )
+            begun = (Path(recipe.output) / RECIPE).exists()
+            options: dict[str, Any] = {"resume": resume and begun, "loader": loader}
+            try:
+                reports = _SaidOnce([reporter(recipe)], said)
+                outcome = run(recipe, reports, data=data.read(recipe), **options)
+            except Stopped:
+                raise
+            except AdapterhubError as error:
+                yield Ended(recipe, error=error)
+            else:
+                yield Ended(recipe, outcome)
+
+
+class _SaidOnce(Several):
+    """Forwards a note that an earlier run has given to nobody."""
+
+    def __init__(self, reporters: list[Reporter], said: set[str]) -> None:
+        super().__init__(reporters)
+        self.said = said
+
+    def note(self, text: str) -> None:
+        if text not in self.said:
+            self.said.add(text)
+            super().note(text)
+
+
+class DataReader:
+    """Reads the data of recipes; equal data are read once."""
+
+    def __init__(self) -> None:
+        self.latest: tuple[Hashable, RunData] | None = None
+
+    def read(self, recipe: Recipe) -> RunData:
+        """Return the data of a recipe, as `read_data` does.
+
+        Raises:
+            ConfigError: an option of the recipe does not fit the data.
+        """
+        task = dump_task(parse_task(recipe.task))
+        key = str((task, to_dict(recipe.data), recipe.seed))
+        if self.latest is None or self.latest[0] != key:
+            self.latest = key, read_data(recipe)
+        data = self.latest[1]
+        check_options(recipe, data)
+        return data

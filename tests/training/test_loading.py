@@ -1,0 +1,190 @@
+"""Runs on a shared backbone end as they do alone, to the byte."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from task_cases import CASES
+from tiny_models import FULL_MATRIX
+from training_runs import final_bytes
+
+import adapterhub as ah
+from adapterhub.errors import TrainingError
+from adapterhub.methods import METHODS
+from adapterhub.methods._spec import dump_methods
+from adapterhub.training import loading
+from adapterhub.training.loading import BackboneLoader, SharedLoader
+from adapterhub.training.recipe import Recipe, read
+from adapterhub.training.report import Reporter, reporter_for
+from adapterhub.training.run import run
+
+FUSED = "adapterfusion"  # is built from adapters that are attached
+SPECS = {name: list(dump_methods([m.example()])) for name, m in METHODS.items() if name != FUSED}
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Count the calls that load a backbone and that encode rows."""
+    counts = {"_load": 0, "fit_rows": 0}
+
+    def counting(name: str) -> Any:
+        original = getattr(loading, name)
+
+        def called(*args: Any) -> Any:
+            counts[name] += 1
+            return original(*args)
+
+        return called
+
+    for name in counts:
+        monkeypatch.setattr(loading, name, counting(name))
+    return counts
+
+
+@pytest.fixture
+def recipe(backbone: Path, data: tuple[Path, Path], tmp_path: Path) -> Recipe:
+    """Three steps of LoRA."""
+    files = {"train": str(data[0]), "eval": str(data[1])}
+    flags = {"backbone": str(backbone), "output": str(tmp_path / "run"), "data": files}
+    words = ["method=lora(rank=2)", "train.max_steps=3", "train.tensorboard=false", "dtype=fp32"]
+    return read(None, [*words, "train.report=false", "train.log_every=1"], flags)
+
+
+def train(recipe: Recipe, output: Path, loader: BackboneLoader | None = None) -> tuple[bytes, ...]:
+    """Train into a folder; return the bytes that only recipe, data and versions decide."""
+    recipe = replace(recipe, output=str(output))
+    run(recipe, reporter_for(output, recipe.train, quiet=True), loader=loader)
+    return (*final_bytes(output), (output / "adapter" / "adapter.safetensors").read_bytes())
+
+
+def test_methods_have_examples_to_train() -> None:
+    assert len(SPECS) == len(METHODS) - 1 == 25
+
+
+@pytest.mark.parametrize("name", sorted(SPECS))
+def test_every_method_ends_as_alone_and_leaves_the_backbone_as_it_was(
+    name: str, recipe: Recipe, tmp_path: Path, counted: dict[str, int]
+) -> None:
+    method = replace(recipe, method=SPECS[name], seed=4)
+    alone = train(recipe, tmp_path / "lora"), train(method, tmp_path / "alone")
+    shared = SharedLoader()
+    counted["_load"] = 0
+    assert train(recipe, tmp_path / "first", shared) == alone[0]
+    assert train(method, tmp_path / "second", shared) == alone[1]
+    # What a method changes in the backbone is gone when its run has ended.
+    assert train(recipe, tmp_path / "third", shared) == alone[0]
+    assert counted["_load"] == 1
+
+
+@pytest.mark.parametrize("name", sorted(CASES) if FULL_MATRIX else ["causal-lm", "masked-lm"])
+def test_every_task_ends_as_alone(name: str, backbones: Any, tmp_path: Path) -> None:
+    case = CASES[name]
+    source = str(case.data(tmp_path))
+    words = ["train.max_steps=3", "train.tensorboard=false", "train.report=false", "dtype=fp32"]
+    flags = {
+        "backbone": str(backbones(case.backbone)),
+        "output": "x",
+        "task": case.task,
+        "data": {"train": source, "eval": source},
+    }
+    recipe = read(None, ["method=houlsby", *words, *case.words], flags)
+    shared = SharedLoader()
+    for seed in (0, 1):
+        seeded = replace(recipe, seed=seed)
+        expected = train(seeded, tmp_path / f"alone-{seed}")
+        assert train(seeded, tmp_path / f"shared-{seed}", shared) == expected
+
+
+def test_a_backbone_is_loaded_and_rows_are_encoded_once(
+    recipe: Recipe, tmp_path: Path, counted: dict[str, int]
+) -> None:
+    shared = SharedLoader()
+    for seed in range(3):
+        train(replace(recipe, seed=seed), tmp_path / str(seed), shared)
+    assert counted == {"_load": 1, "fit_rows": 1}
+
+
+def test_another_dtype_is_another_backbone(
+    recipe: Recipe, tmp_path: Path, counted: dict[str, int]
+) -> None:
+    shared = SharedLoader()
+    for number, dtype in enumerate(("fp32", "bf16", "fp32", "bf16")):
+        train(replace(recipe, dtype=dtype), tmp_path / str(number), shared)
+    assert counted["_load"] == 2
+
+
+def test_a_head_that_cannot_be_drawn_again_is_loaded_again(
+    recipe: Recipe, tmp_path: Path, counted: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = [train(replace(recipe, seed=s), tmp_path / f"alone-{s}") for s in (0, 1)]
+    draw = loading.initialize_again
+
+    def otherwise(model: Any) -> None:
+        torch.rand(1)
+        draw(model)
+
+    monkeypatch.setattr(loading, "initialize_again", otherwise)
+    shared = SharedLoader()
+    counted["_load"] = 0
+    for seed in (0, 1):
+        found = train(replace(recipe, seed=seed), tmp_path / f"shared-{seed}", shared)
+        assert found == expected[seed]
+    assert counted["_load"] == 2
+
+
+def test_a_run_that_fails_leaves_a_backbone_for_the_next(
+    recipe: Recipe, tmp_path: Path, counted: dict[str, int]
+) -> None:
+    expected = train(recipe, tmp_path / "alone")
+    shared = SharedLoader()
+    counted["_load"] = 0
+    wild = replace(recipe, method="full", train=replace(recipe.train, learning_rate=1e30))
+    with pytest.raises(TrainingError, match="training stopped"):
+        train(wild, tmp_path / "wild", shared)
+    assert train(recipe, tmp_path / "next", shared) == expected
+    assert counted["_load"] == 1
+
+
+def test_new_tokens_are_not_shared(recipe: Recipe, tmp_path: Path, counted: dict[str, int]) -> None:
+    shared = SharedLoader()
+    recipe = replace(recipe, new_tokens=("<new>",))
+    runs = [train(recipe, tmp_path / str(number), shared) for number in range(2)]
+    assert runs[0] == runs[1]
+    assert counted["_load"] == 2
+
+
+def test_frozen_layers_are_computed_once_for_all_runs(recipe: Recipe, tmp_path: Path) -> None:
+    class Notes(Reporter):
+        def __init__(self) -> None:
+            self.notes: list[str] = []
+
+        def note(self, text: str) -> None:
+            self.notes.append(text)
+
+    options = replace(recipe.train, max_steps=None, epochs=2)
+    shared, notes = SharedLoader(), Notes()
+    for seed in (0, 1):
+        head = replace(recipe, method="head", seed=seed, train=options)
+        alone = train(head, tmp_path / f"alone-{seed}")
+        head = replace(head, output=str(tmp_path / f"shared-{seed}"))
+        run(head, notes, loader=shared)
+        tensors = Path(head.output) / "adapter" / "adapter.safetensors"
+        assert tensors.read_bytes() == alone[-1]
+    about = [note for note in notes.notes if "frozen layer" in note]
+    assert ["from an earlier run" in note for note in about] == [False, True]
+
+
+def test_a_model_with_other_adapters_is_not_given_away(
+    recipe: Recipe, tmp_path: Path, counted: dict[str, int]
+) -> None:
+    shared = SharedLoader()
+    train(recipe, tmp_path / "first", shared)
+    (kept,) = shared.kept.values()
+    ah.attach(kept.loaded.model, "lora", name="mine")
+    train(recipe, tmp_path / "second", shared)
+    assert counted["_load"] == 2
+    assert list(ah.adapters(kept.loaded.model)) == ["mine"]

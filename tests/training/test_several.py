@@ -1,0 +1,121 @@
+"""Several runs in one process: shared work, own folders, errors and signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from adapterhub.errors import ConfigError, TrainingError
+from adapterhub.training import run_data, several
+from adapterhub.training.recipe import Recipe, read
+from adapterhub.training.report import Evaluated, Reporter, Timing, reporter_for
+from adapterhub.training.run import run
+from adapterhub.training.several import DataReader, run_several
+from adapterhub.training.stop_signals import Stopped
+
+
+@pytest.fixture
+def recipe(backbone: Path, data: tuple[Path, Path], tmp_path: Path) -> Recipe:
+    files = {"train": str(data[0]), "eval": str(data[1])}
+    flags = {"backbone": str(backbone), "output": str(tmp_path / "run"), "data": files}
+    words = ["method=lora(rank=2)", "train.max_steps=4", "train.tensorboard=false", "dtype=fp32"]
+    return read(None, [*words, "train.report=false", "train.eval_every=2"], flags)
+
+
+def variants(recipe: Recipe, *methods: str) -> list[Recipe]:
+    return [
+        replace(recipe, method=method, output=f"{recipe.output}/{number}")
+        for number, method in enumerate(methods)
+    ]
+
+
+def quiet(recipe: Recipe) -> Reporter:
+    return reporter_for(Path(recipe.output), recipe.train, quiet=True)
+
+
+def adapter_bytes(recipe: Recipe) -> bytes:
+    return (Path(recipe.output) / "adapter" / "adapter.safetensors").read_bytes()
+
+
+def test_each_run_has_its_folder_and_the_bytes_of_a_run_alone(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    recipes = variants(recipe, "lora(rank=2)", "pfeiffer", "freeze")
+    ended = list(run_several(recipes, quiet))
+    assert [each.error for each in ended] == [None] * 3
+    for number, each in enumerate(ended):
+        alone = replace(each.recipe, output=str(tmp_path / f"alone-{number}"))
+        run(alone, quiet(alone))
+        assert adapter_bytes(each.recipe) == adapter_bytes(alone)
+        assert each.outcome is not None
+        assert each.outcome.folder == Path(each.recipe.output) / "adapter"
+
+
+def test_a_run_that_fails_is_told_and_the_next_one_begins(recipe: Recipe) -> None:
+    recipes = variants(recipe, "lora", "lora(sites=nowhere)", "full", "pfeiffer")
+    wild = replace(recipe.train, learning_rate=1e30)
+    recipes[2] = replace(recipes[2], train=wild)
+    ended = list(run_several(recipes, quiet))
+    assert [each.error is None for each in ended] == [True, False, False, True]
+    assert isinstance(ended[2].error, TrainingError)
+
+
+class Signals(Reporter):
+    """Sends itself Ctrl-C at one evaluation."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def evaluated(self, line: Evaluated, timing: Timing) -> None:
+        if line.step == self.at:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("at", [2, 4])  # in the middle, and at the end of the first run
+def test_ctrl_c_stops_all_and_resume_continues(recipe: Recipe, tmp_path: Path, at: int) -> None:
+    recipes = variants(recipe, "lora", "pfeiffer")
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(Stopped, match="after step 2 of 4" if at == 2 else "after 1 of 2 runs"):
+        list(run_several(recipes, lambda recipe: Signals(at)))
+    assert signal.getsignal(signal.SIGINT) == before
+    assert not Path(recipes[1].output).exists()
+    ended = list(run_several(recipes, lambda recipe: Reporter(), resume=True))
+    for number, each in enumerate(ended):
+        alone = replace(each.recipe, output=str(tmp_path / f"alone-{number}"))
+        run(alone, Reporter())
+        assert adapter_bytes(each.recipe) == adapter_bytes(alone)
+
+
+def test_a_note_is_given_once(recipe: Recipe) -> None:
+    notes: list[str] = []
+
+    class Notes(Reporter):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    list(run_several(variants(recipe, "lora", "mam", "pfeiffer"), lambda recipe: Notes()))
+    assert notes
+    assert len(set(notes)) == len(notes)
+
+
+def test_equal_data_are_read_once_and_options_are_checked_each_time(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_data, calls = run_data.read_data, []
+
+    def counted(recipe: Recipe) -> run_data.RunData:
+        calls.append(recipe)
+        return read_data(recipe)
+
+    monkeypatch.setattr(several, "read_data", counted)
+    reader = DataReader()
+    first = reader.read(recipe)
+    assert reader.read(replace(recipe, method="mam")) is first
+    assert reader.read(replace(recipe, seed=1)).train == first.train
+    assert len(calls) == 2
+    with pytest.raises(ConfigError, match="metric"):
+        reader.read(replace(recipe, seed=1, train=replace(recipe.train, best_metric="bleu")))
