@@ -44,6 +44,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 SEE_ALSO: dict[str, str] = {
     "quickstart": "train, with your own data; recipe, for all options",
     "train": "options, which lists all; recipe, which writes them to a file; report, predict",
+    "bench": "compare, train, methods",
     "report": "compare, eval",
     "compare": "report, diff",
     "eval": "predict, compare, publish",

@@ -70,10 +70,15 @@ _OPTIONS = {
 }
 
 
-def recipe_flags(function: Any) -> Any:
-    """Add an option for each flag, with the help text and the type of its recipe option."""
+def recipe_flags(function: Any, without: Sequence[str] = ()) -> Any:
+    """Add an option for each flag, with the help text and the type of its recipe option.
+
+    `without` are flags that are left out.
+    """
     for flags in reversed(SECTIONS.values()):
         for flag, (path, metavar) in reversed(flags.items()):
+            if flag in without:
+                continue
             option = _OPTIONS[path]
             kind = {"int": int, "float": float}.get(option.type.partition(" ")[0], str)
             help_text = f"{option.help[0].upper()}{option.help[1:]}."
@@ -87,7 +92,7 @@ class RecipeCommand(SectionedCommand):
     """A command with the flags of a recipe; for an unknown flag it says what to type instead."""
 
     def __init__(self, *rest: Any, **others: Any) -> None:
-        super().__init__(*rest, sections=PARAMETERS, **others)
+        super().__init__(*rest, **{"sections": PARAMETERS, **others})
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments as click does, but an unknown flag may be a KEY=VALUE."""

@@ -59,7 +59,7 @@ def _labels_of(example: Any) -> list[Hashable]:
 
 
 def hold_out(
-    examples: Sequence[E], seed: int, strata: Sequence[Hashable]
+    examples: Sequence[E], seed: int, strata: Sequence[Hashable], share: float = _SHARE
 ) -> tuple[list[E], list[E]]:
     """Split examples into training and evaluation, each in the original order.
 
@@ -70,12 +70,13 @@ def hold_out(
         examples: the examples.
         seed: the seed of the draw.
         strata: the stratum of each example.
+        share: the share that is held out.
 
     Raises:
         DataError: there are too few examples, or too few different ones.
     """
     total = len(examples)
-    wanted = min(max(round(_SHARE * total), min(_MIN_HELD_OUT, int(_LARGEST_SHARE * total))),
+    wanted = min(max(round(share * total), min(_MIN_HELD_OUT, int(_LARGEST_SHARE * total))),
                  _MOST_HELD_OUT)  # fmt: skip
     held: set[int] = set()
     if total >= _MIN_TOTAL:

@@ -56,7 +56,7 @@ class CalibrationBin:
 
 def is_right(row: Outcome) -> bool:
     """Return whether the prediction of a class or a choice is right."""
-    return bool(row.get("right", row["label"] == row["prediction"]))
+    return bool(row["right"]) if "right" in row else bool(row["label"] == row["prediction"])
 
 
 def class_scores(rows: Sequence[Outcome], labels: Sequence[str]) -> list[ClassScore]:

@@ -139,8 +139,8 @@ class SharedLoader(BackboneLoader):
 
 def _backbone_key(recipe: Recipe, data: RunData, kernels: KernelChoice) -> Hashable:
     task = data.task.head, tuple(data.labels), data.task.pooling
-    chosen = kernels.dtype, kernels.is_new_dtype(recipe.dtype), kernels.attention
-    return recipe.backbone, recipe.revision, recipe.quantize, *chosen, *task
+    chosen = recipe.quantize, kernels.dtype, kernels.attention
+    return recipe.backbone, recipe.revision, *chosen, *task
 
 
 def _load(recipe: Recipe, data: RunData, kernels: KernelChoice) -> Loaded:

@@ -60,6 +60,7 @@ def run(
     resume: bool = False,
     data: RunData | None = None,
     loader: BackboneLoader | None = None,
+    ended: Callable[[PreparedRun, RunOutcome], None] | None = None,
 ) -> RunOutcome:
     """Train, evaluate and save.
 
@@ -73,6 +74,7 @@ def run(
         resume: continue the run in the output folder, if there is one.
         data: the data of the recipe, if it has been read already.
         loader: loads the backbone; a `SharedLoader` loads it once for several runs.
+        ended: called at the end, while the model still has the adapter with its best tensors.
 
     Raises:
         AdapterhubError: of any type; the folder is neither created nor changed unless training
@@ -87,7 +89,10 @@ def run(
     kernels = _kernels_of(output / RECIPE, recipe) if resume else None
     prepared = prepare(recipe, data, kernels, loader)
     try:
-        return _run(prepared, recipe, reporter, resume)
+        outcome = _run(prepared, recipe, reporter, resume)
+        if ended is not None:
+            ended(prepared, outcome)
+        return outcome
     finally:
         loader.release(prepared.model)
 

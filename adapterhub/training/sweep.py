@@ -49,7 +49,7 @@ def parse_sweep(words: Sequence[str]) -> list[SweepRun]:
 
 def _option(word: str) -> tuple[str, list[str]]:
     key, equals, text = word.partition("=")
-    values = [value.strip() for value in _values(text)]
+    values = [value.strip() for value in split_values(text)]
     if not equals or not key.strip() or not all(values):
         raise ConfigError(
             f"{word!r} is not an option with values",
@@ -59,8 +59,8 @@ def _option(word: str) -> tuple[str, list[str]]:
     return key.strip(), values
 
 
-def _values(text: str) -> Iterator[str]:
-    """Split at the commas that are outside of brackets and quotes."""
+def split_values(text: str) -> Iterator[str]:
+    """Yield the values of a list: split at commas that are outside of brackets and quotes."""
     depth, quote, value = 0, "", ""
     for character in text:
         if quote:

@@ -1,0 +1,80 @@
+"""How many steps the runs of a study may have within a time, from a few steps of each method."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from adapterhub.bench.cells import Cell, Group
+from adapterhub.bench.execute import EVALUATIONS, TaskContext
+from adapterhub.bench.search import KEPT, LEAST_STEPS, SHARE
+from adapterhub.bench.study import BenchOptions
+from adapterhub.errors import AdapterhubError
+from adapterhub.training.loading import BackboneLoader
+from adapterhub.training.report import Reporter
+from adapterhub.training.run import run
+
+PROBE_STEPS = 6
+OVERHEAD = 1.0  # seconds of a run beside training and evaluations, about
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """The seconds of a training step and of an evaluation with one method."""
+
+    step: float
+    evaluation: float
+
+
+def affordable_steps(
+    groups: Sequence[Group],
+    contexts: Mapping[str, TaskContext],
+    bench: BenchOptions,
+    seconds: float,
+    loader: BackboneLoader,
+    work: Path,
+) -> tuple[int, list[str]]:
+    """Return the steps of a whole run that fit into a time, and notes for the user.
+
+    Args:
+        groups: what is compared.
+        contexts: the tasks.
+        bench: how many rates and seeds.
+        seconds: the time.
+        loader: loads the backbone.
+        work: a folder for short runs.
+    """
+    times = [_step_time(group, contexts[group.task], loader, work) for group in groups]
+    runs = bench.rates + KEPT + bench.seeds
+    wholes = bench.rates / SHARE + KEPT + bench.seeds
+    fixed = sum(runs * (EVALUATIONS * time.evaluation + OVERHEAD) for time in times)
+    per_step = sum(wholes * time.step for time in times)
+    steps = int((seconds - fixed) / per_step)
+    most = max(group.steps for group in groups)
+    chosen = min(max(steps, LEAST_STEPS), most)
+    took = (fixed + per_step * chosen) / 60
+    said = [f"{chosen:,} steps a run, of at most {most:,}: about {took:,.0f} min for all runs"]
+    if steps < LEAST_STEPS:
+        said += [f"the budget of {seconds / 60:,.0f} min allows fewer; compare fewer methods"]
+    return chosen, said
+
+
+def _step_time(group: Group, context: TaskContext, loader: BackboneLoader, work: Path) -> StepTime:
+    """Return the time of a step; that of a method that fails is 0, as its runs end at once."""
+    cell = Cell(group.task, group.method, group.rows, PROBE_STEPS, group.rate, 0, "search")
+    output = work / "probe"
+    shutil.rmtree(output, ignore_errors=True)
+    recipe = context.recipe_of(cell, output)
+    recipe = replace(recipe, train=replace(recipe.train, eval_every=PROBE_STEPS))
+    data = context.data.of(group.rows, 0)
+    try:
+        result = run(recipe, Reporter(), data=data, loader=loader).result
+    except AdapterhubError:
+        return StepTime(0.0, 0.0)
+    finally:
+        shutil.rmtree(output, ignore_errors=True)
+    rows = recipe.train.batch_size or 16
+    step = rows / max(result.examples_per_second, 1e-9)
+    return StepTime(step, max(result.seconds - step * result.steps, 0.0))

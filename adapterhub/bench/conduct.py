@@ -1,0 +1,248 @@
+"""A study from its options to its last record: read, plan, and run what is not done yet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from adapterhub.backbones.fingerprint import fingerprint
+from adapterhub.bench.budget import affordable_steps
+from adapterhub.bench.cells import Cell, Group
+from adapterhub.bench.execute import TaskContext, run_cell
+from adapterhub.bench.records import CellRecord, RecordFolder
+from adapterhub.bench.search import RateChoice, final_cell, next_cells
+from adapterhub.bench.study import Study, seconds_of, with_steps
+from adapterhub.bench.task_data import read_task_data
+from adapterhub.errors import OutputError
+from adapterhub.files.atomic import replace_file
+from adapterhub.files.manifest import LOWER_IS_BETTER
+from adapterhub.methods._spec import parse_methods
+from adapterhub.training.defaults import run_options, steps_per_epoch
+from adapterhub.training.kernels import choose_kernels
+from adapterhub.training.loading import BackboneLoader
+from adapterhub.training.output_folder import writing
+from adapterhub.training.recipe import Recipe
+
+STUDY = "study.yaml"
+RECORDS = "records"
+WORK = "work"
+
+
+class CellEngine(Protocol):
+    """Runs cells that do not depend on each other."""
+
+    def run(self, cells: Sequence[tuple[Cell, bool]]) -> Iterator[CellRecord]:
+        """Yield the record of each cell when it has ended; the flag is whether to measure."""
+
+
+@dataclass(frozen=True)
+class PlannedStudy:
+    """A study whose data are read and whose runs are planned.
+
+    Attributes:
+        study: the study, with the steps of a whole run.
+        contexts: what the cells of each task share.
+        groups: what is tuned together.
+        notes: for the user.
+    """
+
+    study: Study
+    contexts: dict[str, TaskContext]
+    groups: tuple[Group, ...]
+    notes: tuple[str, ...]
+
+    def key(self, cell: Cell) -> str:
+        """Return the digest of a cell."""
+        return self.contexts[cell.task].key(cell)
+
+
+class LocalEngine:
+    """Runs cells one after the other, in this process."""
+
+    def __init__(
+        self, contexts: dict[str, TaskContext], loader: BackboneLoader, work: Path
+    ) -> None:
+        self.contexts, self.loader, self.work = contexts, loader, work
+
+    def run(self, cells: Sequence[tuple[Cell, bool]]) -> Iterator[CellRecord]:
+        """Yield the record of each cell when it has ended."""
+        for cell, measure in cells:
+            yield run_cell(cell, self.contexts[cell.task], self.loader, self.work, measure=measure)
+
+
+def plan_study(study: Study, loader: BackboneLoader, work: Path) -> PlannedStudy:
+    """Read the data of a study, choose kernels, and plan its runs within the budget.
+
+    Args:
+        study: the study.
+        loader: loads the backbone.
+        work: a folder for the short runs that the budget is planned with.
+
+    Raises:
+        AdapterhubError: of any type; nothing but `work` is written.
+    """
+    contexts, notes = {}, []
+    for name, recipe in study.tasks().items():
+        test = study.tests().get(name, study.bench.test)
+        contexts[name], said = _context(study, recipe, test, loader)
+        notes += [f"{name}: {line}" for line in said]
+    groups = _groups(study, contexts)
+    if study.bench.steps is None and study.bench.budget is not None:
+        seconds = seconds_of(study.bench.budget)
+        assert seconds is not None
+        steps, said = affordable_steps(groups, contexts, study.bench, seconds, loader, work)
+        groups = tuple(replace(group, steps=min(group.steps, steps)) for group in groups)
+        study = with_steps(study, steps)
+        notes += said
+    return PlannedStudy(study, contexts, groups, tuple(notes))
+
+
+def _context(
+    study: Study, recipe: Recipe, test: str | None, loader: BackboneLoader
+) -> tuple[TaskContext, list[str]]:
+    """Return what the cells of a task share, and notes; the kernels suit the baseline."""
+    specs = study.labels()
+    data = read_task_data(recipe, test, study.bench.select_rows)
+    usual = parse_methods(specs[study.baseline])  # type: ignore[arg-type]
+    chosen = choose_kernels(recipe, data.run, usual)
+    kernels = loader.backbone(recipe, data.run, chosen).kernels
+    fixed = replace(
+        recipe,
+        dtype=kernels.dtype or "fp32",
+        attention=kernels.attention,
+        data=data.run.options,
+    )
+    said = [*data.notes, *([kernels.note] if kernels.note else [])]
+    backbone = fingerprint(recipe.backbone, revision=recipe.revision)
+    return TaskContext(fixed, data, specs, backbone), said
+
+
+def _groups(study: Study, contexts: dict[str, TaskContext]) -> tuple[Group, ...]:
+    return tuple(
+        _group(study, name, context, label, rows)
+        for name, context in contexts.items()
+        for rows in _rows(study, context)
+        for label in study.labels()
+    )
+
+
+def _rows(study: Study, context: TaskContext) -> list[int]:
+    """Return the numbers of training rows that a task has enough for, all rows by default."""
+    most = len(context.data.run.train)
+    return sorted({min(rows, most) for rows in study.bench.rows or (most,)})
+
+
+def _group(study: Study, task: str, context: TaskContext, label: str, rows: int) -> Group:
+    methods = parse_methods(context.specs[label])  # type: ignore[arg-type]
+    options = run_options(context.recipe.train, methods, rows)
+    per_epoch = steps_per_epoch(rows, options.batch_size, options.gradient_accumulation)
+    steps = options.epochs * per_epoch
+    return Group(
+        task, label, rows, min(study.bench.steps or steps, steps), methods[0].learning_rate
+    )
+
+
+class Scores:
+    """The scores of the cells that are done, from the records in a folder."""
+
+    def __init__(self, planned: PlannedStudy, folder: RecordFolder) -> None:
+        self.planned, self.folder = planned, folder
+        self.read: dict[str, CellRecord] = {}
+
+    def record(self, cell: Cell) -> CellRecord | None:
+        """Return the record of a cell, if it is done."""
+        key = self.planned.key(cell)
+        if key not in self.read and (record := self.folder.read(key)) is not None:
+            self.read[key] = record
+        return self.read.get(key)
+
+    def __call__(self, cell: Cell) -> float | None:
+        """Return what selects: larger is better, -inf for a cell without a score."""
+        record = self.record(cell)
+        if record is None:
+            return None
+        value = record.selected.get(record.metric)
+        if record.status != "done" or value is None:
+            return -math.inf
+        return -value if record.metric.removeprefix("eval_") in LOWER_IS_BETTER else value
+
+
+@dataclass(frozen=True)
+class StudyState:
+    """How far a study is: the choices that are made, and the records of all its cells."""
+
+    choices: dict[Group, RateChoice]
+    records: tuple[CellRecord, ...]
+
+
+def run_study(
+    planned: PlannedStudy,
+    folder: RecordFolder,
+    engine: CellEngine,
+    done: Callable[[CellRecord, int], None] = lambda record, left: None,
+) -> StudyState:
+    """Run every cell that has no record yet.
+
+    Args:
+        planned: the study.
+        folder: its records.
+        engine: runs the cells.
+        done: called with each new record, and the number of cells that are known to be left.
+
+    Raises:
+        Stopped: a signal stopped the study; what is done is recorded.
+    """
+    score = Scores(planned, folder)
+    bench = planned.study.bench
+    while True:
+        cells, _ = next_cells(planned.groups, bench.rates, bench.seeds, score)
+        if not cells:
+            return study_state(planned, folder)
+        left = len(cells)
+        for record in engine.run([(cell, _measures(cell)) for cell in cells]):
+            folder.write(record)
+            left -= 1
+            done(record, left)
+
+
+def _measures(cell: Cell) -> bool:
+    """Return whether a cell measures what the method costs at inference: once for a method."""
+    return cell.stage == "final" and cell.seed == 1
+
+
+def study_state(planned: PlannedStudy, folder: RecordFolder) -> StudyState:
+    """Return what is done of a study."""
+    score = Scores(planned, folder)
+    bench = planned.study.bench
+    _, choices = next_cells(planned.groups, bench.rates, bench.seeds, score)
+    cells: list[Cell] = []
+    for group, choice in choices.items():
+        cells += choice.trials
+        if choice.rate is not None:
+            cells += [final_cell(group, choice.rate, n) for n in range(1, bench.seeds + 1)]
+    return StudyState(choices, tuple(_present(score.record(cell) for cell in cells)))
+
+
+def _present(records: Iterable[CellRecord | None]) -> Iterator[CellRecord]:
+    return (record for record in records if record is not None)
+
+
+def keep_study(study: Study, output: Path) -> None:
+    """Write `study.yaml` in the folder of a study.
+
+    Raises:
+        OutputError: the folder has another study, or cannot be written.
+    """
+    path, text = output / STUDY, study.to_yaml()
+    if path.exists() and path.read_text(encoding="utf-8") != text:
+        raise OutputError(
+            f"{output} has another study",
+            expected="the same options as when it was begun",
+            hint=f"adapterhub bench {path} --output {output} to continue it, or another --output",
+        )
+    with writing(path):
+        output.mkdir(parents=True, exist_ok=True)
+        replace_file(path, text.encode())

@@ -1,0 +1,243 @@
+"""From a cell to its record: train, test on rows that selected nothing, measure what it cost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from adapterhub._version import __version__
+from adapterhub.backbones.quantized_weights import size_of
+from adapterhub.bench.cells import Cell, cell_key
+from adapterhub.bench.overhead import measure_overhead
+from adapterhub.bench.records import (
+    CellRecord,
+    Costs,
+    CurvePoint,
+    PredictedRows,
+    Status,
+    predicted_rows,
+)
+from adapterhub.bench.task_data import TaskData
+from adapterhub.config.options import to_dict
+from adapterhub.data.examples import sample
+from adapterhub.errors import AdapterhubError
+from adapterhub.methods._spec import dump_methods, parse_methods
+from adapterhub.pages.predictions import outcomes_of
+from adapterhub.pages.run_files import RunFiles, read_run
+from adapterhub.tasks import Prediction
+from adapterhub.training.engine import NotFinite
+from adapterhub.training.loading import BackboneLoader
+from adapterhub.training.output_folder import RECIPE
+from adapterhub.training.prepare import PreparedRun
+from adapterhub.training.recipe import DATA_SOURCES, Recipe
+from adapterhub.training.report import Reporter, reporter_for
+from adapterhub.training.run import RunOutcome, run
+from adapterhub.training.stop_signals import Stopped
+
+EVALUATIONS = 4  # of a run
+FIT_ROWS = 500  # training rows on which the final runs are evaluated as well
+# Of a recipe, what the result does not depend on, or depends on through the cell.
+_NOT_DECIDING = ("output", "name", "seed", "backbone", "method")
+PROBE_ROWS = 32  # of the batch that overhead is measured with
+
+
+@dataclass(frozen=True)
+class TaskContext:
+    """What the cells of one task share.
+
+    Attributes:
+        recipe: the recipe of the task, with the kernels that were chosen for the study.
+        data: its rows.
+        specs: the method specs by their name in the study.
+        backbone: the fingerprint of the backbone.
+    """
+
+    recipe: Recipe
+    data: TaskData
+    specs: dict[str, object]
+    backbone: str
+
+    def key(self, cell: Cell) -> str:
+        """Return the digest of a cell: neither the names nor the order of a study are in it."""
+        recipe = to_dict(self.recipe)
+        recipe = {
+            k: v for k, v in recipe.items() if k not in ("output", "name", "seed", "backbone")
+        }
+        recipe["data"] = {k: v for k, v in recipe["data"].items() if k not in DATA_SOURCES}
+        recipe["method"] = list(dump_methods(parse_methods(self.specs[cell.method])))  # type: ignore[arg-type]
+        return cell_key(cell, [recipe, self.data.digests(), self.backbone])
+
+    def recipe_of(self, cell: Cell, output: Path) -> Recipe:
+        """Return the recipe of a cell's run."""
+        options = replace(
+            self.recipe.train,
+            learning_rate=cell.rate,
+            max_steps=cell.steps,
+            eval_every=-(-cell.steps // EVALUATIONS),
+            report=False,
+            tensorboard=False,
+        )
+        return replace(
+            self.recipe,
+            method=self.specs[cell.method],
+            seed=cell.seed,
+            train=options,
+            output=str(output),
+        )
+
+
+def run_cell(
+    cell: Cell, context: TaskContext, loader: BackboneLoader, work: Path, *, measure: bool
+) -> CellRecord:
+    """Run a cell, or continue it where it was killed, and return its record.
+
+    Args:
+        cell: the cell.
+        context: its task.
+        loader: loads the backbone.
+        work: the folder for checkpoints; that of the cell is deleted at the end.
+        measure: whether to measure the overhead at inference.
+
+    Raises:
+        Stopped: a signal stopped the run, after its state was saved.
+    """
+    key = context.key(cell)
+    output = work / key
+    recipe = context.recipe_of(cell, output)
+    found: dict[str, Any] = {}
+
+    def ended(prepared: PreparedRun, outcome: RunOutcome) -> None:
+        found.update(_results(prepared, outcome, context, cell, read_run(output), measure))
+
+    status: Status = "done"
+    try:
+        reset_peak_memory()
+        begun = (output / RECIPE).exists()
+        data = context.data.of(cell.rows, cell.seed)
+        reporter = _files_only(output, recipe)
+        run(recipe, reporter, resume=begun, data=data, loader=loader, ended=ended)
+    except Stopped:
+        raise
+    except AdapterhubError as error:
+        status = "diverged" if isinstance(error, NotFinite) else "failed"
+        found = {"error": str(error)}
+    record = CellRecord(
+        key,
+        cell,
+        status,
+        metric=context.data.run.task.main_metric,
+        origin=_origin(context),
+        **found,
+    )
+    shutil.rmtree(output, ignore_errors=True)
+    return record
+
+
+def _files_only(output: Path, recipe: Recipe) -> Reporter:
+    return reporter_for(output, recipe.train, quiet=True)
+
+
+def _results(
+    prepared: PreparedRun,
+    outcome: RunOutcome,
+    context: TaskContext,
+    cell: Cell,
+    files: RunFiles,
+    measure: bool,
+) -> dict[str, Any]:
+    """Return the fields of a record."""
+    costs = Costs(
+        trained=outcome.parameters,
+        head=outcome.head_parameters,
+        backbone=sum(map(size_of, prepared.adapter.anatomy.parameters().values())),
+        file_bytes=outcome.adapter_bytes,
+        seconds=outcome.result.seconds,
+        train_seconds=_train_seconds(outcome, prepared),
+        peak_memory=outcome.result.peak_memory,
+        tokens_per_second=outcome.result.tokens_per_second,
+    )
+    found: dict[str, Any] = {
+        "selected": dict(outcome.metrics),
+        "curve": _curve(files, outcome.result.metric),
+    }
+    if cell.stage == "final":
+        found["tested"], found["rows"] = _test(prepared, context.data.test)
+        fitted = sample(prepared.data.train, FIT_ROWS, 0)
+        found["trained"], _ = _test(prepared, fitted)
+        if measure:
+            costs = replace(costs, **_overhead(prepared, outcome.folder))
+    return {**found, "costs": costs}
+
+
+def _train_seconds(outcome: RunOutcome, prepared: PreparedRun) -> float:
+    speed = outcome.result.examples_per_second
+    rows = outcome.result.steps * prepared.options.batch_size
+    return rows * prepared.options.gradient_accumulation / speed if speed else 0.0
+
+
+def _test(
+    prepared: PreparedRun, examples: list[Any]
+) -> tuple[dict[str, float], PredictedRows | None]:
+    """Evaluate the best tensors on rows; return the metrics and the predictions."""
+    task, setting = prepared.data.task, prepared.train.setting
+    encoded = task.encode(examples, setting, labelled=True)
+    predictions: list[Prediction] = []
+    metrics = task.evaluate(
+        prepared.model, encoded, prepared.options.eval_batch_size, record=predictions
+    )
+    file = outcomes_of(task, encoded.examples, predictions, setting.labels, 0)
+    rows = predicted_rows(file.kind, file.rows) if file else None
+    return {name: float(value) for name, value in metrics.items()}, rows
+
+
+def _overhead(prepared: PreparedRun, folder: Path) -> dict[str, Any]:
+    setting = prepared.train.setting
+    examples = list(prepared.data.evaluation[:PROBE_ROWS])
+    encoded = prepared.data.task.encode(examples, setting, labelled=True)
+    batch = encoded.batch(range(len(encoded.rows)))
+    batch = {name: tensor.to(prepared.model.device) for name, tensor in batch.items()}
+    return measure_overhead(prepared.adapter, batch, folder)
+
+
+def _curve(files: RunFiles, metric: str) -> tuple[CurvePoint, ...]:
+    """Return the evaluations of a run, with their time and the training loss before them."""
+    seconds = {line["step"]: line["seconds"] for line in files.timings if line["event"] == "eval"}
+    points = []
+    for line in files.evaluations:
+        before = [each["loss"] for each in files.training if each["step"] <= line["step"]]
+        loss = before[-1] if before else None
+        score = line["metrics"].get(metric, float("nan"))
+        points.append(CurvePoint(line["step"], seconds.get(line["step"], 0.0), score, loss))
+    return tuple(points)
+
+
+def _origin(context: TaskContext) -> dict[str, Any]:
+    recipe = {k: v for k, v in to_dict(context.recipe).items() if k not in ("output", "data")}
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
+    return {
+        "recipe": recipe,
+        "data": context.data.digests(),
+        "backbone": context.backbone,
+        "device": f"{device}, {name}, {torch.get_num_threads()} threads of {os.cpu_count()} cores",
+        "versions": {
+            "adapterhub": __version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def reset_peak_memory() -> None:
+    """Let the peak memory of this process begin with what it takes now, where Linux allows it."""
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+        file.write("5")

@@ -1,0 +1,212 @@
+"""Records: one JSON file for each cell that has run, in a folder that may be copied and merged.
+
+A record has everything that the report shows: scores, predictions without texts, costs, and where
+they come from. It is written wholly or not at all, and never again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from adapterhub.bench.cells import FORMAT, Cell
+from adapterhub.errors import FileError
+from adapterhub.files.atomic import replace_file
+from adapterhub.pages.predictions import Outcome
+
+Status = Literal["done", "diverged", "failed"]
+_DIGITS = 5  # of probabilities and losses that are kept of each row
+_TEXTS = ("id", "texts", "scores")
+# Of these kinds, labels and predictions are the user's texts as well.
+_NOT_KEPT = {kind: (*_TEXTS, "label", "prediction") for kind in ("texts", "choices")}
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """One evaluation during training: seconds since its start, score, and the training loss."""
+
+    step: int
+    seconds: float
+    score: float
+    loss: float | None = None
+
+
+@dataclass(frozen=True)
+class PredictedRows:
+    """What a run predicts on the test rows, by column, without their texts.
+
+    Attributes:
+        kind: one of `pages.predictions.KINDS`.
+        columns: by the name of a field, such as label, prediction and score, a value for each row.
+    """
+
+    kind: str
+    columns: dict[str, list[Any]]
+
+    def outcomes(self) -> list[Outcome]:
+        """Return a mapping for each row."""
+        names = list(self.columns)
+        return [
+            dict(zip(names, row, strict=True)) for row in zip(*self.columns.values(), strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a run cost: parameters, bytes, seconds; None where it was not measured.
+
+    Attributes:
+        trained: parameters of the method.
+        head: parameters of the task head.
+        backbone: parameters of the backbone.
+        file_bytes: the adapter's files.
+        seconds: the whole run, with evaluations.
+        train_seconds: training alone.
+        peak_memory: in bytes.
+        tokens_per_second: in training.
+        load_seconds: of loading the saved adapter on the backbone in memory.
+        attached: the time of a forward pass with the adapter, relative to the bare backbone.
+        routed: the same, for a batch in which half of the rows have the adapter.
+        merges: whether it can be merged into the weights, which then cost no more time.
+    """
+
+    trained: int = 0
+    head: int = 0
+    backbone: int = 0
+    file_bytes: int = 0
+    seconds: float = 0.0
+    train_seconds: float = 0.0
+    peak_memory: int = 0
+    tokens_per_second: float = 0.0
+    load_seconds: float | None = None
+    attached: float | None = None
+    routed: float | None = None
+    merges: bool | None = None
+
+
+@dataclass(frozen=True)
+class CellRecord:
+    """What came of one cell.
+
+    Attributes:
+        key: the digest of the cell.
+        cell: the cell.
+        status: done, diverged (a loss that is not finite) or failed.
+        error: what was wrong, if it was not done.
+        metric: the main metric.
+        selected: the metrics on the rows that select, of the best checkpoint.
+        trained: the metrics on a sample of the training rows; of final cells.
+        tested: the metrics on the test rows; of final cells.
+        rows: what it predicts on the test rows; of final cells.
+        curve: the evaluations during training.
+        costs: what it cost.
+        origin: versions, device, recipe, and digests of data and backbone.
+    """
+
+    key: str
+    cell: Cell
+    status: Status
+    error: str = ""
+    metric: str = ""
+    selected: dict[str, float] = field(default_factory=dict)
+    trained: dict[str, float] = field(default_factory=dict)
+    tested: dict[str, float] = field(default_factory=dict)
+    rows: PredictedRows | None = None
+    curve: tuple[CurvePoint, ...] = ()
+    costs: Costs = field(default_factory=Costs)
+    origin: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """Return the content of the record's file."""
+        return json.dumps({"format": FORMAT, **_finite(asdict(self))}, indent=None) + "\n"
+
+
+class RecordFolder:
+    """The records of a study in a folder, `KEY.json` each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, key: str) -> Path:
+        """Return the file of a record."""
+        return self.folder / f"{key}.json"
+
+    def write(self, record: CellRecord) -> None:
+        """Write a record."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        replace_file(self.path(record.key), record.to_json().encode())
+
+    def read(self, key: str) -> CellRecord | None:
+        """Return the record of a cell; None if there is none.
+
+        Raises:
+            FileError: its file is broken.
+        """
+        path = self.path(key)
+        return read_record(path) if path.is_file() else None
+
+    def all(self) -> Iterator[CellRecord]:
+        """Yield all records, in the order of their keys."""
+        for path in sorted(self.folder.glob("*.json")):
+            yield read_record(path)
+
+
+def read_record(path: Path) -> CellRecord:
+    """Read one record.
+
+    Raises:
+        FileError: the file is no record, or broken.
+    """
+    try:
+        data = json.loads(path.read_bytes())
+        if data.pop("format") != FORMAT or data["key"] != path.stem:
+            raise ValueError("it has another format or name")
+        return _from_json(data)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise FileError(
+            f"{path} is not the record of a run: {error}",
+            expected="a file that adapterhub bench wrote",
+            hint=f"delete {path}: the run is then repeated",
+        ) from error
+
+
+def _from_json(data: Mapping[str, Any]) -> CellRecord:
+    rows = data["rows"]
+    return CellRecord(
+        **{
+            **data,
+            "cell": Cell(**data["cell"]),
+            "rows": None if rows is None else PredictedRows(**rows),
+            "curve": tuple(CurvePoint(**point) for point in data["curve"]),
+            "costs": Costs(**data["costs"]),
+        }
+    )
+
+
+def predicted_rows(kind: str, outcomes: Sequence[Outcome]) -> PredictedRows:
+    """Build the columns of some outcomes, without their texts.
+
+    Args:
+        kind: one of `pages.predictions.KINDS`.
+        outcomes: one for each test row.
+    """
+    names = [name for name in outcomes[0] if name not in _NOT_KEPT.get(kind, _TEXTS)]
+    columns = {name: [_short(row[name]) for row in outcomes] for name in names}
+    return PredictedRows(kind, columns)
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
+
+
+def _finite(value: Any) -> Any:
+    """Replace NaN and infinity, which JSON lacks, by null."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

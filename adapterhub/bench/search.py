@@ -1,0 +1,175 @@
+"""Which cells are next: learning rates by successive halving, then seeds with the chosen rate.
+
+A pure function of what is done: a study that was killed, or whose cells ran on other machines,
+goes on with the same cells. Every method has the same trials.
+
+1. `rates` learning rates, half a decade apart around the method's default, for a quarter of the
+   steps, with the first seed.
+2. If the best of them is at the edge of the grid, a further one beyond it; `MOST_EXTENSIONS` times,
+   at most.
+3. The best `KEPT` of them for all steps.
+4. The best of those with `seeds` further seeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from adapterhub.bench.cells import Cell, Group
+
+STEP = math.sqrt(10)  # between the rates of a grid: half a decade
+SHARE = 4  # rates are first tried for one part in so many of the steps
+LEAST_STEPS = 20  # of a first trial; shorter runs are tried as a whole
+KEPT = 2
+MOST_EXTENSIONS = 2
+TUNING_SEED = 0
+
+ScoreOf = Callable[[Cell], float | None]
+"""Returns the score of a cell that is done, larger is better; -inf if it diverged or failed.
+
+None if it is not done.
+"""
+
+
+@dataclass(frozen=True)
+class RateChoice:
+    """The learning rate that was chosen for a group.
+
+    Attributes:
+        rate: the rate; None if no trial succeeded.
+        trials: the cells that it was chosen by.
+        at_edge: whether it is the smallest or largest rate that was tried.
+    """
+
+    rate: float | None
+    trials: tuple[Cell, ...]
+    at_edge: bool
+
+
+def rate_grid(default: float, count: int) -> list[float]:
+    """Return `count` rates around a default, half a decade apart; more below than above."""
+    below = count // 2
+    return [rounded(default * STEP ** (n - below)) for n in range(count)]
+
+
+def rounded(rate: float) -> float:
+    """Round to three digits, so that a rate is equal however it was computed."""
+    return float(f"{rate:.3g}")
+
+
+def next_cells(
+    groups: Iterable[Group], rates: int, seeds: int, score: ScoreOf
+) -> tuple[list[Cell], dict[Group, RateChoice]]:
+    """Return the cells that can run now, and the choices that are made.
+
+    Args:
+        groups: what is compared.
+        rates: how many rates are tried for each.
+        seeds: how many runs each has with the chosen rate.
+        score: the score of cells that are done.
+
+    Returns:
+        The cells, none if the study is complete, and by group the rate that was chosen.
+    """
+    searches: list[Cell] = []
+    choices: dict[Group, RateChoice] = {}
+    for group in groups:
+        missing, choice = _search(group, rates, score)
+        searches += missing
+        if choice is not None:
+            choices[group] = choice
+    finals = [
+        cell
+        for seed in range(1, seeds + 1)  # one seed of all groups after the other
+        for group, choice in choices.items()
+        if choice.rate is not None
+        for cell in [final_cell(group, choice.rate, seed)]
+        if score(cell) is None
+    ]
+    return searches or finals, choices
+
+
+def final_cell(group: Group, rate: float, seed: int) -> Cell:
+    """Return a run with the chosen rate.
+
+    Args:
+        group: what was tuned.
+        rate: the rate that was chosen.
+        seed: one of the further seeds.
+    """
+    return Cell(group.task, group.method, group.rows, group.steps, rate, seed, "final")
+
+
+def trial(group: Group, rate: float, steps: int) -> Cell:
+    """Return a run that serves to choose the rate.
+
+    Args:
+        group: what is tuned.
+        rate: the rate to try.
+        steps: the steps of the trial.
+    """
+    return Cell(group.task, group.method, group.rows, steps, rate, TUNING_SEED, "search")
+
+
+def first_steps(group: Group) -> int:
+    """Return the steps of the first trials."""
+    short = -(-group.steps // SHARE)
+    return short if short >= LEAST_STEPS else group.steps
+
+
+def _search(group: Group, rates: int, score: ScoreOf) -> tuple[list[Cell], RateChoice | None]:
+    """Return the trials that are missing, or the choice."""
+    if rates == 1:
+        return [], RateChoice(rounded(group.rate), (), at_edge=False)
+    steps = first_steps(group)
+    grid = rate_grid(group.rate, rates)
+    for extensions in range(MOST_EXTENSIONS + 1):
+        cells = [trial(group, rate, steps) for rate in grid]
+        if missing := [cell for cell in cells if score(cell) is None]:
+            return missing, None
+        best = _best(cells, score, group.rate)
+        beyond = _beyond(grid, best)
+        if best is None or beyond is None or extensions == MOST_EXTENSIONS:
+            break
+        grid = sorted([*grid, beyond])
+    if best is None:
+        return [], RateChoice(None, tuple(cells), at_edge=False)
+    whole = cells
+    if steps < group.steps:
+        ranked = sorted(cells, key=lambda cell: _order(cell, score, group.rate))
+        succeeded = [cell for cell in ranked[:KEPT] if _value(cell, score) > -math.inf]
+        whole = [trial(group, cell.rate, group.steps) for cell in succeeded]
+        if missing := [cell for cell in whole if score(cell) is None]:
+            return missing, None
+        best = _best(whole, score, group.rate)
+        if best is None:
+            return [], RateChoice(None, (*cells, *whole), at_edge=False)
+        cells = [*cells, *whole]
+    at_edge = best.rate in (min(grid), max(grid))
+    return [], RateChoice(best.rate, tuple(cells), at_edge)
+
+
+def _beyond(grid: Sequence[float], best: Cell | None) -> float | None:
+    """Return the next rate beyond the edge of a grid at which the best one is."""
+    if best is None:
+        return None
+    if best.rate == max(grid):
+        return rounded(best.rate * STEP)
+    return rounded(best.rate / STEP) if best.rate == min(grid) else None
+
+
+def _best(cells: Sequence[Cell], score: ScoreOf, default: float) -> Cell | None:
+    best = min(cells, key=lambda cell: _order(cell, score, default))
+    return best if _value(best, score) > -math.inf else None
+
+
+def _order(cell: Cell, score: ScoreOf, default: float) -> tuple[float, float]:
+    """Order cells by score, and equal ones by their distance from the default rate."""
+    return -_value(cell, score), abs(math.log(cell.rate / default))
+
+
+def _value(cell: Cell, score: ScoreOf) -> float:
+    value = score(cell)
+    return -math.inf if value is None or math.isnan(value) else value

@@ -1,0 +1,212 @@
+"""A study: which methods are compared on which data, and at which cost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from adapterhub.config.options import from_dict, option, to_dict
+from adapterhub.config.overrides import merge_options
+from adapterhub.config.yaml import dump_yaml, load_yaml
+from adapterhub.errors import ConfigError
+from adapterhub.methods._described import check_spec
+from adapterhub.tasks import parse_task
+from adapterhub.training.recipe import Recipe, read_draft
+
+METHODS_COMPARED = ("head", "bitfit", "lora", "pfeiffer", "mam", "full")
+USUAL_BASELINE = "lora"
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+# What a study decides for each of its runs.
+_DECIDED = ("seed", "train.learning_rate", "train.max_steps", "train.epochs", "train.eval_every")
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What a study compares, and how much it may cost.
+
+    Raises:
+        ConfigError: some values are out of range; all of them are listed.
+    """
+
+    methods: tuple[object, ...] = option(METHODS_COMPARED, "method specs: lora, lora(rank=16), ...")
+    baseline: str | None = option(
+        None, "the method that the others are compared with (null: lora, or the first one)"
+    )
+    test: str | None = option(
+        None, "test data, which select nothing (null: a fifth of the training data is held out)"
+    )
+    seeds: int = option(3, "runs of each method with the learning rate that was chosen for it")
+    rates: int = option(5, "learning rates that are tried for each method, half a decade apart")
+    rows: tuple[int, ...] = option((), "numbers of training rows to compare at (none: all rows)")
+    steps: int | None = option(
+        None, "optimizer steps of a whole run (null: by the budget, or by the number of rows)"
+    )
+    budget: str | None = option(
+        None, "the time that the study may take, about: 30m, 2h, 1d (null: no limit)"
+    )
+    select_rows: int = option(1_000, "evaluation rows that select rate and checkpoint, at most")
+    tasks: dict[str, object] = option(
+        {},
+        "several tasks: for each name the options of the recipe in which it differs, and test",
+    )
+
+    def __post_init__(self) -> None:
+        counts = {n: getattr(self, n) for n in ("seeds", "rates", "steps", "select_rows")}
+        offenders = [
+            f"{name}: {value} (a whole number from 1)"
+            for name, value in counts.items()
+            if value is not None and value < 1
+        ]
+        offenders += [f"rows: {rows} (a whole number from 2)" for rows in self.rows if rows < 2]
+        offenders += [] if self.methods else ["methods: none"]
+        if self.budget is not None and seconds_of(self.budget) is None:
+            offenders.append(f"budget: {self.budget!r} (a number and s, m, h or d: 30m)")
+        if offenders:
+            raise ConfigError("these options of the study are out of range", offenders=offenders)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study: a recipe that all runs share, and what is compared."""
+
+    recipe: Recipe
+    bench: BenchOptions = field(default_factory=BenchOptions)
+
+    def tasks(self) -> dict[str, Recipe]:
+        """Return the recipe of each task; without several, that of the study alone.
+
+        Raises:
+            ConfigError: an unknown option of a task.
+        """
+        if not self.bench.tasks:
+            return {_task_name(self.recipe): self.recipe}
+        base = to_dict(self.recipe)
+        own = {name: _mapping(name, options) for name, options in self.bench.tasks.items()}
+        return {
+            name: read_draft(None, (), merge_options(base, _without(options, "test")))
+            for name, options in own.items()
+        }
+
+    def tests(self) -> dict[str, str]:
+        """Return the test data of the tasks that have some of their own, by their name."""
+        own = {name: _mapping(name, options) for name, options in self.bench.tasks.items()}
+        return {name: str(options["test"]) for name, options in own.items() if "test" in options}
+
+    def labels(self) -> dict[str, object]:
+        """Return the methods by the names that the report gives them."""
+        return {method_label(spec): spec for spec in self.bench.methods}
+
+    @property
+    def baseline(self) -> str:
+        """The method that the others are compared with."""
+        labels = list(self.labels())
+        usual = next(label for label in (USUAL_BASELINE, *labels) if label in labels)
+        chosen = self.bench.baseline or usual
+        if chosen not in labels:
+            raise ConfigError(
+                f"the baseline {chosen!r} is not one of the methods",
+                expected=f"one of {', '.join(labels)}",
+            )
+        return chosen
+
+    def to_yaml(self) -> str:
+        """Return the study as YAML, for `read_study`."""
+        return dump_yaml({"bench": to_dict(self.bench), **to_dict(self.recipe)})
+
+
+def read_study(
+    path: str | Path | None = None,
+    overrides: Iterable[str] = (),
+    flags: Mapping[str, Any] | None = None,
+    bench: Mapping[str, Any] | None = None,
+) -> Study:
+    """Read a study: a recipe with a section `bench`.
+
+    Args:
+        path: a YAML file, or None.
+        overrides: words such as `train.batch_size=16` or `bench.seeds=5`.
+        flags: options of the recipe.
+        bench: options of the study; those that are None are left out.
+
+    Raises:
+        ConfigError: unknown options, values of a wrong type, or options that the study decides.
+    """
+    data = dict(load_yaml(path)) if path else {}
+    section = _mapping("bench", data.pop("bench", {}))
+    words = list(overrides)
+    own = [word.removeprefix("bench.") for word in words if word.startswith("bench.")]
+    others = [word for word in words if not word.startswith("bench.")]
+    from adapterhub.config.overrides import parse_overrides
+
+    section = merge_options(section, {k: v for k, v in (bench or {}).items() if v is not None})
+    section = merge_options(section, parse_overrides(own))
+    recipe = read_draft(None, others, merge_options(data, flags or {}))
+    _check_open(recipe)
+    study = Study(recipe, from_dict(BenchOptions, section, "bench"))
+    for spec in study.bench.methods:
+        check_spec(spec)  # type: ignore[arg-type]
+    _ = study.baseline
+    for each in study.tasks().values():
+        parse_task(each.task)
+    return study
+
+
+def seconds_of(text: str) -> float | None:
+    """Return the seconds of a duration such as 30m or 1.5h; None if it is none."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd])\w*\s*", text)
+    return float(found[1]) * _UNITS[found[2]] if found and float(found[1]) > 0 else None
+
+
+def method_label(spec: object) -> str:
+    """Return the name of a method in tables: its spec as it was written."""
+    if isinstance(spec, str):
+        return spec.strip()
+    if isinstance(spec, Mapping) and len(spec) == 1:
+        ((name, options),) = spec.items()
+        inner = ", ".join(f"{k}={v}" for k, v in (options or {}).items())
+        return f"{name}({inner})" if inner else str(name)
+    if isinstance(spec, list | tuple):
+        return "+".join(map(method_label, spec))
+    return str(spec)
+
+
+def _check_open(recipe: Recipe) -> None:
+    default = Recipe()
+    given = [
+        f"{path}={value}" for path in _DECIDED if (value := _at(recipe, path)) != _at(default, path)
+    ]
+    if given:
+        raise ConfigError(
+            "a study chooses these options for each of its runs",
+            offenders=given,
+            hint="leave them out; --seeds, --rates and --steps say how many are tried",
+        )
+
+
+def _at(recipe: Recipe, path: str) -> object:
+    value: object = recipe
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _task_name(recipe: Recipe) -> str:
+    return Path(str(recipe.data.train or "data")).stem
+
+
+def _mapping(name: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} is {value!r}", expected="a mapping of options")
+    return dict(value)
+
+
+def _without(options: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key != name}
+
+
+def with_steps(study: Study, steps: int) -> Study:
+    """Return a study whose whole runs have so many steps."""
+    return replace(study, bench=replace(study.bench, steps=steps))

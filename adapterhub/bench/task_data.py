@@ -1,0 +1,87 @@
+"""The rows of a task: those that train, those that select, and those that only test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from adapterhub.data.examples import data_hash, sample
+from adapterhub.data.notes import notes_on
+from adapterhub.data.split import hold_out, strata_of
+from adapterhub.errors import ConfigError
+from adapterhub.training.recipe import Recipe
+from adapterhub.training.run_data import NO_EVALUATION, RunData, read_data
+
+TEST_SHARE = 0.2  # of the training rows, where there are no test data
+SPLIT_SEED = 0  # all runs of a study have the same rows
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """The rows of one task of a study.
+
+    `run` has the rows to train on and those that select; `test` selects nothing.
+    """
+
+    run: RunData
+    test: list[Any]
+    notes: tuple[str, ...]
+
+    def of(self, rows: int, seed: int) -> RunData:
+        """Return the data of a run with some number of training rows, drawn by its seed."""
+        return replace(self.run, train=sample(self.run.train, rows, seed), notes=())
+
+    def digests(self) -> dict[str, str]:
+        """Return the sha256 of each part."""
+        parts = {"train": self.run.train, "select": self.run.evaluation, "test": self.test}
+        return {name: data_hash(part) for name, part in parts.items()}
+
+
+def read_task_data(recipe: Recipe, test: str | None, select_rows: int) -> TaskData:
+    """Read and split the data of a task.
+
+    Without test data a fifth of the training rows is held out, and without evaluation data a tenth
+    of the rest, both in the same shares of each label, and equal texts together.
+
+    Args:
+        recipe: the recipe of the task.
+        test: the source of the test data.
+        select_rows: the most rows that select.
+
+    Raises:
+        ConfigError: the recipe has no evaluation.
+        DataError: the data are missing or broken, do not fit the task, or are too few.
+    """
+    if recipe.data.eval == NO_EVALUATION:
+        raise ConfigError(
+            "--eval none: a study selects learning rates and checkpoints by an evaluation",
+            hint="leave --eval out; rows are then held out for it",
+        )
+    most = min(select_rows, recipe.data.eval_rows or select_rows)
+    recipe = replace(recipe, seed=SPLIT_SEED)
+    if test is not None:
+        tested = _read(recipe, test).evaluation
+        run = read_data(recipe)
+    else:
+        whole = read_data(recipe)
+        train, tested = _split(whole.train, TEST_SHARE)
+        run = replace(whole, train=train)
+    selected = sample(run.evaluation, most, SPLIT_SEED)
+    run = replace(run, evaluation=selected)
+    notes = [*run.notes, *_overlap(run, tested)]
+    sizes = f"{len(run.train):,} rows train, {len(selected):,} select, {len(tested):,} test"
+    return TaskData(run, tested, (*dict.fromkeys(notes), sizes))
+
+
+def _read(recipe: Recipe, source: str) -> RunData:
+    return read_data(replace(recipe, data=replace(recipe.data, eval=source, eval_rows=None)))
+
+
+def _split(examples: list[Any], share: float) -> tuple[list[Any], list[Any]]:
+    return hold_out(examples, SPLIT_SEED, strata_of(examples), share)
+
+
+def _overlap(run: RunData, tested: list[Any]) -> list[str]:
+    """Return notes on test rows that are among the training rows."""
+    found = notes_on(run.train, tested, run.labels)
+    return [note.replace("evaluation", "test") for note in found if "evaluation" in note]

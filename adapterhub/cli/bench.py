@@ -1,0 +1,110 @@
+"""`adapterhub bench`."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from adapterhub.cli._format import examples
+from adapterhub.cli.train import RecipeCommand, nested_flags, recipe_flags, recipe_words
+from adapterhub.errors import ConfigError
+from adapterhub.status import Display, display_for_terminal, doing, showing
+
+# Flags of a recipe that a study chooses for each of its runs.
+DECIDED = ("method", "lr", "epochs", "steps", "seed", "name")
+SECTIONS = {
+    "What to compare": ("backbone", "methods", "baseline", "quantize", "task"),
+    "Data": ("train", "eval", "test", "text", "pair", "label", "labels"),
+    "How much": ("budget", "steps", "rates", "seeds", "rows", "batch_size", "max_length"),
+    "Result": ("output",),
+}
+
+
+@click.command(
+    "bench",
+    cls=RecipeCommand,
+    sections=SECTIONS,
+    epilog=examples(
+        "adapterhub bench --backbone sentence-transformers/all-MiniLM-L6-v2 \\",
+        "    --train train.tsv --methods head,lora,pfeiffer,full --budget 30m --output bench/mine",
+        "adapterhub bench study.yaml --output bench/glue",
+        "adapterhub bench --output bench/mine",
+    ),
+)
+@click.argument("words", nargs=-1, metavar="[STUDY.yaml] [KEY=VALUE]...")
+@partial(recipe_flags, without=DECIDED)
+@click.option("--test", metavar="FILE", help="Test data, which select nothing.")
+@click.option("--methods", metavar="SPECS", help="Methods to compare: lora,mam,lora(rank=16).")
+@click.option("--baseline", metavar="SPEC", help="The method that others are compared with.")
+@click.option("--budget", metavar="TIME", help="The time for all runs, about: 30m, 2h.")
+@click.option("--steps", type=int, metavar="N", help="Steps of a whole run, instead of a budget.")
+@click.option("--seeds", type=int, metavar="N", help="Runs of each method with its best rate.")
+@click.option("--rates", type=int, metavar="N", help="Learning rates that are tried.")
+@click.option("--rows", metavar="N,N", help="Numbers of training rows to compare at.")
+@click.option("--quiet", is_flag=True, help="Print no progress.")
+def command(
+    words: tuple[str, ...],
+    test: str | None,
+    methods: str | None,
+    baseline: str | None,
+    budget: str | None,
+    steps: int | None,
+    seeds: int | None,
+    rates: int | None,
+    rows: str | None,
+    quiet: bool,
+    **flags: Any,
+) -> None:
+    """Compare methods on your data: tuned, repeated, and tested on rows that selected nothing.
+
+    For each method, learning rates around its default are tried, all with equal trials, and the
+    best one is trained with several seeds. The same command continues a study that was stopped.
+    """
+    from adapterhub.bench.study import read_study
+    from adapterhub.training.sweep import split_values
+
+    bench = {
+        "test": test,
+        "methods": tuple(split_values(methods)) if methods else None,
+        "baseline": baseline,
+        "budget": budget,
+        "steps": steps,
+        "seeds": seeds,
+        "rates": rates,
+        "rows": _numbers(rows),
+    }
+    output = flags["output"]
+    file, overrides = recipe_words(words)
+    if file is None and output and (Path(output) / "study.yaml").is_file():
+        file = str(Path(output) / "study.yaml")
+    study = read_study(file, overrides, nested_flags(flags), bench)
+    _check_complete(study)
+    with showing(Display() if quiet else display_for_terminal()):
+        with doing("loading torch"):
+            from adapterhub.cli._bench import bench_study
+        bench_study(study, quiet=quiet)
+
+
+def _numbers(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(each.replace("_", "")) for each in text.split(","))
+    except ValueError as error:
+        raise ConfigError(f"--rows {text!r}", expected="whole numbers: 100,500,2000") from error
+
+
+def _check_complete(study: Any) -> None:
+    recipe = study.recipe
+    missing = {"--backbone": recipe.backbone, "--output": recipe.output}
+    if not study.bench.tasks:
+        missing["--train"] = recipe.data.train
+    if names := [name for name, value in missing.items() if not value]:
+        raise ConfigError(
+            "the study is incomplete",
+            offenders=[f"{name} is missing" for name in names],
+            hint="adapterhub bench --backbone ID --train FILE --output DIR",
+        )

@@ -1,0 +1,99 @@
+"""A study from its options to its records: nothing twice, nothing selected by what tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from studies import facts, planned
+
+from adapterhub.bench.cells import Cell
+from adapterhub.bench.conduct import (
+    STUDY,
+    keep_study,
+    run_study,
+    study_state,
+)
+from adapterhub.bench.records import CellRecord
+from adapterhub.bench.study import Study, read_study
+from adapterhub.errors import OutputError
+
+
+def test_a_study_runs_every_cell_once_and_tells_of_methods_that_fail(
+    study: Study, tmp_path: Path
+) -> None:
+    plan, folder, engine = planned(study, tmp_path)
+    state = run_study(plan, folder, engine)
+    assert len(list(folder.all())) == len(state.records)
+    finals = [record for record in state.records if record.cell.stage == "final"]
+    assert {record.cell.method for record in finals} == {"head", "lora(rank=2)"}
+    assert all(record.tested and record.trained and record.rows for record in finals)
+    assert all(len(r.rows.outcomes()) == len(plan.contexts["train"].data.test)
+               for r in finals if r.rows)  # fmt: skip
+    failed = [record for record in state.records if record.status == "failed"]
+    assert {record.cell.method for record in failed} == {"lora(sites=[nowhere])"}
+    assert "nowhere" in failed[0].error
+    measured = [r for r in finals if r.costs.load_seconds is not None]
+    assert [r.cell.seed for r in measured] == [1, 1]
+    assert all(r.costs.attached and r.costs.routed and r.costs.merges is not None
+               for r in measured if r.cell.method != "head")  # fmt: skip
+    searches = [record for record in state.records if record.cell.stage == "search"]
+    assert not any(record.tested or record.rows for record in searches), "tests select nothing"
+    assert not list((tmp_path / "study" / "work").iterdir()), "checkpoints are left"
+
+
+def test_a_killed_study_continues_and_repeats_no_cell(study: Study, tmp_path: Path) -> None:
+    plan, folder, engine = planned(study, tmp_path)
+    whole = [facts(record) for record in run_study(plan, folder, engine).records]
+    plan, folder, engine = planned(study, tmp_path / "again")
+
+    class Killed(Exception):
+        pass
+
+    def kill(record: CellRecord, left: int) -> None:
+        if len(list(folder.all())) == 4:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run_study(plan, folder, engine, kill)
+    before = {record.key for record in folder.all()}
+    new: list[str] = []
+    plan, folder, engine = planned(study, tmp_path / "again")
+    state = run_study(plan, folder, engine, lambda record, left: new.append(record.key))
+    assert [facts(record) for record in state.records] == whole
+    assert not before & set(new)
+    assert len(before) + len(new) == len(whole)
+
+
+def test_records_of_another_machine_are_taken_as_they_are(study: Study, tmp_path: Path) -> None:
+    plan, folder, engine = planned(study, tmp_path)
+    run_study(plan, folder, engine)
+    other, merged, _ = planned(study, tmp_path / "other")
+    for record in folder.all():
+        merged.write(record)
+
+    class Refusing:
+        def run(self, cells: Sequence[tuple[Cell, bool]]) -> Iterator[CellRecord]:
+            raise AssertionError(cells)
+
+    state = run_study(other, merged, Refusing())
+    assert len(state.records) == len(list(folder.all()))
+    assert study_state(other, merged) == state
+
+
+def test_numbers_of_rows_are_compared_separately(study: Study, tmp_path: Path) -> None:
+    bench = replace(study.bench, rows=(20, 10_000), methods=("head",), rates=1, seeds=1)
+    plan, folder, engine = planned(replace(study, bench=bench), tmp_path)
+    assert [group.rows for group in plan.groups] == [20, 104]
+    state = run_study(plan, folder, engine)
+    assert {record.cell.rows for record in state.records} == {20, 104}
+
+
+def test_the_folder_of_another_study_is_refused(study: Study, tmp_path: Path) -> None:
+    keep_study(study, tmp_path)
+    keep_study(study, tmp_path)
+    assert read_study(tmp_path / STUDY).to_yaml() == study.to_yaml()
+    with pytest.raises(OutputError, match="another study"):
+        keep_study(replace(study, bench=replace(study.bench, seeds=9)), tmp_path)

@@ -1,0 +1,86 @@
+"""Records of cells: read as written, whole or not at all."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from adapterhub.bench.cells import Cell
+from adapterhub.bench.records import (
+    CellRecord,
+    Costs,
+    CurvePoint,
+    PredictedRows,
+    RecordFolder,
+    predicted_rows,
+)
+from adapterhub.errors import FileError
+from adapterhub.pages.statistics import is_right
+
+CELL = Cell("sst2", "lora(rank=4)", 1_000, 200, 1e-3, 1, "final")
+RECORD = CellRecord(
+    key="0" * 32,
+    cell=CELL,
+    status="done",
+    metric="accuracy",
+    selected={"accuracy": 0.8},
+    tested={"accuracy": 0.75},
+    rows=PredictedRows("classes", {"label": ["a", "b"], "prediction": ["a", "a"]}),
+    curve=(CurvePoint(50, 1.5, 0.7, 0.4), CurvePoint(100, 3.0, 0.8)),
+    costs=Costs(trained=10, merges=True),
+    origin={"versions": {"torch": "2"}},
+)
+
+
+def test_a_record_is_read_as_written(tmp_path: Path) -> None:
+    folder = RecordFolder(tmp_path / "records")
+    assert folder.read(RECORD.key) is None
+    folder.write(RECORD)
+    assert folder.read(RECORD.key) == RECORD
+    assert list(folder.all()) == [RECORD]
+
+
+def test_what_json_lacks_is_null(tmp_path: Path) -> None:
+    folder = RecordFolder(tmp_path)
+    folder.write(replace(RECORD, selected={"accuracy": math.nan}))
+    read = folder.read(RECORD.key)
+    assert read is not None
+    assert read.selected == {"accuracy": None}
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"format": 99}', b"\xff", b"null"])
+def test_a_broken_record_is_refused_with_its_path(tmp_path: Path, content: bytes) -> None:
+    folder = RecordFolder(tmp_path)
+    folder.path("a" * 32).write_bytes(content)
+    with pytest.raises(FileError, match="is not the record of a run") as error:
+        folder.read("a" * 32)
+    assert str(folder.path("a" * 32)) in str(error.value)
+
+
+def test_a_renamed_record_is_refused(tmp_path: Path) -> None:
+    folder = RecordFolder(tmp_path)
+    folder.write(RECORD)
+    folder.path(RECORD.key).rename(folder.path("b" * 32))
+    with pytest.raises(FileError):
+        folder.read("b" * 32)
+
+
+OUTCOMES = {
+    "classes": {"texts": ["secret"], "label": "a", "prediction": "b", "score": 1 / 3},
+    "choices": {"texts": ["secret"], "label": "secret", "prediction": "secret",
+                "right": True, "score": 0.5},
+    "texts": {"texts": ["secret"], "label": "secret", "prediction": "secret", "score": 0.5},
+    "numbers": {"texts": ["secret"], "label": 1.0, "prediction": 2.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OUTCOMES)
+def test_no_text_of_the_user_is_kept(kind: str) -> None:
+    rows = predicted_rows(kind, [{"id": 0, **OUTCOMES[kind]}] * 2)
+    assert "secret" not in str(rows)
+    assert len(rows.outcomes()) == 2
+    if kind in ("classes", "choices"):
+        assert is_right(rows.outcomes()[0]) == (kind == "choices")

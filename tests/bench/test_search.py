@@ -1,0 +1,135 @@
+"""The search for learning rates: a pure function of what is done, with equal trials."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adapterhub.bench.cells import Cell, Group
+from adapterhub.bench.search import (
+    KEPT,
+    LEAST_STEPS,
+    MOST_EXTENSIONS,
+    SHARE,
+    STEP,
+    RateChoice,
+    first_steps,
+    next_cells,
+    rate_grid,
+)
+
+GROUP = Group("data", "lora", 1_000, 200, 1e-3)
+Landscape = Callable[[Cell], float]
+
+
+def conduct(
+    groups: list[Group], landscape: Landscape, rates: int = 5, seeds: int = 3, batch: int = 1000
+) -> tuple[dict[Group, RateChoice], list[Cell]]:
+    """Run a whole search; `batch` cells at a time, as a study that is killed and continued."""
+    done: dict[Cell, float] = {}
+    order: list[Cell] = []
+    for _ in range(10_000):
+        cells, choices = next_cells(groups, rates, seeds, done.get)
+        if not cells:
+            return choices, order
+        assert not set(cells) & done.keys(), "a cell is run twice"
+        assert len(set(cells)) == len(cells)
+        for cell in cells[:batch]:
+            done[cell] = landscape(cell)
+            order.append(cell)
+    raise AssertionError("the search does not end")
+
+
+def peak_at(rate: float) -> Landscape:
+    return lambda cell: -abs(math.log10(cell.rate / rate)) + cell.steps / 1e6
+
+
+def test_a_grid_is_around_the_default_half_a_decade_apart() -> None:
+    assert rate_grid(1e-3, 5) == [1e-4, 3.16e-4, 1e-3, 3.16e-3, 1e-2]
+    assert rate_grid(1e-3, 4) == [1e-4, 3.16e-4, 1e-3, 3.16e-3]
+    assert rate_grid(5e-5, 1) == [5e-5]
+
+
+@given(st.floats(-4, 4), st.integers(3, 7))
+def test_the_best_rate_of_the_grid_is_found(decades: float, rates: int) -> None:
+    best = GROUP.rate * 10**decades
+    choices, cells = conduct([GROUP], peak_at(best), rates)
+    chosen = choices[GROUP].rate
+    assert chosen is not None
+    tried = {cell.rate for cell in cells if cell.stage == "search"}
+    assert abs(math.log10(chosen / best)) == pytest.approx(
+        min(abs(math.log10(rate / best)) for rate in tried), abs=0.01
+    )
+    below, above = rate_grid(GROUP.rate, rates)[0], rate_grid(GROUP.rate, rates)[-1]
+    reach = STEP**MOST_EXTENSIONS
+    outside = not below / reach / 1.2 < best < above * reach * 1.2
+    assert choices[GROUP].at_edge or not outside, "a best rate beyond all grids must be flagged"
+
+
+def test_a_best_rate_inside_the_grid_is_not_flagged_and_costs_the_planned_trials() -> None:
+    choices, cells = conduct([GROUP], peak_at(1e-3))
+    assert not choices[GROUP].at_edge
+    steps = [cell.steps for cell in cells]
+    assert steps == [GROUP.steps // SHARE] * 5 + [GROUP.steps] * (KEPT + 3)
+    assert choices[GROUP].trials == tuple(cells[:7])
+    assert [cell.seed for cell in cells] == [0] * 7 + [1, 2, 3]
+    assert {cell.rate for cell in cells[7:]} == {1e-3}
+
+
+def test_every_method_has_the_same_trials_whatever_its_scores() -> None:
+    groups = [Group("data", name, 1_000, 200, 1e-3) for name in ("a", "b", "c")]
+    _, cells = conduct(groups, lambda cell: len(cell.method) - abs(math.log(cell.rate / 1e-3)))
+    counts = {name: [c.method for c in cells].count(name) for name in "abc"}
+    assert len(set(counts.values())) == 1
+
+
+scores = st.one_of(st.floats(-1, 1), st.just(-math.inf), st.just(math.nan))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.integers(1, 6), st.integers(1, 3), st.integers(1, 4))
+def test_a_study_that_is_continued_ends_as_one_that_was_not(
+    data: st.DataObject, rates: int, seeds: int, batch: int
+) -> None:
+    groups = [Group("t", m, 100, steps, 1e-3) for m, steps in (("a", 8), ("b", 400))]
+    table: dict[Cell, float] = {}
+
+    def landscape(cell: Cell) -> float:
+        return table.setdefault(cell, data.draw(scores))
+
+    whole = conduct(groups, landscape, rates, seeds)
+    parts = conduct(groups, landscape, rates, seeds, batch)
+    assert whole[0] == parts[0]
+    assert set(whole[1]) == set(parts[1])
+
+
+def test_equal_scores_choose_the_default() -> None:
+    choices, _ = conduct([GROUP], lambda cell: 0.5)
+    assert choices[GROUP].rate == GROUP.rate
+
+
+def test_rates_that_diverge_are_never_chosen_and_all_of_them_mean_none() -> None:
+    high = conduct([GROUP], lambda cell: -math.inf if cell.rate > 5e-4 else 0.5)[0][GROUP]
+    assert high.rate == 3.16e-4
+    choices, cells = conduct([GROUP], lambda cell: -math.inf)
+    assert choices[GROUP].rate is None
+    assert {cell.stage for cell in cells} == {"search"}
+    assert len(cells) == 5
+
+
+def test_short_runs_are_tried_as_a_whole() -> None:
+    short = Group("data", "lora", 100, SHARE * LEAST_STEPS - SHARE, 1e-3)
+    assert first_steps(short) == short.steps
+    _, cells = conduct([short], peak_at(1e-3))
+    assert {cell.steps for cell in cells} == {short.steps}
+    assert len(cells) == 5 + 3
+
+
+def test_one_rate_is_the_default_without_trials() -> None:
+    choices, cells = conduct([GROUP], peak_at(1e-5), rates=1)
+    assert choices[GROUP] == RateChoice(GROUP.rate, (), at_edge=False)
+    assert len(cells) == 3

@@ -1,0 +1,82 @@
+"""Studies from flags and from files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from adapterhub.bench.study import METHODS_COMPARED, method_label, read_study, seconds_of
+from adapterhub.errors import ConfigError
+
+FLAGS = {"backbone": "some/backbone", "data": {"train": "a/train.tsv"}, "output": "out"}
+
+
+def test_flags_alone_make_a_study() -> None:
+    study = read_study(None, [], FLAGS)
+    assert study.bench.methods == METHODS_COMPARED
+    assert study.baseline == "lora"
+    assert list(study.tasks()) == ["train"]
+
+
+def test_a_study_is_read_as_it_was_written(tmp_path: Path) -> None:
+    methods = ("pfeiffer", "lora(rank=4)", {"lora": {"rank": 16}}, ["prefix", "lora"])
+    bench = {"methods": methods, "seeds": 5, "budget": "90m", "rows": (50, 100), "test": "test.tsv"}
+    study = read_study(None, ["train.batch_size=8", "bench.rates=3"], FLAGS, bench)
+    path = tmp_path / "study.yaml"
+    path.write_text(study.to_yaml())
+    again = read_study(path)
+    assert again.to_yaml() == study.to_yaml()
+    assert again.bench.rates == 3
+    assert again.recipe.train.batch_size == 8
+    assert list(again.labels()) == ["pfeiffer", "lora(rank=4)", "lora(rank=16)", "prefix+lora"]
+    assert again.baseline == "pfeiffer", "the first one where the usual baseline is missing"
+
+
+def test_tasks_differ_in_what_they_name_and_share_the_rest() -> None:
+    tasks = {
+        "sst2": {"data": {"train": "sst2.tsv"}, "test": "sst2-test.tsv"},
+        "stsb": {"data": {"train": "stsb.tsv", "pair": "sentence2"}, "task": "regression"},
+    }
+    study = read_study(None, ["train.batch_size=8"], {"backbone": "b"}, {"tasks": tasks})
+    recipes = study.tasks()
+    assert [recipe.data.train for recipe in recipes.values()] == ["sst2.tsv", "stsb.tsv"]
+    assert [recipe.task for recipe in recipes.values()] == ["classification", "regression"]
+    assert {recipe.train.batch_size for recipe in recipes.values()} == {8}
+    assert study.tests() == {"sst2": "sst2-test.tsv"}
+
+
+@pytest.mark.parametrize(
+    ("words", "bench", "expected"),
+    [
+        (["train.learning_rate=1e-3"], {}, "train.learning_rate=0.001"),
+        (["seed=3"], {}, "seed=3"),
+        ([], {"seeds": 0, "rates": -1}, "rates: -1"),
+        ([], {"methods": ("lara",)}, "lora"),
+        ([], {"methods": ()}, "methods: none"),
+        ([], {"budget": "soon"}, "30m"),
+        ([], {"rows": (1,)}, "rows: 1"),
+        ([], {"baseline": "mam", "methods": ("lora",)}, "not one of the methods"),
+        (["bench.sedes=3"], {}, "seeds"),
+    ],
+)
+def test_mistakes_say_what_to_type(
+    words: list[str], bench: dict[str, object], expected: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        read_study(None, words, FLAGS, bench)
+    assert expected in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30m", 1800), ("1.5h", 5400), ("90 s", 90), ("1d", 86400), ("20min", 1200),
+     ("0m", None), ("m", None), ("10", None), ("-5m", None)],
+)  # fmt: skip
+def test_durations(text: str, seconds: float | None) -> None:
+    assert seconds_of(text) == seconds
+
+
+def test_labels_are_short() -> None:
+    assert method_label({"lora": {"rank": 4, "alpha": 8}}) == "lora(rank=4, alpha=8)"
+    assert method_label({"lora": None}) == "lora"
