@@ -19,7 +19,7 @@ def words(backbone, tmp_path):
 
 
 def test_flags_alone_run_a_study_and_the_same_command_repeats_nothing(adapterhub, words, tmp_path):
-    code, out, err = adapterhub("bench", *words, *SMALL)
+    code, _, err = adapterhub("bench", *words, *SMALL)
     assert code == 0, err
     records = tmp_path / "study" / "records"
     assert len(list(records.glob("*.json"))) == 2
