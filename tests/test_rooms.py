@@ -33,6 +33,7 @@ ROOMS = (
     "pages",
     "training",
     "inference",
+    "bench",
     "cli",
 )
 
