@@ -88,7 +88,7 @@ def _pearson(sums: Numbers) -> Numbers:
 
 
 def _matthews(sums: Numbers) -> Numbers:
-    """Compute the correlation of two partitions (Gorodkin 2004, equation 8)."""
+    """Compute the correlation of two partitions (R_K of Gorodkin 2004)."""
     right, count, true, given = _class_sums(sums)
     covariance = right.sum(-1) * count - (true * given).sum(-1)
     variances = (count**2 - (true**2).sum(-1)) * (count**2 - (given**2).sum(-1))
