@@ -29,7 +29,7 @@ import numpy as np
 
 from adapterhub.errors import ConfigError
 from adapterhub.pages.predictions import PredictionFile
-from adapterhub.pages.row_scores import Numbers, RowScore, row_score
+from adapterhub.pages.row_scores import Numbers, RowScore
 
 LEVEL = 0.05
 FEWEST_ROWS = 20  # with fewer, neither a normal distribution nor a jackknife can be relied on
@@ -121,7 +121,7 @@ def covariance(first: RepeatedRuns, second: RepeatedRuns) -> float:
 def repeated_runs(
     method: str,
     files: Sequence[PredictionFile],
-    metric: str,
+    score: RowScore,
     *,
     failed: int = 0,
     deterministic: bool = False,
@@ -131,12 +131,12 @@ def repeated_runs(
     Args:
         method: its name in the study.
         files: the predictions of each finished seed on the test rows.
-        metric: the score to compare.
+        score: the score to compare, of `row_score`.
         failed: how many seeds failed or diverged.
         deterministic: no seed can change the predictions.
 
     Raises:
-        ConfigError: the score is not computed from rows, or the test rows differ.
+        ConfigError: the test rows of the seeds differ.
     """
     if len({(file.kind, file.data, len(file.rows)) for file in files}) > 1:
         raise ConfigError(
@@ -144,7 +144,6 @@ def repeated_runs(
             expected="one test set for all seeds",
             offenders=[f"{len(file.rows):,} rows, sha256 {file.data[:12]}" for file in files],
         )
-    score = row_score(files[0].kind, metric) if files else row_score("classes")
     columns = tuple(score.columns(file.rows) for file in files)
     return RepeatedRuns(method, score, columns, failed, deterministic)
 
@@ -297,9 +296,9 @@ def check_study(study: Sequence[RepeatedRuns]) -> None:
     Raises:
         ConfigError: two have one name, different scores, or different test rows.
     """
-    finished = [runs for runs in study if runs.seeds]
-    shapes = {(runs.score.name, len(c)) for runs in finished for c in runs.columns}
-    if len(shapes) > 1 or len({runs.method for runs in study}) < len(study):
+    names, scores = {runs.method for runs in study}, {runs.score.name for runs in study}
+    rows = {len(columns) for runs in study for columns in runs.columns}
+    if len(names) < len(study) or len(scores) > 1 or len(rows) > 1:
         raise ConfigError(
             "these methods cannot be compared",
             expected="methods with different names, one score and the same test rows",

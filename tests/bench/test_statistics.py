@@ -213,17 +213,15 @@ def test_the_other_scores_have_intervals_within_their_range():
 
 def test_runs_are_collected_from_predictions():
     files = [predictions("classes"), predictions("classes")]
-    runs = repeated_runs("lora", files, "matthews", failed=1)
+    runs = repeated_runs("lora", files, row_score("classes", "matthews"), failed=1)
     assert (runs.method, runs.score.name, runs.seeds, runs.rows) == ("lora", "matthews", 2, 4)
     assert runs.failed == 1
-    assert repeated_runs("lora", [], "accuracy", failed=3).seeds == 0
+    assert repeated_runs("lora", [], ACCURACY, failed=3).seeds == 0
 
 
 def test_seeds_with_different_test_rows_are_refused():
     with pytest.raises(ConfigError, match="lora were tested on different rows"):
-        repeated_runs(
-            "lora", [predictions("classes"), predictions("classes", data="e")], "accuracy"
-        )
+        repeated_runs("lora", [predictions("classes"), predictions("classes", data="e")], ACCURACY)
 
 
 @pytest.mark.parametrize(
