@@ -15,6 +15,7 @@ from adapterhub.cli import ALIASES, COMMANDS
 
 LIGHT_MODULES = (
     "adapterhub",
+    "adapterhub.bench.advice",
     "adapterhub.cli.train",
     "adapterhub.data.docstrings",
     "adapterhub.data.examples",

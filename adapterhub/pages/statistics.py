@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from adapterhub.pages.predictions import Outcome, PredictionFile
+from adapterhub.pages.row_scores import Numbers, row_score
 
-Numbers = NDArray[np.float64]
 _BINS = 10
 _RESAMPLES = 2000
 
@@ -139,21 +137,21 @@ def difference(first: PredictionFile, second: PredictionFile) -> Difference:
     seed (Efron & Tibshirani 1993, section 13.3). For classes, the p-value is that of McNemar's
     exact test (McNemar 1947).
     """
-    name, summarize, columns = _SCORES[first.kind]
-    one, other = (np.array([columns(row) for row in file.rows]) for file in (first, second))
-    value = summarize(other.sum(0)) - summarize(one.sum(0))
-    low, high = _interval(one, other, summarize)
+    score = row_score(first.kind)
+    one, other = (score.columns(file.rows) for file in (first, second))
+    value = float(score.summarize(other.sum(0)) - score.summarize(one.sum(0)))
+    low, high = _interval(one, other, score.summarize)
     if first.kind not in ("classes", "choices"):
-        return Difference(name, value, low, high)
+        return Difference(score.name, value, low, high)
     from scipy.stats import binomtest
 
     better, worse = (int((d > 0).sum()) for d in (other[:, 0] - one[:, 0], one[:, 0] - other[:, 0]))
     p = float(binomtest(better, better + worse).pvalue) if better + worse else 1.0
-    return Difference(name, value, low, high, p, better, worse)
+    return Difference(score.name, value, low, high, p, better, worse)
 
 
 def _interval(
-    one: Numbers, other: Numbers, summarize: Callable[[Numbers], float]
+    one: Numbers, other: Numbers, summarize: Callable[[Numbers], Numbers]
 ) -> tuple[float, float]:
     """Return the 95 % percentile interval of a difference of scores."""
     random, count = np.random.default_rng(0), len(one)
@@ -163,44 +161,3 @@ def _interval(
         drawn.append(summarize(weights @ other) - summarize(weights @ one))
     low, high = np.percentile(drawn, [2.5, 97.5])
     return float(low), float(high)
-
-
-def _span_columns(row: Outcome) -> list[float]:
-    true, given = ({tuple(span) for span in row[name]} for name in ("label", "prediction"))
-    return [len(true & given), len(given), len(true)]
-
-
-def _set_columns(row: Outcome) -> list[float]:
-    true, given = set(row["label"]), set(row["prediction"])
-    return [len(true & given), len(given), len(true)]
-
-
-def _number_columns(row: Outcome) -> list[float]:
-    x, y = float(row["label"]), float(row["prediction"])
-    return [1.0, x, y, x * x, y * y, x * y]
-
-
-def _mean(sums: Numbers) -> float:
-    return float(sums[0] / sums[1]) if sums[1] else 0.0
-
-
-def _f1(sums: Numbers) -> float:
-    right, predicted, support = sums
-    return float(2 * right / (predicted + support)) if predicted + support else 0.0
-
-
-def _pearson(sums: Numbers) -> float:
-    n, x, y, xx, yy, xy = sums
-    variances = (n * xx - x * x) * (n * yy - y * y)
-    return float((n * xy - x * y) / np.sqrt(variances)) if variances > 0 else 0.0
-
-
-_SCORES: dict[str, tuple[str, Callable[[Numbers], float], Callable[[Outcome], list[Any]]]] = {
-    "classes": ("accuracy", _mean, lambda row: [float(is_right(row)), 1.0]),
-    "choices": ("accuracy", _mean, lambda row: [float(is_right(row)), 1.0]),
-    "sets": ("micro_f1", _f1, _set_columns),
-    "numbers": ("pearson", _pearson, _number_columns),
-    "spans": ("f1", _f1, _span_columns),
-    "texts": ("mean score", _mean, lambda row: [row["score"], 1.0]),
-    "losses": ("loss", _mean, lambda row: [row["loss"] * row["tokens"], row["tokens"]]),
-}

@@ -180,8 +180,11 @@ class Seq2Seq(Generation, Task):
         return metrics | token_loss(model, data, batch_size)
 
     def outcome(self, example: Example, prediction: Prediction) -> dict[str, Any]:
-        """Return the target and the generated text, and their word F1."""
-        return text_outcome(self.shown(example), str(example.label), prediction)
+        """Return the target and the generated text, and their word F1 or exact match."""
+        outcome = text_outcome(self.shown(example), str(example.label), prediction)
+        if self.metric == "exact":
+            outcome["score"] = self.metrics([example], [prediction])["exact_match"]
+        return outcome
 
 
 def check_template(template: str) -> None:

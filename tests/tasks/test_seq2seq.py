@@ -85,3 +85,10 @@ def test_the_metric_selects_the_best_checkpoint():
         task = parse_task({"seq2seq": {"metric": metric}})
         assert task.main_metric == main
         assert main in task.metrics([Example("a", None, "the movie")], [Generated("the movie")])
+
+
+@pytest.mark.parametrize(("metric", "score"), [("bleu", 1.0), ("exact", 0.0)])
+def test_the_score_of_a_row_is_its_exact_match_where_that_is_the_metric(metric, score):
+    task = parse_task(f"seq2seq(metric={metric})")
+    outcome = task.outcome(Example("ein Haus", label="A house."), Generated("a house"))
+    assert outcome["score"] == score

@@ -1,0 +1,192 @@
+"""Which method to take: the cheapest of those that cannot be told apart from the best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from adapterhub.bench.paired import PairedComparison, compare_with_best
+from adapterhub.bench.statistics import FEWEST_ROWS, Estimate, RepeatedRuns, estimate_all
+from adapterhub.bench.wording import (
+    difference_text,
+    estimate_sentence,
+    numbers_text,
+    points_text,
+)
+
+
+@dataclass(frozen=True)
+class MethodCost:
+    """What a method costs; None where it was not measured.
+
+    Attributes:
+        trained: the number of trained parameters; 0 for a method that is not trained.
+        seconds: the time of one training.
+        memory: the peak memory of a training, in bytes.
+    """
+
+    trained: int | None = None
+    seconds: float | None = None
+    memory: int | None = None
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """A method to take, why, and what is not known.
+
+    Attributes:
+        method: the method to take; None if none can be recommended.
+        best: the method with the best mean score of those that were tested.
+        tied: the methods that cannot be told apart from the best, with it, in the study's order.
+        reasons: sentences that say why, with numbers.
+        unknown: sentences that say what the study does not show.
+    """
+
+    method: str | None
+    best: str | None
+    tied: tuple[str, ...]
+    reasons: tuple[str, ...]
+    unknown: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """All sentences."""
+        return " ".join((*self.reasons, *self.unknown))
+
+
+def recommend(study: Sequence[RepeatedRuns], costs: Mapping[str, MethodCost]) -> Recommendation:
+    """Recommend, of the methods that cannot be told apart from the best, the cheapest.
+
+    The cheapest has the fewest trained parameters, then the shortest training, then the smallest
+    memory. A method with failed seeds is recommended only if all tied methods have some. Methods
+    with one seed, or without a score, are not candidates: their sentences say that.
+
+    Args:
+        study: the runs of each method.
+        costs: the cost of each method, by its name.
+
+    Raises:
+        ConfigError: the methods were scored differently, or on different rows.
+    """
+    estimates = {found.method: found for found in estimate_all(study)}
+    tested = [runs for runs in study if estimates[runs.method].covers_seeds]
+    unknown = [_left_out(found) for found in estimates.values() if not found.covers_seeds]
+    if not tested:
+        return Recommendation(None, None, (), (_NOTHING,), tuple(unknown))
+    pairs = {pair.method: pair for pair in compare_with_best(tested)}
+    (best,) = {runs.method for runs in tested} - {*pairs}
+    tied = [r for r in tested if r.method == best or pairs[r.method].verdict == "tied"]
+    whole = [runs for runs in tied if not runs.failed] or tied
+    method = min(whole, key=lambda runs: _cost_key(runs.method, costs)).method
+    reasons = [_take(estimates[method], costs.get(method, MethodCost()))]
+    reasons += _why_this(method, best, [runs.method for runs in tied], pairs, costs)
+    unknown = [*_failed_ties(tied, method), *unknown, *_resolution(pairs)]
+    names = tuple(runs.method for runs in tied)
+    return Recommendation(method, best, names, tuple(reasons), tuple(unknown))
+
+
+_NOTHING = "No method can be recommended: none has an interval over test rows and seeds."
+
+
+def _cost_key(method: str, costs: Mapping[str, MethodCost]) -> tuple[float, float, float, str]:
+    cost = costs.get(method, MethodCost())
+    numbers = (cost.trained, cost.seconds, cost.memory)
+    trained, seconds, memory = (math.inf if n is None else float(n) for n in numbers)
+    return trained, seconds, memory, method
+
+
+def _take(found: Estimate, cost: MethodCost) -> str:
+    """Name the method, with its score and its cost."""
+    parts = [f"{found.score} {points_text(found.value or 0.0, found.points)}"]
+    if found.low is not None and found.high is not None:
+        ends = [points_text(end, found.points) for end in (found.low, found.high)]
+        parts[0] += f" (95 % interval {ends[0]} to {ends[1]})"
+    return f"Take {found.method}: {', '.join([*parts, *cost_texts(cost)])}."
+
+
+def cost_texts(cost: MethodCost) -> list[str]:
+    """Write the known costs: trained parameters, time and memory."""
+    texts = []
+    if cost.trained is not None:
+        texts.append(f"{cost.trained:,} trained parameters" if cost.trained else "not trained")
+    if cost.seconds is not None:
+        minutes = cost.seconds >= 120
+        time = f"{cost.seconds / 60:.0f} min" if minutes else f"{cost.seconds:.2g} s"
+        texts.append(f"{time} of training")
+    if cost.memory is not None:
+        texts.append(f"{cost.memory / 1e9:.2g} GB of memory")
+    return texts
+
+
+def _why_this(
+    method: str,
+    best: str,
+    tied: Sequence[str],
+    pairs: Mapping[str, PairedComparison],
+    costs: Mapping[str, MethodCost],
+) -> list[str]:
+    """Say how the method compares with the best, with those tied, and with the others."""
+    reasons = []
+    others = [name for name in tied if name not in (method, best)]
+    worse = [pair for pair in pairs.values() if pair.verdict == "worse"]
+    if method != best:
+        text = f"{best} has the best mean, but {method} cannot be told apart from it"
+        reasons.append(f"{text} ({numbers_text(pairs[method])}){_fewer(method, best, costs)}.")
+    elif others:
+        cheapest = " and trains the fewest parameters" if _is_cheapest(method, tied, costs) else ""
+        reasons.append(f"It has the best mean of those that cannot be told apart{cheapest}.")
+    elif worse:
+        reasons.append("It is better than every other method that was tested.")
+    if others:
+        reasons.append(f"Nor can be told apart from {best}: {', '.join(others)}.")
+    if worse:
+        texts = [f"{pair.method} ({difference_text(pair)})" for pair in worse]
+        reasons.append(f"Worse than {best}: {', '.join(texts)}.")
+    if len(tied) > 1 and costs.get(method, MethodCost()).trained == 0:
+        reasons.append(f"No trained method was shown to be better than {method}.")
+    return reasons
+
+
+def _is_cheapest(method: str, tied: Sequence[str], costs: Mapping[str, MethodCost]) -> bool:
+    """Return whether the trained parameters of all are known, and none has fewer."""
+    trained = {name: costs.get(name, MethodCost()).trained for name in tied}
+    counts = [count for count in trained.values() if count is not None]
+    return len(counts) == len(tied) and trained[method] == min(counts)
+
+
+def _fewer(method: str, best: str, costs: Mapping[str, MethodCost]) -> str:
+    """Compare the trained parameters of two methods."""
+    mine, its = (costs.get(name, MethodCost()).trained for name in (method, best))
+    if not mine or its is None or its <= mine:
+        return ""
+    return f" and trains {mine:,} parameters instead of {its:,}"
+
+
+def _failed_ties(tied: Sequence[RepeatedRuns], method: str) -> list[str]:
+    """Name the tied methods with failed seeds, which is why they are not recommended."""
+    sentences = []
+    for runs in tied:
+        if runs.failed:
+            count = f"{runs.failed} of {runs.failed + runs.seeds} seeds of {runs.method} failed"
+            kept = ", as some of every tied method did" if runs.method == method else ""
+            sentences.append(f"{count}{kept}; its score is that of the others.")
+    return sentences
+
+
+def _left_out(found: Estimate) -> str:
+    """Describe a method that could not be tested."""
+    few = f" With fewer than {FEWEST_ROWS} test rows, nothing can be tested."
+    reason = few if found.value is not None and found.rows < FEWEST_ROWS else ""
+    return f"Not tested: {estimate_sentence(found)}{reason}"
+
+
+def _resolution(pairs: Mapping[str, PairedComparison]) -> list[str]:
+    """Say how small a difference the study leaves open."""
+    if all(pair.verdict == "worse" for pair in pairs.values()):
+        return []
+    size = median(pair.smallest or 0.0 for pair in pairs.values())
+    points, score = next((pair.points, pair.score) for pair in pairs.values())
+    text = f"{size * points:.1f} points" if points > 1 else f"{size:.2g} {score}"
+    return [f"With these rows and seeds, a difference of less than about {text} cannot be seen."]

@@ -1,0 +1,354 @@
+"""The score of each method, with an interval over test rows and seeds.
+
+The model is that of multi-reader multi-case studies, with methods as tests, seeds as readers that
+are nested in tests, and test rows as cases (Obuchowski & Rockette 1995,
+https://doi.org/10.1080/03610919508813243; Hillis 2014, https://doi.org/10.1002/sim.5926):
+
+    score of method m, seed s = mean of m + seed effect + row error
+    row errors correlate, since all runs are scored on the same rows
+
+The mean of J seeds then has the variance
+
+    V = C + S / J                  C: covariance of two seeds of the method, from the rows
+                                   S: variance of the seeds' scores beyond C
+
+C is a jackknife estimate, so it exists for every score of summed rows and depends on neither the
+order of the rows nor a random number. With three seeds S has two degrees of freedom, so it is
+pooled over the methods of the study, as Obuchowski and Rockette do; a method whose seeds spread
+more than the others' (F test at 10 %) keeps its own. A bootstrap over rows and three seeds is too
+narrow, since it divides by J where J - 1 is right and has no t quantile: tests/bench tests both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from adapterhub.errors import ConfigError
+from adapterhub.pages.predictions import PredictionFile
+from adapterhub.pages.row_scores import Numbers, RowScore
+
+LEVEL = 0.05
+FEWEST_ROWS = 20  # with fewer, neither a normal distribution nor a jackknife can be relied on
+_OWN_SPREAD = 0.10  # the level of the F test that lets a method keep its own spread
+
+
+@dataclass(frozen=True, eq=False)
+class RepeatedRuns:
+    """The runs of one method on the same test rows, one for each seed.
+
+    Attributes:
+        method: its name in the study.
+        score: the score to compare.
+        columns: the columns of each finished seed, (rows, columns).
+        failed: how many seeds failed or diverged, which `columns` does not have.
+        deterministic: no seed can change the predictions, as of a majority class or of a prompt.
+    """
+
+    method: str
+    score: RowScore
+    columns: tuple[Numbers, ...]
+    failed: int = 0
+    deterministic: bool = False
+
+    @property
+    def seeds(self) -> int:
+        """The number of finished seeds."""
+        return len(self.columns)
+
+    @property
+    def rows(self) -> int:
+        """The number of test rows; 0 without a finished seed."""
+        return len(self.columns[0]) if self.columns else 0
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the seeds say how much a score depends on the seed."""
+        return self.seeds > 1 and not self.deterministic
+
+    @cached_property
+    def scores(self) -> Numbers:
+        """The score of each seed."""
+        return np.array([float(self.score.summarize(c.sum(0))) for c in self.columns])
+
+    @cached_property
+    def influence(self) -> Numbers:
+        """The influence of each row on each seed's score, (seeds, rows), by the jackknife.
+
+        (n - 1) * (mean of all scores without one row - score without row k); for a mean, the row's
+        deviation from it (Efron 1982, The Jackknife, the Bootstrap and Other Resampling Plans,
+        chapter 3).
+        """
+        without = np.stack([self.score.summarize(c.sum(0) - c) for c in self.columns])
+        deviation: Numbers = without.mean(1, keepdims=True) - without
+        return (self.rows - 1) * deviation
+
+    @cached_property
+    def mean_influence(self) -> Numbers:
+        """The influence of each row on the mean of the seeds' scores."""
+        mean: Numbers = self.influence.mean(0)
+        return mean
+
+    @cached_property
+    def row_variance(self) -> float:
+        """The variance over test rows of the mean of just these runs."""
+        return covariance(self, self)
+
+    @cached_property
+    def noise_variance(self) -> float:
+        """The variance over test rows that a seed does not share with the method's other seeds.
+
+        With c(s, t) the covariance of two seeds' scores: mean of c(s, s) - mean of c(s, t).
+        """
+        own = float((self.influence**2).sum()) / self.seeds / (self.rows * (self.rows - 1))
+        return max((own - self.row_variance) * self.seeds / (self.seeds - 1), 0.0)
+
+    @property
+    def shared_variance(self) -> float:
+        """The mean of c(s, t) over two seeds: C above."""
+        return self.row_variance - self.noise_variance / self.seeds
+
+
+def covariance(first: RepeatedRuns, second: RepeatedRuns) -> float:
+    """Compute the covariance over test rows of the means of two methods' runs."""
+    rows = first.rows
+    return float(first.mean_influence @ second.mean_influence) / (rows * (rows - 1))
+
+
+def repeated_runs(
+    method: str,
+    files: Sequence[PredictionFile],
+    score: RowScore,
+    *,
+    failed: int = 0,
+    deterministic: bool = False,
+) -> RepeatedRuns:
+    """Collect the predictions of a method's seeds.
+
+    Args:
+        method: its name in the study.
+        files: the predictions of each finished seed on the test rows.
+        score: the score to compare, of `row_score`.
+        failed: how many seeds failed or diverged.
+        deterministic: no seed can change the predictions.
+
+    Raises:
+        ConfigError: the test rows of the seeds differ.
+    """
+    if len({(file.kind, file.data, len(file.rows)) for file in files}) > 1:
+        raise ConfigError(
+            f"the seeds of {method} were tested on different rows",
+            expected="one test set for all seeds",
+            offenders=[f"{len(file.rows):,} rows, sha256 {file.data[:12]}" for file in files],
+        )
+    columns = tuple(score.columns(file.rows) for file in files)
+    return RepeatedRuns(method, score, columns, failed, deterministic)
+
+
+@dataclass(frozen=True)
+class SeedSpread:
+    """The variance of one seed's score around its method's mean.
+
+    Attributes:
+        variance: the variance; the mean of J seeds has it divided by J.
+        freedom: its degrees of freedom.
+        is_pooled: whether it is estimated from all methods of the study.
+    """
+
+    variance: float
+    freedom: float
+    is_pooled: bool
+
+
+def seed_spreads(study: Sequence[RepeatedRuns]) -> dict[str, SeedSpread]:
+    """Estimate the spread over seeds of each method that has several.
+
+    A seed's score varies by the seed's effect and by the row errors that it does not share:
+
+        S = E + N       N: `noise_variance`, from the rows, so it is known well
+                        E: pooled over the methods, weighted by J - 1, and not negative
+
+    A method keeps its own S if it is larger than that of the others by an F test at 10 %. The
+    pool has the degrees of freedom of all methods, sum of J - 1.
+    """
+    repeated = [runs for runs in study if runs.is_repeated]
+    freedom = np.array([runs.seeds - 1.0 for runs in repeated])
+    noise = np.array([runs.noise_variance for runs in repeated])
+    own = np.array([runs.scores.var(ddof=1) for runs in repeated])
+    pooled = _excess(own - noise, freedom) + noise
+    spreads = {}
+    for i, runs in enumerate(repeated):
+        others = np.arange(len(repeated)) != i
+        expected = _excess((own - noise)[others], freedom[others]) + noise[i]
+        if _is_larger(own[i], freedom[i], expected, freedom[others].sum()):
+            spreads[runs.method] = SeedSpread(max(own[i], pooled[i]), freedom[i], False)
+        else:
+            spreads[runs.method] = SeedSpread(pooled[i], freedom.sum(), True)
+    return spreads
+
+
+def _excess(differences: Numbers, freedom: Numbers) -> float:
+    total = float(freedom.sum())
+    return max(float(freedom @ differences) / total, 0.0) if total else 0.0
+
+
+def _is_larger(own: float, freedom: float, expected: float, others: float) -> bool:
+    """Test whether a variance is larger than that of the other methods."""
+    from scipy.special import fdtrc
+
+    if not others:
+        return False
+    return own > 0 if expected <= 0 else bool(fdtrc(freedom, others, own / expected) < _OWN_SPREAD)
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """The variance of an estimate, and its degrees of freedom."""
+
+    variance: float
+    freedom: float
+
+    @property
+    def error(self) -> float:
+        """The standard error."""
+        return float(np.sqrt(self.variance))
+
+    @property
+    def quantile(self) -> float:
+        """The quantile of Student's t for a 95 % interval."""
+        from scipy.special import stdtrit
+
+        return float(stdtrit(self.freedom, 1 - LEVEL / 2))
+
+
+def uncertainty(
+    row_variance: float, rows: int, seeds: Sequence[tuple[SeedSpread, int]]
+) -> Uncertainty:
+    """Add up the variance of a mean or a difference of means, over rows and seeds.
+
+    The degrees of freedom are Satterthwaite's (1946), V^2 / sum of v^2 / freedom, as Hillis (2007,
+    https://doi.org/10.1002/sim.2532) derives them for this model. Methods that share the pooled
+    spread share its error too, so they are one term.
+
+    Args:
+        row_variance: the variance over test rows.
+        rows: the number of test rows.
+        seeds: the spread of each method in the difference, and its number of seeds.
+    """
+    terms = [(max(row_variance, 0.0), rows - 1.0)]
+    terms += [(s.variance / count, s.freedom) for s, count in seeds if not s.is_pooled]
+    if shared := [(s.variance / count, s.freedom) for s, count in seeds if s.is_pooled]:
+        terms.append((sum(variance for variance, _ in shared), shared[0][1]))
+    total = sum(variance for variance, _ in terms)
+    square = sum(variance**2 / freedom for variance, freedom in terms)
+    return Uncertainty(total, total**2 / square if square > 0 else rows - 1.0)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The score of a method; None where it cannot be estimated.
+
+    Attributes:
+        method: its name in the study.
+        score: the metric's name.
+        points: the points in a score of 1, for printing.
+        rows: the number of test rows.
+        scores: the score of each finished seed.
+        failed: how many seeds failed or diverged.
+        value: the mean over finished seeds.
+        sd: the standard deviation over seeds; None for one seed.
+        low: the lower end of the 95 % interval; None with fewer than 20 rows.
+        high: its upper end.
+        covers_seeds: whether the interval also covers the choice of the seeds; with one seed it is
+            that of this one run on other test rows.
+    """
+
+    method: str
+    score: str
+    points: float
+    rows: int
+    scores: tuple[float, ...]
+    failed: int = 0
+    value: float | None = None
+    sd: float | None = None
+    low: float | None = None
+    high: float | None = None
+    covers_seeds: bool = False
+
+
+def estimate_all(study: Sequence[RepeatedRuns]) -> list[Estimate]:
+    """Estimate the score of each method of a study, in its order.
+
+    Raises:
+        ConfigError: the methods were scored differently, or on different rows.
+    """
+    check_study(study)
+    spreads = seed_spreads(study)
+    return [_estimate(runs, spreads.get(runs.method)) for runs in study]
+
+
+def check_study(study: Sequence[RepeatedRuns]) -> None:
+    """Refuse methods that cannot be in one table.
+
+    Raises:
+        ConfigError: two have one name, different scores, or different test rows.
+    """
+    names, scores = {runs.method for runs in study}, {runs.score.name for runs in study}
+    rows = {len(columns) for runs in study for columns in runs.columns}
+    if len(names) < len(study) or len(scores) > 1 or len(rows) > 1:
+        raise ConfigError(
+            "these methods cannot be compared",
+            expected="methods with different names, one score and the same test rows",
+            offenders=[f"{runs.method}: {runs.score.name}, {runs.rows:,} rows" for runs in study],
+        )
+
+
+def _estimate(runs: RepeatedRuns, spread: SeedSpread | None) -> Estimate:
+    score, scores = runs.score, tuple(map(float, runs.scores))
+    found = Estimate(runs.method, score.name, score.points, runs.rows, scores, runs.failed)
+    if not scores:
+        return found
+    value = float(runs.scores.mean())
+    sd = float(runs.scores.std(ddof=1)) if len(scores) > 1 else None
+    low, high = _interval(runs, value, spread) if runs.rows >= FEWEST_ROWS else (None, None)
+    covers = low is not None and (spread is not None or runs.deterministic)
+    return replace(found, value=value, sd=sd, low=low, high=high, covers_seeds=covers)
+
+
+def _interval(runs: RepeatedRuns, value: float, spread: SeedSpread | None) -> tuple[float, float]:
+    """Return the 95 % interval of a method's score."""
+    over_rows = runs.shared_variance if spread else runs.row_variance
+    found = uncertainty(over_rows, runs.rows, [(spread, runs.seeds)] if spread else [])
+    low, high = runs.score.low, runs.score.high
+    if np.isinf(high):
+        half = found.quantile * found.error
+        return max(value - half, low), value + half
+    width = high - low
+    ends = _wilson((value - low) / width, found, found.variance / width**2, runs.rows)
+    return low + width * ends[0], low + width * ends[1]
+
+
+def _wilson(share: float, found: Uncertainty, variance: float, rows: int) -> tuple[float, float]:
+    """Return an interval inside [0, 1], which is wider towards 1/2.
+
+    Wilson's (1927) interval, with Student's t and with the number of independent rows that would
+    have this variance, share * (1 - share) / variance (Korn & Graubard 1998, Survey Methodology
+    24(2)). All right or all wrong, the variance is 0, and all rows are counted.
+
+    Args:
+        share: the score, scaled to [0, 1].
+        found: its degrees of freedom.
+        variance: its variance, scaled.
+        rows: the number of test rows.
+    """
+    spread = share * (1 - share)
+    if spread > 0 and variance <= 0:
+        return share, share
+    count = spread / variance if spread > 0 else float(rows)
+    extra = found.quantile**2 / count
+    half = np.sqrt(extra * (spread + extra / 4))
+    ends = (share + extra / 2 - half) / (1 + extra), (share + extra / 2 + half) / (1 + extra)
+    return max(float(ends[0]), 0.0), min(float(ends[1]), 1.0)

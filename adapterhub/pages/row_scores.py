@@ -1,0 +1,210 @@
+"""Scores that are functions of sums over rows: one row of numbers per example, summed, summarized.
+
+Every score has the form f(sum of columns), such as right / all. So a score without one row, or of a
+resample of the rows, needs only other sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adapterhub.errors import unknown
+from adapterhub.files.manifest import LOWER_IS_BETTER
+
+Numbers = NDArray[np.float64]
+Outcome = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RowScore:
+    """A score that is computed from summed columns.
+
+    Attributes:
+        name: the metric's name.
+        columns: the numbers of all examples, (rows, columns).
+        summarize: the score of sums, (..., columns) to (...).
+        low: the smallest possible score.
+        high: the largest possible score.
+    """
+
+    name: str
+    columns: Callable[[Sequence[Outcome]], Numbers]
+    summarize: Callable[[Numbers], Numbers]
+    low: float = 0.0
+    high: float = 1.0
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether a smaller score is better, as for losses."""
+        return self.name in LOWER_IS_BETTER
+
+    @property
+    def points(self) -> float:
+        """The points in a score of 1: 100 for shares and correlations, else 1."""
+        return 100.0 if self.high == 1.0 else 1.0
+
+
+def row_score(kind: str, metric: str = "") -> RowScore:
+    """Return a score of a kind of predictions.
+
+    Args:
+        kind: one of `adapterhub.pages.predictions.KINDS`.
+        metric: the metric's name; the first of the kind if empty.
+
+    Raises:
+        ConfigError: the score is not computed from rows of this kind.
+    """
+    scores = {score.name: score for score in _SCORES[kind]}
+    if metric and metric not in scores:
+        raise unknown("score", metric, scores)
+    return scores[metric] if metric else _SCORES[kind][0]
+
+
+def _ratio(above: Numbers, below: Numbers) -> Numbers:
+    """Divide; 0 where the divisor is 0."""
+    quotient: Numbers = np.zeros_like(above, dtype=float)
+    np.divide(above, below, out=quotient, where=below > 0)
+    return quotient
+
+
+def _mean(sums: Numbers) -> Numbers:
+    return _ratio(sums[..., 0], sums[..., 1])
+
+
+def _f1(sums: Numbers) -> Numbers:
+    return _ratio(2 * sums[..., 0], sums[..., 1] + sums[..., 2])
+
+
+def _pearson(sums: Numbers) -> Numbers:
+    n, x, y, xx, yy, xy = np.moveaxis(sums, -1, 0)
+    variances = np.maximum(n * xx - x * x, 0.0) * np.maximum(n * yy - y * y, 0.0)
+    return _ratio(n * xy - x * y, np.sqrt(variances))
+
+
+def _matthews(sums: Numbers) -> Numbers:
+    """Compute the correlation of two partitions (R_K of Gorodkin 2004)."""
+    right, count, true, given = _class_sums(sums)
+    covariance = right.sum(-1) * count - (true * given).sum(-1)
+    variances = (count**2 - (true**2).sum(-1)) * (count**2 - (given**2).sum(-1))
+    return _ratio(covariance, np.sqrt(np.maximum(variances, 0.0)))
+
+
+def _macro_f1(sums: Numbers) -> Numbers:
+    """Average F1 over the classes that are true or predicted for a row."""
+    right, _, true, given = _class_sums(sums)
+    each = _ratio(2 * right, true + given)
+    return _ratio(each.sum(-1), (true + given > 0).sum(-1))
+
+
+def _class_sums(sums: Numbers) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+    """Return, by class, the right rows, all rows (in total), the true rows and the predicted."""
+    right, true, given = np.split(sums, 3, axis=-1)
+    return right, true.sum(-1), true, given
+
+
+def _bleu(sums: Numbers) -> Numbers:
+    """Compute corpus BLEU with sacreBLEU's defaults (Post 2018)."""
+    from sacrebleu import BLEU
+
+    def score(sums: Numbers) -> float:
+        *counts, given, true = (int(number) for number in sums)
+        found = BLEU.compute_bleu(counts[:4], counts[4:], given, true, smooth_method="exp")
+        return float(found.score)
+
+    return np.apply_along_axis(score, -1, sums)
+
+
+def _each(row: Callable[[Outcome], list[Any]]) -> Callable[[Sequence[Outcome]], Numbers]:
+    """Make columns of a function of one row."""
+    return lambda rows: np.array([row(outcome) for outcome in rows], dtype=float)
+
+
+def _right(row: Outcome) -> list[Any]:
+    return [row.get("right", row["label"] == row["prediction"]), 1.0]
+
+
+def _span_columns(row: Outcome) -> list[Any]:
+    true, given = ({tuple(span) for span in row[name]} for name in ("label", "prediction"))
+    return [len(true & given), len(given), len(true)]
+
+
+def _set_columns(row: Outcome) -> list[Any]:
+    true, given = set(row["label"]), set(row["prediction"])
+    return [len(true & given), len(given), len(true)]
+
+
+def _same_set(row: Outcome) -> list[Any]:
+    return [set(row["label"]) == set(row["prediction"]), 1.0]
+
+
+def _class_columns(rows: Sequence[Outcome]) -> Numbers:
+    """Mark, by class, whether a row is right, true and predicted."""
+    classes = sorted({row[name] for row in rows for name in ("label", "prediction")})
+    true, given = (
+        np.array([[row[name] == c for c in classes] for row in rows], dtype=float)
+        for name in ("label", "prediction")
+    )
+    return np.concatenate([true * given, true, given], axis=1)
+
+
+def _number_columns(rows: Sequence[Outcome]) -> Numbers:
+    """Return the moments of both numbers, around their means: large numbers lose no digits."""
+    pairs = np.array([[row["label"], row["prediction"]] for row in rows], dtype=float)
+    x, y = (pairs - pairs.mean(0)).T
+    return np.stack([np.ones(len(x)), x, y, x * x, y * y, x * y], axis=1)
+
+
+def _bleu_columns(rows: Sequence[Outcome]) -> Numbers:
+    from sacrebleu import BLEU
+
+    bleu = BLEU(effective_order=True)
+    found = [bleu.sentence_score(row["prediction"], [row["label"]]) for row in rows]
+    return np.array([[*f.counts, *f.totals, f.sys_len, f.ref_len] for f in found], dtype=float)
+
+
+def _rouge_columns(name: str, rows: Sequence[Outcome]) -> Numbers:
+    from rouge_score.rouge_scorer import RougeScorer
+
+    scorer = RougeScorer([name], use_stemmer=True)
+    scores = [scorer.score(row["label"], row["prediction"])[name].fmeasure for row in rows]
+    return np.stack([np.array(scores, dtype=float), np.ones(len(scores))], axis=1)
+
+
+_ACCURACY = RowScore("accuracy", _each(_right), _mean)
+_TEXT_SCORE = _each(lambda row: [row["score"], 1.0])
+_LOSS = _each(lambda row: [row["loss"] * row["tokens"], row["tokens"]])
+_SQUARE = _each(lambda row: [(row["label"] - row["prediction"]) ** 2, 1.0])
+_SCORES: dict[str, tuple[RowScore, ...]] = {
+    "classes": (
+        _ACCURACY,
+        RowScore("matthews", _class_columns, _matthews, low=-1.0),
+        RowScore("macro_f1", _class_columns, _macro_f1),
+    ),
+    "choices": (_ACCURACY,),
+    "sets": (
+        RowScore("micro_f1", _each(_set_columns), _f1),
+        RowScore("exact_match", _each(_same_set), _mean),
+    ),
+    "numbers": (
+        RowScore("pearson", _number_columns, _pearson, low=-1.0),
+        RowScore("mse", _SQUARE, _mean, high=np.inf),
+    ),
+    "spans": (RowScore("f1", _each(_span_columns), _f1),),
+    "texts": (
+        RowScore("mean score", _TEXT_SCORE, _mean),
+        RowScore("f1", _TEXT_SCORE, _mean),
+        RowScore("exact_match", _TEXT_SCORE, _mean),
+        RowScore("bleu", _bleu_columns, _bleu, high=100.0),
+        *(
+            RowScore(name, partial(_rouge_columns, name), _mean)
+            for name in ("rouge1", "rouge2", "rougeL", "rougeLsum")
+        ),
+    ),
+    "losses": (RowScore("loss", _LOSS, _mean, high=np.inf),),
+}

@@ -1,0 +1,133 @@
+"""Recommendations: the cheapest of the ties, failed seeds, and what is not known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from planted_truth import Truth
+
+from adapterhub.bench.advice import MethodCost, cost_texts, recommend
+from adapterhub.bench.statistics import RepeatedRuns
+from adapterhub.pages.row_scores import row_score
+
+NAMES = "head", "bitfit", "lora", "full"
+LEVELS = 0.6, 0.84, 0.85, 0.86
+COSTS = {
+    "head": MethodCost(770, 10.0, 10**9),
+    "bitfit": MethodCost(100_000, 30.0, 10**9),
+    "lora": MethodCost(300_000, 40.0, 2 * 10**9),
+    "full": MethodCost(22_000_000, 60.0, 3 * 10**9),
+}
+
+
+def study_of(levels=LEVELS, kind="accuracy", **size):
+    truth = Truth(kind, levels, **{"rows": 400, "sd": (0.5,), **size})
+    study = truth.study(np.random.default_rng(5))
+    return [replace(runs, method=name) for runs, name in zip(study, NAMES, strict=False)]
+
+
+def majority(share):
+    right = (np.arange(400) < share * 400).astype(float)
+    columns = np.stack([right, np.ones(400)], axis=1)
+    return RepeatedRuns("majority", row_score("classes"), (columns,), deterministic=True)
+
+
+def test_the_cheapest_of_the_ties_is_taken():
+    found = recommend(study_of(), COSTS)
+    assert found.method == "bitfit"
+    assert set(found.tied) == {"bitfit", "lora", "full"}
+    assert found.best in found.tied
+    first, why, *rest = found.reasons
+    assert first.startswith("Take bitfit: accuracy 8")
+    assert first.endswith("100,000 trained parameters, 30 s of training, 1 GB of memory.")
+    assert "cannot be told apart from it (-" in why
+    assert "after correction for 6 comparisons) and trains 100,000 parameters instead of" in why
+    assert rest[0].startswith(f"Nor can be told apart from {found.best}: ")
+    assert rest[1].startswith(f"Worse than {found.best}: head (-")
+    assert found.unknown[-1].startswith("With these rows and seeds, a difference of less than")
+    assert found.text == " ".join((*found.reasons, *found.unknown))
+
+
+def test_a_clear_winner_says_so():
+    found = recommend(study_of((0.5, 0.55, 0.95, 0.6)), COSTS)
+    assert (found.method, found.best, found.tied) == ("lora", "lora", ("lora",))
+    assert found.reasons[1] == "It is better than every other method that was tested."
+    assert found.unknown == ()
+
+
+def test_the_best_and_cheapest_says_so():
+    found = recommend(study_of((0.5, 0.86, 0.86, 0.5)), COSTS)
+    assert found.method == found.best == "bitfit"
+    assert found.reasons[1] == (
+        "It has the best mean of those that cannot be told apart and trains the fewest parameters."
+    )
+
+
+@pytest.mark.parametrize("costs", [{}, {"lora": MethodCost()}])
+def test_without_costs_the_name_decides_and_nothing_is_claimed(costs):
+    found = recommend(study_of(), costs)
+    assert found.method == "bitfit"
+    assert "trained parameters" not in found.reasons[0]
+    assert "parameters" not in found.reasons[1]
+
+
+def test_equal_parameters_are_decided_by_time_then_memory():
+    same = {name: MethodCost(5, 10.0, 100) for name in NAMES}
+    assert recommend(study_of(), {**same, "full": MethodCost(5, 9.0, 100)}).method == "full"
+    assert recommend(study_of(), {**same, "lora": MethodCost(5, 10.0, 99)}).method == "lora"
+
+
+def test_a_method_with_failed_seeds_is_not_taken_if_another_is_tied():
+    study = study_of()
+    study[1] = replace(study[1], failed=1)
+    found = recommend(study, COSTS)
+    assert found.method == "lora"
+    assert "1 of 4 seeds of bitfit failed; its score is that of the others." in found.unknown
+    every = recommend([replace(runs, failed=1) for runs in study], COSTS)
+    assert every.method == "bitfit"
+    assert "1 of 4 seeds of bitfit failed, as some of every tied method did" in every.text
+
+
+def test_one_seed_and_no_score_are_not_candidates():
+    study = study_of()
+    study[1] = replace(study[1], columns=study[1].columns[:1])
+    study[2] = replace(study[2], columns=(), failed=3)
+    found = recommend(study, COSTS)
+    assert found.method == "full"
+    assert found.unknown[0].startswith("Not tested: bitfit: accuracy ")
+    assert "one seed, so its spread over seeds is not known" in found.unknown[0]
+    assert found.unknown[1] == "Not tested: lora: no score, all 3 seeds failed."
+
+
+def test_nothing_is_recommended_of_few_rows():
+    found = recommend(study_of(rows=15), COSTS)
+    assert (found.method, found.best, found.tied) == (None, None, ())
+    assert found.reasons[0].startswith("No method can be recommended")
+    assert len(found.unknown) == 4
+    assert found.unknown[0].endswith("With fewer than 20 test rows, nothing can be tested.")
+
+
+def test_an_untrained_method_may_be_as_good():
+    costs = {**COSTS, "majority": MethodCost(0, 0.0, 0)}
+    found = recommend([majority(0.61), *study_of((0.6, 0.6))], costs)
+    assert found.method == "majority"
+    assert "not trained" in found.reasons[0]
+    assert found.reasons[-1] == "No trained method was shown to be better than majority."
+    learned = recommend([majority(0.61), *study_of((0.8, 0.6))], costs)
+    assert (learned.method, learned.tied) == ("head", ("head",))
+
+
+def test_a_lower_loss_is_recommended():
+    found = recommend(study_of((0.9, 0.48, 0.5, 0.9), kind="loss"), COSTS)
+    assert found.method == "bitfit"
+    assert "less than about 0." in found.unknown[-1]
+    assert " loss cannot be seen." in found.unknown[-1]
+
+
+def test_costs_in_words():
+    assert cost_texts(MethodCost()) == []
+    assert cost_texts(MethodCost(0, 300.0, 10**9)) == [
+        "not trained", "5 min of training", "1 GB of memory"
+    ]  # fmt: skip

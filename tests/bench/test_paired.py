@@ -1,0 +1,188 @@
+"""Paired comparisons: equations by hand, mirror images, failed seeds and few rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planted_truth import PREDICTIONS, Truth
+from scipy.stats import ttest_ind, ttest_rel
+
+from adapterhub.bench.paired import compare_all_pairs, compare_with, compare_with_best, holm
+from adapterhub.bench.statistics import RepeatedRuns
+from adapterhub.errors import ConfigError
+from adapterhub.pages.row_scores import row_score
+
+ACCURACY = row_score("classes")
+
+
+def runs_of(right, **options):
+    right = np.asarray(right, dtype=float)
+    columns = tuple(np.stack([r, np.ones_like(r)], axis=1) for r in right)
+    return RepeatedRuns(options.pop("method", "m"), ACCURACY, columns, **options)
+
+
+def small_study(kind="accuracy", number=0, levels=(0.7, 0.7, 0.7), **size):
+    truth = Truth(kind, levels, **{"rows": 60, **size})
+    return truth.study(np.random.default_rng(number))
+
+
+def numbers(found):
+    return found.value, found.low, found.high, found.p, found.corrected
+
+
+def test_holms_correction_by_hand():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.5]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+@given(st.lists(st.floats(0, 1), max_size=8))
+def test_holm_lies_between_no_correction_and_bonferroni(values):
+    found = holm(values)
+    for p, corrected in zip(values, found, strict=True):
+        assert p <= corrected <= min(1.0, p * len(values))
+    assert [found[i] for i in np.argsort(values, kind="stable")] == sorted(found)
+
+
+def test_deterministic_methods_are_compared_by_a_paired_t_test_over_rows():
+    random = np.random.default_rng(0)
+    first, second = random.random(300) < 0.6, random.random(300) < 0.7
+    one, other = (
+        runs_of([right], method=name, deterministic=True)
+        for name, right in (("one", first), ("other", second))
+    )
+    (found,) = compare_with(one, [other])
+    expected = ttest_rel(second.astype(float), first.astype(float))
+    assert found.p == pytest.approx(expected.pvalue)
+    interval = expected.confidence_interval()
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+
+
+def test_seeds_that_are_right_on_all_rows_alike_are_compared_by_a_t_test_over_seeds():
+    """Where a seed moves the loss of all rows alike, only the seeds vary."""
+    random = np.random.default_rng(1)
+    levels = random.normal([[1.0], [1.2]], 0.1, size=(2, 4))
+    one, other = (
+        RepeatedRuns(
+            f"m{i}", row_score("losses"), tuple(np.tile([level, 1.0], (50, 1)) for level in each)
+        )
+        for i, each in enumerate(levels)
+    )
+    (found,) = compare_with(one, [other])
+    expected = ttest_ind(levels[1], levels[0])
+    assert found.p == pytest.approx(expected.pvalue)
+    interval = expected.confidence_interval()
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+
+
+def test_what_is_hard_for_both_methods_cancels():
+    random = np.random.default_rng(0)
+    hard = random.random(400) < 0.6
+    right = [hard ^ (random.random((3, 400)) < 0.02) for _ in range(2)]
+    paired = runs_of(right[0], method="a"), runs_of(right[1], method="b")
+    shuffled = runs_of(right[1][:, random.permutation(400)], method="b")
+    (near,), (far,) = (compare_with(paired[0], [b]) for b in (paired[1], shuffled))
+    assert near.high - near.low < 0.4 * (far.high - far.low)
+
+
+def test_a_planted_difference_has_its_verdict():
+    study = small_study(levels=(0.7, 0.95, 0.4, 0.7), rows=400)
+    found = compare_with(study[0], study[1:])
+    assert [f.verdict for f in found] == ["better", "worse", "tied"]
+    assert [f.comparisons for f in found] == [3, 3, 3]
+    assert all(f.p <= f.corrected for f in found)
+    best = {f.method: f.verdict for f in compare_with_best(study)}
+    assert best == {"m0": "worse", "m2": "worse", "m3": "worse"}
+
+
+def test_a_lower_loss_is_better():
+    study = small_study("loss", levels=(0.7, 0.4, 0.7), rows=300)
+    found = compare_with(study[0], study[1:])
+    assert found[0].value < 0
+    assert [f.verdict for f in found] == ["better", "tied"]
+    assert {f.baseline for f in compare_with_best(study)} == {"m1"}
+
+
+def test_failed_seeds_are_counted_and_a_method_without_a_score_is_unknown():
+    study = small_study()
+    some = replace(study[1], columns=study[1].columns[:2], failed=1)
+    none = RepeatedRuns("none", ACCURACY, (), failed=3)
+    found = compare_with(study[0], [some, none])
+    assert found[0].failed == (0, 1)
+    assert found[0].seeds == (3, 2)
+    assert (found[1].verdict, found[1].value, found[1].failed) == ("unknown", None, (0, 3))
+    assert found[0].comparisons == 1
+    assert [f.verdict for f in compare_with(none, study)] == ["unknown"] * 3
+    assert compare_with_best([none]) == []
+
+
+def test_one_seed_has_an_interval_over_rows_and_no_verdict():
+    study = small_study(levels=(0.7, 0.99, 0.7), rows=300)
+    alone = replace(study[1], columns=study[1].columns[:1])
+    found = compare_with(study[0], [alone, study[2]])
+    assert found[0].verdict == "unknown"
+    assert not found[0].covers_seeds
+    assert 0 < found[0].low < found[0].value < found[0].high
+    assert found[1].comparisons == 1
+
+
+def test_few_rows_have_no_verdict():
+    (found,) = compare_with(runs_of(np.zeros((3, 19))), [runs_of(np.ones((3, 19)), method="n")])
+    assert (found.value, found.low, found.verdict) == (1.0, None, "unknown")
+
+
+def test_methods_on_different_rows_are_refused():
+    with pytest.raises(ConfigError, match="cannot be compared"):
+        compare_all_pairs([runs_of(np.eye(3, 30)), runs_of(np.eye(3, 31), method="n")])
+
+
+@settings(max_examples=25)
+@given(st.sampled_from(sorted(PREDICTIONS)), st.integers(0, 2**20))
+def test_identical_scores_are_tied_with_certainty(kind, number):
+    study = small_study(kind, number)
+    random = np.random.default_rng(number)
+    seeds = random.permutation(study[0].seeds)
+    twin = replace(study[0], method="twin", columns=tuple(study[0].columns[i] for i in seeds))
+    (found, *_) = compare_with(study[0], [twin, *study[1:]])
+    assert found.value == pytest.approx(0, abs=1e-12)
+    assert (found.p, found.verdict) == (1.0, "tied")
+
+
+@settings(max_examples=25)
+@given(st.sampled_from(sorted(PREDICTIONS)), st.integers(0, 2**20))
+def test_swapping_baseline_and_method_mirrors_the_difference(kind, number):
+    study = small_study(kind, number)
+    first = compare_with(study[0], study[1:])[0]
+    second = compare_with(study[1], [study[0], study[2]])[0]
+    assert second.mirrored.value == pytest.approx(first.value)
+    assert (second.low, second.high) == pytest.approx((-first.high, -first.low))
+    assert second.p == pytest.approx(first.p)
+    assert first.mirrored.mirrored == first
+
+
+@settings(max_examples=25)
+@given(st.sampled_from(sorted(PREDICTIONS)), st.integers(0, 2**20))
+def test_the_order_of_rows_seeds_and_methods_changes_nothing(kind, number):
+    study, random = small_study(kind, number), np.random.default_rng(number)
+    rows = random.permutation(60)
+    again = [replace(r, columns=tuple(c[rows] for c in r.columns[::-1])) for r in study]
+    first = compare_with(study[0], study[1:])
+    second = compare_with(again[0], again[:0:-1])
+    for one, other in zip(first, second[::-1], strict=True):
+        assert numbers(other) == pytest.approx(numbers(one), rel=1e-6, abs=1e-9)
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 2**20), st.floats(-0.3, 0.3))
+def test_a_constant_moves_the_difference_and_not_its_width(number, constant):
+    study = small_study("loss", number, rows=200)
+    moved = replace(
+        study[1], columns=tuple(c + c[:, 1:] * [constant, 0.0] for c in study[1].columns)
+    )
+    first, second = (compare_with(study[0], [each])[0] for each in (study[1], moved))
+    assert second.value == pytest.approx(first.value + constant)
+    assert second.high - second.low == pytest.approx(first.high - first.low)

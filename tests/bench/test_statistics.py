@@ -1,0 +1,309 @@
+"""Estimates and intervals: equations by hand, invariance, and coverage with a known truth."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planted_truth import PREDICTIONS, Truth, equal
+from run_folders import predictions
+from scipy.stats import f as f_distribution
+from scipy.stats import norm, t
+
+from adapterhub.bench.statistics import (
+    RepeatedRuns,
+    SeedSpread,
+    covariance,
+    estimate_all,
+    repeated_runs,
+    seed_spreads,
+    uncertainty,
+)
+from adapterhub.errors import ConfigError
+from adapterhub.pages.row_scores import row_score
+
+ACCURACY = row_score("classes")
+
+
+def runs_of(right, **options):
+    """Make the runs of a method from which rows each seed has right, (seeds, rows)."""
+    right = np.asarray(right, dtype=float)
+    columns = tuple(np.stack([r, np.ones_like(r)], axis=1) for r in right)
+    return RepeatedRuns(options.pop("method", "m"), ACCURACY, columns, **options)
+
+
+def small_study(kind="accuracy", number=0, methods=3, **size):
+    truth = Truth(kind, (0.7,) * methods, **{"rows": 60, **size})
+    return truth.study(np.random.default_rng(number))
+
+
+# The rows
+
+
+@pytest.mark.parametrize("weights", ["one", "tokens"])
+def test_the_influence_on_a_mean_is_the_deviation(weights):
+    random = np.random.default_rng(0)
+    right = random.integers(2, size=(3, 50)).astype(float)
+    runs = runs_of(right)
+    assert np.allclose(runs.influence, right - right.mean(1, keepdims=True))
+    assert runs.row_variance == pytest.approx(right.mean(0).var(ddof=1) / 50)
+
+
+@pytest.mark.parametrize("kind", PREDICTIONS)
+def test_the_jackknife_agrees_with_a_bootstrap_over_rows(kind):
+    (runs,) = Truth(kind, (0.7,), rows=400).study(np.random.default_rng(1))
+    random, drawn = np.random.default_rng(0), []
+    for _ in range(1000):
+        weights = np.bincount(random.integers(400, size=400), minlength=400)
+        drawn.append(np.mean([runs.score.summarize(weights @ c) for c in runs.columns]))
+    assert np.sqrt(runs.row_variance) == pytest.approx(np.std(drawn), rel=0.12)
+
+
+def test_the_shared_variance_is_the_mean_covariance_of_two_seeds():
+    right = np.random.default_rng(2).integers(2, size=(4, 80))
+    runs, matrix = runs_of(right), np.cov(right) / 80
+    pairs = matrix[np.triu_indices(4, 1)]
+    assert runs.shared_variance == pytest.approx(pairs.mean())
+    assert runs.noise_variance == pytest.approx(np.diag(matrix).mean() - pairs.mean())
+    assert covariance(runs, runs) == pytest.approx(runs.row_variance)
+
+
+# The seeds
+
+
+def test_the_spread_over_seeds_is_pooled_by_degrees_of_freedom():
+    study = [
+        runs_of(np.random.default_rng(i).random((3 + i, 200)) < 0.7, method=f"{i}")
+        for i in range(3)
+    ]
+    spreads = seed_spreads(study)
+    excess = sum((r.seeds - 1) * (r.scores.var(ddof=1) - r.noise_variance) for r in study) / 9
+    for runs in study:
+        found = spreads[runs.method]
+        assert found.is_pooled
+        assert found.freedom == 2 + 3 + 4
+        assert found.variance == pytest.approx(max(excess, 0) + runs.noise_variance)
+
+
+def test_a_method_with_a_larger_spread_keeps_its_own():
+    study = Truth("accuracy", (0.7,) * 5, rows=500, sd=(0.1, 0.1, 0.1, 0.1, 15)).study(
+        np.random.default_rng(3)
+    )
+    spreads = seed_spreads(study)
+    assert [spreads[r.method].is_pooled for r in study] == [True] * 4 + [False]
+    assert spreads["m4"].freedom == 2
+    assert spreads["m4"].variance == pytest.approx(study[4].scores.var(ddof=1))
+
+
+def test_the_test_of_a_spread_is_that_of_two_variances():
+    from adapterhub.bench.statistics import _is_larger
+
+    critical = f_distribution.isf(0.1, 2, 14)
+    assert _is_larger(critical * 1.01, 2, 1.0, 14)
+    assert not _is_larger(critical * 0.99, 2, 1.0, 14)
+    assert _is_larger(1.0, 2, 0.0, 14)
+    assert not _is_larger(0.0, 2, 0.0, 14)
+    assert not _is_larger(9.0, 2, 0.0, 0)
+
+
+def test_methods_without_several_seeds_have_no_spread():
+    study = [
+        runs_of(np.eye(2, 30), method="two"),
+        runs_of(np.eye(1, 30), method="one"),
+        runs_of(np.eye(2, 30), method="majority", deterministic=True),
+        RepeatedRuns("failed", ACCURACY, (), failed=3),
+    ]
+    assert list(seed_spreads(study)) == ["two"]
+
+
+def test_degrees_of_freedom_are_those_of_satterthwaite():
+    own, pooled = SeedSpread(3.0, 2, False), SeedSpread(2.0, 16, True)
+    found = uncertainty(0.5, 101, [(own, 3), (pooled, 4), (pooled, 2)])
+    assert found.variance == pytest.approx(0.5 + 1 + 0.5 + 1)
+    assert found.freedom == pytest.approx(9 / (0.25 / 100 + 1 / 2 + 1.5**2 / 16))
+    assert found.error == pytest.approx(np.sqrt(3))
+    assert found.quantile == pytest.approx(t.ppf(0.975, found.freedom))
+    assert uncertainty(-1e-9, 101, []).freedom == 100
+
+
+# The estimate
+
+
+def test_an_estimate_has_the_mean_and_the_spread_of_the_seeds():
+    study = small_study()
+    found = estimate_all(study)[1]
+    assert found.method == "m1"
+    assert found.scores == tuple(study[1].scores)
+    assert found.value == pytest.approx(np.mean(found.scores))
+    assert found.sd == pytest.approx(np.std(found.scores, ddof=1))
+    assert found.low < found.value < found.high
+    assert found.covers_seeds
+    assert (found.score, found.points, found.rows) == ("accuracy", 100, 60)
+
+
+def test_the_interval_of_a_share_is_wilsons():
+    """With one run and as many rows as a normal distribution needs."""
+    right = np.arange(4000) < 3600
+    (found,) = estimate_all([runs_of([right])])
+    n = 0.9 * 0.1 / (0.09 / 3999)
+    z = norm.ppf(0.975)
+    middle, half = 0.9 + z**2 / 2 / n, z * np.sqrt(0.09 / n + z**2 / 4 / n**2)
+    ends = np.array([middle - half, middle + half]) / (1 + z**2 / n)
+    assert (found.low, found.high) == pytest.approx(tuple(ends), abs=1e-5)
+
+
+@pytest.mark.parametrize(("right", "inside"), [(1, (0.97, 1.0)), (0, (0.0, 0.03))])
+def test_all_right_is_not_certain(right, inside):
+    (found,) = estimate_all([runs_of(np.full((3, 200), right))])
+    assert (found.low > inside[0], found.high <= inside[1]) == (right == 1, True)
+    assert 0.015 < found.high - found.low < 0.03
+
+
+def test_the_interval_of_a_loss_is_symmetric_and_not_negative():
+    (found, _, _) = estimate_all(small_study("loss"))
+    assert found.value - found.low == pytest.approx(found.high - found.value)
+    random = np.random.default_rng(0)
+    loss = np.where(random.random((2, 30)) < 0.05, 9.0, 0.0)
+    columns = tuple(np.stack([row, np.ones(30)], axis=1) for row in loss)
+    (found,) = estimate_all([RepeatedRuns("m", row_score("losses"), columns)])
+    assert found.low == 0.0
+
+
+def test_one_seed_has_an_interval_over_rows_only():
+    study = small_study(rows=200)
+    alone = replace(study[0], columns=study[0].columns[:1])
+    found = estimate_all([alone, *study[1:]])[0]
+    assert found.sd is None
+    assert not found.covers_seeds
+    assert found.low < found.value < found.high
+
+
+def test_a_deterministic_method_needs_no_seeds():
+    (found,) = estimate_all([runs_of([np.arange(100) < 60], deterministic=True)])
+    assert found.covers_seeds
+    assert found.low < 0.6 < found.high
+
+
+def test_few_rows_have_no_interval():
+    (found,) = estimate_all([runs_of(np.eye(3, 19))])
+    assert (found.low, found.high, found.covers_seeds) == (None, None, False)
+    assert found.value == pytest.approx(1 / 19)
+
+
+def test_failed_seeds_are_counted():
+    some, none = runs_of(np.eye(2, 30), failed=1), RepeatedRuns("n", ACCURACY, (), failed=3)
+    found = estimate_all([some, none])
+    assert [(e.failed, len(e.scores)) for e in found] == [(1, 2), (3, 0)]
+    assert (found[1].value, found[1].low, found[1].sd) == (None, None, None)
+
+
+def test_the_other_scores_have_intervals_within_their_range():
+    for kind in PREDICTIONS:
+        for found in estimate_all(small_study(kind)):
+            low = -1 if kind == "pearson" else 0
+            assert low <= found.low < found.value < found.high
+            assert kind == "loss" or found.high <= 1
+
+
+# What is compared
+
+
+def test_runs_are_collected_from_predictions():
+    files = [predictions("classes"), predictions("classes")]
+    runs = repeated_runs("lora", files, row_score("classes", "matthews"), failed=1)
+    assert (runs.method, runs.score.name, runs.seeds, runs.rows) == ("lora", "matthews", 2, 4)
+    assert runs.failed == 1
+    assert repeated_runs("lora", [], ACCURACY, failed=3).seeds == 0
+
+
+def test_seeds_with_different_test_rows_are_refused():
+    with pytest.raises(ConfigError, match="lora were tested on different rows"):
+        repeated_runs("lora", [predictions("classes"), predictions("classes", data="e")], ACCURACY)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        runs_of(np.eye(3, 31), method="n"),
+        runs_of(np.eye(3, 30)),
+        small_study("loss", rows=30)[0],
+    ],
+)
+def test_methods_that_do_not_compare_are_refused(other):
+    with pytest.raises(ConfigError, match="cannot be compared"):
+        estimate_all([runs_of(np.eye(3, 30)), other])
+
+
+# Invariance
+
+
+def reordered(study, random):
+    """Permute the rows of all methods, and the seeds of each."""
+    rows = random.permutation(study[0].rows)
+    return [
+        replace(r, columns=tuple(r.columns[i][rows] for i in random.permutation(r.seeds)))
+        for r in study
+    ]
+
+
+@settings(max_examples=25)
+@given(st.sampled_from(sorted(PREDICTIONS)), st.integers(0, 2**20))
+def test_the_order_of_rows_and_seeds_changes_nothing(kind, number):
+    study = small_study(kind, number)
+    again = reordered(study, np.random.default_rng(number))
+    for first, second in zip(estimate_all(study), estimate_all(again), strict=True):
+        numbers = [(e.value, e.sd, e.low, e.high) for e in (first, second)]
+        assert numbers[1] == pytest.approx(numbers[0], rel=1e-9)
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 2**20), st.floats(0.1, 5.0))
+def test_a_constant_that_is_added_moves_the_interval(number, constant):
+    study = small_study("loss", number, rows=200)
+    moved = [
+        replace(r, columns=tuple(c + c[:, 1:] * [constant, 0.0] for c in r.columns)) for r in study
+    ]
+    for first, second in zip(estimate_all(study), estimate_all(moved), strict=True):
+        expected = [e + constant for e in (first.value, first.low, first.high)]
+        assert [second.value, second.low, second.high] == pytest.approx(expected)
+
+
+# Coverage
+
+
+def covered(truth, repetitions):
+    """Return the share of the intervals that contain the truth."""
+    random, values, hits = np.random.default_rng(0), truth.values(), 0
+    for _ in range(repetitions):
+        found = estimate_all(truth.study(random))
+        hits += sum(e.low <= v <= e.high for e, v in zip(found, values, strict=True))
+    return hits / repetitions / len(values)
+
+
+@pytest.mark.parametrize(("kind", "sd"), [("accuracy", 0.0), ("accuracy", 3.0), ("f1", 1.0)])
+def test_intervals_contain_the_truth_in_about_95_of_100_studies(kind, sd):
+    assert 0.93 <= covered(equal(kind, 0.85, rows=400, sd=(sd,)), 150) <= 0.985
+
+
+def bootstrapped(runs, random):
+    """Return the percentile interval of a bootstrap over rows and seeds."""
+    right = np.stack([c[:, 0] for c in runs.columns])
+    seeds = random.integers(runs.seeds, size=(200, runs.seeds))
+    weights = random.multinomial(runs.rows, np.full(runs.rows, 1 / runs.rows), size=200)
+    return np.percentile(
+        (weights @ right.T / runs.rows)[np.arange(200)[:, None], seeds].mean(1), [2.5, 97.5]
+    )
+
+
+def test_a_bootstrap_over_rows_and_three_seeds_is_too_narrow():
+    """The reason why intervals are not bootstrapped."""
+    truth, random = equal("accuracy", 0.85, rows=1000, sd=(4.0,)), np.random.default_rng(0)
+    hits = []
+    for _ in range(12):
+        ends = [bootstrapped(runs, random) for runs in truth.study(random)]
+        hits += [low <= 0.85 <= high for low, high in ends]
+    assert np.mean(hits) < 0.88
+    assert covered(truth, 25) > 0.93
