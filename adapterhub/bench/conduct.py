@@ -8,18 +8,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from adapterhub.anatomy.build import anatomy_of
 from adapterhub.backbones.fingerprint import fingerprint
+from adapterhub.backbones.load import meta_model
 from adapterhub.bench.budget import affordable_steps
 from adapterhub.bench.cells import Cell, Group
+from adapterhub.bench.equal_size import count_of, equal_sized, is_near
 from adapterhub.bench.execute import TaskContext, run_cell
 from adapterhub.bench.records import CellRecord, RecordFolder
 from adapterhub.bench.search import RateChoice, final_cell, next_cells
-from adapterhub.bench.study import Study, seconds_of, with_steps
+from adapterhub.bench.study import Study, method_label, seconds_of, with_option, with_steps
 from adapterhub.bench.task_data import read_task_data
 from adapterhub.errors import OutputError
 from adapterhub.files.atomic import replace_file
 from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.methods._spec import parse_methods
+from adapterhub.tasks import parse_task
 from adapterhub.training.defaults import run_options, steps_per_epoch
 from adapterhub.training.kernels import choose_kernels
 from adapterhub.training.loading import BackboneLoader
@@ -85,6 +89,9 @@ def plan_study(study: Study, loader: BackboneLoader, work: Path) -> PlannedStudy
         AdapterhubError: of any type; nothing but `work` is written.
     """
     contexts, notes = {}, []
+    if study.bench.equal_parameters:
+        study, said = _with_equal_sizes(study)
+        notes += said
     for name, recipe in study.tasks().items():
         test = study.tests().get(name, study.bench.test)
         contexts[name], said = _context(study, recipe, test, loader)
@@ -118,6 +125,31 @@ def _context(
     said = [*data.notes, *([kernels.note] if kernels.note else [])]
     backbone = fingerprint(recipe.backbone, revision=recipe.revision)
     return TaskContext(fixed, data, specs, backbone), said
+
+
+def _with_equal_sizes(study: Study) -> tuple[Study, list[str]]:
+    """Return a study with further methods, of the baseline's size, and notes."""
+    recipe = next(iter(study.tasks().values()))
+    task = parse_task(recipe.task)
+    model = meta_model(recipe.backbone, task=task.head, revision=recipe.revision)
+    anatomy = anatomy_of(model)
+    target = count_of(parse_methods(study.labels()[study.baseline]), anatomy)  # type: ignore[arg-type]
+    specs = list(study.bench.methods)
+    notes = []
+    for label, spec in study.labels().items():
+        methods = parse_methods(spec)  # type: ignore[arg-type]
+        count = count_of(methods, anatomy)
+        other = equal_sized(methods[0], target, anatomy) if len(methods) == 1 else None
+        if other is not None:
+            changed = with_option(spec, str(other.sized_by), getattr(other, str(other.sized_by)))
+            specs += [] if changed in specs else [changed]
+            sized = f"also as {method_label(changed)}, {other.count(anatomy):,}"
+            notes.append(f"{label} has {count:,} parameters; {sized}")
+        elif not is_near(count, target):
+            notes.append(f"{label} has {count:,} parameters, and no size with about {target:,}")
+    notes.append(f"{study.baseline} has {target:,} parameters")
+    bench = replace(study.bench, methods=tuple(specs), equal_parameters=False)
+    return replace(study, bench=bench), notes
 
 
 def _groups(study: Study, contexts: dict[str, TaskContext]) -> tuple[Group, ...]:

@@ -13,6 +13,7 @@ from adapterhub.config.overrides import merge_options
 from adapterhub.config.yaml import dump_yaml, load_yaml
 from adapterhub.errors import ConfigError
 from adapterhub.methods._described import check_spec
+from adapterhub.methods._spec import method_calls
 from adapterhub.tasks import parse_task
 from adapterhub.training.recipe import Recipe, read_draft
 
@@ -43,6 +44,9 @@ class BenchOptions:
     rows: tuple[int, ...] = option((), "numbers of training rows to compare at (none: all rows)")
     steps: int | None = option(
         None, "optimizer steps of a whole run (null: by the budget, or by the number of rows)"
+    )
+    equal_parameters: bool = option(
+        False, "compare each method as well at a size with as many parameters as the baseline"
     )
     budget: str | None = option(
         None, "the time that the study may take, about: 30m, 2h, 1d (null: no limit)"
@@ -171,6 +175,19 @@ def method_label(spec: object) -> str:
     if isinstance(spec, list | tuple):
         return "+".join(map(method_label, spec))
     return str(spec)
+
+
+def with_option(spec: object, name: str, value: object) -> object:
+    """Return the spec of one method with another value of an option.
+
+    Args:
+        spec: a spec: `lora`, `lora(rank=4)` or `{lora: {rank: 4}}`.
+        name: the option.
+        value: its value.
+    """
+    (call,) = method_calls(spec)  # type: ignore[arg-type]
+    method, options = call if isinstance(call, tuple) else (call.name, call.options())
+    return {method: {**options, name: value}}
 
 
 def _check_open(recipe: Recipe) -> None:

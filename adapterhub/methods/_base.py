@@ -83,6 +83,7 @@ class Method(ABC):
         learning_rate: AdamW's default for the method's parameters.
         schedule: the default learning rate schedule, if the paper prescribes one.
         trains_backbone: whether the plan unfreezes backbone parameters (`Unfreezing`).
+        sized_by: the option that the number of parameters grows with, if there is one.
     """
 
     name: ClassVar[str]
@@ -92,6 +93,7 @@ class Method(ABC):
     learning_rate: ClassVar[float] = 1e-3
     schedule: ClassVar[str | None] = None
     trains_backbone: ClassVar[bool] = False
+    sized_by: ClassVar[str | None] = None
 
     @classmethod
     def example(cls) -> Method:

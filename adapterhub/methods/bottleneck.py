@@ -151,6 +151,8 @@ class Bottleneck(OutputModule):
 class BottleneckMethod(Method):
     """The base class of the four methods: the network."""
 
+    sized_by = "size"
+
     size: int = option(64, "bottleneck width")
     sizes: dict[str, int] = option({}, "other widths for some sites: {encoder.ffn: 32}")
     activation: str = option("relu", "activation function, by its transformers name")

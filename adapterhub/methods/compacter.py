@@ -100,6 +100,7 @@ class KroneckerBottleneck(OutputModule):
 class Compacter(Method):
     """Bottleneck adapters built from Kronecker products with shared factors."""
 
+    sized_by = "rank"
     name = "compacter"
     paper = "Karimi Mahabadi et al. 2021, https://arxiv.org/abs/2106.04647"
     summary = "bottleneck adapters built from Kronecker products with shared factors"

@@ -68,6 +68,7 @@ class LoRALayer(OutputModule):
 class LoRA(Method):
     """Low-rank updates of projections."""
 
+    sized_by = "rank"
     name = "lora"
     paper = "Hu et al. 2022, https://arxiv.org/abs/2106.09685"
     summary = "low-rank updates of projections"

@@ -30,6 +30,7 @@ from adapterhub.methods.prefix import Prefix
 class Mam(Method):
     """Prefix tuning composed with scaled parallel adapters."""
 
+    sized_by = "size"
     name = "mam"
     paper = "He et al. 2022, https://arxiv.org/abs/2110.04366"
     summary = "prefix tuning + scaled parallel adapters"

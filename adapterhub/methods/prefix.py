@@ -143,6 +143,7 @@ class SkippedPositions(EmbeddingModule):
 class Prefix(Method):
     """Learned keys and values in front of every attention."""
 
+    sized_by = "length"
     name = "prefix"
     paper = "Li & Liang 2021, https://arxiv.org/abs/2101.00190"
     summary = "learned keys and values in front of every attention"

@@ -52,6 +52,7 @@ class VirtualTokens(EmbeddingModule):
 class Prompt(Method):
     """Learned virtual tokens in front of the input."""
 
+    sized_by = "length"
     name = "prompt"
     paper = "Lester et al. 2021, https://arxiv.org/abs/2104.08691"
     summary = "learned virtual tokens in front of the input"

@@ -59,6 +59,7 @@ class GatedPfeiffer(Gated, Pfeiffer):
 class UniPELT(Method):
     """Gated LoRA, prefix tuning and sequential adapters."""
 
+    sized_by = "size"
     name = "unipelt"
     paper = "Mao et al. 2022, https://arxiv.org/abs/2110.07577"
     summary = "LoRA + prefix tuning + sequential adapters, each with a gate"
