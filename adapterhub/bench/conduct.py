@@ -25,7 +25,7 @@ from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.methods._spec import parse_methods
 from adapterhub.tasks import parse_task
 from adapterhub.training.defaults import run_options, steps_per_epoch
-from adapterhub.training.kernels import choose_kernels
+from adapterhub.training.kernels import KernelChoice, choose_kernels
 from adapterhub.training.loading import BackboneLoader
 from adapterhub.training.output_folder import writing
 from adapterhub.training.recipe import Recipe
@@ -94,8 +94,14 @@ def plan_study(study: Study, loader: BackboneLoader, work: Path) -> PlannedStudy
         notes += said
     for name, recipe in study.tasks().items():
         test = study.tests().get(name, study.bench.test)
+        if study.recipe.dtype is not None:  # as was chosen for the first task, or at the first time
+            recipe = replace(recipe, dtype=study.recipe.dtype, attention=study.recipe.attention)
         contexts[name], said = _context(study, recipe, test, loader)
         notes += [f"{name}: {line}" for line in said]
+        fixed = contexts[name].recipe
+        study = replace(
+            study, recipe=replace(study.recipe, dtype=fixed.dtype, attention=fixed.attention)
+        )
     groups = _groups(study, contexts)
     if study.bench.steps is None and study.bench.budget is not None:
         seconds = seconds_of(study.bench.budget)
@@ -114,7 +120,9 @@ def _context(
     specs = study.labels()
     data = read_task_data(recipe, test, study.bench.select_rows)
     usual = parse_methods(specs[study.baseline])  # type: ignore[arg-type]
-    chosen = choose_kernels(recipe, data.run, usual)
+    chosen = KernelChoice(recipe.dtype, recipe.attention)
+    if recipe.dtype is None:
+        chosen = choose_kernels(recipe, data.run, usual)
     kernels = loader.backbone(recipe, data.run, chosen).kernels
     fixed = replace(
         recipe,

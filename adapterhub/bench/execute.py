@@ -6,6 +6,7 @@ import contextlib
 import os
 import platform
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from adapterhub.bench.records import (
     predicted_rows,
 )
 from adapterhub.bench.task_data import TaskData
-from adapterhub.config.options import to_dict
+from adapterhub.config.options import is_neutral, to_dict
 from adapterhub.data.examples import sample
 from adapterhub.errors import AdapterhubError
 from adapterhub.methods._spec import dump_methods, parse_methods
@@ -67,12 +68,11 @@ class TaskContext:
 
     def key(self, cell: Cell) -> str:
         """Return the digest of a cell: neither the names nor the order of a study are in it."""
-        recipe = to_dict(self.recipe)
-        recipe = {
-            k: v for k, v in recipe.items() if k not in ("output", "name", "seed", "backbone")
-        }
+        recipe = {k: v for k, v in to_dict(self.recipe).items() if k not in _NOT_DECIDING}
         recipe["data"] = {k: v for k, v in recipe["data"].items() if k not in DATA_SOURCES}
-        recipe["method"] = list(dump_methods(parse_methods(self.specs[cell.method])))  # type: ignore[arg-type]
+        recipe = _without_neutral(recipe)
+        methods = parse_methods(self.specs[cell.method])  # type: ignore[arg-type]
+        recipe["method"] = list(dump_methods(methods))
         return cell_key(cell, [recipe, self.data.digests(), self.backbone])
 
     def recipe_of(self, cell: Cell, output: Path) -> Recipe:
@@ -139,6 +139,13 @@ def run_cell(
     )
     shutil.rmtree(output, ignore_errors=True)
     return record
+
+
+def _without_neutral(value: Any) -> Any:
+    """Leave out options that change nothing: later versions have further ones of these."""
+    if not isinstance(value, Mapping):
+        return value
+    return {k: _without_neutral(v) for k, v in value.items() if not is_neutral(v)}
 
 
 def _files_only(output: Path, recipe: Recipe) -> Reporter:

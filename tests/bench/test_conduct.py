@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from studies import facts, planned
 
+from adapterhub.bench import conduct
 from adapterhub.bench.cells import Cell
 from adapterhub.bench.conduct import (
     STUDY,
@@ -19,6 +20,7 @@ from adapterhub.bench.conduct import (
 from adapterhub.bench.records import CellRecord
 from adapterhub.bench.study import Study, read_study
 from adapterhub.errors import OutputError
+from adapterhub.training.kernels import KernelChoice
 
 
 def test_a_study_runs_every_cell_once_and_tells_of_methods_that_fail(
@@ -111,3 +113,17 @@ def test_methods_are_compared_at_the_size_of_the_baseline_as_well(
     assert any("head has 0 parameters, and no size" in note for note in plan.notes)
     again, _, _ = planned(plan.study, tmp_path)
     assert again.study.to_yaml() == plan.study.to_yaml()
+
+
+def test_the_kernels_of_the_first_time_are_kept(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = replace(study, recipe=replace(study.recipe, dtype=None))
+    first = KernelChoice("bf16", "eager", "measured")
+    monkeypatch.setattr(conduct, "choose_kernels", lambda *rest: first)
+    plan, _, _ = planned(study, tmp_path)
+    assert (plan.study.recipe.dtype, plan.study.recipe.attention) == ("bf16", "eager")
+    monkeypatch.setattr(conduct, "choose_kernels", lambda *rest: KernelChoice("fp32", None))
+    again, _, _ = planned(plan.study, tmp_path)
+    assert again.study.to_yaml() == plan.study.to_yaml()
+    assert again.contexts["train"].recipe == plan.contexts["train"].recipe

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from studies import facts, planned
 
+from adapterhub.bench import execute
 from adapterhub.bench.cells import Cell
 from adapterhub.bench.execute import reset_peak_memory, run_cell
 from adapterhub.bench.study import Study
@@ -49,3 +51,20 @@ def test_peak_memory_begins_anew() -> None:
     del block
     reset_peak_memory()
     assert peak_memory(device) < high - 100_000_000
+
+
+def test_a_new_option_that_changes_nothing_leaves_the_digest(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = planned(study, tmp_path)[0].contexts["train"]
+    cell = Cell("train", "head", 90, 8, 1e-3, 1, "final")
+    key, to_dict = context.key(cell), execute.to_dict
+
+    def with_more(obj: object) -> dict[str, object]:
+        found = to_dict(obj)
+        return {**found, "new": None, "train": {**found["train"], "newer": False, "newest": []}}
+
+    monkeypatch.setattr(execute, "to_dict", with_more)
+    assert context.key(cell) == key
+    changed = replace(context.recipe, train=replace(context.recipe.train, weight_decay=0.5))
+    assert replace(context, recipe=changed).key(cell) != key
