@@ -130,8 +130,10 @@ def test_one_seed_has_an_interval_over_rows_and_no_verdict():
     assert found[1].comparisons == 1
 
 
-def test_few_rows_have_no_verdict():
-    (found,) = compare_with(runs_of(np.zeros((3, 19))), [runs_of(np.ones((3, 19)), method="n")])
+@pytest.mark.parametrize("rows", [1, 19])
+def test_few_rows_have_no_verdict(rows):
+    study = runs_of(np.zeros((3, rows))), runs_of(np.ones((3, rows)), method="n")
+    (found,) = compare_with(study[0], study[1:])
     assert (found.value, found.low, found.verdict) == (1.0, None, "unknown")
 
 
