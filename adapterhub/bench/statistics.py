@@ -29,11 +29,10 @@ import numpy as np
 
 from adapterhub.errors import ConfigError
 from adapterhub.pages.predictions import PredictionFile
-from adapterhub.pages.row_scores import Numbers, RowScore
+from adapterhub.pages.row_scores import LARGEST, Numbers, RowScore
 
 LEVEL = 0.05
 FEWEST_ROWS = 20  # with fewer, neither a normal distribution nor a jackknife can be relied on
-_LARGEST = 1e100  # predictions files have 1e308 for infinity
 _OWN_SPREAD = 0.10  # the level of the F test that lets a method keep its own spread
 
 
@@ -149,9 +148,8 @@ def repeated_runs(
             expected="one test set for all seeds",
             offenders=[f"{len(file.rows):,} rows, sha256 {file.data[:12]}" for file in files],
         )
-    with np.errstate(all="ignore"):
-        columns = [score.columns(file.rows) for file in files]
-    finite = tuple(c for c in columns if np.abs(c).max() < _LARGEST)
+    columns = [score.columns(file.rows) for file in files]
+    finite = tuple(c for c in columns if np.abs(c).max() < LARGEST / len(c))
     failed += len(files) - len(finite)
     data = files[0].data if files else ""
     return RepeatedRuns(method, score, finite, failed, deterministic, data)

@@ -234,10 +234,12 @@ def test_seeds_with_different_test_rows_are_refused():
         ("numbers", "prediction", float("-inf")),
     ],
 )
-def test_a_seed_that_diverged_has_failed(kind, field, value):
+@pytest.mark.parametrize("metric", ["", "mse"])
+def test_a_seed_that_diverged_has_failed(kind, field, value, metric):
+    score = row_score(kind, metric if kind == "numbers" else "")
     rows = [{**row} for row in predictions(kind).rows]
     rows[1][field] = value
-    runs = repeated_runs("m", [predictions(kind), predictions(kind, rows)], row_score(kind))
+    runs = repeated_runs("m", [predictions(kind), predictions(kind, rows)], score)
     assert (runs.seeds, runs.failed) == (1, 1)
     assert np.isfinite(runs.scores).all()
 
