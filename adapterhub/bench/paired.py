@@ -81,7 +81,7 @@ class PairedComparison:
         """The smallest difference that is significant whatever the other comparisons give.
 
         That is the quantile of Student's t at 5 % / comparisons, Holm's first step, times the
-        standard error. A true difference of this size is found in every other study.
+        standard error. A true difference of this size is found in about half of all studies.
         """
         from scipy.special import stdtrit
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from adapterhub.errors import ConfigError
 from adapterhub.pages.predictions import PredictionFile
-from adapterhub.pages.row_scores import Numbers, RowScore
+from adapterhub.pages.row_scores import LARGEST, Numbers, RowScore
 
 LEVEL = 0.05
 FEWEST_ROWS = 20  # with fewer, neither a normal distribution nor a jackknife can be relied on
@@ -46,6 +46,7 @@ class RepeatedRuns:
         columns: the columns of each finished seed, (rows, columns).
         failed: how many seeds failed or diverged, which `columns` does not have.
         deterministic: no seed can change the predictions, as of a majority class or of a prompt.
+        data: the sha256 of the test data, which all methods of a study share.
     """
 
     method: str
@@ -53,6 +54,7 @@ class RepeatedRuns:
     columns: tuple[Numbers, ...]
     failed: int = 0
     deterministic: bool = False
+    data: str = ""
 
     @property
     def seeds(self) -> int:
@@ -128,6 +130,8 @@ def repeated_runs(
 ) -> RepeatedRuns:
     """Collect the predictions of a method's seeds.
 
+    A seed with a prediction or a loss that is no number, or too large for one, has failed.
+
     Args:
         method: its name in the study.
         files: the predictions of each finished seed on the test rows.
@@ -144,8 +148,11 @@ def repeated_runs(
             expected="one test set for all seeds",
             offenders=[f"{len(file.rows):,} rows, sha256 {file.data[:12]}" for file in files],
         )
-    columns = tuple(score.columns(file.rows) for file in files)
-    return RepeatedRuns(method, score, columns, failed, deterministic)
+    columns = [score.columns(file.rows) for file in files]
+    finite = tuple(c for c in columns if np.abs(c).max() < LARGEST / len(c))
+    failed += len(files) - len(finite)
+    data = files[0].data if files else ""
+    return RepeatedRuns(method, score, finite, failed, deterministic, data)
 
 
 @dataclass(frozen=True)
@@ -174,7 +181,7 @@ def seed_spreads(study: Sequence[RepeatedRuns]) -> dict[str, SeedSpread]:
     A method keeps its own S if it is larger than that of the others by an F test at 10 %. The
     pool has the degrees of freedom of all methods, sum of J - 1.
     """
-    repeated = [runs for runs in study if runs.is_repeated]
+    repeated = [runs for runs in study if runs.is_repeated and runs.rows >= FEWEST_ROWS]
     freedom = np.array([runs.seeds - 1.0 for runs in repeated])
     noise = np.array([runs.noise_variance for runs in repeated])
     own = np.array([runs.scores.var(ddof=1) for runs in repeated])
@@ -297,12 +304,15 @@ def check_study(study: Sequence[RepeatedRuns]) -> None:
         ConfigError: two have one name, different scores, or different test rows.
     """
     names, scores = {runs.method for runs in study}, {runs.score.name for runs in study}
-    rows = {len(columns) for runs in study for columns in runs.columns}
+    rows = {(runs.data, len(columns)) for runs in study for columns in runs.columns}
     if len(names) < len(study) or len(scores) > 1 or len(rows) > 1:
         raise ConfigError(
             "these methods cannot be compared",
             expected="methods with different names, one score and the same test rows",
-            offenders=[f"{runs.method}: {runs.score.name}, {runs.rows:,} rows" for runs in study],
+            offenders=[
+                f"{runs.method}: {runs.score.name}, {runs.rows:,} rows, sha256 {runs.data[:12]}"
+                for runs in study
+            ],
         )
 
 

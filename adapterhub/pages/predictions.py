@@ -163,7 +163,10 @@ def _check_sets(row: Outcome, number: int) -> None:
 
 
 def _json_ready(value: Any) -> Any:
-    """Cut long texts, and replace NaN and infinity, which JSON lacks, by the largest numbers."""
+    """Cut long texts, and replace NaN and infinity, which JSON lacks, by the largest numbers.
+
+    NaN becomes the largest positive number: a loss of 0 would be the best.
+    """
     if isinstance(value, Mapping):
         return {key: _json_ready(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -171,5 +174,5 @@ def _json_ready(value: Any) -> Any:
     if isinstance(value, str):
         return value if len(value) <= _MOST_TEXT else f"{value[:_MOST_TEXT]}..."
     if isinstance(value, float) and not math.isfinite(value):
-        return 0.0 if math.isnan(value) else math.copysign(1e308, value)
+        return math.copysign(1e308, 1.0 if math.isnan(value) else value)
     return value

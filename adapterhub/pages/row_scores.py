@@ -19,6 +19,7 @@ from adapterhub.files.manifest import LOWER_IS_BETTER
 
 Numbers = NDArray[np.float64]
 Outcome = Mapping[str, Any]
+LARGEST = 1e60  # of a number: the fourth power of it, times the rows, is finite
 
 
 @dataclass(frozen=True)
@@ -153,9 +154,26 @@ def _class_columns(rows: Sequence[Outcome]) -> Numbers:
     return np.concatenate([true * given, true, given], axis=1)
 
 
+def _numbers(rows: Sequence[Outcome], *names: str) -> Numbers:
+    """Return these fields, (rows, fields), at most `LARGEST`, which also stands for NaN."""
+    fields = np.array([[row[name] for name in names] for row in rows], dtype=float)
+    limited: Numbers = np.nan_to_num(fields, nan=LARGEST).clip(-LARGEST, LARGEST)
+    return limited
+
+
+def _square_columns(rows: Sequence[Outcome]) -> Numbers:
+    label, prediction = _numbers(rows, "label", "prediction").T
+    return np.stack([(label - prediction) ** 2, np.ones(len(rows))], axis=1)
+
+
+def _loss_columns(rows: Sequence[Outcome]) -> Numbers:
+    loss, tokens = _numbers(rows, "loss", "tokens").T
+    return np.stack([loss * tokens, tokens], axis=1)
+
+
 def _number_columns(rows: Sequence[Outcome]) -> Numbers:
     """Return the moments of both numbers, around their means: large numbers lose no digits."""
-    pairs = np.array([[row["label"], row["prediction"]] for row in rows], dtype=float)
+    pairs = _numbers(rows, "label", "prediction")
     x, y = (pairs - pairs.mean(0)).T
     return np.stack([np.ones(len(x)), x, y, x * x, y * y, x * y], axis=1)
 
@@ -178,8 +196,6 @@ def _rouge_columns(name: str, rows: Sequence[Outcome]) -> Numbers:
 
 _ACCURACY = RowScore("accuracy", _each(_right), _mean)
 _TEXT_SCORE = _each(lambda row: [row["score"], 1.0])
-_LOSS = _each(lambda row: [row["loss"] * row["tokens"], row["tokens"]])
-_SQUARE = _each(lambda row: [(row["label"] - row["prediction"]) ** 2, 1.0])
 _SCORES: dict[str, tuple[RowScore, ...]] = {
     "classes": (
         _ACCURACY,
@@ -193,7 +209,7 @@ _SCORES: dict[str, tuple[RowScore, ...]] = {
     ),
     "numbers": (
         RowScore("pearson", _number_columns, _pearson, low=-1.0),
-        RowScore("mse", _SQUARE, _mean, high=np.inf),
+        RowScore("mse", _square_columns, _mean, high=np.inf),
     ),
     "spans": (RowScore("f1", _each(_span_columns), _f1),),
     "texts": (
@@ -206,5 +222,5 @@ _SCORES: dict[str, tuple[RowScore, ...]] = {
             for name in ("rouge1", "rouge2", "rougeL", "rougeLsum")
         ),
     ),
-    "losses": (RowScore("loss", _LOSS, _mean, high=np.inf),),
+    "losses": (RowScore("loss", _loss_columns, _mean, high=np.inf),),
 }

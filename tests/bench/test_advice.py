@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from planted_truth import Truth
 
 from adapterhub.bench.advice import MethodCost, cost_texts, recommend
@@ -124,6 +126,18 @@ def test_a_lower_loss_is_recommended():
     assert found.method == "bitfit"
     assert "less than about 0." in found.unknown[-1]
     assert " loss cannot be seen." in found.unknown[-1]
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**20), st.permutations(range(4)))
+def test_the_order_of_the_methods_changes_nothing(number, order):
+    truth = Truth("accuracy", LEVELS, rows=100)
+    study = truth.study(np.random.default_rng(number))
+    study = [replace(runs, method=name) for runs, name in zip(study, NAMES, strict=True)]
+    assume(len({runs.scores.mean() for runs in study}) == 4)
+    first, second = (recommend(each, COSTS) for each in (study, [study[i] for i in order]))
+    assert (second.method, second.best) == (first.method, first.best)
+    assert set(second.tied) == set(first.tied)
 
 
 def test_costs_in_words():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted_truth import PREDICTIONS, Truth
-from scipy.stats import ttest_ind, ttest_rel
+from scipy.stats import t, ttest_ind, ttest_rel
 
 from adapterhub.bench.paired import compare_all_pairs, compare_with, compare_with_best, holm
 from adapterhub.bench.statistics import RepeatedRuns
@@ -99,6 +99,18 @@ def test_a_planted_difference_has_its_verdict():
     assert best == {"m0": "worse", "m2": "worse", "m3": "worse"}
 
 
+def test_the_smallest_difference_is_that_of_holms_first_step():
+    study = small_study()
+    found = compare_with(study[0], study[1:])
+    for pair in found:
+        assert pair.high - pair.value == pytest.approx(t.ppf(0.975, pair.freedom) * pair.error)
+        assert pair.p == pytest.approx(2 * t.sf(abs(pair.value) / pair.error, pair.freedom))
+        at_it = 2 * t.sf(pair.smallest / pair.error, pair.freedom)
+        assert holm([at_it, 1.0])[0] == pytest.approx(0.05)
+    alone = replace(study[1], columns=study[1].columns[:1])
+    assert compare_with(study[0], [alone])[0].smallest is None
+
+
 def test_a_lower_loss_is_better():
     study = small_study("loss", levels=(0.7, 0.4, 0.7), rows=300)
     found = compare_with(study[0], study[1:])
@@ -130,8 +142,10 @@ def test_one_seed_has_an_interval_over_rows_and_no_verdict():
     assert found[1].comparisons == 1
 
 
-def test_few_rows_have_no_verdict():
-    (found,) = compare_with(runs_of(np.zeros((3, 19))), [runs_of(np.ones((3, 19)), method="n")])
+@pytest.mark.parametrize("rows", [1, 19])
+def test_few_rows_have_no_verdict(rows):
+    study = runs_of(np.zeros((3, rows))), runs_of(np.ones((3, rows)), method="n")
+    (found,) = compare_with(study[0], study[1:])
     assert (found.value, found.low, found.verdict) == (1.0, None, "unknown")
 
 

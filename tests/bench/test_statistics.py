@@ -187,10 +187,11 @@ def test_a_deterministic_method_needs_no_seeds():
     assert found.low < 0.6 < found.high
 
 
-def test_few_rows_have_no_interval():
-    (found,) = estimate_all([runs_of(np.eye(3, 19))])
+@pytest.mark.parametrize("rows", [1, 2, 19])
+def test_few_rows_have_no_interval(rows):
+    (found,) = estimate_all([runs_of(np.ones((3, 1)) * (np.arange(rows) < 1))])
     assert (found.low, found.high, found.covers_seeds) == (None, None, False)
-    assert found.value == pytest.approx(1 / 19)
+    assert found.value == pytest.approx(1 / rows)
 
 
 def test_failed_seeds_are_counted():
@@ -225,10 +226,30 @@ def test_seeds_with_different_test_rows_are_refused():
 
 
 @pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        ("losses", "loss", 1e308),
+        ("losses", "loss", float("nan")),
+        ("numbers", "prediction", 1e308),
+        ("numbers", "prediction", float("-inf")),
+    ],
+)
+@pytest.mark.parametrize("metric", ["", "mse"])
+def test_a_seed_that_diverged_has_failed(kind, field, value, metric):
+    score = row_score(kind, metric if kind == "numbers" else "")
+    rows = [{**row} for row in predictions(kind).rows]
+    rows[1][field] = value
+    runs = repeated_runs("m", [predictions(kind), predictions(kind, rows)], score)
+    assert (runs.seeds, runs.failed) == (1, 1)
+    assert np.isfinite(runs.scores).all()
+
+
+@pytest.mark.parametrize(
     "other",
     [
         runs_of(np.eye(3, 31), method="n"),
         runs_of(np.eye(3, 30)),
+        runs_of(np.eye(3, 30), method="n", data="other"),
         small_study("loss", rows=30)[0],
     ],
 )

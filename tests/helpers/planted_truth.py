@@ -4,7 +4,7 @@ The latent score of method m, seed s on row k is normal:
 
     mean of m + seed effect (m, s) + difficulty (k) + taste (m, k) + noise (m, s, k)
 
-Difficulty, taste and noise have 60, 15 and 25 % of the variance within a seed.
+By default, difficulty, taste and noise have 60, 15 and 25 % of the variance within a seed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from adapterhub.bench.statistics import RepeatedRuns
 from adapterhub.pages.row_scores import row_score
 
 PREDICTIONS = {"accuracy": "classes", "f1": "spans", "pearson": "numbers", "loss": "losses"}
-_SHARES = 0.60, 0.15, 0.25
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(40)
 
 
@@ -32,6 +31,7 @@ class Truth:
         rows: the number of test rows.
         seeds: the seeds of each method.
         sd: the standard deviation of a level over seeds, in hundredths; repeated over the methods.
+        shares: the shares of difficulty, taste and noise in the variance within a seed.
     """
 
     kind: str
@@ -39,6 +39,7 @@ class Truth:
     rows: int = 500
     seeds: int = 3
     sd: tuple[float, ...] = (1.0,)
+    shares: tuple[float, float, float] = (0.60, 0.15, 0.25)
 
     @property
     def spread(self) -> np.ndarray:
@@ -80,7 +81,7 @@ def _noise(truth: Truth, random: np.random.Generator) -> np.ndarray:
     """Draw difficulty, taste and noise, (methods, seeds, rows)."""
     methods, seeds, rows = len(truth.levels), truth.seeds, truth.rows
     sizes = (1, 1, rows), (methods, 1, rows), (methods, seeds, rows)
-    parts = zip(_SHARES, sizes, strict=True)
+    parts = zip(truth.shares, sizes, strict=True)
     return sum(np.sqrt(share) * random.normal(size=size) for share, size in parts)
 
 

@@ -56,6 +56,7 @@ def test_long_texts_are_cut_and_numbers_are_json():
     file = outcomes_of(parse_task("regression"), examples, [Number(math.nan)], (), 1)
     assert file is not None
     assert len(file.rows[0]["texts"][0]) < 5000
+    assert file.rows[0]["prediction"] == 1e308
     for line in file.to_bytes().splitlines():
         json.loads(line, parse_constant=pytest.fail)
 

@@ -120,3 +120,12 @@ def test_the_loss_is_weighted_by_tokens():
     second = [{"loss": 1.0, "tokens": 1}, {"loss": 1.0, "tokens": 3}]
     found = difference(predictions("losses", first), predictions("losses", second))
     assert found.value == pytest.approx(1.0 - 2.5)
+
+
+@pytest.mark.parametrize(("kind", "field"), [("losses", "loss"), ("numbers", "prediction")])
+def test_a_run_that_diverged_differs_by_a_finite_number(kind, field):
+    rows = [dict(row) for row in ROWS[kind]]
+    rows[1][field] = rows[2][field] = 1e308  # infinity, in a predictions file
+    found = difference(predictions(kind), predictions(kind, rows))
+    assert np.isfinite([found.value, found.low, found.high]).all()
+    assert found.value > 1e50 if kind == "losses" else -2 <= found.value < 0
