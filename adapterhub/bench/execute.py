@@ -66,6 +66,11 @@ class TaskContext:
     specs: dict[str, object]
     backbone: str
 
+    @property
+    def metric(self) -> str:
+        """The metric that selects, and that is compared."""
+        return self.recipe.train.best_metric or self.data.run.task.main_metric
+
     def key(self, cell: Cell) -> str:
         """Return the digest of a cell: neither the names nor the order of a study are in it."""
         recipe = {k: v for k, v in to_dict(self.recipe).items() if k not in _NOT_DECIDING}
@@ -133,7 +138,7 @@ def run_cell(
         key,
         cell,
         status,
-        metric=context.data.run.task.main_metric,
+        metric=context.metric,
         origin=_origin(context),
         **found,
     )

@@ -127,3 +127,13 @@ def test_the_kernels_of_the_first_time_are_kept(
     again, _, _ = planned(plan.study, tmp_path)
     assert again.study.to_yaml() == plan.study.to_yaml()
     assert again.contexts["train"].recipe == plan.contexts["train"].recipe
+
+
+def test_the_metric_that_selects_is_the_one_that_is_recorded(study: Study, tmp_path: Path) -> None:
+    recipe = replace(study.recipe, train=replace(study.recipe.train, best_metric="matthews"))
+    bench = replace(study.bench, methods=("head",), rates=1, seeds=1)
+    plan, folder, engine = planned(replace(study, recipe=recipe, bench=bench), tmp_path)
+    (record,) = run_study(plan, folder, engine).records
+    assert record.metric == "matthews"
+    assert record.curve[-1].score == pytest.approx(record.selected["matthews"], abs=1)
+    assert "matthews" in record.tested
