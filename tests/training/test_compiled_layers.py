@@ -34,6 +34,7 @@ ALL = [(m, ARCHITECTURE) for m in sorted(METHODS)] + [
 ]
 CELLS = ALL if tiny_models.FULL_MATRIX else SOME
 ON = RunOptions(compile=True)
+full_matrix = pytest.mark.skipif(not tiny_models.FULL_MATRIX, reason="the full matrix: minutes")
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 
 
@@ -136,7 +137,7 @@ def test_a_step_is_the_same_for_batches_of_all_sizes(
     torch.testing.assert_close(step(adapter, batches[0]), expected[0])
 
 
-@pytest.mark.skipif(not tiny_models.FULL_MATRIX, reason="the full matrix: a minute")
+@full_matrix
 @pytest.mark.parametrize("method", ["lora(dropout=0.5)", "bitfit"])
 def test_generated_code_computes_the_same(method: str) -> None:
     adapter = attached(method, "bert")
@@ -259,6 +260,31 @@ def test_a_run_resumes_to_the_same_bytes(recipe: Recipe, graphs: list[Any]) -> N
     run(plain, Notes())
     assert count == len(graphs), "the compilation is shared, and a plain run has none"
     assert adapter_bytes(plain) == adapter_bytes(whole)
+
+
+@full_matrix
+def test_generated_code_resumes_to_the_same_bytes(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The code that is generated depends on sizes: a resumed run must not begin with others."""
+
+    def new_process(number: int) -> None:
+        torch._dynamo.reset()
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / f"cache{number}"))
+
+    recipe = replace(recipe, data=replace(recipe.data, eval="none"))
+    options: dict[str, Any] = {"save_every": 5, "max_steps": 12, "mixed_precision": "bf16"}
+    whole, cut = changed(recipe, "whole", **options), changed(recipe, "cut", **options)
+    new_process(0)
+    notes = Notes()
+    run(whole, notes)
+    assert len(notes.about_layers()) == 1
+    new_process(1)
+    with pytest.raises(KeyboardInterrupt):
+        run(cut, Notes(5))
+    new_process(2)
+    run(cut, Notes(), resume=True)
+    assert adapter_bytes(cut) == adapter_bytes(whole)
 
 
 def test_layers_that_are_replayed_are_not_compiled(recipe: Recipe, graphs: list[Any]) -> None:
