@@ -255,11 +255,11 @@ def with_and_without_padding(batch: Batch) -> list[Batch]:
     A mask that hides nothing is left out by transformers, and layers are compiled without it.
     """
     mask = batch.get("attention_mask")
-    if mask is None or mask.ndim != 2 or mask.shape[1] < 2:
+    if mask is None or mask.ndim > 3 or mask.shape[-1] < 2:  # 3: the choices of multiple choice
         return [batch]
     full = torch.ones_like(mask)
     padded = full.clone()
-    padded[0, -1] = 0
+    padded[0, ..., -1] = 0
     return [{**batch, "attention_mask": each} for each in (full, padded)]
 
 
