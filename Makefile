@@ -78,7 +78,9 @@ bench-speed: venv
 	$(PY) benchmarks/speed/lifecycle.py --threads 2 --clock wall --output $(SPEED)/lifecycle.json
 	$(PY) benchmarks/speed/startup.py $(MINILM) --threads 2 --output $(SPEED)/startup.json
 	$(PY) benchmarks/speed/frozen_cache.py --output $(SPEED)/frozen_cache.json
+	$(PY) benchmarks/speed/compile.py --threads 2 --clock wall --output $(SPEED)/compile.json
 	$(if $(ADAPTERS),$(PY) benchmarks/speed/steps.py --adapters $(ADAPTERS) --output $(SPEED)/steps.json)
+	$(PY) benchmarks/speed/plot.py
 
 lint: venv
 	$(PY) -m ruff check .

@@ -16,6 +16,7 @@ import pytest
 import quantized
 import real
 import tables
+from speed import plot
 
 from adapterhub.training.defaults import TABLE
 
@@ -64,6 +65,11 @@ def test_tables_are_complete(page, marker, rows):
 def test_pictures_are_as_their_script_draws_them():
     for name, drawn in pictures.files().items():
         assert text(f"docs/assets/{name}") == drawn, "python scripts/pictures.py draws them"
+
+
+def test_the_plot_of_the_speed_records_is_as_its_script_draws_it():
+    for name, drawn in plot.files().items():
+        assert text(f"docs/assets/{name}") == drawn, "python benchmarks/speed/plot.py draws it"
 
 
 def test_every_concept_has_a_picture_for_light_and_for_dark_pages():

@@ -214,6 +214,22 @@ class StackReplay:
         self._watch: _Watch | None = None
         self._call: _Watch | _Replay | None = None
         self._poison = False
+        self._forwards: dict[int, Any] = {}  # by number of a wrapped layer: its own attribute
+
+    def wrap(self) -> None:
+        """Call `forward` in place of the forward of each layer."""
+        for number, layer in enumerate(self.layers):
+            if number not in self._forwards:
+                self._forwards[number] = vars(layer).get("forward")
+                layer.forward = partial(self.forward, number, layer.forward)
+
+    def unwrap(self, first: int = 0) -> None:
+        """Restore the forward of the layers from a number on."""
+        for number in sorted((n for n in self._forwards if n >= first), reverse=True):
+            layer, forward = self.layers[number], self._forwards.pop(number)
+            del layer.forward
+            if forward is not None:
+                layer.forward = forward
 
     def watch(
         self, run: Callable[[], Any], until: int | None = None
@@ -297,19 +313,14 @@ def replayable(anatomy: Anatomy, stack: str) -> Iterator[StackReplay]:
         stack: the name of the stack.
     """
     replay = StackReplay(anatomy, stack)
-    before = [vars(layer).get("forward") for layer in replay.layers]
     handles: list[Removable] = [
         replay.root.register_forward_pre_hook(replay.begin, with_kwargs=True),
         replay.root.register_forward_hook(replay.end, always_call=True),
     ]
-    for number, layer in enumerate(replay.layers):
-        layer.forward = partial(replay.forward, number, layer.forward)
+    replay.wrap()
     try:
         yield replay
     finally:
         for handle in handles:
             handle.remove()
-        for layer, forward in zip(replay.layers, before, strict=True):
-            del layer.forward
-            if forward is not None:
-                layer.forward = forward
+        replay.unwrap()

@@ -150,6 +150,21 @@ def histogram_chart(values: Sequence[float], x: str, *, centre: float | None = N
 
 def _svg(draw: Callable[[Any], None]) -> str:
     """Draw a chart and return its SVG element."""
+
+    def fill(figure: Any) -> None:
+        figure.subplots_adjust(**_MARGINS)
+        draw(figure.add_subplot())
+
+    return figure_svg(fill, _SIZE)
+
+
+def figure_svg(fill: Callable[[Any], None], size: tuple[float, float]) -> str:
+    """Return the SVG element of a figure, with the variables of `COLOURS`.
+
+    Args:
+        fill: draws on a figure of matplotlib.
+        size: its width and height in inches.
+    """
     from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -158,10 +173,9 @@ def _svg(draw: Callable[[Any], None]) -> str:
     # does not matter: the browser's are shown.
     with rc_context(_STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        figure = Figure(figsize=_SIZE)
-        figure.subplots_adjust(**_MARGINS)
+        figure = Figure(figsize=size)
         FigureCanvasSVG(figure)
-        draw(figure.add_subplot())
+        fill(figure)
         file = io.StringIO()
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     return _themed(file.getvalue())

@@ -46,6 +46,7 @@ MAX_PROGRESS_BYTES = 256 << 20  # the metrics of a million evaluations
 TENSORS, TRAINING, PROGRESS = "tensors.safetensors", "training.pt", "progress.json"
 BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError,
           pickle.UnpicklingError, SafetensorError, UnreadableError)  # fmt: skip
+_NEUTRAL = (None, "null", "false")  # values of a new option that change nothing
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ def copy_tensors(live: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Ten
 
 
 def same_record(saved: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
-    """Compare as JSON: NaN equals NaN, and null a setting that older versions do not have."""
+    """Compare as JSON: NaN equals NaN, and null or false what older versions do not have."""
     return not _differing(saved, current)
 
 
@@ -278,8 +279,15 @@ def _differing(saved: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str
     return {
         name: (before.get(name, "nothing"), now.get(name, "nothing"))
         for name in before.keys() | now.keys()
-        if before.get(name, "null") != now.get(name, "null")
+        if not _same(before.get(name), now.get(name))
     }
+
+
+def _same(before: str | None, now: str | None) -> bool:
+    """Return whether two settings are equal; None: the version had none of that name."""
+    if before is None or now is None:
+        return before in _NEUTRAL and now in _NEUTRAL
+    return before == now
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:

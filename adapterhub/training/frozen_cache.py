@@ -141,8 +141,9 @@ class FrozenCache:
     def enter(self) -> None:
         """Find out what is frozen now, record it, and replay it from now on."""
         if self.refused or not self.rows:
-            return
+            return self.replay.unwrap()
         self.replay.plan, self.replay.recorded = None, []
+        self.replay.wrap()
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             plan = self._plan()
@@ -152,6 +153,8 @@ class FrozenCache:
         if self.replay.plan is None:
             for each in self.rows:
                 each.recorded = None  # frees the memory
+        # The others compute as ever, also compiled.
+        self.replay.unwrap(self.replay.plan.below if self.replay.plan else 0)
 
     def _plan(self) -> ReplayPlan | None:
         """Return what can be replayed; None if nothing is frozen, or replay changes outputs."""

@@ -53,6 +53,9 @@ class TrainOptions:
     gradient_checkpointing: bool = option(
         False, "recompute activations in the backward pass: less memory, more time"
     )
+    compile: bool = option(
+        False, "compile the layers of the backbone with torch.compile: worth it in long runs"
+    )
     eval_every: Literal["epoch"] | int | None = option(
         None, "evaluate every epoch or every N steps (null: five to ten times in the run)"
     )

@@ -22,6 +22,7 @@ ALIASES = {
     "save_steps": "train.save_every",
     "eval_steps": "train.eval_every",
     "early_stopping_patience": "train.patience",
+    "torch_compile": "train.compile",
     "train_file": "data.train",
     "validation_file": "data.eval",
     "text_column": "data.text",

@@ -21,7 +21,8 @@ from adapterhub.methods._spec import dump_methods, parse_methods
 from adapterhub.tasks import dump_task, parse_task
 from adapterhub.training import checkpoint, loop, stages
 from adapterhub.training.batching import LazyBatches, batch_order
-from adapterhub.training.engine import model_loss
+from adapterhub.training.compiled_layers import TriedBatch, compiled_layers
+from adapterhub.training.engine import LossOfBatch, model_loss
 from adapterhub.training.frozen_cache import frozen_cache
 from adapterhub.training.kernels import KernelChoice
 from adapterhub.training.loading import BackboneLoader
@@ -191,12 +192,17 @@ def _train(
             record.clear()
         return data.task.evaluate(prepared.model, evaluation, batch_size, record)
 
-    with frozen_cache(prepared, reporter.note) as entered:
+    loss, options = data.task.loss(prepared.train) or model_loss, prepared.options
+    batches, tell = partial(_tried, prepared, loss), reporter.note
+    with (
+        frozen_cache(prepared, tell) as cached,
+        compiled_layers(prepared.adapter, options, batches, tell, cached) as entered,
+    ):
         return loop.train(
             AdapterTrainee(prepared.adapter),
             lambda epoch: _batches(prepared, epoch),
             None if evaluation is None else evaluate,
-            prepared.options,
+            options,
             output=Path(recipe.output),
             seed=recipe.seed,
             main_metric=data.task.main_metric,
@@ -204,9 +210,16 @@ def _train(
             run=_record(prepared),
             reporter=Several([reporter, page]) if page else reporter,
             checked=checked,
-            loss=data.task.loss(prepared.train) or model_loss,
+            loss=loss,
             entered=entered,
         )
+
+
+def _tried(prepared: PreparedRun, loss: LossOfBatch) -> TriedBatch:
+    """Return what compiled layers are tried on: the first rows, also in a resumed run."""
+    evaluation = prepared.evaluation
+    few = None if evaluation is None else evaluation.batch(range(min(8, len(evaluation.rows))))
+    return TriedBatch(_batches(prepared, 0)[0], few, loss)
 
 
 def _record(prepared: PreparedRun) -> dict[str, Any]:
