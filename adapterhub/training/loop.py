@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from adapterhub.status import doing, showing
 from adapterhub.training import checkpoint
 from adapterhub.training.batching import BatchList
 from adapterhub.training.clock import RunClock
-from adapterhub.training.engine import Engine, LossOfBatch, model_loss
+from adapterhub.training.engine import Engine, LossOfBatch, MicroBatch, model_loss
 from adapterhub.training.gradient_checkpointing import CheckpointedLayers, recompute
 from adapterhub.training.lengthening import check_length, total_steps, without_length
 from adapterhub.training.options import REPORTS, RunOptions
@@ -104,19 +105,26 @@ def train(
         TrainingError: a loss is not finite, tensors get no gradient, memory is exhausted, or a
             signal stopped the run, after its state was saved.
     """
-    engine = Engine(trainee, options, loss)
-    fixed = {**run, "train": _fixed(options), "seed": seed, "processes": engine.world}
-    session = _Session(engine, evaluate, output, main_metric, fixed)
-    session.reporter = reporter if engine.accelerator.is_main_process else Reporter()
-    session.checked, session.entered = checked, entered
-    set_seed(seed, device_specific=True)
-    saved = session.load_saved(resume)
+    session = TrainingSession(
+        trainee,
+        batches,
+        evaluate,
+        options,
+        output=output,
+        seed=seed,
+        main_metric=main_metric,
+        resume=resume,
+        run=run,
+        reporter=reporter,
+        checked=checked,
+        loss=loss,
+        entered=entered,
+    )
+    session.load()
     try:
-        with (
-            catch_stop_signals() as session.stop,
-            recompute(trainee.model, options.gradient_checkpointing) as session.layers,
-        ):
-            session.train(batches, saved)
+        with catch_stop_signals() as stop, session.training(stop) as needed:
+            for part in needed:
+                session.engine.compute(part)
         return session.finish()
     finally:
         session.reporter.close()
@@ -127,33 +135,90 @@ def _fixed(options: RunOptions) -> dict[str, Any]:
     return {k: v for k, v in dataclasses.asdict(options).items() if k not in REPORTS}
 
 
-class _Session:
-    """One session of a run: the state that `train` keeps between steps."""
+class TrainingSession:
+    """One session of a run: the state that is kept between steps.
+
+    It is trained from outside: `training` yields the micro-batches whose gradients it needs.
+
+    Args:
+        trainee: as those of `train`, which trains one session alone.
+        batches: returns the batches of an epoch.
+        evaluate: returns the metrics.
+        options: the training options.
+        output: the folder for checkpoints.
+        seed: the seed of dropout.
+        main_metric: the metric that selects the best tensors.
+        resume: continue from the last checkpoint, if there is one.
+        run: the description of the run.
+        reporter: where progress is reported.
+        checked: called when all checks have passed.
+        loss: computes the loss of a batch.
+        entered: called when other tensors train.
+    """
 
     stop: StopRequest
-    layers: CheckpointedLayers | None
-    reporter: Reporter
-    checked: Callable[[], None]
-    entered: Callable[[], None]
+    layers: CheckpointedLayers | None = None
     clock: RunClock
     total: int
 
     def __init__(
         self,
-        engine: Engine,
+        trainee: Trainee,
+        batches: Callable[[int], BatchList],
         evaluate: Callable[[], Mapping[str, float]] | None,
+        options: RunOptions,
+        *,
         output: Path,
+        seed: int,
         main_metric: str,
-        run: dict[str, Any],
+        resume: bool,
+        run: Mapping[str, Any],
+        reporter: Reporter,
+        checked: Callable[[], None] = lambda: None,
+        loss: LossOfBatch = model_loss,
+        entered: Callable[[], None] = lambda: None,
     ) -> None:
-        self.engine, self.trainee, self.options = engine, engine.trainee, engine.options
-        self.evaluate, self.run = evaluate, run
-        self.metric = self.options.best_metric or main_metric
+        self.engine = Engine(trainee, options, loss)
+        self.trainee, self.batches, self.evaluate = trainee, batches, evaluate
+        self.options, self.seed, self.resume = options, seed, resume
+        self.checked, self.entered = checked, entered
+        self.run = {
+            **run,
+            "train": _fixed(options),
+            "seed": seed,
+            "processes": self.engine.world,
+        }
+        self.metric = options.best_metric or main_metric
+        self.reporter = reporter if self.engine.accelerator.is_main_process else Reporter()
         self.last = checkpoint.folder_of(output, "last")
         self.best = checkpoint.folder_of(output, "best")
         self.progress = RunProgress()
+        self.saved: checkpoint.State | None = None
 
-    def load_saved(self, resume: bool) -> checkpoint.State | None:
+    def load(self) -> None:
+        """Set the seed, and load tensors and progress of the last checkpoint, if there is one.
+
+        Raises:
+            ConfigError: the checkpoint is of another run.
+            FileError: a checkpoint is broken.
+            OutputError: there is a checkpoint, and the run is not resumed.
+        """
+        set_seed(self.seed, device_specific=True)
+        self.saved = self._load_saved(self.resume)
+
+    @contextmanager
+    def training(self, stop: StopRequest) -> Iterator[Iterator[MicroBatch]]:
+        """Let the session train inside, until it is finished or requested to stop.
+
+        Yields:
+            The micro-batches whose gradients the session needs: it goes on when they are there.
+        """
+        self.stop = stop
+        enabled = self.options.gradient_checkpointing
+        with recompute(self.trainee.model, enabled) as self.layers:
+            yield self._train()
+
+    def _load_saved(self, resume: bool) -> checkpoint.State | None:
         """Load tensors and progress of the last checkpoint, if there is one, and return it."""
         if not checkpoint.exists(self.last):
             return None
@@ -192,14 +257,14 @@ class _Session:
             )
         return best
 
-    def train(self, batches: Callable[[int], BatchList], saved: checkpoint.State | None) -> None:
+    def _train(self) -> Iterator[MicroBatch]:
         """Train until the run is finished."""
-        epoch = batches(self.progress.epoch)
-        self._begin(epoch, saved)
+        epoch = self.batches(self.progress.epoch)
+        self._begin(epoch, self.saved)
         while not self.progress.finished:
-            self._train_epoch(epoch)
+            yield from self._train_epoch(epoch)
             if not self.progress.finished:
-                epoch = batches(self.progress.epoch)
+                epoch = self.batches(self.progress.epoch)
 
     def _begin(self, epoch: BatchList, saved: checkpoint.State | None) -> None:
         """Start or resume; all epochs are as long as `epoch`."""
@@ -248,12 +313,12 @@ class _Session:
             raise checkpoint.broken(self.last, str(error)) from error
         return saved.training
 
-    def _train_epoch(self, epoch: BatchList) -> None:
+    def _train_epoch(self, epoch: BatchList) -> Iterator[MicroBatch]:
         """Train on the rest of one epoch, from `progress.batch` on."""
         progress, per_step = self.progress, self.engine.per_step
         for start in range(progress.batch, len(epoch), per_step):
             window = range(start, min(start + per_step, len(epoch)))
-            examples, tokens = self.engine.step(epoch, window)
+            examples, tokens = yield from self.engine.step(epoch, window)
             progress.examples += examples
             progress.tokens += tokens
             epoch_ended = progress.advance(window.stop, len(epoch))

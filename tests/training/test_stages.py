@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,13 +100,13 @@ class Watch:
         self.moved: list[set[str]] = []
         original_step = Engine.step
 
-        def step(engine: Engine, *args: Any) -> int:
+        def step(engine: Engine, *args: Any) -> Generator[Any, None, Any]:
             before = {name: t.detach().clone() for name, t in adapter.tensors().items()}
             names = {id(t): name for name, t in adapter.tensors().items()}
             self.rates.append(
                 {names[id(p)]: g["lr"] for g in engine.optimizer.param_groups for p in g["params"]}
             )
-            examples = original_step(engine, *args)
+            examples = yield from original_step(engine, *args)
             now = adapter.tensors()
             self.moved.append({name for name in now if not torch.equal(now[name], before[name])})
             return examples
