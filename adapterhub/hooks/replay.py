@@ -210,6 +210,7 @@ class StackReplay:
         self.batch_dim = anatomy.family.batch_dim
         self.plan: ReplayPlan | None = None
         self.recorded: list[Recorded] = []
+        self.applies: Callable[[], bool] = lambda: True  # whether a call may be replayed
         self.rows: StackRows | None = None
         self._watch: _Watch | None = None
         self._call: _Watch | _Replay | None = None
@@ -261,7 +262,8 @@ class StackReplay:
     def begin(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Choose what the layers do in this call: a pre-hook of the stack."""
         self._call = self._watch
-        if self._watch is None and (self.plan is None or not self.recorded):
+        replays = self.plan is not None and self.recorded and self.applies()
+        if self._watch is None and not replays:
             return
         self.rows = stack_rows(dict(zip(self.names, args, strict=False)) | kwargs)
         if self._watch is None:

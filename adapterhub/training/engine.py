@@ -102,9 +102,7 @@ class Engine:
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, multiplier)
         self.prepared = self.accelerator.prepare_optimizer(self.optimizer, device_placement=False)
 
-    def step(
-        self, epoch: BatchList, window: range
-    ) -> Generator[MicroBatch, None, tuple[int, int]]:
+    def step(self, epoch: BatchList, window: range) -> Generator[MicroBatch, None, tuple[int, int]]:
         """Take one optimizer step on the batches `window` of an epoch.
 
         Yields:

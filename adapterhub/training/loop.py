@@ -62,64 +62,18 @@ class TrainingResult:
     metric: str = ""
 
 
-def train(
-    trainee: Trainee,
-    batches: Callable[[int], BatchList],
-    evaluate: Callable[[], Mapping[str, float]] | None,
-    options: RunOptions,
-    *,
-    output: Path,
-    seed: int,
-    main_metric: str,
-    resume: bool,
-    run: Mapping[str, Any],
-    reporter: Reporter,
-    checked: Callable[[], None] = lambda: None,
-    loss: LossOfBatch = model_loss,
-    entered: Callable[[], None] = lambda: None,
-) -> TrainingResult:
+def train(session: TrainingSession) -> TrainingResult:
     """Train on the device of the trained tensors; at the end these are the best tensors.
 
     A run that is refused writes nothing: all checks come first.
 
-    Args:
-        trainee: the model and its trained tensors.
-        batches: returns the batches of an epoch.
-        evaluate: returns the metrics; called in evaluation mode, without gradients. Without it,
-            the last tensors are the result.
-        options: the training options.
-        output: the folder for checkpoints.
-        seed: the seed of dropout.
-        main_metric: the metric that selects the best tensors, unless the options name one.
-        resume: continue from the last checkpoint, if there is one.
-        run: the description of the run (recipe, data hash); that of a checkpoint must be equal.
-        reporter: where progress is reported.
-        checked: called when all checks have passed, before anything is written.
-        loss: computes the loss of a batch; by default the model's own.
-        entered: called in training mode before the first step, and when other tensors train.
-
     Raises:
         ConfigError: the checkpoint is of another run, or the device does not support the precision.
         FileError: a checkpoint is broken, or files of the run were changed since the last one.
-        OutputError: `output` has a run already (without `resume`), or cannot be written.
+        OutputError: there is a run already (without `resume`), or the folder cannot be written.
         TrainingError: a loss is not finite, tensors get no gradient, memory is exhausted, or a
             signal stopped the run, after its state was saved.
     """
-    session = TrainingSession(
-        trainee,
-        batches,
-        evaluate,
-        options,
-        output=output,
-        seed=seed,
-        main_metric=main_metric,
-        resume=resume,
-        run=run,
-        reporter=reporter,
-        checked=checked,
-        loss=loss,
-        entered=entered,
-    )
     session.load()
     try:
         with catch_stop_signals() as stop, session.training(stop) as needed:
@@ -138,22 +92,27 @@ def _fixed(options: RunOptions) -> dict[str, Any]:
 class TrainingSession:
     """One session of a run: the state that is kept between steps.
 
-    It is trained from outside: `training` yields the micro-batches whose gradients it needs.
+    It is trained from outside, by `train` or together with others: `training` yields the
+    micro-batches whose gradients it needs.
 
     Args:
-        trainee: as those of `train`, which trains one session alone.
+        trainee: the model and its trained tensors.
         batches: returns the batches of an epoch.
-        evaluate: returns the metrics.
+        evaluate: returns the metrics; called in evaluation mode, without gradients. Without it,
+            the last tensors are the result.
         options: the training options.
         output: the folder for checkpoints.
         seed: the seed of dropout.
-        main_metric: the metric that selects the best tensors.
+        main_metric: the metric that selects the best tensors, unless the options name one.
         resume: continue from the last checkpoint, if there is one.
-        run: the description of the run.
+        run: the description of the run (recipe, data hash); that of a checkpoint must be equal.
         reporter: where progress is reported.
-        checked: called when all checks have passed.
-        loss: computes the loss of a batch.
-        entered: called when other tensors train.
+        checked: called when all checks have passed, before anything is written.
+        loss: computes the loss of a batch; by default the model's own.
+        loss_of_rows: the same loss of the model's logits, which may be a part of a larger batch;
+            None: there is none, and no pass is shared with other runs.
+        entered: called in training mode before the first step, and when other tensors train.
+        alone: returns whether passes may not be shared with other runs now.
     """
 
     stop: StopRequest
@@ -176,11 +135,14 @@ class TrainingSession:
         reporter: Reporter,
         checked: Callable[[], None] = lambda: None,
         loss: LossOfBatch = model_loss,
+        loss_of_rows: LossOfBatch | None = None,
         entered: Callable[[], None] = lambda: None,
+        alone: Callable[[], bool] = lambda: False,
     ) -> None:
         self.engine = Engine(trainee, options, loss)
         self.trainee, self.batches, self.evaluate = trainee, batches, evaluate
         self.options, self.seed, self.resume = options, seed, resume
+        self.loss_of_rows, self.alone = loss_of_rows, alone
         self.checked, self.entered = checked, entered
         self.run = {
             **run,

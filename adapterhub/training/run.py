@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -85,7 +85,8 @@ def run(
     with hold_output(output, resume) if is_main() else nullcontext():
         try:
             written = partial(_write_recipe, output, recipe)
-            result = _train(prepared, reporter, resume, written, page)
+            with training_session(prepared, reporter, resume, written, page) as session:
+                result = loop.train(session)
         finally:
             stages.unfreeze_all(prepared.adapter)
         outcome = _save(prepared, output, result)
@@ -143,13 +144,23 @@ def _is_recipe(path: Path, recipe: Recipe) -> bool:
         return False
 
 
-def _train(
+@contextmanager
+def training_session(
     prepared: PreparedRun,
     reporter: Reporter,
     resume: bool,
-    checked: Callable[[], None],
+    checked: Callable[[], None] = lambda: None,
     page: RunPage | None = None,
-) -> loop.TrainingResult:
+) -> Iterator[loop.TrainingSession]:
+    """Yield the session of a prepared run, to train inside; notes for the user are reported.
+
+    Args:
+        prepared: the run.
+        reporter: where progress is reported.
+        resume: continue from the last checkpoint, if there is one.
+        checked: called when all checks have passed, before anything is written.
+        page: the writer of the report, if there is one.
+    """
     recipe, data = prepared.recipe, prepared.data
     for note in prepared.notes:
         reporter.note(note)
@@ -169,8 +180,9 @@ def _train(
             record.clear()
         return data.task.evaluate(prepared.model, evaluation, batch_size, record)
 
-    with frozen_cache(prepared, reporter.note) as entered:
-        return loop.train(
+    own_loss = data.task.loss(prepared.train)
+    with frozen_cache(prepared, reporter.note) as cache:
+        yield loop.TrainingSession(
             AdapterTrainee(prepared.adapter),
             lambda epoch: _batches(prepared, epoch),
             None if evaluation is None else evaluate,
@@ -182,8 +194,10 @@ def _train(
             run=_record(prepared),
             reporter=Several([reporter, page]) if page else reporter,
             checked=checked,
-            loss=data.task.loss(prepared.train) or model_loss,
-            entered=entered,
+            loss=own_loss or model_loss,
+            loss_of_rows=own_loss or data.task.loss_of_logits(),
+            entered=cache.enter,
+            alone=lambda: cache.replaying,
         )
 
 

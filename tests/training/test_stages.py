@@ -19,7 +19,7 @@ from adapterhub.methods import StageSchedule
 from adapterhub.training import checkpoint, stages
 from adapterhub.training.batching import LazyBatches, batch_order
 from adapterhub.training.engine import Engine
-from adapterhub.training.loop import TrainingResult, train
+from adapterhub.training.loop import TrainingResult, TrainingSession, train
 from adapterhub.training.options import RunOptions
 from adapterhub.training.report import Reporter
 from adapterhub.training.trainee import AdapterTrainee
@@ -71,11 +71,12 @@ def fit(
         done = checkpoint_steps(output)
         return {"accuracy": values[done]}
 
-    return train(
+    session = TrainingSession(
         AdapterTrainee(adapter), lambda epoch: batches(epoch, event), evaluate,
         RunOptions(**OPTIONS | options), output=output, seed=0, main_metric="accuracy",
         resume=resume, run={}, reporter=Reporter(),
     )  # fmt: skip
+    return train(session)
 
 
 def checkpoint_steps(output: Path) -> int:
