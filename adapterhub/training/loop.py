@@ -155,6 +155,7 @@ class TrainingSession:
         self.last = checkpoint.folder_of(output, "last")
         self.best = checkpoint.folder_of(output, "best")
         self.progress = RunProgress()
+        self.focus: Callable[[], None] = lambda: None  # makes its adapter the active one
         self.saved: checkpoint.State | None = None
 
     def load(self) -> None:
@@ -240,7 +241,7 @@ class TrainingSession:
         if self.engine.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.engine.device)
         self._enter_stage()
-        self._train_mode()
+        self.train_mode()
         training = None if saved is None else self._restored(saved)
         self.checked()
         self.reporter.start(self.total, self.progress.step)
@@ -351,6 +352,7 @@ class TrainingSession:
         return patience is not None and self.progress.stale >= patience
 
     def _metrics(self, evaluate: Callable[[], Mapping[str, float]]) -> dict[str, float]:
+        self.focus()
         self.trainee.model.eval()
         with (
             torch.no_grad(),
@@ -359,7 +361,7 @@ class TrainingSession:
             doing("evaluating"),
         ):
             metrics = {name: float(value) for name, value in evaluate().items()}
-        self._train_mode()
+        self.train_mode()
         if self.metric not in metrics:
             raise ConfigError(
                 f"the evaluation has no metric {self.metric!r}{did_you_mean(self.metric, metrics)}",
@@ -377,18 +379,21 @@ class TrainingSession:
         """Begin the stage that is due; its gradients are checked at the next step."""
         if self.trainee.enter(self.progress.epoch, self._improved()):
             self.engine.checked = False
-            self._train_mode()
+            self.train_mode()
             return True
         return False
 
     def _entered(self) -> None:
         """Let the caller prepare for the tensors that train now."""
         self.clock.add_training()
+        self.focus()
         with self.engine.accelerator.autocast(), showing(self.reporter.display()):
             self.entered()
         self.clock.add_other()
 
-    def _train_mode(self) -> None:
+    def train_mode(self) -> None:
+        """Set the modules to the modes in which they train."""
+        self.focus()
         self.trainee.train_mode(self.options.dropout)
         if self.layers is not None:
             self.layers.apply()
@@ -416,6 +421,7 @@ class TrainingSession:
 
     def finish(self) -> TrainingResult:
         """Restore the best tensors, and set the model to evaluation mode."""
+        self.focus()
         progress = self.progress
         if progress.best_step is not None:
             checkpoint.copy_tensors(self.trainee.tensors(), self._load_best().tensors)
