@@ -32,7 +32,7 @@ from adapterhub.training.options import RunOptions
 from adapterhub.training.report import Reporter
 from adapterhub.training.trainee import AdapterTrainee
 
-SHAPES = ("8x13", "16x13", "32x13", "8x64", "32x64")
+SHAPES = ("4x13", "8x13", "16x13", "32x13")
 
 
 def main() -> None:
