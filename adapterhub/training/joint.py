@@ -46,12 +46,12 @@ from adapterhub.training.stop_signals import StopRequest, catch_stop_signals
 from adapterhub.training.trainee import AdapterTrainee
 
 Outcome = TrainingResult | AdapterhubError
-# Of a shared pass, with padding. On a processor, 4 configurations of a 6-layer BERT of 384 took, one
-# after another, 1.17 times as long with 208 tokens of all, 1.07 with 416 and 0.99 with 832 on one
-# thread; 1.40 with 416, 1.13 with 832 and 1.06 with 1,664 on two (benchmarks/speed/joint.py).
+# Of a shared pass, with padding. On a processor, 4 configurations of a 6-layer BERT took, one
+# after another, 1.17 times as long with 208 tokens of all, 1.07 with 416, 0.99 with 832 on one
+# thread; 1.40 with 416, 1.13 with 832, 1.06 with 1,664 on two (benchmarks/speed/joint.py).
 TOKENS = {"cpu": 1024}
-# Elsewhere the calls of a small pass take longer than its arithmetic. Not measured; a pass for which
-# memory does not suffice halves it.
+# Elsewhere the calls of a small pass take longer than its arithmetic. Not measured; a pass for
+# which memory does not suffice halves it.
 MOST_TOKENS = 8192
 
 
@@ -305,21 +305,26 @@ class _JointRuns:
 
     def _compute(self, group: list[_JointRun]) -> None:
         """Compute the next pass of some runs, together if that is possible."""
-        started = time.perf_counter()
         if len(group) > 1:
-            drawn = [run.random.copy() for run in group]
-            try:
-                self._compute_shared(group)
-            except (torch.OutOfMemoryError, AttachError, _NotShared) as error:
-                for run, random in zip(group, drawn, strict=True):
-                    run.random.state = random
-                    run.routable &= isinstance(error, torch.OutOfMemoryError)
-                self.limit = min(self.limit, _tokens(group) // 2)
+            started = time.perf_counter()
+            self._try_to_share(group)
+            for run in group:
+                run.computed += (time.perf_counter() - started) / len(group)
         for run in group:
             if run.needed and run.needed.loss is None:
                 self._compute_alone(run)
-        for run in group:
-            run.computed += (time.perf_counter() - started) / len(group)
+
+    def _try_to_share(self, group: list[_JointRun]) -> None:
+        """Compute the next pass of some runs together, or leave everything as it was."""
+        drawn = [run.random.copy() for run in group]
+        try:
+            self._compute_shared(group)
+        except (torch.OutOfMemoryError, AttachError, _NotShared) as error:
+            for run, random in zip(group, drawn, strict=True):
+                run.random.state = random
+                run.routable &= isinstance(error, torch.OutOfMemoryError)
+            if isinstance(error, torch.OutOfMemoryError):
+                self.limit = _tokens(group) // 2
 
     def _compute_alone(self, run: _JointRun) -> None:
         with run.turn():
@@ -336,12 +341,11 @@ class _JointRuns:
         """
         sizes = [len(next(iter(run.inputs.values()))) for run in group]
         inputs = {name: torch.cat([run.inputs[name] for run in group]) for name in group[0].inputs}
-        rows = [
-            run.adapter.name for run, size in zip(group, sizes, strict=True) for _ in range(size)
-        ]
-        owners = [
-            OwnRows(size, run.random, run.drawing) for run, size in zip(group, sizes, strict=True)
-        ]
+        sized = list(zip(group, sizes, strict=True))
+        # A route repeats its rows: the fewer it has, the fewer copies of modules are made.
+        repeats = math.gcd(*sizes)
+        rows = [run.adapter.name for run, size in sized for _ in range(size // repeats)]
+        owners = [OwnRows(size, run.random, run.drawing) for run, size in sized]
         self._unfocus()
         self._set_modes(group[0].modes)
         before = generator_state(self.device)

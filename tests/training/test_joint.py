@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -189,7 +190,7 @@ def test_a_signal_stops_all_and_they_resume(tmp_path: Path, alone_after: bool) -
         model = model_for(ONE)
         adapter = runs[2].attach(model, 2)
         session = runs[2].session(adapter, tmp_path / "together" / "2", resume=True)
-        assert not isinstance(train_together([session])[0], AdapterhubError)
+        assert train(session).steps == 9
     results = train_jointly(runs, tmp_path / "together", resume=True)
     assert not any(isinstance(each, AdapterhubError) for each in results)
     check_equal(tmp_path, 3)
@@ -310,12 +311,15 @@ def test_an_evaluation_sees_its_own_adapter_alone(tmp_path: Path) -> None:
         assert made.evaluate is not None
         made.evaluate = watched(made.evaluate)
         sessions.append(made)
+    started = time.perf_counter()
     results = train_together(sessions)
+    seconds = time.perf_counter() - started
     assert sorted(seen) == sorted([(f"run{n}",) for n in range(3)] * 2)
     assert [type(each) for each in results] == [TrainingResult] * 3
     assert not any(adapter.active for adapter in adapters)
     times = [each.seconds for each in results if isinstance(each, TrainingResult)]
-    assert all(0 < seconds < sum(times) for seconds in times)
+    assert min(times) > 0
+    assert sum(times) < seconds  # each has the time of its own steps
 
 
 def test_runs_that_cannot_be_trained_together_are_refused(tmp_path: Path) -> None:
