@@ -4,7 +4,7 @@ Each run keeps its own loop, optimizer, random numbers, reports and checkpoints.
 micro-batches of some runs have one shape, they become one batch, each row of which is routed
 through the adapter of its run (adapters/route.py). Each run's loss is that of its rows, and the sum
 of the losses has the gradients of each. Results are those of the runs alone, but for the order of
-summation.
+summation. The first shared pass is tried: where a loss is another one than alone, it is not used.
 
 A run takes its step alone, with its adapter active, where rows cannot be routed (methods that
 change backbone parameters), where its loss is not one of its rows, and where random numbers are
@@ -31,8 +31,7 @@ from adapterhub.adapters.route import route
 from adapterhub.adapters.state import get_state
 from adapterhub.errors import AdapterhubError, AttachError, ConfigError
 from adapterhub.tasks._losses import without_labels
-from adapterhub.training.batching import Batch
-from adapterhub.training.engine import LossOfBatch, MicroBatch
+from adapterhub.training.engine import MicroBatch
 from adapterhub.training.loop import TrainingResult, TrainingSession
 from adapterhub.training.own_draws import (
     OwnRows,
@@ -105,23 +104,6 @@ def _common_model(sessions: Sequence[TrainingSession]) -> PreTrainedModel:
     return model
 
 
-class _TriedLoss:
-    """The loss of a run; its first value shows whether the loss of rows is the same."""
-
-    def __init__(self, own: LossOfBatch, of_rows: LossOfBatch | None) -> None:
-        self.own, self.of_rows = own, of_rows
-        self.same = False if of_rows is None else None
-
-    def __call__(self, output: Any, batch: Batch) -> Tensor | None:
-        loss = self.own(output, batch)
-        if self.same is None and self.of_rows is not None and loss is not None:
-            rows = self.of_rows(output, batch)
-            if rows is not None and bool(loss.isfinite()):
-                tolerance = 1e-5 if loss.dtype == torch.float32 else 0.01
-                self.same = torch.allclose(rows.float(), loss.float(), rtol=tolerance, atol=1e-7)
-        return loss
-
-
 class _JointRun:
     """One of the runs: its session, what it waits for, and how it ended."""
 
@@ -139,14 +121,15 @@ class _JointRun:
         heads = adapter.head.own.values() if adapter.head else ()
         self.virtual = virtual_tokens(adapter)
         self.drawing = drawing_modules([*(p.module for p in adapter.placed), *heads])
-        session.engine.loss = self.loss = _TriedLoss(session.engine.loss, session.loss_of_rows)
+        self.tried: set[int] = set()  # the rows of the routes in which its loss was as alone
 
     @property
     def shares(self) -> bool:
         """Whether its next pass may be shared."""
         options, scaler = self.session.options, self.session.engine.accelerator.scaler
         alone = options.dropout or options.gradient_checkpointing or scaler is not None
-        return self.routable and self.loss.same is True and not alone and not self.session.alone()
+        known = self.routable and self.session.loss_of_rows is not None
+        return known and not alone and not self.session.alone()
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -190,7 +173,10 @@ class _JointRun:
 
 
 class _NotShared(Exception):
-    """A pass cannot be shared, and nothing of it was added to gradients."""
+    """A pass cannot be shared by some runs, and nothing of it was added to gradients."""
+
+    def __init__(self, runs: Sequence[_JointRun]) -> None:
+        self.runs = runs
 
 
 class _JointRuns:
@@ -322,9 +308,11 @@ class _JointRuns:
         except (torch.OutOfMemoryError, AttachError, _NotShared) as error:
             for run, random in zip(group, drawn, strict=True):
                 run.random.state = random
-                run.routable &= isinstance(error, torch.OutOfMemoryError)
             if isinstance(error, torch.OutOfMemoryError):
                 self.limit = _tokens(group) // 2
+                return
+            for run in error.runs if isinstance(error, _NotShared) else group:
+                run.routable = False
 
     def _compute_alone(self, run: _JointRun) -> None:
         with run.turn():
@@ -337,7 +325,7 @@ class _JointRuns:
 
         Raises:
             AttachError: a backbone passes more than the batch's rows through a module.
-            _NotShared: random numbers were drawn for all rows together.
+            _NotShared: random numbers were drawn for all rows together, or losses differ.
         """
         sizes = [len(next(iter(run.inputs.values()))) for run in group]
         inputs = {name: torch.cat([run.inputs[name] for run in group]) for name in group[0].inputs}
@@ -346,6 +334,7 @@ class _JointRuns:
         repeats = math.gcd(*sizes)
         rows = [run.adapter.name for run, size in sized for _ in range(size // repeats)]
         owners = [OwnRows(size, run.random, run.drawing) for run, size in sized]
+        expected = [None if len(rows) in run.tried else self._own_loss(run) for run in group]
         self._unfocus()
         self._set_modes(group[0].modes)
         before = generator_state(self.device)
@@ -356,12 +345,46 @@ class _JointRuns:
                 _loss(run, part) for run, part in zip(group, _split(output, sizes), strict=True)
             ]
         if not torch.equal(before, generator_state(self.device)):
-            raise _NotShared
+            raise _NotShared(group)
+        self._compare(group, losses, expected)
+        for run in group:
+            run.tried.add(len(rows))
         with _added_to_gradients(group):
             torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
         for run, loss in zip(group, losses, strict=True):
             assert run.needed is not None
             run.needed.loss = loss.detach()
+
+    def _own_loss(self, run: _JointRun) -> Tensor | None:
+        """Return what the loss of the next micro-batch is alone; nothing is drawn or changed."""
+        assert run.needed is not None
+        engine, drawn = run.session.engine, run.random.copy()
+        self._focus(run)
+        with torch.no_grad(), engine.accelerator.autocast(), run.random.turn():
+            loss = engine.loss(self.model(**run.needed.batch), run.needed.batch)
+        run.random.state = drawn
+        return None if loss is None else loss.float() / run.needed.parts
+
+    def _compare(
+        self, group: Sequence[_JointRun], losses: Sequence[Tensor], own: Sequence[Tensor | None]
+    ) -> None:
+        """Compare losses in a shared pass with those alone, where these are given and finite.
+
+        Raises:
+            _NotShared: some differ.
+        """
+        full = group[0].session.options.mixed_precision == "no"
+        exact = full and self.model.dtype == torch.float32
+        relative, absolute = (1e-4, 1e-5) if exact else (0.03, 0.01)
+        differing = [
+            run
+            for run, loss, expected in zip(group, losses, own, strict=True)
+            if expected is not None
+            and bool(expected.isfinite())
+            and not torch.allclose(loss.detach(), expected, relative, absolute)
+        ]
+        if differing:
+            raise _NotShared(differing)
 
 
 def _head_paths(adapter: Adapter) -> list[str]:

@@ -31,7 +31,7 @@ from adapterhub.training.run import training_session
 
 ONE = "bert" if "bert" in MATRIX else MATRIX[0]
 # In fp32, after steps of 0.003: what the order of summation changes.
-TENSORS, LOSSES = {"rtol": 1e-5, "atol": 2e-6}, {"rel": 1e-5}
+TENSORS, LOSSES = {"rtol": 1e-4, "atol": 1e-5}, {"rel": 1e-5}
 # Adam divides gradients by their own size, also those that are zero but for rounding: of mixing
 # weights that are shifted alike, and of what DeBERTa and others do not use.
 LOOSE = {"rtol": 1e-4, "atol": 1e-4}
@@ -113,7 +113,7 @@ def test_each_method_trains_as_alone(
     else:
         assert ("run0" in names) == ("run2" in names) == (method in ROUTED)
     if architecture == ONE and method in ROUTED - {"prompt", "p-tuning"}:
-        assert shared == [("run0", "run1", "run2")] * 2  # of three steps; the first is tried
+        assert shared == [("run0", "run1", "run2")] * 3
 
 
 def test_the_number_of_methods_that_share_passes_is_known() -> None:
@@ -126,7 +126,7 @@ def test_those_that_share_are_not_disturbed_by_those_that_do_not(
 ) -> None:
     compare([*three("lora", "bitfit", "houlsby"), TinyRun("unfreeze"), TinyRun("full")], tmp_path)
     assert set(shared) == {("run0", "run2")}
-    assert len(shared) == 5
+    assert len(shared) == 6
 
 
 def test_the_order_does_not_matter(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_exhausted_memory_makes_passes_smaller(
     monkeypatch.setattr(joint, "_added_to_gradients", exhausted)
     runs = [*three("lora", "ia3", "lora(rank=2, dropout=0.2)"), TinyRun("pfeiffer")]
     compare(runs, tmp_path, order=(1, 0, 3, 2))
-    assert sizes == [4, *[2, 2] * 4]
+    assert sizes == [4, *[2, 2] * 5]
 
 
 def test_random_numbers_of_the_whole_batch_are_not_shared(
@@ -282,12 +282,15 @@ def test_a_loss_that_is_not_one_of_rows_is_computed_alone(
 
     def other_loss(run: TinyRun, *args: Any) -> Any:
         made = session(run, *args)
-        made.loss_of_rows = lambda output, batch: output.logits.sum()
+        if run.method == "ia3":
+            made.loss_of_rows = lambda output, batch: output.logits.sum()
+        if run.method == "pfeiffer":
+            made.loss_of_rows = None
         return made
 
     monkeypatch.setattr(TinyRun, "session", other_loss)
-    compare(three("lora", "ia3", "houlsby"), tmp_path)
-    assert not shared
+    compare([*three("lora(dropout=0.1)", "ia3", "houlsby"), TinyRun("pfeiffer")], tmp_path)
+    assert shared == [("run0", "run2")] * 5  # all but the one that was tried
 
 
 def test_an_evaluation_sees_its_own_adapter_alone(tmp_path: Path) -> None:
