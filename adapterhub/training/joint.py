@@ -114,7 +114,8 @@ class _JointRun:
         self.inputs: dict[str, Tensor] = {}
         self.modes: tuple[bool, ...] = ()
         self.outcome: Outcome | None = None
-        self.open = ExitStack()
+        self.reports, self.open = ExitStack(), ExitStack()
+        self.reports.callback(session.reporter.close)
         self.parts: Iterator[MicroBatch] = iter(())
         self.left: float | None = None  # when its clock was left
         self.computed = 0.0  # seconds of passes since then
@@ -169,7 +170,7 @@ class _JointRun:
     def close(self) -> None:
         """Close what the run has open."""
         self.open.close()
-        self.session.reporter.close()
+        self.reports.close()
 
 
 class _NotShared(Exception):

@@ -293,8 +293,12 @@ def test_a_loss_that_is_not_one_of_rows_is_computed_alone(
     assert shared == [("run0", "run2")] * 5  # all but the one that was tried
 
 
-def test_an_evaluation_sees_its_own_adapter_alone(tmp_path: Path) -> None:
-    runs = three("lora", "bitfit", "mam")
+def test_an_evaluation_sees_its_own_adapter_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[Reporter] = []
+    monkeypatch.setattr(Reporter, "close", lambda reporter: closed.append(reporter))
+    runs = [replace(run, reporter=Reporter()) for run in three("lora", "bitfit", "mam")]
     model = model_for(ONE)
     adapters = [run.attach(model, number) for number, run in enumerate(runs)]
     sessions = []
@@ -321,6 +325,7 @@ def test_an_evaluation_sees_its_own_adapter_alone(tmp_path: Path) -> None:
     assert [type(each) for each in results] == [TrainingResult] * 3
     assert not any(adapter.active for adapter in adapters)
     times = [each.seconds for each in results if isinstance(each, TrainingResult)]
+    assert sorted(map(id, closed)) == sorted(id(run.reporter) for run in runs)
     assert min(times) > 0
     assert sum(times) < seconds  # each has the time of its own steps
 
