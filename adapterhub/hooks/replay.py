@@ -210,26 +210,34 @@ class StackReplay:
         self.batch_dim = anatomy.family.batch_dim
         self.plan: ReplayPlan | None = None
         self.recorded: list[Recorded] = []
+        self.applies: Callable[[], bool] = lambda: True  # whether a call may be replayed
         self.rows: StackRows | None = None
         self._watch: _Watch | None = None
         self._call: _Watch | _Replay | None = None
         self._poison = False
-        self._forwards: dict[int, Any] = {}  # by number of a wrapped layer: its own attribute
+        # By the number of a wrapped layer: its attribute before, and the one in its place.
+        self._forwards: dict[int, tuple[Any, Any]] = {}
 
     def wrap(self) -> None:
         """Call `forward` in place of the forward of each layer."""
         for number, layer in enumerate(self.layers):
             if number not in self._forwards:
-                self._forwards[number] = vars(layer).get("forward")
+                before = vars(layer).get("forward")
                 layer.forward = partial(self.forward, number, layer.forward)
+                self._forwards[number] = before, layer.forward
 
     def unwrap(self, first: int = 0) -> None:
-        """Restore the forward of the layers from a number on."""
+        """Restore the forward of the layers from a number on.
+
+        One that another run has wrapped since then stays, and computes as if it were not there.
+        """
         for number in sorted((n for n in self._forwards if n >= first), reverse=True):
-            layer, forward = self.layers[number], self._forwards.pop(number)
-            del layer.forward
-            if forward is not None:
-                layer.forward = forward
+            layer, (before, own) = self.layers[number], self._forwards[number]
+            if vars(layer).get("forward") is not own:
+                continue
+            del self._forwards[number], layer.forward
+            if before is not None:
+                layer.forward = before
 
     def watch(
         self, run: Callable[[], Any], until: int | None = None
@@ -277,7 +285,8 @@ class StackReplay:
     def begin(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Choose what the layers do in this call: a pre-hook of the stack."""
         self._call = self._watch
-        if self._watch is None and (self.plan is None or not self.recorded):
+        replays = self.plan is not None and self.recorded and self.applies()
+        if self._watch is None and not replays:
             return
         self.rows = stack_rows(dict(zip(self.names, args, strict=False)) | kwargs)
         if self._watch is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -12,6 +12,7 @@ from adapterhub.data.columns import WANTS, ColumnChoice, Wants, choose_columns
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
+from adapterhub.tasks._losses import LOSSES, Loss
 from adapterhub.tasks._rows import Row, Setting, limit_of, pad
 from adapterhub.tasks._show import learned_line, tokens_line
 
@@ -267,12 +268,16 @@ class Task(ABC):
             counts.update([labels] if isinstance(labels, int) else labels)
         return {name: counts[index] for index, name in enumerate(names)}
 
-    def loss(self, train: Encoded) -> Callable[[Any, Mapping[str, Tensor]], Tensor | None] | None:
+    def loss(self, train: Encoded) -> Loss | None:
         """Return the loss of a batch, of the model's output and the batch; None: the model's own.
 
         `train` are the training rows.
         """
         return None
+
+    def loss_of_logits(self) -> Loss | None:
+        """Return the model's own loss of some rows of its output; None: it is not known."""
+        return LOSSES.get(self.head)
 
     # Predictions
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from adapterhub.errors import ConfigError, DataError, did_you_mean
+from adapterhub.tasks._losses import Loss
 from adapterhub.tasks._rows import IGNORED
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 ClassWeights = Literal["balanced"] | dict[str, float] | None
-Loss = Callable[[Any, Mapping[str, "Tensor"]], "Tensor | None"]
-"""Computes the loss of a batch from the model's output and the batch."""
 
 WEIGHTS_HELP = (
     "weight of each class in the loss: balanced, or {name: weight} with 1 for the others; null "

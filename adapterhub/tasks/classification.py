@@ -24,12 +24,12 @@ from adapterhub.tasks._base import POOLING_HELP, Encoded, Pooling, Prediction, T
 from adapterhub.tasks._class_weights import (
     WEIGHTS_HELP,
     ClassWeights,
-    Loss,
     check_weights,
     weighted_loss,
     weights_of,
 )
 from adapterhub.tasks._forward import forward
+from adapterhub.tasks._losses import Loss
 from adapterhub.tasks._metrics import classification_metrics, regression_metrics
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import Setting, in_order, limit_of, rows_from_columns

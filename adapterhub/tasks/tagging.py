@@ -27,12 +27,12 @@ from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
 from adapterhub.tasks._class_weights import (
     WEIGHTS_HELP,
     ClassWeights,
-    Loss,
     check_weights,
     weighted_loss,
     weights_of,
 )
 from adapterhub.tasks._forward import forward
+from adapterhub.tasks._losses import Loss
 from adapterhub.tasks._metrics import entity_metrics
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import IGNORED, Row, Setting, in_order, limit_of

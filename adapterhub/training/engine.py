@@ -1,14 +1,16 @@
 """One optimizer step with accelerate: precision, accumulation, clipping, and checks of the result.
 
 `Engine.step` is the whole path from a batch to changed weights: forward pass, backward pass,
-clipping, optimizer, schedule.
+clipping, optimizer, schedule. The two passes are left to its caller, who may compute them by
+`Engine.compute`, or for several runs at once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -42,6 +44,23 @@ def model_loss(output: Any, batch: Batch) -> torch.Tensor | None:
     """Return the loss that the model computed."""
     loss: torch.Tensor | None = output.loss
     return loss
+
+
+@dataclass
+class MicroBatch:
+    """A batch of an optimizer step, whose gradients are needed.
+
+    Attributes:
+        batch: the batch, on the device of the run.
+        parts: the micro-batches of the step; each counts by one share.
+        last: whether it is the last one of the step.
+        loss: its share of the loss, without a graph, once its gradients are there.
+    """
+
+    batch: Batch
+    parts: int
+    last: bool
+    loss: torch.Tensor | None = None
 
 
 class Engine:
@@ -83,8 +102,11 @@ class Engine:
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, multiplier)
         self.prepared = self.accelerator.prepare_optimizer(self.optimizer, device_placement=False)
 
-    def step(self, epoch: BatchList, window: range) -> tuple[int, int]:
+    def step(self, epoch: BatchList, window: range) -> Generator[MicroBatch, None, tuple[int, int]]:
         """Take one optimizer step on the batches `window` of an epoch.
+
+        Yields:
+            Each of its micro-batches. The step goes on when its gradients and its loss are there.
 
         Returns:
             The numbers of examples and of tokens, over all processes.
@@ -94,9 +116,11 @@ class Engine:
         examples = tokens = 0
         for position, index in enumerate(indices):
             batch = epoch[index]
-            last = position == len(indices) - 1
-            with nullcontext() if last else self.accelerator.no_sync(self.model):
-                loss += self._backward(batch, len(indices))
+            moved = {k: v.to(self.device, non_blocking=True) for k, v in batch.items()}
+            needed = MicroBatch(moved, len(indices), position == len(indices) - 1)
+            yield needed
+            assert needed.loss is not None
+            loss += needed.loss
             examples += len(next(iter(batch.values()))) * self.world
             tokens += token_count(batch) * self.world
         if not self.checked:
@@ -106,23 +130,28 @@ class Engine:
         self.unread.append(torch.stack([loss, norm]))
         return examples, tokens
 
-    def _backward(self, batch: Batch, parts: int) -> torch.Tensor:
-        """Add the gradients of one of `parts` micro-batches; return its share of the loss."""
-        moved = {k: v.to(self.device, non_blocking=True) for k, v in batch.items()}
+    def compute(self, needed: MicroBatch) -> None:
+        """Add the gradients of a micro-batch, and note its loss.
+
+        Raises:
+            TrainingError: the batch has no labels, or memory is exhausted.
+        """
+        batch = needed.batch
         try:
-            with self.accelerator.autocast():
-                loss: torch.Tensor | None = self.loss(self.model(**moved), moved)
-            if loss is None:
-                raise TrainingError(
-                    "the model returned no loss",
-                    expected="labels in each batch",
-                    hint=f"the batch has {', '.join(sorted(batch))}",
-                )
-            part = loss.float() / parts
-            self.accelerator.backward(part)
+            with nullcontext() if needed.last else self.accelerator.no_sync(self.model):
+                with self.accelerator.autocast():
+                    loss: torch.Tensor | None = self.loss(self.model(**batch), batch)
+                if loss is None:
+                    raise TrainingError(
+                        "the model returned no loss",
+                        expected="labels in each batch",
+                        hint=f"the batch has {', '.join(sorted(batch))}",
+                    )
+                part = loss.float() / needed.parts
+                self.accelerator.backward(part)
         except torch.OutOfMemoryError as error:
             raise _out_of_memory(self.options) from error
-        return part.detach()
+        needed.loss = part.detach()
 
     def _update(self) -> torch.Tensor:
         """Clip the gradients, step optimizer and schedule; return the gradient norm."""

@@ -19,7 +19,9 @@ from typing import Any
 
 import torch
 
+from adapterhub.adapters.adapter import Adapter
 from adapterhub.errors import AdapterhubError
+from adapterhub.hooks.composition import adapter_names
 from adapterhub.hooks.replay import ReplayPlan, StackReplay, replayable
 from adapterhub.status import counting, doing
 from adapterhub.tasks import Encoded, Task
@@ -51,11 +53,21 @@ DISK_LIMIT = 8 * GB
 OFF = "train.frozen_cache=off"
 
 
+class NoCache:
+    """All layers are computed at each step."""
+
+    replaying = False
+    """Whether frozen layers are replayed now."""
+
+    def enter(self) -> None:
+        """Find out what is frozen now. Called whenever other tensors train."""
+
+
 @contextmanager
-def frozen_cache(
-    prepared: PreparedRun, note: Callable[[str], None]
-) -> Iterator[Callable[[], None]]:
-    """Yield a function to call whenever other tensors train; inside, frozen layers are replayed.
+def frozen_cache(prepared: PreparedRun, note: Callable[[str], None]) -> Iterator[NoCache]:
+    """Yield a cache to enter whenever other tensors train; inside, frozen layers are replayed.
+
+    Passes in which other adapters apply compute all layers: only those of this run are recorded.
 
     Args:
         prepared: the run.
@@ -65,11 +77,18 @@ def frozen_cache(
     if reason is not None:
         if prepared.options.frozen_cache not in (None, "off"):
             note(f"train.frozen_cache={prepared.options.frozen_cache} has no effect: {reason}")
-        yield lambda: None
+        yield NoCache()
         return
     anatomy = prepared.adapter.anatomy
     with replayable(anatomy, next(iter(anatomy.stacks))) as replay:
-        yield FrozenCache(prepared, replay, note).enter
+        replay.applies = partial(_applies_alone, prepared.adapter)
+        yield FrozenCache(prepared, replay, note)
+
+
+def _applies_alone(adapter: Adapter) -> bool:
+    """Return whether an adapter applies to all rows, and no other."""
+    applied = adapter.state.compositions
+    return {name for each in applied for name in adapter_names(each)} == {adapter.name}
 
 
 def _reason_against(prepared: PreparedRun) -> str | None:
@@ -118,7 +137,7 @@ def _tokens(row: Row) -> int:
     return sum(map(_tokens, inner)) if inner else len(row["input_ids"])
 
 
-class FrozenCache:
+class FrozenCache(NoCache):
     """The recorded outputs of one run."""
 
     def __init__(
@@ -137,6 +156,11 @@ class FrozenCache:
         options, rows = self.options, len(self.prepared.train.rows)
         examples = options.batch_size * options.gradient_accumulation
         return options.max_steps is None or options.max_steps * examples >= rows
+
+    @property
+    def replaying(self) -> bool:  # type: ignore[override]
+        """Whether frozen layers are replayed now."""
+        return self.replay.plan is not None
 
     def enter(self) -> None:
         """Find out what is frozen now, record it, and replay it from now on."""

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from adapterhub.status import doing, showing
 from adapterhub.training import checkpoint
 from adapterhub.training.batching import BatchList
 from adapterhub.training.clock import RunClock
-from adapterhub.training.engine import Engine, LossOfBatch, model_loss
+from adapterhub.training.engine import Engine, LossOfBatch, MicroBatch, model_loss
 from adapterhub.training.gradient_checkpointing import CheckpointedLayers, recompute
 from adapterhub.training.lengthening import check_length, total_steps, without_length
 from adapterhub.training.options import REPORTS, RunOptions
@@ -61,25 +62,38 @@ class TrainingResult:
     metric: str = ""
 
 
-def train(
-    trainee: Trainee,
-    batches: Callable[[int], BatchList],
-    evaluate: Callable[[], Mapping[str, float]] | None,
-    options: RunOptions,
-    *,
-    output: Path,
-    seed: int,
-    main_metric: str,
-    resume: bool,
-    run: Mapping[str, Any],
-    reporter: Reporter,
-    checked: Callable[[], None] = lambda: None,
-    loss: LossOfBatch = model_loss,
-    entered: Callable[[], None] = lambda: None,
-) -> TrainingResult:
+def train(session: TrainingSession) -> TrainingResult:
     """Train on the device of the trained tensors; at the end these are the best tensors.
 
     A run that is refused writes nothing: all checks come first.
+
+    Raises:
+        ConfigError: the checkpoint is of another run, or the device does not support the precision.
+        FileError: a checkpoint is broken, or files of the run were changed since the last one.
+        OutputError: there is a run already (without `resume`), or the folder cannot be written.
+        Stopped: a signal stopped the run, after its state was saved.
+        TrainingError: a loss is not finite, tensors get no gradient, or memory is exhausted.
+    """
+    session.load()
+    try:
+        with catch_stop_signals() as stop, session.training(stop) as needed:
+            for part in needed:
+                session.engine.compute(part)
+        return session.finish()
+    finally:
+        session.reporter.close()
+
+
+def _fixed(options: RunOptions) -> dict[str, Any]:
+    """Return the options that a resume may not change: reports change no tensor."""
+    return {k: v for k, v in dataclasses.asdict(options).items() if k not in REPORTS}
+
+
+class TrainingSession:
+    """One session of a run: the state that is kept between steps.
+
+    It is trained from outside, by `train` or together with others: `training` yields the
+    micro-batches whose gradients it needs.
 
     Args:
         trainee: the model and its trained tensors.
@@ -95,65 +109,79 @@ def train(
         reporter: where progress is reported.
         checked: called when all checks have passed, before anything is written.
         loss: computes the loss of a batch; by default the model's own.
+        loss_of_rows: the same loss of the model's logits, which may be a part of a larger batch;
+            None: there is none, and no pass is shared with other runs.
         entered: called in training mode before the first step, and when other tensors train.
-
-    Raises:
-        ConfigError: the checkpoint is of another run, or the device does not support the precision.
-        FileError: a checkpoint is broken, or files of the run were changed since the last one.
-        OutputError: `output` has a run already (without `resume`), or cannot be written.
-        Stopped: a signal stopped the run, after its state was saved.
-        TrainingError: a loss is not finite, tensors get no gradient, or memory is exhausted.
+        alone: returns whether passes may not be shared with other runs now.
     """
-    engine = Engine(trainee, options, loss)
-    fixed = {**run, "train": _fixed(options), "seed": seed, "processes": engine.world}
-    session = _Session(engine, evaluate, output, main_metric, fixed)
-    session.reporter = reporter if engine.accelerator.is_main_process else Reporter()
-    session.checked, session.entered = checked, entered
-    set_seed(seed, device_specific=True)
-    saved = session.load_saved(resume)
-    try:
-        with (
-            catch_stop_signals() as session.stop,
-            recompute(trainee.model, options.gradient_checkpointing) as session.layers,
-        ):
-            session.train(batches, saved)
-        return session.finish()
-    finally:
-        session.reporter.close()
-
-
-def _fixed(options: RunOptions) -> dict[str, Any]:
-    """Return the options that a resume may not change: reports change no tensor."""
-    return {k: v for k, v in dataclasses.asdict(options).items() if k not in REPORTS}
-
-
-class _Session:
-    """One session of a run: the state that `train` keeps between steps."""
 
     stop: StopRequest
-    layers: CheckpointedLayers | None
-    reporter: Reporter
-    checked: Callable[[], None]
-    entered: Callable[[], None]
+    layers: CheckpointedLayers | None = None
     clock: RunClock
     total: int
 
     def __init__(
         self,
-        engine: Engine,
+        trainee: Trainee,
+        batches: Callable[[int], BatchList],
         evaluate: Callable[[], Mapping[str, float]] | None,
+        options: RunOptions,
+        *,
         output: Path,
+        seed: int,
         main_metric: str,
-        run: dict[str, Any],
+        resume: bool,
+        run: Mapping[str, Any],
+        reporter: Reporter,
+        checked: Callable[[], None] = lambda: None,
+        loss: LossOfBatch = model_loss,
+        loss_of_rows: LossOfBatch | None = None,
+        entered: Callable[[], None] = lambda: None,
+        alone: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.engine, self.trainee, self.options = engine, engine.trainee, engine.options
-        self.evaluate, self.run = evaluate, run
-        self.metric = self.options.best_metric or main_metric
+        self.engine = Engine(trainee, options, loss)
+        self.trainee, self.batches, self.evaluate = trainee, batches, evaluate
+        self.options, self.seed, self.resume = options, seed, resume
+        self.loss_of_rows, self.alone = loss_of_rows, alone
+        self.checked, self.entered = checked, entered
+        self.run = {
+            **run,
+            "train": _fixed(options),
+            "seed": seed,
+            "processes": self.engine.world,
+        }
+        self.metric = options.best_metric or main_metric
+        self.reporter = reporter if self.engine.accelerator.is_main_process else Reporter()
         self.last = checkpoint.folder_of(output, "last")
         self.best = checkpoint.folder_of(output, "best")
         self.progress = RunProgress()
+        self.focus: Callable[[], None] = lambda: None  # makes its adapter the active one
+        self.saved: checkpoint.State | None = None
 
-    def load_saved(self, resume: bool) -> checkpoint.State | None:
+    def load(self) -> None:
+        """Set the seed, and load tensors and progress of the last checkpoint, if there is one.
+
+        Raises:
+            ConfigError: the checkpoint is of another run.
+            FileError: a checkpoint is broken.
+            OutputError: there is a checkpoint, and the run is not resumed.
+        """
+        set_seed(self.seed, device_specific=True)
+        self.saved = self._load_saved(self.resume)
+
+    @contextmanager
+    def training(self, stop: StopRequest) -> Iterator[Iterator[MicroBatch]]:
+        """Let the session train inside, until it is finished or requested to stop.
+
+        Yields:
+            The micro-batches whose gradients the session needs: it goes on when they are there.
+        """
+        self.stop = stop
+        enabled = self.options.gradient_checkpointing
+        with recompute(self.trainee.model, enabled) as self.layers:
+            yield self._train()
+
+    def _load_saved(self, resume: bool) -> checkpoint.State | None:
         """Load tensors and progress of the last checkpoint, if there is one, and return it."""
         if not checkpoint.exists(self.last):
             return None
@@ -192,14 +220,14 @@ class _Session:
             )
         return best
 
-    def train(self, batches: Callable[[int], BatchList], saved: checkpoint.State | None) -> None:
+    def _train(self) -> Iterator[MicroBatch]:
         """Train until the run is finished."""
-        epoch = batches(self.progress.epoch)
-        self._begin(epoch, saved)
+        epoch = self.batches(self.progress.epoch)
+        self._begin(epoch, self.saved)
         while not self.progress.finished:
-            self._train_epoch(epoch)
+            yield from self._train_epoch(epoch)
             if not self.progress.finished:
-                epoch = batches(self.progress.epoch)
+                epoch = self.batches(self.progress.epoch)
 
     def _begin(self, epoch: BatchList, saved: checkpoint.State | None) -> None:
         """Start or resume; all epochs are as long as `epoch`."""
@@ -213,7 +241,7 @@ class _Session:
         if self.engine.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.engine.device)
         self._enter_stage()
-        self._train_mode()
+        self.train_mode()
         training = None if saved is None else self._restored(saved)
         self.checked()
         self.reporter.start(self.total, self.progress.step)
@@ -248,12 +276,12 @@ class _Session:
             raise checkpoint.broken(self.last, str(error)) from error
         return saved.training
 
-    def _train_epoch(self, epoch: BatchList) -> None:
+    def _train_epoch(self, epoch: BatchList) -> Iterator[MicroBatch]:
         """Train on the rest of one epoch, from `progress.batch` on."""
         progress, per_step = self.progress, self.engine.per_step
         for start in range(progress.batch, len(epoch), per_step):
             window = range(start, min(start + per_step, len(epoch)))
-            examples, tokens = self.engine.step(epoch, window)
+            examples, tokens = yield from self.engine.step(epoch, window)
             progress.examples += examples
             progress.tokens += tokens
             epoch_ended = progress.advance(window.stop, len(epoch))
@@ -324,6 +352,7 @@ class _Session:
         return patience is not None and self.progress.stale >= patience
 
     def _metrics(self, evaluate: Callable[[], Mapping[str, float]]) -> dict[str, float]:
+        self.focus()
         self.trainee.model.eval()
         with (
             torch.no_grad(),
@@ -332,7 +361,7 @@ class _Session:
             doing("evaluating"),
         ):
             metrics = {name: float(value) for name, value in evaluate().items()}
-        self._train_mode()
+        self.train_mode()
         if self.metric not in metrics:
             raise ConfigError(
                 f"the evaluation has no metric {self.metric!r}{did_you_mean(self.metric, metrics)}",
@@ -350,18 +379,21 @@ class _Session:
         """Begin the stage that is due; its gradients are checked at the next step."""
         if self.trainee.enter(self.progress.epoch, self._improved()):
             self.engine.checked = False
-            self._train_mode()
+            self.train_mode()
             return True
         return False
 
     def _entered(self) -> None:
         """Let the caller prepare for the tensors that train now."""
         self.clock.add_training()
+        self.focus()
         with self.engine.accelerator.autocast(), showing(self.reporter.display()):
             self.entered()
         self.clock.add_other()
 
-    def _train_mode(self) -> None:
+    def train_mode(self) -> None:
+        """Set the modules to the modes in which they train."""
+        self.focus()
         self.trainee.train_mode(self.options.dropout)
         if self.layers is not None:
             self.layers.apply()
@@ -389,6 +421,7 @@ class _Session:
 
     def finish(self) -> TrainingResult:
         """Restore the best tensors, and set the model to evaluation mode."""
+        self.focus()
         progress = self.progress
         if progress.best_step is not None:
             checkpoint.copy_tensors(self.trainee.tensors(), self._load_best().tensors)

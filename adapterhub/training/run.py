@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -108,7 +108,8 @@ def _run(prepared: PreparedRun, recipe: Recipe, reporter: Reporter, resume: bool
     with hold_output(output, resume) if is_main() else nullcontext():
         try:
             written = partial(_write_recipe, output, recipe)
-            result = _train(prepared, reporter, resume, written, page)
+            with training_session(prepared, reporter, resume, written, page) as session:
+                result = loop.train(session)
         finally:
             stages.unfreeze_all(prepared.adapter)
         outcome = _save(prepared, output, result)
@@ -166,13 +167,23 @@ def _is_recipe(path: Path, recipe: Recipe) -> bool:
         return False
 
 
-def _train(
+@contextmanager
+def training_session(
     prepared: PreparedRun,
     reporter: Reporter,
     resume: bool,
-    checked: Callable[[], None],
+    checked: Callable[[], None] = lambda: None,
     page: RunPage | None = None,
-) -> loop.TrainingResult:
+) -> Iterator[loop.TrainingSession]:
+    """Yield the session of a prepared run, to train inside; notes for the user are reported.
+
+    Args:
+        prepared: the run.
+        reporter: where progress is reported.
+        resume: continue from the last checkpoint, if there is one.
+        checked: called when all checks have passed, before anything is written.
+        page: the writer of the report, if there is one.
+    """
     recipe, data = prepared.recipe, prepared.data
     for note in prepared.notes:
         reporter.note(note)
@@ -192,13 +203,14 @@ def _train(
             record.clear()
         return data.task.evaluate(prepared.model, evaluation, batch_size, record)
 
-    loss, options = data.task.loss(prepared.train) or model_loss, prepared.options
+    own_loss, options = data.task.loss(prepared.train), prepared.options
+    loss = own_loss or model_loss
     batches, tell = partial(_tried, prepared, loss), reporter.note
     with (
-        frozen_cache(prepared, tell) as cached,
-        compiled_layers(prepared.adapter, options, batches, tell, cached) as entered,
+        frozen_cache(prepared, tell) as cache,
+        compiled_layers(prepared.adapter, options, batches, tell, cache.enter) as entered,
     ):
-        return loop.train(
+        yield loop.TrainingSession(
             AdapterTrainee(prepared.adapter),
             lambda epoch: _batches(prepared, epoch),
             None if evaluation is None else evaluate,
@@ -211,7 +223,9 @@ def _train(
             reporter=Several([reporter, page]) if page else reporter,
             checked=checked,
             loss=loss,
+            loss_of_rows=own_loss or data.task.loss_of_logits(),
             entered=entered,
+            alone=lambda: cache.replaying,
         )
 
 

@@ -21,7 +21,7 @@ from torch import nn
 
 from adapterhub.training import checkpoint
 from adapterhub.training.batching import LazyBatches, batch_order
-from adapterhub.training.loop import TrainingResult, train
+from adapterhub.training.loop import TrainingResult, TrainingSession, train
 from adapterhub.training.options import RunOptions
 from adapterhub.training.report import Reporter, reporter_for
 
@@ -116,7 +116,7 @@ def fit(
 ) -> TrainingResult:
     """Train the tiny network, with or without evaluation."""
     trainee, data = trainee or Learner(), data or Data()
-    return train(
+    session = TrainingSession(
         trainee,
         data,
         (evaluate or (lambda: data.score(trainee.model))) if evaluation else None,
@@ -128,6 +128,7 @@ def fit(
         run={"recipe": {"rank": 8}, "data": "abc"},
         reporter=reporter or reporter_for(output, options, quiet=True),
     )
+    return train(session)
 
 
 def scores(values: tuple[float, ...] = ACCURACIES) -> Callable[[], Mapping[str, float]]:

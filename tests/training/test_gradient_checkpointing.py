@@ -12,7 +12,7 @@ from training_runs import Learner, bits, fit
 from adapterhub.errors import ConfigError
 from adapterhub.training import checkpoint
 from adapterhub.training.batching import LazyBatches, batch_order
-from adapterhub.training.loop import train
+from adapterhub.training.loop import TrainingSession, train
 from adapterhub.training.options import RunOptions
 from adapterhub.training.report import Reporter
 
@@ -54,11 +54,12 @@ def fit_bert(output: Path, **options: Any) -> tuple[BertLearner, int, dict[str, 
 
     attention = trainee.model.get_submodule("bert.encoder.layer.1.attention")
     handle = attention.register_forward_hook(count)
-    train(
+    session = TrainingSession(
         trainee, bert_batches, lambda: {"loss": 1.0},
         RunOptions(epochs=2, tensorboard=False, **options),
         output=output, seed=0, main_metric="loss", resume=False, run={}, reporter=Reporter(),
     )  # fmt: skip
+    train(session)
     handle.remove()
     last = checkpoint.load_checkpoint(output / "checkpoints" / "last").tensors
     return trainee, calls, bits(last)
@@ -98,11 +99,12 @@ def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
     }
     frozen = {n: p for n, p in trainee.model.named_parameters() if not p.requires_grad}
     frozen_bytes = bits(frozen)
-    train(
+    session = TrainingSession(
         trainee, bert_batches, lambda: {"loss": 1.0},
         RunOptions(epochs=1, mixed_precision="bf16", tensorboard=False),
         output=tmp_path, seed=0, main_metric="loss", resume=False, run={}, reporter=Reporter(),
     )  # fmt: skip
+    train(session)
     after = {name: vars(m).keys() - {"_forward_hooks"} for name, m in trainee.model.named_modules()}
     assert after == before
     assert bits(frozen) == frozen_bytes

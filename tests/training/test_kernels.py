@@ -146,11 +146,11 @@ def test_a_resumed_run_keeps_the_choice(recipe, fastest, tmp_path, monkeypatch) 
         if session.progress.step == 4:
             raise TrainingError("stopped")
 
-    after_step = loop._Session._after_step
-    monkeypatch.setattr(loop._Session, "_after_step", stop)
+    after_step = loop.TrainingSession._after_step
+    monkeypatch.setattr(loop.TrainingSession, "_after_step", stop)
     with pytest.raises(TrainingError):
         run(whole, Reporter())
-    monkeypatch.setattr(loop._Session, "_after_step", after_step)
+    monkeypatch.setattr(loop.TrainingSession, "_after_step", after_step)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
     fastest(USUAL)
     run(whole, Reporter(), resume=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from adapterhub.methods import StageSchedule
 from adapterhub.training import checkpoint, stages
 from adapterhub.training.batching import LazyBatches, batch_order
 from adapterhub.training.engine import Engine
-from adapterhub.training.loop import TrainingResult, train
+from adapterhub.training.loop import TrainingResult, TrainingSession, train
 from adapterhub.training.options import RunOptions
 from adapterhub.training.report import Reporter
 from adapterhub.training.trainee import AdapterTrainee
@@ -71,11 +71,12 @@ def fit(
         done = checkpoint_steps(output)
         return {"accuracy": values[done]}
 
-    return train(
+    session = TrainingSession(
         AdapterTrainee(adapter), lambda epoch: batches(epoch, event), evaluate,
         RunOptions(**OPTIONS | options), output=output, seed=0, main_metric="accuracy",
         resume=resume, run={}, reporter=Reporter(),
     )  # fmt: skip
+    return train(session)
 
 
 def checkpoint_steps(output: Path) -> int:
@@ -100,13 +101,13 @@ class Watch:
         self.moved: list[set[str]] = []
         original_step = Engine.step
 
-        def step(engine: Engine, *args: Any) -> int:
+        def step(engine: Engine, *args: Any) -> Generator[Any, None, Any]:
             before = {name: t.detach().clone() for name, t in adapter.tensors().items()}
             names = {id(t): name for name, t in adapter.tensors().items()}
             self.rates.append(
                 {names[id(p)]: g["lr"] for g in engine.optimizer.param_groups for p in g["params"]}
             )
-            examples = original_step(engine, *args)
+            examples = yield from original_step(engine, *args)
             now = adapter.tensors()
             self.moved.append({name for name in now if not torch.equal(now[name], before[name])})
             return examples

@@ -1,0 +1,90 @@
+"""Losses of logits: those that models compute of their labels, for some rows of a batch alone.
+
+A model of transformers returns one loss for its batch. Where rows of several runs share a batch,
+each run has a loss of its own: the same function of its rows of the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from adapterhub.tasks._rows import IGNORED
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+Loss = Callable[[Any, Mapping[str, "Tensor"]], "Tensor | None"]
+"""Computes the loss of a batch from the model's output and the batch."""
+
+
+def class_loss(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return the mean cross-entropy of the labels: of texts, tokens or choices."""
+    import torch.nn.functional as F
+
+    logits = output.logits.flatten(0, -2).float()
+    return F.cross_entropy(logits, batch["labels"].flatten(), ignore_index=IGNORED)
+
+
+def next_token_loss(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return the mean cross-entropy of the labels, each predicted at the token before it."""
+    import torch.nn.functional as F
+
+    logits, labels = output.logits[:, :-1].float(), batch["labels"][:, 1:]
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+
+
+def squared_error(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return the mean squared error of one number for each row."""
+    import torch.nn.functional as F
+
+    return F.mse_loss(output.logits.squeeze(), batch["labels"].squeeze())
+
+
+def label_set_loss(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return the mean binary cross-entropy, in which each label is a decision of its own."""
+    import torch.nn.functional as F
+
+    return F.binary_cross_entropy_with_logits(output.logits, batch["labels"])
+
+
+def span_loss(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return the mean of the cross-entropies of the first and the last token of the answer."""
+    import torch.nn.functional as F
+
+    tokens = output.start_logits.shape[1]
+    starts, ends = (batch[f"{end}_positions"].clamp(0, tokens) for end in ("start", "end"))
+    loss_of_starts = F.cross_entropy(output.start_logits, starts, ignore_index=tokens)
+    return (loss_of_starts + F.cross_entropy(output.end_logits, ends, ignore_index=tokens)) / 2
+
+
+LOSSES: Mapping[str, Loss] = {
+    "classification": class_loss,
+    "regression": squared_error,
+    "multi-label": label_set_loss,
+    "tagging": class_loss,
+    "question-answering": span_loss,
+    "multiple-choice": class_loss,
+    "causal-lm": next_token_loss,
+    "masked-lm": class_loss,
+    "seq2seq": class_loss,
+}
+"""The loss of a model by its kind, the `head` of a task."""
+
+
+def without_labels(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the inputs for which a model computes the same logits, and no loss.
+
+    Encoder-decoders read the tokens of their decoder from the labels; they keep them if only their
+    forward can do that.
+    """
+    from transformers.utils.generic import find_labels
+
+    names = find_labels(type(model))
+    inputs = {name: tensor for name, tensor in batch.items() if name not in names}
+    if not (model.config.is_encoder_decoder and model.can_generate()) or "labels" not in batch:
+        return inputs
+    if shifted := getattr(model, "prepare_decoder_input_ids_from_labels", None):
+        return {"decoder_input_ids": shifted(labels=batch["labels"]), **inputs}
+    return dict(batch)
