@@ -87,7 +87,7 @@ class ParameterGroup(NamedTuple):
 
 @dataclass
 class AdapterMetadata:
-    """What is saved with an adapter besides its tensors."""
+    """What is saved with an adapter besides its tensors; `name` if files have another name."""
 
     task: str | None = None
     tokenizer: str | None = None
@@ -96,6 +96,7 @@ class AdapterMetadata:
     metrics: dict[str, float] = field(default_factory=dict)
     card: str = ""
     publication: dict[str, Any] = field(default_factory=dict)
+    name: str | None = None
 
 
 @dataclass(eq=False, repr=False)
@@ -370,7 +371,7 @@ class Adapter:
         kind = task_kind(self.model, self.problem_type)
         template = snapshot.chat_template() if snapshot else None
         return Manifest(
-            name=self.name,
+            name=self.metadata.name or self.name,
             methods=dump_methods([method.inference_form() for method in self.methods]),
             backbone=self._backbone_ref(),
             tokenizer=self._tokenizer_identity(snapshot),

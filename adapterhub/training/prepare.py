@@ -69,6 +69,8 @@ def prepare(
     data: RunData | None = None,
     kernels: KernelChoice | None = None,
     loader: BackboneLoader | None = None,
+    *,
+    attach_as: str | None = None,
 ) -> PreparedRun:
     """Load the backbone, attach the adapter and encode; write nothing.
 
@@ -77,13 +79,15 @@ def prepare(
         data: its data, if it has been read already.
         kernels: dtype and attention implementation of the backbone; None chooses them.
         loader: loads the backbone; a shared one has it from an earlier run.
+        attach_as: the adapter's name on the model, if it is not that of the recipe.
     """
     methods = parse_methods(recipe.method)  # type: ignore[arg-type]
     data = data or read_data(recipe)
     loader = loader or BackboneLoader()
     loaded = loader.backbone(recipe, data, kernels or choose_kernels(recipe, data, methods))
     model, tokenizer, kernels = loaded.model, loaded.tokenizer, loaded.kernels
-    adapter = attach(model, methods, name=recipe.name)
+    adapter = attach(model, methods, name=attach_as or recipe.name)
+    adapter.metadata.name = recipe.name
     _check_packing(data.task, adapter)
     _check_stages(data, adapter)
     adapter.metadata.task = data.task.name

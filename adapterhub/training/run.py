@@ -81,16 +81,11 @@ def run(
         AdapterhubError: of any type; the folder is neither created nor changed unless training
             could start.
     """
-    output = Path(recipe.output)
-    check_launcher()
-    check_trackers(recipe.train.tracker)
-    if is_main():
-        check_output(output, resume)
     loader = loader or BackboneLoader()
-    kernels = _kernels_of(output / RECIPE, recipe) if resume else None
-    prepared = prepare(recipe, data, kernels, loader)
+    prepared = prepare_run(recipe, resume=resume, data=data, loader=loader)
     try:
-        outcome = _run(prepared, recipe, reporter, resume)
+        with open_run(prepared, recipe, reporter, resume) as opened:
+            outcome = opened.finish(loop.train(opened.session))
         if ended is not None:
             ended(prepared, outcome)
         return outcome
@@ -98,25 +93,76 @@ def run(
         loader.release(prepared.model)
 
 
-def _run(prepared: PreparedRun, recipe: Recipe, reporter: Reporter, resume: bool) -> RunOutcome:
-    """Train, evaluate and save; `recipe` is as given, without what follows from the data."""
+def prepare_run(
+    recipe: Recipe,
+    *,
+    resume: bool,
+    data: RunData | None,
+    loader: BackboneLoader,
+    attach_as: str | None = None,
+) -> PreparedRun:
+    """Check the output folder, and prepare a run with the kernels that it was started with.
+
+    Args:
+        recipe: the recipe.
+        resume: continue the run in the output folder, if there is one.
+        data: the data of the recipe, if it has been read already.
+        loader: loads the backbone.
+        attach_as: the adapter's name on the model, where others are attached.
+    """
+    output = Path(recipe.output)
+    check_launcher()
+    check_trackers(recipe.train.tracker)
+    if is_main():
+        check_output(output, resume)
+    kernels = _kernels_of(output / RECIPE, recipe) if resume else None
+    return prepare(recipe, data, kernels, loader, attach_as=attach_as)
+
+
+@dataclass(frozen=True)
+class OpenedRun:
+    """A run whose output folder is held: its session, and what to call with the result."""
+
+    session: loop.TrainingSession
+    finish: Callable[[loop.TrainingResult], RunOutcome]
+
+
+@contextmanager
+def open_run(
+    prepared: PreparedRun, recipe: Recipe, reporter: Reporter, resume: bool
+) -> Iterator[OpenedRun]:
+    """Hold the output folder of a run inside, and let it train and save there.
+
+    Args:
+        prepared: the run.
+        recipe: its recipe as given, without what follows from the data.
+        reporter: where progress is reported.
+        resume: continue the run in the output folder, if there is one.
+    """
     output, chosen = Path(recipe.output), prepared.kernels
     recipe = replace(recipe, dtype=chosen.dtype, attention=chosen.attention)
     if is_main():
         reporter = Several([reporter, start_trackers(prepared.recipe, reporter, resume=resume)])
     page = _page(prepared, output, reporter)
+    written = partial(_write_recipe, output, recipe)
     with hold_output(output, resume) if is_main() else nullcontext():
         try:
-            written = partial(_write_recipe, output, recipe)
             with training_session(prepared, reporter, resume, written, page) as session:
-                result = loop.train(session)
+                yield OpenedRun(session, partial(_finish, prepared, output, page))
         finally:
             stages.unfreeze_all(prepared.adapter)
-        outcome = _save(prepared, output, result)
-        if page is None:
-            return outcome
-        said = (*outcome.verdict, *one_class(page.only_class))
-        return replace(outcome, page=page.finish(), verdict=said)
+
+
+def _finish(
+    prepared: PreparedRun, output: Path, page: RunPage | None, result: loop.TrainingResult
+) -> RunOutcome:
+    """Save the adapter, and write the report."""
+    stages.unfreeze_all(prepared.adapter)
+    outcome = _save(prepared, output, result)
+    if page is None:
+        return outcome
+    said = (*outcome.verdict, *one_class(page.only_class))
+    return replace(outcome, page=page.finish(), verdict=said)
 
 
 def _page(prepared: PreparedRun, output: Path, reporter: Reporter) -> RunPage | None:
