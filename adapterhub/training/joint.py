@@ -45,9 +45,9 @@ from adapterhub.training.stop_signals import StopRequest, catch_stop_signals
 from adapterhub.training.trainee import AdapterTrainee
 
 Outcome = TrainingResult | AdapterhubError
-# Of a shared pass, with padding. On a processor, 4 configurations of a 6-layer BERT took, one
-# after another, 1.17 times as long with 208 tokens of all, 1.07 with 416, 0.99 with 832 on one
-# thread; 1.40 with 416, 1.13 with 832, 1.06 with 1,664 on two (benchmarks/speed/joint.py).
+# Of a shared pass, with padding. On a processor, 8 steps of 4 configurations of a 6-layer BERT
+# took, one after another, 1.16 times as long with 208 tokens of all, 1.05 with 416 and 1.02 with
+# 832 on one thread (benchmarks/speed/joint.py): larger products are no faster there.
 TOKENS = {"cpu": 1024}
 # Elsewhere the calls of a small pass take longer than its arithmetic. Not measured; a pass for
 # which memory does not suffice halves it.
