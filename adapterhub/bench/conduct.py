@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -34,8 +34,11 @@ WORK = "work"
 class CellEngine(Protocol):
     """Runs cells that do not depend on each other."""
 
-    def run(self, cells: Sequence[tuple[Cell, bool]]) -> Iterator[CellRecord]:
-        """Yield the record of each cell when it has ended; the flag is whether to measure."""
+    def run(self, cells: Iterable[tuple[Cell, bool]]) -> Iterator[CellRecord]:
+        """Yield the record of each cell when it has ended; the flag is whether to measure.
+
+        A cell is taken from `cells` only when it can begin at once.
+        """
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class LocalEngine:
     ) -> None:
         self.contexts, self.loader, self.work = contexts, loader, work
 
-    def run(self, cells: Sequence[tuple[Cell, bool]]) -> Iterator[CellRecord]:
+    def run(self, cells: Iterable[tuple[Cell, bool]]) -> Iterator[CellRecord]:
         """Yield the record of each cell when it has ended."""
         for cell, measure in cells:
             yield run_cell(cell, self.contexts[cell.task], self.loader, self.work, measure=measure)
