@@ -36,6 +36,9 @@ MOST_TRIES = 3  # of a cell, if its worker dies
 CPUS = 4  # of a worker, if the user does not say how many there are
 CONNECTING = 10.0  # seconds
 STARTING = 600.0  # seconds until a worker answers; a busy or growing cluster takes minutes
+# What Ray reads when it is imported: it reports no usage to its makers, and does not print the
+# deaths of workers, which are survived or raised here.
+ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 
 
 @dataclass(frozen=True)
@@ -245,9 +248,11 @@ class RayEngine:
             self._replace(actor, job)
             return job, None
         if not job.cell and result:
-            raise BackboneError(f"a node of the Ray cluster cannot run the study: {result}",
-                                expected="the same release of adapterhub on every node, and the "
-                                "files of the backbone: in the same folder, or in the Hub's cache")
+            raise BackboneError(
+                f"a node of the Ray cluster cannot run the study: {result}",
+                expected="the same release of adapterhub on every node, and the "
+                "files of the backbone: in the same folder, or in the Hub's cache",
+            )
         self.free.append(actor)
         return job, result if job.cell else None
 
@@ -283,7 +288,8 @@ def import_ray() -> Any:
     Raises:
         ConfigError: it is not installed.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report to its makers
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     try:
         import ray
         import ray.exceptions
