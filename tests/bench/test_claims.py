@@ -99,7 +99,7 @@ def test_shards_in_turns_run_every_cell_once(study: Study, tmp_path: Path) -> No
 
 
 def test_two_processes_at_once_run_every_cell_once(study: Study, tmp_path: Path) -> None:
-    study = with_methods(study, "head", "lora(rank=2)")
+    study = with_methods(study, "head")
     plan, folder, engine = planned(study, tmp_path)
     expected = {r.key: facts(r) for r in run_study(plan, folder, engine).records}
     shared = tmp_path / "shared"
