@@ -160,6 +160,9 @@ class RayEngine:
                 self.started = True
                 with doing("starting Ray"):
                     _connect(self.ray, self.address)
+                if threading.current_thread() is threading.main_thread():
+                    # As Ctrl-C: Ray's own handler would abort before anything is cleaned up.
+                    signal.signal(signal.SIGTERM, signal.default_int_handler)
             self.data = self.ray.put(self.contexts)
             for share in share_out(self.ray.nodes(), self.workers):
                 self._hire(share, _Job())
@@ -176,7 +179,7 @@ class RayEngine:
         if self.started:
             self.ray.shutdown()
             if threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGTERM, self.handler)  # Ray has replaced it
+                signal.signal(signal.SIGTERM, self.handler)
 
     def run(self, cells: Iterable[tuple[Cell, bool]]) -> Iterator[CellRecord]:
         """Yield the record of each cell when it has ended; take the next one when a worker is free.
