@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -64,7 +65,7 @@ def affordable_steps(
 def _step_time(group: Group, context: TaskContext, loader: BackboneLoader, work: Path) -> StepTime:
     """Return the time of a step; that of a method that fails is 0, as its runs end at once."""
     cell = Cell(group.task, group.method, group.rows, PROBE_STEPS, group.rate, 0, "search")
-    output = work / "probe"
+    output = work / f"probe-{os.getpid()}"  # another process may plan in the same folder
     shutil.rmtree(output, ignore_errors=True)
     recipe = context.recipe_of(cell, output)
     recipe = replace(recipe, train=replace(recipe.train, eval_every=PROBE_STEPS))

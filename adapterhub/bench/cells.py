@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
+
+from adapterhub.errors import ConfigError
 
 FORMAT = 1
 
@@ -58,6 +61,30 @@ class Cell:
         """Return the cell in a few words, for progress."""
         rows = f"{self.rows:,} rows" if self.stage == "search" else f"{self.rows:,} rows, final"
         return f"{self.task}: {self.method}, rate {self.rate:.1e}, seed {self.seed}, {rows}"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A part of the cells of a study: number `number` of `count`, from 1."""
+
+    number: int = 1
+    count: int = 1
+
+    def has(self, key: str) -> bool:
+        """Return whether the cell of a key is in this part."""
+        return int(key, 16) % self.count == self.number - 1
+
+
+def parse_shard(text: str) -> Shard:
+    """Read a shard such as 2/4.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    found = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise ConfigError(f"--shard {text!r}", expected="K/N, with K from 1 to N: 2/4")
+    return Shard(int(found[1]), int(found[2]))
 
 
 def cell_key(cell: Cell, context: Any) -> str:

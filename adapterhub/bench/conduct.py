@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -12,12 +13,20 @@ from adapterhub.anatomy.build import anatomy_of
 from adapterhub.backbones.fingerprint import fingerprint
 from adapterhub.backbones.load import meta_model
 from adapterhub.bench.budget import affordable_steps
-from adapterhub.bench.cells import Cell, Group
+from adapterhub.bench.cells import Cell, Group, Shard
+from adapterhub.bench.claims import Claims
 from adapterhub.bench.equal_size import count_of, equal_sized, is_near
 from adapterhub.bench.execute import TaskContext, run_cell
 from adapterhub.bench.records import CellRecord, RecordFolder
 from adapterhub.bench.search import RateChoice, final_cell, next_cells
-from adapterhub.bench.study import Study, method_label, seconds_of, with_option, with_steps
+from adapterhub.bench.study import (
+    Study,
+    method_label,
+    read_study,
+    seconds_of,
+    with_option,
+    with_steps,
+)
 from adapterhub.bench.task_data import read_task_data
 from adapterhub.errors import OutputError
 from adapterhub.files.atomic import replace_file
@@ -33,13 +42,18 @@ from adapterhub.training.recipe import Recipe
 STUDY = "study.yaml"
 RECORDS = "records"
 WORK = "work"
+CLAIMS = "claims"
+POLL = 2.0  # seconds between two looks at what other processes have done
 
 
 class CellEngine(Protocol):
     """Runs cells that do not depend on each other."""
 
-    def run(self, cells: Sequence[tuple[Cell, bool]]) -> Iterator[CellRecord]:
-        """Yield the record of each cell when it has ended; the flag is whether to measure."""
+    def run(self, cells: Iterable[tuple[Cell, bool]]) -> Iterator[CellRecord]:
+        """Yield the record of each cell when it has ended; the flag is whether to measure.
+
+        A cell is taken from `cells` only when it can begin at once.
+        """
 
 
 @dataclass(frozen=True)
@@ -71,7 +85,7 @@ class LocalEngine:
     ) -> None:
         self.contexts, self.loader, self.work = contexts, loader, work
 
-    def run(self, cells: Sequence[tuple[Cell, bool]]) -> Iterator[CellRecord]:
+    def run(self, cells: Iterable[tuple[Cell, bool]]) -> Iterator[CellRecord]:
         """Yield the record of each cell when it has ended."""
         for cell, measure in cells:
             yield run_cell(cell, self.contexts[cell.task], self.loader, self.work, measure=measure)
@@ -223,29 +237,71 @@ def run_study(
     folder: RecordFolder,
     engine: CellEngine,
     done: Callable[[CellRecord, int], None] = lambda record, left: None,
+    shard: Shard | None = None,
 ) -> StudyState:
-    """Run every cell that has no record yet.
+    """Run every cell that has no record yet; other processes may run others in the same folder.
 
     Args:
         planned: the study.
         folder: its records.
         engine: runs the cells.
         done: called with each new record, and the number of cells that are known to be left.
+        shard: which cells to run. Without it all of them; those that other processes run are then
+            waited for.
 
     Raises:
         Stopped: a signal stopped the study; what is done is recorded.
     """
-    score = Scores(planned, folder)
+    with Claims(folder.folder.with_name(CLAIMS)) as claims:
+        turn = _Turn(planned, folder, claims, shard or Shard())
+        while cells := turn.left():
+            new = 0
+            for record in engine.run(turn.claimed(cells)):
+                folder.write(record)
+                claims.release(record.key)
+                new += 1
+                done(record, sum(turn.score.record(cell) is None for cell in cells))
+            if not new and shard is not None:
+                break
+            if not new:
+                time.sleep(POLL)
+    return study_state(planned, folder)
+
+
+@dataclass
+class _Turn:
+    """The cells that this process may run."""
+
+    planned: PlannedStudy
+    folder: RecordFolder
+    claims: Claims
+    shard: Shard
+
+    def __post_init__(self) -> None:
+        self.score = Scores(self.planned, self.folder)
+
+    def left(self) -> list[Cell]:
+        """Return the cells that can run now, in any process."""
+        bench = self.planned.study.bench
+        return next_cells(self.planned.groups, bench.rates, bench.seeds, self.score)[0]
+
+    def claimed(self, cells: Iterable[Cell]) -> Iterator[tuple[Cell, bool]]:
+        """Claim the cells one after the other, and yield those that no other process has."""
+        for cell in cells:
+            key = self.planned.key(cell)
+            if not self.shard.has(key) or not self.claims.take(key):
+                continue
+            if self.score.record(cell) is None:
+                yield cell, _measures(cell)
+            else:
+                self.claims.release(key)
+
+
+def cells_left(planned: PlannedStudy, folder: RecordFolder) -> int:
+    """Return the number of cells that can run now; none if the study is complete."""
     bench = planned.study.bench
-    while True:
-        cells, _ = next_cells(planned.groups, bench.rates, bench.seeds, score)
-        if not cells:
-            return study_state(planned, folder)
-        left = len(cells)
-        for record in engine.run([(cell, _measures(cell)) for cell in cells]):
-            folder.write(record)
-            left -= 1
-            done(record, left)
+    score = Scores(planned, folder)
+    return len(next_cells(planned.groups, bench.rates, bench.seeds, score)[0])
 
 
 def _measures(cell: Cell) -> bool:
@@ -275,9 +331,10 @@ def keep_study(study: Study, output: Path) -> None:
 
     Raises:
         OutputError: the folder has another study, or cannot be written.
+        ConfigError: its study is broken.
     """
     path, text = output / STUDY, study.to_yaml()
-    if path.exists() and path.read_text(encoding="utf-8") != text:
+    if path.exists() and _at(output, read_study(path)).to_yaml() != _at(output, study).to_yaml():
         raise OutputError(
             f"{output} has another study",
             expected="the same options as when it was begun",
@@ -286,3 +343,8 @@ def keep_study(study: Study, output: Path) -> None:
     with writing(path):
         output.mkdir(parents=True, exist_ok=True)
         replace_file(path, text.encode())
+
+
+def _at(output: Path, study: Study) -> Study:
+    """Return a study in a folder: it may have been moved there, or have another path elsewhere."""
+    return replace(study, recipe=replace(study.recipe, output=str(output)))

@@ -2,31 +2,55 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+from adapterhub.bench.cells import Shard
 from adapterhub.bench.conduct import (
     RECORDS,
     WORK,
+    CellEngine,
     LocalEngine,
+    cells_left,
     keep_study,
     plan_study,
     run_study,
 )
+from adapterhub.bench.execute import TaskContext
+from adapterhub.bench.ray_engine import RayEngine, import_ray
 from adapterhub.bench.records import CellRecord, RecordFolder
 from adapterhub.bench.study import Study
 from adapterhub.cli._format import say, seconds_text
 from adapterhub.status import Display, showing
-from adapterhub.training.loading import SharedLoader
+from adapterhub.training.loading import BackboneLoader, SharedLoader
+
+LEFT = 3  # the exit code where cells are left to other processes
 
 
-def bench_study(study: Study, *, quiet: bool) -> None:
-    """Run what is missing of a study, and print its table.
+@dataclass(frozen=True)
+class RunsOn:
+    """Where cells run: an engine, local or ray, its workers and its address; and which of them."""
+
+    engine: str = "local"
+    workers: int | None = None
+    address: str | None = None
+    shard: Shard | None = None
+
+
+def bench_study(study: Study, *, quiet: bool, runs_on: RunsOn) -> None:
+    """Run what is missing of a study, and print its table; exit where cells are left to others.
 
     Args:
         study: the study.
         quiet: print no progress.
+        runs_on: where its cells run.
     """
+    if runs_on.engine == "ray":
+        import_ray()  # before a backbone is loaded
     output = Path(study.recipe.output)
     loader, work = SharedLoader(), output / WORK
     planned = plan_study(study, loader, work)
@@ -42,9 +66,31 @@ def bench_study(study: Study, *, quiet: bool) -> None:
             spent = seconds_text(time.monotonic() - began)
             say(f"{record.cell.describe()}: {_result(record)}  ({spent}, {left} left)", err=True)
 
-    with showing(Display()):
-        state = run_study(planned, folder, LocalEngine(planned.contexts, loader, work), done)
+    with engine_for(runs_on, planned.contexts, loader, work) as engine, showing(Display()):
+        state = run_study(planned, folder, engine, done, runs_on.shard)
+    if left := cells_left(planned, folder):
+        say(f"at least {left} runs are left to other shards; run them, then this one again")
+        sys.exit(LEFT)
     say(f"{len(state.records)} records in {folder.folder}")
+
+
+@contextmanager
+def engine_for(
+    runs_on: RunsOn, contexts: dict[str, TaskContext], loader: BackboneLoader, work: Path
+) -> Iterator[CellEngine]:
+    """Start what runs the cells, and stop it.
+
+    Args:
+        runs_on: the options.
+        contexts: the tasks.
+        loader: loads the backbone in this process.
+        work: the folder for checkpoints.
+    """
+    if runs_on.engine == "local":
+        yield LocalEngine(contexts, loader, work)
+        return
+    with RayEngine(contexts, work.absolute(), runs_on.workers, runs_on.address) as engine:
+        yield engine
 
 
 def _result(record: CellRecord) -> str:

@@ -19,6 +19,7 @@ SECTIONS = {
     "What to compare": ("backbone", "methods", "baseline", "equal_parameters", "quantize", "task"),
     "Data": ("train", "eval", "test", "text", "pair", "label", "labels"),
     "How much": ("budget", "steps", "rates", "seeds", "rows", "batch_size", "max_length"),
+    "Where it runs": ("engine", "workers", "ray_address", "shard"),
     "Result": ("output",),
 }
 
@@ -50,6 +51,20 @@ SECTIONS = {
 @click.option("--seeds", type=int, metavar="N", help="Runs of each method with its best rate.")
 @click.option("--rates", type=int, metavar="N", help="Learning rates that are tried.")
 @click.option("--rows", metavar="N,N", help="Numbers of training rows to compare at.")
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Where runs take place: in this process, or on the workers of a Ray cluster.",
+)
+@click.option("--workers", type=int, metavar="N", help="Ray: runs at once, on all its machines.")
+@click.option(
+    "--ray-address",
+    metavar="HOST:PORT",
+    help="Ray: a running cluster. Default: as Ray finds it (RAY_ADDRESS), or this machine.",
+)
+@click.option("--shard", metavar="K/N", help="Do the K-th of N parts of the runs, and end.")
 @click.option("--quiet", is_flag=True, help="Print no progress.")
 def command(
     words: tuple[str, ...],
@@ -62,6 +77,10 @@ def command(
     seeds: int | None,
     rates: int | None,
     rows: str | None,
+    engine: str,
+    workers: int | None,
+    ray_address: str | None,
+    shard: str | None,
     quiet: bool,
     **flags: Any,
 ) -> None:
@@ -70,6 +89,7 @@ def command(
     For each method, learning rates around its default are tried, all with equal trials, and the
     best one is trained with several seeds. The same command continues a study that was stopped.
     """
+    from adapterhub.bench.cells import parse_shard
     from adapterhub.bench.study import read_study
     from adapterhub.training.sweep import split_values
 
@@ -90,10 +110,13 @@ def command(
         file = str(Path(output) / "study.yaml")
     study = read_study(file, overrides, nested_flags(flags), bench)
     _check_complete(study)
+    part = parse_shard(shard) if shard else None
+    _check_engine(study, engine, {"--workers": workers, "--ray-address": ray_address}, shard)
     with showing(Display() if quiet else display_for_terminal()):
         with doing("loading torch"):
-            from adapterhub.cli._bench import bench_study
-        bench_study(study, quiet=quiet)
+            from adapterhub.cli._bench import RunsOn, bench_study
+        runs_on = RunsOn(engine, workers, ray_address, part)
+        bench_study(study, quiet=quiet, runs_on=runs_on)
 
 
 def _numbers(text: str | None) -> tuple[int, ...] | None:
@@ -103,6 +126,17 @@ def _numbers(text: str | None) -> tuple[int, ...] | None:
         return tuple(int(each.replace("_", "")) for each in text.split(","))
     except ValueError as error:
         raise ConfigError(f"--rows {text!r}", expected="whole numbers: 100,500,2000") from error
+
+
+def _check_engine(study: Any, engine: str, of_ray: dict[str, Any], shard: str | None) -> None:
+    given = [name for name, value in of_ray.items() if value is not None]
+    if engine == "local" and given:
+        raise ConfigError(f"{' and '.join(given)} without Ray", hint="--engine ray")
+    if shard and study.bench.budget is not None and study.bench.steps is None:
+        raise ConfigError(
+            "--shard with --budget: each process would measure other times, and plan other runs",
+            hint="--steps N; or run it once without --shard until the first run is done",
+        )
 
 
 def _check_complete(study: Any) -> None:

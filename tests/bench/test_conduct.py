@@ -93,6 +93,13 @@ def test_numbers_of_rows_are_compared_separately(study: Study, tmp_path: Path) -
     assert {record.cell.rows for record in state.records} == {20, 104}
 
 
+def test_the_folder_of_a_study_may_be_moved(study: Study, tmp_path: Path) -> None:
+    keep_study(study, tmp_path / "a")
+    (tmp_path / "a").rename(tmp_path / "b")
+    moved = replace(study, recipe=replace(study.recipe, output=str(tmp_path / "b")))
+    keep_study(moved, tmp_path / "b")
+
+
 def test_the_folder_of_another_study_is_refused(study: Study, tmp_path: Path) -> None:
     keep_study(study, tmp_path)
     keep_study(study, tmp_path)

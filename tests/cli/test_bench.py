@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from command_line import refused
 from fixtures import sentences, write_tsv
+
+from adapterhub.bench.conduct import LocalEngine
+from adapterhub.cli import _bench
+from adapterhub.training.loading import SharedLoader
 
 SMALL = ("--methods", "head,lora(rank=2, alpha=4)", "--rates", "1", "--seeds", "1", "--steps", "2")
 
@@ -30,6 +35,48 @@ def test_flags_alone_run_a_study_and_the_same_command_repeats_nothing(adapterhub
     assert code == 0, err
     assert {path: path.stat().st_mtime_ns for path in records.iterdir()} == times
     assert "rate 1.0e-03" not in err
+
+
+def test_a_shard_ends_with_a_code_of_its_own_until_all_is_done(adapterhub, words, tmp_path):
+    codes = [adapterhub("bench", *words, *SMALL, "--shard", f"{number}/2", "--quiet")
+             for number in (1, 2)]  # fmt: skip
+    records = len(list((tmp_path / "study" / "records").glob("*.json")))
+    assert records == 2
+    assert codes[1][0] == 0, codes[1]
+    first_had_all = "2 records" in codes[0][1]
+    assert codes[0][0] == (0 if first_had_all else 3)
+    assert first_had_all or "left to other shards" in codes[0][1]
+
+
+def test_the_engine_is_chosen_by_a_flag(adapterhub, words, monkeypatch):
+    calls = []
+
+    class Engine(LocalEngine):
+        def __init__(self, contexts, work, workers, address):
+            super().__init__(contexts, SharedLoader(), work)
+            calls.append((work.is_absolute(), workers, address))
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            calls.append("stopped")
+
+    monkeypatch.setattr(_bench, "RayEngine", Engine)
+    monkeypatch.setattr(_bench, "import_ray", lambda: None)
+    code, _, err = adapterhub("bench", *words, *SMALL, "--engine", "ray", "--workers", "2",
+                              "--ray-address", "host:1")  # fmt: skip
+    assert code == 0, err
+    assert calls == [(True, 2, "host:1"), "stopped"]
+
+
+def test_flags_of_ray_and_shards_are_checked(adapterhub, words, monkeypatch):
+    refused(adapterhub("bench", *words, "--workers", "2"), "--workers", "--engine ray")
+    refused(adapterhub("bench", *words, "--shard", "3/2"), "K/N")
+    budget = ("--shard", "1/2", "--budget", "1h")
+    refused(adapterhub("bench", *words, *budget), "--steps N")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    refused(adapterhub("bench", *words, "--engine", "ray"), 'pip install "adapterhub[ray]"')
 
 
 def test_mistakes_are_found_before_anything_is_loaded(adapterhub, words, tmp_path):

@@ -1,0 +1,321 @@
+"""Runs the cells of a study on the workers of a Ray cluster, each with its own loaded backbone.
+
+A worker is a Ray actor. The data travel once, through Ray's object store; the backbone does not:
+each node needs its files. A worker that dies loses only its cell, which another one runs again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import re
+import signal
+import socket
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from adapterhub._version import __version__
+from adapterhub.backbones.fingerprint import fingerprint
+from adapterhub.bench.cells import Cell
+from adapterhub.bench.execute import TaskContext, run_cell
+from adapterhub.bench.records import CellRecord
+from adapterhub.errors import AdapterhubError, BackboneError, ConfigError, TrainingError
+from adapterhub.status import doing
+from adapterhub.training.loading import SharedLoader
+from adapterhub.training.stop_signals import Stopped
+
+MOST_TRIES = 3  # of a cell, if its worker dies
+CPUS = 4  # of a worker, if the user does not say how many there are
+CONNECTING = 10.0  # seconds
+STARTING = 600.0  # seconds until a worker answers; a busy or growing cluster takes minutes
+# What Ray reads when it is imported: it reports no usage to its makers, and does not print the
+# deaths of workers, which are survived or raised here.
+ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
+
+
+@dataclass(frozen=True)
+class WorkerShare:
+    """What a worker gets of a node; `node` is Ray's id."""
+
+    node: str
+    cpus: int
+    gpus: int = 0
+
+
+def share_out(nodes: Iterable[Mapping[str, Any]], workers: int | None) -> list[WorkerShare]:
+    """Divide the CPUs and GPUs of a cluster among workers.
+
+    Args:
+        nodes: what `ray.nodes()` returns.
+        workers: how many; by default one for each GPU, or for every `CPUS` CPUs of a node.
+
+    Raises:
+        ConfigError: the cluster has no CPUs, or fewer than workers.
+    """
+    found = {node["NodeID"]: node["Resources"] for node in nodes if node["Alive"]}
+    cpus = {node: int(resources.get("CPU", 0)) for node, resources in found.items()}
+    gpus = {node: int(resources.get("GPU", 0)) for node, resources in found.items()}
+    units, name, each = (gpus, "GPUs", 1) if any(gpus.values()) else (cpus, "CPUs", CPUS)
+    counts = {node: max(count // each, min(count, 1)) for node, count in units.items()}
+    most, wanted = sum(units.values()), sum(counts.values()) if workers is None else workers
+    if not 1 <= wanted <= most:
+        raise ConfigError(
+            f"{wanted} workers on a Ray cluster with {most} {name}",
+            expected=f"from one worker to one for each of its {name}",
+            hint=f"--workers {most}" if most else "ray start on machines with CPUs or GPUs",
+        )
+    if workers is not None:
+        counts = dict.fromkeys(units, 0)
+        for _ in range(workers):
+            counts[max(units, key=lambda node: units[node] / (counts[node] + 1))] += 1
+    return [
+        WorkerShare(node, cpus[node] // count, int(units is gpus))
+        for node, count in counts.items()
+        for _ in range(count)
+    ]
+
+
+class BenchWorker:
+    """Runs cells in a process of a node; a Ray actor."""
+
+    def __init__(
+        self, contexts: dict[str, TaskContext], work: Path, threads: int, driver: tuple[str, str]
+    ) -> None:
+        self.contexts, self.work, self.loader = contexts, work, SharedLoader()
+        self.version, folder = driver
+        torch.set_num_threads(threads)
+        if Path(folder).is_dir():  # the path of a backbone may be relative
+            os.chdir(folder)
+
+    def problem(self) -> str:
+        """Return why cells cannot run on this node; nothing if they can."""
+        if self.version != __version__:
+            return f"it has adapterhub {__version__}; the study was started with {self.version}"
+        for context in self.contexts.values():
+            backbone = context.recipe.backbone
+            try:
+                found = fingerprint(backbone, revision=context.recipe.revision)
+            except AdapterhubError as error:
+                return error.problem
+            if found != context.backbone:
+                return f"its files of the backbone {backbone!r} have other weights"
+        return ""
+
+    def run(self, cell: Cell, measure: bool) -> CellRecord:
+        """Run a cell; continue it where it was killed, if the study's folder is shared.
+
+        Args:
+            cell: the cell.
+            measure: whether to measure the overhead at inference.
+        """
+        with tempfile.TemporaryDirectory(prefix="adapterhub-bench-") as own:
+            work = self.work if self.work.parent.is_dir() else Path(own)
+            context = self.contexts[cell.task]
+            record = run_cell(cell, context, self.loader, work, measure=measure)
+        return replace(record, origin={**record.origin, "node": platform.node()})
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What a worker does: a cell, with the flag whether to measure, or nothing but start."""
+
+    cell: tuple[Cell, bool] | None = None
+    tries: int = 1
+
+
+class RayEngine:
+    """Runs cells on a Ray cluster, each on the first worker that is free.
+
+    A context: at its end, also after Ctrl-C, its workers are stopped, and Ray where it was started
+    here.
+    """
+
+    def __init__(
+        self,
+        contexts: dict[str, TaskContext],
+        work: Path,
+        workers: int | None = None,
+        address: str | None = None,
+    ) -> None:
+        self.contexts, self.work, self.workers, self.address = contexts, work, workers, address
+        self.ray = import_ray()
+        self.actors: dict[Any, WorkerShare] = {}
+        self.free: list[Any] = []
+        self.running: dict[Any, tuple[Any, _Job]] = {}  # by the reference to the result
+        self.started = False
+        self.handler = signal.getsignal(signal.SIGTERM)
+
+    def __enter__(self) -> RayEngine:
+        """Connect to the cluster, or start Ray, and start the workers."""
+        try:
+            if not self.ray.is_initialized():
+                self.started = True
+                with doing("starting Ray"):
+                    _connect(self.ray, self.address)
+                if threading.current_thread() is threading.main_thread():
+                    # As Ctrl-C: Ray's own handler would abort before anything is cleaned up.
+                    signal.signal(signal.SIGTERM, signal.default_int_handler)
+            self.data = self.ray.put(self.contexts)
+            for share in share_out(self.ray.nodes(), self.workers):
+                self._hire(share, _Job())
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop the workers."""
+        for actor in self.actors:
+            self.ray.kill(actor)
+        self.actors.clear()
+        if self.started:
+            self.ray.shutdown()
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, self.handler)
+
+    def run(self, cells: Iterable[tuple[Cell, bool]]) -> Iterator[CellRecord]:
+        """Yield the record of each cell when it has ended; take the next one when a worker is free.
+
+        Raises:
+            BackboneError: a node cannot run them.
+            TrainingError: no worker starts, or those of a cell died `MOST_TRIES` times.
+        """
+        jobs = (_Job(cell) for cell in cells)
+        again: list[_Job] = []
+        lost: list[_Job] = []
+        while True:
+            while self.free and (job := again.pop() if again else next(jobs, None)):
+                self._submit(job)
+            if self.free and not self._has_cells():
+                break
+            job, record = self._next()
+            if record is not None:
+                yield record
+            elif job.cell:
+                (again if job.tries < MOST_TRIES else lost).append(_retried(job))
+        if lost:
+            raise _lost(lost)
+
+    def _has_cells(self) -> bool:
+        return any(job.cell for _, job in self.running.values())
+
+    def _hire(self, share: WorkerShare, job: _Job) -> None:
+        """Start a worker; it is free once it has answered that it can run cells."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        options = {
+            "num_cpus": share.cpus,
+            "num_gpus": share.gpus,
+            # Soft: the worker of a node that is lost may start on another one.
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(share.node, soft=True),
+        }
+        kind = self.ray.remote(BenchWorker).options(**options)
+        driver = __version__, os.getcwd()
+        actor = kind.remote(self.data, self.work, max(1, share.cpus), driver)
+        self.actors[actor] = share
+        self.running[actor.problem.remote()] = actor, job
+
+    def _submit(self, job: _Job) -> None:
+        assert job.cell
+        actor = self.free.pop()
+        self.running[actor.run.remote(*job.cell)] = actor, job
+
+    def _next(self) -> tuple[_Job, CellRecord | None]:
+        """Wait until a worker has ended what it does; return that, and the record of a cell."""
+        ready, _ = self.ray.wait(list(self.running), num_returns=1, timeout=STARTING)
+        if not ready:
+            if self._has_cells():
+                return _Job(), None
+            raise TrainingError(
+                f"no worker of the Ray cluster started within {STARTING:.0f} s",
+                expected="free CPUs or GPUs",
+                hint="ray status shows who has them",
+            )
+        actor, job = self.running.pop(ready[0])
+        try:
+            result = self.ray.get(ready[0])
+        except Stopped:  # its node shuts down
+            self._replace(actor, job)
+            return job, None
+        except self.ray.exceptions.RayTaskError:
+            raise
+        except self.ray.exceptions.RayError:  # it died
+            self._replace(actor, job)
+            return job, None
+        if not job.cell and result:
+            raise BackboneError(
+                f"a node of the Ray cluster cannot run the study: {result}",
+                expected="the same release of adapterhub on every node, and the "
+                "files of the backbone: in the same folder, or in the Hub's cache",
+            )
+        self.free.append(actor)
+        return job, result if job.cell else None
+
+    def _replace(self, actor: Any, job: _Job) -> None:
+        """Start a worker in the place of one that died; one that never starts is no use."""
+        share = self.actors.pop(actor)
+        self.ray.kill(actor)
+        if not job.cell and job.tries >= MOST_TRIES:
+            raise TrainingError(
+                f"a worker died {job.tries} times when it started",
+                expected="memory for a process with torch and the data of the study",
+                hint="fewer --workers; Ray's logs, in /tmp/ray/session_latest/logs, have the cause",
+            )
+        self._hire(share, _Job() if job.cell else _retried(job))
+
+
+def _retried(job: _Job) -> _Job:
+    return replace(job, tries=job.tries + 1)
+
+
+def _lost(jobs: list[_Job]) -> TrainingError:
+    return TrainingError(
+        f"the workers of these cells died, {MOST_TRIES} times each",
+        offenders=[job.cell[0].describe() for job in jobs if job.cell],
+        expected="memory for as many runs at once as there are workers on a node",
+        hint="fewer --workers, or a smaller train.batch_size; all other cells are recorded",
+    )
+
+
+def import_ray() -> Any:
+    """Return the module ray.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError as error:
+        raise ConfigError(
+            "--engine ray needs Ray, which is not installed", hint='pip install "adapterhub[ray]"'
+        ) from error
+    return ray
+
+
+def _connect(ray: Any, address: str | None) -> None:
+    """Connect to a cluster, or start Ray on this machine; without its messages."""
+    chosen = address or os.environ.get("RAY_ADDRESS", "")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            if found := re.fullmatch(r"([^:/]+):(\d+)", chosen):
+                # Ray itself tries for five minutes.
+                socket.create_connection((found[1], int(found[2])), CONNECTING).close()
+            ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
+        except (OSError, OverflowError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"no Ray cluster at {chosen or 'this machine'}: {str(error).splitlines()[0]}",
+                expected="--ray-address HOST:PORT of a running cluster, or none to start Ray here",
+                hint="ray start --head, which prints the address",
+            ) from error

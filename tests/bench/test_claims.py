@@ -1,0 +1,138 @@
+"""Claims: one process at a time has a cell, and none has it for ever."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from studies import facts, planned
+
+from adapterhub.bench.cells import Shard
+from adapterhub.bench.claims import Claims
+from adapterhub.bench.conduct import RECORDS, cells_left, keep_study, run_study
+from adapterhub.bench.records import RecordFolder
+from adapterhub.bench.search import next_cells
+from adapterhub.bench.study import Study
+from adapterhub.errors import OutputError
+
+KEY = "0" * 32
+
+
+def with_methods(study: Study, *methods: str, rates: int = 2) -> Study:
+    return replace(study, bench=replace(study.bench, methods=methods, rates=rates))
+
+
+def test_a_cell_is_claimed_once_until_it_is_given_back(tmp_path: Path) -> None:
+    with Claims(tmp_path / "claims") as first, Claims(tmp_path / "claims") as second:
+        assert first.take(KEY)
+        assert not second.take(KEY)
+        assert not first.take(KEY)
+        assert second.take("1" * 32)
+        first.release(KEY)
+        assert second.take(KEY)
+    assert not list((tmp_path / "claims").iterdir())
+
+
+def test_the_claim_of_a_dead_process_is_free_at_once(tmp_path: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    with Claims(tmp_path) as claims:
+        claims.take(KEY)
+        path = claims.held[KEY]
+        path.write_text(json.dumps({**json.loads(path.read_text()), "pid": dead.pid}))
+        with Claims(tmp_path) as other, Claims(tmp_path) as third:
+            assert other.take(KEY)
+            assert not third.take(KEY)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_silent_claim_of_another_machine_expires_and_a_living_one_does_not(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / f"{KEY}.1"
+    path.write_text(json.dumps({"place": "elsewhere", "pid": os.getpid()}))
+    with Claims(tmp_path, expires=60) as claims:
+        assert not claims.take(KEY)
+        os.utime(path, (time.time() - 100,) * 2)
+        assert claims.take(KEY)
+    with Claims(tmp_path, expires=0.4, beat=0.05) as living, Claims(tmp_path, 0.4) as other:
+        assert living.take(KEY)
+        time.sleep(0.8)
+        assert not other.take(KEY)
+
+
+def test_a_claim_that_is_being_written_is_not_taken(tmp_path: Path) -> None:
+    (tmp_path / f"{KEY}.1").touch()
+    with Claims(tmp_path) as claims:
+        assert not claims.take(KEY)
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with Claims(tmp_path / "file") as claims, pytest.raises(OutputError, match="cannot be written"):
+        claims.take(KEY)
+
+
+def test_shards_in_turns_run_every_cell_once(study: Study, tmp_path: Path) -> None:
+    study = with_methods(study, "head", "lora(sites=[nowhere])")
+    plan, folder, engine = planned(study, tmp_path)
+    expected = [facts(record) for record in run_study(plan, folder, engine).records]
+    plan, folder, engine = planned(study, tmp_path / "shards")
+    ran: list[tuple[str, int]] = []
+    for turn in range(20):
+        shard = Shard(turn % 2 + 1, 2)
+        state = run_study(
+            plan, folder, engine, lambda r, left, s=shard: ran.append((r.key, s.number)), shard
+        )
+        if not cells_left(plan, folder):
+            break
+    assert [facts(record) for record in state.records] == expected
+    assert len({key for key, _ in ran}) == len(ran) == len(expected)
+    assert all(Shard(number, 2).has(key) for key, number in ran)
+    assert {number for _, number in ran} == {1, 2}
+
+
+def test_two_processes_at_once_run_every_cell_once(study: Study, tmp_path: Path) -> None:
+    study = with_methods(study, "head")
+    plan, folder, engine = planned(study, tmp_path)
+    expected = {r.key: facts(r) for r in run_study(plan, folder, engine).records}
+    shared = tmp_path / "shared"
+    keep_study(plan.study, shared)
+    command = [sys.executable, "-m", "adapterhub", "bench", "--output", str(shared)]
+    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    told = [process.communicate(timeout=240)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], told
+    found = {record.key: facts(record) for record in RecordFolder(shared / RECORDS).all()}
+    assert found == expected
+    lines = [line for text in told for line in text.splitlines() if " left)" in line]
+    assert len(lines) == len(expected), told
+
+
+def test_a_study_waits_for_the_cells_of_a_process_that_then_dies(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = with_methods(study, "head", rates=1)
+    plan, folder, engine = planned(study, tmp_path)
+    claims = folder.folder.with_name("claims")
+    other = Claims(claims)
+    first = next_cells(plan.groups, 1, 1, lambda cell: None)[0][0]
+    assert other.take(plan.key(first))
+    ended = run_study(plan, folder, engine, shard=Shard())
+    assert first not in [record.cell for record in ended.records]
+    assert cells_left(plan, folder) == 1
+    looks: list[float] = []
+
+    def dies(seconds: float) -> None:
+        looks.append(seconds)
+        other.release(plan.key(first))
+
+    monkeypatch.setattr("adapterhub.bench.conduct.time.sleep", dies)
+    run_study(plan, folder, engine)
+    assert cells_left(plan, folder) == 0
+    assert len(looks) == 1

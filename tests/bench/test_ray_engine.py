@@ -1,0 +1,232 @@
+"""Cells on a real local Ray of two nodes: the same records as in one process."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from studies import facts, planned
+
+from adapterhub._version import __version__
+from adapterhub.bench import ray_engine
+from adapterhub.bench.cells import Cell
+from adapterhub.bench.conduct import run_study
+from adapterhub.bench.ray_engine import (
+    BenchWorker,
+    RayEngine,
+    WorkerShare,
+    import_ray,
+    share_out,
+)
+from adapterhub.bench.records import CellRecord
+from adapterhub.bench.study import Study
+from adapterhub.errors import BackboneError, ConfigError, TrainingError
+
+CELLS = [(Cell("a", "lora", 10, 5, 1e-3, seed, "final"), False) for seed in range(4)]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """Start two nodes with a CPU each; return their address."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed")
+    ray = import_ray()
+    from ray.cluster_utils import Cluster
+
+    nodes = Cluster()
+    try:
+        nodes.add_node(num_cpus=1, include_dashboard=False)
+        nodes.add_node(num_cpus=1)
+        yield nodes.address
+    finally:
+        ray.shutdown()
+        nodes.shutdown()
+
+
+def light_worker(folder: Path) -> type:
+    """Return a worker without torch, whose cells with the files `dies-SEED` end its process.
+
+    A class in a function travels to the workers by value: they cannot import tests.
+    """
+
+    class Light:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def problem(self) -> str:
+            path = folder / "problem"
+            return path.read_text() if path.exists() else ""
+
+        def run(self, cell: Cell, measure: bool) -> CellRecord:
+            deaths = folder / f"dies-{cell.seed}"
+            if deaths.exists() and (left := int(deaths.read_text())):
+                deaths.write_text(str(left - 1))
+                os._exit(1)
+            return CellRecord(str(cell.seed), cell, "done", origin={"pid": os.getpid()})
+
+    return Light
+
+
+@pytest.fixture
+def light(cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RayEngine:
+    monkeypatch.setattr(ray_engine, "BenchWorker", light_worker(tmp_path))
+    return RayEngine({}, tmp_path / "work", address=cluster)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_two_nodes_give_the_records_of_one_process_though_a_worker_dies(
+    study: Study, tmp_path: Path, cluster: str, capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    methods = ("head", "lora(rank=2)", "lora(sites=[nowhere])")
+    study = replace(study, bench=replace(study.bench, methods=methods, rates=1))
+    plan, folder, local = planned(study, tmp_path)
+    expected = [facts(record) for record in run_study(plan, folder, local).records]
+    plan, folder, _ = planned(study, tmp_path / "ray")
+    died = tmp_path / "died"
+
+    class Dying(BenchWorker):
+        def run(self, cell: Cell, measure: bool) -> CellRecord:
+            if cell.stage == "final" and not died.exists():
+                died.touch()
+                os._exit(1)
+            return BenchWorker.run(self, cell, measure)
+
+    monkeypatch.setattr(ray_engine, "BenchWorker", Dying)
+    capfd.readouterr()
+    with RayEngine(plan.contexts, tmp_path / "ray" / "study" / "work", address=cluster) as engine:
+        assert [share.cpus for share in engine.actors.values()] == [1, 1]
+        state = run_study(plan, folder, engine)
+    assert died.exists()
+    assert [facts(record) for record in state.records] == expected
+    assert all("1 threads" in r.origin["device"] and r.origin["node"] for r in state.records)
+    assert capfd.readouterr() == ("", ""), "Ray's messages do not reach the user"
+    assert not list((tmp_path / "ray" / "study" / "work").iterdir())
+
+
+def test_a_study_that_is_stopped_continues_in_one_process(
+    study: Study, tmp_path: Path, cluster: str
+) -> None:
+    study = replace(study, bench=replace(study.bench, methods=("head",), rates=1))
+    plan, folder, local = planned(study, tmp_path)
+    expected = [facts(record) for record in run_study(plan, folder, local).records]
+    plan, folder, local = planned(study, tmp_path / "ray")
+
+    def stop(record: CellRecord, left: int) -> None:
+        raise KeyboardInterrupt
+
+    engine = RayEngine(plan.contexts, local.work, workers=1, address=cluster)
+    with pytest.raises(KeyboardInterrupt), engine:
+        run_study(plan, folder, engine, stop)
+    (before,) = folder.all()
+    new: list[str] = []
+    state = run_study(plan, folder, local, lambda record, left: new.append(record.key))
+    assert [facts(record) for record in state.records] == expected
+    assert sorted([before.key, *new]) == sorted(record.key for record in state.records)
+
+
+def test_a_cell_whose_worker_dies_is_run_again_and_no_worker_is_left(
+    light: RayEngine, tmp_path: Path
+) -> None:
+    (tmp_path / "dies-1").write_text("2")
+    with light:
+        records = list(light.run(CELLS))
+    assert sorted(record.key for record in records) == ["0", "1", "2", "3"]
+    until = time.monotonic() + 20
+    pids = {record.origin["pid"] for record in records}
+    while any(map(is_alive, pids)) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not any(map(is_alive, pids))
+    assert not light.ray.is_initialized()
+
+
+def test_a_cell_that_kills_every_worker_is_named_once_the_others_are_done(
+    light: RayEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_engine, "MOST_TRIES", 2)
+    (tmp_path / "dies-1").write_text("99")
+    records = []
+    with light, pytest.raises(TrainingError, match="2 times each") as error:
+        records.extend(record.key for record in light.run(CELLS))
+    assert sorted(records) == ["0", "2", "3"]
+    assert CELLS[1][0].describe() in str(error.value)
+
+
+def test_a_node_that_cannot_run_the_study_is_refused(light: RayEngine, tmp_path: Path) -> None:
+    (tmp_path / "problem").write_text("no backbone 'x'")
+    with light, pytest.raises(BackboneError, match="no backbone 'x'"):
+        list(light.run(CELLS))
+
+
+def test_a_worker_compares_release_and_weights(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    contexts = planned(study, tmp_path)[0].contexts
+    here = (__version__, str(tmp_path))
+    assert BenchWorker(contexts, tmp_path, 1, here).problem() == ""
+    other = BenchWorker(contexts, tmp_path, 1, ("0.0.1", str(tmp_path)))
+    assert "0.0.1" in other.problem()
+    weights = {name: replace(each, backbone="other") for name, each in contexts.items()}
+    assert "other weights" in BenchWorker(weights, tmp_path, 1, here).problem()
+    recipe = replace(contexts["train"].recipe, backbone="./nowhere")
+    missing = {"train": replace(contexts["train"], recipe=recipe)}
+    assert "./nowhere" in BenchWorker(missing, tmp_path, 1, here).problem()
+
+
+def test_an_address_without_a_cluster_is_refused(tmp_path: Path) -> None:
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed")
+    engine = RayEngine({}, tmp_path, address="127.0.0.1:1")
+    with pytest.raises(ConfigError, match=r"no Ray cluster at 127\.0\.0\.1:1"), engine:
+        pass
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match="not installed") as error:
+        RayEngine({}, tmp_path)
+    assert 'pip install "adapterhub[ray]"' in str(error.value)
+
+
+def node(name: str, cpus: float, gpus: float = 0, alive: bool = True) -> dict[str, Any]:
+    return {"NodeID": name, "Alive": alive, "Resources": {"CPU": cpus, "GPU": gpus}}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "workers", "expected"),
+    [
+        ([node("a", 1), node("b", 1)], None, [("a", 1, 0), ("b", 1, 0)]),
+        ([node("a", 16), node("b", 2)], None, [("a", 4, 0)] * 4 + [("b", 2, 0)]),
+        ([node("a", 16), node("b", 2)], 3, [("a", 5, 0)] * 3),
+        ([node("a", 8), node("b", 8)], 2, [("a", 8, 0), ("b", 8, 0)]),
+        ([node("a", 8), node("b", 8, alive=False)], 2, [("a", 4, 0)] * 2),
+        ([node("a", 16, 2), node("b", 64)], None, [("a", 8, 1)] * 2),
+        ([node("a", 16, 2)], 1, [("a", 16, 1)]),
+        ([node("a", 0), node("b", 2)], None, [("b", 2, 0)]),
+    ],
+)
+def test_a_cluster_is_shared_out(
+    nodes: list[dict[str, Any]], workers: int | None, expected: list[tuple[str, int, int]]
+) -> None:
+    assert share_out(nodes, workers) == [WorkerShare(*each) for each in expected]
+
+
+@pytest.mark.parametrize(("cpus", "workers"), [(2, 3), (2, 0), (0, None)])
+def test_more_workers_than_cpus_are_refused(cpus: int, workers: int | None) -> None:
+    with pytest.raises(ConfigError, match=f"with {cpus} CPUs"):
+        share_out([node("a", cpus)], workers)
