@@ -29,7 +29,7 @@ from adapterhub.bench.records import (
 from adapterhub.bench.task_data import TaskData
 from adapterhub.config.options import is_neutral, to_dict
 from adapterhub.data.examples import sample
-from adapterhub.errors import AdapterhubError
+from adapterhub.errors import AdapterhubError, OutputError
 from adapterhub.methods._spec import dump_methods, parse_methods
 from adapterhub.pages.predictions import outcomes_of
 from adapterhub.pages.run_files import RunFiles, read_run
@@ -112,6 +112,7 @@ def run_cell(
         measure: whether to measure the overhead at inference.
 
     Raises:
+        OutputError: the folder cannot be written.
         Stopped: a signal stopped the run, after its state was saved.
     """
     key = context.key(cell)
@@ -129,7 +130,7 @@ def run_cell(
         data = context.data.of(cell.rows, cell.seed)
         reporter = _files_only(output, recipe)
         run(recipe, reporter, resume=begun, data=data, loader=loader, ended=ended)
-    except Stopped:
+    except (Stopped, OutputError):  # neither says anything of the cell
         raise
     except AdapterhubError as error:
         status = "diverged" if isinstance(error, NotFinite) else "failed"

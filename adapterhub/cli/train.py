@@ -138,6 +138,13 @@ def _print_schema(context: click.Context, option: click.Parameter, given: bool) 
     help="Train once with each value of an option, in folders inside the output folder. Several "
     "times: all combinations.",
 )
+@click.option(
+    "--together",
+    type=click.IntRange(1),
+    default=1,
+    metavar="N",
+    help="Runs of a sweep that are in the loop at once; small batches share passes.",
+)
 @click.option("--resume", is_flag=True, help="Continue the run in the output folder.")
 @click.option("--dry-run", is_flag=True, help="Print sites, parameters and memory, then stop.")
 @click.option(
@@ -159,6 +166,7 @@ def _print_schema(context: click.Context, option: click.Parameter, given: bool) 
 def command(
     words: tuple[str, ...],
     sweep: tuple[str, ...],
+    together: int,
     resume: bool,
     dry_run: bool,
     show: int | None,
@@ -185,7 +193,7 @@ def command(
             each.name: read(file, [*overrides, *each.words], nested_flags(flags))
             for each in parse_sweep(sweep)
         }
-        train_sweep(recipes, resume=resume, dry_run=dry_run, quiet=quiet)
+        train_sweep(recipes, together, resume=resume, dry_run=dry_run, quiet=quiet)
         return
     if show:
         print_rows(recipe, show)
