@@ -1,0 +1,131 @@
+"""Names beside the points and lines of a chart, so that it needs no legend."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from adapterhub.errors import one_line
+from adapterhub.pages.figures import INK, MUTED
+
+_SIZE = 8.5  # points
+_HEIGHT, _WIDTH = 1.15 * _SIZE, 0.56 * _SIZE  # of a line and of a character, about
+_MOST = 20  # characters of a name
+# Where a label may be, from its point: angles in degrees, and distances in points.
+_ANGLES = (0, 180, 45, -45, 135, -135, 90, -90)
+_DISTANCES = (6, 14, 24, 36, 50)
+
+Box = tuple[float, float, float, float]
+
+
+def short_name(name: str) -> str:
+    """Return a name as a chart shows it."""
+    return one_line(name, _MOST)
+
+
+def label_points(axes: Any, points: Mapping[str, tuple[float, float]]) -> None:
+    """Write each name beside its point: over no other name or point, while there is place.
+
+    Args:
+        axes: the axes, with their final limits.
+        points: x and y by name.
+    """
+    places = {name: axes.transData.transform(point) for name, point in points.items()}
+    left, low, right, high = axes.get_window_extent().extents
+    taken: list[Box] = [(x - 4, y - 4, x + 4, y + 4) for x, y in places.values()]
+    for name, (x, y) in places.items():
+        text = short_name(name)
+        width = _WIDTH * len(text)
+        boxes = [
+            (_box(x, y, angle, distance, width), distance)
+            for distance, angle in itertools.product(_DISTANCES, _ANGLES)
+        ]
+        inside = [
+            (box, distance)
+            for box, distance in boxes
+            if box[0] >= left and box[2] <= right + 8 and box[1] >= low and box[3] <= high
+        ]
+        box, distance = min(
+            inside or boxes, key=lambda found: (_overlap(found[0], taken), found[1])
+        )
+        taken.append(box)
+        _write(axes, text, (x, y), box, distance > _DISTANCES[0])
+
+
+def _write(axes: Any, text: str, point: tuple[float, float], box: Box, far: bool) -> None:
+    x, y = point
+    middle = (box[1] + box[3]) / 2
+    axes.annotate(
+        text,
+        (x, y),
+        (box[0], middle),
+        xycoords="figure pixels",
+        textcoords="figure pixels",
+        fontsize=_SIZE,
+        color=INK,
+        va="center",
+        arrowprops={"arrowstyle": "-", "color": MUTED, "linewidth": 0.6} if far else None,
+    )
+
+
+def _box(x: float, y: float, angle: float, distance: float, width: float) -> Box:
+    """Return the rectangle of a label whose nearest edge has a distance from a point."""
+    dx, dy = math.cos(math.radians(angle)), math.sin(math.radians(angle))
+    x, y = x + distance * dx, y + distance * dy
+    left = x if dx > 0.1 else x - width if dx < -0.1 else x - width / 2
+    return left, y - _HEIGHT / 2, left + width, y + _HEIGHT / 2
+
+
+def _overlap(box: Box, others: Sequence[Box]) -> float:
+    """Return the area of a rectangle that others take."""
+    return sum(
+        max(0.0, min(box[2], o[2]) - max(box[0], o[0]))
+        * max(0.0, min(box[3], o[3]) - max(box[1], o[1]))
+        for o in others
+    )
+
+
+def label_ends(axes: Any, ends: Mapping[str, tuple[float, float]], colours: Sequence[str]) -> None:
+    """Write each name to the right of the axes, at the height of the end of its line.
+
+    Args:
+        axes: the axes, with their final limits.
+        ends: the last point of each line by name.
+        colours: the colour of each name.
+    """
+    heights = {name: axes.transData.transform(point)[1] for name, point in ends.items()}
+    extent = axes.get_window_extent()
+    placed = spread_apart(list(heights.values()), _HEIGHT, extent.y0, extent.y1)
+    for name, colour, y in zip(heights, colours, placed, strict=True):
+        axes.annotate(
+            short_name(name),
+            (extent.x1 + 6, y),
+            xycoords="figure pixels",
+            fontsize=_SIZE,
+            color=colour,
+            va="center",
+            annotation_clip=False,
+        )
+
+
+def spread_apart(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Move values apart until neighbours differ by a gap, within two ends if there is place.
+
+    Args:
+        values: the values.
+        gap: the least difference; less where they do not fit.
+        low: the lower end.
+        high: the upper end.
+    """
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    gap = min(gap, (high - low) / max(len(values) - 1, 1))
+    placed = [0.0] * len(values)
+    place = low - gap
+    for i in order:
+        place = placed[i] = max(values[i], place + gap)
+    place = high + gap
+    for i in reversed(order):
+        place = placed[i] = min(placed[i], place - gap)
+    return placed
