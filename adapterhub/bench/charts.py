@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from adapterhub.bench.columns import score_title
+from adapterhub.bench.columns import rate_words, score_title
 from adapterhub.bench.pareto import ParetoPoint, pareto_front
 from adapterhub.bench.records import CellRecord, Costs
-from adapterhub.bench.results import MethodResult, TaskResult
+from adapterhub.bench.results import TaskResult
 from adapterhub.pages.direct_labels import label_ends, label_points, short_name
 from adapterhub.pages.figures import FIRST, GRID, INK, MARKERS, MUTED, SECOND, SERIES, svg_chart
 
@@ -22,7 +23,7 @@ def seeds_chart(task: TaskResult) -> str:
     """Draw, for each method, its seeds as dots, their mean, and its interval."""
     shown = [result for result in task.methods if result.estimate.value is not None]
     longest = max((len(short_name(result.method)) for result in shown), default=0)
-    height = 0.75 + 0.24 * min(max(len(shown), 3), _MOST_DOTS)
+    height = max(0.75 + 0.24 * min(len(shown), _MOST_DOTS), _WIDE[1])
 
     def draw(axes: Any) -> None:
         for y, result in enumerate(shown):
@@ -77,9 +78,19 @@ def cost_chart(task: TaskResult, cost: CostOf, label: str, *, log: bool = False)
         _pad(axes, [x for x, *_ in points.values()], log=log)
         _ticks(axes, log=log)
         axes.set(xlabel=label, ylabel=score_title(task))
-        label_points(axes, {name: (x, y) for name, (x, y, _, _) in points.items()})
+        lines = [*_edges(front), *((x, low, x, high) for x, _, low, high in points.values())]
+        label_points(axes, {name: (x, y) for name, (x, y, _, _) in points.items()}, lines)
 
     return svg_chart(draw, _WIDE, {"left": 0.13, "bottom": 0.15})
+
+
+def _edges(front: Sequence[ParetoPoint]) -> list[tuple[float, float, float, float]]:
+    """Return the lines of a front: on from each point, then up or down to the next."""
+    edges = []
+    for one, other in itertools.pairwise(front):
+        edges.append((one.cost, one.score, other.cost, one.score))
+        edges.append((other.cost, one.score, other.cost, other.score))
+    return edges
 
 
 def _cost_points(
@@ -129,19 +140,26 @@ def count_words(value: float) -> str:
     return f"{value:g}" if value >= 1e-3 else f"{value:.0e}".replace("e-0", "e-")
 
 
-def rates_chart(result: MethodResult, points: float) -> str | None:
-    """Draw the scores of the trials by learning rate; None without trials.
+def rates_chart(task: TaskResult, method: str) -> str | None:
+    """Draw the scores of a method's trials by learning rate; None without trials.
+
+    All methods of a task have the same vertical axis.
 
     Args:
-        result: the result of a method.
-        points: the points in a score of 1.
+        task: the results.
+        method: the method to show.
     """
+    result, points = task.find(method), task.score.points
     steps = sorted({record.cell.steps for record in result.trials})
     if not steps:
         return None
 
     def draw(axes: Any) -> None:
-        floor = _lowest(result.trials, points)
+        from matplotlib.ticker import FuncFormatter
+
+        low, high = _selected_range(task)
+        margin = 0.07 * (high - low) or 1.0
+        axes.set_ylim(low - margin, high + margin)
         for number, count in enumerate(steps):
             trials = [record for record in result.trials if record.cell.steps == count]
             done = [(r.cell.rate, value) for r in trials if (value := _selected(r)) is not None]
@@ -150,33 +168,36 @@ def rates_chart(result: MethodResult, points: float) -> str | None:
             style = {"color": colour, "marker": "o" if whole else "s", "markersize": 4}
             axes.plot(*_columns(done, points), linewidth=1.4, **style)
             failed = [r.cell.rate for r in trials if _selected(r) is None]
-            axes.plot(failed, [floor] * len(failed), "x", color=SECOND, markersize=6)
+            axes.plot(failed, [low] * len(failed), "x", color=SECOND, markersize=6)
         axes.set_xscale("log")
         rates = [record.cell.rate for record in result.trials]
         axes.set_xlim(min(rates) / 1.8, max(rates) * 1.8)
         if result.rate is not None:
             axes.axvline(result.rate, color=SECOND, linewidth=1.2, linestyle=(0, (4, 2)), zorder=0)
         _ticks(axes, log=True)
-        axes.xaxis.set_major_locator(_rate_ticks(sorted(set(rates))))
+        axes.xaxis.set_major_locator(_some_ticks(sorted(set(rates))))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: rate_words(rate)))
         axes.set_xlabel("learning rate")
 
     return svg_chart(draw)
 
 
-def _rate_ticks(rates: Sequence[float]) -> Any:
-    """Return the rates themselves as ticks, at most five of them."""
+def _some_ticks(values: Sequence[float]) -> Any:
+    """Return the values themselves as ticks, at most five of them."""
     from matplotlib.ticker import FixedLocator
 
-    step = -(-len(rates) // 5)
-    return FixedLocator(rates[::step])
+    return FixedLocator(values[:: -(-len(values) // 5)])
 
 
 def _selected(record: CellRecord) -> float | None:
     return record.selected.get(record.metric) if record.status == "done" else None
 
 
-def _lowest(trials: Sequence[CellRecord], points: float) -> float:
-    return min((v * points for r in trials if (v := _selected(r)) is not None), default=0.0)
+def _selected_range(task: TaskResult) -> tuple[float, float]:
+    """Return the lowest and the highest score of all trials of a task."""
+    found = [v for each in task.methods for r in each.trials if (v := _selected(r)) is not None]
+    points = task.score.points
+    return min(found, default=0.0) * points, max(found, default=1.0) * points
 
 
 def _columns(points: Sequence[tuple[float, float]], scale: float) -> tuple[list[float], list[float]]:
@@ -234,7 +255,7 @@ def rows_chart(tasks: Sequence[TaskResult]) -> str | None:
         axes.set_xscale("log")
         rows = sorted({task.rows for task in tasks})
         _ticks(axes, log=True)
-        axes.xaxis.set_major_locator(_rate_ticks(rows))
+        axes.xaxis.set_major_locator(_some_ticks(rows))
         axes.set(xlabel="training rows", ylabel=score_title(tasks[0]))
         label_ends(axes, ends, colours)
 

@@ -11,7 +11,6 @@ from adapterhub.bench.wording import p_text, points_text
 
 NONE = "-"  # what was not measured, or does not exist
 _UNKNOWN = "not known"
-_VERDICTS = {"better": "better", "worse": "worse", "tied": "cannot be told apart"}
 
 
 @dataclass(frozen=True)
@@ -76,13 +75,13 @@ def _score_columns(task: TaskResult) -> list[StudyColumn]:
             return TableCell(NONE)
         return TableCell(f"{result.gap * points:+.{1 if points > 1 else 3}f}", result.gap)
 
-    baseline = "the baseline of the study"
     title = f"against {task.baseline}"
+    tied = "tied: cannot be told apart by these rows and seeds"
     return [
         StudyColumn(score_title(task), "mean of the seeds on the test rows ± sd over seeds", score),
         StudyColumn("95 % interval", "of the mean, over test rows and seeds", interval),
         StudyColumn(
-            title, f"difference in {unit}, and whether it is more than chance; {baseline}", against
+            title, f"difference in {unit}, and whether it is more than chance; {tied}", against
         ),
         StudyColumn("seeds", "runs with the chosen rate, and those that failed", seeds),
         StudyColumn(
@@ -110,7 +109,7 @@ def verdict_text(task: TaskResult, result: MethodResult) -> str:
     number = f"{found.value * found.points:+.{1 if found.points > 1 else 3}f}"
     if found.corrected is None:
         return f"{number}, {_UNKNOWN}"
-    return f"{number}, {_VERDICTS[found.verdict]} ({p_text(found.corrected)})"
+    return f"{number}, {found.verdict} ({p_text(found.corrected)})"
 
 
 def failure_word(result: MethodResult) -> str:

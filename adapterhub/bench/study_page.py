@@ -86,7 +86,7 @@ def study_page(study: Study, results: Sequence[TaskResult], commands: Commands) 
     """
     return framed_page(
         "study.html",
-        name=studyresult_title(study),
+        name=study_title(study),
         subtitle=study_subtitle(study, results),
         summary=_summary(results) if len(results) > 1 else None,
         summary_note=summary_note(),
@@ -155,17 +155,12 @@ def _groups(task: TaskResult, results: Sequence[TaskResult]) -> Iterator[ChartGr
         "Pareto front: no other method is better and cheaper."
     )
     yield from _group("Scores on the test rows", note, scores, wide=True)
-    points = task.score.points
-    rates = {
-        result.method: (rates_chart(result, points), rate_words(result.rate))
-        for result in task.methods
-    }
     yield from _group(
         "Learning rates, on the selection rows",
         "Grey: the first trials, with a part of the steps. The dashed line is the rate that was "
         "chosen; a cross is a run that failed or diverged.",
-        {name: svg for name, (svg, _) in rates.items()},
-        notes={name: f"rate {words}" for name, (_, words) in rates.items()},
+        {result.method: rates_chart(task, result.method) for result in task.methods},
+        notes={r.method: f"rate {rate_words(r.rate)}" for r in task.methods},
     )
     yield from _group(
         "Learning curves, on the selection rows",

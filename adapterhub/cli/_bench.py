@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from adapterhub.bench.baselines import Constant, constant_of, write_constants
 from adapterhub.bench.conduct import (
     RECORDS,
     WORK,
     LocalEngine,
+    PlannedStudy,
     keep_study,
     plan_study,
     run_study,
@@ -16,12 +18,13 @@ from adapterhub.bench.conduct import (
 from adapterhub.bench.records import CellRecord, RecordFolder
 from adapterhub.bench.study import Study
 from adapterhub.cli._format import say, seconds_text
+from adapterhub.cli._study import conclude_study
 from adapterhub.status import Display, showing
 from adapterhub.training.loading import SharedLoader
 
 
 def bench_study(study: Study, *, quiet: bool) -> None:
-    """Run what is missing of a study, and print its table.
+    """Run what is missing of a study, print its table, and write its reports.
 
     Args:
         study: the study.
@@ -44,7 +47,19 @@ def bench_study(study: Study, *, quiet: bool) -> None:
 
     with showing(Display()):
         state = run_study(planned, folder, LocalEngine(planned.contexts, loader, work), done)
-    say(f"{len(state.records)} records in {folder.folder}")
+    write_constants(output, _constants(planned))
+    conclude_study(output, planned.study, state.records)
+
+
+def _constants(planned: PlannedStudy) -> dict[str, Constant]:
+    """Return the constant prediction of each task that has one."""
+    found = {}
+    for name, context in planned.contexts.items():
+        kind = context.data.run.task.outcomes
+        constant = constant_of(kind, context.data.run.train) if kind else None
+        if constant is not None:
+            found[name] = constant
+    return found
 
 
 def _result(record: CellRecord) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,9 +12,9 @@ from adapterhub.pages.figures import INK, MUTED
 _SIZE = 8.5  # points
 _HEIGHT, _WIDTH = 1.15 * _SIZE, 0.56 * _SIZE  # of a line and of a character, about
 _MOST = 20  # characters of a name
-# Where a label may be, from its point: angles in degrees, and distances in points.
-_ANGLES = (0, 180, 45, -45, 135, -135, 90, -90)
-_DISTANCES = (6, 14, 24, 36, 50)
+# Where a label may be beside its point: to the right or left, above or below, and how far.
+_SIDES = ((1, 1), (1, -1), (-1, 1), (-1, -1), (0, 1), (0, -1), (1, 0), (-1, 0))
+_DISTANCES = (5, 12, 22, 34, 48)
 
 Box = tuple[float, float, float, float]
 
@@ -25,22 +24,28 @@ def short_name(name: str) -> str:
     return one_line(name, _MOST)
 
 
-def label_points(axes: Any, points: Mapping[str, tuple[float, float]]) -> None:
-    """Write each name beside its point: over no other name or point, while there is place.
+def label_points(
+    axes: Any, points: Mapping[str, tuple[float, float]], lines: Sequence[Box] = ()
+) -> None:
+    """Write each name beside its point: over no other name, point or line, while there is place.
 
     Args:
         axes: the axes, with their final limits.
         points: x and y by name.
+        lines: horizontal and vertical lines, as both ends, x and y.
     """
     places = {name: axes.transData.transform(point) for name, point in points.items()}
     left, low, right, high = axes.get_window_extent().extents
     taken: list[Box] = [(x - 4, y - 4, x + 4, y + 4) for x, y in places.values()]
+    for x0, y0, x1, y1 in lines:
+        (x0, y0), (x1, y1) = axes.transData.transform([(x0, y0), (x1, y1)])
+        taken.append((min(x0, x1) - 1, min(y0, y1) - 1, max(x0, x1) + 1, max(y0, y1) + 1))
     for name, (x, y) in places.items():
         text = short_name(name)
         width = _WIDTH * len(text)
         boxes = [
-            (_box(x, y, angle, distance, width), distance)
-            for distance, angle in itertools.product(_DISTANCES, _ANGLES)
+            (_box((x, y), side, distance, width), distance)
+            for distance, side in itertools.product(_DISTANCES, _SIDES)
         ]
         inside = [
             (box, distance)
@@ -70,12 +75,13 @@ def _write(axes: Any, text: str, point: tuple[float, float], box: Box, far: bool
     )
 
 
-def _box(x: float, y: float, angle: float, distance: float, width: float) -> Box:
-    """Return the rectangle of a label whose nearest edge has a distance from a point."""
-    dx, dy = math.cos(math.radians(angle)), math.sin(math.radians(angle))
-    x, y = x + distance * dx, y + distance * dy
-    left = x if dx > 0.1 else x - width if dx < -0.1 else x - width / 2
-    return left, y - _HEIGHT / 2, left + width, y + _HEIGHT / 2
+def _box(point: tuple[float, float], side: tuple[int, int], distance: float, width: float) -> Box:
+    """Return the rectangle of a label on one side of its point."""
+    (x, y), (right, up) = point, side
+    x, y = x + right * distance, y + up * (distance + 1)
+    left = x - width / 2 + right * width / 2
+    low = y - _HEIGHT / 2 + up * _HEIGHT / 2 - up * 3
+    return left, low, left + width, low + _HEIGHT
 
 
 def _overlap(box: Box, others: Sequence[Box]) -> float:
