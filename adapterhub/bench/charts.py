@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from adapterhub.bench.columns import rate_words, score_title
@@ -93,9 +93,7 @@ def _edges(front: Sequence[ParetoPoint]) -> list[tuple[float, float, float, floa
     return edges
 
 
-def _cost_points(
-    task: TaskResult, cost: CostOf
-) -> dict[str, tuple[float, float, float, float]]:
+def _cost_points(task: TaskResult, cost: CostOf) -> dict[str, tuple[float, float, float, float]]:
     """Return the cost, the score and its ends, for each method that has both."""
     found = {}
     for result in task.methods:
@@ -200,9 +198,10 @@ def _selected_range(task: TaskResult) -> tuple[float, float]:
     return min(found, default=0.0) * points, max(found, default=1.0) * points
 
 
-def _columns(points: Sequence[tuple[float, float]], scale: float) -> tuple[list[float], list[float]]:
+def _columns(points: Iterable[tuple[float, float]], scale: float) -> list[list[float]]:
+    """Return x and y of points in their order, without those that have no finite score."""
     kept = sorted((x, y) for x, y in points if math.isfinite(y))
-    return [x for x, _ in kept], [y * scale for _, y in kept]
+    return [[x for x, _ in kept], [y * scale for _, y in kept]]
 
 
 def learning_chart(task: TaskResult, method: str) -> str | None:

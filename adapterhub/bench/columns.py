@@ -84,9 +84,7 @@ def _score_columns(task: TaskResult) -> list[StudyColumn]:
             title, f"difference in {unit}, and whether it is more than chance; {tied}", against
         ),
         StudyColumn("seeds", "runs with the chosen rate, and those that failed", seeds),
-        StudyColumn(
-            "fit gap", f"{unit} that it is better on training rows than on test rows", gap
-        ),
+        StudyColumn("fit gap", f"{unit} that it is better on training rows than on test rows", gap),
         StudyColumn(
             "calibration error",
             "expected distance of probability and accuracy",
@@ -165,9 +163,9 @@ def _rate_columns(task: TaskResult) -> list[StudyColumn]:
 
 
 def _cost_columns() -> list[StudyColumn]:
-    def of(text: Callable[[Costs], str], number: Callable[[Costs], float | None]) -> Callable[
-        [MethodResult], TableCell
-    ]:
+    def of(
+        text: Callable[[Costs], str], number: Callable[[Costs], float | None]
+    ) -> Callable[[MethodResult], TableCell]:
         def cell(result: MethodResult) -> TableCell:
             costs = result.costs
             if costs is None or number(costs) is None:
@@ -182,7 +180,9 @@ def _cost_columns() -> list[StudyColumn]:
         ),
         StudyColumn("of backbone", "trained share", of(_share_text, _share)),
         StudyColumn(
-            "files", "of the adapter", of(lambda c: size_words(c.file_bytes), lambda c: c.file_bytes)
+            "files",
+            "of the adapter",
+            of(lambda c: size_words(c.file_bytes), lambda c: c.file_bytes or None),
         ),
         StudyColumn(
             "training",

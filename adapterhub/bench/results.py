@@ -218,9 +218,7 @@ def _rate_curve(trials: Sequence[CellRecord]) -> dict[float, list[float]]:
     for record in trials:
         if record.cell.steps == first:
             value = record.selected.get(record.metric) if record.status == "done" else None
-            curve.setdefault(record.cell.rate, []).append(
-                float("nan") if value is None else value
-            )
+            curve.setdefault(record.cell.rate, []).append(float("nan") if value is None else value)
     return curve
 
 

@@ -160,7 +160,7 @@ def _groups(task: TaskResult, results: Sequence[TaskResult]) -> Iterator[ChartGr
         "Grey: the first trials, with a part of the steps. The dashed line is the rate that was "
         "chosen; a cross is a run that failed or diverged.",
         {result.method: rates_chart(task, result.method) for result in task.methods},
-        notes={r.method: f"rate {rate_words(r.rate)}" for r in task.methods},
+        notes={r.method: f"rate {rate_words(r.rate)}" for r in task.methods if r.rate},
     )
     yield from _group(
         "Learning curves, on the selection rows",

@@ -37,10 +37,10 @@ def say(text: str, *, err: bool = False) -> None:
 
 
 def say_wrapped(text: str, *, err: bool = False) -> None:
-    """Print a paragraph, wrapped to the terminal, or to 80 columns. `err` prints it there."""
+    """Print a paragraph, wrapped to the terminal; `err` prints it to standard error."""
     width = max(shutil.get_terminal_size().columns - 1, 40)
-    line = one_line(text, _MOST_SAID)
-    click.echo(textwrap.fill(line, width, break_on_hyphens=False), err=err)
+    line = one_line(text, _MOST_SAID).replace(" %", "\0%")  # a number stays with its unit
+    click.echo(textwrap.fill(line, width, break_on_hyphens=False).replace("\0", " "), err=err)
 
 
 def say_text(text: str, *, err: bool = False) -> None:
@@ -125,9 +125,7 @@ def print_facts(facts: Mapping[str, str], width: int) -> None:
         say(f"{name:{width}} {text}")
 
 
-def print_table(
-    table: Table, optional: Sequence[str] = (), elsewhere: str = "use --json"
-) -> None:
+def print_table(table: Table, optional: Sequence[str] = (), elsewhere: str = "use --json") -> None:
     """Print a table: framed on a terminal, plain and wide to a file or pipe.
 
     On a terminal that is too narrow, the `optional` columns are left out, the first one first, and

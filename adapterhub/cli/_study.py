@@ -69,9 +69,7 @@ def conclude_study(folder: Path, study: Study, records: Sequence[CellRecord]) ->
         say(f"{'report':12} {path}")
 
 
-def _results(
-    folder: Path, study: Study, records: Sequence[CellRecord]
-) -> tuple[TaskResult, ...]:
+def _results(folder: Path, study: Study, records: Sequence[CellRecord]) -> tuple[TaskResult, ...]:
     results = study_results(study, records, read_constants(folder))
     if not results:
         errors = [f"{r.cell.method}: {r.error}" for r in records if r.error]

@@ -22,14 +22,16 @@ def train_commands(
 ) -> dict[tuple[str, int], str]:
     """Return, by task and rows, the command that trains the recommended method on all rows.
 
+    Only the largest number of rows of a task has one: a rate for fewer rows is not that for all.
+
     Args:
         study: the study.
         results: what it found.
         output: the folder of the study.
     """
-    commands = {}
-    for task in results:
-        if (words := _words(study, task, output, len(results) > 1)) is not None:
+    commands, several = {}, len({task.task for task in results}) > 1
+    for task in {task.task: task for task in results}.values():  # the last has the most rows
+        if (words := _words(study, task, output, several)) is not None:
             commands[task.task, task.rows] = shlex.join(["adapterhub", "train", *words])
     return commands
 

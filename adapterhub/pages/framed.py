@@ -1,4 +1,4 @@
-"""Pages of several runs: tables that a click sorts, groups of charts, and one script by its hash."""
+"""Pages of several runs: sortable tables, groups of charts, and one script, by its hash."""
 
 from __future__ import annotations
 

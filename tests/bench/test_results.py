@@ -12,7 +12,6 @@ from adapterhub.bench.baselines import Constant
 from adapterhub.bench.cells import Cell
 from adapterhub.bench.records import Costs, PredictedRows
 from adapterhub.bench.results import median_costs, study_results
-from adapterhub.bench.study import read_study
 from adapterhub.errors import ConfigError
 
 ACCURACY = {"head": 0.6, "lora": 0.9, "mam": float("nan")}
@@ -20,14 +19,13 @@ MAJORITY = {"mine": Constant("majority class", "classes", "pos", 0.6)}
 
 
 @pytest.fixture
-def made():
-    bench = {"methods": tuple(ACCURACY), "rates": 3}
-    return read_study(None, (), {"backbone": "x", "data": {"train": "mine.tsv"}}, bench)
+def made(made_study):
+    return made_study
 
 
 @pytest.fixture
-def results(made):
-    return study_results(made, made_records(made, ACCURACY), MAJORITY)
+def results(made_results):
+    return made_results
 
 
 def test_each_method_has_its_score_and_its_verdict(results):
