@@ -11,7 +11,7 @@ from adapterhub.bench.columns import rate_words, score_title
 from adapterhub.bench.pareto import ParetoPoint, pareto_front
 from adapterhub.bench.records import CellRecord, Costs
 from adapterhub.bench.results import TaskResult
-from adapterhub.pages.direct_labels import label_ends, label_points, short_name
+from adapterhub.pages.direct_labels import label_ends, label_points, room_for, short_name
 from adapterhub.pages.figures import FIRST, GRID, INK, MARKERS, MUTED, SECOND, SERIES, svg_chart
 
 CostOf = Callable[[Costs], float | None]
@@ -258,7 +258,9 @@ def rows_chart(tasks: Sequence[TaskResult]) -> str | None:
         axes.set(xlabel="training rows", ylabel=score_title(tasks[0]))
         label_ends(axes, ends, colours)
 
-    return svg_chart(draw, _WIDE, {"left": 0.13, "bottom": 0.15, "right": 0.72})
+    return svg_chart(
+        draw, _WIDE, {"left": 0.13, "bottom": 0.15, "right": room_for(lines, _WIDE[0])}
+    )
 
 
 def _by_rows(tasks: Sequence[TaskResult]) -> Mapping[str, list[tuple[float, float]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from adapterhub.errors import one_line
@@ -34,6 +34,7 @@ def label_points(
         points: x and y by name.
         lines: horizontal and vertical lines, as both ends, x and y.
     """
+    axes.autoscale_view()  # else it is done when the chart is drawn, after the labels are placed
     places = {name: axes.transData.transform(point) for name, point in points.items()}
     left, low, right, high = axes.get_window_extent().extents
     taken: list[Box] = [(x - 4, y - 4, x + 4, y + 4) for x, y in places.values()]
@@ -93,6 +94,17 @@ def _overlap(box: Box, others: Sequence[Box]) -> float:
     )
 
 
+def room_for(names: Iterable[str], width: float) -> float:
+    """Return the right edge of axes, as a part of the figure, that leaves room for names.
+
+    Args:
+        names: the names that `label_ends` writes.
+        width: of the figure, in inches.
+    """
+    longest = max((len(short_name(name)) for name in names), default=0)
+    return 0.95 - _WIDTH * longest / (72 * width)
+
+
 def label_ends(axes: Any, ends: Mapping[str, tuple[float, float]], colours: Sequence[str]) -> None:
     """Write each name to the right of the axes, at the height of the end of its line.
 
@@ -101,6 +113,7 @@ def label_ends(axes: Any, ends: Mapping[str, tuple[float, float]], colours: Sequ
         ends: the last point of each line by name.
         colours: the colour of each name.
     """
+    axes.autoscale_view()
     heights = {name: axes.transData.transform(point)[1] for name, point in ends.items()}
     extent = axes.get_window_extent()
     placed = spread_apart(list(heights.values()), _HEIGHT, extent.y0, extent.y1)

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from adapterhub.errors import one_line
 from adapterhub.files.atomic import replace_file
 from adapterhub.pages.comparison import RunSummary, summary
-from adapterhub.pages.direct_labels import label_ends
+from adapterhub.pages.direct_labels import label_ends, room_for
 from adapterhub.pages.figures import MARKERS, SERIES, Points, svg_chart, thinned
 from adapterhub.pages.framed import ChartGroup, SortableRow, SortableTable, framed_page
 from adapterhub.pages.page import number_text
@@ -23,6 +23,7 @@ from adapterhub.pages.sections import Chart
 
 RUNS_PAGE = "runs.html"
 _SIZE = (4.6, 2.8)
+_HEAD = "head"  # the parameters of a task head, in the learning rates of a step
 _FEW = 30  # points that have markers
 
 
@@ -145,9 +146,10 @@ def _metric(name: str) -> Callable[[Line], Any]:
 
 
 def _rate(line: Line) -> float | None:
-    """Return the highest rate of a step: that of the head differs only by its factor."""
-    rates = [rate for rate in line["learning_rate"].values() if rate is not None]
-    return max(rates, default=None)
+    """Return the highest rate of a step, without that of the head if there are others."""
+    rates = {name: rate for name, rate in line["learning_rate"].items() if rate is not None}
+    others = [rate for name, rate in rates.items() if name != _HEAD]
+    return max(others or rates.values(), default=None)
 
 
 def _charts(
@@ -190,4 +192,6 @@ def overlay_chart(lines: dict[str, Points], x: str) -> str:
         axes.yaxis.set_major_locator(MaxNLocator(5))
         label_ends(axes, ends, colours)
 
-    return svg_chart(draw, _SIZE, {"right": 0.72, "bottom": 0.17, "left": 0.14})
+    return svg_chart(
+        draw, _SIZE, {"right": room_for(lines, _SIZE[0]), "bottom": 0.17, "left": 0.14}
+    )

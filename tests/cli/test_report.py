@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import webbrowser
+from pathlib import Path
 
 import pytest
 from run_folders import predictions, run_folder
@@ -104,6 +105,7 @@ def test_train_shows_curves_and_opens_the_page(train, browser, tmp_path):
     lines = {line.split("  ")[0]: line for line in out.splitlines()}
     assert set(lines["train loss"]) & set("▁█")
     assert set(lines["accuracy"]) & set("▁█")
+    assert f"adapterhub report {Path(page.removeprefix('file://')).parent} --open" in out
     assert all(len(line) <= 79 or str(tmp_path) in line for line in out.splitlines())
 
 

@@ -6,7 +6,13 @@ import itertools
 
 import pytest
 
-from adapterhub.pages.direct_labels import label_ends, label_points, short_name, spread_apart
+from adapterhub.pages.direct_labels import (
+    label_ends,
+    label_points,
+    room_for,
+    short_name,
+    spread_apart,
+)
 from adapterhub.pages.figures import SERIES, svg_chart
 
 
@@ -63,6 +69,22 @@ def test_ends_are_named_in_their_colour():
 
     svg_chart(draw)
     assert shown == [("a", SERIES[0]), ("b", SERIES[1])]
+
+
+def test_names_are_where_their_lines_end_though_the_axes_scale_themselves():
+    def draw(axes):
+        axes.plot([0, 1, 2], [0.0, 100.0, 60.0])
+        label_ends(axes, {"a": (2, 60.0)}, SERIES[:1])
+        axes.figure.canvas.draw()
+        (text,) = axes.texts
+        assert text.xy[1] == pytest.approx(axes.transData.transform((2, 60.0))[1])
+
+    svg_chart(draw)
+
+
+def test_room_for_names():
+    assert room_for([], 4.6) == 0.95
+    assert room_for(["x" * 50], 4.6) < room_for(["x" * 5], 4.6) < 0.95
 
 
 def test_long_names_are_cut():
