@@ -33,7 +33,10 @@ def command(runs: tuple[str, ...], output: str | None, show: bool) -> None:
     RUN is the output folder of adapterhub train or adapterhub bench. Several runs are shown on one
     page, over each other. The page of one run contains texts of the evaluation data.
     """
-    page = _write(list(map(Path, dict.fromkeys(runs))), Path(output) if output else None)
+    folders = list(map(Path, dict.fromkeys(runs)))
+    if len(folders) > 1:  # runs/* also names the page that this writes there
+        folders = [folder for folder in folders if not folder.is_file()] or folders
+    page = _write(folders, Path(output) if output else None)
     say(f"report       {page}")
     if show:
         open_page(page)

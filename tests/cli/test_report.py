@@ -71,7 +71,7 @@ def test_several_runs_are_one_page(adapterhub, tmp_path, browser):
     page = tmp_path / "runs" / "runs.html"
     assert (code, err, out) == (0, "", f"report       {page}\n")
     assert browser == [page.as_uri()]
-    assert adapterhub("report", *folders, "--output", tmp_path / "mine.html")[0] == 0
+    assert adapterhub("report", *folders, page, "--output", tmp_path / "mine.html")[0] == 0
     assert (tmp_path / "mine.html").read_bytes() == page.read_bytes()
 
 
