@@ -171,7 +171,9 @@ def rates_chart(task: TaskResult, method: str) -> str | None:
         rates = [record.cell.rate for record in result.trials]
         axes.set_xlim(min(rates) / 1.8, max(rates) * 1.8)
         if result.rate is not None:
-            axes.axvline(result.rate, color=SECOND, linewidth=1.2, linestyle=(0, (4, 2)), zorder=0)
+            axes.axvline(
+                result.rate, color=SECOND, linewidth=1.6, linestyle=(0, (4, 2)), zorder=1.5
+            )
         _ticks(axes, log=True)
         axes.xaxis.set_major_locator(_some_ticks(sorted(set(rates))))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: rate_words(rate)))
