@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from adapterhub.bench.paired import PairedComparison, compare_with_best
+from adapterhub.bench.paired import PairedComparison, compare_all_pairs, compare_with_best
 from adapterhub.bench.statistics import FEWEST_ROWS, Estimate, RepeatedRuns, estimate_all
 from adapterhub.bench.wording import (
     difference_text,
@@ -59,7 +59,8 @@ class Recommendation:
 def recommend(study: Sequence[RepeatedRuns], costs: Mapping[str, MethodCost]) -> Recommendation:
     """Recommend, of the methods that cannot be told apart from the best, the cheapest.
 
-    The cheapest has the fewest trained parameters, then the shortest training, then the smallest
+    One that is worse than another method, though tied with the best, is not a candidate. The
+    cheapest has the fewest trained parameters, then the shortest training, then the smallest
     memory. A method with failed seeds is recommended only if all tied methods have some. Methods
     with one seed, or without a score, are not candidates: their sentences say that.
 
@@ -78,13 +79,34 @@ def recommend(study: Sequence[RepeatedRuns], costs: Mapping[str, MethodCost]) ->
     pairs = {pair.method: pair for pair in compare_with_best(tested)}
     (best,) = {runs.method for runs in tested} - {*pairs}
     tied = [r for r in tested if r.method == best or pairs[r.method].verdict == "tied"]
-    whole = [runs for runs in tied if not runs.failed] or tied
+    beaten = _beaten(tested)
+    able = [runs for runs in tied if runs.method not in beaten]  # the best is among them
+    whole = [runs for runs in able if not runs.failed] or able
     method = min(whole, key=lambda runs: _cost_key(runs.method, costs)).method
     reasons = [_take(estimates[method], costs.get(method, MethodCost()))]
     reasons += _why_this(method, best, [runs.method for runs in tied], pairs, costs)
+    reasons += [_but_worse(beaten[runs.method], best) for runs in tied if runs.method in beaten]
     unknown = [*_failed_ties(tied, method), *unknown, *_resolution(pairs)]
     names = tuple(runs.method for runs in tied)
     return Recommendation(method, best, names, tuple(reasons), tuple(unknown))
+
+
+def _beaten(tested: Sequence[RepeatedRuns]) -> dict[str, PairedComparison]:
+    """Map each method that is worse than some other to the comparison of the two.
+
+    A best method with a wide interval can be tied with one that a steadier method beats.
+    """
+    worse = [
+        pair if pair.verdict == "worse" else pair.mirrored
+        for pair in compare_all_pairs(tested)
+        if pair.verdict in ("better", "worse")
+    ]
+    return {pair.method: pair for pair in worse}
+
+
+def _but_worse(pair: PairedComparison, best: str) -> str:
+    numbers = numbers_text(pair)
+    return f"{pair.method} is tied with {best}, but worse than {pair.baseline} ({numbers})."
 
 
 _NOTHING = "No method can be recommended: none has an interval over test rows and seeds."

@@ -87,6 +87,11 @@ class Costs:
     routed: float | None = None
     merges: bool | None = None
 
+    @property
+    def all_trained(self) -> int:
+        """The trained parameters of the method and of the task head."""
+        return self.trained + self.head
+
 
 @dataclass(frozen=True)
 class CellRecord:

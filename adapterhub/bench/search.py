@@ -51,11 +51,16 @@ class RateChoice:
 def rate_grid(default: float, count: int) -> list[float]:
     """Return `count` rates around a default, half a decade apart; more below than above."""
     below = count // 2
-    return [rounded(default * STEP ** (n - below)) for n in range(count)]
+    return [_rate(default, n - below) for n in range(count)]
+
+
+def _rate(default: float, steps: int) -> float:
+    """Return the rate so many steps above the default: equal however the grid came to it."""
+    return rounded(default * STEP**steps)
 
 
 def rounded(rate: float) -> float:
-    """Round to three digits, so that a rate is equal however it was computed."""
+    """Round to three digits."""
     return float(f"{rate:.3g}")
 
 
@@ -130,7 +135,7 @@ def _search(group: Group, rates: int, score: ScoreOf) -> tuple[list[Cell], RateC
         if missing := [cell for cell in cells if score(cell) is None]:
             return missing, None
         best = _best(cells, score, group.rate)
-        beyond = _beyond(grid, best)
+        beyond = _beyond(grid, best, group.rate)
         if best is None or beyond is None or extensions == MOST_EXTENSIONS:
             break
         grid = sorted([*grid, beyond])
@@ -151,13 +156,12 @@ def _search(group: Group, rates: int, score: ScoreOf) -> tuple[list[Cell], RateC
     return [], RateChoice(best.rate, tuple(cells), at_edge)
 
 
-def _beyond(grid: Sequence[float], best: Cell | None) -> float | None:
+def _beyond(grid: Sequence[float], best: Cell | None, default: float) -> float | None:
     """Return the next rate beyond the edge of a grid at which the best one is."""
-    if best is None:
+    if best is None or best.rate not in (min(grid), max(grid)):
         return None
-    if best.rate == max(grid):
-        return rounded(best.rate * STEP)
-    return rounded(best.rate / STEP) if best.rate == min(grid) else None
+    steps = round(math.log(best.rate / default, STEP))
+    return _rate(default, steps + (1 if best.rate == max(grid) else -1))
 
 
 def _best(cells: Sequence[Cell], score: ScoreOf, default: float) -> Cell | None:

@@ -9,12 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from adapterhub.bench.baselines import Constant, constant_of, write_constants
 from adapterhub.bench.cells import Shard
 from adapterhub.bench.conduct import (
     RECORDS,
     WORK,
     CellEngine,
     LocalEngine,
+    PlannedStudy,
     cells_left,
     keep_study,
     plan_study,
@@ -25,6 +27,7 @@ from adapterhub.bench.ray_engine import RayEngine, import_ray
 from adapterhub.bench.records import CellRecord, RecordFolder
 from adapterhub.bench.study import Study
 from adapterhub.cli._format import say, seconds_text
+from adapterhub.cli._study import conclude_study
 from adapterhub.status import Display, showing
 from adapterhub.training.loading import BackboneLoader, SharedLoader
 
@@ -42,7 +45,9 @@ class RunsOn:
 
 
 def bench_study(study: Study, *, quiet: bool, runs_on: RunsOn) -> None:
-    """Run what is missing of a study, and print its table; exit where cells are left to others.
+    """Run what is missing of a study, print its table, and write its reports.
+
+    It exits where cells are left to other shards.
 
     Args:
         study: the study.
@@ -71,7 +76,19 @@ def bench_study(study: Study, *, quiet: bool, runs_on: RunsOn) -> None:
     if left := cells_left(planned, folder):
         say(f"at least {left} runs are left to other shards; run them, then this one again")
         sys.exit(LEFT)
-    say(f"{len(state.records)} records in {folder.folder}")
+    write_constants(output, _constants(planned))
+    conclude_study(output, planned.study, state.records)
+
+
+def _constants(planned: PlannedStudy) -> dict[str, Constant]:
+    """Return the constant prediction of each task that has one."""
+    found = {}
+    for name, context in planned.contexts.items():
+        kind = context.data.run.task.outcomes
+        constant = constant_of(kind, context.data.run.train) if kind else None
+        if constant is not None:
+            found[name] = constant
+    return found
 
 
 @contextmanager

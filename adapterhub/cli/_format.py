@@ -9,7 +9,9 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,6 +34,13 @@ _MOST_IN_A_CELL = 200  # characters: longer ones push the other columns off the 
 def say(text: str, *, err: bool = False) -> None:
     """Print one line; line ends in it are escaped. `err` prints it to standard error."""
     click.echo(one_line(text, _MOST_SAID), err=err)
+
+
+def say_wrapped(text: str, *, err: bool = False) -> None:
+    """Print a paragraph, wrapped to the terminal; `err` prints it to standard error."""
+    width = max(shutil.get_terminal_size().columns - 1, 40)
+    line = one_line(text, _MOST_SAID).replace(" %", "\0%")  # a number stays with its unit
+    click.echo(textwrap.fill(line, width, break_on_hyphens=False).replace("\0", " "), err=err)
 
 
 def say_text(text: str, *, err: bool = False) -> None:
@@ -116,26 +125,38 @@ def print_facts(facts: Mapping[str, str], width: int) -> None:
         say(f"{name:{width}} {text}")
 
 
-def print_table(table: Table, optional: Sequence[str] = ()) -> None:
+def print_table(table: Table, optional: Sequence[str] = (), elsewhere: str = "use --json") -> None:
     """Print a table: framed on a terminal, plain and wide to a file or pipe.
 
     On a terminal that is too narrow, the `optional` columns are left out, the first one first, and
     listed below the table.
+
+    Args:
+        table: the table.
+        optional: the titles of those columns.
+        elsewhere: where they are shown.
     """
     for column in table.columns:
         column.overflow = "fold"
     table.columns[0].no_wrap = True
     output = console()
     if output.is_terminal:
-        table = _fitted(table, optional, output)
+        table = _fitted(table, optional, output, elsewhere)
     else:
         output = console(width=_PIPE_WIDTH)
         table.box = SIMPLE_HEAD
     output.print(table)
 
 
-def _fitted(table: Table, optional: Sequence[str], output: Console) -> Table:
-    """Remove optional columns from a table until it fits the terminal."""
+def _fitted(table: Table, optional: Sequence[str], output: Console, elsewhere: str) -> Table:
+    """Remove optional columns from a table until it fits the terminal.
+
+    Args:
+        table: the table.
+        optional: the titles of those columns, the first to go first.
+        output: the terminal.
+        elsewhere: where they are shown.
+    """
     unlimited = output.options.update(width=_UNLIMITED)
     left_out: list[str] = []
     for name in optional:
@@ -144,13 +165,16 @@ def _fitted(table: Table, optional: Sequence[str], output: Console) -> Table:
         table = _without(table, name)
         left_out.append(name)
     if left_out:
-        table.caption = f"not shown: {', '.join(left_out)} (use --json)"
+        table.caption = f"not shown: {', '.join(left_out)} ({elsewhere})"
     return table
 
 
 def _without(table: Table, name: str) -> Table:
     columns = [column for column in table.columns if column.header != name]
-    smaller = Table(*(column.copy() for column in columns))
+    justify = table.title_justify
+    smaller = Table(
+        *(column.copy() for column in columns), title=table.title, title_justify=justify
+    )
     for cells in zip(*(column.cells for column in columns), strict=True):
         smaller.add_row(*cells)
     return smaller

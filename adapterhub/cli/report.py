@@ -8,23 +8,56 @@ import click
 
 from adapterhub.cli._format import examples, say
 from adapterhub.cli._open import open_page
+from adapterhub.errors import ConfigError
+
+_STUDY = "study.yaml"
 
 
 @click.command(
     "report",
-    epilog=examples("adapterhub report runs/sst2 --open"),
+    epilog=examples(
+        "adapterhub report runs/sst2 --open",
+        "adapterhub report runs/*",
+        "adapterhub report bench/mine",
+    ),
 )
-@click.argument("run", metavar="RUN")
-@click.option("--output", help="File to write.  [default: report.html in RUN]")
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@click.option(
+    "--output",
+    help="File to write.  [default: report.html in RUN, or runs.html beside several RUNs]",
+)
 @click.option("--open", "show", is_flag=True, help="Open the page in the browser.")
-def command(run: str, output: str | None, show: bool) -> None:
+def command(runs: tuple[str, ...], output: str | None, show: bool) -> None:
     """Write the page of a run anew: curves, scores and mistakes in one HTML file.
 
-    RUN is the output folder of adapterhub train. The page contains texts of the evaluation data.
+    RUN is the output folder of adapterhub train or adapterhub bench. Several runs are shown on one
+    page, over each other. The page of one run contains texts of the evaluation data.
     """
-    from adapterhub.pages.page import write_page
-
-    page = write_page(Path(run), Path(output) if output else None)
+    folders = list(map(Path, dict.fromkeys(runs)))
+    if len(folders) > 1:  # runs/* also names the page that this writes there
+        folders = [folder for folder in folders if not folder.is_file()] or folders
+    page = _write(folders, Path(output) if output else None)
     say(f"report       {page}")
     if show:
         open_page(page)
+
+
+def _write(folders: list[Path], output: Path | None) -> Path:
+    """Write the page of what the folders are."""
+    studies = [folder for folder in folders if (folder / _STUDY).is_file()]
+    if studies and len(folders) > 1:
+        raise ConfigError(
+            f"{studies[0]} is a study, which has a page of its own",
+            expected="one study, or runs of adapterhub train",
+        )
+    if studies:
+        from adapterhub.cli._study import report_study
+
+        return report_study(studies[0], output)
+    if len(folders) > 1:
+        from adapterhub.pages.runs_page import write_runs_page
+
+        return write_runs_page(folders, output)
+    from adapterhub.pages.page import write_page
+
+    return write_page(folders[0], output)

@@ -219,7 +219,7 @@ def command(
         _print_plan(prepared)
     elif is_main():
         _print_outcome(outcome)
-        _print_next(Path(recipe.output), data.task.fields(recipe.data))
+        _print_next(Path(recipe.output), data.task.fields(recipe.data), bool(outcome.page))
         if open_report and outcome.page:
             open_page(outcome.page)
 
@@ -310,11 +310,19 @@ def _print_verdict(said: Sequence[str]) -> None:
         say(f"{'' if number else 'best':12} {line}")
 
 
-def _print_next(run: Path, texts: int) -> None:
-    """Print what to type next; `texts` is the number of texts of an example, 0 for several."""
+def _print_next(run: Path, texts: int, has_page: bool) -> None:
+    """Print what to type next.
+
+    Args:
+        run: the run folder.
+        texts: the number of texts of an example, 0 for several.
+        has_page: whether it has a page to open.
+    """
     place, pair = shlex.quote(str(run)), ' --pair "another"' * (texts != 1)
     say(f'{"next":12} adapterhub predict {place} "a text"{pair}')
     say(f"{'':12} adapterhub publish {place}")
+    if has_page:
+        say(f"{'':12} adapterhub report {place} --open")
 
 
 def _curves(run: Path, facts: dict[str, str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,13 @@ from adapterhub.pages.statistics import CalibrationBin
 
 # Sentinel colour -> CSS variable of page.html.
 COLOURS = {"#010203": "ink", "#040506": "muted", "#070809": "grid", "#0a0b0c": "first",
-           "#0d0e0f": "second", "#101112": "third"}  # fmt: skip
-_INK, _MUTED, _GRID, _FIRST, _SECOND, _THIRD = COLOURS
-LINES = (_FIRST, _SECOND, _THIRD, _MUTED)
+           "#0d0e0f": "second", "#101112": "third", "#131415": "fourth",
+           "#161718": "fifth"}  # fmt: skip
+INK, MUTED, GRID, FIRST, SECOND, THIRD, _FOURTH, _FIFTH = COLOURS
+LINES = (FIRST, SECOND, THIRD, MUTED)
+SERIES = (FIRST, SECOND, THIRD, _FOURTH, _FIFTH, INK)
+"""Colours of several things of one kind: colour-blind safe with another marker for each."""
+MARKERS = ("o", "s", "^", "D", "v", "P")
 _SIZE = (4.2, 2.4)  # inches: 302 points wide, so that its text is readable on a phone
 # Fixed, since a layout that fits the labels doubles the time of a chart.
 _MARGINS = {"left": 0.155, "right": 0.965, "bottom": 0.2, "top": 0.965}
@@ -30,9 +34,9 @@ _LARGEST = 1e30  # of a value: matplotlib computes with the squares of lengths
 _LOGARITHMIC = 100  # ratio of values from which on an axis is logarithmic
 _STYLE: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "adapterhub", "text.parse_math": False,
-    "font.size": 9.5, "font.family": "sans-serif", "axes.edgecolor": _GRID,
-    "axes.labelcolor": _MUTED, "xtick.color": _MUTED, "ytick.color": _MUTED, "text.color": _INK,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": _GRID,
+    "font.size": 9.5, "font.family": "sans-serif", "axes.edgecolor": GRID,
+    "axes.labelcolor": MUTED, "xtick.color": MUTED, "ytick.color": MUTED, "text.color": INK,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": GRID,
     "grid.linewidth": 0.6, "xtick.major.size": 0, "ytick.major.size": 0, "lines.linewidth": 1.6,
     "axes.axisbelow": True, "axes.formatter.useoffset": False, "legend.frameon": False,
     "legend.fontsize": 9,
@@ -66,16 +70,16 @@ def line_chart(
         from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
         for (name, points), colour in zip(lines.items(), LINES, strict=False):
-            xs, ys = _thinned(points)
+            xs, ys = thinned(points)
             few = "o" if len(xs) < 30 else ""
             label = one_line(name, _MOST_IN_A_NAME)
             axes.plot(xs, ys, color=colour, label=label, marker=few, markersize=3)
             if best is not None and best in xs:
                 y = ys[xs.index(best)]
-                axes.plot([best], [y], "o", color=_SECOND, markersize=7, fillstyle="none")
+                axes.plot([best], [y], "o", color=SECOND, markersize=7, fillstyle="none")
         axes.set_xlabel(one_line(x))
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        values = [v for points in lines.values() for v in _thinned(points)[1]]
+        values = [v for points in lines.values() for v in thinned(points)[1]]
         if log and values and max(values) > _LOGARITHMIC * min(values) > 0:
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -88,7 +92,7 @@ def line_chart(
         if len(lines) > 1:
             axes.legend()
 
-    return _svg(draw)
+    return svg_chart(draw)
 
 
 def reliability_chart(bins: Sequence[CalibrationBin]) -> str:
@@ -96,13 +100,13 @@ def reliability_chart(bins: Sequence[CalibrationBin]) -> str:
 
     def draw(axes: Any) -> None:
         total = sum(b.count for b in bins)
-        axes.plot([0, 1], [0, 1], color=_MUTED, linewidth=1, linestyle=(0, (3, 3)))
-        axes.bar([b.low + 0.05 for b in bins], [b.count / total for b in bins], 0.09, color=_GRID)
+        axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=(0, (3, 3)))
+        axes.bar([b.low + 0.05 for b in bins], [b.count / total for b in bins], 0.09, color=GRID)
         xs, ys = [b.confidence for b in bins], [b.accuracy for b in bins]
-        axes.plot(xs, ys, color=_FIRST, marker="o", markersize=4)
+        axes.plot(xs, ys, color=FIRST, marker="o", markersize=4)
         axes.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="probability", ylabel="accuracy")
 
-    return _svg(draw)
+    return svg_chart(draw)
 
 
 def scatter_chart(true: Sequence[float], predicted: Sequence[float]) -> str:
@@ -111,18 +115,18 @@ def scatter_chart(true: Sequence[float], predicted: Sequence[float]) -> str:
     def draw(axes: Any) -> None:
         both = np.array([true, predicted]).clip(-_LARGEST, _LARGEST)
         ends = [both.min(), both.max()]
-        axes.plot(ends, ends, color=_MUTED, linewidth=1, linestyle=(0, (3, 3)))
+        axes.plot(ends, ends, color=MUTED, linewidth=1, linestyle=(0, (3, 3)))
         axes.plot(
             *both[:, _spread(len(true), 500)],
             "o",
-            color=_FIRST,
+            color=FIRST,
             alpha=0.45,
             markersize=3,
             markeredgewidth=0,
         )
         axes.set(xlabel="true", ylabel="predicted")
 
-    return _svg(draw)
+    return svg_chart(draw)
 
 
 def histogram_chart(values: Sequence[float], x: str, *, centre: float | None = None) -> str:
@@ -140,22 +144,32 @@ def histogram_chart(values: Sequence[float], x: str, *, centre: float | None = N
         if high - low < 1e-6 * max(abs(low), abs(high), 1e-6):  # no bins between almost equal ends
             margin = abs(low) / 10 or 0.5
             low, high = low - margin, high + margin
-        axes.hist(kept, bins=30, range=(low, high), color=_FIRST)
+        axes.hist(kept, bins=30, range=(low, high), color=FIRST)
         if centre is not None:
-            axes.axvline(centre, color=_SECOND, linewidth=1.2)
+            axes.axvline(centre, color=SECOND, linewidth=1.2)
         axes.set(xlabel=x, ylabel="examples")
 
-    return _svg(draw)
+    return svg_chart(draw)
 
 
-def _svg(draw: Callable[[Any], None]) -> str:
-    """Draw a chart and return its SVG element."""
+def svg_chart(
+    draw: Callable[[Any], None],
+    size: tuple[float, float] = _SIZE,
+    margins: Mapping[str, float] | None = None,
+) -> str:
+    """Draw a chart and return its SVG element.
+
+    Args:
+        draw: draws on matplotlib axes, in the colours of this module.
+        size: width and height in inches.
+        margins: the edges of the axes in parts of the figure, where they are not the usual ones.
+    """
 
     def fill(figure: Any) -> None:
-        figure.subplots_adjust(**_MARGINS)
+        figure.subplots_adjust(**{**_MARGINS, **(margins or {})})
         draw(figure.add_subplot())
 
-    return figure_svg(fill, _SIZE)
+    return figure_svg(fill, size)
 
 
 def figure_svg(fill: Callable[[Any], None], size: tuple[float, float]) -> str:
@@ -173,7 +187,7 @@ def figure_svg(fill: Callable[[Any], None], size: tuple[float, float]) -> str:
     # does not matter: the browser's are shown.
     with rc_context(_STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        figure = Figure(figsize=size)
+        figure = Figure(figsize=size, dpi=72)  # as in the SVG, so that a pixel is a point
         FigureCanvasSVG(figure)
         fill(figure)
         file = io.StringIO()
@@ -202,7 +216,7 @@ def _widen(axes: Any, span: float) -> None:
         axes.set_ylim(middle - span / 2, middle + span / 2)
 
 
-def _thinned(points: Points) -> tuple[list[float], list[float]]:
+def thinned(points: Points) -> tuple[list[float], list[float]]:
     """Return the points as x and y; the mean of neighbours if there are very many."""
     kept = np.array([(x, y) for x, y in points if y is not None], dtype=float).reshape(-1, 2)
     kept = kept[np.isfinite(kept).all(1)].clip(-_LARGEST, _LARGEST)

@@ -48,6 +48,25 @@ def write_page(folder: Path, output: Path | None = None, *, live: bool = False) 
 
 def page_html(run: RunFiles, *, live: bool = False) -> str:
     """Return the page of a run; `live` lets a browser reload it."""
+    return render_template(
+        "page.html",
+        name=run.name,
+        subtitle=_subtitle(run),
+        reload=RELOAD if live else 0,
+        state=_state(run),
+        tiles=[*_tiles(run)],
+        sections=[*_curves(run), *_predicted(run), *_speed(run)],
+        facts=_facts(run),
+    )
+
+
+def render_template(template: str, **values: Any) -> str:
+    """Return a page; all texts in it are escaped.
+
+    Args:
+        template: the name of a file in this room.
+        values: what it shows.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -58,15 +77,7 @@ def page_html(run: RunFiles, *, live: bool = False) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("page.html").render(
-        name=run.name,
-        subtitle=_subtitle(run),
-        reload=RELOAD if live else 0,
-        state=_state(run),
-        tiles=[*_tiles(run)],
-        sections=[*_curves(run), *_predicted(run), *_speed(run)],
-        facts=_facts(run),
-    )
+    return environment.get_template(template).render(**values)
 
 
 def _safe(value: Any) -> Any:

@@ -127,7 +127,7 @@ def _each(row: Callable[[Outcome], list[Any]]) -> Callable[[Sequence[Outcome]], 
 
 
 def _right(row: Outcome) -> list[Any]:
-    return [row.get("right", row["label"] == row["prediction"]), 1.0]
+    return [row["right"] if "right" in row else row["label"] == row["prediction"], 1.0]
 
 
 def _span_columns(row: Outcome) -> list[Any]:

@@ -19,13 +19,12 @@ if __package__:
 else:
     from summary import read  # run as a script
 
-from adapterhub.pages.figures import COLOURS, figure_svg
+from adapterhub.pages.figures import FIRST, INK, MUTED, SECOND, THIRD, figure_svg
 
 ASSETS = Path(__file__).parents[2] / "docs/assets"
 TITLE = "Time of training, steps, routed batches, loading and epochs, beside peers"
 SIZE = (4.2, 9.2)  # inches
 SHOWN = 480  # width in a page, in pixels
-_INK, _MUTED, _GRID, _FIRST, _SECOND, _THIRD = COLOURS
 _FONT = "ui-sans-serif, system-ui, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif"
 # Shapes differ, too, so that colours are not needed.
 THEMES = {
@@ -51,14 +50,14 @@ class Kind(NamedTuple):
 OURS = "adapterhub"
 TASKS = {"sst2": "SST-2", "mrpc": "MRPC"}
 KINDS = {
-    OURS: Kind(_FIRST, "o"),
-    "in fp32": Kind(_FIRST, "o", True),
-    "with the cache": Kind(_FIRST, "o"),
-    "without": Kind(_MUTED, "s", True),
-    "peft + Trainer": Kind(_SECOND, "s"),
-    "peft by hand": Kind(_SECOND, "^", True),
-    "peft": Kind(_SECOND, "s"),
-    "adapters": Kind(_THIRD, "D"),
+    OURS: Kind(FIRST, "o"),
+    "in fp32": Kind(FIRST, "o", True),
+    "with the cache": Kind(FIRST, "o"),
+    "without": Kind(MUTED, "s", True),
+    "peft + Trainer": Kind(SECOND, "s"),
+    "peft by hand": Kind(SECOND, "^", True),
+    "peft": Kind(SECOND, "s"),
+    "adapters": Kind(THIRD, "D"),
 }
 
 
@@ -176,12 +175,12 @@ def fill(figure: Any) -> None:
 
 def draw(axes: Any, panel: Panel) -> None:
     """Draw one panel: a row for each work, from the top."""
-    axes.set_title(panel.title, fontsize=10, loc="left", x=-0.38, color=_INK)
+    axes.set_title(panel.title, fontsize=10, loc="left", x=-0.38, color=INK)
     for place, marks in enumerate(panel.rows.values()):
         for name, mark in marks.items():
             draw_mark(axes, name, mark, place)
         draw_ratios(axes, marks, place)
-    axes.set_yticks(range(len(panel.rows)), panel.rows, color=_INK)
+    axes.set_yticks(range(len(panel.rows)), panel.rows, color=INK)
     axes.set_ylim(len(panel.rows) - 0.4, -0.75)
     axes.grid(axis="y", visible=False)
     axes.spines["left"].set_visible(False)
@@ -206,7 +205,7 @@ def draw_ratios(axes: Any, marks: Mapping[str, Mark], place: int) -> None:
             axes.annotate(
                 f"{ratio:.3g} x" if ratio >= 10 else f"{ratio:.1f} x",
                 (max(marks[name].high, marks[name].middle), place), xytext=(7, -3.2),
-                textcoords="offset points", fontsize=9, color=_INK,
+                textcoords="offset points", fontsize=9, color=INK,
             )  # fmt: skip
 
 

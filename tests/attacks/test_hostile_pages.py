@@ -14,12 +14,18 @@ from pathlib import Path
 import pytest
 from forge import harmless_text
 from run_folders import ROWS, predictions, run_folder
+from studies import made_records
 
+from adapterhub.bench.baselines import Constant
+from adapterhub.bench.results import TaskResult, study_results
+from adapterhub.bench.study import Study, read_study
+from adapterhub.bench.study_page import study_page
 from adapterhub.errors import printable
 from adapterhub.files.manifest import BackboneRef, Manifest
 from adapterhub.pages.page import page_html
 from adapterhub.pages.predictions import KINDS, PredictionFile
 from adapterhub.pages.run_files import RunFiles, read_run
+from adapterhub.pages.runs_page import runs_page
 
 TEXTS = (
     "<script>alert(1)</script>",
@@ -38,6 +44,9 @@ TEXTS = (
 )
 
 
+STUDY = read_study(
+    None, (), {"backbone": "x", "data": {"train": "mine.tsv"}}, {"methods": ("head", "lora", "mam")}
+)
 DRAWN = {"g", "path", "use", "defs", "clippath", "rect", "text", "style", "svg"}
 
 
@@ -133,6 +142,56 @@ def test_a_page_has_the_same_elements_whatever_the_texts_are(kind, tmp_path) -> 
     assert "\\u202egpj.exe" in found.text
     assert harmless_text(page)
     page.encode()
+
+
+def hostile_study(text: str) -> tuple[Study, tuple[TaskResult, ...]]:
+    """Make a study whose names, errors and origins all contain a hostile text."""
+    record = made_records(STUDY, {"head": 0.6, "lora": 0.9, "mam": float("nan")})
+    named = {"head": f"head{text}", "lora": f"lora{text}", "mam": f"mam{text}"}
+    records = [
+        replace(
+            each,
+            cell=replace(each.cell, method=named[each.cell.method], task=f"t{text}"),
+            error=f"e{text}" if each.error else "",
+            origin={"data": {"train": text, "test": text}, "backbone": text, "device": text,
+                    "recipe": {"dtype": text}, "versions": {text: text}},
+        )
+        for each in record
+    ]  # fmt: skip
+    recipe = replace(STUDY.recipe, backbone=text, output=f"out/{text}")
+    bench = replace(
+        STUDY.bench, methods=tuple(named.values()), baseline=named["lora"], tasks={f"t{text}": {}}
+    )
+    study = Study(recipe, bench)
+    constants = {f"t{text}": Constant(f"c{text}", "classes", "pos", 0.6)}
+    return study, study_results(study, records, constants)
+
+
+def hostile_study_page(text: str) -> str:
+    study, results = hostile_study(text)
+    return study_page(study, results, {(f"t{text}", 100): text})
+
+
+def test_the_page_of_a_study_has_the_same_elements_whatever_the_texts_are() -> None:
+    for text in ("".join(TEXTS), TEXTS[0]):
+        plain = elements(hostile_study_page("x" * len(printable(text))))
+        page = hostile_study_page(text)
+        found = elements(page)
+        assert found.elements == plain.elements
+        assert len(found.elements) > 100
+        assert harmless_text(page)
+        assert page.count("<script>") == 1
+    page.encode()
+
+
+def test_the_page_of_several_runs_has_the_same_elements(tmp_path) -> None:
+    text = "".join(TEXTS)
+    plain, found = (
+        elements(runs_page([hostile_run(tmp_path / f"{name}{n}", "classes", each) for n in "12"]))
+        for name, each in (("a", "x" * len(printable(text))), ("b", text))
+    )
+    assert found.elements == plain.elements
+    assert "alert(1)</script>" in found.text
 
 
 def without_charts(folder: Path, text: str) -> RunFiles:

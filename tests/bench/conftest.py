@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 from fixtures import sentences, write_tsv
+from studies import made_records
 
+from adapterhub.bench.baselines import Constant
+from adapterhub.bench.results import TaskResult, study_results
 from adapterhub.bench.study import Study, read_study
 
 
@@ -19,3 +22,18 @@ def study(backbone: Path, tmp_path: Path) -> Study:
     bench = {"methods": ("head", "lora(rank=2)", "lora(sites=[nowhere])"), "rates": 2, "seeds": 2,
              "steps": 6, "baseline": "head"}  # fmt: skip
     return read_study(None, ["dtype=fp32"], flags, bench)
+
+
+@pytest.fixture
+def made_study() -> Study:
+    """A study that is only written down: `studies.made_records` makes its records."""
+    bench = {"methods": ("head", "lora", "mam"), "rates": 3}
+    flags = {"backbone": "some/backbone", "output": "out/mine", "data": {"train": "mine.tsv"}}
+    return read_study(None, (), flags, bench)
+
+
+@pytest.fixture
+def made_results(made_study: Study) -> tuple[TaskResult, ...]:
+    accuracy = {"head": 0.6, "lora": 0.9, "mam": float("nan")}
+    constants = {"mine": Constant("majority class", "classes", "pos", 0.6)}
+    return study_results(made_study, made_records(made_study, accuracy), constants)

@@ -59,6 +59,26 @@ def test_a_clear_winner_says_so():
     assert found.unknown == ()
 
 
+def test_a_method_that_another_one_beats_is_not_taken_though_tied_with_an_unsteady_best():
+    random = np.random.default_rng(1)
+
+    def runs(name, *shares):
+        columns = tuple(
+            np.stack([random.permutation(np.arange(400) < share * 400), np.ones(400)], axis=1)
+            for share in shares
+        )
+        return RepeatedRuns(name, row_score("classes"), columns, deterministic=len(shares) == 1)
+
+    steady = ("lora", "bitfit", "full", "mam", "ia3")
+    study = [runs("unsteady", 0.68, 0.8, 0.92), *(runs(name, 0.75, 0.75, 0.76) for name in steady),
+             runs("mean", 0.5)]  # fmt: skip
+    found = recommend(study, {"mean": MethodCost(0), "lora": COSTS["lora"]})
+    assert found.best == "unsteady"
+    assert set(found.tied) == {"unsteady", *steady, "mean"}
+    assert found.method == "lora"
+    assert any(s.startswith("mean is tied with unsteady, but worse than") for s in found.reasons)
+
+
 def test_the_best_and_cheapest_says_so():
     found = recommend(study_of((0.5, 0.86, 0.86, 0.5)), COSTS)
     assert found.method == found.best == "bitfit"

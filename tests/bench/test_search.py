@@ -70,6 +70,12 @@ def test_the_best_rate_of_the_grid_is_found(decades: float, rates: int) -> None:
     assert choices[GROUP].at_edge or not outside, "a best rate beyond all grids must be flagged"
 
 
+def test_a_grid_that_grows_has_the_rates_of_a_larger_one() -> None:
+    _, cells = conduct([GROUP], peak_at(1.0))
+    tried = {cell.rate for cell in cells if cell.steps < GROUP.steps}
+    assert sorted(tried) == [1e-4, 3.16e-4, 1e-3, 3.16e-3, 1e-2, 3.16e-2, 1e-1]
+
+
 def test_a_best_rate_inside_the_grid_is_not_flagged_and_costs_the_planned_trials() -> None:
     choices, cells = conduct([GROUP], peak_at(1e-3))
     assert not choices[GROUP].at_edge

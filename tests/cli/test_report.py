@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import webbrowser
+from pathlib import Path
 
 import pytest
 from run_folders import predictions, run_folder
@@ -64,6 +65,24 @@ def test_has_display(environment, platform, shown):
     assert has_display(environment, platform) is shown
 
 
+def test_several_runs_are_one_page(adapterhub, tmp_path, browser):
+    folders = [run_folder(tmp_path / "runs" / name) for name in ("one", "two")]
+    code, out, err = adapterhub("report", *folders, "--open")
+    page = tmp_path / "runs" / "runs.html"
+    assert (code, err, out) == (0, "", f"report       {page}\n")
+    assert browser == [page.as_uri()]
+    assert adapterhub("report", *folders, page, "--output", tmp_path / "mine.html")[0] == 0
+    assert (tmp_path / "mine.html").read_bytes() == page.read_bytes()
+
+
+def test_a_study_among_runs_is_refused(adapterhub, tmp_path):
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "study.yaml").write_text("bench: {}\n")
+    code, _, err = adapterhub("report", run_folder(tmp_path / "run"), tmp_path / "study")
+    assert code == 2
+    assert "is a study" in err
+
+
 def test_a_folder_without_a_run_is_refused(adapterhub, tmp_path):
     code, _, err = adapterhub("report", tmp_path)
     assert code == 2
@@ -86,6 +105,7 @@ def test_train_shows_curves_and_opens_the_page(train, browser, tmp_path):
     lines = {line.split("  ")[0]: line for line in out.splitlines()}
     assert set(lines["train loss"]) & set("▁█")
     assert set(lines["accuracy"]) & set("▁█")
+    assert f"adapterhub report {Path(page.removeprefix('file://')).parent} --open" in out
     assert all(len(line) <= 79 or str(tmp_path) in line for line in out.splitlines())
 
 

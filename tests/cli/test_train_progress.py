@@ -20,6 +20,7 @@ def test_stages_schedule_and_what_to_type_next_are_said(train, tmp_path):
     assert re.search(r"^best +epoch \d of 2 \(accuracy \d\.\d{4}\)$", out, re.M)
     assert f'next         adapterhub predict {tmp_path / "run"} "a text"' in out
     assert f"adapterhub publish {tmp_path / 'run'}" in out
+    assert f"adapterhub report {tmp_path / 'run'} --open" not in out  # it made no page
 
 
 def test_quiet_says_only_the_result(train):

@@ -1,0 +1,276 @@
+"""The charts of a study, as SVG in the colours of the pages."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from adapterhub.bench.columns import rate_words, score_title
+from adapterhub.bench.pareto import ParetoPoint, pareto_front
+from adapterhub.bench.records import CellRecord, Costs
+from adapterhub.bench.results import TaskResult
+from adapterhub.pages.direct_labels import label_ends, label_points, room_for, short_name
+from adapterhub.pages.figures import FIRST, GRID, INK, MARKERS, MUTED, SECOND, SERIES, svg_chart
+
+CostOf = Callable[[Costs], float | None]
+_WIDE = (4.6, 3.2)
+_MOST_DOTS = 40  # of an axis with names
+
+
+def seeds_chart(task: TaskResult) -> str:
+    """Draw, for each method, its seeds as dots, their mean, and its interval."""
+    shown = [result for result in task.methods if result.estimate.value is not None]
+    longest = max((len(short_name(result.method)) for result in shown), default=0)
+    height = max(0.75 + 0.24 * min(len(shown), _MOST_DOTS), _WIDE[1])
+
+    def draw(axes: Any) -> None:
+        for y, result in enumerate(shown):
+            found, points = result.estimate, task.score.points
+            value = (found.value or 0.0) * points
+            if found.low is not None and found.high is not None:
+                ends = [found.low * points, found.high * points]
+                axes.plot(ends, [y, y], color=GRID, linewidth=5, solid_capstyle="butt")
+            scores = [score * points for score in found.scores]
+            axes.plot(scores, [y] * len(scores), "o", color=FIRST, markersize=4.5, alpha=0.75,
+                      markeredgewidth=0)  # fmt: skip
+            axes.plot([value], [y], "|", color=INK, markersize=11, markeredgewidth=1.6)
+        axes.set_yticks(range(len(shown)), [short_name(result.method) for result in shown])
+        axes.tick_params(axis="y", labelcolor=INK)
+        axes.set_ylim(len(shown) - 0.4, -0.6)
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel(score_title(task))
+
+    left = min(0.05 + 0.0175 * longest, 0.42)
+    margins = {"left": left, "bottom": 0.5 / height, "top": 1 - 0.06 / height}
+    return svg_chart(draw, (_WIDE[0], height), margins)
+
+
+def cost_chart(task: TaskResult, cost: CostOf, label: str, *, log: bool = False) -> str | None:
+    """Draw score against a cost, with intervals and the Pareto front; None without costs.
+
+    Args:
+        task: the results.
+        cost: returns the cost.
+        label: of the horizontal axis.
+        log: whether that is logarithmic.
+    """
+    points = _cost_points(task, cost)
+    if not points:
+        return None
+    lower = task.score.lower_is_better
+    flat = [ParetoPoint(name, y, x) for name, (x, y, _, _) in points.items()]
+    front = pareto_front(flat, lower_is_better=lower)
+    on_front = {point.method for point in front}
+
+    def draw(axes: Any) -> None:
+        # A front has the score of a method from its cost on.
+        axes.step([p.cost for p in front], [p.score for p in front], where="post", color=SECOND,
+                  linewidth=1.2, alpha=0.8)  # fmt: skip
+        for name, (x, y, low, high) in points.items():
+            axes.plot([x, x], [low, high], color=MUTED, linewidth=1, alpha=0.6)
+            fill = "full" if name in on_front else "none"
+            colour = SECOND if name in on_front else FIRST
+            axes.plot([x], [y], "o", color=colour, markersize=6, fillstyle=fill)
+        if log:
+            axes.set_xscale("log")
+        _pad(axes, [x for x, *_ in points.values()], log=log)
+        _ticks(axes, log=log)
+        axes.set(xlabel=label, ylabel=score_title(task))
+        lines = [*_edges(front), *((x, low, x, high) for x, _, low, high in points.values())]
+        label_points(axes, {name: (x, y) for name, (x, y, _, _) in points.items()}, lines)
+
+    return svg_chart(draw, _WIDE, {"left": 0.13, "bottom": 0.15})
+
+
+def _edges(front: Sequence[ParetoPoint]) -> list[tuple[float, float, float, float]]:
+    """Return the lines of a front: on from each point, then up or down to the next."""
+    edges = []
+    for one, other in itertools.pairwise(front):
+        edges.append((one.cost, one.score, other.cost, one.score))
+        edges.append((other.cost, one.score, other.cost, other.score))
+    return edges
+
+
+def _cost_points(task: TaskResult, cost: CostOf) -> dict[str, tuple[float, float, float, float]]:
+    """Return the cost, the score and its ends, for each method that has both."""
+    found = {}
+    for result in task.methods:
+        estimate, points = result.estimate, task.score.points
+        x = cost(result.costs) if result.costs else None
+        if x is not None and x > 0 and estimate.value is not None:
+            ends = [estimate.value if e is None else e for e in (estimate.low, estimate.high)]
+            found[result.method] = (x, *(v * points for v in (estimate.value, *ends)))
+    return found  # type: ignore[return-value]
+
+
+def _pad(axes: Any, xs: Sequence[float], *, log: bool) -> None:
+    """Leave place for labels on both sides of the points."""
+    low, high = min(xs), max(xs)
+    if log:
+        room = max(0.18 * math.log10(high / low), 0.25)
+        axes.set_xlim(low / 10**room, high * 10 ** (room * 1.6))
+    else:
+        room = max(0.18 * (high - low), 0.05 * high)
+        axes.set_xlim(max(low - room, 0.0), high + room * 1.6)
+
+
+def _ticks(axes: Any, *, log: bool) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    if not log:
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        return
+    low, high = axes.get_xlim()
+    few = math.log10(high / low) < 2
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0) if few else (1.0,), numticks=6))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count_words(value)))
+
+
+def count_words(value: float) -> str:
+    """Write a number of any size in a few characters: 300, 3k, 2M, 0.001."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}" if value >= 1e-3 else f"{value:.0e}".replace("e-0", "e-")
+
+
+def rates_chart(task: TaskResult, method: str) -> str | None:
+    """Draw the scores of a method's trials by learning rate; None without trials.
+
+    All methods of a task have the same vertical axis.
+
+    Args:
+        task: the results.
+        method: the method to show.
+    """
+    result, points = task.find(method), task.score.points
+    steps = sorted({record.cell.steps for record in result.trials})
+    if not steps:
+        return None
+
+    def draw(axes: Any) -> None:
+        from matplotlib.ticker import FuncFormatter
+
+        low, high = _selected_range(task)
+        margin = 0.07 * (high - low) or 1.0
+        axes.set_ylim(low - margin, high + margin)
+        for number, count in enumerate(steps):
+            trials = [record for record in result.trials if record.cell.steps == count]
+            done = [(r.cell.rate, value) for r in trials if (value := _selected(r)) is not None]
+            whole = number == len(steps) - 1
+            colour = FIRST if whole else MUTED
+            style = {"color": colour, "marker": "o" if whole else "s", "markersize": 4}
+            axes.plot(*_columns(done, points), linewidth=1.4, **style)
+            failed = [r.cell.rate for r in trials if _selected(r) is None]
+            axes.plot(failed, [low] * len(failed), "x", color=SECOND, markersize=6)
+        axes.set_xscale("log")
+        rates = [record.cell.rate for record in result.trials]
+        axes.set_xlim(min(rates) / 1.8, max(rates) * 1.8)
+        if result.rate is not None:
+            axes.axvline(
+                result.rate, color=SECOND, linewidth=1.6, linestyle=(0, (4, 2)), zorder=1.5
+            )
+        _ticks(axes, log=True)
+        axes.xaxis.set_major_locator(_some_ticks(sorted(set(rates))))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: rate_words(rate)))
+        axes.set_xlabel("learning rate")
+
+    return svg_chart(draw)
+
+
+def _some_ticks(values: Sequence[float]) -> Any:
+    """Return the values themselves as ticks, at most five of them."""
+    from matplotlib.ticker import FixedLocator
+
+    return FixedLocator(values[:: -(-len(values) // 5)])
+
+
+def _selected(record: CellRecord) -> float | None:
+    return record.selected.get(record.metric) if record.status == "done" else None
+
+
+def _selected_range(task: TaskResult) -> tuple[float, float]:
+    """Return the lowest and the highest score of all trials of a task."""
+    found = [v for each in task.methods for r in each.trials if (v := _selected(r)) is not None]
+    points = task.score.points
+    return min(found, default=0.0) * points, max(found, default=1.0) * points
+
+
+def _columns(points: Iterable[tuple[float, float]], scale: float) -> list[list[float]]:
+    """Return x and y of points in their order, without those that have no finite score."""
+    kept = sorted((x, y) for x, y in points if math.isfinite(y))
+    return [[x for x, _ in kept], [y * scale for _, y in kept]]
+
+
+def learning_chart(task: TaskResult, method: str) -> str | None:
+    """Draw the score of a method's final runs over the steps; those of the others are grey.
+
+    Args:
+        task: the results.
+        method: the method to show.
+    """
+    own = task.find(method)
+    if not any(record.curve for record in own.finals):
+        return None
+
+    def draw(axes: Any) -> None:
+        for result in task.methods:
+            if result.method != method:
+                _lines(axes, result.finals, task.score.points, color=GRID, linewidth=1.0)
+        _lines(axes, own.finals, task.score.points, color=FIRST, linewidth=1.5, marker="o",
+               markersize=3)  # fmt: skip
+        _ticks(axes, log=False)
+        axes.set_xlabel("step")
+
+    return svg_chart(draw)
+
+
+def _lines(axes: Any, records: Sequence[CellRecord], points: float, **style: Any) -> None:
+    for record in records:
+        curve = [(float(p.step), p.score) for p in record.curve if p.score is not None]
+        axes.plot(*_columns(curve, points), **style)
+
+
+def rows_chart(tasks: Sequence[TaskResult]) -> str | None:
+    """Draw the score of each method by the number of training rows; None for one number.
+
+    Args:
+        tasks: the results of one task, with different numbers of rows.
+    """
+    lines = _by_rows(tasks)
+    if not lines:
+        return None
+
+    def draw(axes: Any) -> None:
+        ends, colours = {}, []
+        for number, (name, points) in enumerate(lines.items()):
+            colour = SERIES[number % len(SERIES)]
+            marker = MARKERS[number % len(MARKERS)]
+            axes.plot(*zip(*points, strict=True), color=colour, marker=marker, markersize=4.5)
+            ends[name] = points[-1]
+            colours.append(colour)
+        axes.set_xscale("log")
+        rows = sorted({task.rows for task in tasks})
+        _ticks(axes, log=True)
+        axes.xaxis.set_major_locator(_some_ticks(rows))
+        axes.set(xlabel="training rows", ylabel=score_title(tasks[0]))
+        label_ends(axes, ends, colours)
+
+    return svg_chart(
+        draw, _WIDE, {"left": 0.13, "bottom": 0.15, "right": room_for(lines, _WIDE[0])}
+    )
+
+
+def _by_rows(tasks: Sequence[TaskResult]) -> Mapping[str, list[tuple[float, float]]]:
+    found: dict[str, list[tuple[float, float]]] = {}
+    for task in sorted(tasks, key=lambda task: task.rows):
+        for result in task.methods:
+            if result.estimate.value is not None:
+                value = result.estimate.value * task.score.points
+                found.setdefault(result.method, []).append((task.rows, value))
+    several = {name: points for name, points in found.items() if len(points) > 1}
+    return several if len(tasks) > 1 else {}

@@ -1,0 +1,323 @@
+"""What a study found: from its records to one result for each method, task and number of rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+
+from adapterhub.bench.advice import MethodCost, Recommendation, recommend
+from adapterhub.bench.baselines import Constant
+from adapterhub.bench.paired import PairedComparison, compare_with, compare_with_best
+from adapterhub.bench.rates import GoodRates, good_rates
+from adapterhub.bench.records import CellRecord, Costs, PredictedRows
+from adapterhub.bench.statistics import Estimate, RepeatedRuns, estimate_all, repeated_runs
+from adapterhub.bench.study import Study
+from adapterhub.errors import ConfigError
+from adapterhub.files.manifest import LOWER_IS_BETTER
+from adapterhub.pages.predictions import PredictionFile
+from adapterhub.pages.row_scores import RowScore, row_score
+from adapterhub.pages.statistics import calibration
+
+_WITH_PROBABILITIES = ("classes", "choices")
+
+
+@dataclass(frozen=True)
+class MethodResult:
+    """What a study found of one method.
+
+    Attributes:
+        method: its name in the study, or that of a constant prediction.
+        estimate: its score on the test rows.
+        comparison: with the baseline; None for the baseline itself.
+        verdict: with the best method; None for the best itself.
+        rate: the learning rate that was chosen for it.
+        at_edge: whether that is the lowest or highest that was tried.
+        good: the range of rates with about the same score.
+        costs: medians over its final runs; None for what was not trained.
+        calibration: its expected calibration error, for classes.
+        gap: the score on training rows minus that on test rows, in the direction of better.
+        trials: the runs that chose the rate.
+        finals: the runs with the chosen rate.
+    """
+
+    method: str
+    estimate: Estimate
+    comparison: PairedComparison | None = None
+    verdict: PairedComparison | None = None
+    rate: float | None = None
+    at_edge: bool = False
+    good: GoodRates | None = None
+    costs: Costs | None = None
+    calibration: float | None = None
+    gap: float | None = None
+    trials: tuple[CellRecord, ...] = ()
+    finals: tuple[CellRecord, ...] = ()
+
+    @property
+    def failures(self) -> list[CellRecord]:
+        """The runs that failed or diverged."""
+        return [record for record in (*self.trials, *self.finals) if record.status != "done"]
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """What a study found on one task, with some number of training rows.
+
+    Attributes:
+        task: the name of the task in the study.
+        rows: the number of training rows.
+        score: the score of the test rows.
+        baseline: the method that the others are compared with.
+        methods: the methods in the order of the study, then constant predictions.
+        advice: which method to take.
+    """
+
+    task: str
+    rows: int
+    score: RowScore
+    baseline: str
+    methods: tuple[MethodResult, ...]
+    advice: Recommendation
+
+    @property
+    def test_rows(self) -> int:
+        """The number of test rows."""
+        return max((result.estimate.rows for result in self.methods), default=0)
+
+    @property
+    def metric(self) -> str:
+        """The main metric of the task, which the runs select by; the score may be another one."""
+        found = [r.metric for result in self.methods for r in (*result.finals, *result.trials)]
+        return found[0].removeprefix("eval_") if found else self.score.name
+
+    def find(self, method: str) -> MethodResult:
+        """Return the result of a method.
+
+        Raises:
+            ConfigError: there is none of this name.
+        """
+        for result in self.methods:
+            if result.method == method:
+                return result
+        raise ConfigError(f"{method!r} is not in the study")
+
+
+def study_results(
+    study: Study, records: Iterable[CellRecord], constants: Mapping[str, Constant]
+) -> tuple[TaskResult, ...]:
+    """Collect the results of a study, by task and by rows; without those that have no score.
+
+    Args:
+        study: the study.
+        records: its records.
+        constants: the constant prediction of each task that has one.
+    """
+    labels = list(study.labels())
+    known = [record for record in records if record.cell.method in labels]
+    found = []
+    for task in study.tasks():
+        mine = _of_one_origin([record for record in known if record.cell.task == task])
+        for rows in sorted({record.cell.rows for record in mine}):
+            group = [record for record in mine if record.cell.rows == rows]
+            result = _task_result(study, (task, rows), group, constants.get(task))
+            found += [result] if result else []
+    return tuple(found)
+
+
+def _of_one_origin(records: list[CellRecord]) -> list[CellRecord]:
+    """Keep the records of one backbone and of the same data: those that are most frequent."""
+    origins = [(str(r.origin.get("data")), r.origin.get("backbone")) for r in records]
+    if not origins:
+        return []
+    chosen = Counter(origins).most_common(1)[0][0]
+    return [record for record, origin in zip(records, origins, strict=True) if origin == chosen]
+
+
+def _task_result(
+    study: Study,
+    place: tuple[str, int],
+    records: Sequence[CellRecord],
+    constant: Constant | None,
+) -> TaskResult | None:
+    score = _score_of(records)
+    if score is None:
+        return None
+    labels = [m for m in study.labels() if any(r.cell.method == m for r in records)]
+    results = {label: _method_result(label, records, score) for label in labels}
+    runs = [_runs(result, score) for result in results.values()]
+    rows = next(r.rows for r in records if r.rows)
+    if constant is not None and constant.kind == rows.kind:
+        predicted = constant.predict(rows)
+        results[constant.name] = _constant_result(constant, predicted, score)
+        data = next((each.data for each in runs if each.columns), "")  # it has the same rows
+        file = _prediction_file(predicted, data)
+        runs.append(repeated_runs(constant.name, [file], score, deterministic=True))
+    compared = _compared(results, runs, study.baseline)
+    costs = {name: _method_cost(result) for name, result in compared.items()}
+    methods = tuple(compared.values())
+    return TaskResult(*place, score, study.baseline, methods, recommend(runs, costs))
+
+
+def _score_of(records: Sequence[CellRecord]) -> RowScore | None:
+    """Return the main metric if the rows have it, else the first that they have."""
+    for record in records:
+        if record.rows:
+            kind, outcomes = record.rows.kind, record.rows.outcomes()
+            for metric in (record.metric.removeprefix("eval_"), ""):
+                try:
+                    score = row_score(kind, metric)
+                    score.columns(outcomes)
+                except (ConfigError, KeyError):  # texts, of which BLEU is computed, are not kept
+                    continue
+                return score
+    return None
+
+
+def _method_result(label: str, records: Sequence[CellRecord], score: RowScore) -> MethodResult:
+    """Collect what the records say of a method, without its estimate."""
+    own = [record for record in records if record.cell.method == label]
+    trials = sorted((r for r in own if r.cell.stage == "search"), key=_by_rate)
+    finals = _finals(own)
+    curve = _rate_curve(trials)
+    rate = finals[0].cell.rate if finals else None
+    tried = sorted(record.cell.rate for record in trials)
+    return MethodResult(
+        label,
+        _no_estimate(label, score),
+        rate=rate,
+        at_edge=rate is not None and len(tried) > 1 and rate in (tried[0], tried[-1]),
+        good=good_rates(curve, _selecting(own, score)) if len(curve) > 1 else None,
+        costs=median_costs([r.costs for r in finals if r.status == "done"]),
+        calibration=_mean([_calibration(r.rows) for r in finals if r.rows]),
+        gap=_mean([_gap(record) for record in finals]),
+        trials=tuple(trials),
+        finals=tuple(finals),
+    )
+
+
+def _by_rate(record: CellRecord) -> tuple[int, float]:
+    return record.cell.steps, record.cell.rate
+
+
+def _finals(records: Sequence[CellRecord]) -> list[CellRecord]:
+    """Return the final runs, by seed: those of the chosen rate, if there were several choices."""
+    finals = [record for record in records if record.cell.stage == "final"]
+    if not finals:
+        return []
+    choices = Counter((record.cell.steps, record.cell.rate) for record in finals)
+    chosen = max(choices, key=lambda choice: (choice[0], choices[choice]))
+    kept = [r for r in finals if (r.cell.steps, r.cell.rate) == chosen]
+    return sorted(kept, key=lambda record: record.cell.seed)
+
+
+def _rate_curve(trials: Sequence[CellRecord]) -> dict[float, list[float]]:
+    """Return the scores by rate of the first trials, which have every rate."""
+    first = min((record.cell.steps for record in trials), default=0)
+    curve: dict[float, list[float]] = {}
+    for record in trials:
+        if record.cell.steps == first:
+            value = record.selected.get(record.metric) if record.status == "done" else None
+            curve.setdefault(record.cell.rate, []).append(float("nan") if value is None else value)
+    return curve
+
+
+def _selecting(records: Sequence[CellRecord], score: RowScore) -> RowScore:
+    """Return the score that the runs select by, which has the scale of the test rows' one."""
+    metric = records[0].metric.removeprefix("eval_")
+    if score.name == metric:
+        return score
+    high = float("inf") if metric in LOWER_IS_BETTER else 1.0
+    return replace(score, name=metric, high=high)
+
+
+def _runs(result: MethodResult, score: RowScore) -> RepeatedRuns:
+    """Collect the predictions of a method's seeds; without a final run, its trials failed."""
+    done = [record for record in result.finals if record.status == "done" and record.rows]
+    files = [_prediction_file(r.rows, _test_digest(r)) for r in done if r.rows]
+    failed = len(result.finals) - len(done)
+    failed = failed if result.finals else int(bool(result.failures))
+    return repeated_runs(result.method, files, score, failed=failed)
+
+
+def _prediction_file(rows: PredictedRows, data: str) -> PredictionFile:
+    return PredictionFile(rows.kind, "", 0, data, "", (), rows.outcomes())
+
+
+def _test_digest(record: CellRecord) -> str:
+    data = record.origin.get("data")
+    return str(data.get("test")) if isinstance(data, Mapping) else ""
+
+
+def _constant_result(constant: Constant, rows: PredictedRows, score: RowScore) -> MethodResult:
+    found = _calibration(rows)
+    return MethodResult(constant.name, _no_estimate(constant.name, score), calibration=found)
+
+
+def _no_estimate(method: str, score: RowScore) -> Estimate:
+    return Estimate(method, score.name, score.points, 0, ())
+
+
+def _compared(
+    results: Mapping[str, MethodResult], runs: Sequence[RepeatedRuns], baseline: str
+) -> dict[str, MethodResult]:
+    """Add the estimates, and the comparisons with the baseline and with the best."""
+    estimates = {found.method: found for found in estimate_all(runs)}
+    first = next((each for each in runs if each.method == baseline), None)
+    others = [each for each in runs if each is not first]
+    pairs = {p.method: p for p in compare_with(first, others)} if first else {}
+    best = {pair.method: pair for pair in compare_with_best(runs)}
+    return {
+        name: replace(
+            result,
+            estimate=estimates[name],
+            comparison=pairs.get(name),
+            verdict=best.get(name),
+        )
+        for name, result in results.items()
+    }
+
+
+def _method_cost(result: MethodResult) -> MethodCost:
+    if result.costs is None:
+        return MethodCost() if result.trials or result.finals else MethodCost(trained=0)
+    costs = result.costs
+    return MethodCost(costs.all_trained, costs.train_seconds, costs.peak_memory)
+
+
+def median_costs(costs: Sequence[Costs]) -> Costs | None:
+    """Return the median of each cost that was measured; None without a run."""
+    if not costs:
+        return None
+    fields: dict[str, object] = {}
+    for name in Costs.__dataclass_fields__:
+        values = [value for each in costs if (value := getattr(each, name)) is not None]
+        if values and isinstance(values[0], bool):
+            fields[name] = all(values)
+        elif values:
+            fields[name] = type(values[0])(median(values))
+    return Costs(**fields)  # type: ignore[arg-type]
+
+
+def _calibration(rows: PredictedRows | None) -> float | None:
+    if rows is None or rows.kind not in _WITH_PROBABILITIES:
+        return None
+    columns = rows.columns
+    if rows.kind == "choices" and "right" not in columns:
+        return None
+    return calibration(rows.outcomes())[1]
+
+
+def _gap(record: CellRecord) -> float | None:
+    """Return how much better a run is on its training rows than on the test rows."""
+    fitted, tested = (s.get(record.metric) for s in (record.trained, record.tested))
+    if fitted is None or tested is None:
+        return None
+    sign = -1 if record.metric.removeprefix("eval_") in LOWER_IS_BETTER else 1
+    return sign * (fitted - tested)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

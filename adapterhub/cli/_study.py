@@ -1,0 +1,120 @@
+"""How `adapterhub bench` prints a study, and writes its reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from adapterhub.bench.baselines import read_constants
+from adapterhub.bench.columns import (
+    NONE,
+    failure_word,
+    rate_words,
+    score_title,
+    time_words,
+    verdict_text,
+)
+from adapterhub.bench.conduct import RECORDS, STUDY
+from adapterhub.bench.markdown import failure_lines, result_title
+from adapterhub.bench.records import CellRecord, RecordFolder
+from adapterhub.bench.results import MethodResult, TaskResult, study_results
+from adapterhub.bench.study import Study, read_study
+from adapterhub.bench.study_page import write_study_reports
+from adapterhub.bench.wording import points_text
+from adapterhub.cli._format import PlainTable, print_table, say, say_wrapped
+from adapterhub.cli._train_command import train_commands
+from adapterhub.errors import FileError
+from adapterhub.files.atomic import replace_file
+
+_OPTIONAL = ("time", "trained", "rate")
+
+
+def report_study(folder: Path, output: Path | None = None) -> Path:
+    """Write the reports of the study in a folder anew, from its records; return the page.
+
+    Args:
+        folder: the folder.
+        output: where to write the page as well.
+
+    Raises:
+        FileError: the study has no tested run, or a file is broken.
+        OSError: a file cannot be written.
+    """
+    study = read_study(folder / STUDY)
+    records = tuple(RecordFolder(folder / RECORDS).all())
+    page, _ = _write(folder, study, _results(folder, study, records))
+    if output is None:
+        return page
+    replace_file(output, page.read_bytes())
+    return output
+
+
+def conclude_study(folder: Path, study: Study, records: Sequence[CellRecord]) -> None:
+    """Write the reports of a study that is done, and print its table.
+
+    Args:
+        folder: the folder of the study.
+        study: the study.
+        records: all its records.
+
+    Raises:
+        FileError: no run has a score.
+        OSError: a file cannot be written.
+    """
+    results = _results(folder, study, records)
+    commands = train_commands(study, results, folder)
+    for task in results:
+        _print_task(task, results, commands.get((task.task, task.rows)))
+    for path in _write(folder, study, results):
+        say(f"{'report':12} {path}")
+
+
+def _results(folder: Path, study: Study, records: Sequence[CellRecord]) -> tuple[TaskResult, ...]:
+    results = study_results(study, records, read_constants(folder))
+    if not results:
+        errors = [f"{r.cell.method}: {r.error}" for r in records if r.error]
+        raise FileError(
+            f"the study in {folder} has no tested run",
+            expected=f"at least one in {folder / RECORDS} that did not fail",
+            offenders=list(dict.fromkeys(errors))[:5],
+            hint=f"adapterhub bench --output {folder} to continue it",
+        )
+    return results
+
+
+def _write(folder: Path, study: Study, results: Sequence[TaskResult]) -> tuple[Path, Path]:
+    commands = train_commands(study, results, folder)
+    return write_study_reports(folder, study, results, commands)
+
+
+def _print_task(task: TaskResult, results: Sequence[TaskResult], command: str | None) -> None:
+    title = f"{result_title(task, results)}: {task.test_rows:,} test rows"
+    table = PlainTable(title=title, title_justify="left")
+    names = ("method", score_title(task), "95 %", f"against {task.baseline}", *reversed(_OPTIONAL))
+    for name in names:
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for result in task.methods:
+        table.add_row(*_cells(task, result))
+    print_table(table, _OPTIONAL, "in the report")
+    for line in (*task.advice.reasons, *task.advice.unknown, *failure_lines(task)):
+        say_wrapped(line)
+    if command:
+        say("")
+        say(command)
+    say("")
+
+
+def _cells(task: TaskResult, result: MethodResult) -> list[str]:
+    found, points, costs = result.estimate, task.score.points, result.costs
+    spread = f" ± {points_text(found.sd, points)}" if found.sd is not None else ""
+    score = failure_word(result) if found.value is None else points_text(found.value, points)
+    ends = [points_text(end, points) for end in (found.low, found.high) if end is not None]
+    return [
+        result.method,
+        score + spread,
+        "-".join(ends) or NONE,
+        verdict_text(task, result).partition(" (")[0],
+        rate_words(result.rate) + (" edge" if result.at_edge else ""),
+        f"{costs.all_trained:,}" if costs else NONE,
+        time_words(costs.train_seconds) if costs else NONE,
+    ]

@@ -1,0 +1,81 @@
+"""The charts of a study: valid SVG of the page's colours, which name every method."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+
+import pytest
+
+from adapterhub.bench.charts import (
+    cost_chart,
+    count_words,
+    learning_chart,
+    rates_chart,
+    rows_chart,
+    seeds_chart,
+)
+from adapterhub.pages.figures import COLOURS
+
+
+def texts(svg):
+    tree = ElementTree.fromstring(svg)
+    assert not any(colour in svg for colour in COLOURS)
+    return [text.strip() for text in tree.itertext() if text.strip()]
+
+
+def test_seeds_are_shown_with_the_name_of_each_method(made_results):
+    found = texts(seeds_chart(made_results[0]))
+    assert {"head", "lora", "majority class", "accuracy"} <= set(found)
+    assert "mam" not in found  # it has no score
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_costs_name_their_points_and_leave_out_what_has_none(made_results, log):
+    found = texts(cost_chart(made_results[0], lambda c: c.all_trained, "parameters", log=log))
+    assert {"head", "lora", "parameters", "accuracy"} <= set(found)
+    assert "majority class" not in found
+    if log:
+        assert {"1k", "10k"} <= set(found)
+
+
+def test_without_costs_there_is_no_chart(made_results):
+    assert cost_chart(made_results[0], lambda c: None, "x") is None
+    methods = tuple(replace(each, costs=None) for each in made_results[0].methods)
+    assert cost_chart(replace(made_results[0], methods=methods), lambda c: 1.0, "x") is None
+
+
+def test_rates_are_the_ticks(made_results):
+    (task,) = made_results
+    assert {"1e-4", "1e-3", "1e-2"} <= set(texts(rates_chart(task, "lora")))
+    assert texts(rates_chart(task, "mam"))  # its runs diverged: crosses
+    assert rates_chart(task, "majority class") is None
+
+
+def test_learning_curves(made_results):
+    (task,) = made_results
+    assert "step" in texts(learning_chart(task, "lora"))
+    assert learning_chart(task, "mam") is None
+
+
+def test_scores_by_rows_need_several(made_results):
+    (task,) = made_results
+    assert rows_chart([task]) is None
+    found = texts(rows_chart([task, replace(task, rows=1000)]))
+    assert {"100", "1k", "lora", "head"} <= set(found)
+
+
+def test_equal_costs_and_scores_are_drawn(made_results):
+    (task,) = made_results
+    same = task.find("lora")
+    methods = tuple(replace(same, method=f"m{n}") for n in range(12))
+    svg = cost_chart(replace(task, methods=methods), lambda c: 1.0, "x", log=True)
+    assert {f"m{n}" for n in range(12)} <= set(texts(svg))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(300, "300"), (3000, "3k"), (2e6, "2M"), (1e9, "1G"), (0.001, "0.001"), (1e-4, "1e-4")],
+)
+def test_count_words(value, text):
+    assert count_words(value) == text

@@ -1,0 +1,137 @@
+"""From records to results: scores, verdicts, rates, costs, failures, and what is left out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from studies import made_record, made_records
+
+from adapterhub.bench.baselines import Constant
+from adapterhub.bench.cells import Cell
+from adapterhub.bench.records import Costs, PredictedRows
+from adapterhub.bench.results import median_costs, study_results
+from adapterhub.errors import ConfigError
+
+ACCURACY = {"head": 0.6, "lora": 0.9, "mam": float("nan")}
+MAJORITY = {"mine": Constant("majority class", "classes", "pos", 0.6)}
+
+
+@pytest.fixture
+def made(made_study):
+    return made_study
+
+
+@pytest.fixture
+def results(made_results):
+    return made_results
+
+
+def test_each_method_has_its_score_and_its_verdict(results):
+    (task,) = results
+    assert (task.task, task.rows, task.test_rows, task.score.name) == ("mine", 100, 200, "accuracy")
+    assert [found.method for found in task.methods] == ["head", "lora", "mam", "majority class"]
+    head, lora, _, majority = task.methods
+    assert 0.5 < head.estimate.value < 0.7
+    assert lora.comparison is None  # it is the baseline
+    assert lora.verdict is None  # and the best
+    assert (head.comparison.verdict, majority.comparison.verdict) == ("worse", "worse")
+    assert majority.estimate.value == pytest.approx(133 / 200)
+    assert majority.estimate.covers_seeds
+    assert (task.advice.method, task.advice.best) == ("lora", "lora")
+
+
+def test_the_score_is_that_of_the_records(made, results):
+    tested = [r.tested["accuracy"] for r in made_records(made, ACCURACY)
+              if r.cell.method == "lora" and r.tested]  # fmt: skip
+    assert results[0].find("lora").estimate.scores == pytest.approx(tuple(tested))
+
+
+def test_rates_trials_and_costs(results):
+    lora = results[0].find("lora")
+    assert (lora.rate, lora.at_edge, len(lora.trials), len(lora.finals)) == (1e-3, False, 5, 3)
+    assert set(lora.good.edges) <= {"low", "high"}
+    assert (lora.costs.all_trained, lora.costs.train_seconds) == (10_010, 5.0)
+    assert (lora.costs.attached, lora.costs.merges) == (1.1, True)  # of the seed that measured
+    scores = np.array(lora.estimate.scores)
+    assert lora.gap == pytest.approx(0.95 - scores.mean())
+    assert lora.calibration == pytest.approx(np.abs(0.9 - scores).mean())
+
+
+def test_a_method_whose_trials_all_diverged_is_a_row_with_its_failures(results):
+    mam = results[0].find("mam")
+    assert (mam.estimate.value, mam.rate, mam.costs) == (None, None, None)
+    assert [record.error for record in mam.failures] == ["the loss is nan"] * 5
+    assert any("mam" in sentence for sentence in results[0].advice.unknown)
+
+
+def test_a_seed_that_failed_is_counted(made):
+    records = made_records(made, {"head": 0.6, "lora": 0.9})
+    spoiled = [replace(r, status="failed", error="no space", rows=None, tested={})
+               if (r.cell.method, r.cell.seed, r.cell.stage) == ("lora", 2, "final") else r
+               for r in records]  # fmt: skip
+    (task,) = study_results(made, spoiled, {})
+    assert (task.find("lora").estimate.failed, len(task.find("lora").estimate.scores)) == (1, 2)
+
+
+def test_a_rate_at_the_edge_is_flagged(made):
+    records = [r for r in made_records(made, {"lora": 0.9}) if r.cell.rate != 1e-4]
+    (task,) = study_results(made, records, {})
+    assert task.find("lora").at_edge
+
+
+def test_head_alone_is_not_called_untrained(made):
+    records = [replace(r, costs=replace(r.costs, trained=0)) for r in made_records(made, ACCURACY)
+               if r.cell.method == "head"]  # fmt: skip
+    (task,) = study_results(made, records, {})
+    assert "10 trained parameters" in task.advice.text
+    assert "not trained" not in task.advice.text
+
+
+def test_several_numbers_of_rows_are_several_results(made):
+    records = [*made_records(made, ACCURACY, rows=50), *made_records(made, ACCURACY, rows=100)]
+    assert [task.rows for task in study_results(made, records, {})] == [50, 100]
+
+
+def test_records_of_other_data_are_left_out(made):
+    others = [replace(r, origin={**r.origin, "data": {"test": "d"}}, rows=None)
+              for r in made_records(made, {"lora": 0.1})]  # fmt: skip
+    (task,) = study_results(made, [*made_records(made, ACCURACY), *others], {})
+    assert [len(found.finals) for found in task.methods] == [3, 3, 0]
+
+
+def test_of_several_choices_that_with_the_most_steps_counts(made):
+    records = made_records(made, {"lora": 0.9})
+    older = made_record(Cell("mine", "lora", 100, 40, 3e-3, 1, "final"), 0, 0.5, 200)
+    (task,) = study_results(made, [*records, older], {})
+    assert {record.cell.steps for record in task.find("lora").finals} == {80}
+
+
+def test_without_a_tested_run_there_is_no_result(made):
+    trials = [r for r in made_records(made, ACCURACY) if r.cell.stage == "search"]
+    assert study_results(made, trials, MAJORITY) == ()
+
+
+def test_rows_without_their_texts_are_scored_by_what_is_kept(made):
+    """Labels of choices and texts are the user's, so records do not have them."""
+    for kind, columns, name in (
+        ("choices", {"score": [0.5] * 200, "right": [True] * 150 + [False] * 50}, "accuracy"),
+        ("texts", {"score": [0.5] * 200}, "mean score"),
+    ):
+        records = [replace(r, rows=r.rows and PredictedRows(kind, columns), metric="bleu")
+                   for r in made_records(made, {"lora": 0.9})]  # fmt: skip
+        (task,) = study_results(made, records, {})
+        assert task.score.name == name
+        assert task.find("lora").estimate.value == (0.75 if kind == "choices" else 0.5)
+
+
+def test_a_method_that_is_not_there_is_refused(results):
+    with pytest.raises(ConfigError, match="ia3"):
+        results[0].find("ia3")
+
+
+def test_median_costs_ignore_what_was_not_measured():
+    assert median_costs([]) is None
+    costs = [Costs(trained=5, seconds=1.0), Costs(trained=5, seconds=3.0, attached=1.5)]
+    assert median_costs(costs) == Costs(trained=5, seconds=2.0, attached=1.5)
