@@ -78,7 +78,7 @@ class TaskContext:
         recipe = _without_neutral(recipe)
         methods = parse_methods(self.specs[cell.method])  # type: ignore[arg-type]
         recipe["method"] = list(dump_methods(methods))
-        return cell_key(cell, [recipe, self.data.digests(), self.backbone])
+        return cell_key(cell, [recipe, self.data.digests, self.backbone])
 
     def recipe_of(self, cell: Cell, output: Path) -> Recipe:
         """Return the recipe of a cell's run."""
@@ -238,7 +238,7 @@ def _origin(context: TaskContext) -> dict[str, Any]:
     name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
     return {
         "recipe": recipe,
-        "data": context.data.digests(),
+        "data": context.data.digests,
         "backbone": context.backbone,
         "device": f"{device}, {name}, {torch.get_num_threads()} threads of {os.cpu_count()} cores",
         "versions": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from adapterhub.data.examples import data_hash, sample
@@ -31,8 +32,9 @@ class TaskData:
         """Return the data of a run with some number of training rows, drawn by its seed."""
         return replace(self.run, train=sample(self.run.train, rows, seed), notes=())
 
+    @cached_property
     def digests(self) -> dict[str, str]:
-        """Return the sha256 of each part."""
+        """The sha256 of each part."""
         parts = {"train": self.run.train, "select": self.run.evaluation, "test": self.test}
         return {name: data_hash(part) for name, part in parts.items()}
 

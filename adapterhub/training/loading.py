@@ -28,6 +28,8 @@ from adapterhub.training.processes import own_device
 from adapterhub.training.recipe import Recipe
 from adapterhub.training.run_data import RunData
 
+KEPT_ROWS = 4  # encoded data sets
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -124,7 +126,9 @@ class SharedLoader(BackboneLoader):
         hashes = data_hash(data.train), data_hash(data.evaluation)
         key = (id(setting.tokenizer), *hashes, task, str(seedless), chosen, trained)
         if key not in self.encoded:
-            self.encoded = {key: super().rows(data, setting, chosen, trained)}
+            self.encoded[key] = super().rows(data, setting, chosen, trained)
+            for oldest in list(self.encoded)[:-KEPT_ROWS]:
+                del self.encoded[oldest]
         rows = self.encoded[key]
         train, evaluation = (_reseeded(each, setting) for each in (rows.train, rows.evaluation))
         return replace(rows, train=train, evaluation=evaluation)

@@ -30,12 +30,12 @@ def test_three_parts_of_one_file_do_not_overlap(recipe: Recipe) -> None:
     assert sum(map(len, parts)) == len(set().union(*map(texts, parts))) == 200
     assert len(data.test) == pytest.approx(TEST_SHARE * 180, abs=1)
     assert "144 rows train, 20 select, 36 test" in data.notes
-    assert len(set(data.digests().values())) == 3
+    assert len(set(data.digests.values())) == 3
 
 
 def test_all_runs_have_the_same_parts_whatever_the_seed(recipe: Recipe) -> None:
     first, second = (read_task_data(replace(recipe, seed=n), None, 1_000) for n in (0, 7))
-    assert first.digests() == second.digests()
+    assert first.digests == second.digests
 
 
 def test_labels_have_the_same_shares_in_the_test_rows(recipe: Recipe) -> None:
