@@ -43,7 +43,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 # Below the examples: where to go on.
 SEE_ALSO: dict[str, str] = {
     "quickstart": "train, with your own data; recipe, for all options",
-    "train": "options, which lists all; recipe, which writes them to a file; report, predict",
+    "train": "options, which lists all; recipe, for a file; report, predict",
     "bench": "compare, train, methods",
     "report": "compare, eval",
     "compare": "report, diff",

@@ -30,7 +30,7 @@ SECTIONS = {
     sections=SECTIONS,
     epilog=examples(
         "adapterhub bench --backbone sentence-transformers/all-MiniLM-L6-v2 \\",
-        "    --train train.tsv --methods head,lora,pfeiffer,full --budget 30m --output bench/mine",
+        "    --train train.tsv --methods lora,full --budget 30m --output bench/mine",
         "adapterhub bench study.yaml --output bench/glue",
         "adapterhub bench --output bench/mine",
     ),

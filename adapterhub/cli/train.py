@@ -124,7 +124,6 @@ def _print_schema(context: click.Context, option: click.Parameter, given: bool) 
         "adapterhub train recipes/quickstart.yaml train.epochs=1",
         "adapterhub train --backbone sentence-transformers/all-MiniLM-L6-v2 \\",
         "    --method lora --train train.tsv --eval dev.tsv --output runs/sst2",
-        "adapterhub train recipe.yaml --epochs 10 --lr 5e-4 train.schedule=cosine",
         "adapterhub train recipe.yaml --sweep method=lora,pfeiffer --sweep seed=0,1,2",
         "adapterhub train --resume --output runs/sst2",
     ),
@@ -135,15 +134,14 @@ def _print_schema(context: click.Context, option: click.Parameter, given: bool) 
     "--sweep",
     multiple=True,
     metavar="KEY=V,V",
-    help="Train once with each value of an option, in folders inside the output folder. Several "
-    "times: all combinations.",
+    help="Train once with each value of an option.",
 )
 @click.option(
     "--together",
     type=click.IntRange(1),
     default=1,
     metavar="N",
-    help="Runs of a sweep that are in the loop at once; small batches share passes.",
+    help="Runs of a sweep that train at once.",
 )
 @click.option("--resume", is_flag=True, help="Continue the run in the output folder.")
 @click.option("--dry-run", is_flag=True, help="Print sites, parameters and memory, then stop.")

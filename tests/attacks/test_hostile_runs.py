@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_models
@@ -396,10 +397,10 @@ def test_two_fresh_runs_of_one_folder_train_once(
     fresh = dataclasses.replace(recipe, output=str(output))
     prepare = running.prepare
 
-    def prepare_while_another_begins(given: Recipe, *others: object) -> object:
+    def prepare_while_another_begins(given: Recipe, *others: Any, **options: Any) -> object:
         monkeypatch.setattr(running, "prepare", prepare)
         run(fresh, Reporter())
-        return prepare(given, *others)
+        return prepare(given, *others, **options)
 
     monkeypatch.setattr(running, "prepare", prepare_while_another_begins)
     with pytest.raises(OutputError, match="exists"):

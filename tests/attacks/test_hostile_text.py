@@ -244,6 +244,13 @@ LINES: dict[str, list[str]] = {
         "./run --data data.tsv --label nothing",
         "--backbone evil --task seq2seq --data data.tsv",
     ],
+    "bench": [
+        "--backbone BACKBONE --train data.tsv --methods head --steps 1 --rates 1 --seeds 1"
+        " --output study dtype=fp32",
+        "--backbone BACKBONE --train data.tsv --methods REASON --output study2",
+        "--backbone REASON --train data.tsv --output study3",
+        "bad.yaml --output study4",
+    ],
     "report": ["pages", "./run", "data.tsv"],
     "compare": ["pages ./run --list", "pages pages --json", "./run ./sites", "pages data.tsv"],
     "predict": ["./run text", "./run --data data.tsv", "./sites text", "broken/*/polite/v1 text"],

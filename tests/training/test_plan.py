@@ -69,14 +69,16 @@ from adapterhub.training.plan import plan_of
 from adapterhub.training.prepare import prepare
 from adapterhub.training.recipe import read
 from adapterhub.training.report import Reporter
-from adapterhub.training.run import _train
+from adapterhub.training import loop
+from adapterhub.training.run import training_session
 
 backbone, train, eval_, output, *words = sys.argv[1:]
 flags = {"backbone": backbone, "output": output, "data": {"train": train, "eval": eval_}}
 prepared = prepare(read(None, words, flags))
 planned = sum(plan_of(prepared).memory.values())
 Path(output).mkdir()
-print(planned / _train(prepared, Reporter(), False, lambda: None).peak_memory)
+with training_session(prepared, Reporter(), False) as session:
+    print(planned / loop.train(session).peak_memory)
 """
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 FULL = [

@@ -8,7 +8,7 @@ from task_cases import CASES
 
 from adapterhub.cli._rows import print_rows
 from adapterhub.tasks import TASKS
-from adapterhub.training import prepare as preparing
+from adapterhub.training import loading
 from adapterhub.training.preview import preview_rows
 from adapterhub.training.recipe import read
 
@@ -39,7 +39,7 @@ def test_every_task_is_covered():
 
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_what_the_model_gets_and_learns(name, backbones, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(preparing, "load_backbone", None)
+    monkeypatch.setattr(loading, "load_backbone", None)
     case = CASES[name]
     recipe = recipe_of(backbones(case.backbone), case.task, case.data(tmp_path))
     rows, notes = preview_rows(recipe, 3)

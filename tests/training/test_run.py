@@ -94,7 +94,7 @@ def test_parameters_require_a_gradient_again_after_a_failure(
     recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared = running.prepare(replace(recipe, method="unfreeze"))
-    monkeypatch.setattr(running, "prepare", lambda *_: prepared)
+    monkeypatch.setattr(running, "prepare", lambda *_, **__: prepared)
 
     def fail(*arguments: object, **options: object) -> None:
         for tensor in prepared.adapter.tensors().values():

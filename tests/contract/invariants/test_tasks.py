@@ -79,8 +79,8 @@ def loss(model, encoded):
 def test_a_saved_adapter_predicts_like_the_trained_model(method, task, recipe, monkeypatch):
     captured = []
 
-    def prepare(recipe, *others):
-        ready = original_prepare(recipe, *others)
+    def prepare(recipe, *others, **options):
+        ready = original_prepare(recipe, *others, **options)
         captured.extend([ready, loss(ready.model, ready.train)])
         return ready
 
