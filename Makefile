@@ -79,7 +79,7 @@ bench-speed: venv
 	$(PY) benchmarks/speed/startup.py $(MINILM) --threads 2 --output $(SPEED)/startup.json
 	$(PY) benchmarks/speed/frozen_cache.py --output $(SPEED)/frozen_cache.json
 	$(PY) benchmarks/speed/compile.py --threads 2 --clock wall --output $(SPEED)/compile.json
-	$(PY) benchmarks/speed/joint.py --threads 2 --clock wall --runs 5 --tokens 100000 --output $(SPEED)/joint.json
+	$(PY) benchmarks/speed/joint.py --threads 2 --clock wall --runs 3 --configurations 4 --shapes 4x13 8x13 16x13 --steps 8 --tokens 100000 --output $(SPEED)/joint.json
 	$(if $(ADAPTERS),$(PY) benchmarks/speed/steps.py --adapters $(ADAPTERS) --output $(SPEED)/steps.json)
 	$(PY) benchmarks/speed/plot.py
 
