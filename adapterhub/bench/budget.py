@@ -13,6 +13,8 @@ from adapterhub.bench.execute import EVALUATIONS, TaskContext
 from adapterhub.bench.search import KEPT, LEAST_STEPS, SHARE
 from adapterhub.bench.study import BenchOptions
 from adapterhub.errors import AdapterhubError
+from adapterhub.methods._spec import parse_methods
+from adapterhub.training.defaults import run_options
 from adapterhub.training.loading import BackboneLoader
 from adapterhub.training.report import Reporter
 from adapterhub.training.run import run
@@ -52,7 +54,7 @@ def affordable_steps(
     wholes = bench.rates / SHARE + KEPT + bench.seeds
     fixed = sum(runs * (EVALUATIONS * time.evaluation + OVERHEAD) for time in times)
     per_step = sum(wholes * time.step for time in times)
-    steps = int((seconds - fixed) / per_step)
+    steps = int((seconds - fixed) / max(per_step, 1e-9))  # of methods that all fail it is 0
     most = max(group.steps for group in groups)
     chosen = min(max(steps, LEAST_STEPS), most)
     took = (fixed + per_step * chosen) / 60
@@ -76,6 +78,8 @@ def _step_time(group: Group, context: TaskContext, loader: BackboneLoader, work:
         return StepTime(0.0, 0.0)
     finally:
         shutil.rmtree(output, ignore_errors=True)
-    rows = recipe.train.batch_size or 16
+    methods = parse_methods(context.specs[group.method])  # type: ignore[arg-type]
+    options = run_options(recipe.train, methods, len(data.train))
+    rows = options.batch_size * options.gradient_accumulation
     step = rows / max(result.examples_per_second, 1e-9)
     return StepTime(step, max(result.seconds - step * result.steps, 0.0))

@@ -30,8 +30,8 @@ from adapterhub.bench.study import (
 from adapterhub.bench.task_data import read_task_data
 from adapterhub.errors import OutputError
 from adapterhub.files.atomic import replace_file
-from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.methods._spec import parse_methods
+from adapterhub.pages.run_files import lower_is_better
 from adapterhub.tasks import parse_task
 from adapterhub.training.defaults import run_options, steps_per_epoch
 from adapterhub.training.kernels import KernelChoice, choose_kernels
@@ -221,7 +221,7 @@ class Scores:
         value = record.selected.get(record.metric)
         if record.status != "done" or value is None:
             return -math.inf
-        return -value if record.metric.removeprefix("eval_") in LOWER_IS_BETTER else value
+        return -value if lower_is_better(record.metric) else value
 
 
 @dataclass(frozen=True)

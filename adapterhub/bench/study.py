@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from adapterhub.config.options import from_dict, option, to_dict
-from adapterhub.config.overrides import merge_options
+from adapterhub.config.overrides import merge_options, parse_overrides
 from adapterhub.config.yaml import dump_yaml, load_yaml
 from adapterhub.errors import ConfigError
 from adapterhub.methods._described import check_spec
@@ -143,8 +143,6 @@ def read_study(
     words = list(overrides)
     own = [word.removeprefix("bench.") for word in words if word.startswith("bench.")]
     others = [word for word in words if not word.startswith("bench.")]
-    from adapterhub.config.overrides import parse_overrides
-
     section = merge_options(section, {k: v for k, v in (bench or {}).items() if v is not None})
     section = merge_options(section, parse_overrides(own))
     recipe = read_draft(None, others, merge_options(data, flags or {}))

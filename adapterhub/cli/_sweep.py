@@ -129,13 +129,13 @@ def _score(ended: Ended) -> float | None:
 
 def _rank(ended: Ended) -> float:
     """Return a number that is smaller for a better run."""
-    from adapterhub.files.manifest import LOWER_IS_BETTER
+    from adapterhub.pages.run_files import lower_is_better
 
     score = _score(ended)
     if score is None or score != score:
         return float("inf")
     assert ended.outcome
-    return score if ended.outcome.result.metric in LOWER_IS_BETTER else -score
+    return score if lower_is_better(ended.outcome.result.metric) else -score
 
 
 def _table(names: Iterable[str], ended: Mapping[str, Ended]) -> PlainTable:
