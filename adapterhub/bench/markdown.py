@@ -90,7 +90,7 @@ def summary_note() -> str:
 
 def _summary(results: Sequence[TaskResult]) -> Iterator[str]:
     titles = [f"{result_title(task, results)} ({task.score.name})" for task in results]
-    yield from _table(["method", *titles], [[m, *cells] for m, cells in summary_rows(results)])
+    yield from table_lines(["method", *titles], [[m, *cells] for m, cells in summary_rows(results)])
     yield ""
     yield summary_note().replace("*", "\\*")
 
@@ -103,7 +103,7 @@ def _task_lines(task: TaskResult, command: str | None) -> Iterator[str]:
         yield from (code_block("bash", [one_line(command, 10_000)]), "")
     columns = study_columns(task)
     rows = [[r.method, *(c.cell(r).text for c in columns)] for r in task.methods]
-    yield from _table(["method", *(column.title for column in columns)], rows)
+    yield from table_lines(["method", *(column.title for column in columns)], rows)
     yield ""
     for line in comparison_lines(task):
         yield f"- {literal(line)}"
@@ -132,7 +132,8 @@ def failure_lines(task: TaskResult) -> list[str]:
     return lines
 
 
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def table_lines(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table, of which the first column has names, the others numbers."""
     yield f"| {' | '.join(map(literal, titles))} |"
     yield f"|{'|'.join(['---', *['---:'] * (len(titles) - 1)])}|"
     for name, *cells in rows:

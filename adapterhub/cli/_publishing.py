@@ -7,11 +7,13 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from adapterhub.cli._format import print_json, say
+from adapterhub.errors import ConfigError
 from adapterhub.files.manifest import LOWER_IS_BETTER
 
 if TYPE_CHECKING:
@@ -66,6 +68,8 @@ def private_key(path: str | None) -> PrivateKey | None:
 def publication_options(function: Function) -> Function:
     """Add the options that describe an adapter to publish."""
     for option in (
+        click.option("--study-task", metavar="NAME", help="The task in a study of several."),
+        click.option("--study", metavar="DIR", help="Show its method among those of a study."),
         click.option("--topic", "topics", multiple=True, help="A subject: german, medical."),
         click.option("--language", multiple=True, help="A language of the data: en, de."),
         click.option("--license", help="Licence of the adapter: apache-2.0, cc-by-4.0."),
@@ -75,11 +79,28 @@ def publication_options(function: Function) -> Function:
     return function
 
 
-def publication_info(options: dict[str, Any]) -> PublicationInfo:
-    """Build the description of a publication from the values of `publication_options`."""
+def publication_info(folder: str, options: dict[str, Any]) -> PublicationInfo:
+    """Build the description of a publication from the values of `publication_options`.
+
+    Args:
+        folder: the adapter's folder, or that of its run.
+        options: the values.
+    """
     from adapterhub.registry.publication import PublicationInfo
 
-    return PublicationInfo(**options)
+    study, task = options.pop("study"), options.pop("study_task")
+    if study is None and task is not None:
+        raise ConfigError("--study-task without --study", hint="--study DIR")
+    section = _study_section(folder, study, task) if study else ""
+    return PublicationInfo(**options, study=section)
+
+
+def _study_section(folder: str, study: str, task: str | None) -> str:
+    from adapterhub.bench.study_card import study_section
+    from adapterhub.files.native import adapter_folder, read_manifest
+
+    manifest = read_manifest(adapter_folder(Path(folder).expanduser()))
+    return study_section(Path(study).expanduser(), manifest, task)
 
 
 def score_text(entry: Entry, metric: str | None = None) -> str:

@@ -53,7 +53,7 @@ def command(
         version=version,
         tags=tags,
         registry=registry,
-        listing=publication_info(description),
+        listing=publication_info(folder, description),
         sign=private_key(key),
         allow_findings=allow_findings,
     )

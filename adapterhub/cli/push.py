@@ -56,7 +56,7 @@ def command(
         reference,
         visibility="private" if private else "public",
         tags=tags,
-        listing=publication_info(description),
+        listing=publication_info(folder, description),
         sign=private_key(key),
         allow_findings=allow_findings,
         peft=not no_peft,

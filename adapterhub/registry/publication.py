@@ -15,7 +15,7 @@ from pathlib import Path
 from adapterhub.errors import FileError
 from adapterhub.files import native
 from adapterhub.files.atomic import UnreadableError, read_file
-from adapterhub.files.card import InPeft, card
+from adapterhub.files.card import InPeft, card, with_study
 from adapterhub.files.manifest import MAX_HEADER_BYTES, MAX_TENSOR_BYTES, Manifest, to_json
 from adapterhub.interchange.peft.files import CONFIG_FILE, write_peft
 from adapterhub.interchange.peft.files import TENSORS_FILE as PEFT_TENSORS
@@ -30,16 +30,18 @@ class PublicationInfo:
         license: an identifier such as apache-2.0.
         language: language codes such as en.
         topics: search keywords.
+        study: Markdown for the card alone: how its method compares with others in a study.
     """
 
     description: str | None = None
     license: str | None = None
     language: tuple[str, ...] = ()
     topics: tuple[str, ...] = ()
+    study: str = ""
 
     def apply(self, manifest: Manifest) -> Manifest:
         """Return a copy of the manifest with this metadata."""
-        fields = {name: value for name, value in asdict(self).items() if value}
+        fields = {name: value for name, value in asdict(self).items() if value and name != "study"}
         if "topics" in fields:
             fields["tags"] = fields.pop("topics")
         return replace(manifest, **fields)
@@ -63,10 +65,12 @@ def prepared_folder(
     """
     manifest = native.check_adapter(source)
     published = info.apply(manifest)
-    if published == manifest and peft is None:
+    if published == manifest and peft is None and not info.study:
         yield source
         return
     text = card(published, native.read_card(source), reference=reference, peft=peft)
+    if info.study:
+        text = with_study(text, info.study)
     with tempfile.TemporaryDirectory() as path:
         folder = Path(path)
         (folder / native.MANIFEST_FILE).write_bytes(to_json(published))

@@ -80,7 +80,7 @@ def test_the_description_of_a_publication_comes_from_its_options():
     @click.command()
     @publication_options
     def command(**options):
-        click.echo(repr(publication_info(options)))
+        click.echo(repr(publication_info("made", options)))
 
     words = "--license mit --topic reviews --topic films --language en"
     result = CliRunner().invoke(command, words.split())

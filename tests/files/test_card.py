@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from adapterhub.config.yaml import parse_mapping
-from adapterhub.files.card import InPeft, card, model_kind
+from adapterhub.files.card import InPeft, card, model_kind, own_text, with_study
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo
 
 MANIFEST = Manifest(
@@ -96,3 +96,14 @@ def test_the_model_kind_comes_from_the_head_or_the_run():
     assert model_kind(dataclasses.replace(bare, training={"kind": "causal-lm"})) == "causal-lm"
     assert model_kind(dataclasses.replace(bare, training={"kind": ["x"]})) is None
     assert "load_backbone('acme/bert')" not in card(bare, peft=InPeft("causal-lm"))
+
+
+def test_the_section_on_a_study_is_replaced_and_the_rest_stays():
+    once = with_study("# Mine\n\nMy text.\n", "first\n\n| a |")
+    assert once.endswith("<!-- study -->\n\n## In a study\n\nfirst\n\n| a |\n\n<!-- /study -->\n")
+    twice = with_study(once, "second")
+    assert twice.count("## In a study") == 1
+    assert "first" not in twice
+    assert "My text." in twice
+    assert with_study(twice, "second") == twice
+    assert "## In a study" in own_text(card(MANIFEST, twice))
