@@ -15,8 +15,9 @@ The mean of J seeds then has the variance
 C is a jackknife estimate, so it exists for every score of summed rows and depends on neither the
 order of the rows nor a random number. With three seeds S has two degrees of freedom, so it is
 pooled over the methods of the study, as Obuchowski and Rockette do; a method whose seeds spread
-more than the others' (F test at 10 %) keeps its own. A bootstrap over rows and three seeds is too
-narrow, since it divides by J where J - 1 is right and has no t quantile: tests/bench tests both.
+more than the others' (F test at 10 %) keeps its own, and a few unsteady ones leave the pool. A
+bootstrap over rows and three seeds is too narrow, since it divides by J where J - 1 is right and
+has no t quantile: tests/bench tests both.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -31,9 +33,14 @@ from adapterhub.errors import ConfigError
 from adapterhub.pages.predictions import PredictionFile
 from adapterhub.pages.row_scores import LARGEST, Numbers, RowScore
 
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
+
 LEVEL = 0.05
 FEWEST_ROWS = 20  # with fewer, neither a normal distribution nor a jackknife can be relied on
 _OWN_SPREAD = 0.10  # the level of the F test that lets a method keep its own spread
+_UNSTEADY = 0.001  # the level at which its spread is not pooled with that of the others
+_MOST_UNSTEADY = 0.25  # of the methods
+_FEWEST_POOLED = 4  # with fewer methods, one cannot say which is unsteady
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,23 +185,44 @@ def seed_spreads(study: Sequence[RepeatedRuns]) -> dict[str, SeedSpread]:
         S = E + N       N: `noise_variance`, from the rows, so it is known well
                         E: pooled over the methods, weighted by J - 1, and not negative
 
-    A method keeps its own S if it is larger than that of the others by an F test at 10 %. The
-    pool has the degrees of freedom of all methods, sum of J - 1.
+    A method keeps its own S if it is larger than that of the others by an F test at 10 %. Only one
+    that is larger at 0.1 % leaves the pool: one unsteady method does not blur all others, and the
+    pool does not shrink by those that spread by chance. The pool has the degrees of freedom of its
+    methods, sum of J - 1.
     """
     repeated = [runs for runs in study if runs.is_repeated and runs.rows >= FEWEST_ROWS]
     freedom = np.array([runs.seeds - 1.0 for runs in repeated])
     noise = np.array([runs.noise_variance for runs in repeated])
     own = np.array([runs.scores.var(ddof=1) for runs in repeated])
-    pooled = _excess(own - noise, freedom) + noise
+    steady = _steady(own, noise, freedom)
+    tails = _tails(own, noise, freedom, steady)
+    pooled = _excess((own - noise)[steady], freedom[steady]) + noise
     spreads = {}
     for i, runs in enumerate(repeated):
-        others = np.arange(len(repeated)) != i
-        expected = _excess((own - noise)[others], freedom[others]) + noise[i]
-        if _is_larger(own[i], freedom[i], expected, freedom[others].sum()):
+        if tails[i] < _OWN_SPREAD:
             spreads[runs.method] = SeedSpread(max(own[i], pooled[i]), freedom[i], False)
         else:
-            spreads[runs.method] = SeedSpread(pooled[i], freedom.sum(), True)
+            spreads[runs.method] = SeedSpread(pooled[i], freedom[steady].sum(), True)
     return spreads
+
+
+def _steady(own: Numbers, noise: Numbers, freedom: Numbers) -> Flags:
+    """Return which methods make the pool: first those near the median, then those near the pool.
+
+    A mean would be raised by several unsteady methods, which then hide each other. Where more than
+    a quarter are unsteady, there is no usual spread, and all make the pool, which is cautious.
+    """
+    from scipy.special import chdtri, fdtrc
+
+    everything = np.ones(len(own), dtype=bool)
+    if len(own) < _FEWEST_POOLED:
+        return everything
+    usual = np.median((own - noise) * freedom / chdtri(freedom, 0.5))
+    ratio = own / np.maximum(max(usual, 0.0) + noise, np.finfo(float).tiny)
+    steady: Flags = fdtrc(freedom, freedom.sum() / 2, ratio) >= _UNSTEADY
+    if steady.mean() < 1 - _MOST_UNSTEADY:
+        return everything
+    return _tails(own, noise, freedom, steady) >= _UNSTEADY
 
 
 def _excess(differences: Numbers, freedom: Numbers) -> float:
@@ -202,13 +230,26 @@ def _excess(differences: Numbers, freedom: Numbers) -> float:
     return max(float(freedom @ differences) / total, 0.0) if total else 0.0
 
 
-def _is_larger(own: float, freedom: float, expected: float, others: float) -> bool:
-    """Test whether a variance is larger than that of the other methods."""
+def _tails(own: Numbers, noise: Numbers, freedom: Numbers, steady: Flags) -> Numbers:
+    """Return for each method the p-value of a variance as large as its own, if it were steady.
+
+    Args:
+        own: the variance of the seeds' scores of each method.
+        noise: what of it is due to the test rows.
+        freedom: its degrees of freedom.
+        steady: which methods it is compared with.
+    """
     from scipy.special import fdtrc
 
-    if not others:
-        return False
-    return own > 0 if expected <= 0 else bool(fdtrc(freedom, others, own / expected) < _OWN_SPREAD)
+    tails = np.ones(len(own))
+    for i in range(len(own)):
+        others = steady & (np.arange(len(own)) != i)
+        expected = _excess((own - noise)[others], freedom[others]) + noise[i]
+        if not others.any() or own[i] <= 0:
+            continue
+        total = freedom[others].sum()
+        tails[i] = fdtrc(freedom[i], total, own[i] / expected) if expected > 0 else 0.0
+    return tails
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ spreads and levels with 2,000.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from adapterhub.bench.statistics import estimate_all
 
 FULL = os.environ.get("ADAPTERHUB_MATRIX") == "full"
 UNEQUAL_SPREADS = (0.5, 0.2, 3.0, 0.2, 1.0, 0.5, 1.0, 3.0)
+UNSTEADY = (0.5,) * 17 + (10.0,) * 3
 FEW = {
     "accuracy": equal("accuracy", 0.85),
     "f1, unequal spreads": equal("f1", 0.8, rows=300, sd=UNEQUAL_SPREADS),
@@ -44,6 +46,8 @@ SPECIAL = {
     "two seeds": equal("accuracy", 0.85, seeds=2),
     "20 rows": equal("accuracy", 0.8, rows=20),
     "50 rows, loss": equal("loss", 0.5, rows=50),
+    "three of twenty are unsteady": equal("accuracy", 0.85, methods=20, rows=800, sd=UNSTEADY),
+    "a third is unsteady": equal("accuracy", 0.85, methods=9, rows=800, sd=(0.5, 0.5, 10.0)),
     "almost all right": equal("accuracy", 0.99, rows=200, sd=(0.3,)),
     "methods that err on the same rows": equal("accuracy", 0.9, shares=(0.95, 0.03, 0.02)),
     "methods that err on different rows": equal("accuracy", 0.8, shares=(0.3, 0.35, 0.35)),
@@ -77,6 +81,14 @@ def test_equal_methods_are_called_tied(name):
 
 def test_equal_methods_are_tied_with_the_best():
     assert false_alarms(FEW["accuracy"], 400, with_the_best) <= 20
+
+
+def test_an_unsteady_method_does_not_blur_the_others():
+    truth = equal("accuracy", 0.85, methods=20, rows=800, sd=UNSTEADY)
+    levels = (truth.levels[0], 0.90, *truth.levels[2:])
+    found = verdicts(replace(truth, levels=levels), 60)
+    assert np.mean([each[0] == "better" for each in found]) >= 0.6
+    assert np.mean([{*each[1:16]} == {"tied"} for each in found]) >= 0.9
 
 
 @pytest.mark.parametrize(

@@ -99,14 +99,32 @@ def test_a_method_with_a_larger_spread_keeps_its_own():
 
 
 def test_the_test_of_a_spread_is_that_of_two_variances():
-    from adapterhub.bench.statistics import _is_larger
+    from adapterhub.bench.statistics import _tails
+
+    def tail(own, others, count=8):
+        variances = np.array([own, *[others] * (count - 1)])
+        everything = np.ones(count, dtype=bool)
+        return _tails(variances, np.zeros(count), np.full(count, 2.0), everything)[0]
 
     critical = f_distribution.isf(0.1, 2, 14)
-    assert _is_larger(critical * 1.01, 2, 1.0, 14)
-    assert not _is_larger(critical * 0.99, 2, 1.0, 14)
-    assert _is_larger(1.0, 2, 0.0, 14)
-    assert not _is_larger(0.0, 2, 0.0, 14)
-    assert not _is_larger(9.0, 2, 0.0, 0)
+    assert tail(critical, 1.0) == pytest.approx(0.1)
+    assert tail(1.0, 0.0) == 0
+    assert tail(0.0, 0.0) == 1
+    assert tail(9.0, 0.0, count=1) == 1
+
+
+def test_unsteady_methods_leave_the_pool_unless_they_are_many():
+    def pool(sd):
+        truth = Truth("accuracy", (0.7,) * 12, rows=500, sd=sd)
+        return seed_spreads(truth.study(np.random.default_rng(7)))
+
+    few, many = pool((0.5,) * 10 + (15.0,) * 2), pool((0.5,) * 7 + (15.0,) * 5)
+    assert {s.freedom for s in few.values() if s.is_pooled} == {20}
+    assert not few["m10"].is_pooled
+    assert not few["m11"].is_pooled
+    assert {s.freedom for s in many.values() if s.is_pooled} == {24}
+    pooled = [next(s.variance for s in each.values() if s.is_pooled) for each in (few, many)]
+    assert pooled[0] < pooled[1] / 10
 
 
 def test_methods_without_several_seeds_have_no_spread():
