@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from adapterhub.bench.cells import FORMAT, Cell
-from adapterhub.errors import FileError
+from adapterhub.config.options import from_dict
+from adapterhub.errors import ConfigError, FileError
 from adapterhub.files.atomic import replace_file
 from adapterhub.pages.predictions import Outcome
 
@@ -27,11 +28,14 @@ _NOT_KEPT = {kind: (*_TEXTS, "label", "prediction") for kind in ("texts", "choic
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """One evaluation during training: seconds since its start, score, and the training loss."""
+    """One evaluation during training: seconds since its start, score, and the training loss.
+
+    A number that is not finite is None when it is read.
+    """
 
     step: int
     seconds: float
-    score: float
+    score: float | None
     loss: float | None = None
 
 
@@ -117,9 +121,9 @@ class CellRecord:
     status: Status
     error: str = ""
     metric: str = ""
-    selected: dict[str, float] = field(default_factory=dict)
-    trained: dict[str, float] = field(default_factory=dict)
-    tested: dict[str, float] = field(default_factory=dict)
+    selected: dict[str, float | None] = field(default_factory=dict)
+    trained: dict[str, float | None] = field(default_factory=dict)
+    tested: dict[str, float | None] = field(default_factory=dict)
     rows: PredictedRows | None = None
     curve: tuple[CurvePoint, ...] = ()
     costs: Costs = field(default_factory=Costs)
@@ -170,26 +174,13 @@ def read_record(path: Path) -> CellRecord:
         data = json.loads(path.read_bytes())
         if data.pop("format") != FORMAT or data["key"] != path.stem:
             raise ValueError("it has another format or name")
-        return _from_json(data)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        return from_dict(CellRecord, data)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, ConfigError) as error:
         raise FileError(
             f"{path} is not the record of a run: {error}",
             expected="a file that adapterhub bench wrote",
             hint=f"delete {path}: the run is then repeated",
         ) from error
-
-
-def _from_json(data: Mapping[str, Any]) -> CellRecord:
-    rows = data["rows"]
-    return CellRecord(
-        **{
-            **data,
-            "cell": Cell(**data["cell"]),
-            "rows": None if rows is None else PredictedRows(**rows),
-            "curve": tuple(CurvePoint(**point) for point in data["curve"]),
-            "costs": Costs(**data["costs"]),
-        }
-    )
 
 
 def predicted_rows(kind: str, outcomes: Sequence[Outcome]) -> PredictedRows:

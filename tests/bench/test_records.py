@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,31 @@ def test_a_broken_record_is_refused_with_its_path(tmp_path: Path, content: bytes
     with pytest.raises(FileError, match="is not the record of a run") as error:
         folder.read("a" * 32)
     assert str(folder.path("a" * 32)) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("status", "fine"),
+        ("metric", 3),
+        ("cell", {**asdict(CELL), "seed": "1"}),
+        ("cell", {**asdict(CELL), "rate": None}),
+        ("selected", {"accuracy": "0.8"}),
+        ("tested", [0.75]),
+        ("rows", {"kind": "classes", "columns": {"label": "ab"}}),
+        ("curve", [{"step": 1.5, "seconds": 0.0, "score": 0.5}]),
+        ("costs", {**asdict(RECORD.costs), "trained": "10"}),
+        ("origin", []),
+        ("new", 1),
+    ],
+)
+def test_a_field_of_another_type_is_refused(tmp_path: Path, part: str, value: object) -> None:
+    folder = RecordFolder(tmp_path)
+    path = folder.path(RECORD.key)
+    path.write_text(json.dumps({**json.loads(RECORD.to_json()), part: value}), encoding="utf-8")
+    with pytest.raises(FileError, match="is not the record of a run") as error:
+        folder.read(RECORD.key)
+    assert part in str(error.value)
 
 
 def test_a_renamed_record_is_refused(tmp_path: Path) -> None:
