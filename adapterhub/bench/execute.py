@@ -47,6 +47,7 @@ EVALUATIONS = 4  # of a run
 FIT_ROWS = 500  # training rows on which the final runs are evaluated as well
 # Of a recipe, what the result does not depend on, or depends on through the cell.
 _NOT_DECIDING = ("output", "name", "seed", "backbone", "method")
+_CONTINUE = "run the same command again to continue"
 PROBE_ROWS = 32  # of the batch that overhead is measured with
 
 
@@ -130,7 +131,9 @@ def run_cell(
         data = context.data.of(cell.rows, cell.seed)
         reporter = _files_only(output, recipe)
         run(recipe, reporter, resume=begun, data=data, loader=loader, ended=ended)
-    except (Stopped, OutputError):  # neither says anything of the cell
+    except Stopped as error:
+        raise Stopped(f"{cell.describe()}: {error.problem}", hint=_CONTINUE) from error
+    except OutputError:  # it says nothing of the cell
         raise
     except AdapterhubError as error:
         status = "diverged" if isinstance(error, NotFinite) else "failed"

@@ -37,8 +37,10 @@ def test_a_cell_that_was_stopped_continues_from_its_checkpoint(
 
     monkeypatch.setattr(type(context.data.run.task), "evaluate", stopping)
     work = tmp_path / "work"
-    with pytest.raises(Stopped):
+    with pytest.raises(Stopped, match="train: head, rate") as error:
         run_cell(cell, context, engine.loader, work, measure=False)
+    assert "the same command again" in str(error.value)
+    assert "--resume" not in str(error.value)
     assert (work / context.key(cell)).is_dir()
     parts = run_cell(cell, context, engine.loader, work, measure=False)
     assert facts(parts) == facts(whole)
