@@ -38,7 +38,7 @@ Flags = np.ndarray[Any, np.dtype[np.bool_]]
 LEVEL = 0.05
 FEWEST_ROWS = 20  # with fewer, neither a normal distribution nor a jackknife can be relied on
 _OWN_SPREAD = 0.10  # the level of the F test that lets a method keep its own spread
-_UNSTEADY = 0.001  # the level at which its spread is not pooled with that of the others
+_UNSTEADY = 1e-6  # the level at which its spread is not pooled with that of the others
 _MOST_UNSTEADY = 0.25  # of the methods
 _FEWEST_POOLED = 4  # with fewer methods, one cannot say which is unsteady
 
@@ -186,9 +186,9 @@ def seed_spreads(study: Sequence[RepeatedRuns]) -> dict[str, SeedSpread]:
                         E: pooled over the methods, weighted by J - 1, and not negative
 
     A method keeps its own S if it is larger than that of the others by an F test at 10 %. Only one
-    that is larger at 0.1 % leaves the pool: one unsteady method does not blur all others, and the
-    pool does not shrink by those that spread by chance. The pool has the degrees of freedom of its
-    methods, sum of J - 1.
+    that is larger at one in a million leaves the pool: one very unsteady method does not blur all
+    others, and the pool does not shrink by those that spread by chance. The pool has the degrees of
+    freedom of its methods, sum of J - 1.
     """
     repeated = [runs for runs in study if runs.is_repeated and runs.rows >= FEWEST_ROWS]
     freedom = np.array([runs.seeds - 1.0 for runs in repeated])

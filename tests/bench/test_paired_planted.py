@@ -47,15 +47,18 @@ SPECIAL = {
     "20 rows": equal("accuracy", 0.8, rows=20),
     "50 rows, loss": equal("loss", 0.5, rows=50),
     "three of twenty are unsteady": equal("accuracy", 0.85, methods=20, rows=800, sd=UNSTEADY),
-    "a third is unsteady": equal("accuracy", 0.85, methods=9, rows=800, sd=(0.5, 0.5, 10.0)),
     "almost all right": equal("accuracy", 0.99, rows=200, sd=(0.3,)),
     "methods that err on the same rows": equal("accuracy", 0.9, shares=(0.95, 0.03, 0.02)),
     "methods that err on different rows": equal("accuracy", 0.8, shares=(0.3, 0.35, 0.35)),
 }
 GRID |= SPECIAL
-# At 95 % accuracy, a spread of 3 points is skewed: most seeds are above their mean. Three that
-# happen to be alike hide it, and the spread pooled with methods of 0.2 points is too small for it.
-HARDEST = {"accuracy 0.95, 1000 rows, 3 seeds, sd " + str(UNEQUAL_SPREADS): 0.08}
+HARDEST = {
+    # At 95 % accuracy, a spread of 3 points is skewed: most seeds are above their mean. Three that
+    # happen to be alike hide it, and the spread pooled with methods of 0.2 points is too small.
+    "accuracy 0.95, 1000 rows, 3 seeds, sd " + str(UNEQUAL_SPREADS): 0.08,
+    # Three seeds do not show that a method's accuracy varies by 10 points, if they are alike.
+    "three of twenty are unsteady": 0.15,
+}
 
 
 def verdicts(truth, repetitions, compare=compare_with):

@@ -115,14 +115,14 @@ def test_the_test_of_a_spread_is_that_of_two_variances():
 
 def test_unsteady_methods_leave_the_pool_unless_they_are_many():
     def pool(sd):
-        truth = Truth("accuracy", (0.7,) * 12, rows=500, sd=sd)
+        truth = Truth("accuracy", (0.7,) * 20, rows=500, sd=sd)
         return seed_spreads(truth.study(np.random.default_rng(7)))
 
-    few, many = pool((0.5,) * 10 + (15.0,) * 2), pool((0.5,) * 7 + (15.0,) * 5)
-    assert {s.freedom for s in few.values() if s.is_pooled} == {20}
-    assert not few["m10"].is_pooled
-    assert not few["m11"].is_pooled
-    assert {s.freedom for s in many.values() if s.is_pooled} == {24}
+    few, many = pool((0.5,) * 18 + (25.0,) * 2), pool((0.5,) * 12 + (25.0,) * 8)
+    assert {s.freedom for s in few.values() if s.is_pooled} == {36}
+    assert not few["m18"].is_pooled
+    assert not few["m19"].is_pooled
+    assert {s.freedom for s in many.values() if s.is_pooled} == {40}
     pooled = [next(s.variance for s in each.values() if s.is_pooled) for each in (few, many)]
     assert pooled[0] < pooled[1] / 10
 
