@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))
-from real import save_random  # noqa: E402
+from real import save_random
 from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 PRETRAINING = 20_000  # pairs of captions; the others are for the studies
