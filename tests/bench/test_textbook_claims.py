@@ -21,7 +21,7 @@ from adapterhub.bench.study import read_study
 PREFIX, UNFREEZE = "prefix(length=5)", "unfreeze(size=2)"
 MAM, LONG = "mam(length=30, size=64)", "prefix(length=95)"
 BACKBONE = 10**7  # parameters, as in `made_record`
-MANY, FEW = 3000, 60  # test rows
+MANY, FEW = 1200, 60  # test rows
 Accuracy = dict[str, float]
 
 
