@@ -51,10 +51,10 @@ def test_a_study_has_a_page_when_its_report_is_there(folder: Path) -> None:
 
 def test_the_interactive_report_is_an_asset(folder: Path) -> None:
     assert study_pages.assets() == {}
-    assert "mine.html" not in study_pages.pages()["studies/mine.md"]
+    assert "mine-charts.html" not in study_pages.pages()["studies/mine.md"]
     (folder / "mine/report.html").write_text("<!doctype html>", encoding="utf-8")
-    assert study_pages.assets() == {"studies/mine.html": folder / "mine/report.html"}
-    assert "(mine.html)" in study_pages.pages()["studies/mine.md"]
+    assert study_pages.assets() == {"studies/mine-charts.html": folder / "mine/report.html"}
+    assert "(mine-charts.html)" in study_pages.pages()["studies/mine.md"]
 
 
 def test_the_claims_are_a_page(folder: Path) -> None:

@@ -108,8 +108,11 @@ class Claim:
         """How many checks have each verdict."""
         if not self.checks:
             return "no study with these methods"
-        counts = {v: sum(c.verdict == v for c in self.checks) for v in (HOLDS, FAILS, OPEN)}
-        return f"of {len(self.checks)} checks, " + ", ".join(f"{n} {v}" for v, n in counts.items())
+        hold, fail, open_ = (
+            sum(check.verdict == word for check in self.checks) for word in (HOLDS, FAILS, OPEN)
+        )
+        checks = f"{len(self.checks)} check{'s' * (len(self.checks) != 1)}"
+        return f"{checks}; here it holds in {hold}, not in {fail}, and {open_} cannot be told"
 
 
 def claim(name: str, text: str, checks: Sequence[Check], notes: Sequence[str] = ()) -> Claim:

@@ -43,7 +43,7 @@ def pages() -> dict[str, str]:
 def assets() -> dict[str, Path]:
     """Return the interactive report of each study: one file each, which fetches nothing."""
     paths = {name: STUDIES / name / f"{REPORT}.html" for name in _reported()}
-    return {f"studies/{name}.html": path for name, path in paths.items() if path.is_file()}
+    return {f"studies/{_charts(name)}": path for name, path in paths.items() if path.is_file()}
 
 
 def _recipes() -> list[str]:
@@ -76,14 +76,14 @@ def _study(name: str) -> str:
     recipe = (STUDIES / f"{name}.yaml").read_text(encoding="utf-8")
     report = (STUDIES / name / f"{REPORT}.md").read_text(encoding="utf-8")
     _, _, tables = report.partition("\n")  # the first line is its title
-    page = f"[The same as a page with charts]({name}.html){{ target=_blank }}\n"
+    page = f"[The same as a page with charts]({_charts(name)}){{ target=_blank }}\n"
     return "\n".join(
         [
             f"# {_title(name)}",
             "",
             "\n\n".join(_comment(name)),
             "",
-            page if f"studies/{name}.html" in assets() else "",
+            page if f"studies/{_charts(name)}" in assets() else "",
             tables.strip(),
             "",
             "## Recipe",
@@ -94,6 +94,11 @@ def _study(name: str) -> str:
             "",
         ]
     )
+
+
+def _charts(name: str) -> str:
+    """Return the file name of the interactive report, which is not that of the page."""
+    return f"{name}-charts.html"
 
 
 def _title(name: str) -> str:
