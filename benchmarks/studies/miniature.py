@@ -1,6 +1,6 @@
 """Pre-train an encoder-decoder and a decoder in miniature, and write data for their studies.
 
-    python benchmarks/studies/miniature.py DATA OUT [--only decoder] [--steps 700]
+    python benchmarks/studies/miniature.py DATA OUT [--only decoder] [--steps 1200]
     cd OUT
     adapterhub bench REPOSITORY/benchmarks/studies/miniature-seq2seq.yaml --output FOLDER
     adapterhub bench REPOSITORY/benchmarks/studies/miniature-causal.yaml --output FOLDER
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("output", type=Path)
     parser.add_argument("--only", choices=MINIATURES, help="one of the two models")
-    parser.add_argument("--steps", type=int, default=700)
+    parser.add_argument("--steps", type=int, default=1200)
     options = parser.parse_args()
     files = write_data(options.data, options.output / "data")
     texts = [text for path in files.values() for text in _texts(path)]
