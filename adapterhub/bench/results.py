@@ -146,7 +146,7 @@ def _task_result(
         return None
     labels = [m for m in study.labels() if any(r.cell.method == m for r in records)]
     results = {label: _method_result(label, records, score) for label in labels}
-    runs = [_runs(result, score) for result in results.values()]
+    runs = [method_runs(result, score) for result in results.values()]
     rows = next(r.rows for r in records if r.rows)
     if constant is not None and constant.kind == rows.kind:
         predicted = constant.predict(rows)
@@ -232,8 +232,12 @@ def _selecting(records: Sequence[CellRecord], score: RowScore) -> RowScore:
     return replace(score, name=metric, high=high)
 
 
-def _runs(result: MethodResult, score: RowScore) -> RepeatedRuns:
-    """Collect the predictions of a method's seeds; without a final run, its trials failed."""
+def method_runs(result: MethodResult, score: RowScore) -> RepeatedRuns:
+    """Collect the predictions of a method's seeds; without a final run, its trials failed.
+
+    Raises:
+        ConfigError: the test rows of the seeds differ.
+    """
     done = [record for record in result.finals if record.status == "done" and record.rows]
     files = [_prediction_file(r.rows, _test_digest(r)) for r in done if r.rows]
     failed = len(result.finals) - len(done)

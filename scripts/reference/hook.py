@@ -1,7 +1,8 @@
 """Add the generated pages to the site: mkdocs calls these functions.
 
 Each module of this folder that mkdocs.yml names in `generated: NAME` has a function `pages()` that
-returns the pages' paths and texts, in the order of the navigation. Nothing is written to docs/.
+returns the pages' paths and texts, in the order of the navigation, and may have a function
+`assets()` that returns the paths of further files and where these are. Nothing is written to docs/.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ _ROOT = Path(__file__).parents[2]
 _FETCHED = re.compile(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=\"(https?://[^\"]*)\"")
 _log = logging.getLogger("mkdocs.hooks.reference")  # its warnings are errors, as those of mkdocs
 _pages: dict[str, str] = {}
+_assets: dict[str, Path] = {}
 
 
 def on_config(config: MkDocsConfig) -> None:
     """Generate the pages and put them into the navigation."""
     sys.path[:0] = [str(_ROOT / "scripts"), str(_ROOT)]
     _pages.clear()
+    _assets.clear()
     config.nav = _with_generated(config.nav)
 
 
@@ -39,8 +42,10 @@ def _with_generated(nav: Any) -> Any:
     entries: list[Any] = []
     for entry in nav:
         if isinstance(entry, dict) and "generated" in entry:
-            new = importlib.import_module(f"reference.{entry['generated']}").pages()
+            module = importlib.import_module(f"reference.{entry['generated']}")
+            new = module.pages()
             _pages.update(new)
+            _assets.update(getattr(module, "assets", dict)())
             entries += new
         else:
             entries.append(_with_generated(entry))
@@ -51,6 +56,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages to the files of the site."""
     for path, text in _pages.items():
         files.append(File.generated(config, path, content=text))
+    for path, source in _assets.items():
+        files.append(File.generated(config, path, abs_src_path=str(source)))
     return files
 
 

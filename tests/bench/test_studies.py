@@ -4,11 +4,55 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+from transformers import BertConfig
+
+from adapterhub.anatomy.build import anatomy_of
+from adapterhub.anatomy.sites import Anatomy
+from adapterhub.backbones.load import meta_model
+from adapterhub.bench.equal_size import count_of
 from adapterhub.bench.study import read_study
 from adapterhub.methods import METHODS
+from adapterhub.methods._spec import parse_methods
 from adapterhub.tasks import parse_task
 
 STUDIES = Path(__file__).parents[2] / "benchmarks" / "studies"
+
+
+@pytest.fixture
+def minilm(tmp_path: Path) -> Anatomy:
+    """The sites of a model of MiniLM's shape, without weights."""
+    BertConfig(
+        hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536
+    ).save_pretrained(tmp_path)
+    return anatomy_of(meta_model(str(tmp_path), task="classification"))
+
+
+def counts_of(name: str, anatomy: Anatomy) -> dict[str, int]:
+    labels = read_study(STUDIES / f"{name}.yaml").labels().items()
+    return {label: count_of(parse_methods(spec), anatomy) for label, spec in labels}
+
+
+@pytest.mark.parametrize("path", sorted(STUDIES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_is_read_and_says_how_it_is_run(path: Path) -> None:
+    assert read_study(path).labels()
+    assert f"adapterhub bench REPOSITORY/benchmarks/studies/{path.name}" in path.read_text("utf-8")
+
+
+def test_the_placements_of_he_et_al_have_equally_many_parameters(minilm: Anatomy) -> None:
+    counts = counts_of("he2022", minilm)
+    assert len(counts) == 8
+    assert max(counts.values()) <= 1.005 * min(counts.values())
+    comment = (STUDIES / "he2022.yaml").read_text("utf-8")
+    assert all(f"{count:,}" in comment for count in counts.values())
+
+
+def test_the_prefix_of_the_low_data_study_has_a_thousandth_of_the_parameters(
+    minilm: Anatomy,
+) -> None:
+    counts = counts_of("low-data", minilm)
+    assert counts["prefix(length=5)"] == 23_040
+    assert round(counts["prefix(length=5)"] / counts["full"], 4) == 0.001
 
 
 def test_the_reference_study_has_every_method_that_is_not_built_from_others() -> None:

@@ -1,0 +1,120 @@
+"""The pages of the committed studies: benchmarks/studies/NAME.yaml and what NAME/ has of it.
+
+A study has a page as soon as its report is committed (`adapterhub report benchmarks/studies/NAME`);
+the checks of claims, as soon as claims.md is (`benchmarks/studies/claims.py ... --markdown`).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_ROOT = Path(__file__).parents[2]
+STUDIES = _ROOT / "benchmarks" / "studies"
+REPORT = "report"  # .md and .html, as `adapterhub report` writes them
+CLAIMS = "claims.md"
+_TITLES = {
+    "glue": "Every method on five tasks",
+    "low-data": "Little data",
+    "he2022": "Where adapters are placed",
+    "miniature-seq2seq": "An encoder-decoder in miniature",
+    "miniature-causal": "A decoder in miniature",
+}
+_CLAIMS_INTRO = """\
+# Textbook claims
+
+What is often said of these methods, checked on the records of the studies. Each check has its
+value with a 95 % interval of that check alone; the p-value is corrected for all checks of the claim
+(Holm). A claim holds if all of its checks hold, and does not hold if one shows the opposite; what
+cannot be told with these rows and seeds is said to be so. These are small studies of one backbone:
+another backbone, longer training or more rows may give other answers.
+
+"""
+
+
+def pages() -> dict[str, str]:
+    """Return the overview, the page of each study that has a report, and that of the claims."""
+    found = {"studies/index.md": _overview()}
+    if (STUDIES / CLAIMS).is_file():
+        found["studies/claims.md"] = _CLAIMS_INTRO + (STUDIES / CLAIMS).read_text(encoding="utf-8")
+    return found | {f"studies/{name}.md": _study(name) for name in _reported()}
+
+
+def assets() -> dict[str, Path]:
+    """Return the interactive report of each study: one file each, which fetches nothing."""
+    paths = {name: STUDIES / name / f"{REPORT}.html" for name in _reported()}
+    return {f"studies/{_charts(name)}": path for name, path in paths.items() if path.is_file()}
+
+
+def _recipes() -> list[str]:
+    return sorted(path.stem for path in STUDIES.glob("*.yaml"))
+
+
+def _reported() -> list[str]:
+    return [name for name in _recipes() if (STUDIES / name / f"{REPORT}.md").is_file()]
+
+
+def _overview() -> str:
+    lines = [
+        "# Studies",
+        "",
+        "What `adapterhub bench` found with this repository's recipes: each page has the tables, a "
+        "recommendation, and what was left out to make the study affordable. "
+        "[How to read them](../guides/bench.md#how-to-read-it).",
+        "",
+    ]
+    if (STUDIES / CLAIMS).is_file():
+        lines += ["- [Textbook claims](claims.md), checked on these studies"]
+    for name in _recipes():
+        title = f"[{_title(name)}]({name}.md)" if name in _reported() else _title(name)
+        lines.append(f"- {title}: {_comment(name)[0]}")
+    return "\n".join([*lines, ""])
+
+
+def _study(name: str) -> str:
+    """Return the page of a study: its recipe's comment, its tables, its recipe."""
+    recipe = (STUDIES / f"{name}.yaml").read_text(encoding="utf-8")
+    report = (STUDIES / name / f"{REPORT}.md").read_text(encoding="utf-8")
+    _, _, tables = report.partition("\n")  # the first line is its title
+    page = f"[The same as a page with charts]({_charts(name)}){{ target=_blank }}\n"
+    return "\n".join(
+        [
+            f"# {_title(name)}",
+            "",
+            "\n\n".join(_comment(name)),
+            "",
+            page if f"studies/{_charts(name)}" in assets() else "",
+            tables.strip(),
+            "",
+            "## Recipe",
+            "",
+            "```yaml",
+            recipe.strip(),
+            "```",
+            "",
+        ]
+    )
+
+
+def _charts(name: str) -> str:
+    """Return the file name of the interactive report, which is not that of the page."""
+    return f"{name}-charts.html"
+
+
+def _title(name: str) -> str:
+    return _TITLES.get(name, name)
+
+
+def _comment(name: str) -> list[str]:
+    """Return the paragraphs of the comment that a recipe begins with; commands as code."""
+    text = (STUDIES / f"{name}.yaml").read_text(encoding="utf-8")
+    lines = re.match(r"(?:#.*\n)*", text)[0].splitlines()  # type: ignore[index]
+    bare = "\n".join(line[2:].rstrip() for line in lines)
+    return [_paragraph(part) for part in re.split(r"\n\n+", bare.strip("\n"))]
+
+
+def _paragraph(text: str) -> str:
+    """Join the lines of a paragraph, and fence what is indented."""
+    if not text.startswith("    "):
+        return " ".join(text.split())
+    return "\n".join(["```text", *(line[4:] for line in text.splitlines()), "```"])

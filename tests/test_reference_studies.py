@@ -1,0 +1,65 @@
+"""The pages of the committed studies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from reference import studies as study_pages
+
+RECIPE = """\
+# A study of two methods:
+# which one?
+#
+#     cd FOLDER
+#     adapterhub bench study.yaml
+#
+# Subsampled.
+bench:
+  methods: [lora, full]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "mine.yaml").write_text(RECIPE, encoding="utf-8")
+    (tmp_path / "other.yaml").write_text(RECIPE, encoding="utf-8")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/report.md").write_text("# mine\n\n## sst2\n\nTake lora.\n", encoding="utf-8")
+    monkeypatch.setattr(study_pages, "STUDIES", tmp_path)
+    return tmp_path
+
+
+def test_every_committed_recipe_is_in_the_overview() -> None:
+    overview = study_pages.pages()["studies/index.md"]
+    for path in study_pages.STUDIES.glob("*.yaml"):
+        assert study_pages._TITLES[path.stem] in overview
+
+
+def test_a_study_has_a_page_when_its_report_is_there(folder: Path) -> None:
+    pages = study_pages.pages()
+    assert list(pages) == ["studies/index.md", "studies/mine.md"]
+    assert "- [mine](mine.md): A study of two methods: which one?" in pages["studies/index.md"]
+    assert "- other: A study of two methods" in pages["studies/index.md"]
+    page = pages["studies/mine.md"]
+    assert page.startswith("# mine\n\nA study of two methods: which one?\n\n```text\ncd FOLDER\n")
+    assert "Subsampled." in page
+    assert page.count("# mine\n") == 1
+    assert "Take lora." in page
+    assert page.endswith(f"```yaml\n{RECIPE}```\n")
+
+
+def test_the_interactive_report_is_an_asset(folder: Path) -> None:
+    assert study_pages.assets() == {}
+    assert "mine-charts.html" not in study_pages.pages()["studies/mine.md"]
+    (folder / "mine/report.html").write_text("<!doctype html>", encoding="utf-8")
+    assert study_pages.assets() == {"studies/mine-charts.html": folder / "mine/report.html"}
+    assert "(mine-charts.html)" in study_pages.pages()["studies/mine.md"]
+
+
+def test_the_claims_are_a_page(folder: Path) -> None:
+    (folder / "claims.md").write_text("## A claim\n", encoding="utf-8")
+    pages = study_pages.pages()
+    assert pages["studies/claims.md"].startswith("# Textbook claims\n")
+    assert pages["studies/claims.md"].endswith("## A claim\n")
+    assert "[Textbook claims](claims.md)" in pages["studies/index.md"]
