@@ -50,11 +50,12 @@ class StageSchedule:
     """When the next stage of a method begins.
 
     After every `epochs` epochs; if that is None, after `patience` consecutive evaluations without
-    a new best result.
+    a new best result; `equal` stages divide the steps of the run among them.
     """
 
     epochs: int | None = 1
     patience: int = 1
+    equal: bool = False
 
 
 PlanStep = Placement | Unfrozen

@@ -1,6 +1,7 @@
 """Staged fine-tuning: train groups of backbone parameters, one after the other.
 
-    stage k trains the groups 0..k          the next stage begins after `every` epochs
+    stage k trains the groups 0..k          the next stage begins after `every` epochs, or
+                                        after an equal part of the steps
 
 An entry of `groups` is a word (`top 2`: the top two layers and all above them; `norms`,
 `embeddings`, `everything`, `head`), a pattern over parameter names (`encoder.*.attn.*`), or several
@@ -42,17 +43,21 @@ class StagedUnfreezing(Unfreezing):
     unless it calls `adapterhub.training.stages.enter`.
     """
 
-    every: int | Literal["plateau"] = option(
-        1, "epochs per stage; plateau: until the main metric stops improving"
+    every: int | Literal["plateau", "equal"] = option(
+        1,
+        "epochs per stage; equal: all stages have as many steps; plateau: until the main metric "
+        "stops improving",
     )
     patience: int = option(1, "evaluations without improvement that count as a plateau")
 
     def __post_init__(self) -> None:
-        numeric = ("every",) if self.every != "plateau" else ()
+        numeric = ("every",) if isinstance(self.every, int) else ()
         require_positive(self, *numeric, "patience")
 
     def stage_schedule(self) -> StageSchedule:
-        """Begin a stage every `every` epochs, or at each plateau."""
+        """Begin a stage every `every` epochs, after equal parts of the run, or at each plateau."""
+        if self.every == "equal":
+            return StageSchedule(equal=True)
         return StageSchedule(None if self.every == "plateau" else self.every, self.patience)
 
     def stages(self, anatomy: Anatomy) -> dict[str, int]:

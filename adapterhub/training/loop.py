@@ -305,7 +305,7 @@ class TrainingSession:
             self._save()
         if improved:
             self._save_best()
-        if (due or epoch_ended) and self._enter_stage() and not progress.finished:
+        if self.trainee.staged and self._enter_stage() and not progress.finished:
             self._entered()
         if self.stop.requested and not progress.finished:
             raise Stopped(
@@ -377,7 +377,8 @@ class TrainingSession:
 
     def _enter_stage(self) -> bool:
         """Begin the stage that is due; its gradients are checked at the next step."""
-        if self.trainee.enter(self.progress.epoch, self._improved()):
+        progress = self.progress
+        if self.trainee.enter(progress.epoch, self._improved(), progress.step / self.total):
             self.engine.checked = False
             self.train_mode()
             return True

@@ -22,6 +22,7 @@ from adapterhub.tasks import dump_task, parse_task
 from adapterhub.training import checkpoint, loop, stages
 from adapterhub.training.batching import LazyBatches, batch_order
 from adapterhub.training.compiled_layers import TriedBatch, compiled_layers
+from adapterhub.training.defaults import steps_per_epoch
 from adapterhub.training.engine import LossOfBatch, model_loss
 from adapterhub.training.frozen_cache import frozen_cache
 from adapterhub.training.kernels import KernelChoice
@@ -233,9 +234,8 @@ def training_session(
     recipe, data = prepared.recipe, prepared.data
     for note in prepared.notes:
         reporter.note(note)
-    if recipe.train.max_steps is None:
-        for warning in stages.unreached(prepared.adapter, prepared.options.epochs):
-            reporter.note(warning)
+    for warning in stages.unreached(prepared.adapter, _epochs(prepared)):
+        reporter.note(warning)
 
     if slow := cpu_note(prepared.model):
         reporter.note(f"note: {slow}")
@@ -273,6 +273,16 @@ def training_session(
             entered=entered,
             alone=lambda: cache.replaying,
         )
+
+
+def _epochs(prepared: PreparedRun) -> int:
+    """Return how many epochs a run begins."""
+    options = prepared.options
+    if options.max_steps is None:
+        return options.epochs
+    rows = len(prepared.train.rows)
+    per_epoch = steps_per_epoch(rows, options.batch_size, options.gradient_accumulation)
+    return -(-options.max_steps // per_epoch)
 
 
 def _tried(prepared: PreparedRun, loss: LossOfBatch) -> TriedBatch:

@@ -1,7 +1,7 @@
 """Stages of training: the one place where the schedules of methods become `requires_grad`.
 
-A stage depends only on the epoch and the evaluations so far, so a resumed run continues in the
-stage where it stopped. A tensor whose stage has not begun has no gradient, and the optimizer does
+A stage depends only on the epoch, the evaluations and the share of the steps so far, so a resumed
+run continues in the stage where it stopped. A tensor whose stage has not begun has no gradient, and the optimizer does
 not change it, not even by weight decay.
 """
 
@@ -13,22 +13,30 @@ from collections.abc import Iterator, Sequence
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.methods._base import Method, StageSchedule
 
+_ROUNDING = 1e-9  # of a share such as 3 / 7 * 7
 
-def enter(adapter: Adapter, epoch: int, improved: Sequence[bool]) -> bool:
+
+def enter(adapter: Adapter, epoch: int, improved: Sequence[bool], done: float = 0.0) -> bool:
     """Make the parameters of all stages that have begun require a gradient, and no others.
 
     Args:
         adapter: the adapter that trains.
         epoch: the epoch of the next step.
         improved: for each evaluation so far, whether it was the best until then.
+        done: the share of the run's steps that are done.
 
     Returns:
         Whether this changed `requires_grad` of any parameter.
     """
     changed_any = False
+    current = {
+        id(method): _of_equal(last_stage + 1, done)
+        if (schedule := method.stage_schedule()) is not None and schedule.equal
+        else stage(schedule, epoch, improved)
+        for method, last_stage in _last_stages(adapter)
+    }
     for changed in adapter.changed:
-        stage_schedule = changed.method.stage_schedule() if changed.method else None
-        trains = changed.stage <= stage(stage_schedule, epoch, improved)
+        trains = changed.stage <= current.get(id(changed.method), 0)
         changed_any |= changed.own.requires_grad != trains
         changed.own.requires_grad_(trains)
     return changed_any
@@ -39,16 +47,23 @@ def epochs_needed(adapter: Adapter) -> int:
     return max((needed for _, _, needed in _needs(adapter)), default=1)
 
 
+def _of_equal(count: int, done: float) -> int:
+    """Return the stage of `count` equal ones at a share of the run."""
+    return min(int(done * count + _ROUNDING), count - 1)
+
+
+def _last_stages(adapter: Adapter) -> Iterator[tuple[Method, int]]:
+    """Yield each method that trains backbone parameters, and the number of its last stage."""
+    for method in {id(c.method): c.method for c in adapter.changed if c.method}.values():
+        yield method, max(c.stage for c in adapter.changed if c.method is method)
+
+
 def _needs(adapter: Adapter) -> Iterator[tuple[Method, int, int]]:
     """Yield (method, its last stage, the epochs until that has begun)."""
-    for method in {id(c.method): c.method for c in adapter.changed if c.method}.values():
-        last_stage = max(c.stage for c in adapter.changed if c.method is method)
-        stage_schedule = method.stage_schedule()
-        yield (
-            method,
-            last_stage,
-            last_stage * (stage_schedule.epochs or 0) + 1 if stage_schedule else 1,
-        )
+    for method, last_stage in _last_stages(adapter):
+        schedule = method.stage_schedule()
+        by_epochs = schedule is not None and not schedule.equal
+        yield method, last_stage, last_stage * (schedule.epochs or 0) + 1 if by_epochs else 1  # type: ignore[union-attr]
 
 
 def unreached(adapter: Adapter, epochs: int) -> Iterator[str]:
@@ -58,7 +73,7 @@ def unreached(adapter: Adapter, epochs: int) -> Iterator[str]:
             yield (
                 f"{method.name} has {last_stage + 1} stages, and the last begins after epoch "
                 f"{needed - 1} of {epochs}: the parameters of stages that are not reached stay "
-                "frozen"
+                f"frozen; {method.name}(every=equal) divides the steps among all stages"
             )
 
 
@@ -66,7 +81,7 @@ def waiting_for_plateaus(adapter: Adapter) -> list[str]:
     """List the methods whose stages begin when evaluations no longer improve."""
     methods = {c.method.name: c.method for c in adapter.changed if c.method}
     schedules = {name: method.stage_schedule() for name, method in methods.items()}
-    return [name for name, each in schedules.items() if each is not None and each.epochs is None]
+    return [name for name, each in schedules.items() if each and each.epochs is None]
 
 
 def unfreeze_all(adapter: Adapter) -> None:

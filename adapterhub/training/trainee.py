@@ -42,12 +42,13 @@ class Trainee(Protocol):
     def staged(self) -> bool:
         """Whether `enter` ever changes which tensors train."""
 
-    def enter(self, epoch: int, improved: Sequence[bool]) -> bool:
+    def enter(self, epoch: int, improved: Sequence[bool], done: float) -> bool:
         """Set `requires_grad` for the current stage; return whether that changed any tensor.
 
-        Called before the first step of a session, and after each epoch and evaluation. The result
-        must depend on the arguments alone: `epoch` is the epoch of the next step, `improved` tells
-        for each evaluation so far whether it was the best until then.
+        Called before the first step of a session, and after each step. The result must depend on
+        the arguments alone: `epoch` is the epoch of the next step, `improved` tells for each
+        evaluation so far whether it was the best until then, and `done` is the share of the steps
+        that are done.
         """
 
     def train_mode(self, dropout: bool) -> None:
@@ -92,9 +93,9 @@ class AdapterTrainee:
         """Whether a method of the adapter trains in stages."""
         return any(changed.stage for changed in self.adapter.changed)
 
-    def enter(self, epoch: int, improved: Sequence[bool]) -> bool:
+    def enter(self, epoch: int, improved: Sequence[bool], done: float) -> bool:
         """Enter the stage that each method's schedule prescribes."""
-        return stages.enter(self.adapter, epoch, improved)
+        return stages.enter(self.adapter, epoch, improved, done)
 
     def train_mode(self, dropout: bool) -> None:
         """Set the adapter to training mode, and the frozen backbone only if `dropout`."""

@@ -66,7 +66,7 @@ class Learner:
 
     staged = False
 
-    def enter(self, epoch: int, improved: Sequence[bool]) -> bool:
+    def enter(self, epoch: int, improved: Sequence[bool], done: float) -> bool:
         return False
 
     def train_mode(self, dropout: bool) -> None:

@@ -171,6 +171,30 @@ def test_every_and_size_set_the_schedule(tmp_path: Path, monkeypatch: pytest.Mon
     assert rates == pytest.approx({0: RATE, 1: RATE, 2: RATE / 2.6, 3: RATE / 2.6**2})
 
 
+def test_equal_stages_divide_the_steps_of_any_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = attached("unfreeze(every=equal)")
+    watch = Watch(adapter, monkeypatch)
+    fit(tmp_path, adapter, max_steps=10)  # two and a half epochs, four stages
+    lowest = [max(depth(name) for name in moved) for moved in watch.moved]
+    assert lowest == [0, 0, 0, 1, 1, 2, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("steps", range(1, 40))
+def test_every_equal_stage_begins_if_there_are_as_many_steps(steps: int) -> None:
+    adapter = attached("unfreeze(every=equal)")
+    begun = []
+    for step in range(steps):
+        stages.enter(adapter, 0, [], step / steps)
+        trained = [name for name, t in adapter.tensors().items() if t.requires_grad]
+        begun.append(max(map(depth, trained)))
+    lengths = [begun.count(stage) for stage in range(4)]
+    assert begun == sorted(begun)
+    if steps >= 4:
+        assert max(lengths) - min(lengths) <= 1
+
+
 SCORES = (0.5, 0.4, 0.6, 0.6, 0.1)
 
 

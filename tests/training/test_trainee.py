@@ -32,7 +32,7 @@ def test_what_is_frozen_now_is_in_evaluation_mode() -> None:
     adapter = attached()
     trainee = AdapterTrainee(adapter)
     for epoch, modes in ((0, [False, False, True]), (1, [False, True, True]), (3, [True] * 3)):
-        trainee.enter(epoch, [])
+        trainee.enter(epoch, [], 0.0)
         trainee.train_mode(dropout=False)
         names = [f"bert.encoder.layer.{n}.attention.self.query" for n in range(3)]
         assert [adapter.model.get_submodule(name).training for name in names] == modes
