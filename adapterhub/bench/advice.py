@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 
-from adapterhub.bench.paired import PairedComparison, compare_all_pairs, compare_with_best
+from adapterhub.bench.paired import (
+    PairedComparison,
+    compare_all_pairs,
+    compare_with,
+    compare_with_best,
+)
 from adapterhub.bench.statistics import FEWEST_ROWS, Estimate, RepeatedRuns, estimate_all
 from adapterhub.bench.wording import (
     difference_text,
@@ -38,7 +43,7 @@ class Recommendation:
 
     Attributes:
         method: the method to take; None if none can be recommended.
-        best: the method with the best mean score of those that were tested.
+        best: the method with the best mean score of those that were tested, recorded ones too.
         tied: the methods that cannot be told apart from the best, with it, in the study's order.
         reasons: sentences that say why, with numbers.
         unknown: sentences that say what the study does not show.
@@ -56,29 +61,93 @@ class Recommendation:
         return " ".join((*self.reasons, *self.unknown))
 
 
-def recommend(study: Sequence[RepeatedRuns], costs: Mapping[str, MethodCost]) -> Recommendation:
+def recommend(
+    study: Sequence[RepeatedRuns],
+    costs: Mapping[str, MethodCost],
+    recorded: Collection[str] = (),
+) -> Recommendation:
     """Recommend, of the methods that cannot be told apart from the best, the cheapest.
 
     One that is worse than another method, though tied with the best, is not a candidate. The
     cheapest has the fewest trained parameters, then the shortest training, then the smallest
     memory. A method with failed seeds is recommended only if all tied methods have some. Methods
-    with one seed, or without a score, are not candidates: their sentences say that.
+    with one seed, or without a score, are not candidates: their sentences say that. Nor are
+    recorded methods: the recommendation is the same without them, and a sentence says which of
+    them are better or worse than it, corrected for their number.
 
     Args:
         study: the runs of each method.
         costs: the cost of each method, by its name.
+        recorded: the methods that another program trained.
 
     Raises:
         ConfigError: the methods were scored differently, or on different rows.
     """
     estimates = {found.method: found for found in estimate_all(study)}
-    tested = [runs for runs in study if estimates[runs.method].covers_seeds]
-    unknown = [_left_out(found) for found in estimates.values() if not found.covers_seeds]
+    own = [runs for runs in study if runs.method not in recorded]
+    found = _recommend(own, costs, estimates)
+    if len(own) == len(study):
+        return found
+    best, tied, _ = _best_and_tied(study)
+    others = [runs for runs in study if runs.method in recorded]
+    chosen = [runs for runs in own if runs.method == found.method]
+    return replace(
+        found,
+        best=best,
+        tied=tuple(runs.method for runs in tied),
+        reasons=(*found.reasons, *(_beside(chosen[0], others) if chosen else ())),
+        unknown=(*found.unknown, *(_left_out(each) for each in _untested(others))),
+    )
+
+
+def _untested(study: Sequence[RepeatedRuns]) -> list[Estimate]:
+    return [found for found in estimate_all(study) if not found.covers_seeds]
+
+
+def _tested(study: Sequence[RepeatedRuns]) -> list[RepeatedRuns]:
+    left_out = {found.method for found in _untested(study)}
+    return [runs for runs in study if runs.method not in left_out]
+
+
+def _best_and_tied(
+    study: Sequence[RepeatedRuns],
+) -> tuple[str | None, list[RepeatedRuns], dict[str, PairedComparison]]:
+    """Return the best tested method, those tied with it, and the comparisons with it."""
+    tested = _tested(study)
     if not tested:
-        return Recommendation(None, None, (), (_NOTHING,), tuple(unknown))
+        return None, [], {}
     pairs = {pair.method: pair for pair in compare_with_best(tested)}
     (best,) = {runs.method for runs in tested} - {*pairs}
     tied = [r for r in tested if r.method == best or pairs[r.method].verdict == "tied"]
+    return best, tied, pairs
+
+
+def _beside(chosen: RepeatedRuns, others: Sequence[RepeatedRuns]) -> list[str]:
+    """Say how the methods that another program trained compare with the recommended one."""
+    pairs = compare_with(chosen, _tested(others))
+    words = {
+        "better": f"better than {chosen.method}",
+        "tied": f"cannot be told apart from {chosen.method}",
+        "worse": f"worse than {chosen.method}",
+    }
+    sentences = []
+    for verdict, text in words.items():
+        named = [f"{p.method} ({difference_text(p)})" for p in pairs if p.verdict == verdict]
+        sentences += [f"Recorded by another program, and {text}: {', '.join(named)}."] * bool(named)
+    return sentences
+
+
+def _recommend(
+    study: Sequence[RepeatedRuns],
+    costs: Mapping[str, MethodCost],
+    estimates: Mapping[str, Estimate],
+) -> Recommendation:
+    """Recommend one of the methods; the estimates are those of the table."""
+    unknown = [_left_out(found) for found in _untested(study)]
+    tested = _tested(study)
+    best, tied, pairs = _best_and_tied(study)
+    if best is None:
+        return Recommendation(None, None, (), (_NOTHING,), tuple(unknown))
     beaten = _beaten(tested)
     able = [runs for runs in tied if runs.method not in beaten]  # the best is among them
     whole = [runs for runs in able if not runs.failed] or able

@@ -20,6 +20,7 @@ from adapterhub.bench.execute import TaskContext, run_cell
 from adapterhub.bench.records import CellRecord, RecordFolder
 from adapterhub.bench.search import RateChoice, final_cell, next_cells
 from adapterhub.bench.study import (
+    BenchOptions,
     Study,
     method_label,
     read_study,
@@ -226,7 +227,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class StudyState:
-    """How far a study is: the choices that are made, and the records of all its cells."""
+    """How far a study is: the choices that are made, and all its records, other programs' too."""
 
     choices: dict[Group, RateChoice]
     records: tuple[CellRecord, ...]
@@ -319,32 +320,48 @@ def study_state(planned: PlannedStudy, folder: RecordFolder) -> StudyState:
         cells += choice.trials
         if choice.rate is not None:
             cells += [final_cell(group, choice.rate, n) for n in range(1, bench.seeds + 1)]
-    return StudyState(choices, tuple(_present(score.record(cell) for cell in cells)))
+    records = (*_present(score.record(cell) for cell in cells), *_recorded(bench, folder))
+    return StudyState(choices, records)
+
+
+def _recorded(bench: BenchOptions, folder: RecordFolder) -> Iterator[CellRecord]:
+    """Yield the records that other programs wrote; without such methods, no file is read."""
+    every = folder.all() if bench.recorded else iter(())
+    return (record for record in every if record.cell.method in bench.recorded)
 
 
 def _present(records: Iterable[CellRecord | None]) -> Iterator[CellRecord]:
     return (record for record in records if record is not None)
 
 
-def keep_study(study: Study, output: Path) -> None:
-    """Write `study.yaml` in the folder of a study.
+def keep_study(study: Study, output: Path) -> Study:
+    """Write `study.yaml` in the folder of a study, and return it.
+
+    It names the recorded methods of both: of the study, and of the one that is there.
 
     Raises:
         OutputError: the folder has another study, or cannot be written.
         ConfigError: its study is broken.
     """
-    path, text = output / STUDY, study.to_yaml()
-    if path.exists() and _at(output, read_study(path)).to_yaml() != _at(output, study).to_yaml():
-        raise OutputError(
-            f"{output} has another study",
-            expected="the same options as when it was begun",
-            hint=f"adapterhub bench {path} --output {output} to continue it, or another --output",
-        )
+    path = output / STUDY
+    if path.exists():
+        there = read_study(path)
+        if _identity(there, output) != _identity(study, output):
+            raise OutputError(
+                f"{output} has another study",
+                expected="the same options as when it was begun",
+                hint=f"adapterhub bench {path} --output {output} to continue it, "
+                "or another --output",
+            )
+        names = dict.fromkeys((*there.bench.recorded, *study.bench.recorded))
+        study = replace(study, bench=replace(study.bench, recorded=tuple(names)))
     with writing(path):
         output.mkdir(parents=True, exist_ok=True)
-        replace_file(path, text.encode())
+        replace_file(path, study.to_yaml().encode())
+    return study
 
 
-def _at(output: Path, study: Study) -> Study:
-    """Return a study in a folder: it may have been moved there, or have another path elsewhere."""
-    return replace(study, recipe=replace(study.recipe, output=str(output)))
+def _identity(study: Study, output: Path) -> str:
+    """Return what a study in a folder runs: it may have been moved there from elsewhere."""
+    recipe = replace(study.recipe, output=str(output))
+    return Study(recipe, replace(study.bench, recorded=())).to_yaml()

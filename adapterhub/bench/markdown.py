@@ -48,11 +48,12 @@ def study_title(study: Study) -> str:
 
 def study_subtitle(study: Study, results: Sequence[TaskResult]) -> str:
     """Return one line that says what was compared."""
-    methods = len(study.labels())
+    methods, recorded = len(study.labels()), len(study.bench.recorded)
     tasks = len({task.task for task in results})
     parts = [
         str(study.recipe.backbone),
-        f"{methods} method{'s' * (methods != 1)}",
+        f"{methods} method{'s' * (methods != 1)}"
+        + (f" and {recorded} recorded" if recorded else ""),
         *([f"{tasks} tasks"] if tasks > 1 else []),
         f"{study.bench.rates} learning rates and {study.bench.seeds} seeds each",
     ]

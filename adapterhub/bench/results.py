@@ -114,8 +114,8 @@ def study_results(
         records: its records.
         constants: the constant prediction of each task that has one.
     """
-    labels = list(study.labels())
-    known = [record for record in records if record.cell.method in labels]
+    names = study.compared()
+    known = [record for record in records if record.cell.method in names]
     found = []
     for task in study.tasks():
         mine = _of_one_origin([record for record in known if record.cell.task == task])
@@ -144,7 +144,7 @@ def _task_result(
     score = _score_of(records)
     if score is None:
         return None
-    labels = [m for m in study.labels() if any(r.cell.method == m for r in records)]
+    labels = [m for m in study.compared() if any(r.cell.method == m for r in records)]
     results = {label: _method_result(label, records, score) for label in labels}
     runs = [method_runs(result, score) for result in results.values()]
     rows = next(r.rows for r in records if r.rows)
@@ -157,7 +157,8 @@ def _task_result(
     compared = _compared(results, runs, study.baseline)
     costs = {name: _method_cost(result) for name, result in compared.items()}
     methods = tuple(compared.values())
-    return TaskResult(*place, score, study.baseline, methods, recommend(runs, costs))
+    advice = recommend(runs, costs, study.bench.recorded)
+    return TaskResult(*place, score, study.baseline, methods, advice)
 
 
 def _score_of(records: Sequence[CellRecord]) -> RowScore | None:

@@ -56,6 +56,9 @@ class BenchOptions:
         {},
         "several tasks: for each name the options of the recipe in which it differs, and test",
     )
+    recorded: tuple[str, ...] = option(
+        (), "further methods, whose records another program writes: shown and tested, never run"
+    )
 
     def __post_init__(self) -> None:
         counts = {n: getattr(self, n) for n in ("seeds", "rates", "steps", "select_rows")}
@@ -66,6 +69,12 @@ class BenchOptions:
         ]
         offenders += [f"rows: {rows} (a whole number from 2)" for rows in self.rows if rows < 2]
         offenders += [] if self.methods else ["methods: none"]
+        run = set(map(method_label, self.methods))
+        offenders += [
+            f"recorded: {name} (a name that none of the methods has)"
+            for name in self.recorded
+            if name in run
+        ]
         if self.budget is not None and seconds_of(self.budget) is None:
             offenders.append(f"budget: {self.budget!r} (a number and s, m, h or d: 30m)")
         if offenders:
@@ -102,6 +111,10 @@ class Study:
     def labels(self) -> dict[str, object]:
         """Return the methods by the names that the report gives them."""
         return {method_label(spec): spec for spec in self.bench.methods}
+
+    def compared(self) -> tuple[str, ...]:
+        """Return the names of all methods: those that are run, and those that are recorded."""
+        return tuple(dict.fromkeys((*self.labels(), *self.bench.recorded)))
 
     @property
     def baseline(self) -> str:

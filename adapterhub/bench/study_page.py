@@ -194,6 +194,8 @@ def _facts(study: Study, results: Sequence[TaskResult]) -> Iterator[tuple[str, s
     yield "backbone", str(study.recipe.backbone)
     yield "weights", _all(record.origin.get("backbone") for record in records)
     yield "methods", ", ".join(study.labels())
+    if study.bench.recorded:
+        yield "recorded by another program", ", ".join(study.bench.recorded)
     for task in results:
         data = next((r.origin.get("data") for e in task.methods for r in e.finals), None)
         if isinstance(data, Mapping):

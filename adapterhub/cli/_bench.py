@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from adapterhub.bench.baselines import Constant, constant_of, write_constants
@@ -59,7 +59,7 @@ def bench_study(study: Study, *, quiet: bool, runs_on: RunsOn) -> None:
     output = Path(study.recipe.output)
     loader, work = SharedLoader(), output / WORK
     planned = plan_study(study, loader, work)
-    keep_study(planned.study, output)
+    planned = replace(planned, study=keep_study(planned.study, output))
     if not quiet:
         for note in planned.notes:
             say(note, err=True)

@@ -165,3 +165,31 @@ def test_costs_in_words():
     assert cost_texts(MethodCost(0, 300.0, 10**9)) == [
         "not trained", "5 min of training", "1 GB of memory"
     ]  # fmt: skip
+
+
+def test_a_recorded_method_is_compared_and_never_recommended():
+    """peer is better than all, and the cheapest: the recommendation is that without it."""
+    random = np.random.default_rng(5)
+    study = Truth("accuracy", (*LEVELS, 0.97, 0.86, 0.5), rows=400, sd=(0.5,)).study(random)
+    names = (*NAMES, "peer", "peer two", "peer three")
+    study = [replace(runs, method=name) for runs, name in zip(study, names, strict=True)]
+    costs = {**COSTS, "peer": MethodCost(1, 1.0, 1)}
+    found = recommend(study, costs, names[4:])
+    alone = recommend(study[:4], costs)
+    assert found.method == alone.method == "bitfit"
+    assert (found.best, found.tied) == ("peer", ("peer",)), "of all, for the table"
+    beside = [s for s in found.reasons if s.startswith("Recorded by another program")]
+    assert [s for s in found.reasons if s not in beside][1:] == list(alone.reasons[1:])
+    assert "and better than bitfit: peer (+" in beside[0]
+    assert "and cannot be told apart from bitfit: peer two (" in beside[1]
+    assert "and worse than bitfit: peer three (-" in beside[2]
+
+
+def test_a_recorded_method_with_one_seed_is_named_as_not_tested():
+    study = study_of()
+    single = replace(study[3], method="peer", columns=study[3].columns[:1])
+    found = recommend([*study[:3], single], COSTS, ["peer"])
+    assert found.method == recommend(study[:3], COSTS).method
+    assert found.unknown[-1].startswith("Not tested: peer: accuracy ")
+    nothing = recommend([study[3]], COSTS, ["full"])
+    assert (nothing.method, nothing.best) == (None, "full")

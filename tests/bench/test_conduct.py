@@ -108,6 +108,34 @@ def test_the_folder_of_another_study_is_refused(study: Study, tmp_path: Path) ->
         keep_study(replace(study, bench=replace(study.bench, seeds=9)), tmp_path)
 
 
+def test_the_recorded_methods_of_a_folder_stay(study: Study, tmp_path: Path) -> None:
+    """A study that does not name them is the same study: they decide nothing that is run."""
+
+    def naming(*names: str) -> Study:
+        return replace(study, bench=replace(study.bench, recorded=names))
+
+    keep_study(naming("a", "b"), tmp_path)
+    assert keep_study(naming("c"), tmp_path).bench.recorded == ("a", "b", "c")
+    assert keep_study(study, tmp_path).bench.recorded == ("a", "b", "c")
+    assert read_study(tmp_path / STUDY).bench.recorded == ("a", "b", "c")
+
+
+def test_records_of_other_programs_are_those_of_the_study_and_change_no_key(
+    study: Study, tmp_path: Path
+) -> None:
+    bench = replace(study.bench, methods=("head",), rates=1, seeds=1)
+    plan, folder, engine = planned(replace(study, bench=bench), tmp_path)
+    (own,) = run_study(plan, folder, engine).records
+    cell = replace(own.cell, method="theirs")
+    other = replace(own, key="0" * 32, cell=cell)
+    folder.write(other)
+    assert study_state(plan, folder).records == (own,), "nobody named it"
+    named, _, _ = planned(replace(study, bench=replace(bench, recorded=("theirs",))), tmp_path)
+    assert [group.method for group in named.groups] == ["head"]
+    assert named.key(own.cell) == own.key
+    assert study_state(named, folder).records == (own, other)
+
+
 def test_methods_are_compared_at_the_size_of_the_baseline_as_well(
     study: Study, tmp_path: Path
 ) -> None:

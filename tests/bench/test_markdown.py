@@ -35,6 +35,12 @@ def test_the_report_has_the_advice_the_command_and_the_whole_table(made_study, m
     assert "cannot be merged" in text
 
 
+def test_the_number_of_recorded_methods_is_said(made_study, made_results):
+    recorded = replace(made_study, bench=replace(made_study.bench, recorded=("a", "b")))
+    assert "3 methods and 2 recorded" in study_subtitle(recorded, made_results)
+    assert "recorded" not in study_subtitle(made_study, made_results)
+
+
 def test_names_are_no_markup(made_study, made_results):
     name = "a|b*<img>\n# c"
     methods = tuple(replace(each, method=name) for each in made_results[0].methods)

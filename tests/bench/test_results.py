@@ -108,6 +108,23 @@ def test_of_several_choices_that_with_the_most_steps_counts(made):
     assert {record.cell.steps for record in task.find("lora").finals} == {80}
 
 
+def test_recorded_methods_are_compared_with_the_others_and_never_recommended(made):
+    """The p-values of the table are corrected for them as well."""
+    accuracy = {"head": 0.6, "lora": 0.9, "theirs": 0.99, "unnamed": 0.9}
+    records = made_records(made, accuracy)
+    bench = replace(made.bench, recorded=("theirs", "not there"))
+    (task,) = study_results(replace(made, bench=bench), records, {})
+    assert [found.method for found in task.methods] == ["head", "lora", "theirs"]
+    theirs = task.find("theirs")
+    assert (theirs.comparison.verdict, theirs.comparison.comparisons) == ("better", 2)
+    assert (theirs.rate, len(theirs.trials), theirs.costs.all_trained) == (1e-3, 5, 100_010)
+    assert task.advice.method == "lora"
+    assert "Recorded by another program, and better than lora: theirs (+" in task.advice.text
+    (alone,) = study_results(made, records, {})
+    assert [found.method for found in alone.methods] == ["head", "lora"]
+    assert alone.advice.method == "lora"
+
+
 def test_without_a_tested_run_there_is_no_result(made):
     trials = [r for r in made_records(made, ACCURACY) if r.cell.stage == "search"]
     assert study_results(made, trials, MAJORITY) == ()

@@ -56,6 +56,8 @@ def test_tasks_differ_in_what_they_name_and_share_the_rest() -> None:
         ([], {"methods": ()}, "methods: none"),
         ([], {"budget": "soon"}, "30m"),
         ([], {"rows": (1,)}, "rows: 1"),
+        ([], {"methods": ("lora",), "recorded": ("other lora", "lora")}, "recorded: lora"),
+        ([], {"recorded": ("other",), "baseline": "other"}, "not one of the methods"),
         ([], {"baseline": "mam", "methods": ("lora",)}, "not one of the methods"),
         (["bench.sedes=3"], {}, "seeds"),
     ],

@@ -23,6 +23,12 @@ def test_the_recommendation_comes_first_then_the_table_then_charts(made_study, m
     assert page == study_page(made_study, made_results, COMMANDS)
 
 
+def test_recorded_methods_are_named_as_such(made_study, made_results):
+    recorded = replace(made_study, bench=replace(made_study.bench, recorded=("theirs",)))
+    assert "recorded by another program" in study_page(recorded, made_results, {})
+    assert "recorded by another program" not in study_page(made_study, made_results, {})
+
+
 def test_the_page_needs_no_network_and_runs_no_script_but_its_own(made_study, made_results):
     page = study_page(made_study, made_results, {})
     assert not re.findall(r'(?:src|href)="(?!#)', page)
