@@ -24,7 +24,7 @@ class MethodCost:
     Attributes:
         trained: the number of trained parameters; 0 for a method that is not trained.
         seconds: the time of one training.
-        memory: the peak memory of a training, in bytes.
+        memory: the bytes of a training: its peak, or what it adds to the loaded backbone.
     """
 
     trained: int | None = None

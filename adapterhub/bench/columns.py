@@ -21,6 +21,12 @@ class TableCell:
     number: float | None = None
 
 
+_CostCell = Callable[
+    [Callable[[Costs], str], Callable[[Costs], float | None]], Callable[[MethodResult], TableCell]
+]
+"""Returns the cells of a column, by the text and the number of a method's costs."""
+
+
 @dataclass(frozen=True)
 class StudyColumn:
     """A column: its title, what it means, and its entry for a method."""
@@ -32,7 +38,7 @@ class StudyColumn:
 
 def study_columns(task: TaskResult) -> list[StudyColumn]:
     """Return the columns of the table of one task; those without any entry are left out."""
-    columns = [*_score_columns(task), *_rate_columns(task), *_cost_columns()]
+    columns = [*_score_columns(task), *_rate_columns(task), *_cost_columns(task)]
     return [
         column
         for column in columns
@@ -162,7 +168,28 @@ def _rate_columns(task: TaskResult) -> list[StudyColumn]:
     ]
 
 
-def _cost_columns() -> list[StudyColumn]:
+IN_TURNS = "measured in turns with the other methods"
+BY_RUNS = "as the runs measured it, each when and where it ran"
+
+
+def _memory_column(task: TaskResult, of: _CostCell) -> StudyColumn:
+    if task.in_turns:
+        meaning = f"peak of training, beside the loaded backbone; {IN_TURNS}"
+        return StudyColumn(
+            "added memory",
+            meaning,
+            of(lambda c: size_words(c.added_memory or 0), lambda c: c.added_memory),
+        )
+    return StudyColumn(
+        "peak memory",
+        "of the process",
+        of(lambda c: size_words(c.peak_memory), lambda c: c.peak_memory or None),
+    )
+
+
+def _cost_columns(task: TaskResult) -> list[StudyColumn]:
+    how = IN_TURNS if task.in_turns else BY_RUNS
+
     def of(
         text: Callable[[Costs], str], number: Callable[[Costs], float | None]
     ) -> Callable[[MethodResult], TableCell]:
@@ -186,14 +213,10 @@ def _cost_columns() -> list[StudyColumn]:
         ),
         StudyColumn(
             "training",
-            "time of a run, without evaluations",
+            f"time of a run, without evaluations; {how}",
             of(lambda c: time_words(c.train_seconds), lambda c: c.train_seconds),
         ),
-        StudyColumn(
-            "peak memory",
-            "of the process",
-            of(lambda c: size_words(c.peak_memory), lambda c: c.peak_memory or None),
-        ),
+        _memory_column(task, of),
         StudyColumn(
             "tokens/s",
             "in training",

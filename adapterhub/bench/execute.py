@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import platform
 import shutil
@@ -73,12 +75,25 @@ class TaskContext:
 
     def key(self, cell: Cell) -> str:
         """Return the digest of a cell: neither the names nor the order of a study are in it."""
+        recipe = {**self._deciding(), "method": self._methods(cell.method)}
+        return cell_key(cell, [recipe, self.data.digests, self.backbone])
+
+    def digest(self, *facts: Any) -> str:
+        """Return the digest of the task with all its methods, and of further facts."""
+        methods = [[label, self._methods(label)] for label in self.specs]
+        content = [self._deciding(), methods, self.data.digests, self.backbone, *facts]
+        text = json.dumps(content, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def _deciding(self) -> dict[str, Any]:
+        """Return of the recipe what results depend on, without the method."""
         recipe = {k: v for k, v in to_dict(self.recipe).items() if k not in _NOT_DECIDING}
         recipe["data"] = {k: v for k, v in recipe["data"].items() if k not in DATA_SOURCES}
-        recipe = _without_neutral(recipe)
-        methods = parse_methods(self.specs[cell.method])  # type: ignore[arg-type]
-        recipe["method"] = list(dump_methods(methods))
-        return cell_key(cell, [recipe, self.data.digests, self.backbone])
+        found: dict[str, Any] = _without_neutral(recipe)
+        return found
+
+    def _methods(self, label: str) -> list[Any]:
+        return list(dump_methods(parse_methods(self.specs[label])))  # type: ignore[arg-type]
 
     def recipe_of(self, cell: Cell, output: Path) -> Recipe:
         """Return the recipe of a cell's run."""
@@ -140,7 +155,7 @@ def run_cell(
         cell,
         status,
         metric=context.metric,
-        origin=_origin(context),
+        origin=origin_of(context),
         **found,
     )
     shutil.rmtree(output, ignore_errors=True)
@@ -212,12 +227,16 @@ def _test(
 
 
 def _overhead(prepared: PreparedRun, folder: Path) -> dict[str, Any]:
+    return measure_overhead(prepared.adapter, probe_batch(prepared), folder)
+
+
+def probe_batch(prepared: PreparedRun) -> dict[str, torch.Tensor]:
+    """Return the inputs of a forward pass that overhead is measured with."""
     setting = prepared.train.setting
     examples = list(prepared.data.evaluation[:PROBE_ROWS])
     encoded = prepared.data.task.encode(examples, setting, labelled=True)
     batch = encoded.batch(range(len(encoded.rows)))
-    batch = {name: tensor.to(prepared.model.device) for name, tensor in batch.items()}
-    return measure_overhead(prepared.adapter, batch, folder)
+    return {name: tensor.to(prepared.model.device) for name, tensor in batch.items()}
 
 
 def _curve(files: RunFiles, metric: str) -> tuple[CurvePoint, ...]:
@@ -232,7 +251,8 @@ def _curve(files: RunFiles, metric: str) -> tuple[CurvePoint, ...]:
     return tuple(points)
 
 
-def _origin(context: TaskContext) -> dict[str, Any]:
+def origin_of(context: TaskContext) -> dict[str, Any]:
+    """Return where results of a task come from: recipe, data, backbone, device and versions."""
     recipe = {k: v for k, v in to_dict(context.recipe).items() if k not in ("output", "data")}
     device = "cuda" if torch.cuda.is_available() else "cpu"
     name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()

@@ -14,6 +14,7 @@ from adapterhub.bench.rates import GoodRates, good_rates
 from adapterhub.bench.records import CellRecord, Costs, PredictedRows
 from adapterhub.bench.statistics import Estimate, RepeatedRuns, estimate_all, repeated_runs
 from adapterhub.bench.study import Study
+from adapterhub.bench.timings import TaskTimings, fitting
 from adapterhub.errors import ConfigError
 from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.pages.predictions import PredictionFile
@@ -87,6 +88,11 @@ class TaskResult:
         return max((result.estimate.rows for result in self.methods), default=0)
 
     @property
+    def in_turns(self) -> bool:
+        """Whether the times of its methods were measured in turns."""
+        return any(result.costs.in_turns for result in self.methods if result.costs)
+
+    @property
     def metric(self) -> str:
         """The main metric of the task, which the runs select by; the score may be another one."""
         found = [r.metric for result in self.methods for r in (*result.finals, *result.trials)]
@@ -105,7 +111,10 @@ class TaskResult:
 
 
 def study_results(
-    study: Study, records: Iterable[CellRecord], constants: Mapping[str, Constant]
+    study: Study,
+    records: Iterable[CellRecord],
+    constants: Mapping[str, Constant],
+    timings: Sequence[TaskTimings] = (),
 ) -> tuple[TaskResult, ...]:
     """Collect the results of a study, by task and by rows; without those that have no score.
 
@@ -113,6 +122,8 @@ def study_results(
         study: the study.
         records: its records.
         constants: the constant prediction of each task that has one.
+        timings: times that were measured in turns, the latest last; where there are none for all
+            methods, times are those that the runs measured.
     """
     labels = list(study.labels())
     known = [record for record in records if record.cell.method in labels]
@@ -121,7 +132,7 @@ def study_results(
         mine = _of_one_origin([record for record in known if record.cell.task == task])
         for rows in sorted({record.cell.rows for record in mine}):
             group = [record for record in mine if record.cell.rows == rows]
-            result = _task_result(study, (task, rows), group, constants.get(task))
+            result = _task_result(study, (task, rows), group, constants.get(task), timings)
             found += [result] if result else []
     return tuple(found)
 
@@ -140,12 +151,14 @@ def _task_result(
     place: tuple[str, int],
     records: Sequence[CellRecord],
     constant: Constant | None,
+    timings: Sequence[TaskTimings],
 ) -> TaskResult | None:
     score = _score_of(records)
     if score is None:
         return None
     labels = [m for m in study.labels() if any(r.cell.method == m for r in records)]
     results = {label: _method_result(label, records, score) for label in labels}
+    results = _timed(results, fitting(timings, place[0], records[0].origin))
     runs = [_runs(result, score) for result in results.values()]
     rows = next(r.rows for r in records if r.rows)
     if constant is not None and constant.kind == rows.kind:
@@ -158,6 +171,21 @@ def _task_result(
     costs = {name: _method_cost(result) for name, result in compared.items()}
     methods = tuple(compared.values())
     return TaskResult(*place, score, study.baseline, methods, recommend(runs, costs))
+
+
+def _timed(results: Mapping[str, MethodResult], timings: TaskTimings) -> dict[str, MethodResult]:
+    """Return results with times that were measured in turns, if all trained methods have some."""
+    found: dict[str, MethodResult] = {}
+    for label, result in results.items():
+        if result.costs is None:
+            found[label] = result
+            continue
+        cell = result.finals[0].cell
+        timing = timings.find(label, cell.rows)
+        if timing is None:
+            return dict(results)
+        found[label] = replace(result, costs=timing.costs(result.costs, cell.steps))
+    return found
 
 
 def _score_of(records: Sequence[CellRecord]) -> RowScore | None:
@@ -283,7 +311,8 @@ def _method_cost(result: MethodResult) -> MethodCost:
     if result.costs is None:
         return MethodCost() if result.trials or result.finals else MethodCost(trained=0)
     costs = result.costs
-    return MethodCost(costs.all_trained, costs.train_seconds, costs.peak_memory)
+    memory = costs.added_memory if costs.in_turns else costs.peak_memory
+    return MethodCost(costs.all_trained, costs.train_seconds, memory)
 
 
 def median_costs(costs: Sequence[Costs]) -> Costs | None:

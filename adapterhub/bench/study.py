@@ -51,6 +51,9 @@ class BenchOptions:
     budget: str | None = option(
         None, "the time that the study may take, about: 30m, 2h, 1d (null: no limit)"
     )
+    time: bool = option(
+        True, "time the methods in turns at the end, a few steps each, so that times compare"
+    )
     select_rows: int = option(1_000, "evaluation rows that select rate and checkpoint, at most")
     tasks: dict[str, object] = option(
         {},

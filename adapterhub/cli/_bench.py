@@ -23,9 +23,11 @@ from adapterhub.bench.conduct import (
     run_study,
 )
 from adapterhub.bench.execute import TaskContext
+from adapterhub.bench.in_turns import time_tasks
 from adapterhub.bench.ray_engine import RayEngine, import_ray
 from adapterhub.bench.records import CellRecord, RecordFolder
 from adapterhub.bench.study import Study
+from adapterhub.bench.timings import TIMINGS
 from adapterhub.cli._format import say, seconds_text
 from adapterhub.cli._study import conclude_study
 from adapterhub.status import Display, showing
@@ -77,6 +79,9 @@ def bench_study(study: Study, *, quiet: bool, runs_on: RunsOn) -> None:
         say(f"at least {left} runs are left to other shards; run them, then this one again")
         sys.exit(LEFT)
     write_constants(output, _constants(planned))
+    if planned.study.bench.time and runs_on.engine == "local":
+        with showing(Display()):
+            time_tasks(planned.contexts, planned.groups, output / TIMINGS, loader, work)
     conclude_study(output, planned.study, state.records)
 
 

@@ -103,6 +103,17 @@ def test_the_reports_are_made_anew_from_the_records(adapterhub, words, tmp_path)
         assert {name: (study / name).read_bytes() for name in made} == made
 
 
+def test_times_are_measured_in_turns_unless_that_is_turned_off(adapterhub, words, tmp_path):
+    study = tmp_path / "study"
+    assert adapterhub("bench", *words, *SMALL, "--quiet", "bench.time=false")[0] == 0
+    assert not (study / "timings").exists()
+    assert "as the runs measured it" in (study / "report.md").read_text()
+    other = ("--output", tmp_path / "timed")
+    assert adapterhub("bench", *words, *SMALL, *other, "--quiet")[0] == 0
+    assert len(list((tmp_path / "timed" / "timings").glob("*.json"))) == 1
+    assert "measured in turns" in (tmp_path / "timed" / "report.md").read_text()
+
+
 def test_a_study_in_which_all_fails_says_why(adapterhub, words, tmp_path):
     methods = ("--methods", "lora(sites=[nowhere])", "--rates", "1", "--seeds", "1", "--steps", "2")
     refused(adapterhub("bench", *words, *methods), "no tested run", "no such site")
