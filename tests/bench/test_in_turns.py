@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import transformers
 from studies import planned
 
 from adapterhub.bench import in_turns
@@ -37,14 +39,27 @@ def test_methods_are_timed_once_and_those_that_fail_have_no_times(
     time_tasks(*place)
 
 
-def test_memory_grows_with_what_trains(study: Study, tmp_path: Path) -> None:
-    """Of a backbone of some size: the optimizer of all its weights takes three times as much."""
-    bench = replace(study.bench, methods=("head", "full"), baseline=None)
-    plan, _, engine = planned(replace(study, bench=bench), tmp_path)
-    head, full = time_groups(plan.contexts["train"], plan.groups, engine.loader, tmp_path / "work")
-    if head.added_memory is None or full.added_memory is None:
+def test_memory_is_that_of_what_trains_and_repeatable(
+    study: Study, backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_turns, "STEPS", 1)
+    large = tmp_path / "large"
+    shutil.copytree(backbone, large)
+    sizes = {"hidden_size": 256, "num_hidden_layers": 2, "intermediate_size": 1024}
+    config = transformers.AutoConfig.from_pretrained(backbone, **sizes, num_attention_heads=4)
+    transformers.AutoModel.from_config(config).save_pretrained(large)
+    recipe = replace(study.recipe, backbone=str(large))
+    bench = replace(study.bench, methods=("head", "lora", "full"), baseline=None)
+    plan, _, engine = planned(replace(study, recipe=recipe, bench=bench), tmp_path)
+    place = plan.contexts["train"], plan.groups, engine.loader, tmp_path / "work"
+    once, again = ([each.added_memory for each in time_groups(*place)] for _ in range(2))
+    if None in (*once, *again):
         pytest.skip("the system does not tell")
-    assert full.added_memory > head.added_memory
+    head, lora, full = map(float, once)  # type: ignore[arg-type]
+    weights = 4 * 2 * (4 * 256 * 256 + 2 * 256 * 1024)
+    assert head < lora < full
+    assert full > 3 * weights, "gradients, and two numbers of the optimizer for each weight"
+    assert again[2] == pytest.approx(full, rel=0.1)
 
 
 def test_numbers_of_rows_with_equal_batches_are_timed_once(
