@@ -43,14 +43,18 @@ def affordable_steps(
     """Return the steps of a whole run that fit into a time, and notes for the user.
 
     Args:
-        groups: what is compared.
+        groups: what is compared; one that is there twice takes twice the time.
         contexts: the tasks.
         bench: how many rates and seeds.
         seconds: the time.
         loader: loads the backbone.
         work: a folder for short runs.
     """
-    times = [_step_time(group, contexts[group.task], loader, work) for group in groups]
+    known = {
+        group: _step_time(group, contexts[group.task], loader, work)
+        for group in dict.fromkeys(groups)
+    }
+    times = [known[group] for group in groups]
     runs = bench.rates + KEPT + bench.seeds
     wholes = bench.rates / SHARE + KEPT + bench.seeds
     fixed = sum(runs * (EVALUATIONS * time.evaluation + OVERHEAD) for time in times)

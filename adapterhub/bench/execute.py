@@ -75,12 +75,12 @@ class TaskContext:
 
     def key(self, cell: Cell) -> str:
         """Return the digest of a cell: neither the names nor the order of a study are in it."""
-        recipe = {**self._deciding(), "method": self._methods(cell.method)}
+        recipe = {**self._deciding(), "method": self.methods(cell.method)}
         return cell_key(cell, [recipe, self.data.digests, self.backbone])
 
     def digest(self, *facts: Any) -> str:
         """Return the digest of the task with all its methods, and of further facts."""
-        methods = [[label, self._methods(label)] for label in self.specs]
+        methods = [[label, self.methods(label)] for label in self.specs]
         content = [self._deciding(), methods, self.data.digests, self.backbone, *facts]
         text = json.dumps(content, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -92,7 +92,8 @@ class TaskContext:
         found: dict[str, Any] = _without_neutral(recipe)
         return found
 
-    def _methods(self, label: str) -> list[Any]:
+    def methods(self, label: str) -> list[Any]:
+        """Return a method of the study with all its options."""
         return list(dump_methods(parse_methods(self.specs[label])))  # type: ignore[arg-type]
 
     def recipe_of(self, cell: Cell, output: Path) -> Recipe:

@@ -106,21 +106,24 @@ def time_groups(
     """
     timers: dict[tuple[str, int], _Timer] = {}
     for group in sorted(groups, key=lambda group: -group.rows):
-        place = group.method, _batch_size(context, group)
-        timers.setdefault(place, _Timer(context, group, loader, work))
+        timers.setdefault(_place(context, group), _Timer(context, group, loader, work))
     with doing("timing methods in turns"), _quick_collections():
         for number in range(ROUNDS):
             for timer in timers.values():
                 timer.turn(is_last=number == ROUNDS - 1)
     found = []
     for group in groups:
-        batch_size = _batch_size(context, group)
-        timing = timers[group.method, batch_size].timing()
+        timing = timers[_place(context, group)].timing()
         if timing is not None:
             accumulated = context.recipe.train.gradient_accumulation
-            per_epoch = steps_per_epoch(group.rows, batch_size, accumulated)
-            found.append(replace(timing, rows=group.rows, per_epoch=per_epoch))
+            per_epoch = steps_per_epoch(group.rows, _batch_size(context, group), accumulated)
+            found.append(replace(timing, method=group.method, rows=group.rows, per_epoch=per_epoch))
     return found
+
+
+def _place(context: TaskContext, group: Group) -> tuple[str, int]:
+    """Return what decides the time of a step: the method, however it is named, and the batches."""
+    return str(context.methods(group.method)), _batch_size(context, group)
 
 
 def _batch_size(context: TaskContext, group: Group) -> int:

@@ -17,6 +17,7 @@ from adapterhub.bench.conduct import (
     CellEngine,
     LocalEngine,
     PlannedStudy,
+    as_begun,
     cells_left,
     keep_study,
     plan_study,
@@ -59,6 +60,7 @@ def bench_study(study: Study, *, quiet: bool, runs_on: RunsOn) -> None:
     if runs_on.engine == "ray":
         import_ray()  # before a backbone is loaded
     output = Path(study.recipe.output)
+    study = as_begun(study, output)
     loader, work = SharedLoader(), output / WORK
     planned = plan_study(study, loader, work)
     keep_study(planned.study, output)

@@ -74,6 +74,7 @@ def test_flags_of_ray_and_shards_are_checked(adapterhub, words, monkeypatch):
     refused(adapterhub("bench", *words, "--shard", "3/2"), "K/N")
     budget = ("--shard", "1/2", "--budget", "1h")
     refused(adapterhub("bench", *words, *budget), "--steps N")
+    refused(adapterhub("bench", *words, "--shard", "1/2", "--equal-time"), "with --equal-time")
     monkeypatch.setitem(sys.modules, "ray", None)
     refused(adapterhub("bench", *words, "--engine", "ray"), 'pip install "adapterhub[ray]"')
 
