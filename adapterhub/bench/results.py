@@ -10,6 +10,7 @@ from statistics import fmean, median
 from adapterhub.bench.advice import MethodCost, Recommendation, recommend
 from adapterhub.bench.baselines import Constant
 from adapterhub.bench.paired import PairedComparison, compare_with, compare_with_best
+from adapterhub.bench.prompted_rows import ZERO_SHOT_NAME, PromptedRows
 from adapterhub.bench.rates import GoodRates, good_rates
 from adapterhub.bench.records import CellRecord, Costs, PredictedRows
 from adapterhub.bench.statistics import Estimate, RepeatedRuns, estimate_all, repeated_runs
@@ -110,11 +111,30 @@ class TaskResult:
         raise ConfigError(f"{method!r} is not in the study")
 
 
+@dataclass(frozen=True)
+class _Beside:
+    """What is known of a task beside its records."""
+
+    constant: Constant | None
+    prompted: PromptedRows | None
+    timings: Sequence[TaskTimings]
+
+    def untrained(self, rows: PredictedRows) -> dict[str, PredictedRows]:
+        """Return predictions without training on the same rows, by the names of a table."""
+        found = {}
+        if self.constant is not None and self.constant.kind == rows.kind:
+            found[self.constant.name] = self.constant.predict(rows)
+        if self.prompted is not None and (predicted := self.prompted.rows(rows)) is not None:
+            found[ZERO_SHOT_NAME] = predicted
+        return found
+
+
 def study_results(
     study: Study,
     records: Iterable[CellRecord],
     constants: Mapping[str, Constant],
     timings: Sequence[TaskTimings] = (),
+    prompted: Mapping[str, PromptedRows] | None = None,
 ) -> tuple[TaskResult, ...]:
     """Collect the results of a study, by task and by rows; without those that have no score.
 
@@ -124,6 +144,7 @@ def study_results(
         constants: the constant prediction of each task that has one.
         timings: times that were measured in turns, the latest last; where there are none for all
             methods, times are those that the runs measured.
+        prompted: what the bare backbone predicts by a prompt, for each task that has that.
     """
     labels = list(study.labels())
     known = [record for record in records if record.cell.method in labels]
@@ -132,7 +153,8 @@ def study_results(
         mine = _of_one_origin([record for record in known if record.cell.task == task])
         for rows in sorted({record.cell.rows for record in mine}):
             group = [record for record in mine if record.cell.rows == rows]
-            result = _task_result(study, (task, rows), group, constants.get(task), timings)
+            beside = _Beside(constants.get(task), (prompted or {}).get(task), timings)
+            result = _task_result(study, (task, rows), group, beside)
             found += [result] if result else []
     return tuple(found)
 
@@ -150,23 +172,22 @@ def _task_result(
     study: Study,
     place: tuple[str, int],
     records: Sequence[CellRecord],
-    constant: Constant | None,
-    timings: Sequence[TaskTimings],
+    beside: _Beside,
 ) -> TaskResult | None:
     score = _score_of(records)
     if score is None:
         return None
     labels = [m for m in study.labels() if any(r.cell.method == m for r in records)]
     results = {label: _method_result(label, records, score) for label in labels}
-    results = _timed(results, fitting(timings, place[0], records[0].origin))
+    results = _timed(results, fitting(beside.timings, place[0], records[0].origin))
     runs = [_runs(result, score) for result in results.values()]
     rows = next(r.rows for r in records if r.rows)
-    if constant is not None and constant.kind == rows.kind:
-        predicted = constant.predict(rows)
-        results[constant.name] = _constant_result(constant, predicted, score)
-        data = next((each.data for each in runs if each.columns), "")  # it has the same rows
+    data = next((each.data for each in runs if each.columns), "")  # they have the same rows
+    for name, predicted in beside.untrained(rows).items():
+        found = _calibration(predicted)
+        results[name] = MethodResult(name, _no_estimate(name, score), calibration=found)
         file = _prediction_file(predicted, data)
-        runs.append(repeated_runs(constant.name, [file], score, deterministic=True))
+        runs.append(repeated_runs(name, [file], score, deterministic=True))
     compared = _compared(results, runs, study.baseline)
     costs = {name: _method_cost(result) for name, result in compared.items()}
     methods = tuple(compared.values())
@@ -278,11 +299,6 @@ def _test_digest(record: CellRecord) -> str:
     return str(data.get("test")) if isinstance(data, Mapping) else ""
 
 
-def _constant_result(constant: Constant, rows: PredictedRows, score: RowScore) -> MethodResult:
-    found = _calibration(rows)
-    return MethodResult(constant.name, _no_estimate(constant.name, score), calibration=found)
-
-
 def _no_estimate(method: str, score: RowScore) -> Estimate:
     return Estimate(method, score.name, score.points, 0, ())
 
@@ -312,7 +328,7 @@ def _method_cost(result: MethodResult) -> MethodCost:
         return MethodCost() if result.trials or result.finals else MethodCost(trained=0)
     costs = result.costs
     memory = costs.added_memory if costs.in_turns else costs.peak_memory
-    return MethodCost(costs.all_trained, costs.train_seconds, memory)
+    return MethodCost(costs.all_trained, costs.train_seconds, memory, costs.in_turns)
 
 
 def median_costs(costs: Sequence[Costs]) -> Costs | None:

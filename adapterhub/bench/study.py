@@ -60,6 +60,9 @@ class BenchOptions:
     time: bool = option(
         True, "time the methods in turns at the end, a few steps each, so that times compare"
     )
+    zero_shot: bool = option(
+        True, "compare with what a language model predicts by a prompt, without training"
+    )
     select_rows: int = option(1_000, "evaluation rows that select rate and checkpoint, at most")
     tasks: dict[str, object] = option(
         {},

@@ -16,6 +16,7 @@ from adapterhub.bench.columns import (
 )
 from adapterhub.bench.conduct import RECORDS, STUDY
 from adapterhub.bench.markdown import failure_lines, result_title
+from adapterhub.bench.prompted_rows import read_prompted
 from adapterhub.bench.records import CellRecord, RecordFolder
 from adapterhub.bench.results import MethodResult, TaskResult, study_results
 from adapterhub.bench.study import Study, read_study
@@ -71,8 +72,8 @@ def conclude_study(folder: Path, study: Study, records: Sequence[CellRecord]) ->
 
 
 def _results(folder: Path, study: Study, records: Sequence[CellRecord]) -> tuple[TaskResult, ...]:
-    timings = TimingFolder(folder / TIMINGS).all()
-    results = study_results(study, records, read_constants(folder), timings)
+    timings, prompted = TimingFolder(folder / TIMINGS).all(), read_prompted(folder)
+    results = study_results(study, records, read_constants(folder), timings, prompted)
     if not results:
         errors = [f"{r.cell.method}: {r.error}" for r in records if r.error]
         raise FileError(
