@@ -223,6 +223,11 @@ def _cost_columns(task: TaskResult) -> list[StudyColumn]:
             of(lambda c: f"{c.tokens_per_second:,.0f}", lambda c: c.tokens_per_second or None),
         ),
         StudyColumn(
+            "forgetting",
+            "rise of the loss per token of the held text over the bare backbone, in nats",
+            of(lambda c: f"{c.forgetting or 0:+.3f}", lambda c: c.forgetting),
+        ),
+        StudyColumn(
             "attached",
             "time of a forward pass, relative to the bare backbone",
             of(lambda c: f"{c.attached or 0:.2f}x", lambda c: c.attached),

@@ -18,6 +18,7 @@ from adapterhub.bench.claims import Claims
 from adapterhub.bench.equal_size import count_of, equal_sized, is_near
 from adapterhub.bench.equal_time import equal_time_steps
 from adapterhub.bench.execute import TaskContext, run_cell
+from adapterhub.bench.forgetting import encode_held, read_held
 from adapterhub.bench.in_turns import can_be_timed, time_groups
 from adapterhub.bench.records import CellRecord, RecordFolder
 from adapterhub.bench.search import RateChoice, final_cell, next_cells
@@ -34,11 +35,12 @@ from adapterhub.errors import ConfigError, OutputError
 from adapterhub.files.atomic import replace_file
 from adapterhub.methods._spec import parse_methods
 from adapterhub.pages.run_files import lower_is_better
-from adapterhub.tasks import parse_task
+from adapterhub.tasks import Setting, parse_task
 from adapterhub.training.defaults import run_options, steps_per_epoch
 from adapterhub.training.kernels import KernelChoice, choose_kernels
 from adapterhub.training.loading import BackboneLoader
 from adapterhub.training.output_folder import writing
+from adapterhub.training.prepare import max_positions
 from adapterhub.training.recipe import Recipe
 
 STUDY = "study.yaml"
@@ -190,11 +192,16 @@ def _context(
     """Return what the cells of a task share, and notes; the kernels suit the baseline."""
     specs = study.labels()
     data = read_task_data(recipe, test, study.bench.select_rows)
+    held = read_held(study.bench.held, data.run.task) if study.bench.held else None
     usual = parse_methods(specs[study.baseline])  # type: ignore[arg-type]
     chosen = KernelChoice(recipe.dtype, recipe.attention)
     if recipe.dtype is None:
         chosen = choose_kernels(recipe, data.run, usual)
-    kernels = loader.backbone(recipe, data.run, chosen).kernels
+    loaded = loader.backbone(recipe, data.run, chosen)
+    kernels = loaded.kernels
+    if held is not None:  # a tokenizer without what the text needs is refused now
+        setting = Setting(loaded.tokenizer, max_positions(loaded.model))
+        encode_held(held, data.run.task.head, setting)
     fixed = replace(
         recipe,
         dtype=kernels.dtype or "fp32",
@@ -203,7 +210,7 @@ def _context(
     )
     said = [*data.notes, *([kernels.note] if kernels.note else [])]
     backbone = fingerprint(recipe.backbone, revision=recipe.revision)
-    return TaskContext(fixed, data, specs, backbone), said
+    return TaskContext(fixed, data, specs, backbone, held), said
 
 
 def _with_equal_sizes(study: Study) -> tuple[Study, list[str]]:

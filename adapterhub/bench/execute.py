@@ -19,6 +19,7 @@ import transformers
 from adapterhub._version import __version__
 from adapterhub.backbones.quantized_weights import size_of
 from adapterhub.bench.cells import Cell, cell_key
+from adapterhub.bench.forgetting import HeldText, encode_held, forgetting_of
 from adapterhub.bench.overhead import measure_overhead
 from adapterhub.bench.records import (
     CellRecord,
@@ -61,12 +62,14 @@ class TaskContext:
         data: its rows.
         specs: the method specs by their name in the study.
         backbone: the fingerprint of the backbone.
+        held: the text that forgetting is measured with, if there is some.
     """
 
     recipe: Recipe
     data: TaskData
     specs: dict[str, object]
     backbone: str
+    held: HeldText | None = None
 
     @property
     def metric(self) -> str:
@@ -76,7 +79,8 @@ class TaskContext:
     def key(self, cell: Cell) -> str:
         """Return the digest of a cell: neither the names nor the order of a study are in it."""
         recipe = {**self._deciding(), "method": self.methods(cell.method)}
-        return cell_key(cell, [recipe, self.data.digests, self.backbone])
+        held = [self.held.digest] if self.held else []
+        return cell_key(cell, [recipe, self.data.digests, self.backbone, *held])
 
     def digest(self, *facts: Any) -> str:
         """Return the digest of the task with all its methods, and of further facts."""
@@ -201,6 +205,10 @@ def _results(
         found["tested"], found["rows"] = _test(prepared, context.data.test)
         fitted = sample(prepared.data.train, FIT_ROWS, 0)
         found["trained"], _ = _test(prepared, fitted)
+        if context.held is not None:
+            encoded = encode_held(context.held, prepared.data.task.head, prepared.train.setting)
+            size = prepared.options.eval_batch_size
+            costs = replace(costs, forgetting=forgetting_of(prepared.adapter, encoded, size))
         if measure:
             costs = replace(costs, **_overhead(prepared, outcome.folder))
     return {**found, "costs": costs}

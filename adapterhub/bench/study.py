@@ -57,6 +57,9 @@ class BenchOptions:
     budget: str | None = option(
         None, "the time that the study may take, about: 30m, 2h, 1d (null: no limit)"
     )
+    held: str | None = option(
+        None, "a file of texts; how much worse a language model predicts them is its forgetting"
+    )
     time: bool = option(
         True, "time the methods in turns at the end, a few steps each, so that times compare"
     )
