@@ -423,9 +423,9 @@ def as_begun(study: Study, output: Path) -> Study:
     if not path.exists():
         return study
     begun = _at(output, read_study(path))
-    kernels = {"dtype": begun.recipe.dtype, "attention": begun.recipe.attention}
-    recipe = replace(study.recipe, **kernels) if study.recipe.dtype is None else study.recipe
-    bench = study.bench
+    recipe, bench = study.recipe, study.bench
+    if recipe.dtype is None:
+        recipe = replace(recipe, dtype=begun.recipe.dtype, attention=begun.recipe.attention)
     if bench.equal_time and not bench.equal_steps:
         bench = replace(bench, equal_steps=begun.bench.equal_steps)
     if bench.budget is not None and bench.steps is None:

@@ -65,4 +65,4 @@ def _rounded(steps: float) -> int:
     if steps < 1:
         return 0
     unit = 10 ** max(0, math.floor(math.log10(steps)) - 2)
-    return round(steps / unit) * unit
+    return int(round(steps / unit) * unit)

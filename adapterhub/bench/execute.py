@@ -160,7 +160,7 @@ def run_cell(
         cell,
         status,
         metric=context.metric,
-        origin=origin_of(context),
+        origin=record_origin(context),
         **found,
     )
     shutil.rmtree(output, ignore_errors=True)
@@ -236,16 +236,12 @@ def _test(
 
 
 def _overhead(prepared: PreparedRun, folder: Path) -> dict[str, Any]:
-    return measure_overhead(prepared.adapter, probe_batch(prepared), folder)
-
-
-def probe_batch(prepared: PreparedRun) -> dict[str, torch.Tensor]:
-    """Return the inputs of a forward pass that overhead is measured with."""
     setting = prepared.train.setting
     examples = list(prepared.data.evaluation[:PROBE_ROWS])
     encoded = prepared.data.task.encode(examples, setting, labelled=True)
     batch = encoded.batch(range(len(encoded.rows)))
-    return {name: tensor.to(prepared.model.device) for name, tensor in batch.items()}
+    batch = {name: tensor.to(prepared.model.device) for name, tensor in batch.items()}
+    return measure_overhead(prepared.adapter, batch, folder)
 
 
 def _curve(files: RunFiles, metric: str) -> tuple[CurvePoint, ...]:
@@ -260,7 +256,7 @@ def _curve(files: RunFiles, metric: str) -> tuple[CurvePoint, ...]:
     return tuple(points)
 
 
-def origin_of(context: TaskContext) -> dict[str, Any]:
+def record_origin(context: TaskContext) -> dict[str, Any]:
     """Return where results of a task come from: recipe, data, backbone, device and versions."""
     recipe = {k: v for k, v in to_dict(context.recipe).items() if k not in ("output", "data")}
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -25,7 +25,7 @@ import torch
 
 from adapterhub.bench.cells import Cell, Group
 from adapterhub.bench.claims import Claims
-from adapterhub.bench.execute import TaskContext, origin_of, reset_peak_memory
+from adapterhub.bench.execute import TaskContext, record_origin, reset_peak_memory
 from adapterhub.bench.overhead import loading_seconds, pass_ratios, wait_for
 from adapterhub.bench.timings import MethodTiming, TaskTimings, TimingFolder
 from adapterhub.errors import AdapterhubError
@@ -72,7 +72,7 @@ def time_tasks(
         with Claims(work) as claims:
             if can_be_timed(context) and not folder.path(key).exists() and claims.take(key):
                 found = time_groups(context, own, loader, work)
-                origin = origin_of(context)
+                origin = record_origin(context)
                 folder.write(TaskTimings(key, name, time.time(), origin, tuple(found)))
 
 
@@ -88,7 +88,7 @@ def seconds_in_turns(step: float) -> float:
 
 def _key(context: TaskContext, groups: Sequence[Group]) -> str:
     rows = sorted({group.rows for group in groups})
-    return context.digest(origin_of(context)["device"], rows)
+    return context.digest(record_origin(context)["device"], rows)
 
 
 def time_groups(

@@ -20,7 +20,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.tasks._rows import Row, cut_text, pad
 
-KINDS_OF_MODELS = ("causal-lm", "seq2seq", "masked-lm")
 CPU_TOKENS = 4096  # of a batch, with its padding
 GPU_TOKENS = 32_768
 
@@ -42,13 +41,78 @@ class _Pass:
     scored: dict[int, list[tuple[int, int]]]
 
 
+class _Form:
+    """How a causal language model is asked: the name follows the prompt."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.model, self.tokenizer = model, tokenizer
+
+    def possible(self) -> bool:
+        """Return whether the tokenizer has what is needed."""
+        return True
+
+    def words(self, label: str) -> LabelWords:
+        """Return the tokens of a label's name."""
+        return LabelWords(tuple(self.tokenizer(f" {label}", add_special_tokens=False)["input_ids"]))
+
+    def shared(self, words: LabelWords) -> Hashable:
+        """Return what is equal for labels that share a pass."""
+        return words.before, words.ids[:-1]
+
+    def inputs(self, prompt: str, words: LabelWords) -> tuple[Row, int]:
+        """Return the inputs of a pass, and the place in its logits of a label's first token."""
+        ids = self.tokenizer(prompt)["input_ids"]
+        ends = {self.tokenizer.eos_token_id, self.tokenizer.sep_token_id}
+        ends -= {self.tokenizer.bos_token_id, None}
+        ids = ids[:-1] if len(ids) > 1 and ids[-1] in ends else ids
+        whole = [*ids, *words.ids[:-1]]
+        return {"input_ids": whole, "attention_mask": [1] * len(whole)}, len(ids) - 1
+
+
+class _DecodedForm(_Form):
+    """How an encoder-decoder is asked: the prompt is encoded, and the name decoded."""
+
+    def words(self, label: str) -> LabelWords:
+        special = set(self.tokenizer.all_special_ids)
+        ids = self.tokenizer(text_target=label)["input_ids"]
+        own = [index for index, token in enumerate(ids) if token not in special]
+        before = ids[: own[0]] if own else ()
+        start = int(self.model.config.decoder_start_token_id)
+        return LabelWords(tuple(ids[i] for i in own), (start, *before))
+
+    def inputs(self, prompt: str, words: LabelWords) -> tuple[Row, int]:
+        ids = self.tokenizer(prompt)["input_ids"]
+        decoded = [*words.before, *words.ids[:-1]]
+        row = {"input_ids": ids, "attention_mask": [1] * len(ids), "decoder_input_ids": decoded}
+        return row, len(words.before) - 1
+
+
+class _MaskedForm(_Form):
+    """How a masked language model is asked: the prompt ends with a mask for each token."""
+
+    def possible(self) -> bool:
+        return self.tokenizer.mask_token_id is not None
+
+    def shared(self, words: LabelWords) -> Hashable:
+        return len(words.ids)
+
+    def inputs(self, prompt: str, words: LabelWords) -> tuple[Row, int]:
+        row = dict(self.tokenizer(f"{prompt} {str(self.tokenizer.mask_token) * len(words.ids)}"))
+        mask = self.tokenizer.mask_token_id
+        masks = [n for n, token in enumerate(row["input_ids"]) if token == mask]
+        return row, masks[-len(words.ids)]
+
+
+_FORMS = {"causal-lm": _Form, "seq2seq": _DecodedForm, "masked-lm": _MaskedForm}
+
+
 class LabelScorer:
     """Scores the names of labels after prompts.
 
     Args:
         model: a language model.
         tokenizer: its tokenizer.
-        kind: one of `KINDS_OF_MODELS`.
+        kind: of the model: causal-lm, seq2seq or masked-lm.
         labels: the names.
         most: the longest input, in tokens.
     """
@@ -61,35 +125,21 @@ class LabelScorer:
         labels: Sequence[str],
         most: int,
     ) -> None:
-        self.model, self.tokenizer, self.kind, self.most = model, tokenizer, kind, most
-        self.words = [self._words(label) for label in labels]
-
-    def _words(self, label: str) -> LabelWords:
-        if self.kind == "seq2seq":
-            special = set(self.tokenizer.all_special_ids)
-            ids = self.tokenizer(text_target=label)["input_ids"]
-            own = [index for index, token in enumerate(ids) if token not in special]
-            start = int(self.model.config.decoder_start_token_id)
-            before = ids[: own[0]] if own else ()
-            return LabelWords(tuple(ids[i] for i in own), (start, *before))
-        ids = self.tokenizer(f" {label}", add_special_tokens=False)["input_ids"]
-        return LabelWords(tuple(ids))
+        self.model, self.tokenizer, self.most = model, tokenizer, most
+        self.form = _FORMS[kind](model, tokenizer)
+        self.words = [self.form.words(label) for label in labels]
 
     @property
     def possible(self) -> bool:
         """Whether every label has tokens, and masks exist where they are needed."""
-        masks = self.kind != "masked-lm" or self.tokenizer.mask_token_id is not None
         unknown = self.tokenizer.unk_token_id
-        return masks and all(words.ids and unknown not in words.ids for words in self.words)
+        known = all(words.ids and unknown not in words.ids for words in self.words)
+        return known and self.form.possible()
 
     @property
     def passes(self) -> int:
         """The rows of forward passes that each prompt takes."""
-        return len({self._shared(words) for words in self.words})
-
-    def _shared(self, words: LabelWords) -> Hashable:
-        """Return what is equal for labels that share a pass."""
-        return len(words.ids) if self.kind == "masked-lm" else (words.before, words.ids[:-1])
+        return len({self.form.shared(words) for words in self.words})
 
     def room(self, rest: str) -> int:
         """Return how many tokens are left for texts beside the rest of a prompt and any label."""
@@ -123,30 +173,12 @@ class LabelScorer:
     def _passes(self, example: int, prompt: str) -> Iterator[_Pass]:
         groups: dict[Hashable, list[int]] = {}
         for label, words in enumerate(self.words):
-            groups.setdefault(self._shared(words), []).append(label)
+            groups.setdefault(self.form.shared(words), []).append(label)
         for labels in groups.values():
-            inputs, first = self._inputs(prompt, self.words[labels[0]])
+            inputs, first = self.form.inputs(prompt, self.words[labels[0]])
             scored = {n: [(first + i, token) for i, token in enumerate(self.words[n].ids)]
                       for n in labels}  # fmt: skip
             yield _Pass(inputs, example, scored)
-
-    def _inputs(self, prompt: str, words: LabelWords) -> tuple[Row, int]:
-        """Return the inputs of a pass, and the place in its logits of a label's first token."""
-        if self.kind == "masked-lm":
-            masks = str(self.tokenizer.mask_token) * len(words.ids)
-            row = dict(self.tokenizer(f"{prompt} {masks}"))
-            ids = row["input_ids"]
-            mask = self.tokenizer.mask_token_id
-            return row, [n for n, token in enumerate(ids) if token == mask][-len(words.ids)]
-        ids = self.tokenizer(prompt)["input_ids"]
-        if self.kind == "seq2seq":
-            row = {"input_ids": ids, "decoder_input_ids": [*words.before, *words.ids[:-1]]}
-            return row | {"attention_mask": [1] * len(ids)}, len(words.before) - 1
-        ends = {self.tokenizer.eos_token_id, self.tokenizer.sep_token_id}
-        ends -= {self.tokenizer.bos_token_id, None}
-        ids = ids[:-1] if len(ids) > 1 and ids[-1] in ends else ids
-        whole = [*ids, *words.ids[:-1]]
-        return {"input_ids": whole, "attention_mask": [1] * len(whole)}, len(ids) - 1
 
     def _batches(self, passes: Sequence[_Pass]) -> Iterator[list[_Pass]]:
         limit = CPU_TOKENS if self.model.device.type == "cpu" else GPU_TOKENS

@@ -21,7 +21,7 @@ from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.load import load_backbone, quiet_loading
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.bench.execute import TaskContext
-from adapterhub.bench.label_scores import KINDS_OF_MODELS, LabelScorer
+from adapterhub.bench.label_scores import LabelScorer
 from adapterhub.bench.prompted_rows import (
     ZERO_SHOT_NAME,
     PromptedRows,
@@ -56,7 +56,6 @@ def language_model_of(backbone: str, revision: str | None = None) -> str | None:
     made = set(getattr(config, "architectures", None) or ())
     for kind in ("seq2seq", "masked-lm", "causal-lm"):  # BART is listed as a masked one too
         if made & {each.__name__ for each in TASK_MODELS[kind].classes_for(config)}:
-            assert kind in KINDS_OF_MODELS
             return kind
     return None
 

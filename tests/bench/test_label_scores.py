@@ -23,9 +23,9 @@ def scorer_of(folder: Path, kind: str, labels: list[str]) -> LabelScorer:
     return LabelScorer(model.eval(), tokenizer, kind, labels, 40)
 
 
-def by_hand(scorer: LabelScorer, prompt: str, label: str) -> float:
+def by_hand(scorer: LabelScorer, kind: str, prompt: str, label: str) -> float:
     """Return the mean log-probability of a label, token by token, one pass for each."""
-    tokenizer, model, kind = scorer.tokenizer, scorer.model, scorer.kind
+    tokenizer, model = scorer.tokenizer, scorer.model
     special = set(tokenizer.all_special_ids)
     ids = tokenizer(prompt)["input_ids"]
     words = [i for i in tokenizer(f" {label}")["input_ids"] if i not in special]
@@ -56,7 +56,10 @@ def test_scores_are_mean_log_probabilities(architecture: str, backbones: Any) ->
     assert scorer.possible
     prompts = [" ".join(words[5:8]), " ".join(words[3:15]), words[9]]
     found = scorer.scores(prompts)
-    expected = [[by_hand(scorer, prompt, label) for label in labels] for prompt in prompts]
+    expected = [
+        [by_hand(scorer, KINDS[architecture], prompt, label) for label in labels]
+        for prompt in prompts
+    ]
     for one, other in zip(found, expected, strict=True):
         assert one == pytest.approx(other, abs=2e-5)
     alone = [scorer.scores([prompt])[0] for prompt in prompts]
