@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from adapterhub.bench.cells import Group
+from adapterhub.bench.columns import time_words
 from adapterhub.bench.study import EqualSteps
 from adapterhub.bench.timings import MethodTiming
 
@@ -35,7 +36,7 @@ def equal_time_steps(
             continue
         seconds = timing.training(usual.steps)
         chosen.append(EqualSteps(usual.task, usual.rows, baseline, usual.steps))
-        notes.append(f"{usual.task}: {usual.steps} steps of {baseline} take about {seconds:,.0f} s")
+        notes.append(f"{usual.task}: {usual.steps} steps of {baseline} take {time_words(seconds)}")
         for group in groups:
             timing = times.get((group.method, group.rows))
             if timing is None or group.rows != usual.rows or group.method == baseline:

@@ -30,7 +30,7 @@ from adapterhub.bench.overhead import loading_seconds, pass_ratios, wait_for
 from adapterhub.bench.timings import MethodTiming, TaskTimings, TimingFolder
 from adapterhub.errors import AdapterhubError
 from adapterhub.methods._spec import parse_methods
-from adapterhub.status import doing
+from adapterhub.status import Display, doing, showing
 from adapterhub.training.batching import LazyBatches, batch_order
 from adapterhub.training.clock import peak_memory, process_memory
 from adapterhub.training.defaults import run_options, steps_per_epoch
@@ -154,7 +154,8 @@ class _Timer:
             return
         before = _memory_now()
         try:
-            prepared = self._prepared()
+            with showing(Display()):  # each round would show the same stages again
+                prepared = self._prepared()
         except AdapterhubError:
             self.failed = True
             return
@@ -196,7 +197,7 @@ class _Timer:
 
     def _measure_replay(self, prepared: PreparedRun, engine: Engine) -> None:
         few = replace(prepared, data=replace(prepared.data, evaluation=[]))
-        with frozen_cache(few, lambda line: None) as cache:
+        with frozen_cache(few, lambda line: None) as cache, showing(Display()):
             with engine.accelerator.autocast():
                 cache.enter()
             self.replays = cache.replaying

@@ -99,7 +99,7 @@ class EqualSteps:
     @property
     def label(self) -> str:
         """The name of the method with these steps."""
-        return f"{self.method}, {self.steps} steps"
+        return f"{self.method} for {self.steps} steps"
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,8 @@ def test_steps_take_the_time_of_the_baseline() -> None:
     assert [(each.method, each.steps) for each in chosen] == [
         ("lora(rank=2)", 40), ("head", 80), ("full", 10),
     ]  # fmt: skip
-    assert chosen[1].label == "head, 80 steps"
-    assert notes[0] == "mine: 40 steps of lora(rank=2) take about 40 s"
+    assert chosen[1].label == "head for 80 steps"
+    assert notes[0] == "mine: 40 steps of lora(rank=2) take 40 s"
     assert len(notes) == 3, "bitfit is within a tenth"
 
 
@@ -89,9 +89,9 @@ def test_a_study_has_both_and_measures_once(
                                          equal_time=True))  # fmt: skip
     plan, _, _ = planned(given, tmp_path)
     assert [(g.method, g.steps) for g in plan.groups] == [
-        ("head", 6), ("lora(rank=2)", 6), ("head, 12 steps", 12),
+        ("head", 6), ("lora(rank=2)", 6), ("head for 12 steps", 12),
     ]  # fmt: skip
-    assert plan.study.labels()["head, 12 steps"] == "head"
+    assert plan.study.labels()["head for 12 steps"] == "head"
     cell = conduct.final_cell(plan.groups[2], 1e-3, 1)
     assert plan.key(cell) == plan.key(replace(cell, method="head")), "a name decides no result"
     keep_study(plan.study, tmp_path / "study")
