@@ -29,12 +29,14 @@ class MethodCost:
     Attributes:
         trained: the number of trained parameters; 0 for a method that is not trained.
         seconds: the time of one training.
-        memory: the peak memory of a training, in bytes.
+        memory: the bytes of a training: its peak, or what it adds to the loaded backbone.
+        beside: whether it is that, beside the backbone.
     """
 
     trained: int | None = None
     seconds: float | None = None
     memory: int | None = None
+    beside: bool = False
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,8 @@ def cost_texts(cost: MethodCost) -> list[str]:
         time = f"{cost.seconds / 60:.0f} min" if minutes else f"{cost.seconds:.2g} s"
         texts.append(f"{time} of training")
     if cost.memory is not None:
-        texts.append(f"{cost.memory / 1e9:.2g} GB of memory")
+        where = " beside the backbone" if cost.beside else ""
+        texts.append(f"{cost.memory / 1e9:.2g} GB of memory{where}")
     return texts
 
 

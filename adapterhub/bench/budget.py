@@ -10,6 +10,7 @@ from pathlib import Path
 
 from adapterhub.bench.cells import Cell, Group
 from adapterhub.bench.execute import EVALUATIONS, TaskContext
+from adapterhub.bench.in_turns import seconds_in_turns
 from adapterhub.bench.search import KEPT, LEAST_STEPS, SHARE
 from adapterhub.bench.study import BenchOptions
 from adapterhub.errors import AdapterhubError
@@ -42,17 +43,22 @@ def affordable_steps(
     """Return the steps of a whole run that fit into a time, and notes for the user.
 
     Args:
-        groups: what is compared.
+        groups: what is compared; one that is there twice takes twice the time.
         contexts: the tasks.
         bench: how many rates and seeds.
         seconds: the time.
         loader: loads the backbone.
         work: a folder for short runs.
     """
-    times = [_step_time(group, contexts[group.task], loader, work) for group in groups]
+    known = {
+        group: _step_time(group, contexts[group.task], loader, work)
+        for group in dict.fromkeys(groups)
+    }
+    times = [known[group] for group in groups]
     runs = bench.rates + KEPT + bench.seeds
     wholes = bench.rates / SHARE + KEPT + bench.seeds
     fixed = sum(runs * (EVALUATIONS * time.evaluation + OVERHEAD) for time in times)
+    fixed += sum(seconds_in_turns(time.step) for time in times) if bench.time else 0.0
     per_step = sum(wholes * time.step for time in times)
     steps = int((seconds - fixed) / max(per_step, 1e-9))  # of methods that all fail it is 0
     most = max(group.steps for group in groups)

@@ -32,7 +32,12 @@ class StudyColumn:
 
 def study_columns(task: TaskResult) -> list[StudyColumn]:
     """Return the columns of the table of one task; those without any entry are left out."""
-    columns = [*_score_columns(task), *_rate_columns(task), *_cost_columns()]
+    columns = [
+        *_score_columns(task),
+        *_rate_columns(task),
+        *_training_columns(task),
+        *_inference_columns(),
+    ]
     return [
         column
         for column in columns
@@ -162,62 +167,95 @@ def _rate_columns(task: TaskResult) -> list[StudyColumn]:
     ]
 
 
-def _cost_columns() -> list[StudyColumn]:
-    def of(
-        text: Callable[[Costs], str], number: Callable[[Costs], float | None]
-    ) -> Callable[[MethodResult], TableCell]:
-        def cell(result: MethodResult) -> TableCell:
-            costs = result.costs
-            if costs is None or number(costs) is None:
-                return TableCell(NONE)
-            return TableCell(text(costs), number(costs))
+IN_TURNS = "measured in turns with the other methods"
+BY_RUNS = "as the runs measured it, each when and where it ran"
 
-        return cell
 
+def _memory_column(task: TaskResult) -> StudyColumn:
+    if task.in_turns:
+        meaning = f"peak of training, beside the loaded backbone; {IN_TURNS}"
+        return StudyColumn(
+            "added memory",
+            meaning,
+            _of_costs(lambda c: size_words(c.added_memory or 0), lambda c: c.added_memory),
+        )
+    return StudyColumn(
+        "peak memory",
+        "of the process",
+        _of_costs(lambda c: size_words(c.peak_memory), lambda c: c.peak_memory or None),
+    )
+
+
+def _of_costs(
+    text: Callable[[Costs], str], number: Callable[[Costs], float | None]
+) -> Callable[[MethodResult], TableCell]:
+    """Return the cell of a column, by the text and the number of a method's costs."""
+
+    def cell(result: MethodResult) -> TableCell:
+        costs = result.costs
+        if costs is None or number(costs) is None:
+            return TableCell(NONE)
+        return TableCell(text(costs), number(costs))
+
+    return cell
+
+
+def _training_columns(task: TaskResult) -> list[StudyColumn]:
+    how = IN_TURNS if task.in_turns else BY_RUNS
     return [
         StudyColumn(
-            "trained", "parameters, with the task head", of(lambda c: f"{_trained(c):,}", _trained)
+            "trained",
+            "parameters, with the task head",
+            _of_costs(lambda c: f"{_trained(c):,}", _trained),
         ),
-        StudyColumn("of backbone", "trained share", of(_share_text, _share)),
+        StudyColumn("of backbone", "trained share", _of_costs(_share_text, _share)),
         StudyColumn(
             "files",
             "of the adapter",
-            of(lambda c: size_words(c.file_bytes), lambda c: c.file_bytes or None),
+            _of_costs(lambda c: size_words(c.file_bytes), lambda c: c.file_bytes or None),
         ),
         StudyColumn(
             "training",
-            "time of a run, without evaluations",
-            of(lambda c: time_words(c.train_seconds), lambda c: c.train_seconds),
+            f"time of a run, without evaluations; {how}",
+            _of_costs(lambda c: time_words(c.train_seconds), lambda c: c.train_seconds),
         ),
-        StudyColumn(
-            "peak memory",
-            "of the process",
-            of(lambda c: size_words(c.peak_memory), lambda c: c.peak_memory or None),
-        ),
+        _memory_column(task),
         StudyColumn(
             "tokens/s",
             "in training",
-            of(lambda c: f"{c.tokens_per_second:,.0f}", lambda c: c.tokens_per_second or None),
+            _of_costs(
+                lambda c: f"{c.tokens_per_second:,.0f}", lambda c: c.tokens_per_second or None
+            ),
         ),
+        StudyColumn(
+            "forgetting",
+            "rise of the loss per token of the held text over the bare backbone, in nats",
+            _of_costs(lambda c: f"{c.forgetting or 0:+.3f}", lambda c: c.forgetting),
+        ),
+    ]
+
+
+def _inference_columns() -> list[StudyColumn]:
+    return [
         StudyColumn(
             "attached",
             "time of a forward pass, relative to the bare backbone",
-            of(lambda c: f"{c.attached or 0:.2f}x", lambda c: c.attached),
+            _of_costs(lambda c: f"{c.attached or 0:.2f}x", lambda c: c.attached),
         ),
         StudyColumn(
             "routed",
             "the same, if half of the rows of a batch have the adapter",
-            of(lambda c: f"{c.routed or 0:.2f}x", lambda c: c.routed),
+            _of_costs(lambda c: f"{c.routed or 0:.2f}x", lambda c: c.routed),
         ),
         StudyColumn(
             "merged",
             "the same, after merging",
-            of(lambda c: "1x" if c.merges else "cannot be merged", _merged),
+            _of_costs(lambda c: "1x" if c.merges else "cannot be merged", _merged),
         ),
         StudyColumn(
             "loading",
             "the adapter, on a backbone in memory",
-            of(lambda c: f"{1000 * (c.load_seconds or 0):.0f} ms", lambda c: c.load_seconds),
+            _of_costs(lambda c: f"{1000 * (c.load_seconds or 0):.0f} ms", lambda c: c.load_seconds),
         ),
     ]
 

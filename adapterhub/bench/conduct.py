@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +16,10 @@ from adapterhub.bench.budget import affordable_steps
 from adapterhub.bench.cells import Cell, Group, Shard
 from adapterhub.bench.claims import Claims
 from adapterhub.bench.equal_size import count_of, equal_sized, is_near
+from adapterhub.bench.equal_time import equal_time_steps
 from adapterhub.bench.execute import TaskContext, run_cell
+from adapterhub.bench.forgetting import encode_held, read_held
+from adapterhub.bench.in_turns import can_be_timed, time_groups
 from adapterhub.bench.records import CellRecord, RecordFolder
 from adapterhub.bench.search import RateChoice, final_cell, next_cells
 from adapterhub.bench.study import (
@@ -29,15 +32,16 @@ from adapterhub.bench.study import (
     with_steps,
 )
 from adapterhub.bench.task_data import read_task_data
-from adapterhub.errors import OutputError
+from adapterhub.errors import ConfigError, OutputError
 from adapterhub.files.atomic import replace_file
 from adapterhub.methods._spec import parse_methods
 from adapterhub.pages.run_files import lower_is_better
-from adapterhub.tasks import parse_task
+from adapterhub.tasks import Setting, parse_task
 from adapterhub.training.defaults import run_options, steps_per_epoch
 from adapterhub.training.kernels import KernelChoice, choose_kernels
 from adapterhub.training.loading import BackboneLoader
 from adapterhub.training.output_folder import writing
+from adapterhub.training.prepare import max_positions
 from adapterhub.training.recipe import Recipe
 
 STUDY = "study.yaml"
@@ -121,11 +125,66 @@ def plan_study(study: Study, loader: BackboneLoader, work: Path) -> PlannedStudy
     if study.bench.steps is None and study.bench.budget is not None:
         seconds = seconds_of(study.bench.budget)
         assert seconds is not None
-        steps, said = affordable_steps(groups, contexts, study.bench, seconds, loader, work)
+        counted = (*groups, *_in_the_time_of_the_baseline(study, groups))
+        steps, said = affordable_steps(counted, contexts, study.bench, seconds, loader, work)
         groups = tuple(replace(group, steps=min(group.steps, steps)) for group in groups)
         study = with_steps(study, steps)
         notes += said
+    if study.bench.equal_time:
+        study, said = _with_equal_time(study, contexts, groups, loader, work)
+        specs = study.labels()
+        contexts = {name: replace(context, specs=specs) for name, context in contexts.items()}
+        groups += _equal_groups(study, groups)
+        notes += said
     return PlannedStudy(study, contexts, groups, tuple(notes))
+
+
+def _in_the_time_of_the_baseline(study: Study, groups: Sequence[Group]) -> list[Group]:
+    """Return, for each method that will have the baseline's time as well, the baseline's group."""
+    if not study.bench.equal_time:
+        return []
+    usual = {(g.task, g.rows): g for g in groups if g.method == study.baseline}
+    return [usual[g.task, g.rows] for g in groups if g.method != study.baseline]
+
+
+def _with_equal_time(
+    study: Study,
+    contexts: Mapping[str, TaskContext],
+    groups: Sequence[Group],
+    loader: BackboneLoader,
+    work: Path,
+) -> tuple[Study, list[str]]:
+    """Return a study with the steps that take the baseline's time, and notes.
+
+    They are chosen once: by a few steps of each method in turns.
+
+    Raises:
+        ConfigError: layers are compiled, so that a few steps do not tell the time of many.
+    """
+    if study.bench.equal_steps:
+        return study, []
+    if not all(map(can_be_timed, contexts.values())):
+        raise ConfigError(
+            "equal time with train.compile=true: a few steps do not tell the time of many",
+            hint="train.compile=false, or leave equal_time out",
+        )
+    chosen, notes = [], []
+    for name, context in contexts.items():
+        own = [group for group in groups if group.task == name]
+        timings = time_groups(context, own, loader, work)
+        found, said = equal_time_steps(own, timings, study.baseline)
+        chosen += [asdict(each) for each in found]
+        notes += said
+    return replace(study, bench=replace(study.bench, equal_steps=tuple(chosen))), notes
+
+
+def _equal_groups(study: Study, groups: Sequence[Group]) -> tuple[Group, ...]:
+    places = {(group.task, group.method, group.rows): group for group in groups}
+    return tuple(
+        replace(places[each.task, each.method, each.rows], method=each.label, steps=each.steps)
+        for each in study.equal_steps()
+        if (each.task, each.method, each.rows) in places
+    )
 
 
 def _context(
@@ -134,11 +193,16 @@ def _context(
     """Return what the cells of a task share, and notes; the kernels suit the baseline."""
     specs = study.labels()
     data = read_task_data(recipe, test, study.bench.select_rows)
+    held = read_held(study.bench.held, data.run.task) if study.bench.held else None
     usual = parse_methods(specs[study.baseline])  # type: ignore[arg-type]
     chosen = KernelChoice(recipe.dtype, recipe.attention)
     if recipe.dtype is None:
         chosen = choose_kernels(recipe, data.run, usual)
-    kernels = loader.backbone(recipe, data.run, chosen).kernels
+    loaded = loader.backbone(recipe, data.run, chosen)
+    kernels = loaded.kernels
+    if held is not None:  # a tokenizer without what the text needs is refused now
+        setting = Setting(loaded.tokenizer, max_positions(loaded.model))
+        encode_held(held, data.run.task.head, setting)
     fixed = replace(
         recipe,
         dtype=kernels.dtype or "fp32",
@@ -147,7 +211,7 @@ def _context(
     )
     said = [*data.notes, *([kernels.note] if kernels.note else [])]
     backbone = fingerprint(recipe.backbone, revision=recipe.revision)
-    return TaskContext(fixed, data, specs, backbone), said
+    return TaskContext(fixed, data, specs, backbone, held), said
 
 
 def _with_equal_sizes(study: Study) -> tuple[Study, list[str]]:
@@ -180,7 +244,7 @@ def _groups(study: Study, contexts: dict[str, TaskContext]) -> tuple[Group, ...]
         _group(study, name, context, label, rows)
         for name, context in contexts.items()
         for rows in _rows(study, context)
-        for label in study.labels()
+        for label in map(method_label, study.bench.methods)
     )
 
 
@@ -353,12 +417,44 @@ def keep_study(study: Study, output: Path) -> Study:
                 hint=f"adapterhub bench {path} --output {output} to continue it, "
                 "or another --output",
             )
-        names = dict.fromkeys((*there.bench.recorded, *study.bench.recorded))
-        study = replace(study, bench=replace(study.bench, recorded=tuple(names)))
+        study = _with_recorded(study, there)
     with writing(path):
         output.mkdir(parents=True, exist_ok=True)
         replace_file(path, study.to_yaml().encode())
     return study
+
+
+def as_begun(study: Study, output: Path) -> Study:
+    """Return a study with what was chosen when it was begun in a folder, if it is the same one.
+
+    Args:
+        study: the study as its user gave it.
+        output: the folder.
+
+    Raises:
+        ConfigError: the study in the folder is broken.
+    """
+    path = output / STUDY
+    if not path.exists():
+        return study
+    begun = read_study(path)
+    begun = replace(begun, recipe=replace(begun.recipe, output=str(output)))
+    recipe, bench = study.recipe, study.bench
+    if recipe.dtype is None:
+        recipe = replace(recipe, dtype=begun.recipe.dtype, attention=begun.recipe.attention)
+    if bench.equal_time and not bench.equal_steps:
+        bench = replace(bench, equal_steps=begun.bench.equal_steps)
+    if bench.budget is not None and bench.steps is None:
+        bench = replace(bench, steps=begun.bench.steps)
+    chosen = replace(study, recipe=recipe, bench=bench)
+    same = _identity(chosen, output) == _identity(begun, output)
+    return _with_recorded(begun, study) if same else study
+
+
+def _with_recorded(study: Study, other: Study) -> Study:
+    """Return a study with the recorded methods of another one as well."""
+    names = dict.fromkeys((*study.bench.recorded, *other.bench.recorded))
+    return replace(study, bench=replace(study.bench, recorded=tuple(names)))
 
 
 def _identity(study: Study, output: Path) -> str:

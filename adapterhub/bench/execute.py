@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import platform
 import shutil
@@ -17,6 +19,7 @@ import transformers
 from adapterhub._version import __version__
 from adapterhub.backbones.quantized_weights import size_of
 from adapterhub.bench.cells import Cell, cell_key
+from adapterhub.bench.forgetting import HeldText, encode_held, forgetting_of
 from adapterhub.bench.overhead import measure_overhead
 from adapterhub.bench.records import (
     CellRecord,
@@ -60,12 +63,14 @@ class TaskContext:
         data: its rows.
         specs: the method specs by their name in the study.
         backbone: the fingerprint of the backbone.
+        held: the text that forgetting is measured with, if there is some.
     """
 
     recipe: Recipe
     data: TaskData
     specs: dict[str, object]
     backbone: str
+    held: HeldText | None = None
 
     @property
     def metric(self) -> str:
@@ -74,12 +79,27 @@ class TaskContext:
 
     def key(self, cell: Cell) -> str:
         """Return the digest of a cell: neither the names nor the order of a study are in it."""
+        recipe = {**self._deciding(), "method": self.methods(cell.method)}
+        held = [self.held.digest] if self.held else []
+        return cell_key(cell, [recipe, self.data.digests, self.backbone, *held])
+
+    def digest(self, *facts: Any) -> str:
+        """Return the digest of the task with all its methods, and of further facts."""
+        methods = [[label, self.methods(label)] for label in self.specs]
+        content = [self._deciding(), methods, self.data.digests, self.backbone, *facts]
+        text = json.dumps(content, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def _deciding(self) -> dict[str, Any]:
+        """Return of the recipe what results depend on, without the method."""
         recipe = {k: v for k, v in to_dict(self.recipe).items() if k not in _NOT_DECIDING}
         recipe["data"] = {k: v for k, v in recipe["data"].items() if k not in DATA_SOURCES}
-        recipe = _without_neutral(recipe)
-        methods = parse_methods(self.specs[cell.method])  # type: ignore[arg-type]
-        recipe["method"] = list(dump_methods(methods))
-        return cell_key(cell, [recipe, self.data.digests, self.backbone])
+        found: dict[str, Any] = _without_neutral(recipe)
+        return found
+
+    def methods(self, label: str) -> list[Any]:
+        """Return a method of the study with all its options."""
+        return list(dump_methods(parse_methods(self.specs[label])))  # type: ignore[arg-type]
 
     def recipe_of(self, cell: Cell, output: Path) -> Recipe:
         """Return the recipe of a cell's run."""
@@ -143,7 +163,7 @@ def run_cell(
         cell,
         status,
         metric=context.metric,
-        origin=_origin(context),
+        origin=record_origin(context),
         **found,
     )
     shutil.rmtree(output, ignore_errors=True)
@@ -188,6 +208,10 @@ def _results(
         found["tested"], found["rows"] = _test(prepared, context.data.test)
         fitted = sample(prepared.data.train, FIT_ROWS, 0)
         found["trained"], _ = _test(prepared, fitted)
+        if context.held is not None:
+            encoded = encode_held(context.held, prepared.data.task.head, prepared.train.setting)
+            size = prepared.options.eval_batch_size
+            costs = replace(costs, forgetting=forgetting_of(prepared.adapter, encoded, size))
         if measure:
             costs = replace(costs, **_overhead(prepared, outcome.folder))
     return {**found, "costs": costs}
@@ -235,7 +259,8 @@ def _curve(files: RunFiles, metric: str) -> tuple[CurvePoint, ...]:
     return tuple(points)
 
 
-def _origin(context: TaskContext) -> dict[str, Any]:
+def record_origin(context: TaskContext) -> dict[str, Any]:
+    """Return where results of a task come from: recipe, data, backbone, device and versions."""
     recipe = {k: v for k, v in to_dict(context.recipe).items() if k not in ("output", "data")}
     device = "cuda" if torch.cuda.is_available() else "cpu"
     name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()

@@ -33,6 +33,22 @@ def measure_overhead(
         batch: the inputs of a pass.
         folder: the saved adapter.
     """
+    relative = pass_ratios(adapter, batch, PASSES)
+    return {
+        **relative,
+        "merges": not blockers(adapter),
+        "load_seconds": loading_seconds(adapter, folder),
+    }
+
+
+def pass_ratios(adapter: Adapter, batch: dict[str, torch.Tensor], passes: int) -> dict[str, float]:
+    """Time forward passes in turns: attached and routed, each relative to the bare backbone.
+
+    Args:
+        adapter: the active adapter.
+        batch: the inputs of a pass.
+        passes: in each way; the first one does not count.
+    """
     model = adapter.model
     rows = [adapter.name if number % 2 else None for number in range(len(batch["input_ids"]))]
     ways: dict[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -40,19 +56,31 @@ def measure_overhead(
         "attached": nullcontext,
         "routed": lambda: route(model, rows),
     }
-    seconds = _time(lambda: model(**batch), ways)
+
+    def run() -> None:
+        model(**batch)
+        wait_for(model.device)
+
+    seconds = _time(run, ways, passes)
     bare = seconds.get("bare")
-    found = {n: s / bare for n, s in seconds.items() if bare and n != "bare"}
-    return {**found, "merges": not blockers(adapter), "load_seconds": _loading(adapter, folder)}
+    return {n: s / bare for n, s in seconds.items() if bare and n != "bare"}
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until a device has computed what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _time(
-    run: Callable[[], Any], ways: dict[str, Callable[[], AbstractContextManager[Any]]]
+    run: Callable[[], Any],
+    ways: dict[str, Callable[[], AbstractContextManager[Any]]],
+    passes: int,
 ) -> dict[str, float]:
     """Return the median time of a pass in each way, of those that are possible."""
     times: dict[str, list[float]] = {}
     with torch.inference_mode():
-        for _ in range(PASSES):
+        for _ in range(passes):
             for name, way in ways.items():
                 try:
                     with way():
@@ -64,7 +92,7 @@ def _time(
     return {name: statistics.median(each[1:] or each) for name, each in times.items()}
 
 
-def _loading(adapter: Adapter, folder: Path) -> float | None:
+def loading_seconds(adapter: Adapter, folder: Path) -> float | None:
     """Return the seconds of loading an adapter once more; the identity is then known."""
     model, seconds = adapter.model, None
     for _ in range(2):

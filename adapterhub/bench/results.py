@@ -10,10 +10,12 @@ from statistics import fmean, median
 from adapterhub.bench.advice import MethodCost, Recommendation, recommend
 from adapterhub.bench.baselines import Constant
 from adapterhub.bench.paired import PairedComparison, compare_with, compare_with_best
+from adapterhub.bench.prompted_rows import ZERO_SHOT_NAME, PromptedRows
 from adapterhub.bench.rates import GoodRates, good_rates
 from adapterhub.bench.records import CellRecord, Costs, PredictedRows
 from adapterhub.bench.statistics import Estimate, RepeatedRuns, estimate_all, repeated_runs
 from adapterhub.bench.study import Study
+from adapterhub.bench.timings import TaskTimings, fitting
 from adapterhub.errors import ConfigError
 from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.pages.predictions import PredictionFile
@@ -87,6 +89,11 @@ class TaskResult:
         return max((result.estimate.rows for result in self.methods), default=0)
 
     @property
+    def in_turns(self) -> bool:
+        """Whether the times of its methods were measured in turns."""
+        return any(result.costs.in_turns for result in self.methods if result.costs)
+
+    @property
     def metric(self) -> str:
         """The main metric of the task, which the runs select by; the score may be another one."""
         found = [r.metric for result in self.methods for r in (*result.finals, *result.trials)]
@@ -104,8 +111,30 @@ class TaskResult:
         raise ConfigError(f"{method!r} is not in the study")
 
 
+@dataclass(frozen=True)
+class _Beside:
+    """What is known of a task beside its records."""
+
+    constant: Constant | None
+    prompted: PromptedRows | None
+    timings: Sequence[TaskTimings]
+
+    def untrained(self, rows: PredictedRows) -> dict[str, PredictedRows]:
+        """Return predictions without training on the same rows, by the names of a table."""
+        found = {}
+        if self.constant is not None and self.constant.kind == rows.kind:
+            found[self.constant.name] = self.constant.predict(rows)
+        if self.prompted is not None and (predicted := self.prompted.rows(rows)) is not None:
+            found[ZERO_SHOT_NAME] = predicted
+        return found
+
+
 def study_results(
-    study: Study, records: Iterable[CellRecord], constants: Mapping[str, Constant]
+    study: Study,
+    records: Iterable[CellRecord],
+    constants: Mapping[str, Constant],
+    timings: Sequence[TaskTimings] = (),
+    prompted: Mapping[str, PromptedRows] | None = None,
 ) -> tuple[TaskResult, ...]:
     """Collect the results of a study, by task and by rows; without those that have no score.
 
@@ -113,6 +142,9 @@ def study_results(
         study: the study.
         records: its records.
         constants: the constant prediction of each task that has one.
+        timings: times that were measured in turns, the latest last; where there are none for all
+            methods, times are those that the runs measured.
+        prompted: what the bare backbone predicts by a prompt, for each task that has that.
     """
     names = study.compared()
     known = [record for record in records if record.cell.method in names]
@@ -121,7 +153,8 @@ def study_results(
         mine = _of_one_origin([record for record in known if record.cell.task == task])
         for rows in sorted({record.cell.rows for record in mine}):
             group = [record for record in mine if record.cell.rows == rows]
-            result = _task_result(study, (task, rows), group, constants.get(task))
+            beside = _Beside(constants.get(task), (prompted or {}).get(task), timings)
+            result = _task_result(study, (task, rows), group, beside)
             found += [result] if result else []
     return tuple(found)
 
@@ -139,26 +172,48 @@ def _task_result(
     study: Study,
     place: tuple[str, int],
     records: Sequence[CellRecord],
-    constant: Constant | None,
+    beside: _Beside,
 ) -> TaskResult | None:
     score = _score_of(records)
     if score is None:
         return None
     labels = [m for m in study.compared() if any(r.cell.method == m for r in records)]
     results = {label: _method_result(label, records, score) for label in labels}
+    timings = fitting(beside.timings, place[0], records[0].origin)
+    results = _timed(results, timings, study.bench.recorded)
     runs = [method_runs(result, score) for result in results.values()]
     rows = next(r.rows for r in records if r.rows)
-    if constant is not None and constant.kind == rows.kind:
-        predicted = constant.predict(rows)
-        results[constant.name] = _constant_result(constant, predicted, score)
-        data = next((each.data for each in runs if each.columns), "")  # it has the same rows
+    data = next((each.data for each in runs if each.columns), "")  # they have the same rows
+    for name, predicted in beside.untrained(rows).items():
+        found = _calibration(predicted)
+        results[name] = MethodResult(name, _no_estimate(name, score), calibration=found)
         file = _prediction_file(predicted, data)
-        runs.append(repeated_runs(constant.name, [file], score, deterministic=True))
+        runs.append(repeated_runs(name, [file], score, deterministic=True))
     compared = _compared(results, runs, study.baseline)
     costs = {name: _method_cost(result) for name, result in compared.items()}
     methods = tuple(compared.values())
     advice = recommend(runs, costs, study.bench.recorded)
     return TaskResult(*place, score, study.baseline, methods, advice)
+
+
+def _timed(
+    results: Mapping[str, MethodResult], timings: TaskTimings, recorded: Sequence[str]
+) -> dict[str, MethodResult]:
+    """Return results with times that were measured in turns, if all trained methods have some.
+
+    Recorded methods keep those that their program measured.
+    """
+    found: dict[str, MethodResult] = {}
+    for label, result in results.items():
+        if result.costs is None or label in recorded:
+            found[label] = result
+            continue
+        cell = result.finals[0].cell
+        timing = timings.find(label, cell.rows)
+        if timing is None:
+            return dict(results)
+        found[label] = replace(result, costs=timing.costs(result.costs, cell.steps))
+    return found
 
 
 def _score_of(records: Sequence[CellRecord]) -> RowScore | None:
@@ -255,11 +310,6 @@ def _test_digest(record: CellRecord) -> str:
     return str(data.get("test")) if isinstance(data, Mapping) else ""
 
 
-def _constant_result(constant: Constant, rows: PredictedRows, score: RowScore) -> MethodResult:
-    found = _calibration(rows)
-    return MethodResult(constant.name, _no_estimate(constant.name, score), calibration=found)
-
-
 def _no_estimate(method: str, score: RowScore) -> Estimate:
     return Estimate(method, score.name, score.points, 0, ())
 
@@ -288,7 +338,8 @@ def _method_cost(result: MethodResult) -> MethodCost:
     if result.costs is None:
         return MethodCost() if result.trials or result.finals else MethodCost(trained=0)
     costs = result.costs
-    return MethodCost(costs.all_trained, costs.train_seconds, costs.peak_memory)
+    memory = costs.added_memory if costs.in_turns else costs.peak_memory
+    return MethodCost(costs.all_trained, costs.train_seconds, memory, costs.in_turns)
 
 
 def median_costs(costs: Sequence[Costs]) -> Costs | None:

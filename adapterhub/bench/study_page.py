@@ -28,7 +28,7 @@ from adapterhub.bench.markdown import (
     summary_note,
     summary_rows,
 )
-from adapterhub.bench.records import CellRecord
+from adapterhub.bench.records import CellRecord, Costs
 from adapterhub.bench.results import TaskResult
 from adapterhub.bench.study import Study
 from adapterhub.files.atomic import replace_file
@@ -141,13 +141,14 @@ def _section(task: TaskResult, results: Sequence[TaskResult], commands: Commands
 def _groups(task: TaskResult, results: Sequence[TaskResult]) -> Iterator[ChartGroup]:
     same = [other for other in results if other.task == task.task]
     rows = rows_chart(same) if task is same[-1] else None
+    memory = "added" if task.in_turns else "peak"
     scores = {
         "Seeds, mean and 95 % interval": seeds_chart(task),
         "Against trained parameters": cost_chart(
             task, lambda c: c.all_trained, "trained parameters", log=True
         ),
         "Against training time": cost_chart(task, lambda c: c.train_seconds, "seconds of a run"),
-        "Against peak memory": cost_chart(task, lambda c: c.peak_memory / 1e9, "GB"),
+        f"Against {memory} memory": cost_chart(task, _gigabytes, "GB"),
         "By number of training rows": rows,
     }
     note = (
@@ -167,6 +168,11 @@ def _groups(task: TaskResult, results: Sequence[TaskResult]) -> Iterator[ChartGr
         "Each line is a seed with the chosen rate; grey ones are those of the other methods.",
         {result.method: learning_chart(task, result.method) for result in task.methods},
     )
+
+
+def _gigabytes(costs: Costs) -> float | None:
+    size = costs.added_memory if costs.in_turns else costs.peak_memory
+    return None if size is None else size / 1e9
 
 
 def _group(

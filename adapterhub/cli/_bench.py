@@ -17,15 +17,19 @@ from adapterhub.bench.conduct import (
     CellEngine,
     LocalEngine,
     PlannedStudy,
+    as_begun,
     cells_left,
     keep_study,
     plan_study,
     run_study,
 )
 from adapterhub.bench.execute import TaskContext
+from adapterhub.bench.in_turns import time_tasks
 from adapterhub.bench.ray_engine import RayEngine, import_ray
 from adapterhub.bench.records import CellRecord, RecordFolder
 from adapterhub.bench.study import Study
+from adapterhub.bench.timings import TIMINGS
+from adapterhub.bench.zero_shot import predict_tasks
 from adapterhub.cli._format import say, seconds_text
 from adapterhub.cli._study import conclude_study
 from adapterhub.status import Display, showing
@@ -57,6 +61,7 @@ def bench_study(study: Study, *, quiet: bool, runs_on: RunsOn) -> None:
     if runs_on.engine == "ray":
         import_ray()  # before a backbone is loaded
     output = Path(study.recipe.output)
+    study = as_begun(study, output)
     loader, work = SharedLoader(), output / WORK
     planned = plan_study(study, loader, work)
     planned = replace(planned, study=keep_study(planned.study, output))
@@ -77,7 +82,23 @@ def bench_study(study: Study, *, quiet: bool, runs_on: RunsOn) -> None:
         say(f"at least {left} runs are left to other shards; run them, then this one again")
         sys.exit(LEFT)
     write_constants(output, _constants(planned))
+    if runs_on.engine == "local":
+        with showing(Display()):
+            notes = _measured(planned, output, loader)
+        for note in [] if quiet else notes:
+            say(note, err=True)
     conclude_study(output, planned.study, state.records)
+
+
+def _measured(planned: PlannedStudy, output: Path, loader: SharedLoader) -> list[str]:
+    """Measure what the runs do not show, unless that was done; return notes for the user."""
+    bench, contexts = planned.study.bench, planned.contexts
+    if bench.time:
+        time_tasks(contexts, planned.groups, output / TIMINGS, loader, output / WORK)
+    if not bench.zero_shot:
+        return []
+    loader.kept.clear()  # another model of the backbone needs the memory
+    return predict_tasks(contexts, output)
 
 
 def _constants(planned: PlannedStudy) -> dict[str, Constant]:

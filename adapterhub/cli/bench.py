@@ -16,7 +16,15 @@ from adapterhub.status import Display, display_for_terminal, doing, showing
 # Flags of a recipe that a study chooses for each of its runs.
 DECIDED = ("method", "lr", "epochs", "steps", "seed", "name")
 SECTIONS = {
-    "What to compare": ("backbone", "methods", "baseline", "equal_parameters", "quantize", "task"),
+    "What to compare": (
+        "backbone",
+        "methods",
+        "baseline",
+        "equal_parameters",
+        "equal_time",
+        "quantize",
+        "task",
+    ),
     "Data": ("train", "eval", "test", "text", "pair", "label", "labels"),
     "How much": ("budget", "steps", "rates", "seeds", "rows", "batch_size", "max_length"),
     "Where it runs": ("engine", "workers", "ray_address", "shard"),
@@ -46,6 +54,12 @@ SECTIONS = {
     default=None,
     help="Compare each method also at the size of the baseline.",
 )
+@click.option(
+    "--equal-time",
+    is_flag=True,
+    default=None,
+    help="Compare each method also with the baseline's time.",
+)
 @click.option("--budget", metavar="TIME", help="The time for all runs, about: 30m, 2h.")
 @click.option("--steps", type=int, metavar="N", help="Steps of a whole run, instead of a budget.")
 @click.option("--seeds", type=int, metavar="N", help="Runs of each method with its best rate.")
@@ -72,6 +86,7 @@ def command(
     methods: str | None,
     baseline: str | None,
     equal_parameters: bool | None,
+    equal_time: bool | None,
     budget: str | None,
     steps: int | None,
     seeds: int | None,
@@ -98,6 +113,7 @@ def command(
         "methods": tuple(split_values(methods)) if methods else None,
         "baseline": baseline,
         "equal_parameters": equal_parameters,
+        "equal_time": equal_time,
         "budget": budget,
         "steps": steps,
         "seeds": seeds,
@@ -132,10 +148,18 @@ def _check_engine(study: Any, engine: str, of_ray: dict[str, Any], shard: str | 
     given = [name for name, value in of_ray.items() if value is not None]
     if engine == "local" and given:
         raise ConfigError(f"{' and '.join(given)} without Ray", hint="--engine ray")
-    if shard and study.bench.budget is not None and study.bench.steps is None:
+    bench = study.bench
+    measured = {
+        "--budget": bench.budget is not None and bench.steps is None,
+        "--equal-time": bench.equal_time and not bench.equal_steps,
+    }
+    names = [name for name, missing in measured.items() if missing]
+    if shard and names:
         raise ConfigError(
-            "--shard with --budget: each process would measure other times, and plan other runs",
-            hint="--steps N; or run it once without --shard until the first run is done",
+            f"--shard with {' and '.join(names)}: each process would measure other times, and plan "
+            "other runs",
+            hint="--steps N instead of a budget; or run it once without --shard until the first "
+            "run is done",
         )
 
 

@@ -1,8 +1,8 @@
 """Stages of training: the one place where the schedules of methods become `requires_grad`.
 
 A stage depends only on the epoch, the evaluations and the share of the steps so far, so a resumed
-run continues in the stage where it stopped. A tensor whose stage has not begun has no gradient, and the optimizer does
-not change it, not even by weight decay.
+run continues in the stage where it stopped. A tensor whose stage has not begun has no gradient, and
+the optimizer does not change it, not even by weight decay.
 """
 
 from __future__ import annotations

@@ -1,66 +1,104 @@
-"""benchmarks/studies/forgetting.py on a tiny backbone."""
+"""What a backbone forgets of held text."""
 
 from __future__ import annotations
 
-import random
+import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import forgetting
 import pytest
+import torch
+from fixtures import sentences, write_tsv
+from studies import planned
 
-ROWS = forgetting.Rows(
-    [(f"a {'good' if n % 2 else 'bad'} film {n}",) for n in range(40)], [n % 2 for n in range(40)]
-)
-DATA = {task: {"train": ROWS, "test": ROWS} for task in forgetting.TASKS}
+import adapterhub as ah
+from adapterhub.backbones.load import load_backbone
+from adapterhub.bench.conduct import run_study
+from adapterhub.bench.forgetting import HeldText, encode_held, forgetting_of, read_held
+from adapterhub.bench.study import Study, read_study
+from adapterhub.data.examples import Example
+from adapterhub.errors import ConfigError
+from adapterhub.tasks import Encoded, Setting, parse_task
 
-
-def test_the_record_has_each_test_row_before_and_after(backbone: Path) -> None:
-    names = ["lora", "lora, one per task"]
-    found = forgetting.study(DATA, names, str(backbone), seeds=2, steps=3)
-    assert list(found["approaches"]) == names
-    assert found["device"].startswith("CPU")
-    assert set(found["versions"]) == {"adapterhub", "torch", "transformers", "python"}
-    for runs in found["approaches"].values():
-        assert [len(side) for run in runs for side in run.values()] == [40] * 6
-        assert {digit for run in runs for side in run.values() for digit in side} <= {"0", "1"}
-    for run in found["approaches"]["lora, one per task"]:
-        assert run["before"] == run["after"]
+KINDS = {"gpt2": "causal-lm", "llama": "causal-lm", "t5": "seq2seq", "bert": "masked-lm"}
+TEXTS = HeldText(tuple(Example(text) for text, _ in sentences(12)))
 
 
-@pytest.mark.parametrize("name", forgetting.APPROACHES)
-def test_the_second_task_changes_the_logits_of_the_first_unless_it_has_its_own_adapter(
-    name: str, backbone: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("architecture", KINDS)
+def test_an_identity_adapter_forgets_nothing_and_another_one_does(
+    architecture: str, backbones: Any
 ) -> None:
-    logits = []
-
-    class Watched(forgetting.Classifier):
-        def right(self, task: str, rows: forgetting.Rows, size: int = 64) -> str:
-            self.model.eval()
-            logits.append(self.logits(task, rows).detach() if task == forgetting.FIRST else None)
-            return super().right(task, rows, size)
-
-    monkeypatch.setattr(forgetting, "Classifier", Watched)
-    approach = forgetting.APPROACHES[name]
-    found = forgetting.run_approach(approach, DATA, str(backbone), 1, 3)
-    assert set(found) == {"before", "after", "second"}
-    before, _, after = logits
-    assert before.equal(after) == approach.per_task
+    model, held = loaded(backbones(architecture), KINDS[architecture])
+    adapter = ah.attach(model, "lora", name="mine")
+    assert forgetting_of(adapter, held, 4) == 0.0
+    with torch.no_grad():
+        for tensor in adapter.parameters():
+            tensor.copy_(torch.randn_like(tensor))
+    assert forgetting_of(adapter, held, 4) != 0.0
+    assert ah.adapters(model)["mine"] is not None
 
 
-def test_batches_go_through_all_rows_before_any_again() -> None:
-    batches = ROWS.batches(10, random.Random(0))
-    seen = [text for _ in range(4) for text in next(batches).texts]
-    assert sorted(seen) == sorted(ROWS.texts)
-    assert len(next(batches).labels) == 10
+def test_it_is_the_difference_of_the_mean_losses(backbones: Any) -> None:
+    model, held = loaded(backbones("gpt2"), "causal-lm")
+    adapter = ah.attach(model, "full", name="mine")
+    before = mean_loss(model, held)
+    with torch.no_grad():
+        for tensor in adapter.parameters():
+            tensor.add_(0.3 * torch.randn_like(tensor))
+    after = mean_loss(model, held)
+    assert forgetting_of(adapter, held, 5) == pytest.approx(after - before, abs=1e-4)
 
 
-def test_the_tasks_are_read(tmp_path: Path) -> None:
-    (tmp_path / "sst2").mkdir()
-    for split in ("train", "dev"):
-        rows = [f"a {split} film {n}\t{n % 2}" for n in range(30)]
-        text = "\n".join(["sentence\tlabel", *rows, ""])
-        (tmp_path / f"sst2/{split}.tsv").write_text(text, encoding="utf-8")
-    found = forgetting.read_task(tmp_path, "sst2")
-    assert found["test"].texts[1] == ("a dev film 1",)
-    assert found["test"].labels[:4] == [0, 1, 0, 1]
-    assert len(found["train"].labels) == 30
+def loaded(folder: Path, kind: str) -> tuple[Any, Encoded]:
+    model, tokenizer = load_backbone(str(folder), task=kind)
+    model.config.use_cache = False
+    return model, encode_held(TEXTS, kind, Setting(tokenizer, 64))
+
+
+@torch.no_grad()
+def mean_loss(model: Any, held: Encoded) -> float:
+    total, count = 0.0, 0
+    for row in held.rows:
+        ids = torch.tensor([row["input_ids"]])
+        scores = model(ids).logits[0, :-1].log_softmax(-1)
+        total -= float(scores.gather(1, ids[0, 1:, None]).sum())
+        count += ids.shape[1] - 1
+    return total / count
+
+
+def test_tasks_without_the_head_are_refused(tmp_path: Path) -> None:
+    source = tmp_path / "held.txt"
+    source.write_text("a good movie\nthe film was bad\n")
+    with pytest.raises(ConfigError, match="no language-model head") as caught:
+        read_held(str(source), parse_task("classification"))
+    for name in ("causal-lm", "masked-lm", "prompted", "seq2seq", "span-corruption"):
+        assert name in str(caught.value)
+    assert len(read_held(str(source), parse_task("causal-lm")).examples) == 2
+
+
+def test_a_tokenizer_without_sentinels_is_refused_before_any_run(backbones: Any) -> None:
+    _, tokenizer = load_backbone(str(backbones("bert")), task="features")
+    with pytest.raises(ConfigError):
+        encode_held(TEXTS, "seq2seq", Setting(tokenizer, 64))
+
+
+def test_final_runs_have_it_and_large_rates_forget(backbones: Any, tmp_path: Path) -> None:
+    rows = [(f"{text} {n}", label) for n, (text, label) in enumerate(sentences(60))]
+    source = write_tsv(tmp_path / "mine.tsv", rows)
+    held = tmp_path / "held.txt"
+    held.write_text("\n".join(text for text, _ in sentences(20)) + "\n")
+    flags = {"backbone": str(backbones("gpt2")), "output": str(tmp_path / "study"),
+             "task": "causal-lm", "data": {"train": str(source)}}  # fmt: skip
+    bench = {"methods": ("full",), "rates": 1, "seeds": 1, "steps": 6, "baseline": "full"}
+    words = ["dtype=fp32", "train.batch_size=8"]
+    plain = read_study(None, words, flags, bench)
+    study: Study = replace(plain, bench=replace(plain.bench, held=str(held)))
+    plan, folder, engine = planned(study, tmp_path)
+    plan = replace(plan, groups=tuple(replace(group, rate=0.3) for group in plan.groups))
+    (record,) = run_study(plan, folder, engine).records
+    assert record.costs.forgetting is not None
+    assert record.costs.forgetting > 0.5
+    assert math.isfinite(record.costs.forgetting)
+    bare = planned(plain, tmp_path / "plain")[0].contexts["mine"]
+    assert bare.key(record.cell) != record.key, "it is measured in runs of its own"

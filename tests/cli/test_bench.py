@@ -74,6 +74,7 @@ def test_flags_of_ray_and_shards_are_checked(adapterhub, words, monkeypatch):
     refused(adapterhub("bench", *words, "--shard", "3/2"), "K/N")
     budget = ("--shard", "1/2", "--budget", "1h")
     refused(adapterhub("bench", *words, *budget), "--steps N")
+    refused(adapterhub("bench", *words, "--shard", "1/2", "--equal-time"), "with --equal-time")
     monkeypatch.setitem(sys.modules, "ray", None)
     refused(adapterhub("bench", *words, "--engine", "ray"), 'pip install "adapterhub[ray]"')
 
@@ -101,6 +102,17 @@ def test_the_reports_are_made_anew_from_the_records(adapterhub, words, tmp_path)
         assert code == 0, err
         assert "report.html" in out
         assert {name: (study / name).read_bytes() for name in made} == made
+
+
+def test_times_are_measured_in_turns_unless_that_is_turned_off(adapterhub, words, tmp_path):
+    study = tmp_path / "study"
+    assert adapterhub("bench", *words, *SMALL, "--quiet", "bench.time=false")[0] == 0
+    assert not (study / "timings").exists()
+    assert "as the runs measured it" in (study / "report.md").read_text()
+    other = ("--output", tmp_path / "timed")
+    assert adapterhub("bench", *words, *SMALL, *other, "--quiet")[0] == 0
+    assert len(list((tmp_path / "timed" / "timings").glob("*.json"))) == 1
+    assert "measured in turns" in (tmp_path / "timed" / "report.md").read_text()
 
 
 def test_a_study_in_which_all_fails_says_why(adapterhub, words, tmp_path):
