@@ -14,7 +14,7 @@ from adapterhub.errors import ConfigError
 from adapterhub.status import Display, display_for_terminal, doing, showing
 
 # Flags of a recipe that a study chooses for each of its runs.
-DECIDED = ("method", "lr", "epochs", "steps", "seed", "name")
+DECIDED = ("method", "from", "lr", "epochs", "steps", "seed", "name")
 SECTIONS = {
     "What to compare": (
         "backbone",

@@ -49,6 +49,7 @@ def command(
 
     REFERENCE is a run folder, an adapter folder or a published name.
     """
+    from adapterhub.files.card import started_from
     from adapterhub.files.manifest import to_json
     from adapterhub.files.native import read_card, read_manifest
     from adapterhub.registry.published_files import name_to_publish
@@ -75,6 +76,7 @@ def command(
         "about": manifest.description or "",
         "task": _task_text(manifest),
         "method": _methods_text(manifest),
+        "starts from": started_from(manifest),
         "backbone": _backbone_text(manifest),
         "scores": _scores_text(manifest),
         "trained on": _training_text(manifest),

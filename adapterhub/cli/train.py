@@ -41,6 +41,7 @@ SECTIONS = {
         "backbone": ("backbone", "ID"),
         "quantize": ("quantize", "KIND"),
         "method": ("method", "SPEC"),
+        "from": ("from", "ADAPTER"),
         "task": ("task", "SPEC"),
     },
     "Data": {

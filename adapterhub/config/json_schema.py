@@ -8,7 +8,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal, Union
 
-from adapterhub.config.options import options_of, to_dict
+from adapterhub.config.options import hints_of, options_of, to_dict
 
 _SCALARS = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
 
@@ -21,7 +21,7 @@ def json_schema(cls: type) -> dict[str, Any]:
 
 def options_schema(cls: type) -> dict[str, Any]:
     """Derive the schema of the options of a dataclass, without the dialect and a title."""
-    hints = typing.get_type_hints(cls)
+    hints = hints_of(cls)
     properties: dict[str, dict[str, Any]] = {}
     required = []
     for option in options_of(cls):

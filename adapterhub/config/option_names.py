@@ -12,12 +12,11 @@ What is read is the normal form: each option under its own name, at its own plac
 from __future__ import annotations
 
 import dataclasses
-import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from adapterhub.config.options import options_of
+from adapterhub.config.options import hints_of, options_of
 from adapterhub.errors import ConfigError, did_you_mean, nearest
 
 
@@ -87,11 +86,10 @@ class OptionNames:
         return ".".join((*above, name)) if name in known else None
 
     def _groups(self) -> dict[str, list[str]]:
-        hints = typing.get_type_hints(self.cls)
         return {
-            field: _names(hints[field])
-            for field in _names(self.cls)
-            if dataclasses.is_dataclass(hints[field])
+            name: _names(hint)
+            for name, hint in hints_of(self.cls).items()
+            if dataclasses.is_dataclass(hint)
         }
 
     def _own_path(

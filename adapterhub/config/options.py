@@ -41,11 +41,17 @@ class OptionDoc:
 @functools.lru_cache(maxsize=256)
 def options_of(cls: type) -> tuple[OptionDoc, ...]:
     """List the options of a dataclass in order; a nested dataclass is one option."""
-    hints = typing.get_type_hints(cls)
+    hints = hints_of(cls)
     return tuple(
-        OptionDoc(f.name, type_text(hints[f.name]), _default(f), f.metadata.get("help", ""))
+        OptionDoc(_key(f), type_text(hints[_key(f)]), _default(f), f.metadata.get("help", ""))
         for f in _fields(cls)
     )
+
+
+def hints_of(cls: Any) -> dict[str, Any]:
+    """Return the annotation of each option of a dataclass, by the option's name."""
+    hints = typing.get_type_hints(cls)
+    return {_key(field): hints[field.name] for field in _fields(cls)}
 
 
 def type_text(hint: object) -> str:
@@ -60,7 +66,7 @@ def type_text(hint: object) -> str:
     if _container(hint) is list:
         return f"list of {type_text(args[0])}" if args else "list"
     if dataclasses.is_dataclass(hint):
-        return f"mapping ({', '.join(f.name for f in _fields(hint))})"
+        return f"mapping ({', '.join(map(_key, _fields(hint)))})"
     if _container(hint) is dict:
         return f"mapping of {type_text(args[1])}" if args else "mapping"
     return "null" if hint is type(None) else getattr(hint, "__name__", str(hint))
@@ -123,6 +129,11 @@ def _fields(cls: Any) -> list[dataclasses.Field[Any]]:
     return [field for field in dataclasses.fields(cls) if field.init]
 
 
+def _key(field: dataclasses.Field[Any]) -> str:
+    """Return the name of a field's option: that of Python's keywords has no `_` at its end."""
+    return field.name.removesuffix("_")
+
+
 def _default(field: dataclasses.Field[Any]) -> object:
     factory = field.default_factory
     return field.default if factory is dataclasses.MISSING else factory()
@@ -132,7 +143,7 @@ def _to_plain(value: object, path: str) -> object:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = {field.name: getattr(value, field.name) for field in _fields(value)}
+        value = {_key(field): getattr(value, field.name) for field in _fields(value)}
     if isinstance(value, Mapping):
         return {str(key): _to_plain(item, _join(path, str(key))) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
@@ -244,8 +255,8 @@ def _read_mapping(hint: Any, value: object, path: str, problems: _Problems) -> o
 def _read_dataclass(cls: Any, value: object, path: str, problems: _Problems) -> object:
     if not isinstance(value, Mapping):
         return _refuse(cls, value, path, problems)
-    hints = typing.get_type_hints(cls)
-    fields = {field.name: field for field in _fields(cls)}
+    hints = hints_of(cls)
+    fields = {_key(field): field for field in _fields(cls)}
     count = len(problems)
     for key in value:
         if key not in fields:
@@ -256,7 +267,7 @@ def _read_dataclass(cls: Any, value: object, path: str, problems: _Problems) -> 
     arguments = {}
     for name, field in fields.items():
         if name in value:
-            arguments[name] = _read(hints[name], value[name], _join(path, name), problems)
+            arguments[field.name] = _read(hints[name], value[name], _join(path, name), problems)
         elif _default(field) is dataclasses.MISSING:
             problems.append(f"{_join(path, name)} is missing, expected {type_text(hints[name])}")
     if len(problems) > count:

@@ -188,6 +188,8 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     link = f"[{backbone.id}](https://huggingface.co/{backbone.id})"
     yield "backbone", (link if "/" in backbone.id else backbone.id) + at
     yield "method", " + ".join(_methods(manifest))
+    if start := started_from(manifest):
+        yield "starts from", literal(start)
     if manifest.task:
         yield "task", manifest.task
     if manifest.labels:
@@ -260,6 +262,17 @@ def _training(manifest: Manifest) -> Iterator[str]:
         code = code_block("yaml", text.removesuffix("\n").split("\n"))
         yield f"<details><summary>The recipe, without data paths</summary>\n\n{code}"
         yield "</details>"
+
+
+def started_from(manifest: Manifest) -> str:
+    """Name the adapter that the training started from; "" for a usual start."""
+    start = manifest.training.get("from")
+    if not isinstance(start, dict):
+        return ""
+    name, version, digest = (
+        str(start.get(field) or "")[:_MOST_FACT] for field in ("name", "version", "digest")
+    )
+    return f"{name}{'@' * bool(version)}{version}, sha256 {digest[:12]}"
 
 
 def _fact(record: dict[str, Any], name: str, most: int = _MOST_FACT) -> str:

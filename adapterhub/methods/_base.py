@@ -85,6 +85,7 @@ class Method(ABC):
         schedule: the default learning rate schedule, if the paper prescribes one.
         trains_backbone: whether the plan unfreezes backbone parameters (`Unfreezing`).
         sized_by: the option that the number of parameters grows with, if there is one.
+        training_options: the options that decide how it trains, not what a trained one computes.
     """
 
     name: ClassVar[str]
@@ -95,6 +96,7 @@ class Method(ABC):
     schedule: ClassVar[str | None] = None
     trains_backbone: ClassVar[bool] = False
     sized_by: ClassVar[str | None] = None
+    training_options: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def example(cls) -> Method:

@@ -31,6 +31,7 @@ class Freeze(Unfreezing):
     """Train the top layers, freeze the lower ones."""
 
     name = "freeze"
+    training_options = ("decay",)
     paper = "Lee et al. 2019, https://arxiv.org/abs/1911.03090"
     summary = "train the top layers, freeze the lower ones"
     learning_rate = 1e-4

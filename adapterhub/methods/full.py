@@ -30,6 +30,7 @@ class Full(Unfreezing):
     """Train every parameter of the backbone."""
 
     name = "full"
+    training_options = ("decay",)
     paper = "Devlin et al. 2019, https://arxiv.org/abs/1810.04805"
     summary = "train every parameter of the backbone"
     learning_rate = 5e-5

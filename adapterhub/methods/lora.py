@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -69,6 +70,7 @@ class LoRA(Method):
     """Low-rank updates of projections."""
 
     sized_by = "rank"
+    training_options: ClassVar[tuple[str, ...]] = ("dropout",)
     name = "lora"
     paper = "Hu et al. 2022, https://arxiv.org/abs/2106.09685"
     summary = "low-rank updates of projections"

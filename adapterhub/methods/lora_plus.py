@@ -28,6 +28,7 @@ class LoRAPlus(LoRA):
     """Low-rank updates with a higher learning rate for B."""
 
     name = "lora-plus"
+    training_options = ("dropout", "ratio")
     paper = "Hayou et al. 2024, https://arxiv.org/abs/2402.12354"
     summary = "LoRA with a higher learning rate for B than for A"
     learning_rate = 2e-4

@@ -111,6 +111,7 @@ class PiSSA(LoRA):
     """Low-rank updates, initialized with the principal components of the weight."""
 
     name = "pissa"
+    training_options = ("dropout", "iterations")
     paper = "Meng et al. 2024, https://arxiv.org/abs/2404.02948"
     summary = "LoRA initialized with the principal components of the weight"
     learning_rate = 5e-4

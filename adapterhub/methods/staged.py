@@ -71,6 +71,7 @@ class Staged(StagedUnfreezing):
     """Train groups of backbone parameters, one after the other."""
 
     name = "staged"
+    training_options = ("every", "patience", "groups", "decay")
     paper = "Kumar et al. 2022, https://arxiv.org/abs/2202.10054"
     summary = "train groups of parameters one after the other: top layers, norms, everything"
     learning_rate = 5e-5

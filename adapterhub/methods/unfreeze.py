@@ -37,6 +37,7 @@ class Unfreeze(StagedUnfreezing):
     """Unfreeze the layers gradually, from the top down."""
 
     name = "unfreeze"
+    training_options = ("every", "patience", "size", "decay")
     paper = "Howard & Ruder 2018, https://arxiv.org/abs/1801.06146"
     summary = "gradual unfreezing, from the top layer down"
     learning_rate = 1e-4

@@ -46,6 +46,7 @@ def check_recipe(recipe: Recipe, resume: bool, *, dry: bool = False) -> None:
     check_trackers(recipe.train.tracker)
     if is_main() and not dry:
         check_output(Path(recipe.output), resume)
-    check_spec(recipe.method)  # type: ignore[arg-type]
+    if recipe.method is not None:
+        check_spec(recipe.method)  # type: ignore[arg-type]
     parse_task(recipe.task)
     check_backbone_options(recipe.backbone, recipe.dtype, recipe.quantize)

@@ -13,8 +13,9 @@ from adapterhub.adapters.attach import attach
 from adapterhub.backbones.identity import ORIGIN
 from adapterhub.backbones.trained_length import trained_length
 from adapterhub.errors import ConfigError
+from adapterhub.methods._base import Method
 from adapterhub.methods._site_module import EmbeddingModule
-from adapterhub.methods._spec import parse_methods
+from adapterhub.methods._spec import dump_methods, parse_methods
 from adapterhub.status import doing
 from adapterhub.tasks import Encoded, Setting, Task, dump_task
 from adapterhub.training.activation_store import KeptActivations
@@ -26,6 +27,7 @@ from adapterhub.training.options import RunOptions
 from adapterhub.training.recipe import Recipe
 from adapterhub.training.run_data import RunData, read_data
 from adapterhub.training.stages import epochs_needed, waiting_for_plateaus
+from adapterhub.training.starting_point import StartingPoint, starting_point
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class PreparedRun:
     rows: FittedRows
     kernels: KernelChoice
     activations: KeptActivations | None = None
+    start: StartingPoint | None = None
+    started: str = ""
 
     @property
     def train(self) -> Encoded:
@@ -55,7 +59,8 @@ class PreparedRun:
     def notes(self) -> tuple[str, ...]:
         """What the user should read before the run starts."""
         chosen = [self.kernels.note] if self.kernels.note else []
-        return (*self.data.notes, *self.rows.notes, *chosen)
+        started = [self.started] if self.started else []
+        return (*self.data.notes, *self.rows.notes, *chosen, *started)
 
     @property
     def options(self) -> RunOptions:
@@ -81,13 +86,15 @@ def prepare(
         loader: loads the backbone; a shared one has it from an earlier run.
         attach_as: the adapter's name on the model, if it is not that of the recipe.
     """
-    methods = parse_methods(recipe.method)  # type: ignore[arg-type]
+    start = starting_point(recipe)
+    methods = _methods(recipe, start)
     data = data or read_data(recipe)
     loader = loader or BackboneLoader()
     loaded = loader.backbone(recipe, data, kernels or choose_kernels(recipe, data, methods))
     model, tokenizer, kernels = loaded.model, loaded.tokenizer, loaded.kernels
     adapter = attach(model, methods, name=attach_as or recipe.name)
     adapter.metadata.name = recipe.name
+    started = start.give(adapter) if start else ""
     _check_packing(data.task, adapter)
     _check_stages(data, adapter)
     adapter.metadata.task = data.task.name
@@ -106,8 +113,19 @@ def prepare(
         train=options,
         data=data.options,
         task=dump_task(data.task),
+        method=recipe.method if recipe.method is not None else list(dump_methods(methods)),
     )
-    return PreparedRun(recipe, data, model, tokenizer, adapter, rows, kernels, loader.activations)
+    shared = loader.activations
+    return PreparedRun(
+        recipe, data, model, tokenizer, adapter, rows, kernels, shared, start, started
+    )
+
+
+def _methods(recipe: Recipe, start: StartingPoint | None) -> tuple[Method, ...]:
+    """Return the methods of a recipe, or those of the adapter that it starts from."""
+    if recipe.method is None and start is not None:
+        return start.methods
+    return parse_methods(recipe.method)  # type: ignore[arg-type]
 
 
 def _check_packing(task: Task, adapter: Adapter) -> None:

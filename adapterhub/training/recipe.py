@@ -39,7 +39,14 @@ class Recipe:
     quantize: str | None = option(None, "quantize the frozen backbone: nf4, fp4, int8, int8-weight")
     new_tokens: tuple[str, ...] = option((), "tokens to add to the backbone's tokenizer")
     method: object = option(
-        "lora", "a method spec: lora, lora(rank=16), {lora: {rank: 16}}, or a list"
+        "lora",
+        "a method spec: lora, lora(rank=16), {lora: {rank: 16}}, or a list (null: that of the "
+        "adapter in `from`)",
+    )
+    from_: str | None = option(
+        None,
+        "a trained adapter to start from, by name, folder or Hub id: the same method and sizes; "
+        "its head too, if the labels are the same",
     )
     task: object = option(
         "classification", "a task spec: tagging, seq2seq(metric=rouge), {seq2seq: {metric: rouge}}"
@@ -49,6 +56,13 @@ class Recipe:
     seed: int = option(0, "seed of initialization, sampling and batch order")
     data: DataOptions = field(default_factory=DataOptions)
     train: TrainOptions = field(default_factory=TrainOptions)
+
+    def __post_init__(self) -> None:
+        if self.method is None and self.from_ is None:
+            raise ConfigError(
+                "method is null, and there is no adapter in `from`",
+                hint="--method lora, or --from ADAPTER",
+            )
 
     def to_yaml(self) -> str:
         """Return the recipe as YAML, for `read`."""
@@ -106,4 +120,6 @@ def read_draft(
         data = merge_options(
             {k: v for k, v in data.items() if k not in SPECS or k not in options}, options
         )
+    if data.get("from") is not None and "method" not in data:
+        data["method"] = None  # that of the adapter
     return from_dict(Recipe, data, suggest=NAMES.suggest)

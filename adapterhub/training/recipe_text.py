@@ -43,7 +43,7 @@ def commented_recipe(recipe: Recipe) -> str:
 
 def _methods(recipe: Recipe) -> Iterator[str]:
     """Yield the lines of {name: options}; of a list of these if a name occurs twice."""
-    specs = spec_options(recipe.method)  # type: ignore[arg-type]
+    specs = spec_options(recipe.method or ())  # type: ignore[arg-type]
     twice = len(dict(specs)) < len(specs)
     for name, options in specs:
         method = described_method(name)

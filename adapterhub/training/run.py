@@ -301,7 +301,13 @@ def _record(prepared: PreparedRun) -> dict[str, Any]:
         "data": _data_hash(prepared.data),
         "backbone": adapter.state.fingerprint(),
         **pooling,
+        **_origin(prepared),
     }
+
+
+def _origin(prepared: PreparedRun) -> dict[str, Any]:
+    """Return the record of the adapter that a run started from, if it did."""
+    return {"from": prepared.start.origin.record()} if prepared.start else {}
 
 
 def _batches(prepared: PreparedRun, epoch: int) -> LazyBatches:
@@ -327,7 +333,7 @@ def _identity(recipe: Recipe) -> dict[str, Any]:
     }
     if recipe.attention is None:
         del fields["attention"]
-    return {k: v for k, v in fields.items() if k not in ("output", "train", "backbone")}
+    return {k: v for k, v in fields.items() if k not in ("output", "train", "backbone", "from")}
 
 
 def _data_hash(data: RunData) -> str:
@@ -350,6 +356,7 @@ def _save(prepared: PreparedRun, output: Path, result: loop.TrainingResult) -> R
         "kind": data.task.head,
         "seed": recipe.seed,
         "steps": result.steps,
+        **_origin(prepared),
         "backbone_parameters": sum(map(size_of, adapter.anatomy.parameters().values())),
     }
     folder = output / "adapter"

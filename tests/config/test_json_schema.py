@@ -7,7 +7,7 @@ import json
 from typing import Any, Literal
 
 from adapterhub.config.json_schema import json_schema
-from adapterhub.config.options import option
+from adapterhub.config.options import option, options_of
 from adapterhub.training.recipe import Recipe
 
 
@@ -69,7 +69,7 @@ def test_each_annotation_has_its_schema() -> None:
 
 def test_the_schema_of_recipes_is_json_and_lists_every_option() -> None:
     schema = json.loads(json.dumps(json_schema(Recipe), allow_nan=False))
-    assert set(schema["properties"]) == {field.name for field in dataclasses.fields(Recipe)}
+    assert set(schema["properties"]) == {option.name for option in options_of(Recipe)}
     train = schema["properties"]["train"]["properties"]
     assert train["log_every"]["type"] == "integer"
     assert "cosine" in train["schedule"]["anyOf"][0]["enum"]

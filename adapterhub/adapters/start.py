@@ -1,0 +1,107 @@
+"""Start from a trained adapter: its tensors become the initial values of a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from adapterhub.adapters.adapter import Adapter
+from adapterhub.adapters.attach import snapshot_for
+from adapterhub.adapters.compatibility import check_backbone, check_tokenizer, check_values
+from adapterhub.adapters.parts import HEAD
+from adapterhub.adapters.state import get_state
+from adapterhub.errors import MismatchError
+from adapterhub.files.manifest import Manifest
+from adapterhub.files.native import read_manifest, read_tensors
+from adapterhub.methods._spec import method_text, restore_methods
+
+
+@dataclass(frozen=True)
+class StartedHead:
+    """Whether a new adapter has the task head of the one that it starts from, and if not, why."""
+
+    taken: bool
+    reason: str = ""
+
+
+def start_from(adapter: Adapter, folder: Path, *, sha256: str | None = None) -> StartedHead:
+    """Copy the tensors of a saved adapter into a new one, with its head if the labels are the same.
+
+    Args:
+        adapter: the new adapter, attached to the backbone that the other one was trained on.
+        folder: the folder of the saved one.
+        sha256: the digest of its manifest, if the files were verified before.
+
+    Raises:
+        MismatchError: it has another backbone, tokenizer, method, sizes or sites; nothing is
+            changed.
+        FileError: its files are broken.
+    """
+    manifest = read_manifest(folder, sha256)
+    check_backbone(manifest, get_state(adapter.model))
+    if snapshot := snapshot_for(adapter.model, None):
+        check_tokenizer(manifest, snapshot)
+    _check_methods(manifest, adapter)
+    found = _head(manifest, adapter)
+    tensors = read_tensors(folder, manifest)
+    kept = {n: t for n, t in tensors.items() if found.taken or not _is_of_head(n)}
+    check_values(kept, adapter)
+    own = adapter.tensors()
+    with torch.no_grad():
+        for name, tensor in kept.items():
+            own[name].copy_(tensor)
+    return found
+
+
+def _check_methods(manifest: Manifest, adapter: Adapter) -> None:
+    """Refuse another method, or one with other sizes, sites or scales."""
+    saved = restore_methods(manifest.methods, f"the adapter {manifest.name!r}")
+    texts = [" + ".join(map(method_text, methods)) for methods in (saved, adapter.methods)]
+    if problems := list(_differences(manifest, adapter)):
+        raise MismatchError(
+            f"this run cannot start from the adapter {manifest.name!r}: they differ",
+            offenders=[f"it has {texts[0]}", f"this run has {texts[1]}", *problems[:5]],
+            expected="the same method with the same sizes, sites and layers",
+            hint="leave --method out, to take that of the adapter; `adapterhub combine ADAPTER "
+            "--rank N` writes a low-rank adapter in another rank",
+        )
+
+
+def _differences(manifest: Manifest, adapter: Adapter) -> Iterator[str]:
+    own = {n: t for n, t in adapter.tensors().items() if not _is_of_head(n)}
+    theirs = {n: t for n, t in manifest.tensors.items() if not _is_of_head(n)}
+    yield from (f"its files lack {name}" for name in own if name not in theirs)
+    yield from (f"only its files have {name}" for name in theirs if name not in own)
+    for name in own.keys() & theirs.keys():
+        if tuple(own[name].shape) != theirs[name].shape:
+            yield f"{name}: {theirs[name].shape} in its files, here {tuple(own[name].shape)}"
+    saved = restore_methods(manifest.methods, f"the adapter {manifest.name!r}")
+    for method, other in zip(saved, adapter.methods, strict=False):
+        theirs_of, ours_of = method.options(), other.options()
+        for name in theirs_of.keys() & ours_of.keys() - set(method.training_options):
+            if theirs_of[name] != ours_of[name]:
+                yield f"{name}: {theirs_of[name]} in its files, here {ours_of[name]}"
+
+
+def _is_of_head(name: str) -> bool:
+    return name.startswith(f"{HEAD}.")
+
+
+def _head(manifest: Manifest, adapter: Adapter) -> StartedHead:
+    """Return whether the head of a saved adapter fits a new one's task, labels and sizes."""
+    if adapter.head is None:
+        return StartedHead(False)
+    if manifest.head is None:
+        return StartedHead(False, "it has none")
+    if manifest.labels != adapter.labels:
+        return StartedHead(False, "the labels are others")
+    if manifest.head.problem_type != adapter.problem_type:
+        return StartedHead(False, f"its problem type is {manifest.head.problem_type}")
+    if manifest.head.pooling != (adapter.pooling.how if adapter.pooling else None):
+        return StartedHead(False, "it reads another state of each text")
+    own = {n: tuple(t.shape) for n, t in adapter.tensors().items() if _is_of_head(n)}
+    saved = {n: t.shape for n, t in manifest.tensors.items() if _is_of_head(n)}
+    return StartedHead(True) if own == saved else StartedHead(False, "its layers are others")
