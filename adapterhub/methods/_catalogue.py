@@ -153,13 +153,13 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
     }),
     'staged': ('staged', 'train groups of parameters one after the other: top layers, norms, everything', 'Kumar et al. 2022, https://arxiv.org/abs/2202.10054', 5e-05, None, {
-        'every': (int | Literal['plateau'], 1, 'epochs per stage; plateau: until the main metric stops improving'),
+        'every': (int | Literal['plateau', 'equal'], 1, 'epochs per stage; equal: all stages have as many steps; plateau: until the main metric stops improving'),
         'patience': (int, 1, 'evaluations without improvement that count as a plateau'),
         'groups': (tuple[str, ...], ('top 2', 'norms', 'everything'), 'one group per stage: top N, norms, embeddings, everything, head, a pattern, or A + B'),
         'decay': (float, 1.0, 'learning rate divisor per layer, from the top down'),
     }),
     'unfreeze': ('unfreeze', 'gradual unfreezing, from the top layer down', 'Howard & Ruder 2018, https://arxiv.org/abs/1801.06146', 0.0001, 'slanted', {
-        'every': (int | Literal['plateau'], 1, 'epochs per stage; plateau: until the main metric stops improving'),
+        'every': (int | Literal['plateau', 'equal'], 1, 'epochs per stage; equal: all stages have as many steps; plateau: until the main metric stops improving'),
         'patience': (int, 1, 'evaluations without improvement that count as a plateau'),
         'size': (int, 1, 'layers per group'),
         'decay': (float, 2.6, 'learning rate divisor per group, from the top down'),

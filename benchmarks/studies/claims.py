@@ -168,6 +168,8 @@ def gradual_unfreezing_wins(tasks: Tasks) -> Claim:
 def _unfreezing(task: TaskStudy, label: str, other: str) -> Check:
     method, layers = task.methods[label], LAYERS.get(str(task.study.recipe.backbone))
     what = f"{label} - {other}"
+    if method.every == "equal":  # type: ignore[attr-defined]
+        return gain_check(task.where, what, task.pairs[other, label])
     if layers is None:
         return Check(task.where, what, why_open="the number of its stages is not known")
     stages = ceil(layers / method.size) + 1  # type: ignore[attr-defined]

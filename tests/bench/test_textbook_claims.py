@@ -134,6 +134,14 @@ def test_unfreezing_is_not_judged_where_its_stages_do_not_begin(tmp_path: Path) 
     assert {c.where for c in found.checks} == {"sst2, 500 rows"}
 
 
+def test_equal_stages_begin_in_any_run(tmp_path: Path) -> None:
+    equal = "unfreeze(size=2, every=equal)"
+    folder = planted(tmp_path / "s", {500: {equal: 0.9, "freeze": 0.8, "full": 0.8}})
+    file = folder / STUDY
+    file.write_text(file.read_text("utf-8").replace("batch_size: 16", "batch_size: 1"), "utf-8")
+    assert verdict_of("gradual unfreezing", folder) == "holds"
+
+
 def test_methods_of_other_sizes_are_not_compared(tmp_path: Path) -> None:
     accuracy = {ffn("parallel"): 0.90, ffn("pfeiffer"): 0.80}
     sizes = {ffn("parallel"): 30_000, ffn("pfeiffer"): 10_000}
