@@ -417,7 +417,7 @@ def keep_study(study: Study, output: Path) -> Study:
                 hint=f"adapterhub bench {path} --output {output} to continue it, "
                 "or another --output",
             )
-        study = _with_recorded(study, there)
+        study = _with_recorded(there, study)
     with writing(path):
         output.mkdir(parents=True, exist_ok=True)
         replace_file(path, study.to_yaml().encode())
@@ -447,13 +447,15 @@ def as_begun(study: Study, output: Path) -> Study:
     if bench.budget is not None and bench.steps is None:
         bench = replace(bench, steps=begun.bench.steps)
     chosen = replace(study, recipe=recipe, bench=bench)
-    same = _identity(chosen, output) == _identity(begun, output)
-    return _with_recorded(begun, study) if same else study
+    if _identity(chosen, output) != _identity(begun, output):
+        return study
+    recorded = _with_recorded(begun, study).bench.recorded
+    return replace(begun, bench=replace(begun.bench, recorded=recorded))
 
 
-def _with_recorded(study: Study, other: Study) -> Study:
-    """Return a study with the recorded methods of another one as well."""
-    names = dict.fromkeys((*study.bench.recorded, *other.bench.recorded))
+def _with_recorded(begun: Study, study: Study) -> Study:
+    """Return a study with the recorded methods of when it was begun as well."""
+    names = dict.fromkeys((*begun.bench.recorded, *study.bench.recorded))
     return replace(study, bench=replace(study.bench, recorded=tuple(names)))
 
 

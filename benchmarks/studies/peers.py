@@ -353,8 +353,8 @@ def plan_peers(
             context.data,
             {peer.label: peer.configuration(anatomy) for peer in peers},
             context.backbone,
-            {peer.label: workers[peer.library] for peer in peers},
-            sum(parameter.numel() for parameter in anatomy.parameters().values()),
+            workers={peer.label: workers[peer.library] for peer in peers},
+            backbone_size=sum(parameter.numel() for parameter in anatomy.parameters().values()),
         )
     places = dict.fromkeys((g.task, g.rows, g.steps) for g in planned.groups)
     groups = tuple(
