@@ -1,4 +1,4 @@
-"""How many steps the runs of a study may have within a time, from a few steps of each method."""
+"""How long the runs of a study may be within a time, from a few steps of each method."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from adapterhub.bench.cells import Cell, Group
-from adapterhub.bench.execute import EVALUATIONS, TaskContext
+from adapterhub.bench.execute import EVALUATIONS, FIT_ROWS, TaskContext
 from adapterhub.bench.in_turns import seconds_in_turns
 from adapterhub.bench.search import KEPT, LEAST_STEPS, SHARE
 from adapterhub.bench.study import BenchOptions
+from adapterhub.bench.task_data import TaskData
 from adapterhub.errors import AdapterhubError
 from adapterhub.methods._spec import parse_methods
 from adapterhub.training.defaults import run_options
@@ -21,6 +23,8 @@ from adapterhub.training.report import Reporter
 from adapterhub.training.run import run
 
 PROBE_STEPS = 6
+EVALUATING = 0.25  # of the time
+FEWEST_SELECTING = 200  # rows, if there are as many: fewer would select by chance
 OVERHEAD = 1.0  # seconds of a run beside training and evaluations, about
 
 
@@ -32,15 +36,32 @@ class StepTime:
     evaluation: float
 
 
-def affordable_steps(
+@dataclass(frozen=True)
+class Affordable:
+    """What fits into a time.
+
+    Attributes:
+        steps: the steps of a whole run.
+        select_rows: the rows that select, at most.
+        notes: for the user.
+    """
+
+    steps: int
+    select_rows: int
+    notes: tuple[str, ...]
+
+
+def affordable(
     groups: Sequence[Group],
     contexts: Mapping[str, TaskContext],
     bench: BenchOptions,
     seconds: float,
     loader: BackboneLoader,
     work: Path,
-) -> tuple[int, list[str]]:
-    """Return the steps of a whole run that fit into a time, and notes for the user.
+) -> Affordable:
+    """Return the steps of a whole run that fit into a time, and the rows that select.
+
+    Evaluations have `EVALUATING` of the time at most: more rows that select would leave few steps.
 
     Args:
         groups: what is compared; one that is there twice takes twice the time.
@@ -57,7 +78,13 @@ def affordable_steps(
     times = [known[group] for group in groups]
     runs = bench.rates + KEPT + bench.seeds
     wholes = bench.rates / SHARE + KEPT + bench.seeds
-    fixed = sum(runs * (EVALUATIONS * time.evaluation + OVERHEAD) for time in times)
+    data = [contexts[group.task].data for group in groups]
+    evaluating = sum(runs * EVALUATIONS * time.evaluation for time in times)
+    share = min(1.0, EVALUATING * seconds / evaluating) if evaluating else 1.0
+    all_rows = max(len(each.run.evaluation) for each in data)
+    select_rows = max(min(FEWEST_SELECTING, all_rows), int(share * all_rows))
+    fixed = evaluating * min(1.0, select_rows / all_rows) + runs * OVERHEAD * len(times)
+    fixed += sum(map(partial(_testing, bench.seeds), times, data))
     fixed += sum(seconds_in_turns(time.step) for time in times) if bench.time else 0.0
     per_step = sum(wholes * time.step for time in times)
     steps = int((seconds - fixed) / max(per_step, 1e-9))  # of methods that all fail it is 0
@@ -65,9 +92,17 @@ def affordable_steps(
     chosen = min(max(steps, LEAST_STEPS), most)
     took = (fixed + per_step * chosen) / 60
     said = [f"{chosen:,} steps a run, of at most {most:,}: about {took:,.0f} min for all runs"]
+    if select_rows < all_rows:
+        said += [f"{select_rows:,} rows select, of {all_rows:,}: evaluations take time too"]
     if steps < LEAST_STEPS:
         said += [f"the budget of {seconds / 60:,.0f} min allows fewer; compare fewer methods"]
-    return chosen, said
+    return Affordable(chosen, min(select_rows, bench.select_rows), tuple(said))
+
+
+def _testing(seeds: int, time: StepTime, data: TaskData) -> float:
+    """Return the seconds of the evaluations of final runs, on test and on training rows."""
+    rows = len(data.test) + min(FIT_ROWS, len(data.run.train))
+    return seeds * time.evaluation * rows / len(data.run.evaluation)
 
 
 def _step_time(group: Group, context: TaskContext, loader: BackboneLoader, work: Path) -> StepTime:

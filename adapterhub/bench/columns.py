@@ -269,7 +269,8 @@ def _share(costs: Costs) -> float | None:
 
 
 def _share_text(costs: Costs) -> str:
-    return f"{100 * (_share(costs) or 0.0):.2g} %"
+    share = 100 * (_share(costs) or 0.0)
+    return f"{share:.0f} %" if share >= 10 else f"{share:.2g} %"
 
 
 def _merged(costs: Costs) -> float | None:

@@ -12,7 +12,7 @@ from typing import Protocol
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.backbones.fingerprint import fingerprint
 from adapterhub.backbones.load import meta_model
-from adapterhub.bench.budget import affordable_steps
+from adapterhub.bench.budget import affordable
 from adapterhub.bench.cells import Cell, Group, Shard
 from adapterhub.bench.claims import Claims
 from adapterhub.bench.equal_size import count_of, equal_sized, is_near
@@ -29,7 +29,6 @@ from adapterhub.bench.study import (
     read_study,
     seconds_of,
     with_option,
-    with_steps,
 )
 from adapterhub.bench.task_data import read_task_data
 from adapterhub.errors import ConfigError, OutputError
@@ -107,10 +106,33 @@ def plan_study(study: Study, loader: BackboneLoader, work: Path) -> PlannedStudy
     Raises:
         AdapterhubError: of any type; nothing but `work` is written.
     """
-    contexts, notes = {}, []
+    notes: list[str] = []
     if study.bench.equal_parameters:
         study, said = _with_equal_sizes(study)
         notes += said
+    study, contexts, said = _contexts(study, loader)
+    notes += said
+    groups = _groups(study, contexts)
+    if study.bench.steps is None and study.bench.budget is not None:
+        study, said = _within_budget(study, contexts, groups, loader, work)
+        study, contexts, _ = _contexts(study, loader)  # fewer rows may select
+        groups = _groups(study, contexts)
+        notes += said
+    if study.bench.equal_time:
+        study, said = _with_equal_time(study, contexts, groups, loader, work)
+        specs = study.labels()
+        contexts = {name: replace(context, specs=specs) for name, context in contexts.items()}
+        groups += _equal_groups(study, groups)
+        notes += said
+    return PlannedStudy(study, contexts, groups, tuple(notes))
+
+
+def _contexts(
+    study: Study, loader: BackboneLoader
+) -> tuple[Study, dict[str, TaskContext], list[str]]:
+    """Return a study with the kernels of its first task, what each task shares, and notes."""
+    contexts: dict[str, TaskContext] = {}
+    notes: list[str] = []
     for name, recipe in study.tasks().items():
         test = study.tests().get(name, study.bench.test)
         if study.recipe.dtype is not None:  # as was chosen for the first task, or at the first time
@@ -121,22 +143,23 @@ def plan_study(study: Study, loader: BackboneLoader, work: Path) -> PlannedStudy
         study = replace(
             study, recipe=replace(study.recipe, dtype=fixed.dtype, attention=fixed.attention)
         )
-    groups = _groups(study, contexts)
-    if study.bench.steps is None and study.bench.budget is not None:
-        seconds = seconds_of(study.bench.budget)
-        assert seconds is not None
-        counted = (*groups, *_in_the_time_of_the_baseline(study, groups))
-        steps, said = affordable_steps(counted, contexts, study.bench, seconds, loader, work)
-        groups = tuple(replace(group, steps=min(group.steps, steps)) for group in groups)
-        study = with_steps(study, steps)
-        notes += said
-    if study.bench.equal_time:
-        study, said = _with_equal_time(study, contexts, groups, loader, work)
-        specs = study.labels()
-        contexts = {name: replace(context, specs=specs) for name, context in contexts.items()}
-        groups += _equal_groups(study, groups)
-        notes += said
-    return PlannedStudy(study, contexts, groups, tuple(notes))
+    return study, contexts, notes
+
+
+def _within_budget(
+    study: Study,
+    contexts: Mapping[str, TaskContext],
+    groups: Sequence[Group],
+    loader: BackboneLoader,
+    work: Path,
+) -> tuple[Study, list[str]]:
+    """Return a study whose runs fit into its budget, and notes."""
+    seconds = seconds_of(str(study.bench.budget))
+    assert seconds is not None
+    counted = (*groups, *_in_the_time_of_the_baseline(study, groups))
+    found = affordable(counted, contexts, study.bench, seconds, loader, work)
+    bench = replace(study.bench, steps=found.steps, select_rows=found.select_rows)
+    return replace(study, bench=bench), list(found.notes)
 
 
 def _in_the_time_of_the_baseline(study: Study, groups: Sequence[Group]) -> list[Group]:
@@ -445,7 +468,7 @@ def as_begun(study: Study, output: Path) -> Study:
     if bench.equal_time and not bench.equal_steps:
         bench = replace(bench, equal_steps=begun.bench.equal_steps)
     if bench.budget is not None and bench.steps is None:
-        bench = replace(bench, steps=begun.bench.steps)
+        bench = replace(bench, steps=begun.bench.steps, select_rows=begun.bench.select_rows)
     chosen = replace(study, recipe=recipe, bench=bench)
     if _identity(chosen, output) != _identity(begun, output):
         return study

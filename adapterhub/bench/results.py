@@ -247,7 +247,7 @@ def _method_result(label: str, records: Sequence[CellRecord], score: RowScore) -
         good=good_rates(curve, _selecting(own, score)) if len(curve) > 1 else None,
         costs=median_costs([r.costs for r in finals if r.status == "done"]),
         calibration=_mean([_calibration(r.rows) for r in finals if r.rows]),
-        gap=_mean([_gap(record) for record in finals]),
+        gap=_mean([_gap(record, score) for record in finals]),
         trials=tuple(trials),
         finals=tuple(finals),
     )
@@ -365,13 +365,16 @@ def _calibration(rows: PredictedRows | None) -> float | None:
     return calibration(rows.outcomes())[1]
 
 
-def _gap(record: CellRecord) -> float | None:
-    """Return how much better a run is on its training rows than on the test rows."""
-    fitted, tested = (s.get(record.metric) for s in (record.trained, record.tested))
+def _gap(record: CellRecord, score: RowScore) -> float | None:
+    """Return how much better a run's score is on its training rows than on the test rows."""
+    names = (score.name, f"eval_{score.name}")
+    fitted, tested = (
+        next((each[name] for name in names if name in each), None)
+        for each in (record.trained, record.tested)
+    )
     if fitted is None or tested is None:
         return None
-    sign = -1 if record.metric.removeprefix("eval_") in LOWER_IS_BETTER else 1
-    return sign * (fitted - tested)
+    return (tested - fitted) if score.lower_is_better else (fitted - tested)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

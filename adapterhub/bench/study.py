@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -290,8 +290,3 @@ def _equal_steps(value: object, methods: set[str]) -> EqualSteps:
 
 def _without(options: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in options.items() if key != name}
-
-
-def with_steps(study: Study, steps: int) -> Study:
-    """Return a study whose whole runs have so many steps."""
-    return replace(study, bench=replace(study.bench, steps=steps))

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from studies import planned
 
-from adapterhub.bench.budget import _step_time
+from adapterhub.bench import budget
+from adapterhub.bench.budget import StepTime, _step_time
+from adapterhub.bench.conduct import as_begun, keep_study
 from adapterhub.bench.study import Study
 
 
@@ -39,3 +42,33 @@ def test_the_time_of_a_step_is_that_of_its_whole_batch(study: Study, tmp_path: P
     other = replace(context, recipe=replace(context.recipe, train=accumulated))
     times = [_step_time(group, each, engine.loader, tmp_path).step for each in (context, other)]
     assert times[1] > 2 * times[0]
+
+
+def test_slow_evaluations_leave_fewer_rows_to_select(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "FEWEST_SELECTING", 3)
+    monkeypatch.setattr(budget, "_step_time", lambda *_: StepTime(0.001, 1.0))
+    bench = replace(study.bench, steps=None, methods=("head", "lora"), time=False)
+    plan = planned(replace(study, bench=replace(bench, budget="2m")), tmp_path)[0]
+    selecting = len(plan.contexts["train"].data.run.evaluation)
+    unlimited = planned(replace(study, bench=bench), tmp_path / "all")[0]
+    every = len(unlimited.contexts["train"].data.run.evaluation)
+    assert 3 <= selecting < every
+    assert plan.study.bench.select_rows == selecting
+    assert f"{selecting} rows select, of {every}" in " ".join(plan.notes)
+    again = as_begun(replace(study, bench=replace(bench, budget="2m")), tmp_path / "study")
+    assert again.bench.select_rows == bench.select_rows  # nothing was begun there
+    keep_study(plan.study, tmp_path / "study")
+    begun = as_begun(replace(plan.study, bench=replace(bench, budget="2m")), tmp_path / "study")
+    assert begun.bench.select_rows == selecting
+
+
+def test_a_study_with_time_selects_by_all_rows(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "FEWEST_SELECTING", 3)
+    monkeypatch.setattr(budget, "_step_time", lambda *_: StepTime(0.001, 0.01))
+    bench = replace(study.bench, steps=None, methods=("head", "lora"), budget="1h")
+    plan = planned(replace(study, bench=bench), tmp_path)[0]
+    assert plan.study.bench.select_rows >= len(plan.contexts["train"].data.run.evaluation)

@@ -171,3 +171,13 @@ def test_times_in_turns_replace_those_of_the_runs_if_all_methods_have_some(made_
         (task,) = study_results(made_study, records, {}, [other])
         assert not task.in_turns
         assert task.find("lora").costs.train_seconds == 5.0
+
+
+def test_a_gap_is_that_of_the_score_not_of_the_metric_that_selects(made):
+    def by_loss(record):
+        scores = {"tested": {"loss": 0.5}, "trained": {"loss": 0.1}} if record.tested else {}
+        return replace(record, metric="loss", selected={"loss": 0.5}, **scores)
+
+    (task,) = study_results(made, map(by_loss, made_records(made, ACCURACY)), MAJORITY)
+    assert task.score.name == "accuracy"
+    assert {each.gap for each in task.methods} == {None}
