@@ -6,10 +6,14 @@ they come from. It is written wholly or not at all, and never again.
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +25,7 @@ from adapterhub.pages.predictions import Outcome
 
 Status = Literal["done", "diverged", "failed"]
 _DIGITS = 5  # of probabilities and losses that are kept of each row
+_PACK = ".jsonl.gz"
 _TEXTS = ("id", "texts", "scores")
 # Of these kinds, labels and predictions are the user's texts as well.
 _NOT_KEPT = {kind: (*_TEXTS, "label", "prediction") for kind in ("texts", "choices")}
@@ -141,7 +146,11 @@ class CellRecord:
 
 
 class RecordFolder:
-    """The records of a study in a folder, `KEY.json` each."""
+    """The records of a study in a folder: `KEY.json` each, or packed, `NAME.jsonl.gz`.
+
+    A pack has a line for each record. It is for studies that are kept: a hundred records take some
+    hundred kilobytes.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -162,12 +171,37 @@ class RecordFolder:
             FileError: its file is broken.
         """
         path = self.path(key)
-        return read_record(path) if path.is_file() else None
+        return read_record(path) if path.is_file() else self.packed.get(key)
 
     def all(self) -> Iterator[CellRecord]:
         """Yield all records, in the order of their keys."""
-        for path in sorted(self.folder.glob("*.json")):
-            yield read_record(path)
+        files = {path.stem: path for path in self.folder.glob("*.json")}
+        for key in sorted(files.keys() | self.packed.keys()):
+            yield read_record(files[key]) if key in files else self.packed[key]
+
+    @cached_property
+    def packed(self) -> dict[str, CellRecord]:
+        """The records of the packs that were there at the first look, by key."""
+        packs = sorted(self.folder.glob(f"*{_PACK}"))
+        return {record.key: record for pack in packs for record in read_pack(pack)}
+
+    def pack(self, name: str) -> Path:
+        """Move all records into one pack, and return it: equal bytes for equal records.
+
+        Args:
+            name: that of the pack.
+
+        Raises:
+            FileError: a record is broken; nothing is changed.
+        """
+        lines = [record.to_json() for record in self.all()]
+        singles, packs = list(self.folder.glob("*.json")), list(self.folder.glob(f"*{_PACK}"))
+        target = self.folder / f"{name}{_PACK}"
+        replace_file(target, gzip.compress("".join(lines).encode(), mtime=0))
+        for path in (*singles, *packs):
+            if path != target:
+                path.unlink()
+        return target
 
 
 def read_record(path: Path) -> CellRecord:
@@ -176,16 +210,42 @@ def read_record(path: Path) -> CellRecord:
     Raises:
         FileError: the file is no record, or broken.
     """
+    with _reading(path):
+        record = _parsed(path.read_bytes())
+        if record.key != path.stem:
+            raise ValueError("it has another name")
+        return record
+
+
+def read_pack(path: Path) -> list[CellRecord]:
+    """Read the records of a pack.
+
+    Raises:
+        FileError: the file is no pack, or broken.
+    """
+    with _reading(path):
+        if not (lines := gzip.decompress(path.read_bytes()).splitlines()):
+            raise ValueError("it is empty")
+        return [_parsed(line) for line in lines]
+
+
+def _parsed(text: bytes) -> CellRecord:
+    data = json.loads(text)
+    if data.pop("format") != FORMAT:
+        raise ValueError("it has another format")
+    return from_dict(CellRecord, data)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
     try:
-        data = json.loads(path.read_bytes())
-        if data.pop("format") != FORMAT or data["key"] != path.stem:
-            raise ValueError("it has another format or name")
-        return from_dict(CellRecord, data)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, ConfigError) as error:
+        yield
+    except (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError, AttributeError,
+            ConfigError) as error:  # fmt: skip
         raise FileError(
             f"{path} is not the record of a run: {error}",
             expected="a file that adapterhub bench wrote",
-            hint=f"delete {path}: the run is then repeated",
+            hint=f"delete {path}: what it recorded is then repeated",
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 from dataclasses import asdict, replace
@@ -110,3 +111,36 @@ def test_no_text_of_the_user_is_kept(kind: str) -> None:
     assert len(rows.outcomes()) == 2
     if kind in ("classes", "choices"):
         assert is_right(rows.outcomes()[0]) == (kind == "choices")
+
+
+def test_a_pack_has_the_same_records_as_its_files(tmp_path: Path) -> None:
+    folder = RecordFolder(tmp_path)
+    others = [replace(RECORD, key=digit * 32) for digit in "213"]
+    for record in (RECORD, *others):
+        folder.write(record)
+    before = list(folder.all())
+    pack = folder.pack("mine")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.jsonl.gz"]
+    again = RecordFolder(tmp_path)
+    assert list(again.all()) == before
+    assert again.read("2" * 32) == others[0]
+    assert again.read("4" * 32) is None
+    data = pack.read_bytes()
+    later = replace(RECORD, key="4" * 32)
+    again.write(later)
+    assert again.pack("all") == tmp_path / "all.jsonl.gz"
+    assert [path.name for path in tmp_path.iterdir()] == ["all.jsonl.gz"]
+    assert list(RecordFolder(tmp_path).all()) == [*before, later]
+    (tmp_path / "all.jsonl.gz").unlink()
+    for record in before:
+        again.write(record)
+    assert RecordFolder(tmp_path).pack("mine").read_bytes() == data
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", gzip.compress(b"{}"), gzip.compress(b"x")[:-3]])
+def test_a_broken_pack_is_refused_with_its_path(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "mine.jsonl.gz"
+    path.write_bytes(content)
+    with pytest.raises(FileError, match="is not the record of a run") as error:
+        list(RecordFolder(tmp_path).all())
+    assert str(path) in str(error.value)

@@ -1,0 +1,33 @@
+"""Pack the records of a study that is kept in this repository: a file for each task.
+
+    python benchmarks/studies/pack.py FOLDER [NAME]
+
+FOLDER is the output of `adapterhub bench`, which reads packs as it reads single records. What it
+needed only while it ran, its checkpoints and claims, is deleted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+from adapterhub.bench.conduct import CLAIMS, RECORDS, WORK
+from adapterhub.bench.records import RecordFolder
+
+
+def main() -> None:
+    """Pack the records, and print the file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("name", nargs="?", default="records")
+    options = parser.parse_args()
+    print(RecordFolder(options.folder / RECORDS).pack(options.name))
+    for name in (WORK, CLAIMS):
+        shutil.rmtree(options.folder / name, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
