@@ -16,7 +16,6 @@ from adapterhub.bench.search import KEPT, LEAST_STEPS, SHARE
 from adapterhub.bench.study import BenchOptions
 from adapterhub.bench.task_data import TaskData
 from adapterhub.errors import AdapterhubError
-from adapterhub.methods._spec import parse_methods
 from adapterhub.training.defaults import run_options
 from adapterhub.training.loading import BackboneLoader
 from adapterhub.training.report import Reporter
@@ -119,7 +118,7 @@ def _step_time(group: Group, context: TaskContext, loader: BackboneLoader, work:
         return StepTime(0.0, 0.0)
     finally:
         shutil.rmtree(output, ignore_errors=True)
-    methods = parse_methods(context.specs[group.method])  # type: ignore[arg-type]
+    methods = context.parsed(group.method)
     options = run_options(recipe.train, methods, len(data.train))
     rows = options.batch_size * options.gradient_accumulation
     step = rows / max(result.examples_per_second, 1e-9)

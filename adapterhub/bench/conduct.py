@@ -28,6 +28,7 @@ from adapterhub.bench.study import (
     method_label,
     read_study,
     seconds_of,
+    start_of,
     with_option,
 )
 from adapterhub.bench.task_data import read_task_data
@@ -42,6 +43,7 @@ from adapterhub.training.loading import BackboneLoader
 from adapterhub.training.output_folder import writing
 from adapterhub.training.prepare import max_positions
 from adapterhub.training.recipe import Recipe
+from adapterhub.training.starting_point import StartingPoint, starting_point
 
 STUDY = "study.yaml"
 RECORDS = "records"
@@ -121,7 +123,10 @@ def plan_study(study: Study, loader: BackboneLoader, work: Path) -> PlannedStudy
     if study.bench.equal_time:
         study, said = _with_equal_time(study, contexts, groups, loader, work)
         specs = study.labels()
-        contexts = {name: replace(context, specs=specs) for name, context in contexts.items()}
+        contexts = {
+            name: replace(each, specs=specs, starts=_starts(specs, each.recipe))
+            for name, each in contexts.items()
+        }
         groups += _equal_groups(study, groups)
         notes += said
     return PlannedStudy(study, contexts, groups, tuple(notes))
@@ -217,7 +222,8 @@ def _context(
     specs = study.labels()
     data = read_task_data(recipe, test, study.bench.select_rows)
     held = read_held(study.bench.held, data.run.task) if study.bench.held else None
-    usual = parse_methods(specs[study.baseline])  # type: ignore[arg-type]
+    starts = _starts(specs, recipe)
+    usual = TaskContext(recipe, data, specs, "", starts=starts).parsed(study.baseline)
     chosen = KernelChoice(recipe.dtype, recipe.attention)
     if recipe.dtype is None:
         chosen = choose_kernels(recipe, data.run, usual)
@@ -234,7 +240,18 @@ def _context(
     )
     said = [*data.notes, *([kernels.note] if kernels.note else [])]
     backbone = fingerprint(recipe.backbone, revision=recipe.revision)
-    return TaskContext(fixed, data, specs, backbone, held), said
+    return TaskContext(fixed, data, specs, backbone, held, starts), said
+
+
+def _starts(specs: Mapping[str, object], recipe: Recipe) -> dict[str, StartingPoint]:
+    """Find the adapters that methods start from, by the method's name."""
+    names = {label: start_of(spec) for label, spec in specs.items()}
+    found = {
+        label: starting_point(replace(recipe, method=None, from_=name))
+        for label, name in names.items()
+        if name is not None
+    }
+    return {label: each for label, each in found.items() if each is not None}
 
 
 def _with_equal_sizes(study: Study) -> tuple[Study, list[str]]:
@@ -243,10 +260,17 @@ def _with_equal_sizes(study: Study) -> tuple[Study, list[str]]:
     task = parse_task(recipe.task)
     model = meta_model(recipe.backbone, task=task.head, revision=recipe.revision)
     anatomy = anatomy_of(model)
+    if start_of(study.labels()[study.baseline]) is not None:
+        raise ConfigError(
+            f"equal parameters with the baseline {study.baseline!r}, an adapter's method",
+            hint="name the method as the baseline: --baseline lora",
+        )
     target = count_of(parse_methods(study.labels()[study.baseline]), anatomy)  # type: ignore[arg-type]
     specs = list(study.bench.methods)
     notes = []
     for label, spec in study.labels().items():
+        if start_of(spec) is not None:  # its size is that of the adapter
+            continue
         methods = parse_methods(spec)  # type: ignore[arg-type]
         count = count_of(methods, anatomy)
         other = equal_sized(methods[0], target, anatomy) if len(methods) == 1 else None
@@ -278,7 +302,7 @@ def _rows(study: Study, context: TaskContext) -> list[int]:
 
 
 def _group(study: Study, task: str, context: TaskContext, label: str, rows: int) -> Group:
-    methods = parse_methods(context.specs[label])  # type: ignore[arg-type]
+    methods = context.parsed(label)
     options = run_options(context.recipe.train, methods, rows)
     per_epoch = steps_per_epoch(rows, options.batch_size, options.gradient_accumulation)
     steps = options.epochs * per_epoch

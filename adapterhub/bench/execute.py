@@ -9,7 +9,7 @@ import os
 import platform
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from adapterhub.bench.task_data import TaskData
 from adapterhub.config.options import is_neutral, to_dict
 from adapterhub.data.examples import sample
 from adapterhub.errors import AdapterhubError, OutputError
+from adapterhub.methods._base import Method
 from adapterhub.methods._spec import dump_methods, parse_methods
 from adapterhub.pages.predictions import outcomes_of
 from adapterhub.pages.run_files import RunFiles, read_run
@@ -44,6 +45,7 @@ from adapterhub.training.prepare import PreparedRun
 from adapterhub.training.recipe import DATA_SOURCES, Recipe
 from adapterhub.training.report import Reporter, reporter_for
 from adapterhub.training.run import RunOutcome, run
+from adapterhub.training.starting_point import StartingPoint
 from adapterhub.training.stop_signals import Stopped
 
 EVALUATIONS = 4  # of a run
@@ -64,6 +66,7 @@ class TaskContext:
         specs: the method specs by their name in the study.
         backbone: the fingerprint of the backbone.
         held: the text that forgetting is measured with, if there is some.
+        starts: the adapters that methods start from, by the method's name.
     """
 
     recipe: Recipe
@@ -71,6 +74,7 @@ class TaskContext:
     specs: dict[str, object]
     backbone: str
     held: HeldText | None = None
+    starts: dict[str, StartingPoint] = field(default_factory=dict)
 
     @property
     def metric(self) -> str:
@@ -98,8 +102,15 @@ class TaskContext:
         return found
 
     def methods(self, label: str) -> list[Any]:
-        """Return a method of the study with all its options."""
-        return list(dump_methods(parse_methods(self.specs[label])))  # type: ignore[arg-type]
+        """Return a method of the study with all its options, and what it starts from."""
+        start = self.starts.get(label)
+        return [*dump_methods(self.parsed(label)), *([start.origin.digest] if start else [])]
+
+    def parsed(self, label: str) -> tuple[Method, ...]:
+        """Return a method of the study: that of the adapter, if it starts from one."""
+        if start := self.starts.get(label):
+            return start.methods
+        return parse_methods(self.specs[label])  # type: ignore[arg-type]
 
     def recipe_of(self, cell: Cell, output: Path) -> Recipe:
         """Return the recipe of a cell's run."""
@@ -113,11 +124,17 @@ class TaskContext:
         )
         return replace(
             self.recipe,
-            method=self.specs[cell.method],
+            **self._method(cell.method),
             seed=cell.seed,
             train=options,
             output=str(output),
         )
+
+    def _method(self, label: str) -> dict[str, Any]:
+        """Return the fields of a recipe that say what trains."""
+        if start := self.starts.get(label):
+            return {"method": None, "from_": start.reference}
+        return {"method": self.specs[label]}
 
 
 def run_cell(

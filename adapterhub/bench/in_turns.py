@@ -29,7 +29,6 @@ from adapterhub.bench.execute import TaskContext, record_origin, reset_peak_memo
 from adapterhub.bench.overhead import loading_seconds, pass_ratios, wait_for
 from adapterhub.bench.timings import MethodTiming, TaskTimings, TimingFolder
 from adapterhub.errors import AdapterhubError
-from adapterhub.methods._spec import parse_methods
 from adapterhub.status import Display, doing, showing
 from adapterhub.training.batching import LazyBatches, batch_order
 from adapterhub.training.clock import peak_memory, process_memory
@@ -127,7 +126,7 @@ def _place(context: TaskContext, group: Group) -> tuple[str, int]:
 
 
 def _batch_size(context: TaskContext, group: Group) -> int:
-    methods = parse_methods(context.specs[group.method])  # type: ignore[arg-type]
+    methods = context.parsed(group.method)
     return run_options(context.recipe.train, methods, group.rows).batch_size
 
 

@@ -19,9 +19,17 @@ from adapterhub.training.recipe import Recipe, read_draft
 
 METHODS_COMPARED = ("head", "bitfit", "lora", "pfeiffer", "mam", "full")
 USUAL_BASELINE = "lora"
+START = "from"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 # What a study decides for each of its runs.
-_DECIDED = ("seed", "train.learning_rate", "train.max_steps", "train.epochs", "train.eval_every")
+_DECIDED = (
+    "from_",
+    "seed",
+    "train.learning_rate",
+    "train.max_steps",
+    "train.epochs",
+    "train.eval_every",
+)
 
 
 @dataclass(frozen=True)
@@ -32,7 +40,10 @@ class BenchOptions:
         ConfigError: some values are out of range; all of them are listed.
     """
 
-    methods: tuple[object, ...] = option(METHODS_COMPARED, "method specs: lora, lora(rank=16), ...")
+    methods: tuple[object, ...] = option(
+        METHODS_COMPARED,
+        "method specs: lora, lora(rank=16), ...; `from NAME` trains on from a trained adapter",
+    )
     baseline: str | None = option(
         None, "the method that the others are compared with (null: lora, or the first one)"
     )
@@ -205,7 +216,8 @@ def read_study(
     _check_open(recipe)
     study = Study(recipe, from_dict(BenchOptions, section, "bench"))
     for spec in study.bench.methods:
-        check_spec(spec)  # type: ignore[arg-type]
+        if start_of(spec) is None:
+            check_spec(spec)  # type: ignore[arg-type]
     _ = study.baseline
     for each in study.tasks().values():
         parse_task(each.task)
@@ -218,8 +230,19 @@ def seconds_of(text: str) -> float | None:
     return float(found[1]) * _UNITS[found[2]] if found and float(found[1]) > 0 else None
 
 
+def start_of(spec: object) -> str | None:
+    """Return the adapter of `from NAME`, or {from: NAME}: the method starts from that; or None."""
+    if isinstance(spec, str) and spec.split()[:1] == [START] and len(spec.split()) > 1:
+        return spec.split(maxsplit=1)[1].strip()
+    if isinstance(spec, Mapping) and set(spec) == {START}:
+        return str(spec[START])
+    return None
+
+
 def method_label(spec: object) -> str:
     """Return the name of a method in tables: its spec as it was written."""
+    if (start := start_of(spec)) is not None:
+        return f"{START} {start}"
     if isinstance(spec, str):
         return spec.strip()
     if isinstance(spec, Mapping) and len(spec) == 1:
@@ -246,14 +269,18 @@ def with_option(spec: object, name: str, value: object) -> object:
 
 def _check_open(recipe: Recipe) -> None:
     default = Recipe()
+    values = {path: _at(recipe, path) for path in _DECIDED}
     given = [
-        f"{path}={value}" for path in _DECIDED if (value := _at(recipe, path)) != _at(default, path)
+        f"{path.removesuffix('_')}={value}"
+        for path, value in values.items()
+        if value != _at(default, path)
     ]
     if given:
         raise ConfigError(
             "a study chooses these options for each of its runs",
             offenders=given,
-            hint="leave them out; --seeds, --rates and --steps say how many are tried",
+            hint="leave them out; --seeds, --rates and --steps say how many are tried, and the "
+            "method `from NAME` starts from an adapter",
         )
 
 

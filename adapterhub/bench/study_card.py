@@ -11,7 +11,7 @@ from adapterhub.bench.conduct import RECORDS, STUDY
 from adapterhub.bench.markdown import table_lines
 from adapterhub.bench.records import RecordFolder
 from adapterhub.bench.results import MethodResult, TaskResult, study_results
-from adapterhub.bench.study import Study, read_study
+from adapterhub.bench.study import Study, read_study, start_of
 from adapterhub.bench.wording import comparison_sentence
 from adapterhub.errors import ConfigError
 from adapterhub.files.manifest import Manifest
@@ -61,13 +61,21 @@ def _task(folder: Path, results: Sequence[TaskResult], task: str | None) -> Task
 def _label(study: Study, manifest: Manifest, folder: Path) -> str:
     """Return the name in the study of an adapter's method."""
     for label, spec in study.labels().items():
-        if dump_methods(parse_methods(spec)) == manifest.methods:  # type: ignore[arg-type]
+        if _start_name(manifest) != start_of(spec):
+            continue
+        if start_of(spec) is not None or dump_methods(parse_methods(spec)) == manifest.methods:  # type: ignore[arg-type]
             return label
     raise ConfigError(
         f"the study in {folder} has not compared the method of this adapter, with its options",
         expected=f"one of {', '.join(study.labels())}",
         hint="train with the command that the report of the study ends with",
     )
+
+
+def _start_name(manifest: Manifest) -> str | None:
+    """Return the name of the adapter that an adapter started from."""
+    start = manifest.training.get("from")
+    return str(start.get("name")) if isinstance(start, dict) else None
 
 
 def _check_backbone(result: MethodResult, manifest: Manifest, folder: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from adapterhub.bench.results import TaskResult
-from adapterhub.bench.study import Study
+from adapterhub.bench.study import Study, start_of
 from adapterhub.cli.train import FLAGS
 from adapterhub.config.options import to_dict
 from adapterhub.training.recipe import Recipe
@@ -45,8 +45,10 @@ def _words(study: Study, task: TaskResult, output: Path, several: bool) -> list[
         return None
     recipe, spec = study.tasks()[task.task], study.labels()[str(method)]
     place = output / (f"best-{task.task}" if several else "best")
+    start = start_of(spec)
+    what = spec if isinstance(spec, str) else json.dumps(spec)
     decided = {
-        "method": spec if isinstance(spec, str) else json.dumps(spec),
+        **({"method": what} if start is None else {"from": start}),
         "train.learning_rate": f"{found.rate:g}",
         "train.max_steps": str(found.finals[0].cell.steps),
         "output": str(place),

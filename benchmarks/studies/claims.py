@@ -28,7 +28,7 @@ from adapterhub.bench.paired import PairedComparison, compare_all_pairs, compare
 from adapterhub.bench.records import RecordFolder
 from adapterhub.bench.results import MethodResult, TaskResult, method_runs, study_results
 from adapterhub.bench.statistics import RepeatedRuns
-from adapterhub.bench.study import Study, read_study
+from adapterhub.bench.study import Study, read_study, start_of
 from adapterhub.files.atomic import replace_file
 from adapterhub.methods import Method
 from adapterhub.methods._spec import parse_methods
@@ -57,8 +57,8 @@ class TaskStudy:
     @cached_property
     def methods(self) -> dict[str, Method]:
         """The methods that are no compositions, by their name in the study."""
-        labels = self.study.labels().items()
-        parsed = {label: parse_methods(spec) for label, spec in labels}  # type: ignore[arg-type]
+        labels = {k: v for k, v in self.study.labels().items() if start_of(v) is None}
+        parsed = {k: parse_methods(spec) for k, spec in labels.items()}  # type: ignore[arg-type]
         return {label: each[0] for label, each in parsed.items() if len(each) == 1}
 
     @cached_property

@@ -18,9 +18,12 @@ from adapterhub.bench.conduct import (
     study_state,
 )
 from adapterhub.bench.records import CellRecord
+from adapterhub.bench.results import study_results
 from adapterhub.bench.study import Study, read_study
 from adapterhub.errors import OutputError
 from adapterhub.training.kernels import KernelChoice
+from adapterhub.training.report import Reporter
+from adapterhub.training.run import run
 
 
 def test_a_study_runs_every_cell_once_and_tells_of_methods_that_fail(
@@ -172,3 +175,30 @@ def test_the_metric_that_selects_is_the_one_that_is_recorded(study: Study, tmp_p
     assert record.metric == "matthews"
     assert record.curve[-1].score == pytest.approx(record.selected["matthews"], abs=1)
     assert "matthews" in record.tested
+
+
+def test_a_method_may_start_from_a_trained_adapter(study: Study, tmp_path: Path) -> None:
+    recipe = replace(
+        study.recipe,
+        method="lora(rank=2)",
+        output=str(tmp_path / "first"),
+        train=replace(study.recipe.train, max_steps=4, report=False, tensorboard=False),
+    )
+    first = run(recipe, Reporter()).folder
+    label = f"from {first}"
+    methods = ("lora(rank=2)", label)
+    bench = replace(study.bench, methods=methods, baseline=None, rates=1, seeds=1)
+    plan, folder, engine = planned(replace(study, bench=bench), tmp_path)
+    cells = [Cell("train", method, 90, 4, 1e-3, 1, "final") for method in methods]
+    keys = [plan.key(cell) for cell in cells]
+    assert keys[0] != keys[1]
+    state = run_study(plan, folder, engine)
+    assert [record.status for record in state.records] == ["done", "done"]
+    assert state.records[0].costs.trained == state.records[1].costs.trained
+    results = study_results(plan.study, state.records, {})
+    assert [each.method for each in results[0].methods] == list(methods)
+    other = run(replace(recipe, output=str(tmp_path / "second"), seed=9), Reporter()).folder
+    again = (methods[0], f"from {other}")
+    plan = planned(replace(study, bench=replace(bench, methods=again)), tmp_path / "b")[0]
+    assert plan.key(cells[0]) == keys[0]
+    assert plan.key(replace(cells[1], method=again[1])) != keys[1]

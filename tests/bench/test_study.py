@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from adapterhub.bench.study import METHODS_COMPARED, method_label, read_study, seconds_of
+from adapterhub.bench.study import METHODS_COMPARED, method_label, read_study, seconds_of, start_of
 from adapterhub.errors import ConfigError
 
 FLAGS = {"backbone": "some/backbone", "data": {"train": "a/train.tsv"}, "output": "out"}
@@ -77,6 +77,19 @@ def test_mistakes_say_what_to_type(
 )  # fmt: skip
 def test_durations(text: str, seconds: float | None) -> None:
     assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("spec", ["from sst2-lora", " from  sst2-lora ", {"from": "sst2-lora"}])
+def test_a_method_may_be_an_adapter_to_start_from(spec: object) -> None:
+    assert start_of(spec) == "sst2-lora"
+    assert method_label(spec) == "from sst2-lora"
+    study = read_study(None, (), {"backbone": "b"}, {"methods": ("lora", spec)})
+    assert list(study.labels()) == ["lora", "from sst2-lora"]
+
+
+@pytest.mark.parametrize("spec", ["lora", "from", "fromage", {"lora": {}}, {"from": 1, "lora": 2}])
+def test_other_specs_are_methods(spec: object) -> None:
+    assert start_of(spec) is None
 
 
 def test_labels_are_short() -> None:
