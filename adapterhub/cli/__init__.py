@@ -28,6 +28,7 @@ COMMANDS = {
     "train": "Train an adapter from a recipe or from flags.",
     "eval": "Evaluate an adapter, or an untrained backbone.",
     "bench": "Compare methods on your data: tuned, repeated, tested.",
+    "suggest": "Find the trained adapter to start from for your data.",
     "report": "Write the page of a run: curves, scores, mistakes.",
     "compare": "Compare runs, and say whether a difference is chance.",
     "predict": "Predict on arguments, a file or standard input.",
@@ -63,7 +64,16 @@ COMMANDS = {
 }
 
 HEADINGS = {
-    "Train and use": ("quickstart", "train", "bench", "report", "compare", "eval", "predict"),
+    "Train and use": (
+        "quickstart",
+        "train",
+        "bench",
+        "suggest",
+        "report",
+        "compare",
+        "eval",
+        "predict",
+    ),
     "Change adapters": ("merge", "combine"),
     "Look up": ("recipe", "options", "methods", "tasks", "inspect", "cache"),
     "Share": ("publish", "list", "show", "diff", "tag", "yank", "delete", "registry"),
