@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from adapterhub.adapters.activate import activate
 from adapterhub.adapters.attached import adapters, disabled
 from adapterhub.adapters.route import route
-from adapterhub.bench.probe import Features
+from adapterhub.bench.linear_probe import Features
 from adapterhub.tasks import Encoded
 
 ROWS = 64  # in one forward pass

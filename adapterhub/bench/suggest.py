@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 from adapterhub.adapters.attach import detach
 from adapterhub.adapters.load import load_folder
 from adapterhub.bench.features import features_of
+from adapterhub.bench.linear_probe import Features, linear_probe
 from adapterhub.bench.paired import PairedComparison, compare_with
-from adapterhub.bench.probe import Features, probe
 from adapterhub.bench.statistics import Estimate, RepeatedRuns, estimate_all, repeated_runs
 from adapterhub.data.split import content_of
 from adapterhub.errors import AdapterhubError, ConfigError
@@ -136,5 +136,5 @@ def _runs(name: str, features: Features, encoded: Encoded) -> RepeatedRuns:
     kind = str(encoded.task.outcomes)
     examples = encoded.examples
     labels = [float(e.label) if kind == "numbers" else str(e.label) for e in examples]
-    files = probe(features, labels, [content_of(each) for each in examples], kind)
+    files = linear_probe(features, labels, [content_of(each) for each in examples], kind)
     return repeated_runs(name, files, row_score(kind, "accuracy" if kind == "classes" else ""))

@@ -24,7 +24,7 @@ _PENALTIES = np.logspace(-1, 6, 15)
 Features = NDArray[np.float32]
 
 
-def probe(
+def linear_probe(
     features: Features, labels: Sequence[Any], groups: Sequence[Hashable], kind: str
 ) -> list[PredictionFile]:
     """Return the predictions of each row by probes that were fitted without it, per repeat.

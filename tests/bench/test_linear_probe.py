@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adapterhub.bench import probe as probing
-from adapterhub.bench.probe import FOLDS, REPEATS, probe
+from adapterhub.bench import linear_probe as probing
+from adapterhub.bench.linear_probe import FOLDS, REPEATS, linear_probe
 from adapterhub.errors import DataError
 
 
@@ -28,18 +28,18 @@ def accuracy(files: Any) -> float:
 
 def test_signal_is_found_and_noise_is_not() -> None:
     features, labels = data(300, 3.0)
-    files = probe(features, labels, range(300), "classes")
+    files = linear_probe(features, labels, range(300), "classes")
     assert len(files) == REPEATS
     assert all([row["label"] for row in file.rows] == labels for file in files)
     assert accuracy(files) > 0.97
     features, labels = data(300, 0.0)
-    assert 0.4 < accuracy(probe(features, labels, range(300), "classes")) < 0.6
+    assert 0.4 < accuracy(linear_probe(features, labels, range(300), "classes")) < 0.6
 
 
 def test_numbers_are_predicted() -> None:
     features, _ = data(200, 0.0)
     labels = [float(value) for value in 2 * features[:, 3] + 1]
-    for file in probe(features, labels, range(200), "numbers"):
+    for file in linear_probe(features, labels, range(200), "numbers"):
         predicted = [row["prediction"] for row in file.rows]
         assert np.corrcoef(predicted, labels)[0, 1] > 0.99
         assert all(isinstance(value, float) for value in predicted)
@@ -51,7 +51,7 @@ def test_equal_texts_are_in_one_fold(monkeypatch: pytest.MonkeyPatch) -> None:
     features = np.repeat(random.normal(size=(60, 200)).astype(np.float32), 2, axis=0)
     labels = list(np.repeat([f"c{n % 2}" for n in random.permutation(60)], 2))
     groups: list[Hashable] = [n // 2 for n in range(120)]
-    assert accuracy(probe(features, labels, groups, "classes")) < 0.7
+    assert accuracy(linear_probe(features, labels, groups, "classes")) < 0.7
     folds = list(probing._folds(np.array(labels), groups, "classes", 0))
     assert len(folds) == FOLDS
     for train, held in folds:
@@ -76,4 +76,4 @@ def test_the_same_division_for_all_features() -> None:
 def test_too_few_rows_are_refused(labels: list[Any], kind: str) -> None:
     features = np.zeros((len(labels), 3), dtype=np.float32)
     with pytest.raises(DataError, match="too few"):
-        probe(features, labels, range(len(labels)), kind)
+        linear_probe(features, labels, range(len(labels)), kind)
