@@ -19,6 +19,7 @@ from adapterhub.bench.wording import (
     estimate_sentence,
     numbers_text,
     points_text,
+    time_words,
 )
 
 
@@ -72,10 +73,12 @@ def recommend(
 
     One that is worse than another method, though tied with the best, is not a candidate. The
     cheapest has the fewest trained parameters, then the shortest training, then the smallest
-    memory. A method with failed seeds is recommended only if all tied methods have some. Methods
-    with one seed, or without a score, are not candidates: their sentences say that. Nor are
-    recorded methods: the recommendation is the same without them, and a sentence says which of
-    them are better or worse than it, corrected for their number.
+    memory. One whose interval against the best one, of this pair alone, excludes 0 is not a
+    candidate either: with many methods, the correction ties methods that differ. A method with
+    failed seeds is recommended only if all tied methods have some. Methods with one seed, or
+    without a score, are not candidates: their sentences say that. Nor are recorded methods: the
+    recommendation is the same without them, and a sentence says which of them are better or worse
+    than it, corrected for their number.
 
     Args:
         study: the runs of each method.
@@ -151,12 +154,17 @@ def _recommend(
     if best is None:
         return Recommendation(None, None, (), (_NOTHING,), tuple(unknown))
     beaten = _beaten(tested)
-    able = [runs for runs in tied if runs.method not in beaten]  # the best is among them
+    others = [runs.method for runs in tied if runs.method not in (best, *beaten)]
+    behind = [pairs[name] for name in others if _is_behind(pairs[name])]
+    out = {*beaten, *(pair.method for pair in behind)}
+    able = [runs for runs in tied if runs.method not in out]  # the best is among them
     whole = [runs for runs in able if not runs.failed] or able
     method = min(whole, key=lambda runs: _cost_key(runs.method, costs)).method
     reasons = [_take(estimates[method], costs.get(method, MethodCost()))]
-    reasons += _why_this(method, best, [runs.method for runs in tied], pairs, costs)
-    reasons += [_but_worse(beaten[runs.method], best) for runs in tied if runs.method in beaten]
+    near = [runs.method for runs in tied if runs.method not in {p.method for p in behind}]
+    reasons += _why_this(method, best, near, pairs, costs)
+    reasons += _only_corrected(behind, best)
+    reasons += [_but_worse(beaten[name], best) for name in near if name in beaten]
     unknown = [*_failed_ties(tied, method), *unknown, *_resolution(pairs)]
     names = tuple(runs.method for runs in tied)
     return Recommendation(method, best, names, tuple(reasons), tuple(unknown))
@@ -173,6 +181,28 @@ def _beaten(tested: Sequence[RepeatedRuns]) -> dict[str, PairedComparison]:
         if pair.verdict in ("better", "worse")
     ]
     return {pair.method: pair for pair in worse}
+
+
+def _is_behind(pair: PairedComparison) -> bool:
+    """Return whether a method would be worse than the best if the two were all of the study.
+
+    The more methods there are, the more of them are tied after the correction. That keeps false
+    verdicts rare; to leave a method out of a recommendation needs less.
+    """
+    assert pair.low is not None
+    assert pair.high is not None
+    return pair.low > 0 if pair.lower_is_better else pair.high < 0
+
+
+def _only_corrected(behind: Sequence[PairedComparison], best: str) -> list[str]:
+    """Name the methods that are tied with the best one by the correction alone."""
+    if not behind:
+        return []
+    named = ", ".join(f"{pair.method} ({difference_text(pair)})" for pair in behind)
+    return [
+        f"Behind {best}, though not significantly after correction for "
+        f"{behind[0].comparisons:,} comparisons: {named}."
+    ]
 
 
 def _but_worse(pair: PairedComparison, best: str) -> str:
@@ -205,9 +235,7 @@ def cost_texts(cost: MethodCost) -> list[str]:
     if cost.trained is not None:
         texts.append(f"{cost.trained:,} trained parameters" if cost.trained else "not trained")
     if cost.seconds is not None:
-        minutes = cost.seconds >= 120
-        time = f"{cost.seconds / 60:.0f} min" if minutes else f"{cost.seconds:.2g} s"
-        texts.append(f"{time} of training")
+        texts.append(f"{time_words(cost.seconds)} of training")
     if cost.memory is not None:
         where = " beside the backbone" if cost.beside else ""
         texts.append(f"{cost.memory / 1e9:.2g} GB of memory{where}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from adapterhub.bench.columns import rate_words, score_title
@@ -16,6 +17,7 @@ from adapterhub.pages.figures import FIRST, GRID, INK, MARKERS, MUTED, SECOND, S
 
 CostOf = Callable[[Costs], float | None]
 _WIDE = (4.6, 3.2)
+_WIDEST = 4  # times as wide as usual: a wider interval is cut
 _MOST_DOTS = 40  # of an axis with names
 
 
@@ -39,12 +41,31 @@ def seeds_chart(task: TaskResult) -> str:
         axes.set_yticks(range(len(shown)), [short_name(result.method) for result in shown])
         axes.tick_params(axis="y", labelcolor=INK)
         axes.set_ylim(len(shown) - 0.4, -0.6)
+        axes.set_xlim(*score_range(task))
         axes.grid(visible=False, axis="y")
         axes.set_xlabel(score_title(task))
 
     left = min(0.05 + 0.0175 * longest, 0.42)
     margins = {"left": left, "bottom": 0.5 / height, "top": 1 - 0.06 / height}
     return svg_chart(draw, (_WIDE[0], height), margins)
+
+
+def score_range(task: TaskResult) -> tuple[float, float]:
+    """Return the range of scores to show: intervals that are very wide are cut.
+
+    One unsteady method would otherwise leave no place for the differences of the others.
+    """
+    scale = task.score.points
+    found = [e for e in (result.estimate for result in task.methods) if e.value is not None]
+    values = [float(each.value or 0.0) for each in found]
+    ends = [
+        (each.low, each.high) for each in found if each.low is not None and each.high is not None
+    ]
+    usual = median(high - low for low, high in ends) if ends else 0.0
+    shown = [end for pair in ends if pair[1] - pair[0] <= _WIDEST * usual for end in pair]
+    low, high = min(values + shown) * scale, max(values + shown) * scale
+    room = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    return low - room, high + room
 
 
 def cost_chart(task: TaskResult, cost: CostOf, label: str, *, log: bool = False) -> str | None:
@@ -76,6 +97,7 @@ def cost_chart(task: TaskResult, cost: CostOf, label: str, *, log: bool = False)
         if log:
             axes.set_xscale("log")
         _pad(axes, [x for x, *_ in points.values()], log=log)
+        axes.set_ylim(*score_range(task))
         _ticks(axes, log=log)
         axes.set(xlabel=label, ylabel=score_title(task))
         lines = [*_edges(front), *((x, low, x, high) for x, _, low, high in points.values())]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from adapterhub.bench.records import Costs
 from adapterhub.bench.results import MethodResult, TaskResult
-from adapterhub.bench.wording import p_text, points_text
+from adapterhub.bench.wording import p_text, points_text, time_words
 
 NONE = "-"  # what was not measured, or does not exist
 _UNKNOWN = "not known"
@@ -288,10 +288,3 @@ def size_words(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.2g} GB" if size < 100 else f"{size:,.0f} GB"
-
-
-def time_words(seconds: float) -> str:
-    """Write a duration with two or three digits: 4.2 s, 12 min."""
-    if seconds < 120:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

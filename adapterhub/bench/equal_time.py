@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 from adapterhub.bench.cells import Group
-from adapterhub.bench.columns import time_words
 from adapterhub.bench.study import EqualSteps
 from adapterhub.bench.timings import MethodTiming
+from adapterhub.bench.wording import time_words
 
 NEAR = 1.1  # two numbers of steps are about equal up to this factor
 MOST = 10  # times the steps of the method; more would only learn the training rows by heart

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from adapterhub.bench.columns import failure_word, study_columns
 from adapterhub.bench.results import TaskResult
 from adapterhub.bench.study import Study
-from adapterhub.bench.wording import comparison_sentence, points_text
+from adapterhub.bench.wording import comparison_sentence, difference_text, points_text
 from adapterhub.errors import one_line
 from adapterhub.files.markdown import code_block, literal
 
+_FEWEST_TIES = 3  # that are named in one sentence
 _NUMBERS = re.compile(r"[a-zA-Z0-9 ±.,%()=<+/:-]*")
 
 LIMITS = (
@@ -117,8 +118,14 @@ def _task_lines(task: TaskResult, command: str | None) -> Iterator[str]:
 
 
 def comparison_lines(task: TaskResult) -> list[str]:
-    """Return a sentence for each method about how it compares with the baseline."""
-    return [comparison_sentence(r.comparison) for r in task.methods if r.comparison is not None]
+    """Return a sentence for each method about how it compares with the baseline; one for ties."""
+    found = [r.comparison for r in task.methods if r.comparison is not None]
+    ties = [each for each in found if each.verdict == "tied" and not any(each.failed)]
+    if len(ties) < _FEWEST_TIES:
+        return [comparison_sentence(each) for each in found]
+    named = ", ".join(f"{each.method} ({difference_text(each)})" for each in ties)
+    tied = f"{len(ties)} methods cannot be told apart from {task.baseline}: {named}."
+    return [*(comparison_sentence(each) for each in found if each not in ties), tied]
 
 
 def failure_lines(task: TaskResult) -> list[str]:

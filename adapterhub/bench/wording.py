@@ -119,3 +119,10 @@ def _failures(failed: int, seeds: int) -> str:
 def _signed(value: float, points: float) -> str:
     text = f"{value * points:+.1f}" if points > 1 else f"{value:+.3g}"
     return text.replace("-", "+", 1) if not float(text) else text
+
+
+def time_words(seconds: float) -> str:
+    """Write a duration with two or three digits: 4.2 s, 12 min."""
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -11,7 +11,6 @@ from adapterhub.bench.columns import (
     failure_word,
     rate_words,
     score_title,
-    time_words,
     verdict_text,
 )
 from adapterhub.bench.conduct import RECORDS, STUDY
@@ -22,7 +21,7 @@ from adapterhub.bench.results import MethodResult, TaskResult, study_results
 from adapterhub.bench.study import Study, read_study
 from adapterhub.bench.study_page import write_study_reports
 from adapterhub.bench.timings import TIMINGS, TimingFolder
-from adapterhub.bench.wording import points_text
+from adapterhub.bench.wording import points_text, time_words
 from adapterhub.cli._format import PlainTable, print_table, say, say_wrapped
 from adapterhub.cli._train_command import train_commands
 from adapterhub.errors import FileError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ from adapterhub.backbones.fingerprint import fingerprint
 from adapterhub.files.native import read_manifest
 from adapterhub.methods._base import Method
 from adapterhub.methods._spec import restore_methods
-from adapterhub.registry.fetch import fetch, fetch_folder
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.published_files import digest_of
+from adapterhub.registry.pull import pull_verified
 from adapterhub.registry.reference import Reference
 from adapterhub.registry.stores import read_reference, store_of
 from adapterhub.training.recipe import Recipe
@@ -83,19 +83,19 @@ def starting_point(recipe: Recipe) -> StartingPoint | None:
     """
     if recipe.from_ is None:
         return None
-    parsed = read_reference(recipe.from_)
-    version = None
-    if parsed.kind == "folder":
-        fetched = fetch_folder(Path(parsed.name).expanduser())
-    else:
+    parsed, backbone = read_reference(recipe.from_), None
+    if parsed.kind != "folder":
+        backbone = _backbone_of(parsed, recipe)
         store = store_of(parsed, None, allow_pickle=False)
-        entry = store.resolve(parsed.name, parsed.version, backbone=_backbone_of(parsed, recipe))
-        fetched, version = fetch(parsed, store, entry), entry.version
+        found = store.resolve(parsed.name, parsed.version, backbone=backbone)
+        parsed = replace(parsed, version=found.version)  # also where it was named by a tag
+    fetched = pull_verified(parsed, backbone=backbone)
     digest = fetched.digest or digest_of(fetched.folder)
     manifest = read_manifest(fetched.folder, digest)
     methods = restore_methods(manifest.methods, f"the adapter {manifest.name!r}")
-    name = manifest.name if version is None else parsed.name
-    return StartingPoint(recipe.from_, fetched.folder, methods, Origin(name, version, digest))
+    name = manifest.name if parsed.kind == "folder" else parsed.name
+    origin = Origin(name, parsed.version, digest)
+    return StartingPoint(recipe.from_, fetched.folder, methods, origin)
 
 
 def _backbone_of(reference: Reference, recipe: Recipe) -> str | None:

@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
 import pytest
+from studies import made_records
 
 from adapterhub.bench.charts import (
     cost_chart,
@@ -13,8 +14,10 @@ from adapterhub.bench.charts import (
     learning_chart,
     rates_chart,
     rows_chart,
+    score_range,
     seeds_chart,
 )
+from adapterhub.bench.results import study_results
 from adapterhub.pages.figures import COLOURS
 
 
@@ -79,3 +82,16 @@ def test_equal_costs_and_scores_are_drawn(made_results):
 )
 def test_count_words(value, text):
     assert count_words(value) == text
+
+
+def test_a_very_wide_interval_does_not_hide_the_others(made_study):
+    accuracy = {"head": 0.7, "lora": 0.8, "mam": 0.75}
+    (task,) = study_results(made_study, made_records(made_study, accuracy), {})
+    before = score_range(task)
+    wide = replace(task.methods[0].estimate, low=0.01, high=0.99)
+    other = replace(task, methods=(replace(task.methods[0], estimate=wide), *task.methods[1:]))
+    low, high = score_range(other)
+    assert before[0] - 2 <= low
+    assert high <= before[1] + 2
+    alone = replace(task, methods=other.methods[:1])
+    assert score_range(alone)[0] < 1  # nothing else is there

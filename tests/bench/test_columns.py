@@ -13,9 +13,9 @@ from adapterhub.bench.columns import (
     seeds_text,
     size_words,
     study_columns,
-    time_words,
     verdict_text,
 )
+from adapterhub.bench.wording import time_words
 
 
 def cells(task, method):
