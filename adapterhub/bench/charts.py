@@ -18,6 +18,7 @@ from adapterhub.pages.figures import FIRST, GRID, INK, MARKERS, MUTED, SECOND, S
 CostOf = Callable[[Costs], float | None]
 _WIDE = (4.6, 3.2)
 _WIDEST = 4  # times as wide as usual: a wider interval is cut
+_MOST_NAMES = 14  # of points; of more, those on the front and a few others have their names
 _MOST_DOTS = 40  # of an axis with names
 
 
@@ -71,6 +72,8 @@ def score_range(task: TaskResult) -> tuple[float, float]:
 def cost_chart(task: TaskResult, cost: CostOf, label: str, *, log: bool = False) -> str | None:
     """Draw score against a cost, with intervals and the Pareto front; None without costs.
 
+    Of many methods, those on the front, the baseline, the best and the recommended one have names.
+
     Args:
         task: the results.
         cost: returns the cost.
@@ -84,6 +87,8 @@ def cost_chart(task: TaskResult, cost: CostOf, label: str, *, log: bool = False)
     flat = [ParetoPoint(name, y, x) for name, (x, y, _, _) in points.items()]
     front = pareto_front(flat, lower_is_better=lower)
     on_front = {point.method for point in front}
+    chosen = {*on_front, task.baseline, task.advice.method, task.advice.best}
+    named = [name for name in points if len(points) <= _MOST_NAMES or name in chosen]
 
     def draw(axes: Any) -> None:
         # A front has the score of a method from its cost on.
@@ -101,7 +106,7 @@ def cost_chart(task: TaskResult, cost: CostOf, label: str, *, log: bool = False)
         _ticks(axes, log=log)
         axes.set(xlabel=label, ylabel=score_title(task))
         lines = [*_edges(front), *((x, low, x, high) for x, _, low, high in points.values())]
-        label_points(axes, {name: (x, y) for name, (x, y, _, _) in points.items()}, lines)
+        label_points(axes, {name: points[name][:2] for name in named}, lines)
 
     return svg_chart(draw, _WIDE, {"left": 0.13, "bottom": 0.15})
 

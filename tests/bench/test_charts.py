@@ -95,3 +95,15 @@ def test_a_very_wide_interval_does_not_hide_the_others(made_study):
     assert high <= before[1] + 2
     alone = replace(task, methods=other.methods[:1])
     assert score_range(alone)[0] < 1  # nothing else is there
+
+
+def test_of_many_methods_those_that_matter_have_names(made_study):
+    bench = replace(made_study.bench, methods=tuple(f"lora(rank={n})" for n in range(1, 19)))
+    study = replace(made_study, bench=replace(bench, baseline="lora(rank=7)"))
+    accuracy = {f"lora(rank={n})": 0.6 + 0.01 * n for n in range(1, 19)}
+    (task,) = study_results(study, made_records(study, accuracy), {})
+    svg = cost_chart(task, lambda costs: costs.train_seconds, "seconds")
+    named = {text for text in texts(svg) if text.startswith("lora(rank")}
+    assert "lora(rank=7)" in named
+    assert task.advice.method in named
+    assert len(named) < 18
