@@ -30,8 +30,8 @@ _NOT_USED = tuple(flag for flag in FLAGS if flag not in _USED)
     cls=RecipeCommand,
     sections=SECTIONS,
     epilog=examples(
-        "adapterhub suggest --backbone sentence-transformers/all-MiniLM-L6-v2 --train my.tsv",
-        "adapterhub suggest runs/a runs/b --backbone acme/bert --train my.tsv --label class",
+        "adapterhub suggest --backbone acme/bert --train my.tsv",
+        "adapterhub suggest runs/a hf:acme/b --backbone acme/bert --train my.tsv",
     ),
 )
 @click.argument("adapters", nargs=-1, metavar="[ADAPTER]...")

@@ -40,13 +40,11 @@ class Recipe:
     new_tokens: tuple[str, ...] = option((), "tokens to add to the backbone's tokenizer")
     method: object = option(
         "lora",
-        "a method spec: lora, lora(rank=16), {lora: {rank: 16}}, or a list (null: that of the "
-        "adapter in `from`)",
+        "a method spec: lora(rank=16), a list (null: that of `from`)",
     )
     from_: str | None = option(
         None,
-        "a trained adapter to start from, by name, folder or Hub id: the same method and sizes; "
-        "its head too, if the labels are the same",
+        "a trained adapter to start from: a name, folder or Hub id",
     )
     task: object = option(
         "classification", "a task spec: tagging, seq2seq(metric=rouge), {seq2seq: {metric: rouge}}"
