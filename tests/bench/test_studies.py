@@ -11,6 +11,7 @@ from adapterhub.anatomy.build import anatomy_of
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.load import meta_model
 from adapterhub.bench.equal_size import count_of
+from adapterhub.bench.records import RecordFolder
 from adapterhub.bench.study import read_study
 from adapterhub.methods import METHODS
 from adapterhub.methods._spec import parse_methods
@@ -70,3 +71,18 @@ def test_the_reference_study_has_every_method_that_is_not_built_from_others() ->
         "sst2": "accuracy", "cola": "matthews", "mrpc": "accuracy", "rte": "accuracy",
         "stsb": "pearson",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "path", sorted(STUDIES.glob("*/records")), ids=lambda path: path.parent.name
+)
+def test_committed_records_are_those_of_the_recipe(path: Path) -> None:
+    study = read_study(STUDIES / f"{path.parent.name}.yaml")
+    records = list(RecordFolder(path).all())
+    assert records
+    assert {record.cell.method for record in records} <= {*study.labels(), *study.bench.recorded}
+    assert {record.cell.task for record in records} <= set(study.tasks())
+    seeds = {record.cell.seed for record in records if record.cell.stage == "final"}
+    assert seeds == set(range(1, study.bench.seeds + 1))
+    assert {record.status for record in records} <= {"done", "diverged"}
+    assert all(record.rows for record in records if record.cell.stage == "final")
