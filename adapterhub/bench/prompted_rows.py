@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from adapterhub.bench.records import PredictedRows
-from adapterhub.errors import FileError
-from adapterhub.files.atomic import replace_file
+from adapterhub.bench.task_files import read_by_task, write_by_task
 
 ZERO_SHOT = "zero-shot.json"
 ZERO_SHOT_NAME = "zero-shot prompt"
@@ -44,8 +42,7 @@ def write_prompted(folder: Path, prompted: Mapping[str, PromptedRows]) -> None:
         folder: the folder of the study.
         prompted: by the task's name.
     """
-    content = {task: asdict(rows) for task, rows in prompted.items()}
-    replace_file(folder / ZERO_SHOT, f"{json.dumps(content)}\n".encode())
+    write_by_task(folder / ZERO_SHOT, prompted)
 
 
 def read_prompted(folder: Path) -> dict[str, PromptedRows]:
@@ -54,15 +51,4 @@ def read_prompted(folder: Path) -> dict[str, PromptedRows]:
     Raises:
         FileError: the file is broken.
     """
-    path = folder / ZERO_SHOT
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_bytes())
-        return {task: PromptedRows(**fields) for task, fields in content.items()}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise FileError(
-            f"{path} is broken: {error}",
-            expected="the file as adapterhub bench wrote it",
-            hint=f"delete {path}: adapterhub bench predicts again",
-        ) from error
+    return read_by_task(folder / ZERO_SHOT, PromptedRows, "adapterhub bench predicts again")

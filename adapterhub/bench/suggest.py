@@ -7,7 +7,7 @@ sample for each adapter, and no training.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,7 +88,6 @@ def suggest(
     model: PreTrainedModel,
     encoded: Encoded,
     candidates: Sequence[Candidate],
-    done: Callable[[int], None] = lambda count: None,
 ) -> Suggestion:
     """Probe the features of labelled rows with each adapter, and with the bare backbone.
 
@@ -96,7 +95,6 @@ def suggest(
         model: the backbone, without adapters.
         encoded: the rows, of a task that `check_probed` takes.
         candidates: the adapters.
-        done: called with the number of adapters that have been probed so far.
 
     Raises:
         ConfigError: the task is of another kind.
@@ -113,7 +111,6 @@ def suggest(
         runs += [_runs(names[name].reference, found[name], encoded) for name in usable]
         for name in usable:
             detach(model, name)
-        done(start + len(few))
     bare, *others = estimate_all(runs)
     pairs = {pair.method: pair for pair in compare_with(runs[0], runs[1:])}
     ranked = sorted(others, key=lambda each: -(each.value or 0.0))
