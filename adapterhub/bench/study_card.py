@@ -7,11 +7,11 @@ from pathlib import Path
 
 from adapterhub.bench.baselines import read_constants
 from adapterhub.bench.columns import study_columns
-from adapterhub.bench.conduct import RECORDS, STUDY
 from adapterhub.bench.markdown import table_lines
 from adapterhub.bench.records import RecordFolder
 from adapterhub.bench.results import MethodResult, TaskResult, study_results
 from adapterhub.bench.study import Study, read_study, start_of
+from adapterhub.bench.study_folder import RECORDS, STUDY
 from adapterhub.bench.wording import comparison_sentence
 from adapterhub.errors import ConfigError
 from adapterhub.files.manifest import Manifest

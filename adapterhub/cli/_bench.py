@@ -11,23 +11,14 @@ from pathlib import Path
 
 from adapterhub.bench.baselines import Constant, constant_of, write_constants
 from adapterhub.bench.cells import Shard
-from adapterhub.bench.conduct import (
-    RECORDS,
-    WORK,
-    CellEngine,
-    LocalEngine,
-    PlannedStudy,
-    as_begun,
-    cells_left,
-    keep_study,
-    plan_study,
-    run_study,
-)
+from adapterhub.bench.conduct import CellEngine, LocalEngine, cells_left, run_study
 from adapterhub.bench.execute import TaskContext
 from adapterhub.bench.in_turns import time_tasks
+from adapterhub.bench.plan import PlannedStudy, plan_study
 from adapterhub.bench.ray_engine import RayEngine, import_ray
 from adapterhub.bench.records import CellRecord, RecordFolder
 from adapterhub.bench.study import Study
+from adapterhub.bench.study_folder import RECORDS, WORK, as_begun, keep_study
 from adapterhub.bench.timings import TIMINGS
 from adapterhub.bench.zero_shot import predict_tasks
 from adapterhub.cli._format import say, seconds_text

@@ -13,12 +13,12 @@ from adapterhub.bench.columns import (
     score_title,
     verdict_text,
 )
-from adapterhub.bench.conduct import RECORDS, STUDY
 from adapterhub.bench.markdown import failure_lines, result_title
 from adapterhub.bench.prompted_rows import read_prompted
 from adapterhub.bench.records import CellRecord, RecordFolder
 from adapterhub.bench.results import MethodResult, TaskResult, study_results
 from adapterhub.bench.study import Study, read_study
+from adapterhub.bench.study_folder import RECORDS, STUDY
 from adapterhub.bench.study_page import write_study_reports
 from adapterhub.bench.timings import TIMINGS, TimingFolder
 from adapterhub.bench.wording import points_text, time_words

@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 from checks import Check, Claim, claim, difference_of, gain_check, over_groups, rank_correlation
 
-from adapterhub.bench.conduct import RECORDS, STUDY
 from adapterhub.bench.equal_size import is_near
 from adapterhub.bench.paired import PairedComparison, compare_all_pairs, compare_with
 from adapterhub.bench.records import RecordFolder
 from adapterhub.bench.results import MethodResult, TaskResult, method_runs, study_results
 from adapterhub.bench.statistics import RepeatedRuns
 from adapterhub.bench.study import Study, read_study, start_of
+from adapterhub.bench.study_folder import RECORDS, STUDY
 from adapterhub.files.atomic import replace_file
 from adapterhub.methods import Method
 from adapterhub.methods._spec import parse_methods

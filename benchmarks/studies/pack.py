@@ -12,8 +12,8 @@ import argparse
 import shutil
 from pathlib import Path
 
-from adapterhub.bench.conduct import CLAIMS, RECORDS, WORK
 from adapterhub.bench.records import RecordFolder
+from adapterhub.bench.study_folder import CLAIMS, RECORDS, WORK
 
 
 def main() -> None:

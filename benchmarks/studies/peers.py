@@ -40,16 +40,9 @@ from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.load import load_tokenizer, meta_model
 from adapterhub.bench.cells import Cell, Group, cell_key
-from adapterhub.bench.conduct import (
-    RECORDS,
-    STUDY,
-    WORK,
-    PlannedStudy,
-    keep_study,
-    plan_study,
-    run_study,
-)
+from adapterhub.bench.conduct import run_study
 from adapterhub.bench.execute import EVALUATIONS, FIT_ROWS, TaskContext
+from adapterhub.bench.plan import PlannedStudy, plan_study
 from adapterhub.bench.records import (
     CellRecord,
     Costs,
@@ -59,6 +52,7 @@ from adapterhub.bench.records import (
     predicted_rows,
 )
 from adapterhub.bench.study import Study, read_study
+from adapterhub.bench.study_folder import RECORDS, STUDY, WORK, keep_study
 from adapterhub.config.options import to_dict
 from adapterhub.data.examples import Example, sample
 from adapterhub.errors import ConfigError

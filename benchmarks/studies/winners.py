@@ -18,10 +18,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from adapterhub.bench.conduct import RECORDS, STUDY
 from adapterhub.bench.records import RecordFolder
 from adapterhub.bench.results import TaskResult, study_results
 from adapterhub.bench.study import read_study
+from adapterhub.bench.study_folder import RECORDS, STUDY
 from adapterhub.cli._train_command import train_commands
 from adapterhub.methods._spec import parse_methods
 

@@ -10,8 +10,9 @@ from studies import planned
 
 from adapterhub.bench import budget
 from adapterhub.bench.budget import StepTime, _step_time
-from adapterhub.bench.conduct import as_begun, keep_study
+from adapterhub.bench.execute import TaskContext
 from adapterhub.bench.study import Study
+from adapterhub.bench.study_folder import as_begun, keep_study
 
 
 def test_a_budget_becomes_steps(study: Study, tmp_path: Path) -> None:
@@ -40,8 +41,11 @@ def test_the_time_of_a_step_is_that_of_its_whole_batch(study: Study, tmp_path: P
     assert context.recipe.train.batch_size is None
     accumulated = replace(context.recipe.train, gradient_accumulation=8)
     other = replace(context, recipe=replace(context.recipe, train=accumulated))
-    times = [_step_time(group, each, engine.loader, tmp_path).step for each in (context, other)]
-    assert times[1] > 2 * times[0]
+
+    def fastest(each: TaskContext) -> float:  # of three: other processes may be running
+        return min(_step_time(group, each, engine.loader, tmp_path).step for _ in range(3))
+
+    assert fastest(other) > 2 * fastest(context)
 
 
 def test_slow_evaluations_leave_fewer_rows_to_select(

@@ -15,10 +15,11 @@ from studies import facts, planned
 
 from adapterhub.bench.cells import Shard
 from adapterhub.bench.claims import Claims
-from adapterhub.bench.conduct import RECORDS, cells_left, keep_study, run_study
+from adapterhub.bench.conduct import cells_left, run_study
 from adapterhub.bench.records import RecordFolder
 from adapterhub.bench.search import next_cells
 from adapterhub.bench.study import Study
+from adapterhub.bench.study_folder import RECORDS, keep_study
 from adapterhub.errors import OutputError
 
 KEY = "0" * 32

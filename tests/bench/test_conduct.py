@@ -9,19 +9,11 @@ from pathlib import Path
 import pytest
 from studies import facts, planned
 
-from adapterhub.bench import conduct
 from adapterhub.bench.cells import Cell
-from adapterhub.bench.conduct import (
-    STUDY,
-    keep_study,
-    run_study,
-    study_state,
-)
+from adapterhub.bench.conduct import run_study, study_state
 from adapterhub.bench.records import CellRecord
 from adapterhub.bench.results import study_results
-from adapterhub.bench.study import Study, read_study
-from adapterhub.errors import OutputError
-from adapterhub.training.kernels import KernelChoice
+from adapterhub.bench.study import Study
 from adapterhub.training.report import Reporter
 from adapterhub.training.run import run
 
@@ -96,33 +88,6 @@ def test_numbers_of_rows_are_compared_separately(study: Study, tmp_path: Path) -
     assert {record.cell.rows for record in state.records} == {20, 104}
 
 
-def test_the_folder_of_a_study_may_be_moved(study: Study, tmp_path: Path) -> None:
-    keep_study(study, tmp_path / "a")
-    (tmp_path / "a").rename(tmp_path / "b")
-    moved = replace(study, recipe=replace(study.recipe, output=str(tmp_path / "b")))
-    keep_study(moved, tmp_path / "b")
-
-
-def test_the_folder_of_another_study_is_refused(study: Study, tmp_path: Path) -> None:
-    keep_study(study, tmp_path)
-    keep_study(study, tmp_path)
-    assert read_study(tmp_path / STUDY).to_yaml() == study.to_yaml()
-    with pytest.raises(OutputError, match="another study"):
-        keep_study(replace(study, bench=replace(study.bench, seeds=9)), tmp_path)
-
-
-def test_the_recorded_methods_of_a_folder_stay(study: Study, tmp_path: Path) -> None:
-    """A study that does not name them is the same study: they decide nothing that is run."""
-
-    def naming(*names: str) -> Study:
-        return replace(study, bench=replace(study.bench, recorded=names))
-
-    keep_study(naming("a", "b"), tmp_path)
-    assert keep_study(naming("c"), tmp_path).bench.recorded == ("a", "b", "c")
-    assert keep_study(study, tmp_path).bench.recorded == ("a", "b", "c")
-    assert read_study(tmp_path / STUDY).bench.recorded == ("a", "b", "c")
-
-
 def test_records_of_other_programs_are_those_of_the_study_and_change_no_key(
     study: Study, tmp_path: Path
 ) -> None:
@@ -137,34 +102,6 @@ def test_records_of_other_programs_are_those_of_the_study_and_change_no_key(
     assert [group.method for group in named.groups] == ["head"]
     assert named.key(own.cell) == own.key
     assert study_state(named, folder).records == (own, other)
-
-
-def test_methods_are_compared_at_the_size_of_the_baseline_as_well(
-    study: Study, tmp_path: Path
-) -> None:
-    methods = ("lora(rank=2)", "pfeiffer", {"pfeiffer": {"size": 1}}, "head")
-    bench = replace(study.bench, methods=methods, baseline="lora(rank=2)", equal_parameters=True)
-    plan, _, _ = planned(replace(study, bench=bench), tmp_path)
-    labels = list(plan.study.labels())
-    assert labels[:4] == ["lora(rank=2)", "pfeiffer", "pfeiffer(size=1)", "head"]
-    assert len(labels) == 5, "both pfeiffers lead to the same size"
-    assert any("head has 0 parameters, and no size" in note for note in plan.notes)
-    again, _, _ = planned(plan.study, tmp_path)
-    assert again.study.to_yaml() == plan.study.to_yaml()
-
-
-def test_the_kernels_of_the_first_time_are_kept(
-    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    study = replace(study, recipe=replace(study.recipe, dtype=None))
-    first = KernelChoice("bf16", "eager", "measured")
-    monkeypatch.setattr(conduct, "choose_kernels", lambda *rest: first)
-    plan, _, _ = planned(study, tmp_path)
-    assert (plan.study.recipe.dtype, plan.study.recipe.attention) == ("bf16", "eager")
-    monkeypatch.setattr(conduct, "choose_kernels", lambda *rest: KernelChoice("fp32", None))
-    again, _, _ = planned(plan.study, tmp_path)
-    assert again.study.to_yaml() == plan.study.to_yaml()
-    assert again.contexts["train"].recipe == plan.contexts["train"].recipe
 
 
 def test_the_metric_that_selects_is_the_one_that_is_recorded(study: Study, tmp_path: Path) -> None:

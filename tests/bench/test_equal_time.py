@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from studies import planned
 
-from adapterhub.bench import conduct
+from adapterhub.bench import plan as planning
 from adapterhub.bench.cells import Group
-from adapterhub.bench.conduct import STUDY, as_begun, keep_study
 from adapterhub.bench.equal_time import equal_time_steps, steps_within
+from adapterhub.bench.search import final_cell
 from adapterhub.bench.study import EqualSteps, Study, read_study
+from adapterhub.bench.study_folder import STUDY, as_begun, keep_study
 from adapterhub.bench.timings import MethodTiming
 from adapterhub.errors import ConfigError
 
@@ -77,7 +78,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seconds = {"head": 0.5 / len(calls), "lora(rank=2)": 1.0}
         return [MethodTiming(g.method, g.rows, 100, seconds[g.method], 50.0) for g in groups]
 
-    monkeypatch.setattr(conduct, "time_groups", time_groups)
+    monkeypatch.setattr(planning, "time_groups", time_groups)
     return calls
 
 
@@ -92,7 +93,7 @@ def test_a_study_has_both_and_measures_once(
         ("head", 6), ("lora(rank=2)", 6), ("head for 12 steps", 12),
     ]  # fmt: skip
     assert plan.study.labels()["head for 12 steps"] == "head"
-    cell = conduct.final_cell(plan.groups[2], 1e-3, 1)
+    cell = final_cell(plan.groups[2], 1e-3, 1)
     assert plan.key(cell) == plan.key(replace(cell, method="head")), "a name decides no result"
     keep_study(plan.study, tmp_path / "study")
     kept = read_study(tmp_path / "study" / STUDY)

@@ -21,10 +21,12 @@ from studies import planned
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.backbones.load import meta_model
 from adapterhub.bench.cells import Cell
-from adapterhub.bench.conduct import PlannedStudy, keep_study, run_study, study_state
+from adapterhub.bench.conduct import run_study, study_state
+from adapterhub.bench.plan import PlannedStudy
 from adapterhub.bench.records import RecordFolder
 from adapterhub.bench.results import study_results
 from adapterhub.bench.study import Study, read_study
+from adapterhub.bench.study_folder import keep_study
 from adapterhub.errors import ConfigError
 from adapterhub.tasks import parse_task
 

@@ -9,10 +9,10 @@ import pytest
 from studies import made_records
 
 from adapterhub.bench.baselines import Constant, write_constants
-from adapterhub.bench.conduct import RECORDS, STUDY
 from adapterhub.bench.records import RecordFolder
 from adapterhub.bench.study import Study
 from adapterhub.bench.study_card import study_section
+from adapterhub.bench.study_folder import RECORDS, STUDY
 from adapterhub.errors import ConfigError
 from adapterhub.files.manifest import BackboneRef, Manifest
 from adapterhub.methods._spec import dump_methods, parse_methods

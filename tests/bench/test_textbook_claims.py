@@ -14,9 +14,9 @@ from checks import Check, claim, over_groups, rank_correlation
 from studies import made_record
 
 from adapterhub.bench.cells import Cell
-from adapterhub.bench.conduct import RECORDS, STUDY
 from adapterhub.bench.records import RecordFolder
 from adapterhub.bench.study import read_study
+from adapterhub.bench.study_folder import RECORDS, STUDY
 
 PREFIX, UNFREEZE = "prefix(length=5)", "unfreeze(size=2)"
 MAM, LONG = "mam(length=30, size=64)", "prefix(length=95)"

@@ -9,9 +9,9 @@ from pathlib import Path
 import winners
 from studies import made_records
 
-from adapterhub.bench.conduct import RECORDS, STUDY
 from adapterhub.bench.records import RecordFolder
 from adapterhub.bench.study import Study
+from adapterhub.bench.study_folder import RECORDS, STUDY
 
 
 def test_the_winner_is_trained_for_epochs_with_its_rate_and_published_with_its_row(

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from adapterhub.bench.cells import Cell
-from adapterhub.bench.conduct import RECORDS, LocalEngine, PlannedStudy, plan_study
+from adapterhub.bench.conduct import LocalEngine
+from adapterhub.bench.plan import PlannedStudy, plan_study
 from adapterhub.bench.records import (
     CellRecord,
     Costs,
@@ -17,6 +18,7 @@ from adapterhub.bench.records import (
     RecordFolder,
 )
 from adapterhub.bench.study import Study
+from adapterhub.bench.study_folder import RECORDS
 from adapterhub.training.loading import SharedLoader
 
 
