@@ -68,13 +68,16 @@ def recommend(
     study: Sequence[RepeatedRuns],
     costs: Mapping[str, MethodCost],
     recorded: Collection[str] = (),
+    margin: float | None = None,
 ) -> Recommendation:
     """Recommend, of the methods that cannot be told apart from the best, the cheapest.
 
     One that is worse than another method, though tied with the best, is not a candidate. The
     cheapest has the fewest trained parameters, then the shortest training, then the smallest
     memory. One whose interval against the best one, of this pair alone, excludes 0 is not a
-    candidate either: with many methods, the correction ties methods that differ. A method with
+    candidate either: with many methods, the correction ties methods that differ. With a margin,
+    the candidates are instead those that are shown not to be worse than the best one by more than
+    it: their interval against it, of the pair alone, excludes such a loss. A method with
     failed seeds is recommended only if all tied methods have some. Methods with one seed, or
     without a score, are not candidates: their sentences say that. Nor are recorded methods: the
     recommendation is the same without them, and a sentence says which of them are better or worse
@@ -84,13 +87,14 @@ def recommend(
         study: the runs of each method.
         costs: the cost of each method, by its name.
         recorded: the methods that another program trained.
+        margin: the largest acceptable loss against the best, in the points that tables show.
 
     Raises:
         ConfigError: the methods were scored differently, or on different rows.
     """
     estimates = {found.method: found for found in estimate_all(study)}
     own = [runs for runs in study if runs.method not in recorded]
-    found = _recommend(own, costs, estimates)
+    found = _recommend(own, costs, estimates, margin)
     if len(own) == len(study):
         return found
     best, tied, _ = _best_and_tied(study)
@@ -146,6 +150,7 @@ def _recommend(
     study: Sequence[RepeatedRuns],
     costs: Mapping[str, MethodCost],
     estimates: Mapping[str, Estimate],
+    margin: float | None,
 ) -> Recommendation:
     """Recommend one of the methods; the estimates are those of the table."""
     unknown = [_left_out(found) for found in _untested(study)]
@@ -153,21 +158,75 @@ def _recommend(
     best, tied, pairs = _best_and_tied(study)
     if best is None:
         return Recommendation(None, None, (), (_NOTHING,), tuple(unknown))
-    beaten = _beaten(tested)
-    others = [runs.method for runs in tied if runs.method not in (best, *beaten)]
-    behind = [pairs[name] for name in others if _is_behind(pairs[name])]
-    out = {*beaten, *(pair.method for pair in behind)}
-    able = [runs for runs in tied if runs.method not in out]  # the best is among them
-    whole = [runs for runs in able if not runs.failed] or able
+    candidates = (
+        _not_behind(tested, tied, best, pairs)
+        if margin is None
+        else _within(margin, tested, best, pairs)
+    )
+    whole = [runs for runs in candidates.able if not runs.failed] or candidates.able
     method = min(whole, key=lambda runs: _cost_key(runs.method, costs)).method
     reasons = [_take(estimates[method], costs.get(method, MethodCost()))]
-    near = [runs.method for runs in tied if runs.method not in {p.method for p in behind}]
-    reasons += _why_this(method, best, near, pairs, costs)
-    reasons += _only_corrected(behind, best)
-    reasons += [_but_worse(beaten[name], best) for name in near if name in beaten]
+    reasons += _why_this(method, best, candidates, pairs, costs)
+    reasons += candidates.left_out
     unknown = [*_failed_ties(tied, method), *unknown, *_resolution(pairs)]
     names = tuple(runs.method for runs in tied)
     return Recommendation(method, best, names, tuple(reasons), tuple(unknown))
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """The methods of which the cheapest is taken.
+
+    Attributes:
+        able: their runs, the best one's among them.
+        near: the methods that are listed as near the best one.
+        left_out: sentences on those that are near the best one, but are no candidates.
+        margin: the accepted loss, if there is one.
+    """
+
+    able: list[RepeatedRuns]
+    near: list[str]
+    left_out: list[str]
+    margin: float | None = None
+
+
+def _not_behind(
+    tested: Sequence[RepeatedRuns],
+    tied: Sequence[RepeatedRuns],
+    best: str,
+    pairs: Mapping[str, PairedComparison],
+) -> _Candidates:
+    """Return those tied with the best, that no other beats, and that are not behind it."""
+    beaten = _beaten(tested)
+    others = [runs.method for runs in tied if runs.method not in (best, *beaten)]
+    behind = [pairs[name] for name in others if _is_behind(pairs[name])]
+    names = {pair.method for pair in behind}
+    able = [runs for runs in tied if runs.method not in {*beaten, *names}]
+    near = [runs.method for runs in tied if runs.method not in names]
+    left_out = _only_corrected(behind, best)
+    left_out += [_but_worse(beaten[name], best) for name in near if name in beaten]
+    return _Candidates(able, near, left_out)
+
+
+def _within(
+    margin: float,
+    tested: Sequence[RepeatedRuns],
+    best: str,
+    pairs: Mapping[str, PairedComparison],
+) -> _Candidates:
+    """Return those that are shown not to be worse than the best by more than a margin."""
+    far = [p for p in pairs.values() if p.verdict != "worse" and _largest_loss(p) > margin]
+    able = [r for r in tested if r.method == best or _largest_loss(pairs[r.method]) <= margin]
+    named = ", ".join(f"{pair.method} ({difference_text(pair)})" for pair in far)
+    text = f"Not shown to be within {margin:g} of {best}: {named}."
+    return _Candidates(able, [runs.method for runs in able], [text] if far else [], margin)
+
+
+def _largest_loss(pair: PairedComparison) -> float:
+    """Return how much worse than the best a method may be, by its interval, in shown points."""
+    assert pair.low is not None
+    assert pair.high is not None
+    return pair.points * (pair.high if pair.lower_is_better else -pair.low)
 
 
 def _beaten(tested: Sequence[RepeatedRuns]) -> dict[str, PairedComparison]:
@@ -245,37 +304,47 @@ def cost_texts(cost: MethodCost) -> list[str]:
 def _why_this(
     method: str,
     best: str,
-    tied: Sequence[str],
+    candidates: _Candidates,
     pairs: Mapping[str, PairedComparison],
     costs: Mapping[str, MethodCost],
 ) -> list[str]:
-    """Say how the method compares with the best, with those tied, and with the others."""
+    """Say how the method compares with the best, with those near it, and with the others."""
     reasons = []
-    others = [name for name in tied if name not in (method, best)]
+    near = candidates.near
+    others = [name for name in near if name not in (method, best)]
     worse = [pair for pair in pairs.values() if pair.verdict == "worse"]
     if method != best:
-        text = f"{best} has the best mean, but {method} cannot be told apart from it"
+        text = f"{best} has the best mean, but {method} {_near(candidates.margin)}"
         reasons.append(f"{text} ({numbers_text(pairs[method])}){_fewer(method, best, costs)}.")
     elif others:
-        cheapest = " and trains the fewest parameters" if _is_cheapest(method, tied, costs) else ""
-        reasons.append(f"It has the best mean of those that cannot be told apart{cheapest}.")
-    elif worse:
+        cheapest = " and trains the fewest parameters" if _is_cheapest(method, near, costs) else ""
+        which = "cannot be told apart" if candidates.margin is None else "are near enough"
+        reasons.append(f"It has the best mean of those that {which}{cheapest}.")
+    elif worse and len(worse) == len(pairs):
         reasons.append("It is better than every other method that was tested.")
     if others:
-        reasons.append(f"Nor can be told apart from {best}: {', '.join(others)}.")
+        also = "Nor can be told apart from" if candidates.margin is None else "As near to"
+        reasons.append(f"{also} {best}: {', '.join(others)}.")
     if worse:
         texts = [f"{pair.method} ({difference_text(pair)})" for pair in worse]
         reasons.append(f"Worse than {best}: {', '.join(texts)}.")
-    if len(tied) > 1 and costs.get(method, MethodCost()).trained == 0:
+    is_best = method == best or pairs[method].verdict == "tied"
+    if len(near) > 1 and is_best and costs.get(method, MethodCost()).trained == 0:
         reasons.append(f"No trained method was shown to be better than {method}.")
     return reasons
 
 
-def _is_cheapest(method: str, tied: Sequence[str], costs: Mapping[str, MethodCost]) -> bool:
+def _near(margin: float | None) -> str:
+    if margin is None:
+        return "cannot be told apart from it"
+    return f"is worse by at most {margin:g}, the accepted loss"
+
+
+def _is_cheapest(method: str, near: Sequence[str], costs: Mapping[str, MethodCost]) -> bool:
     """Return whether the trained parameters of all are known, and none has fewer."""
-    trained = {name: costs.get(name, MethodCost()).trained for name in tied}
+    trained = {name: costs.get(name, MethodCost()).trained for name in near}
     counts = [count for count in trained.values() if count is not None]
-    return len(counts) == len(tied) and trained[method] == min(counts)
+    return len(counts) == len(near) and trained[method] == min(counts)
 
 
 def _fewer(method: str, best: str, costs: Mapping[str, MethodCost]) -> str:

@@ -192,7 +192,7 @@ def _task_result(
     compared = _compared(results, runs, study.baseline)
     costs = {name: _method_cost(result) for name, result in compared.items()}
     methods = tuple(compared.values())
-    advice = recommend(runs, costs, study.bench.recorded)
+    advice = recommend(runs, costs, study.bench.recorded, study.bench.margin)
     return TaskResult(*place, score, study.baseline, methods, advice)
 
 

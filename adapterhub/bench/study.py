@@ -74,6 +74,11 @@ class BenchOptions:
     time: bool = option(
         True, "time the methods in turns at the end, a few steps each, so that times compare"
     )
+    margin: float | None = option(
+        None,
+        "the largest loss against the best, in points, that the recommendation may accept "
+        "(null: the cheapest of those that cannot be told apart from the best)",
+    )
     zero_shot: bool = option(
         True, "compare with what a language model predicts by a prompt, without training"
     )
@@ -101,6 +106,8 @@ class BenchOptions:
             for name in self.recorded
             if name in run
         ]
+        if self.margin is not None and not self.margin > 0:
+            offenders.append(f"margin: {self.margin} (a number above 0, in points)")
         if self.budget is not None and seconds_of(self.budget) is None:
             offenders.append(f"budget: {self.budget!r} (a number and s, m, h or d: 30m)")
         if offenders:

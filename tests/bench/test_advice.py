@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from planted_truth import Truth
 
 from adapterhub.bench.advice import MethodCost, cost_texts, recommend
+from adapterhub.bench.paired import compare_with
 from adapterhub.bench.statistics import RepeatedRuns
 from adapterhub.pages.row_scores import row_score
 
@@ -59,6 +60,31 @@ def test_a_method_that_only_the_correction_ties_is_not_taken():
     assert "not significantly after correction for 6 comparisons: lora (-" in behind
     found = recommend(study_of(seed=5), {**COSTS, "lora": MethodCost(5, 1.0, 1)})
     assert found.method == "bitfit"
+
+
+def test_a_margin_takes_the_cheapest_that_is_shown_to_lose_no_more():
+    """The same methods: a wide margin takes a worse one, a narrow one none but the best."""
+    study = study_of((0.5, 0.82, 0.857, 0.86), rows=4000)
+    assert "bitfit" not in recommend(study, COSTS).tied
+    wide = recommend(study, COSTS, margin=8)
+    assert (wide.method, wide.best) == ("bitfit", "full")
+    assert "full has the best mean, but bitfit is worse by at most 8" in wide.text
+    assert "As near to full: lora." in wide.text
+    narrow = recommend(study, COSTS, margin=0.01)
+    assert narrow.method == "full"
+    assert "better than every other method" not in narrow.text
+    assert "Not shown to be within 0.01 of full: lora (-" in narrow.text
+
+
+@settings(max_examples=20)
+@given(st.floats(0.1, 60), st.integers(0, 99))
+def test_a_margin_never_takes_what_may_lose_more(margin, seed):
+    study = study_of(seed=seed)
+    found = recommend(study, COSTS, margin=margin)
+    best = next(runs for runs in study if runs.method == found.best)
+    pairs = {p.method: p for p in compare_with(best, [r for r in study if r is not best])}
+    able = {n for n, p in pairs.items() if p.low > -margin / 100} | {found.best}
+    assert found.method == min(able, key=lambda name: COSTS[name].trained)
 
 
 def test_a_clear_winner_says_so():
