@@ -12,7 +12,7 @@ FAST := tests/test_docs.py tests/test_errors.py tests/test_house.py tests/test_i
 	tests/anatomy/families tests/config tests/methods tests/tasks/test_base.py \
 	tests/contract/invariants/test_every_method.py
 
-.PHONY: quickstart test fast docs build release-check catalogue matrix interchange threads trl torchao oldest bench-speed check lint types venv clean
+.PHONY: quickstart test fast docs build release-check catalogue matrix interchange sweep threads trl torchao oldest bench-speed check lint types venv clean
 
 quickstart: venv
 	.venv/bin/adapterhub quickstart
@@ -50,6 +50,10 @@ matrix: venv
 # Every kind of peft checkpoint on every architecture, in both libraries.
 interchange: venv
 	ADAPTERHUB_MATRIX=full $(TEST_ENV) $(PY) -m pytest -n 2 tests/interchange/peft/test_differential.py $(ARGS)
+
+# Every model type of transformers x methods, into docs/architectures.md.
+sweep: venv
+	$(TEST_ENV) $(PY) scripts/sweep.py --peft $(ARGS)
 
 # Eight threads with a route each, 2,000 forward passes for every method.
 threads: venv

@@ -1,4 +1,4 @@
-"""A model of every type in transformers, on the meta device: modules and shapes, no weights."""
+"""A model of every type in transformers: tiny and random, or without weights; and inputs for it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,19 @@ AUTO = (
     "AutoModelForSequenceClassification",
     "AutoModelForCausalLM",
     "AutoModelForSeq2SeqLM",
+    "AutoModel",
+)
+# The classes that people adapt, in the order in which one is chosen for a type.
+ADAPTED = (
+    "AutoModelForImageTextToText",
+    "AutoModelForSpeechSeq2Seq",
+    "AutoModelForCTC",
+    "AutoModelForSeq2SeqLM",
+    "AutoModelForMaskedLM",
+    "AutoModelForCausalLM",
+    "AutoModelForImageClassification",
+    "AutoModelForSequenceClassification",
+    "AutoModelForAudioClassification",
     "AutoModel",
 )
 TYPES = tuple(CONFIG_MAPPING)
@@ -62,11 +75,11 @@ def build(model_type: str, auto: str, tiny: bool = False) -> PreTrainedModel | N
     return None
 
 
-def autos(model_type: str) -> list[str]:
+def autos(model_type: str, among: tuple[str, ...] = AUTO) -> list[str]:
     """List the auto classes that transformers has for a type."""
     return [
         auto
-        for auto in AUTO
+        for auto in among
         if CONFIG_MAPPING[model_type] in getattr(transformers, auto)._model_mapping
     ]
 

@@ -1,0 +1,225 @@
+"""One cell of the sweep: a method on a model, attached, run, saved, loaded and detached.
+
+What has to hold, in this order; the first that does not is the cell's result:
+
+    attach      the method is attached, or refused with an error of adapterhub
+    start       outputs are the backbone's (equal, or near for methods with a random start)
+    gradients   the loss of a forward pass reaches every trained part
+    changes     other values of the adapter change the outputs
+    cache       a generation step with cached keys, values or states gives the outputs without
+    reload      saved and loaded on the same backbone, it gives the same outputs
+    detach      the outputs are those of the bare backbone, to the bit
+"""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import adapterhub as ah
+from adapterhub.errors import AdapterhubError, ConfigError
+from adapterhub.methods import METHODS
+
+LENGTH = 9  # tokens of a text
+TOLERANCE = 2e-4  # of outputs that are computed in another order
+Inputs = dict[str, Any]
+
+
+class Broken(Exception):
+    """An invariant does not hold."""
+
+
+def cell(model: PreTrainedModel, method: str, inputs: Inputs | None) -> str:
+    """Return `ok`, `refused: ...`, `wrong: ...` or `error: ...` for a method on a model.
+
+    Args:
+        model: a random model, with no adapter.
+        method: a method's name.
+        inputs: what the model takes; None if nothing is known that it takes: then it is only
+            attached and detached.
+    """
+    try:
+        bare = None if inputs is None else outputs(model, inputs)
+        adapter = ah.attach(model, METHODS[method].example(), name="sweep")
+    except AdapterhubError as error:
+        return f"refused: {error.problem}"
+    except Exception as error:
+        return f"error: {_text(error)}"
+    try:
+        if inputs is not None and bare is not None:
+            _invariants(model, adapter, method, inputs, bare)
+    except Broken as broken:
+        return f"wrong: {broken}"
+    except AdapterhubError as error:
+        return f"refused in use: {error.problem}"
+    except Exception as error:
+        return f"error: {_text(error)}"
+    finally:
+        _detached(model)
+    try:
+        if bare is not None and not same(outputs(model, inputs or {}), bare, 0.0):
+            return "wrong: detach"
+    except Exception as error:
+        return f"error: after detaching: {_text(error)}"
+    return "ok" if bare is not None else "ok, not run"
+
+
+def _detached(model: PreTrainedModel) -> None:
+    for name in list(ah.adapters(model)):
+        ah.detach(model, name)
+
+
+def _invariants(
+    model: PreTrainedModel, adapter: Any, method: str, inputs: Inputs, bare: Tensor
+) -> None:
+    near = {"identity": TOLERANCE, "near-identity": 0.5}.get(METHODS[method].start)
+    if near is not None and not same(outputs(model, inputs), bare, near):
+        raise Broken("start")
+    _check_gradients(model, adapter, inputs)
+    _redraw(adapter)
+    changed = outputs(model, inputs)
+    if adapter.count() and same(changed, bare, 0.0):
+        raise Broken("changes")
+    _check_cache(model, inputs, bare)
+    with tempfile.TemporaryDirectory() as folder:
+        adapter.save(Path(folder) / "a")
+        _detached(model)
+        ah.load(model, Path(folder) / "a")
+        if not same(outputs(model, inputs), changed, 1e-6):
+            raise Broken("reload")
+
+
+def _check_gradients(model: PreTrainedModel, adapter: Any, inputs: Inputs) -> None:
+    """Every placed module or unfrozen tensor, but a head that this output does not pass, learns."""
+    _redraw(adapter)
+    loss = torch.cat([t.float().flatten() for t in _floats(model(**inputs))]).pow(2).sum()
+    loss.backward()
+    if not any(p.grad is not None and p.grad.any() for p in adapter.parameters()):
+        raise Broken("gradients")
+    model.zero_grad()
+
+
+@torch.no_grad()
+def _redraw(adapter: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for parameter in adapter.parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
+        parameter.add_(0.05 * noise.to(parameter.dtype))
+
+
+def _check_cache(model: PreTrainedModel, inputs: Inputs, bare: Tensor) -> None:
+    """Compare a step with a cache with the last position of a whole pass, if the bare model can."""
+    text = not set(inputs) - {"input_ids", "attention_mask"}
+    if not (text and _has_cache(model) and model.can_generate() and bare.dim() == 3):
+        return
+    with ah.disabled(model):
+        try:
+            step = _cached_step(model, inputs)
+        except Exception:  # it has no cache, or takes it in another way
+            return
+        if step is None or not same(step, bare[:, -1], TOLERANCE):
+            return
+    step = _cached_step(model, inputs)
+    if step is None or not same(step, outputs(model, inputs)[:, -1], TOLERANCE):
+        raise Broken("cache")
+
+
+@torch.no_grad()
+def _cached_step(model: PreTrainedModel, inputs: Inputs) -> Tensor | None:
+    """Return the outputs at the last position, with a cache of the others; None without one."""
+    ids, mask = inputs["input_ids"], torch.ones_like(inputs["input_ids"])
+    first = model(input_ids=ids[:, :-1], attention_mask=mask[:, :-1], use_cache=True)
+    for name in ("past_key_values", "cache_params"):
+        if (cache := getattr(first, name, None)) is not None:
+            last = {"input_ids": ids[:, -1:], "attention_mask": mask, name: cache}
+            return _floats(model(**last, use_cache=True))[0][:, -1]
+    return None
+
+
+def _has_cache(model: PreTrainedModel) -> bool:
+    return "use_cache" in inspect.signature(model.forward).parameters
+
+
+def same(one: Tensor, other: Tensor, tolerance: float) -> bool:
+    """Return whether two outputs are equal, relative to their size; NaN is equal to NaN."""
+    if one.shape != other.shape:
+        return False
+    if not tolerance:
+        return torch.equal(one.nan_to_num(), other.nan_to_num())
+    scale = max(float(other.nan_to_num().abs().max()), 1e-3)
+    return float((one - other).nan_to_num().abs().max()) <= tolerance * scale
+
+
+@torch.no_grad()
+def outputs(model: PreTrainedModel, inputs: Inputs) -> Tensor:
+    """Return the first output of a model that is a tensor of numbers."""
+    torch.manual_seed(0)  # some models draw in evaluation too
+    return _floats(model(**inputs))[0].clone()
+
+
+def _floats(found: Any) -> list[Tensor]:
+    values = found.to_tuple() if hasattr(found, "to_tuple") else found
+    flat = [v for v in values if isinstance(v, Tensor) and v.is_floating_point()]
+    if not flat:
+        raise ConfigError("the model returns no tensor")
+    return flat
+
+
+def inputs_for(model: PreTrainedModel) -> Inputs | None:
+    """Return inputs that a model runs with: texts, images or sound; None if none of them works."""
+    for candidate in _candidates(model):
+        try:
+            outputs(model, candidate)
+        except Exception:  # it needs something else
+            continue
+        return candidate
+    return None
+
+
+def _candidates(model: PreTrainedModel) -> Iterator[Inputs]:
+    names = inspect.signature(model.forward).parameters
+    ids = torch.randint(5, 60, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+    text = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    texts = [text, {"input_ids": ids}]
+    if "decoder_input_ids" in names:
+        texts.insert(0, text | {"decoder_input_ids": ids})
+    if "bbox" in names:
+        texts.insert(0, text | {"bbox": torch.zeros((2, LENGTH, 4), dtype=torch.long)})
+    images = [torch.randn(2, _channels(model), size, size) for size in _image_sizes(model)]
+    if "input_ids" in names:
+        yield from texts
+        if "pixel_values" in names:
+            yield from (text | {"pixel_values": image} for image in images)
+    if "pixel_values" in names:
+        yield from ({"pixel_values": image} for image in images)
+    if "input_values" in names:
+        yield {"input_values": torch.randn(2, 4000)}
+        yield {"input_values": torch.randn(2, 1024, 128)}
+    if "input_features" in names:
+        bins = getattr(model.config, "num_mel_bins", 80)
+        for features in (torch.randn(2, bins, 3000), torch.randn(2, 100, bins)):
+            yield {"input_features": features}
+            yield {"input_features": features, "decoder_input_ids": ids}
+
+
+def _channels(model: PreTrainedModel) -> int:
+    parts = (model.config, getattr(model.config, "vision_config", None))
+    found = (getattr(part, "num_channels", None) for part in parts)
+    return next((n for n in found if isinstance(n, int)), 3)
+
+
+def _image_sizes(model: PreTrainedModel) -> list[int]:
+    parts = (model.config, getattr(model.config, "vision_config", None))
+    found = (getattr(part, "image_size", None) for part in parts)
+    return [*(n for n in found if isinstance(n, int)), 224, 64, 32]
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:150]

@@ -1,0 +1,97 @@
+"""The sweep over all model types: what it finds is seen, and counted."""
+
+from __future__ import annotations
+
+import every_type
+import pytest
+import sweep
+import sweep_cells
+
+import adapterhub as ah
+from adapterhub.methods import METHODS
+
+
+@pytest.fixture
+def model():
+    return every_type.build("llama", "AutoModelForCausalLM", tiny=True)
+
+
+@pytest.mark.parametrize("method", ["lora", "prefix", "norms", "full"])
+def test_a_method_that_works_is_ok(model, method):
+    assert sweep_cells.cell(model, method, sweep_cells.inputs_for(model)) == "ok"
+
+
+def test_a_refusal_has_its_reason(model):
+    found = sweep_cells.cell(model, "bitfit", sweep_cells.inputs_for(model))
+    assert found.startswith("refused: ")
+    assert "has none" in found
+
+
+@pytest.mark.parametrize("broken", ["start", "changes", "detach"])
+def test_a_broken_invariant_is_named(model, monkeypatch, broken):
+    """Outputs that are wrong in one place: after attaching, after a change, after detaching."""
+    calls = iter(range(99))
+    wrong = {"start": lambda n: n == 1, "changes": lambda n: False, "detach": lambda n: n == 4}
+    first = []
+
+    def outputs(model, inputs):
+        found = real(model, inputs)
+        first.append(found)
+        if broken == "changes":
+            return first[0]
+        return found + 1 if wrong[broken](next(calls)) else found
+
+    inputs, real = sweep_cells.inputs_for(model), sweep_cells.outputs
+    monkeypatch.setattr(sweep_cells, "outputs", outputs)
+    monkeypatch.setattr(sweep_cells, "_check_cache", lambda *rest: None)
+    assert sweep_cells.cell(model, "lora", inputs) == f"wrong: {broken}"
+
+
+def test_a_wrong_cached_step_is_seen(model, monkeypatch):
+    inputs, real = sweep_cells.inputs_for(model), sweep_cells._cached_step
+
+    assert sweep_cells._cached_step(model, inputs) is not None
+    bare = sweep_cells.outputs(model, inputs)
+    ah.attach(model, "lora")
+    sweep_cells._check_cache(model, inputs, bare)
+    calls = iter((0.0, 1.0))
+    monkeypatch.setattr(sweep_cells, "_cached_step", lambda *rest: real(*rest) + next(calls))
+    with pytest.raises(sweep_cells.Broken, match="cache"):
+        sweep_cells._check_cache(model, inputs, bare)
+
+
+def test_a_type_runs_in_a_process_of_its_own():
+    found = sweep._in_a_process("bert", ("lora", "head"), False)
+    assert found["class"] == "BertForMaskedLM"
+    assert found["inputs"]
+    assert found["cells"]["lora"] == "ok"
+    assert found["cells"]["head"].startswith("refused: ")
+
+
+def test_a_process_that_takes_too_long_is_ended(monkeypatch):
+    monkeypatch.setattr(sweep, "SECONDS", 0.0)
+    assert sweep._in_a_process("bert", ("lora",), False)["reason"] == "more than 0.0 s"
+
+
+def test_types_are_counted_and_shown():
+    cells = {"lora": "ok", "prefix": "refused: it has no tokens", "full": "error: KeyError: 1"}
+    types = [
+        {"type": "a", "class": "A", "cells": cells, "peft": {None: "error", "all-linear": "ok"}},
+        {"type": "b", "class": "B", "cells": cells | {"full": "ok, not run"}},
+        {"type": "c", "cells": {}, "reason": "it cannot be built"},
+    ]
+    found = {"transformers": "5", "methods": tuple(cells), "types": types}
+    assert sweep.summary(found) == [
+        "2 model types of transformers 5 were built",
+        "lora: 2 ok",
+        "prefix: 2 refused",
+        "full: 1 error, 1 ok",
+        "lora of peft, its own targets: attached to 0 of 1",
+        "lora of peft, all-linear: attached to 1 of 1",
+    ]
+    assert "| a | ✓ | - | ✗ |\n| b | ✓ | - | ✓ |\n" in sweep.page(found)
+
+
+def test_the_methods_of_the_sweep_exist():
+    assert set(sweep.METHODS) <= set(METHODS)
+    assert {every_type.autos("whisper", every_type.ADAPTED)[0]} == {"AutoModelForSpeechSeq2Seq"}
