@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
-from adapterhub.anatomy.discovery import REQUIRED, discover
+from adapterhub.anatomy.discovery import discover
 from adapterhub.anatomy.families import FAMILIES
-from adapterhub.anatomy.family import Family, Layout, Stack
-from adapterhub.anatomy.family_source import row_text
+from adapterhub.anatomy.family import WHOLE, Family, Layout, Stack
 from adapterhub.anatomy.layer_paths import first_existing, has_path, layer_paths
-from adapterhub.anatomy.projections import in_features, out_features
+from adapterhub.anatomy.projections import in_features, out_features, usual_size
 from adapterhub.anatomy.sites import (
     NORMS,
     SUBLAYERS,
@@ -35,51 +33,18 @@ FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 
 
 def anatomy_of(model: PreTrainedModel) -> Anatomy:
-    """Return the anatomy of a model, from its family's row or, without one, from its structure.
-
-    Raises:
-        BackboneError: there is no row for this architecture and its structure is ambiguous; the
-            error prints the row to write, if what is known of it fits the model.
-    """
-    if row := FAMILIES.get(model.config.model_type):
-        return build_anatomy(model, row)
-    found = discover(model)
-    if not found.problems:
-        return build_anatomy(model, found.row)
-    hint = "a model with one stack of layers, or an encoder and a decoder, whose layers are alike"
-    if _fits_in_part(model, found.row):
-        text = row_text(found.row, REQUIRED)
-        hint = f"add this row there, with every ... filled in:\n{text}"
-    raise BackboneError(
-        f"there is no row for the architecture {model.config.model_type!r}, and its structure "
-        "is not enough to write one",
-        offenders=found.problems,
-        expected="a Family row in adapterhub/anatomy/families/",
-        hint=hint,
-    )
-
-
-def _fits_in_part(model: PreTrainedModel, row: Family) -> bool:
-    """Return whether a discovered row fits a model but for what is unknown of it."""
-    filled = [
-        replace(stack, fused=dict.fromkeys(stack.fused, "blocks")) if stack.fused else stack
-        for stack in row.stacks
-    ]
-    try:
-        build_anatomy(model, replace(row, stacks=tuple(filled)))
-    except BackboneError:
-        return False
-    return True
+    """Return the anatomy of a model, from its family's row or, without one, from its structure."""
+    return build_anatomy(model, FAMILIES.get(model.config.model_type) or discover(model))
 
 
 def build_anatomy(model: PreTrainedModel, family: Family) -> Anatomy:
     """Apply a family's row to a model.
 
     Raises:
-        BackboneError: the row is incomplete or does not fit: the model has none of the modules it
-            names, or fused projections of other sizes.
+        BackboneError: the row does not fit: the model has none of the modules it names, or fused
+            projections of other sizes; or it has two stacks of one name.
     """
-    _check_row(family)
+    _check_names(family)
     base = model.base_model
     base_path = "" if base is model else next(n for n, m in model.named_modules() if m is base)
     sites: dict[str, Site] = {}
@@ -89,7 +54,7 @@ def build_anatomy(model: PreTrainedModel, family: Family) -> Anatomy:
             layers[stack.name] = paths
             for site in _stack_sites(model, base_path, stack, paths):
                 sites[site.id] = site
-    if not sites:
+    if not sites and family.stacks and family.model_types[0] in FAMILIES:
         raise BackboneError(
             f"the {model.config.model_type} row of families/ does not fit {type(model).__name__}",
             expected=f"a module list at {', '.join(s.layers for s in family.stacks)}",
@@ -97,19 +62,14 @@ def build_anatomy(model: PreTrainedModel, family: Family) -> Anatomy:
     return Anatomy(model, family, base_path, sites, layers)
 
 
-def _check_row(family: Family) -> None:
-    """Refuse a row with parts left open, or with two stacks of one name."""
-    values: dict[str, tuple[object, ...]] = {"below": (family.below,)}
-    for stack in family.stacks:
-        values[stack.layers] = (*stack.sites.values(), *stack.fused.values())
+def _check_names(family: Family) -> None:
+    """Refuse a row with two stacks of one name."""
     names = [stack.name for stack in family.stacks]
-    wrong = [f"a ... in {name}" for name, parts in values.items() if ... in parts]
-    wrong += [f"two stacks named {name}" for name in names if names.count(name) > 1]
-    if wrong:
+    if twice := sorted({name for name in names if names.count(name) > 1}):
         raise BackboneError(
-            f"the row of {', '.join(family.model_types)} is incomplete",
-            offenders=dict.fromkeys(wrong),
-            expected="a path for every role, and one stack of each name",
+            f"the row of {', '.join(family.model_types)} has two stacks of one name",
+            offenders=twice,
+            expected="one stack of each name",
         )
 
 
@@ -122,8 +82,9 @@ def _stack_sites(
     sites = list(_sites_of_layers(model, stack, layers))
     yield from sites
     # Where layers share modules, a hook cannot tell which layer's output it receives.
-    if ".*." not in stack.layers:
-        width = next((s.d_in for s in sites if s.role == "attn"), 0) or _hidden_size(model)
+    widths = {s.d_out for s in sites if s.kind == "sublayer"}
+    if ".*." not in stack.layers and len(widths) == 1:
+        (width,) = widths
         yield Site(f"{stack.name}.mix", stack.name, None, "mix", "mix", layers[-1], width, width)
 
 
@@ -137,16 +98,6 @@ def _embedding_width(root: nn.Module) -> int | None:
     return None
 
 
-def _hidden_size(model: PreTrainedModel) -> int:
-    config = model.config.get_text_config()
-    if (size := getattr(config, "hidden_size", None)) is None:
-        raise BackboneError(
-            f"the configuration of {config.model_type!r} has no hidden_size",
-            expected="a row whose sublayers have projections, which have sizes",
-        )
-    return int(size)
-
-
 def _sites_of_layers(
     model: PreTrainedModel, stack: Stack, layers: tuple[str, ...]
 ) -> Iterator[Site]:
@@ -155,13 +106,13 @@ def _sites_of_layers(
         layer = model.get_submodule(prefix)
         paths = {
             role: tuple(join(prefix, end) for end in path.split(">"))
-            for role, spec in stack.sites.items()
+            for role, spec in stack.own.get(number, stack.sites).items()
             if (path := first_existing(layer, spec))
         }
         paths = {role: path for role, path in paths.items() if _has_sublayer(role, paths)}
         if stack.bias and has_path(layer, stack.bias):
             bias = join(prefix, stack.bias.rpartition(".")[0])
-        for role, kind, fields in _layer_sites(model, paths, stack):
+        for role, kind, fields in _layer_sites(model, layer, paths, stack):
             if role == "attn.kv":
                 fields["bias"] = bias
             site_id = f"{stack.name}.{number}.{role}"
@@ -183,7 +134,7 @@ _Fields = dict[str, Any]
 
 
 def _layer_sites(
-    model: PreTrainedModel, paths: _Paths, stack: Stack
+    model: PreTrainedModel, layer: nn.Module, paths: _Paths, stack: Stack
 ) -> Iterator[tuple[str, Kind, _Fields]]:
     for role, fields in _norms(model, paths):
         yield role, "norm", fields
@@ -193,7 +144,7 @@ def _layer_sites(
     for role in SUBLAYERS:
         if f"{role}.kv" in paths and f"{role}.k" in linear and _first_projection(role, linear):
             yield f"{role}.kv", "keyvalue", _keyvalue(role, paths, linear)
-        if sublayer := _sublayer(model, role, paths, linear):
+        if sublayer := _sublayer(layer, role, paths, linear):
             stream = _stream(model, stack.norms, role, paths, sublayer["input_host"])
             yield role, "sublayer", sublayer | {"stream": stream}
 
@@ -216,8 +167,8 @@ def _projections(model: PreTrainedModel, paths: _Paths, stack: Stack) -> dict[st
         module = model.get_submodule(path)
         d_out = out_features(module)
         linear[role] = {"host": path, "d_in": in_features(module), "d_out": d_out}
-        if name in FUSED:
-            layout = stack.fused.get(role, "blocks")
+        layout = stack.fused.get(role, "blocks")
+        if name in FUSED and layout != WHOLE:
             for part_role, part in fused_parts(model, role, module, layout):
                 size = d_out // part.period * (part.stop - part.start)
                 if part_role.endswith(".q"):
@@ -303,12 +254,12 @@ def _keyvalue(role: str, paths: _Paths, linear: Mapping[str, _Fields]) -> _Field
 
 
 def _sublayer(
-    model: PreTrainedModel, role: str, paths: _Paths, linear: Mapping[str, _Fields]
+    layer: nn.Module, role: str, paths: _Paths, linear: Mapping[str, _Fields]
 ) -> _Fields | None:
     """Return a sublayer's fields, from its own path or from its first and last projection."""
     if role in paths:
         first_path, host = paths[role][0], paths[role][-1]
-        width = _first_projection("attn", linear).get("d_in") or _hidden_size(model)
+        width = _first_projection("attn", linear).get("d_in") or usual_size([layer])
         input_host = first_path if first_path != host else None
         return {"host": host, "input_host": input_host, "d_in": width, "d_out": width}
     first = _first_projection(role, linear)
@@ -321,7 +272,7 @@ def _sublayer(
 
 def _first_projection(role: str, linear: Mapping[str, _Fields]) -> _Fields:
     """Return the projection whose input is the sublayer's x; {} if there is none."""
-    roles = (f"{role}.{name}" for name in ("q", "qkv", "up", "gate_up"))
+    roles = (f"{role}.{name}" for name in ("q", "qkv", "q_a", "kv_a", "up", "gate_up"))
     return next((linear[r] for r in roles if r in linear), {})
 
 

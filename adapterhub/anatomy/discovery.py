@@ -16,11 +16,12 @@ is a problem, and the model is refused: see `anatomy_of`.
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -29,13 +30,14 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
 )
 
-from adapterhub.anatomy.family import Family, Stack
-from adapterhub.anatomy.family_source import UNKNOWN
+from adapterhub.anatomy.family import WHOLE, Family, Stack
 from adapterhub.anatomy.forward_source import returns_tuple
+from adapterhub.anatomy.further_sites import MIXER, further_sites, kind_of, mixer_of, own_name
 from adapterhub.anatomy.layer_paths import first_existing
 from adapterhub.anatomy.norm_roles import norm_roles
-from adapterhub.anatomy.projections import in_features, is_projection, out_features
+from adapterhub.anatomy.projections import in_features, is_projection, out_features, usual_size
 from adapterhub.anatomy.sites import CHILD, join
+from adapterhub.anatomy.stack_names import named
 from adapterhub.anatomy.tokens import token_table
 
 _SUFFIX = re.compile(r"_(proj|projection|lin|linear|layer)$")
@@ -43,96 +45,34 @@ _NAMES = {
     "q": ("q", "query", "wq"),
     "k": ("k", "key", "wk"),
     "v": ("v", "value", "wv"),
-    "o": ("o", "out", "output", "dense", "c", "wo"),
+    "o": ("o", "out", "output", "dense", "c", "wo", "proj", "projection"),
     "qkv": ("qkv", "query_key_value", "wqkv", "c_attn", "in"),
+    # Latent attention: keys and values, often queries too, through a small bottleneck.
+    "q_a": ("q_a",),
+    "q_b": ("q_b",),
+    "kv_a": ("kv_a", "kv_a_proj_with_mqa"),
+    "kv_b": ("kv_b",),
 }
+# Attention without a softmax, which has states instead of keys and values.
+_RECURRENT = re.compile(r"linear_?att|delta|lightning|mamba|rwkv|gla", re.IGNORECASE)
 _CROSS = re.compile(r"cross|enc_?dec|encoder_att", re.IGNORECASE)
 _EMBEDDING = re.compile(r"emb|^wte$|^wpe$|^shared$|^project_in$", re.IGNORECASE)
-REQUIRED = ("attn.q", "attn.k", "attn.v", "attn.o", "ffn.up", "ffn.down")
+_SEPARATE = ("q", "k", "v", "q_a", "q_b", "kv_a", "kv_b")
 
 
-class Discovery(NamedTuple):
-    """The row of a model as far as its structure shows it, and what it does not show."""
-
-    row: Family
-    problems: tuple[str, ...]
-
-
-def discover(model: PreTrainedModel) -> Discovery:
-    """Derive the row of a model from its structure; it fits if there are no problems."""
+def discover(model: PreTrainedModel) -> Family:
+    """Derive the row of a model from its structure; it has no stacks if there are no layers."""
     base = cast(PreTrainedModel, model.base_model)
     lists = _layer_lists(base)
-    stacks = [_stack(model, path, layers) for path, layers in lists]
+    stacks = [_stack(model, path, layers, alone=len(lists) == 1) for path, layers in lists]
+    stacks = named(stacks, by_input=not model.config.is_encoder_decoder)
     row = Family(
         (model.config.model_type,),
-        tuple(sorted(stacks, key=lambda stack: stack.name != "encoder")),
+        tuple(sorted(stacks, key=lambda stack: stack.name in ("decoder", "language"))),
         tuple(_below(base, [stack.layers for stack in stacks])),
         constants=tuple(_constants(base)),
     )
-    row = replace(row, positions_from_padding=_counts_from_padding(base, row))
-    one_each = bool(stacks) and len({stack.name for stack in stacks}) == len(stacks)
-    problems = list(_problems(stacks, dict(lists))) if one_each else [_no_stacks(stacks)]
-    problems += _unrecognized(base, [path for path, _ in lists])
-    return Discovery(row, tuple(problems))
-
-
-def _no_stacks(stacks: list[Stack]) -> str:
-    found = ", ".join(f"{stack.layers} ({stack.name})" for stack in stacks) or "no module"
-    return f"found {len(stacks)} lists of equal layers with attention: {found}"
-
-
-def _unrecognized(base: nn.Module, lists: list[str]) -> list[str]:
-    """Describe the lists of equal layers apart from the stacks that have an unknown attention."""
-    stacks = tuple(path.split(".*")[0] for path in lists)
-    return [
-        f"the attention in a layer of {path}"
-        for path, module in _modules(base)
-        if isinstance(module, nn.ModuleList)
-        and len(module) > 1
-        and len({type(layer) for layer in module}) == 1
-        and any("attention" in type(m).__name__.lower() for m in module[0].modules())
-        and not any(f"{path}.".startswith(f"{stack}.") for stack in stacks)
-        and not any(f"{stack}.".startswith(f"{path}.") for stack in stacks)
-    ]
-
-
-def _problems(stacks: list[Stack], lists: Mapping[str, list[nn.Module]]) -> Iterator[str]:
-    for stack in stacks:
-        layers = lists[stack.layers]
-        width = _width(layers)
-        yield from dict.fromkeys(p for layer in layers for p in _ambiguities(layer, width, stack))
-        for role in REQUIRED:
-            known = role in stack.sites or _fused_role(role) in stack.sites
-            if not known and not (role.startswith("ffn.") and any(map(_expert_blocks, layers))):
-                yield f"the path of {role} in a layer of {stack.layers}"
-        for role in stack.fused:
-            yield f"whether {role} of {stack.layers} is fused in blocks or per head"
-
-
-def _ambiguities(layer: nn.Module, width: int, stack: Stack) -> Iterator[str]:
-    """Yield what a layer has more than one of, and paths with a role in other layers only."""
-    sites = _sites(layer, width)
-    attentions = _sublayers(layer)
-    for sublayer, paths in attentions.items():
-        if len(paths) > 1:
-            yield f"which attention is {sublayer} in a layer of {stack.layers}: {', '.join(paths)}"
-    networks = _networks(layer, _groups(attentions), width)
-    if len(networks) > 1:
-        ends = (n.get("ffn.down") or n.get("ffn") or "experts" for n in networks)
-        yield f"which projection ends ffn in a layer of {stack.layers}: {', '.join(ends)}"
-    for role, spec in stack.sites.items():
-        path = first_existing(layer, spec)
-        # A path of experts may be that of a plain network in other layers: the same sublayer.
-        same = role == "ffn" and path and sites.get("ffn.down", "").startswith(f"{path}.")
-        unknown_norm = role.endswith("norm") and role not in sites
-        if path != sites.get(role) and not same and not unknown_norm:
-            yield f"whether {path} is {role} in every layer of {stack.layers} that has it"
-
-
-def _fused_role(role: str) -> str:
-    """Return the role of the fused projection that may contain a part."""
-    sublayer, _, name = role.partition(".")
-    return f"{sublayer}.qkv" if name in "qkv" else f"{sublayer}.gate_up"
+    return replace(row, positions_from_padding=_counts_from_padding(base, row))
 
 
 def _role(name: str) -> str | None:
@@ -157,7 +97,14 @@ def _attentions(layer: nn.Module) -> Iterator[tuple[str, dict[str, str]]]:
         by_role = {role: children[name] for role, name in projections.items()}
         if any(map(returns_tuple, by_role.values())):
             continue
-        if {"q", "k", "v"} <= projections.keys() or _is_fused(by_role):
+        # A layer may use the keys and values of an earlier one.
+        shares = {"q", "o"} == projections.keys() == set(map(_role, children))
+        whole = shares or {"q", "k", "v"} <= projections.keys()
+        latent = {"kv_a", "kv_b"} <= projections.keys()
+        if not latent and _RECURRENT.search(own_name(module, layer)):
+            continue
+        mixes = MIXER.search(f"{path.rpartition('.')[2]} {own_name(module, layer)}")
+        if whole or latent or (not mixes and _is_fused(by_role)):
             yield path, projections
 
 
@@ -173,45 +120,66 @@ def _is_fused(projections: Mapping[str, nn.Module]) -> bool:
 
 
 def _layer_lists(base: nn.Module) -> list[tuple[str, list[nn.Module]]]:
-    """List the module lists whose elements have one class, and of which some contain attention.
+    """List the module lists of layers: those with attention, and those apart from them.
 
-    Of nested lists only the innermost; lists in a list (`groups.0.layers`, `groups.1.layers`) are
-    one entry (`groups.*.layers`) with the modules of all.
+    Of nested lists whose layers have one class and attention only the innermost, of others the
+    outermost; lists in a list (`groups.0.layers`, `groups.1.layers`) are one entry
+    (`groups.*.layers`) with all modules.
     """
-    lists = {
-        path: list(module)
-        for path, module in _modules(base)
-        if isinstance(module, nn.ModuleList)
-        and len({type(layer) for layer in module}) == 1
-        and any(True for layer in module for _ in _attentions(layer))
-    }
+    every = {p: list(m) for p, m in _modules(base) if isinstance(m, nn.ModuleList) and len(m)}
+    alike = {p: m for p, m in every.items() if len(set(map(type, m))) == 1 and _attend(m)}
+    chosen = {p: m for p, m in alike.items() if not any(o.startswith(f"{p}.") for o in alike)}
+    for path, layers in every.items():
+        apart = not any(_nested(path, other) for other in chosen)
+        if apart and (_attend(layers) or (len(layers) > 1 and all(map(_is_layer, layers)))):
+            chosen[path] = layers
+    if not chosen:  # of convolutions alone, say: they have layers, if no projections
+        outer = {p: m for p, m in every.items() if len(m) > 1 and all(map(_has_parameters, m))}
+        chosen = {p: m for p, m in outer.items() if not any(p.startswith(f"{o}.") for o in outer)}
     specs: dict[str, list[nn.Module]] = {}
-    for path, layers in lists.items():
-        if not any(other.startswith(f"{path}.") for other in lists):
-            specs.setdefault(re.sub(r"\.\d+\.", ".*.", path), []).extend(layers)
+    for path in sorted(chosen, key=list(every).index):
+        specs.setdefault(re.sub(r"\.\d+\.", ".*.", path), []).extend(chosen[path])
     return list(specs.items())
 
 
-def _stack(model: PreTrainedModel, path: str, layers: list[nn.Module]) -> Stack:
+def _attend(layers: Iterable[nn.Module]) -> bool:
+    return any(any(_attentions(layer)) for layer in layers)
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters())
+
+
+def _nested(path: str, other: str) -> bool:
+    return f"{path}.".startswith(f"{other}.") or f"{other}.".startswith(f"{path}.")
+
+
+def _is_layer(module: nn.Module) -> bool:
+    """Return whether a module may be a layer: it has projections, and is none itself."""
+    return not is_projection(module) and bool(_projections(module))
+
+
+def _stack(model: PreTrainedModel, path: str, layers: list[nn.Module], *, alone: bool) -> Stack:
     width = _width(layers)
     found = [_sites(layer, width) for layer in layers]
-    sites = _merged(found)
-    root = _root(model.base_model, path)
+    sites, own = _merged(layers, found)
+    root = _root(model.base_model, path) or ("" if alone else _tower(path))
     inside = path.removeprefix(f"{root}.") if root else path
     pooled = hasattr(model.base_model.get_submodule(root), "pooler")
     body = inside.split(".")[0] if pooled and "." in inside else None
-    fused: Any = {role: UNKNOWN for role in sites if role.endswith("qkv")}
+    fused: Any = {role: WHOLE for each in found for role in each if role.endswith(".qkv")}
     bias = next(filter(None, map(_relative_bias, layers, found)), None)
-    return Stack(_stack_name(model, layers, sites), path, sites, root, body, fused, bias=bias)
+    name = _stack_name(model, layers, sites)
+    return Stack(name, path, sites, root, body, fused, bias=bias, own=own)
 
 
 def _width(layers: Iterable[nn.Module]) -> int:
     """Return the size of layers in features: the input size of the first attention."""
     for layer in layers:
         for path, projections in _attentions(layer):
-            query = projections["q" if "q" in projections else "qkv"]
+            query = next(projections[r] for r in ("q", "q_a", "qkv", "kv_a") if r in projections)
             return in_features(layer.get_submodule(join(path, query)))
-    return 0
+    return usual_size(layers)
 
 
 def _stack_name(
@@ -243,11 +211,32 @@ def _relative_bias(layer: nn.Module, sites: dict[str, str]) -> str | None:
     return join(path, tables[0]) if len(tables) == 1 else None
 
 
-def _merged(layers: list[dict[str, str]]) -> dict[str, str]:
-    """Merge the sites of layers that differ, as where only some have experts, into `a|b` paths."""
-    roles = dict.fromkeys(role for sites in layers for role in sites)
-    paths = {role: dict.fromkeys(s[role] for s in layers if role in s) for role in roles}
-    return {role: "|".join(alternatives) for role, alternatives in paths.items()}
+def _merged(
+    layers: list[nn.Module], found: list[dict[str, str]]
+) -> tuple[dict[str, str], dict[int, dict[str, str]]]:
+    """Merge the sites of layers that differ, as where only some have experts, into `a|b` paths.
+
+    Where a path has a role in some of the layers that have it only, those that differ from the
+    most common layer are returned apart, by number.
+    """
+    roles = dict.fromkeys(role for sites in found for role in sites)
+    paths = {role: dict.fromkeys(s[role] for s in found if role in s) for role in roles}
+    merged = {role: "|".join(alternatives) for role, alternatives in paths.items()}
+    if all(_existing(layer, merged) == sites for layer, sites in zip(layers, found, strict=True)):
+        return merged, {}
+    common = max(found, key=found.count)
+    return common, {n: sites for n, sites in enumerate(found) if sites != common}
+
+
+def _existing(layer: nn.Module, specs: Mapping[str, str]) -> dict[str, str]:
+    paths = {role: first_existing(layer, spec) for role, spec in specs.items()}
+    return {role: path for role, path in paths.items() if path}
+
+
+def _tower(path: str) -> str:
+    """Return the outermost module around a list of layers; "" if that is the model."""
+    first, _, rest = path.partition(".")
+    return first if rest and not rest.startswith("*") else ""
 
 
 def _root(base: nn.Module, path: str) -> str:
@@ -268,8 +257,20 @@ def _sites(layer: nn.Module, width: int) -> dict[str, str]:
         sites |= _attention_sites(layer, sublayer, path, projections, width)
     groups = {sublayer: _group(next(iter(paths))) for sublayer, paths in sublayers.items()}
     networks = _networks(layer, _groups(sublayers), width)
-    sites |= networks[0] if len(networks) == 1 else {}
+    if networks:
+        largest = max(networks, key=lambda network: _inner_size(layer, network))
+        sites.update(largest)
+    sites |= further_sites(layer, _projections(layer), sites)
+    if mixer := mixer_of(layer, sites):
+        sites["mixer"] = mixer
+        groups |= {} if groups else {"mixer": mixer}
     return sites | _norms(layer, width, groups, sites)
+
+
+def _inner_size(layer: nn.Module, network: Mapping[str, str]) -> float:
+    """Return the size of a network between its projections; a mixture of experts is the largest."""
+    down = network.get("ffn.down")
+    return in_features(layer.get_submodule(down)) if down else math.inf
 
 
 def _sublayers(layer: nn.Module) -> dict[str, dict[str, dict[str, str]]]:
@@ -311,8 +312,8 @@ def _ends(sublayer: str, sites: dict[str, str]) -> list[str]:
 def _attention_sites(
     layer: nn.Module, sublayer: str, path: str, projections: dict[str, str], width: int
 ) -> dict[str, str]:
-    separate = [name for name in ("q", "k", "v") if name in projections]
-    names = separate if "q" in projections else [*separate, "qkv"]
+    separate = [name for name in _SEPARATE if name in projections]
+    names = separate if {"q", "kv_a"} & projections.keys() else [*separate, "qkv"]
     sites = {f"{sublayer}.{name}": join(path, projections[name]) for name in names}
     if output := _attention_output(layer, path, projections.get("o"), width):
         sites[f"{sublayer}.o"] = output
@@ -340,7 +341,11 @@ def _networks(layer: nn.Module, groups: list[str], width: int) -> list[dict[str,
     attention = tuple(f"{group}." for group in groups)
     blocks = [path for path in _expert_blocks(layer) if not f"{path}.".startswith(attention)]
     apart = (*attention, *(f"{path}." for path in blocks if path))
-    candidates = {p: m for p, m in _projections(layer).items() if not p.startswith(apart)}
+    candidates = {
+        path: module
+        for path, module in _projections(layer).items()
+        if not path.startswith(apart) and kind_of(layer, path) not in ("attn", "mixer")
+    }
     networks = [_whole_block(layer, path) for path in blocks]
     while network := _last_network(candidates, width):
         networks.append(network)
@@ -359,6 +364,10 @@ def _last_network(candidates: dict[str, nn.Module], width: int) -> dict[str, str
             for path, m in candidates.items()
             if path != down and in_features(m) == width
         }
+        beside = {
+            p: n for p, n in outputs.items() if p.rpartition(".")[0] == down.rpartition(".")[0]
+        }
+        outputs = beside if {inner, 2 * inner} & {*beside.values()} else outputs
         ups = [path for path, size in outputs.items() if size == inner]
         fused = [path for path, size in outputs.items() if size == 2 * inner]
         if ups or fused:
@@ -369,7 +378,7 @@ def _last_network(candidates: dict[str, nn.Module], width: int) -> dict[str, str
 def _ups(ups: list[str], fused: list[str]) -> dict[str, str]:
     if fused:
         return {"ffn.gate_up": fused[0]}
-    gates = [p for p in ups if "gate" in p or p.endswith("wi_0")]
+    gates = [p for p in ups if "gate" in p or p.endswith(("wi_0", "w1"))] if len(ups) > 1 else []
     plain = [p for p in ups if p not in gates]
     if len(gates) > 1 or len(plain) != 1:
         return {}

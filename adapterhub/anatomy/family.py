@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-Layout = Literal["blocks", "heads"]
+Layout = Literal["blocks", "heads", "whole"]
+WHOLE: Layout = "whole"
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,8 @@ class Stack:
     are relative to one layer.
 
     Attributes:
-        name: "encoder" or "decoder".
+        name: "encoder" or "decoder"; in a model with several of a kind, what it reads: "vision",
+            "audio", "language".
         layers: the module list of the layers. `a.*.b` means that each element of `a` has a list
             `b`; layers are numbered across these lists.
         sites: role -> path of its module. `a|b` is the first of the two that exists. A sublayer
@@ -28,15 +30,16 @@ class Stack:
             forward takes something else, the stack has no `embed` site.
         body: the module inside the root whose output the root pools; None if it pools nothing.
         fused: the layout of the parts in a fused projection's output: `blocks` (all of q, then all
-            of k, ...; the default) or `heads` (q, k and v of the first key-value head, then of the
-            next).
+            of k, ...; the default), `heads` (q, k and v of the first key-value head, then of the
+            next) or `whole` (unknown: the parts are no sites).
         norms: "pre" or "post", or the name of a boolean config option that is true for pre-norm;
             None if unknown.
         bias: the table of relative positions, a child of the attention that computes their bias. A
             layer without one uses the bias of the nearest earlier layer that has one.
+        own: the sites of layers that differ from `sites`, by number.
     """
 
-    name: Literal["encoder", "decoder"]
+    name: str
     layers: str
     sites: Mapping[str, str]
     root: str = ""
@@ -44,6 +47,7 @@ class Stack:
     fused: Mapping[str, Layout] = field(default_factory=dict)
     norms: str | None = None
     bias: str | None = None
+    own: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

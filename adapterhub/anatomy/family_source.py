@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from adapterhub.anatomy.family import Family, Stack
 
-UNKNOWN = "..."
 
-
-def row_text(row: Family, required: Iterable[str] = ()) -> str:
-    """Write a row as Python source; missing `required` roles are written as `...`."""
-    stacks = row.stacks or (Stack("encoder", UNKNOWN, {}),)
+def row_text(row: Family) -> str:
+    """Write a row as Python source."""
     lines = ["Family("]
     lines.append(f"    {_text(row.model_types)},")
     lines.append("    stacks=(")
-    for stack in stacks:
-        lines += [f"        {line}" for line in _stack_lines(stack, tuple(required))]
+    for stack in row.stacks:
+        lines += [f"        {line}" for line in _stack_lines(stack)]
     lines.append("    ),")
-    lines.append(f"    below={_text(row.below) if row.below else UNKNOWN},")
+    lines.append(f"    below={_text(row.below)},")
     if row.positions_from_padding:
         lines.append("    positions_from_padding=True,")
     if row.constants:
@@ -32,15 +29,9 @@ def row_text(row: Family, required: Iterable[str] = ()) -> str:
     return "\n".join([*lines, ")"])
 
 
-def _stack_lines(stack: Stack, required: tuple[str, ...]) -> list[str]:
-    sites = dict(stack.sites)
-    parts = {"attn.q", "attn.k", "attn.v"} if "attn.qkv" in sites else set()
-    parts |= {"ffn.up"} if "ffn.gate_up" in sites else set()
-    parts |= {"ffn.up", "ffn.down"} if "ffn" in sites else set()
-    sites |= {role: UNKNOWN for role in required if role not in sites and role not in parts}
-    lines = ["Stack(", f"    {_text(stack.name)},", f"    {_text(stack.layers)},", "    {"]
-    lines += [f"        {_text(role)}: {_text(path)}," for role, path in sorted(sites.items())]
-    lines.append("    },")
+def _stack_lines(stack: Stack) -> list[str]:
+    lines = ["Stack(", f"    {_text(stack.name)},", f"    {_text(stack.layers)},"]
+    lines += [f"    {line}" for line in _site_lines(stack.sites, "{", "},")]
     if stack.root:
         lines.append(f"    root={_text(stack.root)},")
     if stack.body:
@@ -52,11 +43,24 @@ def _stack_lines(stack: Stack, required: tuple[str, ...]) -> list[str]:
     if stack.fused:
         layouts = ", ".join(f"{_text(role)}: {_text(v)}" for role, v in stack.fused.items())
         lines.append(f"    fused={{{layouts}}},")
+    if stack.own:
+        lines.append("    own={")
+        for number, sites in stack.own.items():
+            lines += [f"        {line}" for line in _site_lines(sites, f"{number}: {{", "},")]
+        lines.append("    },")
     return [*lines, "),"]
+
+
+def _site_lines(sites: Mapping[str, str], start: str, end: str) -> list[str]:
+    return [
+        start,
+        *(f"    {_text(role)}: {_text(path)}," for role, path in sorted(sites.items())),
+        end,
+    ]
 
 
 def _text(value: str | tuple[str, ...]) -> str:
     if isinstance(value, tuple):
         inside = ", ".join(map(_text, value))
         return f"({inside},)" if len(value) == 1 else f"({inside})"
-    return UNKNOWN if value == UNKNOWN else f'"{value}"'
+    return f'"{value}"'

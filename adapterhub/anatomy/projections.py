@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 from torch import nn
 
 
@@ -11,7 +14,8 @@ def is_projection(module: nn.Module) -> bool:
     torch's `Linear`, its quantized variants, with a weight or with packed codes, and GPT-2's
     `Conv1D`.
     """
-    has_size = hasattr(module, "in_features") or hasattr(module, "nx")
+    has_size = hasattr(module, "in_features") and hasattr(module, "out_features")
+    has_size = has_size or hasattr(module, "nx")
     return has_size and getattr(module, "weight", module) is not None
 
 
@@ -25,3 +29,10 @@ def out_features(module: nn.Module) -> int:
     """Return the output size of a projection."""
     size = getattr(module, "out_features", None) or getattr(module, "nf", None)
     return int(size) if size else module.get_parameter("weight").shape[-1]
+
+
+def usual_size(layers: Iterable[nn.Module]) -> int:
+    """Return the size that most projections of some layers have, as input or output; 0 if none."""
+    projections = [m for layer in layers for m in layer.modules() if is_projection(m)]
+    sizes = Counter(n for m in projections for n in {in_features(m), out_features(m)})
+    return sizes.most_common(1)[0][0] if sizes else 0

@@ -38,7 +38,7 @@ from adapterhub.errors import SiteError, did_you_mean
 
 Kind = Literal["linear", "sublayer", "keyvalue", "norm", "embed", "mix"]
 
-SUBLAYERS = ("attn", "cross", "ffn")
+SUBLAYERS = ("attn", "cross", "ffn", "mixer")
 STREAM = ("residual", "block")  # the points of the residual stream a module may read, see Stream
 NORMS = ("norm", "postnorm")
 PROJECTIONS = tuple(f"{s}.{p}" for s in ("attn", "cross") for p in ("q", "k", "v", "qkv", "o"))
@@ -308,5 +308,7 @@ def matches(pattern: str, site: Site) -> bool:
 
 def names_a_role(pattern: str) -> bool:
     """Return whether a pattern uses a valid role, even if this backbone does not have it."""
-    role = re.sub(r"^(encoder|decoder)\.(\d+\.|\*\.)?", "", pattern)
+    role = pattern
+    if pattern.partition(".")[0] not in (*SUBLAYERS, *ROLES):
+        role = re.sub(r"^\w+\.(\d+\.|\*\.)?", "", pattern)
     return any(fnmatch.fnmatchcase(name, role) for name in ROLES)

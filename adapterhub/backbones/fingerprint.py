@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from adapterhub.anatomy.tokens import token_table
 from adapterhub.backbones.checkpoint import opened_tensors, weight_files
 from adapterhub.backbones.checkpoint_form import (
     HEAD_PART,
@@ -273,7 +274,7 @@ class LoadedBackbone:
 
     def _vocabulary_sizes(self) -> set[int]:
         """Return the rows of the embedding and of an output layer, to which tokens may be added."""
-        layers = (self.model.get_input_embeddings(), self.model.get_output_embeddings())
+        layers = (token_table(self.model), self.model.get_output_embeddings())
         weights = (getattr(layer, "weight", None) for layer in layers)
         return {len(weight) for weight in weights if isinstance(weight, Tensor) and weight.ndim}
 

@@ -14,7 +14,8 @@ from adapterhub.status import doing
 @click.argument("backbone")
 @click.option("--revision", help="Branch, tag or commit of a Hub backbone.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(backbone: str, revision: str | None, as_json: bool) -> None:
+@click.option("--draft-family", is_flag=True, help="Print a row for families/, as discovered.")
+def command(backbone: str, revision: str | None, as_json: bool, draft_family: bool) -> None:
     """Show the sites and parameters of a backbone and the methods that fit it.
 
     BACKBONE is a Hub id or a folder.
@@ -30,6 +31,12 @@ def command(backbone: str, revision: str | None, as_json: bool) -> None:
     with doing(f"loading {backbone}"):
         model, _ = load_backbone(backbone, revision=revision)
         identity = fingerprint(backbone, revision=revision)
+    if draft_family:
+        from adapterhub.anatomy.discovery import discover
+        from adapterhub.anatomy.family_source import row_text
+
+        click.echo(row_text(discover(model)))
+        return
     anatomy, kind = anatomy_of(model), model.config.model_type
     sites = _roles(anatomy)
     methods = _methods(anatomy)

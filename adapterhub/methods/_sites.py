@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from adapterhub.anatomy.layer_selection import layer_numbers, number_ranges
@@ -13,14 +13,26 @@ from adapterhub.methods._base import Layers, Method
 
 _WITH_OUTPUT: tuple[Kind, ...] = ("linear", "sublayer", "norm")
 _WILDCARDS = frozenset("*?[")
+# What stands for a default role in a layer that does not have it; the first that the layer has.
+_INSTEAD: Mapping[str, tuple[str, ...]] = {
+    "attn.q": ("attn.q_b", "attn.qkv"),
+    "attn.k": ("attn.kv_b", "attn.qkv"),
+    "attn.v": ("attn.kv_b", "attn.qkv"),
+    "ffn": ("mixer", "attn"),
+    "attn": ("mixer", "ffn"),
+}
+# What stands for projections of attention in a layer without any.
+_MIXERS = ("mixer.*", "attn.*", "cross.*", "other.*")
 
 
 def select_sites(method: Any, anatomy: Anatomy, *kinds: Kind) -> tuple[Site, ...]:
     """Select the sites that a method's `sites` and `layers` options name.
 
-    Sites that the user named must exist. Default sites may be absent from a backbone, but not from
-    some of the selected layers only. A pattern with wildcards selects sites of the kinds that the
-    defaults have: `attn.*` of a LoRA are the projections, not the norm.
+    Sites that the user named must exist. In a layer that lacks a default site, what stands for it
+    is selected (`_INSTEAD`): the second projections of latent attention, a fused q, k and v or all
+    of a mixer for a query, a mixer for a feed-forward network. Default sites may be absent, but no
+    selected layer may be left without any. A pattern with wildcards selects sites of the kinds
+    that the defaults have: `attn.*` of a LoRA are the projections, not the norm.
 
     Args:
         method: a method with these options.
@@ -29,15 +41,18 @@ def select_sites(method: Any, anatomy: Anatomy, *kinds: Kind) -> tuple[Site, ...
 
     Raises:
         SiteError: a site that does not exist, or whose kind the method does not support; default
-            sites that only some of the selected layers have.
+            sites of which some selected layers have none.
     """
     default: Any = next(f.default for f in dataclasses.fields(method) if f.name == "sites")
     layers: Layers = getattr(method, "layers", "all")
-    sites = anatomy.select(method.sites, layers, strict=method.sites != default)
-    sites = _without_other_kinds(sites, method.sites, anatomy, default)
     kinds = kinds or _WITH_OUTPUT
     if method.sites == default:
-        _refuse_partial(method, anatomy, sites, layers)
+        instead = _instead(anatomy, default, layers, kinds)
+        sites = anatomy.select((*default, *instead), layers, strict=False)
+        _refuse_partial(method, anatomy, sites, layers, kinds)
+    else:
+        sites = anatomy.select(method.sites, layers)
+        sites = _without_other_kinds(sites, method.sites, anatomy, default)
     if unsupported := sorted({site.role for site in sites if site.kind not in kinds}):
         supported = sorted({s.role for s in anatomy.sites.values() if s.kind in kinds})
         raise SiteError(
@@ -63,32 +78,89 @@ def _without_other_kinds(
     return meant or sites
 
 
-def _refuse_partial(method: Any, anatomy: Anatomy, sites: Iterable[Site], layers: Layers) -> None:
-    """Refuse default sites that some layers lack: layers of another kind would stay as they are."""
-    found: dict[tuple[str, str], set[int]] = {}
-    for site in sites:
-        if site.layer is not None:
-            found.setdefault((site.stack, site.role), set()).add(site.layer)
-    selected = {s: set(layer_numbers(layers, anatomy.depth(s))) for s in anatomy.stacks}
-    for role in {role for _, role in found if not role.startswith("cross")}:
-        for stack in anatomy.stacks:
-            found.setdefault((stack, role), set())
-    partial = {key: some for key, some in found.items() if some < selected[key[0]]}
-    if not partial:
+def _instead(
+    anatomy: Anatomy, default: Sequence[str], layers: Layers, kinds: Sequence[Kind]
+) -> list[str]:
+    """List the ids of the sites that stand for default ones in the layers without them."""
+    found: list[str] = []
+    empty: list[list[Site]] = []
+    for sites in _by_layer(anatomy, layers).values():
+        roles = {site.role for site in sites}
+        own: list[str] = []
+        for role in default:
+            if role not in roles:
+                kind: Kind = "linear" if "." in role else "sublayer"
+                own += _first(_INSTEAD.get(role, ()), sites, {kind}.intersection(kinds))
+        found += own
+        empty += [] if own or roles & {*default} else [sites]
+    if {"attn.q", "attn.k"} & {*default}:
+        found += [name for sites in empty for name in _first(_MIXERS, sites, {"linear"})]
+        if len(empty) < len(_by_layer(anatomy, layers)) or found:  # a layer of networks alone
+            found += [name for s in empty for name in _of_networks(s, found)]
+    return found
+
+
+def _of_networks(sites: Sequence[Site], found: Collection[str]) -> list[str]:
+    """Return the ids of a layer's networks, if none of its sites was found."""
+    if {site.id for site in sites}.intersection(found):
+        return []
+    return _first(("ffn.*", "moe.*"), sites, {"linear"})
+
+
+def _first(patterns: Iterable[str], sites: Sequence[Site], kinds: Collection[str]) -> list[str]:
+    """Return the ids of the sites of some kinds that the first pattern with any of them matches."""
+    able = [site for site in sites if site.kind in kinds]
+    options = ([site.id for site in able if matches(pattern, site)] for pattern in patterns)
+    return next(filter(None, options), [])
+
+
+def _by_layer(anatomy: Anatomy, layers: Layers) -> dict[tuple[str, int], list[Site]]:
+    """Map the selected layers to their sites."""
+    found: dict[tuple[str, int], list[Site]] = {
+        (stack, number): []
+        for stack in anatomy.stacks
+        for number in layer_numbers(layers, anatomy.depth(stack))
+    }
+    for site in anatomy.sites.values():
+        if site.layer is not None and (site.stack, site.layer) in found:
+            found[site.stack, site.layer].append(site)
+    return found
+
+
+def _refuse_partial(
+    method: Any, anatomy: Anatomy, sites: Sequence[Site], layers: Layers, kinds: Sequence[Kind]
+) -> None:
+    """Refuse default sites that leave some layers as they are.
+
+    Keys and values are needed only in layers with attention.
+    """
+    covered = {(site.stack, site.layer) for site in sites if site.layer is not None}
+    by_layer = _by_layer(anatomy, layers)
+    needed = {key for key, own in by_layer.items() if "keyvalue" not in kinds or _attends(own)}
+    if not covered or needed <= covered:
         return
-    everywhere = set.intersection(*found.values())
+    numbers = {
+        stack: sorted(n for s, n in by_layer if s == stack and (s, n) in covered)
+        for stack in dict.fromkeys(stack for stack, _ in by_layer)
+    }
+    roles = dict.fromkeys(f"{site.stack}.{site.role}" for site in sites if site.layer is not None)
+    everywhere = set.intersection(*map(set, numbers.values()))
     common = f"layers={sorted(everywhere)}, or " if everywhere else ""
-    named = ", ".join(f"'{stack}.{role}'" for stack, role in found if found[stack, role])
     raise SiteError(
         f"not all layers have the sites of {method.name}",
         offenders=[
-            f"{stack}.{role}: in {len(some)} of {len(selected[stack])} layers"
-            f" ({number_ranges(some) or 'none'})"
-            for (stack, role), some in sorted(partial.items())
+            f"{stack}: {len(some)} of {anatomy.depth(stack)} layers have some "
+            f"({number_ranges(some) or 'none'})"
+            for stack, some in numbers.items()
+            if {(stack, n) for n in range(anatomy.depth(stack))} & needed - covered
         ],
-        expected=f"layers that have them all; to adapt only what is there, name layers or sites: "
-        f"{common}sites=[{named}]",
+        expected=f"layers that have some; to adapt only what is there, name layers or sites: "
+        f"{common}sites=[{', '.join(map(repr, roles))}]",
     )
+
+
+def _attends(sites: Iterable[Site]) -> bool:
+    return any(s.kind == "linear" and s.role.startswith(("attn.", "cross.")) for s in sites)
 
 
 def require_stream(method: Method, source: str, sites: Iterable[Site]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import every_type
 import pytest
 
 from adapterhub.anatomy import FAMILIES, Family, Stack
-from adapterhub.anatomy.discovery import REQUIRED
+from adapterhub.anatomy.discovery import discover
 from adapterhub.anatomy.family_source import row_text
 
 
@@ -15,9 +16,8 @@ def test_the_source_of_a_row_evaluates_to_the_row(architecture):
     assert eval(row_text(row), {"Family": Family, "Stack": Stack}) == row
 
 
-def test_missing_required_roles_are_left_open():
-    text = row_text(
-        Family(("new",), (Stack("decoder", "layers", {"attn.q": "q"}),), ("wte",)), REQUIRED
-    )
-    assert '"attn.q": "q"' in text
-    assert text.count("...") == len(REQUIRED) - 1
+@pytest.mark.parametrize("model_type", ["jamba", "clip", "persimmon"])
+def test_the_source_of_what_was_discovered_evaluates_to_it(model_type):
+    """Layers that differ, several stacks, parts that are not known."""
+    row = discover(every_type.build(model_type, every_type.autos(model_type)[-1]))
+    assert eval(row_text(row), {"Family": Family, "Stack": Stack}) == row

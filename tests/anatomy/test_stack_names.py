@@ -1,0 +1,30 @@
+"""Names of stacks."""
+
+from __future__ import annotations
+
+import pytest
+
+from adapterhub.anatomy.family import Stack
+from adapterhub.anatomy.stack_names import named
+
+
+@pytest.mark.parametrize(
+    ("stacks", "by_input", "names"),
+    [
+        ([("decoder", "layers")], True, ["decoder"]),
+        ([("encoder", "text_model.layers")], True, ["encoder"]),
+        ([("encoder", "encoder.layers"), ("decoder", "decoder.layers")], False,
+         ["encoder", "decoder"]),
+        ([("encoder", "visual.blocks"), ("decoder", "language_model.layers")], True,
+         ["vision", "language"]),
+        ([("encoder", "vision_model.layers"), ("encoder", "text_model.layers")], True,
+         ["vision", "language"]),
+        ([("encoder", "image_a.layers"), ("encoder", "image_b.layers")], False,
+         ["vision", "vision2"]),
+        ([("encoder", "audio_tower.layers"), ("decoder", "layers")], True, ["audio", "decoder"]),
+    ],
+)  # fmt: skip
+def test_stacks_are_named_after_what_they_read(stacks, by_input, names):
+    found = named([Stack(name, path, {}) for name, path in stacks], by_input)
+    assert [stack.name for stack in found] == names
+    assert [stack.layers for stack in found] == [path for _, path in stacks]
