@@ -26,7 +26,7 @@ def config_of(architecture: str, **options: Any) -> Any:
     return AutoConfig.for_model(architecture, **sizes)
 
 
-# Alone, they compare each token with the logits at itself.
+# Their own loss compares each token with the logits at itself: tests/backbones/test_causality.py.
 UNSHIFTED = {("causal-lm", a) for a in ("bart", "mbart", "plbart", "pegasus", "xlnet")}
 CELLS = [
     (kind, architecture)
