@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING, Any
 from adapterhub.config.options import option
 from adapterhub.data.examples import Example, read_texts
 from adapterhub.data.options import DataOptions
+from adapterhub.data.text_stream import TextStream
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import Encoded, Prediction, Task
 from adapterhub.tasks._forward import forward
 from adapterhub.tasks._generation import TOKEN_METRICS, token_loss
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import IGNORED, Row, Setting, limit_of
+from adapterhub.tasks._windows import Frame, Windows, around_text, stream_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -53,6 +55,7 @@ class RawText(Task):
 
     lower_is_better = TOKEN_METRICS
     outcomes = "losses"
+    streams = True
 
     # Examples
 
@@ -122,13 +125,7 @@ class MaskedLM(RawText):
 
     def encode(self, examples: Sequence[Example], setting: Setting, *, labelled: bool) -> Encoded:
         """Cut texts into windows; with `labelled`, `special` flags the tokens never chosen."""
-        tokenizer = setting.tokenizer
-        if tokenizer.mask_token_id is None or not tokenizer.is_fast:
-            raise ConfigError(
-                f"the tokenizer of {tokenizer.name_or_path} has no mask token, or is slow",
-                expected="the fast tokenizer of a masked language model, such as BERT",
-                hint="--task causal-lm, or --task span-corruption",
-            )
+        tokenizer = _checked(setting.tokenizer)
         rows: list[Row] = []
         owners: list[int] = []
         for index, example in enumerate(examples):
@@ -148,6 +145,20 @@ class MaskedLM(RawText):
             raise DataError("the texts contain no tokens")
         return Encoded(self, setting, tuple(examples), rows, tuple(owners))
 
+    def encode_stream(self, texts: TextStream, setting: Setting) -> Encoded:
+        """Cut streamed text into windows between the special tokens of a text."""
+        tokenizer = _checked(setting.tokenizer)
+        before, after = around_text(tokenizer)
+        frame = Frame(end=after, before=before, after=after)
+        special = {*before, *after}
+
+        def build(ids: list[int], starts: list[int]) -> Row:
+            flags = [int(i in special) for i in ids]
+            return {"input_ids": ids, "attention_mask": [1] * len(ids), "special": flags}
+
+        tokens = stream_tokens(texts, tokenizer, frame)
+        return Encoded(self, setting, (), Windows(tokens, frame, limit_of(setting), build), ())
+
     def vary(self, row: Row, setting: Setting, key: tuple[int, int, int]) -> Row:
         """Mask a row: other tokens in each epoch, at least one."""
         if "special" not in row:
@@ -156,7 +167,7 @@ class MaskedLM(RawText):
 
         random, tokenizer = np.random.default_rng(key), setting.tokenizer
         free = [i for i, special in enumerate(row["special"]) if not special]
-        count = max(1, round(self.rate * len(free)))
+        count = min(max(1, round(self.rate * len(free))), len(free))
         ids, labels = list(row["input_ids"]), [IGNORED] * len(row["input_ids"])
         for position in random.choice(free, count, replace=False):
             labels[position] = ids[position]
@@ -190,6 +201,21 @@ class MaskedLM(RawText):
         return [
             _filled(e.text, fill, mask) for e, fill in zip(windows.examples, fills, strict=True)
         ]
+
+
+def _checked(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Return a tokenizer that can mask.
+
+    Raises:
+        ConfigError: it has no mask token, or is slow.
+    """
+    if tokenizer.mask_token_id is None or not tokenizer.is_fast:
+        raise ConfigError(
+            f"the tokenizer of {tokenizer.name_or_path} has no mask token, or is slow",
+            expected="the fast tokenizer of a masked language model, such as BERT",
+            hint="--task causal-lm, or --task span-corruption",
+        )
+    return tokenizer
 
 
 def _most_probable(logits: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, float]:
