@@ -7,6 +7,7 @@ https://arxiv.org/abs/1907.11692). The last window is shorter.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -158,6 +159,7 @@ def stream_tokens(texts: TextStream, tokenizer: PreTrainedTokenizerBase, frame: 
     return tokens
 
 
+@functools.lru_cache(maxsize=8)
 def around_text(tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the special tokens that a tokenizer puts before and after a text."""
     ids: list[int] = tokenizer("a")["input_ids"]
@@ -178,8 +180,8 @@ def word_starts(encoded: Any, index: int, text: str) -> frozenset[int]:
         text: the text.
     """
     encoding = encoded.encodings[index]
-    words = encoding.word_ids
-    if len(set(words)) > 1 or " " not in text.strip():
+    words = encoding.word_ids  # None at special tokens
+    if len({*words} - {None}) > 1 or " " not in text.strip():
         pairs = zip(words, [None, *words[:-1]], strict=True)
         return frozenset(n for n, (word, before) in enumerate(pairs) if word != before)
     return frozenset(

@@ -7,8 +7,9 @@
 
 In each window a share `rate` of the tokens is chosen: 80 % of these become the mask token, 10 % a
 random token, 10 % stay, and the model predicts all of them (Devlin et al. 2019, section 3.1 and
-appendix A.1, https://arxiv.org/abs/1810.04805). Each epoch draws a new choice, as in Liu et al.
-2019, section 4.1, https://arxiv.org/abs/1907.11692.
+appendix A.1, https://arxiv.org/abs/1810.04805). With `whole_words` all tokens of a word are chosen,
+or none (Cui et al. 2021, section 2.1, https://arxiv.org/abs/1906.08101). Each epoch draws a new
+choice, as in Liu et al. 2019, section 4.1, https://arxiv.org/abs/1907.11692.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from adapterhub.tasks._forward import forward
 from adapterhub.tasks._generation import TOKEN_METRICS, token_loss
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import IGNORED, Row, Setting, limit_of
-from adapterhub.tasks._windows import Frame, Windows, around_text, stream_tokens
+from adapterhub.tasks._windows import Frame, Windows, around_text, stream_tokens, word_starts
 
 if TYPE_CHECKING:
+    import numpy as np
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _CANDIDATES = 5  # most probable tokens that a prediction lists per mask
@@ -112,6 +114,7 @@ class MaskedLM(RawText):
     """
 
     rate: float = option(0.15, "share of the tokens to predict")
+    whole_words: bool = option(False, "choose all tokens of a word, or none")
 
     name = "masked-lm"
     summary = "masked tokens of raw text: continued pre-training of encoders"
@@ -133,13 +136,16 @@ class MaskedLM(RawText):
                 example.text, truncation=True, max_length=limit_of(setting),
                 return_overflowing_tokens=True, return_special_tokens_mask=True,
             )  # fmt: skip
-            for ids, special in zip(
-                encoded["input_ids"], encoded["special_tokens_mask"], strict=True
-            ):
+            for number, ids in enumerate(encoded["input_ids"]):
+                special = encoded["special_tokens_mask"][number]
                 row: Row = {"input_ids": ids, "attention_mask": [1] * len(ids)}
                 if labelled and all(special):
                     continue
-                rows.append(row | ({"special": special} if labelled else {}))
+                if labelled:
+                    row["special"] = special
+                if labelled and self.whole_words:
+                    row["starts"] = sorted(word_starts(encoded, number, example.text))
+                rows.append(row)
                 owners.append(index)
         if labelled and not rows:
             raise DataError("the texts contain no tokens")
@@ -149,12 +155,13 @@ class MaskedLM(RawText):
         """Cut streamed text into windows between the special tokens of a text."""
         tokenizer = _checked(setting.tokenizer)
         before, after = around_text(tokenizer)
-        frame = Frame(end=after, before=before, after=after)
+        frame = Frame(end=after, before=before, after=after, words=self.whole_words)
         special = {*before, *after}
 
         def build(ids: list[int], starts: list[int]) -> Row:
             flags = [int(i in special) for i in ids]
-            return {"input_ids": ids, "attention_mask": [1] * len(ids), "special": flags}
+            row = {"input_ids": ids, "attention_mask": [1] * len(ids), "special": flags}
+            return row | ({"starts": starts} if self.whole_words else {})
 
         tokens = stream_tokens(texts, tokenizer, frame)
         return Encoded(self, setting, (), Windows(tokens, frame, limit_of(setting), build), ())
@@ -169,7 +176,11 @@ class MaskedLM(RawText):
         free = [i for i, special in enumerate(row["special"]) if not special]
         count = min(max(1, round(self.rate * len(free))), len(free))
         ids, labels = list(row["input_ids"]), [IGNORED] * len(row["input_ids"])
-        for position in random.choice(free, count, replace=False):
+        if self.whole_words:
+            chosen = _words(free, row["starts"], count, random)
+        else:
+            chosen = random.choice(free, count, replace=False).tolist()
+        for position in chosen:
             labels[position] = ids[position]
             chance = random.random()
             if chance < 0.8:
@@ -201,6 +212,29 @@ class MaskedLM(RawText):
         return [
             _filled(e.text, fill, mask) for e, fill in zip(windows.examples, fills, strict=True)
         ]
+
+
+def _words(
+    free: list[int], starts: list[int], count: int, random: np.random.Generator
+) -> list[int]:
+    """Choose words in a random order, each that leaves at most `count` tokens chosen, or the first.
+
+    Args:
+        free: the positions of tokens that may be chosen.
+        starts: the positions at which words start.
+        count: the tokens to choose.
+        random: the source of randomness.
+    """
+    first, words = {*starts}, list[list[int]]()
+    for position in free:
+        if not words or position in first or position != words[-1][-1] + 1:
+            words.append([])
+        words[-1].append(position)
+    chosen: list[int] = []
+    for index in random.permutation(len(words)):
+        if not chosen or len(chosen) + len(words[index]) <= count:
+            chosen += words[index]
+    return chosen
 
 
 def _checked(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:

@@ -75,7 +75,8 @@ def _streamed(recipe: Recipe) -> RunData:
     if not task.streams:
         raise ConfigError(
             f"data.stream=true with {task.name}",
-            expected="a task on raw text: masked-lm, causal-lm(data=text), span-corruption",
+            expected="a task on raw text: masked-lm, causal-lm(data=text), "
+            "span-corruption, denoising",
             hint="--task TASK, or leave out data.stream",
         )
     train, notes = open_stream(str(options.train), options), []

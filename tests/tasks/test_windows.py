@@ -25,6 +25,7 @@ STREAMED = {
     "masked-lm": ("bert", "masked-lm"),
     "causal-lm": ("gpt2", "causal-lm(data=text)"),
     "span-corruption": ("t5", "span-corruption"),
+    "denoising": ("bart", "denoising"),
 }
 
 
@@ -84,7 +85,7 @@ def test_rows_are_full_and_documents_are_separated(name, text, backbones):
     words = tokenizer(text.read_text(), add_special_tokens=False)["input_ids"]
     special = set(tokenizer.all_special_ids)
     assert [i for i in ids if i not in special] == words
-    ends = {"masked-lm": 0, "causal-lm": 60, "span-corruption": 60}
+    ends = {"masked-lm": 0, "causal-lm": 60, "span-corruption": 60, "denoising": 60}
     assert ids.count(tokenizer.eos_token_id) == ends[name]
     first, again, later = (encoded.batch(range(8), epoch) for epoch in (0, 0, 1))
     assert all(first[key].equal(again[key]) for key in first)
