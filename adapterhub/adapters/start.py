@@ -47,9 +47,13 @@ def start_from(adapter: Adapter, folder: Path, *, sha256: str | None = None) -> 
     _check_methods(manifest, adapter)
     found = _head(manifest, adapter)
     tensors = read_tensors(folder, manifest)
-    kept = {n: t for n, t in tensors.items() if found.taken or not _is_of_head(n)}
-    check_values(kept, adapter)
     own = adapter.tensors()
+    kept = {
+        n: t
+        for n, t in tensors.items()
+        if n in own and (found.taken or not _is_of_head(n) or _is_fresh(n))
+    }
+    check_values(kept, adapter)
     with torch.no_grad():
         for name, tensor in kept.items():
             own[name].copy_(tensor)
@@ -71,8 +75,12 @@ def _check_methods(manifest: Manifest, adapter: Adapter) -> None:
 
 
 def _differences(manifest: Manifest, adapter: Adapter) -> Iterator[str]:
-    own = {n: t for n, t in adapter.tensors().items() if not _is_of_head(n)}
-    theirs = {n: t for n, t in manifest.tensors.items() if not _is_of_head(n)}
+    own, theirs = dict(adapter.tensors()), dict(manifest.tensors)
+    # One of the two models may have a language-model head that its checkpoint lacks.
+    heads = {n for n in own.keys() ^ theirs.keys() if _is_fresh(n)}
+    heads |= {n for n in own.keys() | theirs.keys() if _is_of_head(n)}
+    own = {n: t for n, t in own.items() if n not in heads}
+    theirs = {n: t for n, t in theirs.items() if n not in heads}
     yield from (f"its files lack {name}" for name in own if name not in theirs)
     yield from (f"only its files have {name}" for name in theirs if name not in own)
     for name in own.keys() & theirs.keys():
@@ -88,6 +96,11 @@ def _differences(manifest: Manifest, adapter: Adapter) -> Iterator[str]:
 
 def _is_of_head(name: str) -> bool:
     return name.startswith(f"{HEAD}.")
+
+
+def _is_fresh(name: str) -> bool:
+    """Return whether a tensor is newly initialized: its checkpoint has none of its name."""
+    return name.rpartition(".")[0].endswith(".fresh")
 
 
 def _head(manifest: Manifest, adapter: Adapter) -> StartedHead:

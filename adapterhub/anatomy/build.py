@@ -54,12 +54,18 @@ def build_anatomy(model: PreTrainedModel, family: Family) -> Anatomy:
             layers[stack.name] = paths
             for site in _stack_sites(model, base_path, stack, paths):
                 sites[site.id] = site
+    if len(layers) < len(family.stacks):  # without an encoder, cross-attention never runs
+        sites = {name: site for name, site in sites.items() if not _is_cross(site)}
     if not sites and family.stacks and family.model_types[0] in FAMILIES:
         raise BackboneError(
             f"the {model.config.model_type} row of families/ does not fit {type(model).__name__}",
             expected=f"a module list at {', '.join(s.layers for s in family.stacks)}",
         )
     return Anatomy(model, family, base_path, sites, layers)
+
+
+def _is_cross(site: Site) -> bool:
+    return site.role.partition(".")[0] == "cross"
 
 
 def _check_names(family: Family) -> None:

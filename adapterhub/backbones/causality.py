@@ -2,11 +2,15 @@
 
 The class of a causal language model does not say so: BERT's attends to both sides unless its
 configuration is a decoder's, and XLNet's unless it gets a mask. Such a model reads the answer.
+
+Nor does its loss: the decoders of BART, Pegasus, Marian and others expect labels that the caller
+has shifted, and with the usual ones they compare the logits at a token with that token itself.
 """
 
 from __future__ import annotations
 
 import torch
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from adapterhub.backbones.probe import EvaluationMode, probe_batch
@@ -48,3 +52,20 @@ def reads_ahead(model: PreTrainedModel) -> bool:
     before = logits[:, :-1]
     tolerance = 1e-3 if model.dtype == torch.float32 else 0.05  # of BERT: 0.3 to 0.5
     return bool((before[0] - before[1]).abs().max() > tolerance * before.abs().max())
+
+
+def shifts_labels(model: PreTrainedModel) -> bool:
+    """Return whether the model's loss compares the logits at a token with the label after it.
+
+    Both losses of a probe are computed by hand, and the model's is nearer to one of them.
+    """
+    device = device_of(model)
+    if device is None or device.type == "meta":
+        return True
+    ids = probe_batch(model, rows=1, tokens=2 * _TOKENS)["input_ids"]
+    with EvaluationMode(model), torch.no_grad():
+        output = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids)
+    logits = output.logits.float()[0]
+    after = functional.cross_entropy(logits[:-1], ids[0, 1:])
+    same = functional.cross_entropy(logits, ids[0])
+    return bool((output.loss - after).abs() <= (output.loss - same).abs())

@@ -249,7 +249,7 @@ def group_place(group: Group) -> tuple[str, str, int]:
 def _engine(prepared: PreparedRun) -> Iterator[Engine]:
     """Yield an engine that steps as the training loop does, with all stages of its method."""
     options, trainee = prepared.options, AdapterTrainee(prepared.adapter)
-    loss = prepared.data.task.loss(prepared.train) or model_loss
+    loss = prepared.own_loss or model_loss
     with recompute(prepared.model, options.gradient_checkpointing) as layers:
         engine = Engine(trainee, options, loss)
         engine.begin(1 << 20)

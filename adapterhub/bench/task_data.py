@@ -59,14 +59,19 @@ def read_task_data(recipe: Recipe, test: str | None, select_rows: int) -> TaskDa
             "--eval none: a study selects learning rates and checkpoints by an evaluation",
             hint="leave --eval out; rows are then held out for it",
         )
+    if recipe.data.stream:
+        raise ConfigError(
+            "data.stream=true: a study draws and compares rows in memory",
+            hint="leave out data.stream, and choose data.rows",
+        )
     most = min(select_rows, recipe.data.eval_rows or select_rows)
     recipe = replace(recipe, seed=SPLIT_SEED)
     if test is not None:
-        tested = _read(recipe, test).evaluation
+        tested = list(_read(recipe, test).evaluation)
         run = read_data(recipe)
     else:
         whole = read_data(recipe)
-        train, tested = _split(whole.train, TEST_SHARE)
+        train, tested = _split(list(whole.train), TEST_SHARE)
         run = replace(whole, train=train)
     selected = sample(run.evaluation, most, SPLIT_SEED)
     run = replace(run, evaluation=selected)

@@ -24,6 +24,7 @@ from adapterhub.cli._format import (
 from adapterhub.cli._open import open_page
 from adapterhub.cli._rows import print_rows
 from adapterhub.cli._sections import SectionedCommand
+from adapterhub.cli._stages import check_flags, train_stages
 from adapterhub.cli._sweep import train_sweep
 from adapterhub.config.options import options_of
 from adapterhub.config.overrides import merge_options, parse_overrides
@@ -32,6 +33,7 @@ from adapterhub.errors import ConfigError
 from adapterhub.status import Display, display_for_terminal, doing, showing
 from adapterhub.training.options import TrainOptions
 from adapterhub.training.recipe import NAMES, SPECS, Recipe, read
+from adapterhub.training.recipe_stages import read_staged
 from adapterhub.training.sweep import parse_sweep
 
 # Section of the help text -> flag -> (option of the recipe, what the flag takes). All other options
@@ -184,14 +186,15 @@ def command(
     file, overrides = recipe_words(words)
     if resume and file is None:
         file = _recipe_of(flags["output"])
+    if staged := read_staged(file, overrides, nested_flags(flags)):
+        check_flags(staged, {"--sweep": sweep, "--show": show, "--open": open_report})
+        train_stages(staged, resume=resume, dry_run=dry_run, quiet=quiet)
+        return
     recipe = read(file, overrides, nested_flags(flags))
     if sweep:
         if show or open_report:
             raise ConfigError("--sweep trains several runs", hint="leave out --show and --open")
-        recipes = {
-            each.name: read(file, [*overrides, *each.words], nested_flags(flags))
-            for each in parse_sweep(sweep)
-        }
+        recipes = _swept(sweep, file, overrides, flags)
         train_sweep(recipes, together, resume=resume, dry_run=dry_run, quiet=quiet)
         return
     if show:
@@ -221,6 +224,16 @@ def command(
         _print_next(Path(recipe.output), data.task.fields(recipe.data), bool(outcome.page))
         if open_report and outcome.page:
             open_page(outcome.page)
+
+
+def _swept(
+    sweep: tuple[str, ...], file: str | None, overrides: list[str], flags: dict[str, Any]
+) -> dict[str, Recipe]:
+    """Read the recipe of each run of a sweep, by its name."""
+    return {
+        each.name: read(file, [*overrides, *each.words], nested_flags(flags))
+        for each in parse_sweep(sweep)
+    }
 
 
 def recipe_words(words: tuple[str, ...]) -> tuple[str | None, list[str]]:

@@ -13,6 +13,7 @@ import json
 import math
 import random
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -35,6 +36,19 @@ class Example:
     text: str
     pair: str | None = None
     label: str | float | None = None
+
+
+class Streamed(ABC):
+    """Examples that are read from disk one after the other: their digest is known."""
+
+    @property
+    @abstractmethod
+    def sha256(self) -> str:
+        """The sha256 of their content."""
+
+    @abstractmethod
+    def drawn(self, count: int, seed: int) -> Iterable[Any]:
+        """Return a random choice of `count` examples, in their order."""
 
 
 def read_examples(
@@ -163,6 +177,8 @@ def sample(examples: Sequence[E], rows: int | None, seed: int) -> list[E]:
     """
     if rows is not None and rows < 1:
         raise DataError(f"rows is {rows}", expected="1 or more, or null for all")
+    if rows is not None and isinstance(examples, Streamed):
+        return list(examples.drawn(min(rows, len(examples)), seed))
     if rows is None or rows >= len(examples):
         return list(examples)
     indices = random.Random(seed).sample(range(len(examples)), rows)
@@ -209,6 +225,8 @@ def data_hash(examples: Iterable[Any]) -> str:
 
     The line of an `Example` is `[text, pair, label]`.
     """
+    if isinstance(examples, Streamed):
+        return examples.sha256
     digest = hashlib.sha256()
     for example in examples:
         values = [getattr(example, field.name) for field in dataclasses.fields(example)]

@@ -50,6 +50,12 @@ class DataOptions:
         None, "whether the first line names the columns, else 0, 1, ... (null: detect)"
     )
     encoding: str | None = option(None, "the encoding of files, such as cp1252 (null: detect)")
+    stream: bool = option(
+        False, "read raw text of any size from disk, packed into rows of max_length tokens"
+    )
+    documents: Literal["paragraphs", "lines"] | None = option(
+        None, "the documents of a streamed text file (null: paragraphs, between blank lines)"
+    )
     skip_empty: bool = option(False, "skip rows with an empty text or label")
     rows: int | None = option(None, "train on this many rows, sampled with the run's seed")
     eval_rows: int | None = option(None, "evaluate on at most this many rows, sampled as well")

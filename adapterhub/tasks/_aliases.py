@@ -33,7 +33,6 @@ ALIASES: dict[str, tuple[str, Mapping[str, Any]]] = {
     ),
     **dict.fromkeys(("chat", "conversational"), ("causal-lm", {"data": "chat"})),
     **dict.fromkeys(("mlm", "fill-mask", "masked-language-modeling"), ("masked-lm", {})),
-    "denoising": ("span-corruption", {}),
     **dict.fromkeys(("mcq", "mcqa", "multi-choice"), ("multiple-choice", {})),
     **dict.fromkeys(
         ("zero-shot-classification", "zero-shot", "few-shot", "pet"), ("prompted", {})

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from adapterhub.data.columns import WANTS, ColumnChoice, Wants, choose_columns
 from adapterhub.data.examples import Example
 from adapterhub.data.options import DataOptions
+from adapterhub.data.text_stream import TextStream
 from adapterhub.errors import ConfigError
 from adapterhub.tasks._losses import LOSSES, Loss
 from adapterhub.tasks._rows import Row, Setting, limit_of, pad
 from adapterhub.tasks._show import learned_line, tokens_line
+from adapterhub.tasks._windows import Windows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,13 +66,15 @@ class Encoded:
 
     task: Task
     setting: Setting
-    examples: tuple[Any, ...]
-    rows: list[Row]
-    owners: tuple[int, ...]
+    examples: Sequence[Any]
+    rows: Sequence[Row]
+    owners: Sequence[int]
 
     @property
     def lengths(self) -> list[int]:
         """The number of tokens of each row."""
+        if isinstance(self.rows, Windows):
+            return self.rows.lengths
         return [len(row["input_ids"]) for row in self.rows]
 
     def batch(self, indices: Sequence[int], epoch: int = 0) -> dict[str, Tensor]:
@@ -116,6 +120,11 @@ class Task(ABC):
     @property
     def packs(self) -> bool:
         """Whether rows may be packed: only their first example then follows virtual tokens."""
+        return False
+
+    @property
+    def streams(self) -> bool:
+        """Whether the task learns from raw text that is streamed from disk."""
         return False
 
     @property
@@ -213,6 +222,18 @@ class Task(ABC):
             setting: the tokenizer, length limits, labels and seed.
             labelled: whether rows also hold what the model's loss needs.
         """
+
+    def encode_stream(self, texts: TextStream, setting: Setting) -> Encoded:
+        """Cut streamed text into rows of one length, for tasks that stream.
+
+        Args:
+            texts: the texts.
+            setting: the tokenizer, length limits and seed.
+
+        Raises:
+            DataError: the text has no tokens.
+        """
+        raise NotImplementedError(self.name)
 
     def unlimited(self) -> Task:
         """Return the task without limits of its own, and with one or more rows per example."""

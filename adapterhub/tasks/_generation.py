@@ -11,6 +11,7 @@ from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
 from adapterhub.tasks._base import Encoded, Generated, Prediction
 from adapterhub.tasks._forward import by_length, forward
+from adapterhub.tasks._losses import next_token_loss
 from adapterhub.tasks._metrics import answer_metrics
 from adapterhub.tasks._rows import IGNORED, in_order, pad
 
@@ -120,7 +121,7 @@ def token_loss(
     """
     total, count = 0.0, 0
     sums = [[0.0, 0] for _ in data.examples]
-    for indices, batch, output in forward(model, data, batch_size, labels=True):
+    for indices, batch, output in forward(model, data, batch_size, labels=not shifted):
         if record is not None and data.owners:
             for index, row in zip(indices, _row_losses(output.logits, batch, shifted), strict=True):
                 for i, value in enumerate(row):
@@ -128,7 +129,8 @@ def token_loss(
         labels = batch["labels"][:, 1:] if shifted else batch["labels"]
         tokens = int((labels != IGNORED).sum())
         if tokens:
-            total += float(output.loss) * tokens
+            mean = next_token_loss(output, batch) if shifted else output.loss
+            total += float(mean) * tokens
             count += tokens
     if record is not None and data.owners:
         record += [TokenLoss(summed / max(n, 1), int(n)) for summed, n in sums]

@@ -31,8 +31,10 @@ def next_token_loss(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
     """Return the mean cross-entropy of the labels, each predicted at the token before it."""
     import torch.nn.functional as F
 
-    logits, labels = output.logits[:, :-1].float(), batch["labels"][:, 1:]
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+    # As in transformers, the labels move: a slice of the logits would be a copy of them.
+    labels = F.pad(batch["labels"], (0, 1), value=IGNORED)[:, 1:]
+    logits = output.logits.float().flatten(0, 1)
+    return F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED)
 
 
 def squared_error(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
@@ -71,6 +73,20 @@ LOSSES: Mapping[str, Loss] = {
     "seq2seq": class_loss,
 }
 """The loss of a model by its kind, the `head` of a task."""
+
+
+def corrected_loss(model: PreTrainedModel, kind: str) -> Loss | None:
+    """Return the loss to use in place of the model's own; None: its own is right.
+
+    Args:
+        model: the model.
+        kind: its kind, the `head` of a task.
+    """
+    from adapterhub.backbones.causality import shifts_labels  # imports torch
+
+    if kind != "causal-lm" or shifts_labels(model):
+        return None
+    return next_token_loss
 
 
 def without_labels(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -23,6 +23,7 @@ from adapterhub.data.chat_formats import chat_column, is_chat, messages_of
 from adapterhub.data.columns import WANTS, ColumnChoice
 from adapterhub.data.examples import Example, read_rows, refuse, text_problem
 from adapterhub.data.options import DataOptions
+from adapterhub.data.text_stream import TextStream
 from adapterhub.errors import ConfigError
 from adapterhub.tasks._base import Encoded, Generated, Prediction, Task
 from adapterhub.tasks._chat_template import chat_text
@@ -37,6 +38,7 @@ from adapterhub.tasks._generation import (
 from adapterhub.tasks._metrics import generation_metrics
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import IGNORED, Row, Setting, limit_of
+from adapterhub.tasks._windows import Frame, Windows, around_text, stream_tokens
 from adapterhub.tasks.seq2seq import check_template, fitted_pairs, read_pairs
 
 if TYPE_CHECKING:
@@ -115,6 +117,11 @@ class CausalLM(Generation, Task):
         return self.pack
 
     @property
+    def streams(self) -> bool:
+        """Whether the data are raw texts."""
+        return self.data == "text"
+
+    @property
     def outcomes(self) -> str:  # type: ignore[override]
         """Texts if evaluation generates, else losses."""
         return "texts" if self.generate else "losses"
@@ -173,6 +180,17 @@ class CausalLM(Generation, Task):
         if self.pack:
             return Encoded(self, setting, tuple(examples), _pack(rows, limit_of(setting)), ())
         return Encoded(self, setting, tuple(examples), rows, tuple(owners))
+
+    def encode_stream(self, texts: TextStream, setting: Setting) -> Encoded:
+        """Cut streamed text into windows; each token but the first of a window is learned."""
+        begin, _ = around_text(setting.tokenizer)
+        frame = Frame(begin, tuple(_end(setting.tokenizer)))
+
+        def build(ids: list[int], starts: list[int]) -> Row:
+            return {"input_ids": ids, "attention_mask": [1] * len(ids), "labels": ids}
+
+        tokens = stream_tokens(texts, setting.tokenizer, frame)
+        return Encoded(self, setting, (), Windows(tokens, frame, limit_of(setting), build), ())
 
     def unlimited(self) -> CausalLM:
         """Return the task without packing."""

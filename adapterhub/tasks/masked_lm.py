@@ -7,8 +7,9 @@
 
 In each window a share `rate` of the tokens is chosen: 80 % of these become the mask token, 10 % a
 random token, 10 % stay, and the model predicts all of them (Devlin et al. 2019, section 3.1 and
-appendix A.1, https://arxiv.org/abs/1810.04805). Each epoch draws a new choice, as in Liu et al.
-2019, section 4.1, https://arxiv.org/abs/1907.11692.
+appendix A.1, https://arxiv.org/abs/1810.04805). With `whole_words` all tokens of a word are chosen,
+or none (Cui et al. 2021, section 2.1, https://arxiv.org/abs/1906.08101). Each epoch draws a new
+choice, as in Liu et al. 2019, section 4.1, https://arxiv.org/abs/1907.11692.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ from typing import TYPE_CHECKING, Any
 from adapterhub.config.options import option
 from adapterhub.data.examples import Example, read_texts
 from adapterhub.data.options import DataOptions
+from adapterhub.data.text_stream import TextStream
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import Encoded, Prediction, Task
 from adapterhub.tasks._forward import forward
 from adapterhub.tasks._generation import TOKEN_METRICS, token_loss
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import IGNORED, Row, Setting, limit_of
+from adapterhub.tasks._windows import Frame, Windows, around_text, stream_tokens, word_starts
 
 if TYPE_CHECKING:
+    import numpy as np
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _CANDIDATES = 5  # most probable tokens that a prediction lists per mask
@@ -53,6 +57,7 @@ class RawText(Task):
 
     lower_is_better = TOKEN_METRICS
     outcomes = "losses"
+    streams = True
 
     # Examples
 
@@ -109,6 +114,7 @@ class MaskedLM(RawText):
     """
 
     rate: float = option(0.15, "share of the tokens to predict")
+    whole_words: bool = option(False, "choose all tokens of a word, or none")
 
     name = "masked-lm"
     summary = "masked tokens of raw text: continued pre-training of encoders"
@@ -122,13 +128,7 @@ class MaskedLM(RawText):
 
     def encode(self, examples: Sequence[Example], setting: Setting, *, labelled: bool) -> Encoded:
         """Cut texts into windows; with `labelled`, `special` flags the tokens never chosen."""
-        tokenizer = setting.tokenizer
-        if tokenizer.mask_token_id is None or not tokenizer.is_fast:
-            raise ConfigError(
-                f"the tokenizer of {tokenizer.name_or_path} has no mask token, or is slow",
-                expected="the fast tokenizer of a masked language model, such as BERT",
-                hint="--task causal-lm, or --task span-corruption",
-            )
+        tokenizer = _checked(setting.tokenizer)
         rows: list[Row] = []
         owners: list[int] = []
         for index, example in enumerate(examples):
@@ -136,17 +136,35 @@ class MaskedLM(RawText):
                 example.text, truncation=True, max_length=limit_of(setting),
                 return_overflowing_tokens=True, return_special_tokens_mask=True,
             )  # fmt: skip
-            for ids, special in zip(
-                encoded["input_ids"], encoded["special_tokens_mask"], strict=True
-            ):
+            for number, ids in enumerate(encoded["input_ids"]):
+                special = encoded["special_tokens_mask"][number]
                 row: Row = {"input_ids": ids, "attention_mask": [1] * len(ids)}
                 if labelled and all(special):
                     continue
-                rows.append(row | ({"special": special} if labelled else {}))
+                if labelled:
+                    row["special"] = special
+                if labelled and self.whole_words:
+                    row["starts"] = sorted(word_starts(encoded, number, example.text))
+                rows.append(row)
                 owners.append(index)
         if labelled and not rows:
             raise DataError("the texts contain no tokens")
         return Encoded(self, setting, tuple(examples), rows, tuple(owners))
+
+    def encode_stream(self, texts: TextStream, setting: Setting) -> Encoded:
+        """Cut streamed text into windows between the special tokens of a text."""
+        tokenizer = _checked(setting.tokenizer)
+        before, after = around_text(tokenizer)
+        frame = Frame(end=after, before=before, after=after, words=self.whole_words)
+        special = {*before, *after}
+
+        def build(ids: list[int], starts: list[int]) -> Row:
+            flags = [int(i in special) for i in ids]
+            row = {"input_ids": ids, "attention_mask": [1] * len(ids), "special": flags}
+            return row | ({"starts": starts} if self.whole_words else {})
+
+        tokens = stream_tokens(texts, tokenizer, frame)
+        return Encoded(self, setting, (), Windows(tokens, frame, limit_of(setting), build), ())
 
     def vary(self, row: Row, setting: Setting, key: tuple[int, int, int]) -> Row:
         """Mask a row: other tokens in each epoch, at least one."""
@@ -156,9 +174,13 @@ class MaskedLM(RawText):
 
         random, tokenizer = np.random.default_rng(key), setting.tokenizer
         free = [i for i, special in enumerate(row["special"]) if not special]
-        count = max(1, round(self.rate * len(free)))
+        count = min(max(1, round(self.rate * len(free))), len(free))
         ids, labels = list(row["input_ids"]), [IGNORED] * len(row["input_ids"])
-        for position in random.choice(free, count, replace=False):
+        if self.whole_words:
+            chosen = _words(free, row["starts"], count, random)
+        else:
+            chosen = random.choice(free, count, replace=False).tolist()
+        for position in chosen:
             labels[position] = ids[position]
             chance = random.random()
             if chance < 0.8:
@@ -190,6 +212,44 @@ class MaskedLM(RawText):
         return [
             _filled(e.text, fill, mask) for e, fill in zip(windows.examples, fills, strict=True)
         ]
+
+
+def _words(
+    free: list[int], starts: list[int], count: int, random: np.random.Generator
+) -> list[int]:
+    """Choose words in a random order, each that leaves at most `count` tokens chosen, or the first.
+
+    Args:
+        free: the positions of tokens that may be chosen.
+        starts: the positions at which words start.
+        count: the tokens to choose.
+        random: the source of randomness.
+    """
+    first, words = {*starts}, list[list[int]]()
+    for position in free:
+        if not words or position in first or position != words[-1][-1] + 1:
+            words.append([])
+        words[-1].append(position)
+    chosen: list[int] = []
+    for index in random.permutation(len(words)):
+        if not chosen or len(chosen) + len(words[index]) <= count:
+            chosen += words[index]
+    return chosen
+
+
+def _checked(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Return a tokenizer that can mask.
+
+    Raises:
+        ConfigError: it has no mask token, or is slow.
+    """
+    if tokenizer.mask_token_id is None or not tokenizer.is_fast:
+        raise ConfigError(
+            f"the tokenizer of {tokenizer.name_or_path} has no mask token, or is slow",
+            expected="the fast tokenizer of a masked language model, such as BERT",
+            hint="--task causal-lm, or --task span-corruption",
+        )
+    return tokenizer
 
 
 def _most_probable(logits: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, float]:

@@ -25,12 +25,14 @@ from typing import TYPE_CHECKING
 
 from adapterhub.config.options import option
 from adapterhub.data.examples import Example
+from adapterhub.data.text_stream import TextStream
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import Encoded, Prediction, one_row_each
 from adapterhub.tasks._generation import Generation, generate
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import Row, Setting, limit_of
 from adapterhub.tasks._show import tokens_line
+from adapterhub.tasks._windows import Frame, Windows, stream_tokens
 from adapterhub.tasks.masked_lm import RawText
 
 if TYPE_CHECKING:
@@ -101,6 +103,18 @@ class SpanCorruption(Generation, RawText):
         if not rows:
             raise DataError("no text has two or more tokens")
         return Encoded(self, setting, tuple(examples), rows, tuple(owners))
+
+    def encode_stream(self, texts: TextStream, setting: Setting) -> Encoded:
+        """Cut streamed text into windows, to be corrupted by `vary`."""
+        tokenizer = setting.tokenizer
+        sentinels(tokenizer)
+        frame = Frame(end=(int(tokenizer.eos_token_id),), room=1)  # `vary` adds the end of the text
+
+        def build(ids: list[int], starts: list[int]) -> Row:
+            return {"input_ids": ids}
+
+        tokens = stream_tokens(texts, tokenizer, frame)
+        return Encoded(self, setting, (), Windows(tokens, frame, limit_of(setting), build), ())
 
     def fits(self, row: Row, setting: Setting) -> bool:
         """Return whether the text is one window, with its end-of-text token."""

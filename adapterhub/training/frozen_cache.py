@@ -99,6 +99,7 @@ def _reason_against(prepared: PreparedRun) -> str | None:
         "train.dropout=true changes what frozen layers return": options.dropout,
         "train.gradient_checkpointing=true computes layers again": options.gradient_checkpointing,
         "several processes train": process_count() > 1,
+        "the text is streamed": prepared.data.streams,
         f"the rows of {task.name} change with each epoch": type(task).vary is not Task.vary,
         "the backbone has no layers": not prepared.adapter.anatomy.stacks,
     }

@@ -209,7 +209,7 @@ def _lengths(recipe: Recipe, data: RunData, config: PreTrainedConfig) -> list[in
     """Return the number of tokens of some rows of the training data."""
     most = getattr(config.get_text_config(), "max_position_embeddings", None) or 1 << 30
     most = recipe.train.max_length or min(most, data.task.most_tokens)
-    if data.task.packs:
+    if data.task.packs or data.streams:
         return [default_length(most, most)]
     tokenizer = load_tokenizer(recipe.backbone, recipe.revision, recipe.new_tokens)
     sample = data.train[:: max(1, len(data.train) // _SAMPLE)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from adapterhub.data.text_stream import TextStream
 from adapterhub.tasks import Encoded, Setting
 from adapterhub.tasks._lengths import (
     LostTokens,
@@ -13,6 +14,7 @@ from adapterhub.tasks._lengths import (
     lost_tokens,
     truncate,
 )
+from adapterhub.tasks._windows import WindowTexts
 from adapterhub.training.run_data import RunData
 
 LEAST = 128  # tokens: longer texts may come at prediction, and short rows are not padded to it
@@ -48,6 +50,8 @@ def fit_rows(
         chosen: the option `max_length`; None chooses a length.
         trained: the maximum length that the backbone was trained with, if it is recorded.
     """
+    if data.streams:
+        return _windows(data, setting, chosen)
     parts = {"training": data.train, "evaluation": data.evaluation}
     whole = {name: encode_whole(data.task, rows, setting) for name, rows in parts.items() if rows}
     longest = max(map(longest_row, whole.values()))
@@ -67,6 +71,26 @@ def fit_rows(
         lost=tuple(lost["training"]),
         notes=tuple(notes),
     )
+
+
+def _windows(data: RunData, setting: Setting, chosen: int | None) -> FittedRows:
+    """Cut streamed text into rows of the maximum length."""
+    reads = min(setting.max_length, setting.tokenizer.model_max_length)
+    length = min(chosen or data.task.most_tokens, reads)
+    limited = replace(setting, max_length=length)
+    train, evaluation = (
+        data.task.encode_stream(texts, limited)
+        if isinstance(texts, TextStream)
+        else Encoded(data.task, limited, (), [], ())
+        for texts in (data.train, data.evaluation)
+    )
+    rows, held = len(train.rows), len(evaluation.rows)
+    shown = WindowTexts(evaluation.rows, setting.tokenizer)
+    evaluation = replace(evaluation, examples=shown, owners=range(held))
+    note = f"the text is packed into {rows:,} rows of {length:,} tokens"
+    notes = (note + f", and {held:,} to evaluate on" * bool(held),)
+    nothing = LostTokens("texts", "train.max_length", length, rows, 0, 0, 0, length)
+    return FittedRows(length, train, evaluation, (nothing,), notes)
 
 
 def default_length(longest: int, most: int) -> int:

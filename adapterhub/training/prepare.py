@@ -18,6 +18,7 @@ from adapterhub.methods._site_module import EmbeddingModule
 from adapterhub.methods._spec import dump_methods, parse_methods
 from adapterhub.status import doing
 from adapterhub.tasks import Encoded, Setting, Task, dump_task
+from adapterhub.tasks._losses import Loss, corrected_loss
 from adapterhub.training.activation_store import KeptActivations
 from adapterhub.training.defaults import run_options
 from adapterhub.training.kernels import KernelChoice, choose_kernels
@@ -61,6 +62,12 @@ class PreparedRun:
         chosen = [self.kernels.note] if self.kernels.note else []
         started = [self.started] if self.started else []
         return (*self.data.notes, *self.rows.notes, *chosen, *started)
+
+    @property
+    def own_loss(self) -> Loss | None:
+        """The loss of a batch in place of the model's; None: the model's own."""
+        task = self.data.task
+        return task.loss(self.train) or corrected_loss(self.model, task.head)
 
     @property
     def options(self) -> RunOptions:

@@ -86,7 +86,20 @@ def read(
         ConfigError: unknown options (with what to type instead), values of a wrong type, or a
             required option is missing.
     """
-    recipe = read_draft(path, overrides, flags)
+    return _complete(read_draft(path, overrides, flags))
+
+
+def read_layers(layers: Iterable[Mapping[str, Any]]) -> Recipe:
+    """Build a recipe of layers of options under their own names; later ones override.
+
+    Raises:
+        ConfigError: as in `read`.
+    """
+    return _complete(_draft(layered(layers)))
+
+
+def _complete(recipe: Recipe) -> Recipe:
+    """Refuse a recipe in which required options are missing."""
     if missing := [name for name in REQUIRED if not attrgetter(name)(recipe)]:
         raise ConfigError(
             "the recipe is incomplete",
@@ -111,13 +124,22 @@ def read_draft(
     Raises:
         ConfigError: unknown options, or values of a wrong type.
     """
+    layers = (load_yaml(path) if path else {}, flags or {}, parse_overrides(overrides))
+    return _draft(layered(map(NAMES.normal_form, layers)))
+
+
+def layered(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Merge layers of options under their own names; later ones override."""
     data: dict[str, Any] = {}
-    for layer in (load_yaml(path) if path else {}, flags or {}, parse_overrides(overrides)):
-        options = NAMES.normal_form(layer)
+    for options in layers:
         # A spec replaces the earlier one entirely: merging two mappings would give two methods.
-        data = merge_options(
-            {k: v for k, v in data.items() if k not in SPECS or k not in options}, options
-        )
+        kept = {k: v for k, v in data.items() if k not in SPECS or k not in options}
+        data = merge_options(kept, options)
+    return data
+
+
+def _draft(data: dict[str, Any]) -> Recipe:
+    """Build a recipe of options under their own names."""
     if data.get("from") is not None and "method" not in data:
         data["method"] = None  # that of the adapter
     return from_dict(Recipe, data, suggest=NAMES.suggest)

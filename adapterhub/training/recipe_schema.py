@@ -16,6 +16,7 @@ from adapterhub.methods._described import described_methods
 from adapterhub.tasks import TASKS
 from adapterhub.training.output_folder import SCHEMA
 from adapterhub.training.recipe import Recipe
+from adapterhub.training.recipe_stages import STAGES
 
 SCHEMA_LINE = f"# yaml-language-server: $schema={SCHEMA}\n"
 
@@ -31,7 +32,26 @@ def recipe_schema() -> dict[str, Any]:
     method["anyOf"].append(several)
     for name in ("method", "task"):
         schema["properties"][name]["$ref"] = f"#/$defs/{name}"
-    return schema | {"$defs": {"method": method, "task": task}}
+    stage = _stage_schema(schema["properties"])
+    schema["properties"][STAGES] = {
+        "type": "array",
+        "items": {"$ref": "#/$defs/stage"},
+        "minItems": 1,
+        "description": "runs of which each may start from an earlier one, with options of their "
+        "own",
+    }
+    return schema | {"$defs": {"method": method, "task": task, "stage": stage}}
+
+
+def _stage_schema(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of a stage: a name, and options as in the recipe around it."""
+    properties = {name: {"$ref": f"#/properties/{name}"} for name in options if name != "output"}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": ["name"],
+        "additionalProperties": False,
+    }
 
 
 def write_schema(folder: Path) -> None:

@@ -249,7 +249,7 @@ def training_session(
             record.clear()
         return data.task.evaluate(prepared.model, evaluation, batch_size, record)
 
-    own_loss, options = data.task.loss(prepared.train), prepared.options
+    own_loss, options = prepared.own_loss, prepared.options
     loss = own_loss or model_loss
     batches, tell = partial(_tried, prepared, loss), reporter.note
     with (

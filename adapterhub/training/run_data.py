@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from adapterhub.data.notes import notes_on
 from adapterhub.data.options import DataOptions
 from adapterhub.data.split import hold_out, strata_of
 from adapterhub.data.tables import has_split, is_on_hub
+from adapterhub.data.text_stream import TextStream, open_stream
 from adapterhub.errors import ConfigError, unknown
 from adapterhub.tasks import Task, parse_task
 from adapterhub.training.recipe import Recipe
@@ -32,10 +33,15 @@ class RunData:
 
     task: Task
     labels: tuple[str, ...]
-    train: list[Any]
-    evaluation: list[Any]
+    train: Sequence[Any]
+    evaluation: Sequence[Any]
     options: DataOptions
     notes: tuple[str, ...] = ()
+
+    @property
+    def streams(self) -> bool:
+        """Whether the training data are streamed from disk."""
+        return isinstance(self.train, TextStream)
 
 
 def read_data(recipe: Recipe) -> RunData:
@@ -45,6 +51,8 @@ def read_data(recipe: Recipe) -> RunData:
         ConfigError: an option needs an evaluation, and there is none.
         DataError: the data is missing or broken, or does not fit the task.
     """
+    if recipe.data.stream:
+        return _streamed(recipe)
     reader = _Reader(parse_task(recipe.task), recipe.data)
     train = sample(reader.read(recipe.data.train, "train"), recipe.data.rows, recipe.seed)
     train, evaluation = _with_evaluation(reader, recipe, train)
@@ -52,6 +60,44 @@ def read_data(recipe: Recipe) -> RunData:
     reader.task.check(labels, evaluation)
     notes = (*reader.notes, *notes_on(train, evaluation, labels), *unnamed_note(labels))
     data = RunData(reader.task, labels, train, evaluation, reader.options, notes)
+    check_options(recipe, data)
+    return data
+
+
+def _streamed(recipe: Recipe) -> RunData:
+    """Open the raw text of a recipe as a stream; without evaluation data, hold out some of it.
+
+    Raises:
+        ConfigError: the task learns from no raw text.
+        DataError: the text cannot be read.
+    """
+    task, options = parse_task(recipe.task), recipe.data
+    if not task.streams:
+        raise ConfigError(
+            f"data.stream=true with {task.name}",
+            expected="a task on raw text: masked-lm, causal-lm(data=text), "
+            "span-corruption, denoising",
+            hint="--task TASK, or leave out data.stream",
+        )
+    train, notes = open_stream(str(options.train), options), []
+    if options.rows is not None and options.rows < len(train):
+        train = train.drawn(options.rows, recipe.seed)
+    evaluation: Sequence[Any] = []
+    if options.eval is None:
+        total = len(train)
+        train, held = train.held_out(recipe.seed)
+        notes.append(f"no evaluation data: {len(held):,} of {total:,} texts are held out")
+        evaluation = held
+    elif options.eval == NO_EVALUATION:
+        notes.append("no evaluation: the adapter has the tensors of the last step")
+    else:
+        evaluation = open_stream(options.eval, options)
+    if isinstance(evaluation, TextStream) and (options.eval_rows or len(evaluation)) < len(
+        evaluation
+    ):
+        evaluation = evaluation.drawn(int(options.eval_rows or 0), recipe.seed)
+        notes.append(f"evaluating on {len(evaluation):,} texts, by data.eval_rows")
+    data = RunData(task, (), train, evaluation, options, tuple(notes))
     check_options(recipe, data)
     return data
 
@@ -103,7 +149,7 @@ def _labels(task: Task, train: list[Any], names: Mapping[str, str]) -> tuple[str
     return tuple(names.values()) if labels and names else labels
 
 
-def _check_metric(task: Task, metric: str | None, evaluation: list[Any]) -> None:
+def _check_metric(task: Task, metric: str | None, evaluation: Sequence[Any]) -> None:
     names = task.metric_names(evaluation)
     if metric is not None and metric not in names:
         raise unknown(

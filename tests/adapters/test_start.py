@@ -101,6 +101,26 @@ def test_with_other_labels_the_head_is_new(tmp_path: Path) -> None:
             assert torch.equal(adapter.tensors()[name], tensor)
 
 
+def test_a_new_language_model_head_stays_behind(backbones: Any, tmp_path: Path) -> None:
+    """The checkpoint has no head for masked tokens: the first adapter trained one."""
+    folder = str(backbones("bert"))
+    model, _ = ah.load_backbone(folder, task="masked-lm")
+    adapter = ah.attach(model, "lora(rank=2)", name="first")
+    tiny_models.scramble(adapter)
+    adapter.save(tmp_path / "first")
+    trained = adapter.tensors()
+    assert any(".fresh." in name for name in trained)
+    classifier, _ = ah.load_backbone(folder, task="classification", labels=["no", "yes"])
+    second = ah.attach(classifier, "lora(rank=2)", name="second")
+    assert not start_from(second, tmp_path / "first").taken
+    for name, tensor in second.tensors().items():
+        assert name.startswith("head.") or torch.equal(tensor, trained[name])
+    again, _ = ah.load_backbone(folder, task="masked-lm")
+    third = ah.attach(again, "lora(rank=2)", name="third")
+    start_from(third, tmp_path / "first")
+    assert all(torch.equal(tensor, trained[name]) for name, tensor in third.tensors().items())
+
+
 def test_another_backbone_is_refused(tmp_path: Path) -> None:
     saved(tmp_path / "first", "lora(rank=2)")
     adapter = ah.attach(tiny_models.model("bert", seed=1), "lora(rank=2)", name="second")

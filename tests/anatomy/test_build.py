@@ -13,6 +13,14 @@ from adapterhub.anatomy.build import build_anatomy
 from adapterhub.errors import BackboneError
 
 
+def test_a_decoder_without_an_encoder_has_no_cross_attention():
+    """Its layers have the modules, and never run them."""
+    alone = ah.anatomy_of(tiny_models.model("bart", "causal-lm"))
+    assert "decoder.0.attn.q" in alone.sites
+    assert not [name for name in alone.sites if ".cross" in name]
+    assert "decoder.0.cross.q" in ah.anatomy_of(tiny_models.model("bart", "seq2seq")).sites
+
+
 @pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
 def test_hosts_and_input_hosts_are_modules_of_the_model(architecture):
     model = tiny_models.usual_model(architecture)

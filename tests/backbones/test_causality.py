@@ -9,9 +9,14 @@ from fixtures import word_tokenizer
 from transformers import AutoModelForCausalLM
 
 import adapterhub as ah
-from adapterhub.backbones.causality import reads_ahead
+from adapterhub.backbones.causality import reads_ahead, shifts_labels
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.errors import BackboneError
+from adapterhub.tasks._losses import corrected_loss
+from adapterhub.training.engine import model_loss
+from adapterhub.training.recipe import read
+from adapterhub.training.report import Reporter
+from adapterhub.training.run import run
 
 CONFIGS = {a: tiny_models.usual_model(a).config for a in tiny_models.MATRIX}
 CAUSAL = [a for a in CONFIGS if TASK_MODELS["causal-lm"].classes_for(CONFIGS[a])]
@@ -29,6 +34,74 @@ def test_the_architectures_are_covered():
 def test_only_decoders_do_not_read_ahead(architecture, dtype):
     model = tiny_models.model(architecture, "causal-lm").to(dtype)
     assert reads_ahead(model) == (architecture not in DECODERS)
+
+
+EVERY = sorted({*tiny_models.DECODERS, "bart", "mbart", "plbart", "pegasus", *ENCODERS} - {"xlnet"})
+NOT_SHIFTED = {"bart", "mbart", "plbart", "pegasus"}
+
+
+@pytest.mark.parametrize("architecture", EVERY)
+def test_the_loss_compares_each_token_with_the_one_after_it(architecture):
+    """On every architecture with a causal head, by hand, with and without an adapter."""
+    extra = {"is_decoder": True} if architecture in ENCODERS else {}
+    model = tiny_models.model(architecture, "causal-lm", **extra)
+    batch = tiny_models.batch()
+    labels = batch["input_ids"].clone()
+    labels[:, :2] = -100
+    assert shifts_labels(model) == (architecture not in NOT_SHIFTED)
+    for adapted in (False, True):
+        if adapted:
+            tiny_models.scramble(ah.attach(model, "lora"))
+        loss = corrected_loss(model, "causal-lm") or model_loss
+        with torch.no_grad():
+            output = model(**batch, labels=labels)
+        wanted = -torch.stack(
+            [
+                output.logits[row, position - 1].log_softmax(-1)[labels[row, position]]
+                for row in range(3)
+                for position in range(2, 9)
+            ]
+        ).mean()
+        torch.testing.assert_close(loss(output, {"labels": labels}), wanted)
+
+
+@pytest.mark.parametrize("architecture", EVERY)
+def test_the_logits_of_a_token_do_not_depend_on_later_ones(architecture):
+    extra = {"is_decoder": True} if architecture in ENCODERS else {}
+    model = tiny_models.model(architecture, "causal-lm", **extra)
+    tiny_models.scramble(ah.attach(model, "lora"))
+    batch = tiny_models.batch()
+    changed = batch["input_ids"].clone()
+    changed[:, 5:] = changed[:, 5:].flip(1)
+    with torch.no_grad():
+        before, after = (
+            model(input_ids=ids, attention_mask=batch["attention_mask"]).logits
+            for ids in (batch["input_ids"], changed)
+        )
+    torch.testing.assert_close(before[:, :5], after[:, :5])
+    assert not torch.allclose(before[:, 5:], after[:, 5:])
+
+
+def test_a_decoder_of_an_encoder_decoder_learns_the_next_token(tmp_path):
+    """The order of the words is fixed, so a model that learns from it predicts each of them."""
+    tiny_models.model("bart", "causal-lm").save_pretrained(tmp_path / "bart")
+    word_tokenizer("<s>", "</s>").save_pretrained(tmp_path / "bart")
+    text = "the movie was very good\n"
+    (tmp_path / "a.txt").write_text(text * 32)
+    flags = {
+        "backbone": str(tmp_path / "bart"), "method": "lora(rank=16)",
+        "task": "causal-lm(data=text)",
+        "data": {"train": str(tmp_path / "a.txt"), "eval": str(tmp_path / "a.txt")},
+        "train": {"epochs": 60, "learning_rate": 0.02, "report": False},
+        "output": str(tmp_path / "run"),
+    }  # fmt: skip
+    outcome = run(read(flags=flags), Reporter())
+    assert outcome.metrics["loss"] < 1.0
+    model, tokenizer = ah.load_backbone(str(tmp_path / "bart"), task="causal-lm")
+    ah.load(model, outcome.folder)
+    prompt = tokenizer("the movie", return_tensors="pt")["input_ids"][:, :-1]
+    generated = model.generate(prompt, max_new_tokens=3, do_sample=False)
+    assert tokenizer.decode(generated[0], skip_special_tokens=True) == text.strip()
 
 
 def test_an_encoder_that_is_configured_as_a_decoder_does_not_read_ahead():

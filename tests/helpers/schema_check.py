@@ -28,7 +28,10 @@ def _problems(data: Any, schema: Any, root: Any, path: str) -> Iterator[str]:
         return
     assert schema.keys() <= KNOWN, schema.keys() - KNOWN
     if "$ref" in schema:
-        yield from _problems(data, root["$defs"][schema["$ref"].split("/")[-1]], root, path)
+        target = root
+        for name in schema["$ref"].removeprefix("#/").split("/"):
+            target = target[name]
+        yield from _problems(data, target, root, path)
     if "type" in schema and not _is_of(data, schema["type"]):
         yield f"{path} is {data!r}, not {schema['type']}"
         return

@@ -133,4 +133,7 @@ CASES = {
         "t5", "span-corruption(new_tokens=5)", lines, ("the <extra_id_0> was good",), "generated",
         most=2.0,
     ),
+    "denoising": Case(
+        "bart", "denoising(new_tokens=5)", lines, ("the <mask> was good",), "generated", most=2.0,
+    ),
 }  # fmt: skip

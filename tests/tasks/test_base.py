@@ -73,7 +73,7 @@ ROWS = [
     ("prompted(template='{text} {mask}', words={'x': 'a', 'y': 'b'})",
      {"text": "a", "label": "x"}, "text"),
 ]  # fmt: skip
-RAW = {"masked-lm", "span-corruption"}  # raw text: an empty row has no tokens to learn
+RAW = {"masked-lm", "span-corruption", "denoising"}  # raw text: an empty row has no tokens to learn
 
 
 def test_every_task_is_among_the_rows():

@@ -24,6 +24,7 @@ LEARNED = {
     "masked-lm": {"learned": "·x4 bad ·"},
     "prompted": {"learned": "·x6 bad ·"},
     "span-corruption": {"target": "<extra_id_0> bad <extra_id_1> </s>"},
+    "denoising": {"target": "<s> the movie was bad </s>"},
 }
 
 

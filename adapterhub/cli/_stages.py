@@ -1,0 +1,108 @@
+"""The runs of a recipe of stages on the command line."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from adapterhub.cli._format import PlainTable, print_table, say, seconds_text
+from adapterhub.config.spec import call_text
+from adapterhub.errors import ConfigError
+from adapterhub.status import Display, display_for_terminal, showing
+from adapterhub.tasks import parse_task
+from adapterhub.training.recipe_stages import StagedRecipe
+
+if TYPE_CHECKING:
+    from adapterhub.training.recipe import Recipe
+    from adapterhub.training.report import Reporter
+    from adapterhub.training.run import RunOutcome
+
+
+def check_flags(staged: StagedRecipe, given: Mapping[str, object]) -> None:
+    """Refuse flags that are for one run.
+
+    Args:
+        staged: the recipe.
+        given: the values of these flags.
+
+    Raises:
+        ConfigError: one of them is set.
+    """
+    if flags := [flag for flag, value in given.items() if value]:
+        raise ConfigError(
+            f"a recipe of stages trains several runs, here {len(staged.stages)}",
+            hint=f"leave out {', '.join(flags)}",
+        )
+
+
+def train_stages(staged: StagedRecipe, *, resume: bool, dry_run: bool, quiet: bool) -> None:
+    """Train the stages of a recipe, and print a table of them.
+
+    Args:
+        staged: the recipe.
+        resume: continue the run in the output folder.
+        dry_run: only check the stages and list them.
+        quiet: show no progress.
+    """
+    from adapterhub.training.processes import is_main
+    from adapterhub.training.run_stages import check_stages, run_stages
+
+    if dry_run:
+        _print_plan(staged, check_stages(staged, resume, dry=True))
+        return
+    numbers = {name: number for number, name in enumerate(staged.stages, start=1)}
+
+    def reporter(name: str, recipe: Recipe) -> Reporter:
+        from adapterhub.training.report import reporter_for
+
+        reports = reporter_for(Path(recipe.output), recipe.train, quiet=quiet)
+        reports.note(f"stage {numbers[name]} of {len(numbers)}: {name}")
+        return reports
+
+    with showing(Display() if quiet or not is_main() else display_for_terminal()):
+        outcomes = run_stages(staged, reporter, resume=resume)
+    if is_main():
+        _print_outcomes(staged, outcomes)
+
+
+def _print_plan(staged: StagedRecipe, rest: list[str]) -> None:
+    table = PlainTable("stage", "from", "task", "method", "data", "output")
+    for name, recipe in staged.stages.items():
+        start = ", ".join(staged.starts[name]) or recipe.from_ or "-"
+        method = f"that of {start}" if recipe.method is None else _spec_text(recipe.method)
+        done = "" if name in rest else " (finished)"
+        table.add_row(
+            f"{name}{done}",
+            start,
+            parse_task(recipe.task).name,
+            method,
+            str(recipe.data.train),
+            recipe.output,
+        )
+    print_table(table)
+
+
+def _spec_text(spec: object) -> str:
+    """Return a method spec as one writes it on the command line."""
+    if isinstance(spec, list):
+        return " + ".join(map(_spec_text, spec))
+    if isinstance(spec, Mapping):
+        return ", ".join(call_text(str(name), options or {}) for name, options in spec.items())
+    return str(spec)
+
+
+def _print_outcomes(staged: StagedRecipe, outcomes: dict[str, RunOutcome]) -> None:
+    """Print the metrics of each stage that trained, and what to type next."""
+    table = PlainTable("stage", "steps", "time", "metrics")
+    for name in staged.stages:
+        if (outcome := outcomes.get(name)) is None:
+            table.add_row(name, "-", "-", "finished before")
+            continue
+        metrics = ", ".join(f"{key} {value:.4f}" for key, value in outcome.metrics.items())
+        result = outcome.result
+        table.add_row(name, f"{result.steps:,}", seconds_text(result.seconds), metrics)
+    print_table(table)
+    say(f"adapter  {Path(staged.output, 'adapter')}")
+    say(f'next     adapterhub predict {shlex.quote(staged.output)} "a text"')

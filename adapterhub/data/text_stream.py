@@ -1,0 +1,268 @@
+"""Raw text of any size, read from disk in pieces: never more than a few of them are in memory.
+
+A document is a paragraph or a line of plain text, or a row of JSON lines or Parquet. A long one is
+read in several pieces. Opening a stream reads the file once, to check its encoding, to count the
+pieces and to compute the sha256 that identifies what is made from it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import itertools
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, overload
+
+from adapterhub.data.examples import Example, Streamed
+from adapterhub.data.options import DataOptions
+from adapterhub.errors import DataError, read_problem
+
+PIECE = 1 << 14  # characters
+_HELD_OUT_SHARE, _MOST_HELD_OUT = 0.1, 1000  # of the texts
+_SUFFIXES = {".txt": "text", "": "text", ".jsonl": "jsonl", ".ndjson": "jsonl",
+             ".parquet": "parquet"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StreamedText(Example):
+    """A piece of a document; `ends` says whether the document ends with it."""
+
+    ends: bool = True
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A random choice of `count` out of `total` texts, or with `rest` all the others."""
+
+    count: int
+    total: int
+    seed: int
+    rest: bool = False
+
+    def select(self, texts: Iterator[StreamedText]) -> Iterator[StreamedText]:
+        """Yield the chosen texts, in order (selection sampling: Knuth, volume 2, 3.4.2, S)."""
+        chance, needed = random.Random(self.seed), self.count
+        for index, text in enumerate(texts):
+            taken = chance.random() * (self.total - index) < needed
+            needed -= taken
+            if taken != self.rest:
+                yield text
+
+    def __len__(self) -> int:
+        return self.total - self.count if self.rest else self.count
+
+
+@dataclass(frozen=True)
+class TextStream(Sequence[StreamedText], Streamed):
+    """The texts of a file. Iterating reads the file; an index reads it up to there.
+
+    Attributes:
+        source: the file.
+        options: its encoding, its text column, and what separates documents.
+        total: the number of texts in the file.
+        content: the sha256 of the texts in the file.
+        draws: the choices that were made of them, one after the other.
+    """
+
+    source: str
+    options: DataOptions
+    total: int
+    content: str
+    draws: tuple[Draw, ...] = ()
+
+    @property
+    def sha256(self) -> str:
+        """The sha256 of the content and of the choices."""
+        record = [self.content, *([d.count, d.total, d.seed, d.rest] for d in self.draws)]
+        return hashlib.sha256(json.dumps(record).encode()).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.draws[-1]) if self.draws else self.total
+
+    def __iter__(self) -> Iterator[StreamedText]:
+        texts = _texts(self.source, self.options)
+        for draw in self.draws:
+            texts = draw.select(texts)
+        return texts
+
+    @overload
+    def __getitem__(self, index: int) -> StreamedText: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[StreamedText]: ...
+    def __getitem__(self, index: int | slice) -> StreamedText | list[StreamedText]:
+        chosen = range(len(self))[index]
+        if isinstance(chosen, int):
+            return next(itertools.islice(self, chosen, None))
+        return list(itertools.islice(self, chosen.start, chosen.stop, chosen.step))
+
+    def drawn(self, count: int, seed: int, *, rest: bool = False) -> TextStream:
+        """Return a random choice of texts.
+
+        Args:
+            count: the number of texts to choose.
+            seed: the seed of the choice.
+            rest: return those that are not chosen instead.
+        """
+        return replace(self, draws=(*self.draws, Draw(count, len(self), seed, rest)))
+
+    def held_out(self, seed: int) -> tuple[TextStream, TextStream]:
+        """Divide the texts into those to train on and a tenth, at most 1,000, to evaluate on.
+
+        Raises:
+            DataError: there is only one text.
+        """
+        if len(self) < 2:
+            raise DataError(
+                f"{self.source} has one text, from which none can be held out",
+                hint="data.documents=lines, --eval FILE, or --eval none",
+            )
+        count = min(max(round(len(self) * _HELD_OUT_SHARE), 1), _MOST_HELD_OUT)
+        return self.drawn(count, seed, rest=True), self.drawn(count, seed)
+
+
+def open_stream(source: str, options: DataOptions) -> TextStream:
+    """Open raw text, after reading all of it once.
+
+    Args:
+        source: a text, JSON lines or Parquet file; text may be gzipped.
+        options: its encoding, its text column, and what separates documents.
+
+    Raises:
+        DataError: the file is missing, empty, of another format, or cannot be decoded.
+    """
+    digest, total = hashlib.sha256(), 0
+    for text in _texts(source, options):
+        data = text.text.encode()
+        digest.update(b"%d %d\n" % (len(data), text.ends) + data)
+        total += 1
+    if total == 0:
+        raise DataError(f"{source} is empty")
+    return TextStream(source, options, total, digest.hexdigest())
+
+
+def _texts(source: str, options: DataOptions) -> Iterator[StreamedText]:
+    """Yield the texts of a file.
+
+    Raises:
+        DataError: it cannot be read or decoded.
+    """
+    kind = _format(source, options)
+    try:
+        if kind == "parquet":
+            documents = _parquet_rows(source, options.text_column)
+        else:
+            documents = _file_documents(source, options, kind)
+        yield from _pieces(documents)
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{source} is not {error.encoding.upper()}: {error.reason} at byte {error.start}",
+            hint="data.encoding=NAME, such as cp1252, latin-1 or utf-16",
+        ) from error
+    except (OSError, EOFError) as error:
+        problem = read_problem(Path(source), error) if isinstance(error, OSError) else error
+        raise DataError(f"{problem}") from error
+
+
+def _format(source: str, options: DataOptions) -> str:
+    if options.format in ("text", "jsonl", "parquet"):
+        return options.format
+    suffix = Path(source.lower().removesuffix(".gz")).suffix
+    if options.format != "auto" or suffix not in _SUFFIXES:
+        raise DataError(
+            f"{source} cannot be streamed",
+            expected=f"a file that ends in {', '.join(filter(None, _SUFFIXES))}",
+            hint="data.format=text, or data.stream=false to read it into memory",
+        )
+    return _SUFFIXES[suffix]
+
+
+def _file_documents(source: str, options: DataOptions, kind: str) -> Iterator[tuple[str, bool]]:
+    encoding = options.encoding or "utf-8-sig"
+    opened = gzip.open if source.lower().endswith(".gz") else open
+    with opened(source, "rt", encoding=encoding, newline="\n") as file:
+        if kind == "jsonl":
+            yield from _json_rows(source, file, options.text_column)
+        elif options.documents == "lines":
+            yield from _lines(file)
+        else:
+            yield from _paragraphs(file)
+
+
+def _lines(file: IO[str]) -> Iterator[tuple[str, bool]]:
+    """Yield parts of lines, and whether a line ends with them."""
+    while part := file.readline(PIECE):
+        yield part, part.endswith("\n")
+    yield "", True
+
+
+def _paragraphs(file: IO[str]) -> Iterator[tuple[str, bool]]:
+    """Yield parts of paragraphs, which end at a blank line."""
+    starts = True
+    while part := file.readline(PIECE):
+        yield part, starts and not part.strip()
+        starts = part.endswith("\n")
+    yield "", True
+
+
+def _json_rows(source: str, file: IO[str], column: str) -> Iterator[tuple[str, bool]]:
+    for number, line in enumerate(file, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{source}, line {number} is not JSON: {error}") from error
+        yield _text_of(row, column, f"{source}, line {number}"), True
+
+
+def _parquet_rows(source: str, column: str) -> Iterator[tuple[str, bool]]:
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(source, memory_map=True) as file:
+            columns = [column] if column in file.schema_arrow.names else []
+            number = 0
+            for batch in file.iter_batches(batch_size=256, columns=columns):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield _text_of(row, column, f"{source}, row {number}"), True
+    except pyarrow.ArrowException as error:
+        raise DataError(f"{source} is not a Parquet file: {error}") from error
+
+
+def _text_of(row: object, column: str, place: str) -> str:
+    value = row.get(column) if isinstance(row, dict) else None
+    if not isinstance(value, str):
+        raise DataError(
+            f"{place} has no text in the column {column!r}", hint="--text COLUMN (data.text)"
+        )
+    if any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise DataError(f"{place} contains a lone surrogate, which is not valid Unicode")
+    return value
+
+
+def _pieces(documents: Iterator[tuple[str, bool]]) -> Iterator[StreamedText]:
+    """Join parts into pieces of about `PIECE` characters; a document ends with its last one."""
+    parts: list[str] = []
+    size = 0
+    waiting: str | None = None  # a whole piece, which the document may end with
+    for part, ends in documents:
+        for start in range(0, len(part), PIECE):
+            parts.append(part[start : start + PIECE])
+            size += len(parts[-1])
+            if size >= PIECE:
+                if waiting is not None:
+                    yield StreamedText(waiting, ends=False)
+                waiting, parts, size = "".join(parts), [], 0
+        if ends:
+            rest = "".join(parts).rstrip()
+            if waiting is not None and (kept := waiting if rest else waiting.rstrip()):
+                yield StreamedText(kept, ends=not rest)
+            if rest:
+                yield StreamedText(rest, ends=True)
+            waiting, parts, size = None, [], 0

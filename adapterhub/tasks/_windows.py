@@ -1,0 +1,200 @@
+"""Windows of streamed text: rows of one length, cut from tokens on disk, without padding.
+
+The documents of a stream are joined, each with its separators, and cut into windows that cross
+document boundaries (FULL-SENTENCES of Liu et al. 2019, section 4.2,
+https://arxiv.org/abs/1907.11692). The last window is shorter.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, overload
+
+from adapterhub.data.examples import Example
+from adapterhub.data.text_stream import StreamedText, TextStream
+from adapterhub.data.token_cache import open_tokens
+from adapterhub.errors import DataError
+from adapterhub.tasks._rows import Row
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from adapterhub.data.token_cache import Tokens
+
+STARTS_WORD = 1 << 31  # a flag of a token on disk; ids are smaller
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The special tokens around documents and windows.
+
+    Attributes:
+        begin: the tokens before each document.
+        end: the tokens after each document.
+        before: the tokens before each window.
+        after: the tokens after each window.
+        room: the tokens that a window leaves free, for those that are added later.
+        words: whether the first token of each word is flagged.
+    """
+
+    begin: tuple[int, ...] = ()
+    end: tuple[int, ...] = ()
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    room: int = 0
+    words: bool = False
+
+    def size(self, limit: int) -> int:
+        """Return the tokens of the text in a window of `limit` tokens."""
+        return max(limit - len(self.before) - len(self.after) - self.room, 1)
+
+
+class Windows(Sequence[Row]):
+    """The windows of some tokens, as rows; each is built when it is read.
+
+    Args:
+        tokens: the tokens, with flags: (tokens,).
+        frame: the tokens around each window.
+        limit: the length of a row.
+        build: makes a row of its ids, and of the positions where words start.
+    """
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        frame: Frame,
+        limit: int,
+        build: Callable[[list[int], list[int]], Row],
+    ) -> None:
+        self.tokens, self.frame, self.build = tokens, frame, build
+        self.size = frame.size(limit)
+        self.total = -(-len(tokens) // self.size)
+        # A single token is nothing to learn from.
+        if self.total > 1 and len(tokens) - (self.total - 1) * self.size < 2:
+            self.total -= 1
+
+    def __len__(self) -> int:
+        return self.total
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        chosen = range(self.total)[index]
+        return self._row(chosen) if isinstance(chosen, int) else [self._row(i) for i in chosen]
+
+    def __iter__(self) -> Iterator[Row]:
+        return map(self._row, range(self.total))
+
+    @property
+    def lengths(self) -> list[int]:
+        """The length of each row."""
+        around = len(self.frame.before) + len(self.frame.after)
+        last = min(len(self.tokens) - (self.total - 1) * self.size, self.size)
+        return [self.size + around] * (self.total - 1) + [last + around]
+
+    def _row(self, index: int) -> Row:
+        flagged = self.tokens[index * self.size : (index + 1) * self.size]
+        ids: list[int] = (flagged & (STARTS_WORD - 1)).tolist()
+        starts = (flagged >= STARTS_WORD).nonzero()[0] + len(self.frame.before)
+        return self.build([*self.frame.before, *ids, *self.frame.after], starts.tolist())
+
+
+class WindowTexts(Sequence[Example]):
+    """The texts of windows, for reports; each is decoded when it is read."""
+
+    def __init__(self, windows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> None:
+        self.windows, self.tokenizer = windows, tokenizer
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    @overload
+    def __getitem__(self, index: int) -> Example: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Example]: ...
+    def __getitem__(self, index: int | slice) -> Example | list[Example]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        ids = self.windows[index]["input_ids"]
+        return Example(str(self.tokenizer.decode(ids, skip_special_tokens=True)))
+
+
+def stream_tokens(texts: TextStream, tokenizer: PreTrainedTokenizerBase, frame: Frame) -> Tokens:
+    """Return the tokens of a stream, with the separators of documents.
+
+    Args:
+        texts: the stream.
+        tokenizer: a tokenizer.
+        frame: the separators, and whether words are flagged.
+
+    Raises:
+        DataError: there are fewer than two tokens.
+    """
+    import numpy as np
+
+    starts = True
+
+    def tokenize(group: Sequence[StreamedText]) -> Tokens:
+        nonlocal starts
+        pieces = [text.text for text in group]
+        encoded = tokenizer(pieces, add_special_tokens=False, verbose=False)  # long ones are cut
+        found: list[int] = []
+        for index, (text, ids) in enumerate(zip(group, encoded["input_ids"], strict=True)):
+            found += frame.begin if starts else ()
+            flags = word_starts(encoded, index, text.text) if frame.words else frozenset()
+            found += [i | STARTS_WORD if n in flags else i for n, i in enumerate(ids)]
+            found += frame.end if text.ends else ()
+            starts = text.ends
+        return np.array(found, dtype=np.uint32)
+
+    key = [_identity(tokenizer), list(frame.begin), list(frame.end), frame.words]
+    tokens = open_tokens(texts, key, tokenize)
+    if len(tokens) < 2:
+        raise DataError(f"{texts.source} has only {len(tokens)} token")
+    return tokens
+
+
+@functools.lru_cache(maxsize=8)
+def around_text(tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the special tokens that a tokenizer puts before and after a text."""
+    ids: list[int] = tokenizer("a")["input_ids"]
+    inner: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]
+    start = next(i for i in range(len(ids) + 1) if ids[i : i + len(inner)] == inner)
+    return tuple(ids[:start]), tuple(ids[start + len(inner) :])
+
+
+def word_starts(encoded: Any, index: int, text: str) -> frozenset[int]:
+    """Return the positions of the tokens that begin a word.
+
+    Words are those of the tokenizer's pre-tokenizer: BERT's separates punctuation, others spaces.
+    Where it has none, a word begins at the start and after a space, by the offsets of the tokens.
+
+    Args:
+        encoded: what a fast tokenizer returned, without special tokens.
+        index: the row of the text.
+        text: the text.
+    """
+    encoding = encoded.encodings[index]
+    words = encoding.word_ids  # None at special tokens
+    if len({*words} - {None}) > 1 or " " not in text.strip():
+        pairs = zip(words, [None, *words[:-1]], strict=True)
+        return frozenset(n for n, (word, before) in enumerate(pairs) if word != before)
+    return frozenset(
+        n
+        for n, (first, _) in enumerate(encoding.offsets)
+        if n == 0 or text[first : first + 1].isspace() or text[first - 1 : first].isspace()
+    )
+
+
+def _identity(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return a digest of all that decides which tokens a text has."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        return hashlib.sha256(backend.to_str().encode()).hexdigest()
+    record = [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())]
+    return hashlib.sha256(repr(record).encode()).hexdigest()

@@ -1,0 +1,278 @@
+"""Denoising of raw text, for continued pre-training of encoder-decoders such as BART.
+
+    example      a raw text
+    row          a window with noise; `labels`: the window without it
+    prediction   a generated text for a noised one
+    metrics      loss and perplexity of the original text
+
+The five noises of Lewis et al. 2020, section 2.2, https://arxiv.org/abs/1910.13461, in the order in
+which they are applied, each to what the one before it left:
+
+    permute    the sentences, which end at full stops, are shuffled
+    infill     spans with lengths from Poisson(`span`) become one mask each; 0 inserts a mask
+    mask       tokens become masks
+    delete     tokens are removed
+    rotate     the text begins at another token, and its beginning follows its end
+
+The defaults are those that Lewis et al. chose for BART: infilling of 30 % of the tokens, and
+permutation of all sentences (section 3). Each epoch draws new noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from adapterhub.config.options import option
+from adapterhub.data.examples import Example
+from adapterhub.data.text_stream import TextStream
+from adapterhub.errors import ConfigError, DataError
+from adapterhub.tasks._base import Encoded, Prediction, one_row_each
+from adapterhub.tasks._generation import Generation, generate
+from adapterhub.tasks._registry import register_task
+from adapterhub.tasks._rows import Row, Setting, limit_of
+from adapterhub.tasks._show import tokens_line
+from adapterhub.tasks._windows import Frame, Windows, around_text, stream_tokens
+from adapterhub.tasks.masked_lm import RawText
+
+if TYPE_CHECKING:
+    import numpy as np
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_FULL_STOPS = (".", "!", "?", "。", "！", "？")  # noqa: RUF001
+
+
+@register_task
+@dataclass(frozen=True)
+class Denoising(Generation, RawText):
+    """Noised raw text, to be restored.
+
+    Rows of `train.txt`:
+
+        The glacier moves a few metres every year. In spring its edge is covered with flowers.
+        Below it lies a lake.
+
+    Each line is a text. Files with columns are read as well, from the column `text`. Long texts are
+    cut into windows, and nothing is lost.
+
+    `predict` generates the text for one with masks:
+
+        the glacier moves slowly
+        {"generated": "the glacier moves slowly"}
+    """
+
+    permute: float = option(1.0, "share of the rows whose sentences are shuffled")
+    infill: float = option(0.3, "share of the tokens in spans that become one mask each")
+    span: float = option(3.0, "mean length of an infilled span, in tokens")
+    mask: float = option(0.0, "share of the tokens that become masks")
+    delete: float = option(0.0, "share of the tokens that are removed")
+    rotate: float = option(0.0, "share of the rows that begin at another token")
+
+    name = "denoising"
+    summary = "noised raw text, as BART: continued pre-training of encoder-decoders"
+    main_metric = "loss"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shares = (self.infill, self.mask, self.delete)
+        chances = (self.permute, self.rotate)
+        if not (
+            all(0 <= share < 1 for share in shares)
+            and all(0 <= chance <= 1 for chance in chances)
+            and 0 < self.span <= 100
+            and any((*shares, *chances))
+        ):
+            raise ConfigError(
+                f"permute={self.permute}, infill={self.infill}, span={self.span}, "
+                f"mask={self.mask}, delete={self.delete}, rotate={self.rotate}",
+                expected="shares from 0 to 1, one of them above 0, and a span of 0 to 100 tokens",
+            )
+
+    @property
+    def head(self) -> str:
+        """The kind of model: an encoder-decoder."""
+        return "seq2seq"
+
+    # Rows
+
+    def encode(self, examples: Sequence[Example], setting: Setting, *, labelled: bool) -> Encoded:
+        """Cut texts into windows, to be noised by `vary`; without `labelled` leave them whole."""
+        tokenizer, limit = setting.tokenizer, limit_of(setting)
+        size = _frame(tokenizer).size(limit)
+        if not labelled:
+            texts = (tokenizer(e.text, truncation=True, max_length=limit) for e in examples)
+            prompts = [{k: text[k] for k in ("input_ids", "attention_mask")} for text in texts]
+            return one_row_each(self, examples, setting, prompts)
+        rows: list[Row] = []
+        owners: list[int] = []
+        for index, example in enumerate(examples):
+            ids = tokenizer(example.text, add_special_tokens=False)["input_ids"]
+            windows = [ids[start : start + size] for start in range(0, len(ids), size)]
+            rows += [{"input_ids": window} for window in windows]
+            owners += [index] * len(windows)
+        if not rows:
+            raise DataError("the texts contain no tokens")
+        return Encoded(self, setting, tuple(examples), rows, tuple(owners))
+
+    def encode_stream(self, texts: TextStream, setting: Setting) -> Encoded:
+        """Cut streamed text into windows, to be noised by `vary`."""
+        frame = _frame(setting.tokenizer)
+
+        def build(ids: list[int], starts: list[int]) -> Row:
+            return {"input_ids": ids}
+
+        tokens = stream_tokens(texts, setting.tokenizer, frame)
+        return Encoded(self, setting, (), Windows(tokens, frame, limit_of(setting), build), ())
+
+    def fits(self, row: Row, setting: Setting) -> bool:
+        """Return whether the text is one window, with its special tokens."""
+        return len(row["input_ids"]) <= _frame(setting.tokenizer).size(limit_of(setting))
+
+    def vary(self, row: Row, setting: Setting, key: tuple[int, int, int]) -> Row:
+        """Noise a row: another way in each epoch."""
+        import numpy as np  # slow to import
+
+        tokenizer, ids = setting.tokenizer, row["input_ids"]
+        before, after = around_text(tokenizer)
+        noised = self.noise(ids, tokenizer, np.random.default_rng(key))
+        inputs = [*before, *noised, *after]
+        return {
+            "input_ids": inputs,
+            "attention_mask": [1] * len(inputs),
+            "labels": [*before, *ids, *after],
+        }
+
+    def noise(
+        self, ids: list[int], tokenizer: PreTrainedTokenizerBase, random: np.random.Generator
+    ) -> list[int]:
+        """Return token ids with the noises of the options.
+
+        Args:
+            ids: the ids of a text, without special tokens.
+            tokenizer: has the mask, and says which tokens end a sentence.
+            random: the source of randomness.
+        """
+        mask = int(tokenizer.mask_token_id)
+        if random.random() < self.permute:
+            ids = permuted(ids, _ends(ids, tokenizer), random)
+        if self.infill:
+            ids = infilled(ids, mask, self.infill, self.span, random)
+        if self.mask:
+            chosen = _positions(ids, self.mask, random)
+            ids = [mask if n in chosen else i for n, i in enumerate(ids)]
+        if self.delete:
+            chosen = _positions(ids, self.delete, random)
+            ids = [i for n, i in enumerate(ids) if n not in chosen]
+        return rotated(ids, random) if random.random() < self.rotate else ids
+
+    def padding_side(self, setting: Setting) -> str:
+        """Return the right: the decoder starts at the first position."""
+        return "right"
+
+    def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
+        """Return the tokens of the input and of the target."""
+        return {
+            "tokens": tokens_line(row["input_ids"], setting.tokenizer),
+            "target": tokens_line(row["labels"], setting.tokenizer),
+        }
+
+    # Predictions
+
+    def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
+        """Generate the texts for those with masks."""
+        prompts = self.encode(data.examples, data.setting, labelled=False)
+        return list(generate(model, prompts, batch_size, self))
+
+
+def permuted(ids: list[int], ends: Sequence[bool], random: np.random.Generator) -> list[int]:
+    """Return the sentences of a text in another order.
+
+    Args:
+        ids: the tokens.
+        ends: whether each of them ends a sentence.
+        random: the source of randomness.
+    """
+    sentences: list[list[int]] = [[]]
+    for token, last in zip(ids, ends, strict=True):
+        sentences[-1].append(token)
+        if last:
+            sentences.append([])
+    return [token for n in random.permutation(len(sentences)) for token in sentences[n]]
+
+
+def infilled(
+    ids: list[int], mask: int, rate: float, span: float, random: np.random.Generator
+) -> list[int]:
+    """Replace spans of tokens by one mask each; a span of length 0 inserts a mask.
+
+    Args:
+        ids: the tokens.
+        mask: the id of the mask.
+        rate: the share of the tokens in spans.
+        span: the mean length of a span; the last one is cut to reach the share exactly.
+        random: the source of randomness.
+    """
+    lengths = span_draws(round(len(ids) * rate), span, random)
+    items = len(ids) - sum(lengths) + len(lengths)  # kept tokens and spans, in any order
+    places = set(random.choice(items, len(lengths), replace=False).tolist())
+    noised: list[int] = []
+    position, waiting = 0, iter(lengths)
+    for item in range(items):
+        if item in places:
+            noised.append(mask)
+            position += next(waiting)
+        else:
+            noised.append(ids[position])
+            position += 1
+    return noised
+
+
+def span_draws(tokens: int, span: float, random: np.random.Generator) -> list[int]:
+    """Draw lengths from Poisson(`span`) until they sum to `tokens`.
+
+    Args:
+        tokens: the sum.
+        span: the mean length.
+        random: the source of randomness.
+    """
+    lengths: list[int] = []
+    left = tokens
+    while left > 0:
+        lengths.append(min(int(random.poisson(span)), left))
+        left -= lengths[-1]
+    return lengths
+
+
+def rotated(ids: list[int], random: np.random.Generator) -> list[int]:
+    """Let a text begin at a token that is drawn uniformly."""
+    start = int(random.integers(len(ids))) if ids else 0
+    return ids[start:] + ids[:start]
+
+
+def _positions(ids: list[int], rate: float, random: np.random.Generator) -> set[int]:
+    """Draw the share `rate` of the positions."""
+    return set(random.choice(len(ids), round(len(ids) * rate), replace=False).tolist())
+
+
+def _ends(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[bool]:
+    """Return which tokens end a sentence: full stops, and the end of a document."""
+    tokens = tokenizer.convert_ids_to_tokens(ids)
+    last = tokenizer.eos_token_id
+    return [t.endswith(_FULL_STOPS) or i == last for t, i in zip(tokens, ids, strict=True)]
+
+
+def _frame(tokenizer: PreTrainedTokenizerBase) -> Frame:
+    """Return the tokens around documents, and the room for those that `vary` adds.
+
+    Raises:
+        ConfigError: the tokenizer has no mask token, or no end-of-text token.
+    """
+    if tokenizer.mask_token_id is None or tokenizer.eos_token_id is None:
+        raise ConfigError(
+            f"the tokenizer of {tokenizer.name_or_path} has no mask or end-of-text token",
+            expected="the tokenizer of BART or mBART",
+            hint="--task span-corruption for a T5, --task masked-lm for an encoder",
+        )
+    before, after = around_text(tokenizer)
+    return Frame(end=(int(tokenizer.eos_token_id),), room=len(before) + len(after))

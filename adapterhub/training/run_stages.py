@@ -1,0 +1,194 @@
+"""The runs of a recipe of stages, one after the other, each resumable.
+
+<output>/recipe.yaml     all stages, as they were started
+<output>/stages.json     the stages that are finished: recipe, sizes of the data, adapter
+<output>/NAME/           the run of a stage, as of a recipe without stages
+<output>/adapter/        the adapter of the last stage
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from adapterhub.config.options import to_dict
+from adapterhub.errors import ConfigError, FileError, OutputError
+from adapterhub.files.atomic import put_in_place, replace_file, staging, sync_files
+from adapterhub.training.output_folder import RECIPE, writing
+from adapterhub.training.preflight import check_run
+from adapterhub.training.processes import is_main, wait_for_everyone
+from adapterhub.training.recipe import Recipe
+from adapterhub.training.recipe_stages import StagedRecipe, without_places
+
+if TYPE_CHECKING:
+    from adapterhub.training.report import Reporter
+    from adapterhub.training.run import RunOutcome
+
+FINISHED = "stages.json"
+_ADAPTER = "adapter"
+
+
+def run_stages(
+    staged: StagedRecipe,
+    reporter: Callable[[str, Recipe], Reporter],
+    *,
+    resume: bool = False,
+) -> dict[str, RunOutcome]:
+    """Train the stages that are not finished, and return their outcomes by name.
+
+    The data of all of them are read before the first one trains.
+
+    Args:
+        staged: the recipe.
+        reporter: returns where the progress of a stage is reported, by its name and recipe.
+        resume: continue in the output folder, if there is one.
+
+    Raises:
+        ConfigError: a finished stage has another recipe or other data than now.
+        FileError: the adapter of a finished stage was changed.
+        OutputError: the output folder exists, and the run is not resumed.
+        AdapterhubError: of any type, as of a run.
+    """
+    output = Path(staged.output)
+    rest = check_stages(staged, resume)
+    if is_main():
+        with writing(output):
+            output.mkdir(parents=True, exist_ok=True)
+            replace_file(output / RECIPE, staged.to_yaml().encode())
+    from adapterhub.training.run import run  # imports torch
+
+    outcomes = {}
+    for name in rest:
+        recipe = staged.stages[name]
+        outcomes[name] = run(recipe, reporter(name, recipe), resume=resume)
+        if is_main():
+            _finish(staged, name)
+        wait_for_everyone()
+    if is_main():
+        _publish(staged)
+    wait_for_everyone()
+    return outcomes
+
+
+def check_stages(staged: StagedRecipe, resume: bool, *, dry: bool = False) -> list[str]:
+    """Check all stages without torch, and return the names of those that are not finished.
+
+    Args:
+        staged: the recipe.
+        resume: whether the run in the output folder is to be continued.
+        dry: whether nothing will be written.
+    """
+    output = Path(staged.output)
+    if not resume and not dry and output.is_dir() and any(output.iterdir()):
+        raise OutputError(
+            f"the output folder {output} exists",
+            expected="a new folder for the run",
+            hint="another --output, or --resume to continue the run in it",
+        )
+    finished = _finished(output) if resume else {}
+    rest = []
+    for name, recipe in staged.stages.items():
+        changed = any(start in rest for start in staged.starts[name])
+        if name in finished and not changed:
+            _check_finished(staged, name, finished[name])
+        else:
+            rest.append(name)
+            check_run(recipe, resume, dry=dry)
+    return rest
+
+
+def _finished(output: Path) -> dict[str, Any]:
+    """Read the records of finished stages.
+
+    Raises:
+        FileError: the file is broken.
+    """
+    path = output / FINISHED
+    try:
+        records = json.loads(path.read_bytes()) if path.exists() else {}
+        return dict(records)
+    except (OSError, ValueError, TypeError) as error:
+        raise FileError(
+            f"{path} is broken: {error}",
+            expected="the file as the run wrote it",
+            hint="train into another --output",
+        ) from error
+
+
+def _record(staged: StagedRecipe, name: str) -> dict[str, Any]:
+    """Return the record of a stage: its recipe, and the sizes of its data."""
+    recipe = without_places(staged, name)
+    sources = (recipe.data.train, recipe.data.eval)
+    files = [Path(source) for source in sources if source]
+    sizes = [file.stat().st_size if file.is_file() else None for file in files]
+    return {"recipe": to_dict(recipe), "bytes": sizes}
+
+
+def _check_finished(staged: StagedRecipe, name: str, record: Mapping[str, Any]) -> None:
+    """Refuse a finished stage whose recipe, data or adapter have changed.
+
+    Raises:
+        ConfigError: the recipe or the data have changed.
+        FileError: the adapter is missing, or was changed.
+    """
+    before, now = (
+        dict(_leaves({"recipe": each["recipe"], "bytes": each["bytes"]}))
+        for each in (record, _record(staged, name))
+    )
+    if differing := sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k)):
+        raise ConfigError(
+            f"the stage {name!r} is finished, and has changed since",
+            offenders=[f"{k}: {before.get(k)!r} then, {now.get(k)!r} now" for k in differing],
+            expected="the recipe and data that it was trained with",
+            hint="restore them, or train into another --output",
+        )
+    folder = Path(staged.stages[name].output, _ADAPTER)
+    if not folder.is_dir() or _digest(folder) != record["adapter"]:
+        raise FileError(
+            f"{folder}, the adapter of the finished stage {name!r}, is missing or was changed",
+            expected="the files as they were written",
+            hint="train into another --output",
+        )
+
+
+def _leaves(value: object, path: str = "") -> list[tuple[str, object]]:
+    """List the values in nested mappings, by their path without its first name."""
+    if isinstance(value, Mapping):
+        pairs = [(f"{path}.{key}" if path else str(key), item) for key, item in value.items()]
+        return [leaf for key, item in pairs for leaf in _leaves(item, key)]
+    return [(path.removeprefix("recipe."), value)]
+
+
+def _finish(staged: StagedRecipe, name: str) -> None:
+    """Record a stage as finished."""
+    output, folder = Path(staged.output), Path(staged.stages[name].output, _ADAPTER)
+    record = {**_record(staged, name), "adapter": _digest(folder)}
+    records = {**_finished(output), name: json.loads(json.dumps(record))}
+    with writing(output / FINISHED):
+        replace_file(output / FINISHED, (json.dumps(records, indent=1) + "\n").encode())
+
+
+def _publish(staged: StagedRecipe) -> None:
+    """Put a copy of the last stage's adapter where the adapter of a run is."""
+    last = list(staged.stages.values())[-1]
+    source, target = Path(last.output, _ADAPTER), Path(staged.output, _ADAPTER)
+    if target.is_dir() and _digest(target) == _digest(source):
+        return
+    with writing(target), staging(target) as staged_files:
+        for file in sorted(source.iterdir()):
+            shutil.copyfile(file, staged_files / file.name)
+        sync_files(staged_files)
+        put_in_place(staged_files, target, overwrite=True)
+
+
+def _digest(folder: Path) -> str:
+    """Return a digest of the names and bytes of the files in a folder."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.iterdir()):
+        content = hashlib.sha256(file.read_bytes()).hexdigest()
+        digest.update(f"{file.name} {content}\n".encode())
+    return digest.hexdigest()

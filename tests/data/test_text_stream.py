@@ -1,0 +1,158 @@
+"""Streams of raw text: documents, pieces, draws, and memory that does not grow with the file."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tracemalloc
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapterhub.data.examples import data_hash, sample
+from adapterhub.data.options import DataOptions
+from adapterhub.data.text_stream import PIECE, TextStream, open_stream
+from adapterhub.errors import DataError
+
+TEXTS = ["one\ntwo", "three", "four"]
+
+
+def written(folder: Path, kind: str, texts: list[str]) -> Path:
+    """Write texts in a format."""
+    path = folder / f"a.{kind}"
+    if kind == "jsonl":
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    elif kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts}), path)
+    elif kind == "txt.gz":
+        path.write_bytes(gzip.compress("\n\n".join(texts).encode()))
+    else:
+        path.write_text("\n \n\n".join(texts) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["txt", "txt.gz", "jsonl", "parquet"])
+def test_documents_are_the_same_in_every_format(tmp_path, kind):
+    stream = open_stream(str(written(tmp_path, kind, TEXTS)), DataOptions())
+    assert [text.text for text in stream] == TEXTS
+    assert all(text.ends for text in stream)
+    assert len(stream) == 3
+    assert (stream[1].text, stream[-1].text) == ("three", "four")
+    assert [text.text for text in stream[::2]] == ["one\ntwo", "four"]
+    content = open_stream(str(written(tmp_path, "txt", TEXTS)), DataOptions())
+    assert data_hash(stream) == data_hash(content)
+
+
+def test_lines_are_documents_if_asked(tmp_path):
+    path = written(tmp_path, "txt", TEXTS)
+    stream = open_stream(str(path), DataOptions(documents="lines"))
+    assert [text.text for text in stream] == ["one", "two", "three", "four"]
+
+
+@given(
+    st.lists(st.integers(1, 3 * PIECE), min_size=1, max_size=4),
+    st.sampled_from(["lines", "paragraphs"]),
+)
+def test_pieces_join_to_their_documents(tmp_path_factory, sizes, documents):
+    path = tmp_path_factory.mktemp("stream") / "a.txt"
+    expected = [chr(ord("a") + i) * size for i, size in enumerate(sizes)]
+    path.write_text("\n\n".join(expected))
+    joined = [""]
+    for piece in open_stream(str(path), DataOptions(documents=documents)):
+        assert 0 < len(piece.text) < 2 * PIECE
+        joined[-1] += piece.text
+        joined += [""] * piece.ends
+    assert joined == [*expected, ""]
+
+
+@given(st.integers(1, 60), st.integers(0, 60), st.integers(0, 5))
+def test_a_draw_and_its_rest_are_all_texts(tmp_path_factory, total, count, seed):
+    path = tmp_path_factory.getbasetemp() / f"draw-{total}.txt"
+    path.write_text("\n\n".join(map(str, range(total))))
+    stream, count = open_stream(str(path), DataOptions()), min(count, total)
+    chosen, rest = stream.drawn(count, seed), stream.drawn(count, seed, rest=True)
+    assert (
+        (len(list(chosen)), len(list(rest))) == (len(chosen), len(rest)) == (count, total - count)
+    )
+    both = sorted(int(text.text) for part in (chosen, rest) for text in part)
+    assert both == list(range(total))
+    assert sample(stream, count, seed) == list(chosen) if count else True
+    again = rest.drawn(len(rest) // 2, seed)
+    assert len(list(again)) == len(again) == len(rest) // 2
+    assert set(again) <= set(rest)
+
+
+def test_draws_differ_by_their_seed(tmp_path):
+    path = written(tmp_path, "txt", list(map(str, range(100))))
+    stream = open_stream(str(path), DataOptions())
+    first, again, other = (stream.drawn(50, seed) for seed in (0, 0, 1))
+    assert list(first) == list(again) != list(other)
+    assert len({data_hash(each) for each in (stream, first, again, other)}) == 3
+
+
+def test_held_out_texts_are_a_tenth(tmp_path):
+    path = written(tmp_path, "txt", list(map(str, range(100))))
+    train, held = open_stream(str(path), DataOptions()).held_out(0)
+    assert (len(train), len(held)) == (90, 10)
+    assert not {text.text for text in train} & {text.text for text in held}
+    only = open_stream(str(written(tmp_path, "txt", ["one"])), DataOptions())
+    with pytest.raises(DataError, match="has one text"):
+        only.held_out(0)
+
+
+def peak(path: Path) -> int:
+    """Return the most memory while a file is opened and read, in bytes."""
+    tracemalloc.start()
+    stream = open_stream(str(path), DataOptions())
+    assert sum(len(text.text) for text in stream.drawn(len(stream) // 2, 0)) > 0
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return most
+
+
+@pytest.mark.parametrize("separator", ["\n\n", "\n", " "])
+def test_memory_does_not_grow_with_the_file(tmp_path, separator):
+    """Nor with the document, or the line."""
+    words = ("word " * 400 + separator) * 20
+    for name, times in (("small", 5), ("large", 100)):
+        (tmp_path / f"{name}.txt").write_text(words * times)
+    peak(tmp_path / "small.txt")  # what is loaded once
+    small, large = peak(tmp_path / "small.txt"), peak(tmp_path / "large.txt")
+    assert (tmp_path / "large.txt").stat().st_size > 4_000_000
+    assert large < small + 100_000
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "expected"),
+    [
+        ("a.txt", b"", "is empty"),
+        ("a.txt", b" \n\n \n", "is empty"),
+        ("a.txt", b"caf\xe9 noir", "is not UTF-8"),
+        ("a.txt.gz", b"plain", "zip"),
+        ("a.jsonl", b'{"text": "a"}\n{', "line 2 is not JSON"),
+        ("a.jsonl", b'{"body": "a"}\n', "no text in the column 'text'"),
+        ("a.jsonl", b'{"text": "\\ud800"}\n', "lone surrogate"),
+        ("a.parquet", b"PAR1", "is not a Parquet file"),
+        ("a.csv", b"text\na\n", "cannot be streamed"),
+    ],
+)
+def test_invalid_files(tmp_path, name, data, expected):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(DataError, match=expected):
+        open_stream(str(tmp_path / name), DataOptions())
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(DataError, match=r"a\.txt"):
+        open_stream(str(tmp_path / "a.txt"), DataOptions())
+
+
+def test_an_encoding_is_an_option(tmp_path):
+    (tmp_path / "a.txt").write_bytes("café".encode("cp1252"))
+    (text,) = open_stream(str(tmp_path / "a.txt"), DataOptions(encoding="cp1252"))
+    assert text.text == "café"
+    assert isinstance(open_stream(str(written(tmp_path, "txt", TEXTS)), DataOptions()), TextStream)

@@ -1,0 +1,148 @@
+"""Runs of stages: killed at any of them and resumed, they end with the same bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from command_line import refused
+from fixtures import WORDS
+
+from adapterhub.config.yaml import dump_yaml, load_yaml
+from adapterhub.errors import OutputError
+from adapterhub.training.checkpoint import folder_of
+from adapterhub.training.recipe_stages import read_staged
+from adapterhub.training.run_stages import check_stages
+
+QUIET = {"report": False, "tensorboard": False, "frozen_cache": "off"}
+
+
+@pytest.fixture
+def recipe(backbone, data, tmp_path):
+    """Write a recipe of two stages."""
+    lines = [" ".join((WORDS * 2)[i : i + 9]) for i in range(18)]
+    (tmp_path / "text.txt").write_text("\n\n".join(lines * 4))
+    train, dev = map(str, data)
+    stages = [
+        {"name": "domain", "task": "masked-lm", "train": {"epochs": 4, "save_every": 2},
+         "data": {"train": str(tmp_path / "text.txt"), "stream": True}},
+        {"name": "task", "from": "domain", "data": {"train": train, "eval": dev}},
+    ]  # fmt: skip
+    options = {**QUIET, "epochs": 2, "max_length": 16, "batch_size": 8, "save_every": 3}
+    common = {"backbone": str(backbone), "output": str(tmp_path / "run"), "train": options}
+    path = tmp_path / "recipe.yaml"
+    path.write_text(dump_yaml({**common, "method": "lora(rank=2)", "stages": stages}))
+    return path
+
+
+def adapter_bytes(output: Path) -> list[bytes]:
+    """Return the tensors of the adapter of each stage, and of the whole run."""
+    folders = (output / "domain", output / "task", output)
+    return [(folder / "adapter" / "adapter.safetensors").read_bytes() for folder in folders]
+
+
+def killed(recipe: Path, output: Path, when: Path) -> None:
+    """Start a run in another process, and kill it when a file exists."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = ["train", str(recipe), "--quiet", "--resume", "--output", str(output)]
+    process = subprocess.Popen([sys.executable, "-m", "adapterhub", *words], env=environment)
+    limit = time.monotonic() + 120
+    while not when.exists():
+        assert process.poll() is None, "it ended before"
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+
+
+def test_killed_in_each_stage_and_resumed_gives_the_same_bytes(recipe, adapterhub, tmp_path):
+    code, _, err = adapterhub("train", recipe, "--quiet")
+    assert code == 0, err
+    cut = tmp_path / "cut"
+    killed(recipe, cut, folder_of(cut / "domain", "last"))
+    assert not (cut / "stages.json").exists()
+    killed(recipe, cut, folder_of(cut / "task", "last"))
+    assert json.loads((cut / "stages.json").read_text()).keys() == {"domain"}
+    before = (cut / "domain" / "metrics.jsonl").stat().st_mtime_ns
+    code, out, err = adapterhub("train", "--resume", "--output", cut, "--quiet")
+    assert code == 0, err
+    assert "finished before" in out
+    assert (cut / "domain" / "metrics.jsonl").stat().st_mtime_ns == before, "not run again"
+    assert adapter_bytes(cut) == adapter_bytes(tmp_path / "run")
+    assert (cut / "adapter" / "adapter.json").is_file()
+
+
+@pytest.fixture
+def finished(recipe, adapterhub, tmp_path):
+    """Train only the first stage, as if the run had been killed after it."""
+    data = load_yaml(recipe)
+    first = tmp_path / "first.yaml"
+    first.write_text(dump_yaml({**data, "stages": data["stages"][:1]}))
+    code, _, err = adapterhub("train", first, "--quiet")
+    assert code == 0, err
+    shutil.rmtree(tmp_path / "run" / "adapter")
+    return tmp_path / "run"
+
+
+def test_stages_go_on_and_predict(recipe, finished, adapterhub):
+    code, out, err = adapterhub("train", recipe, "--resume", "--quiet")
+    assert code == 0, err
+    assert "finished before" in out
+    code, out, err = adapterhub("predict", finished, "the movie was good")
+    assert (code, err) == (0, "")
+    code, out, _ = adapterhub("train", recipe, "--resume", "--quiet")
+    assert out.count("finished before") == 2
+    shutil.rmtree(finished / "adapter")
+    assert adapterhub("train", recipe, "--resume", "--quiet")[0] == 0
+    assert (finished / "adapter").is_dir()
+
+
+def test_a_finished_stage_that_changed_is_refused(recipe, finished, adapterhub, tmp_path):
+    changed = recipe.read_text().replace("epochs: 4", "epochs: 5")
+    (tmp_path / "changed.yaml").write_text(changed)
+    result = adapterhub("train", tmp_path / "changed.yaml", "--resume")
+    refused(result, "the stage 'domain' is finished", "train.epochs: 4 then, 5 now")
+    text = tmp_path / "text.txt"
+    content = text.read_text()
+    text.write_text(content + "\n\nmore")
+    refused(adapterhub("train", recipe, "--resume"), "the stage 'domain' is finished", "bytes: ")
+    text.write_text(content)
+    file = finished / "domain" / "adapter" / "adapter.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    refused(adapterhub("train", recipe, "--resume"), "is missing or was changed")
+    (finished / "stages.json").write_text("{")
+    refused(adapterhub("train", recipe, "--resume"), "stages.json is broken")
+
+
+def test_the_dry_run_lists_all_stages_and_writes_nothing(recipe, adapterhub, tmp_path):
+    code, out, err = adapterhub("train", recipe, "--dry-run")
+    assert code == 0, err
+    for word in ("domain", "masked-lm", "task", "classification", "lora(rank=2)"):
+        assert word in out
+    assert not (tmp_path / "run").exists()
+
+
+def test_all_data_are_checked_before_the_first_stage(recipe, data, adapterhub, tmp_path):
+    data[0].unlink()
+    refused(adapterhub("train", recipe), "train.tsv")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_output_folder_is_not_used_twice(recipe, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "file").write_text("")
+    staged = read_staged(recipe)
+    with pytest.raises(OutputError, match="exists"):
+        check_stages(staged, resume=False)
+
+
+@pytest.mark.parametrize("flag", [("--sweep", "seed=0,1"), ("--show", "1"), ("--open",)])
+def test_flags_of_one_run_are_refused(recipe, adapterhub, flag):
+    refused(adapterhub("train", recipe, *flag), "a recipe of stages trains several runs")
