@@ -31,6 +31,8 @@ from adapterhub.files.native import (
     ON_FOLDER,
     SIGNATURE_FILE,
     TENSORS_FILE,
+    check_tensor_file,
+    read_manifest,
 )
 
 _DIGITS = 16
@@ -87,10 +89,35 @@ def check_foundations(manifest: Manifest, given: Sequence[Foundation]) -> None:
     )
 
 
-def lines_of(manifest: Manifest) -> Iterator[str]:
-    """Yield one line for each adapter that an adapter was trained on."""
+def all_below(foundations: Sequence[Foundation]) -> Iterator[Foundation]:
+    """Yield adapters and those below them, the lowest of each first."""
+    for each in foundations:
+        yield from all_below(each.on)
+        yield each
+
+
+def chain_text(foundations: Sequence[Foundation]) -> str:
+    """Name adapters with those below them: `domain@v1 (sha256 ...), which is on lang@v1 (...)`."""
+    texts = []
+    for each in foundations:
+        below = f", which is on {chain_text(each.on)}" if each.on else ""
+        texts.append(f"{each.ref} (sha256 {each.ref.digest[:12]}){below}")
+    return "; ".join(texts)
+
+
+def copy_problems(folder: Path, manifest: Manifest) -> list[str]:
+    """List the copies that the folder of an adapter lacks, or that were altered."""
+    problems = []
     for ref in manifest.on:
-        yield f"{ref}, sha256 {ref.digest[:12]}"
+        copy = copy_of(folder, ref)
+        try:
+            below = read_manifest(copy, ref.digest)
+            check_tensor_file(copy, below)
+        except FileError as error:
+            problems.append(f"{ref}: {error.problem}")
+        else:
+            problems += copy_problems(copy, below)
+    return problems
 
 
 def _payload(foundation: Foundation) -> dict[str, bytes]:

@@ -11,9 +11,11 @@ import sample_adapters
 from adapterhub.errors import FileError
 from adapterhub.files.foundation import (
     Foundation,
+    all_below,
+    chain_text,
     check_foundations,
     copy_of,
-    lines_of,
+    copy_problems,
     write_copies,
 )
 from adapterhub.files.manifest import FoundationRef, from_json, to_json
@@ -53,7 +55,6 @@ def test_the_manifest_names_them_and_older_files_keep_their_bytes(foundation: Fo
     assert b'"on"' not in to_json(manifest)
     stacked = replace(manifest, on=(foundation.ref,))
     assert from_json(to_json(stacked)).on == (foundation.ref,)
-    assert list(lines_of(stacked)) == [f"lang@v1, sha256 {foundation.ref.digest[:12]}"]
     check_foundations(stacked, [foundation])
     for given in ([], [foundation, foundation]):
         with pytest.raises(FileError, match="which are not here"):
@@ -72,6 +73,29 @@ def test_a_manifest_with_a_wrong_record_is_refused(
     ref = replace(foundation.ref, **{field: value})  # type: ignore[arg-type]
     with pytest.raises(OutputError, match="cannot be written"):
         to_json(replace(read_manifest(foundation.folder), on=(ref,)))
+
+
+def test_a_chain_is_named_from_above_and_listed_from_below(foundation: Foundation) -> None:
+    upper = Foundation(FoundationRef("upper", "b" * 64), Path("upper"), on=(foundation,))
+    assert list(all_below([upper])) == [foundation, upper]
+    digest = foundation.ref.digest[:12]
+    assert chain_text([upper]) == (
+        f"upper (sha256 {'b' * 12}), which is on lang@v1 (sha256 {digest})"
+    )
+
+
+def test_missing_and_altered_copies_are_listed(foundation: Foundation, tmp_path: Path) -> None:
+    manifest = replace(read_manifest(foundation.folder), on=(foundation.ref,))
+    folder = tmp_path / "task"
+    (problem,) = copy_problems(folder, manifest)
+    assert problem.startswith("lang@v1: ")
+    folder.mkdir()
+    write_copies(folder, [foundation])
+    assert copy_problems(folder, manifest) == []
+    file = copy_of(folder, foundation.ref) / "adapter.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    (problem,) = copy_problems(folder, manifest)
+    assert "damaged" in problem
 
 
 def test_only_a_folder_of_copies_is_replaced(foundation: Foundation, tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ import torch
 from forge import forge
 
 import adapterhub as ah
-from adapterhub.errors import AdapterhubError, FileError, RegistryError
+from adapterhub.errors import AdapterhubError, FileError, MismatchError, RegistryError
 from adapterhub.files.native import read_manifest
 from adapterhub.registry.foundations import Origins, foundation_of
 from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.lockfile import pin, read_lock, sync, write_lock
 from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.pull import pull_verified
 from adapterhub.registry.reference import Reference
@@ -228,3 +229,32 @@ def test_a_source_of_a_fusion_cannot_be_on_others(tmp_path: Path) -> None:
     spec = {"adapterfusion": {"adapters": [str(lang), str(tmp_path / "task")]}}
     with pytest.raises(AdapterhubError, match="on top of others cannot be copied"):
         ah.attach(tiny_models.model("bert"), spec)
+
+
+def test_a_lock_pins_those_below_and_sync_restores_them(
+    registry: LocalRegistry, published: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, pinned = pin("task")
+    (below,) = read_manifest(ah.pull("task")).on
+    assert [(each.reference, each.digest) for each in pinned.on] == [("lang@v1", below.digest)]
+    write_lock(Path("adapterhub.lock"), {name: pinned})
+    pins = read_lock(Path("adapterhub.lock"))
+    assert pins == {name: pinned}
+    assert sync(pins, Path("adapters")) == ["task"]
+    assert sync(pins, Path("adapters")) == []
+    registry.yank(registry.resolve("lang"), "bad")
+    with pytest.raises(RegistryError, match="lang@v1, which cannot be used"):
+        pin("task")
+    with pytest.warns(UserWarning, match="lang@v1 was yanked: bad"):
+        assert sync(pins, Path("others")) == ["task"]  # what was locked stays
+    registry.delete("lang", "v1")
+    with pytest.raises(RegistryError, match="lang@v1, which cannot be used"):
+        sync(pins, Path("nowhere"))
+    model = tiny_models.model("bert")
+    ah.load(model, Path("adapters") / "task")
+    assert torch.equal(stacked.outputs(model), published)
+    (copy,) = Path("adapters", "task", "on").iterdir()
+    (copy / "adapter.safetensors").unlink()
+    with pytest.raises(MismatchError) as error:
+        sync(pins, Path("adapters"))
+    assert "adapters/task lacks what task@v1 is on: lang@v1" in error.value.offenders[0]
