@@ -72,7 +72,8 @@ def _candidates(
     """Yield the versions that may be an adapter below, the newest first."""
     if isinstance(store, LocalRegistry):
         query = Query(all_versions=True, sort="newest", limit=_MOST)
-        yield from (e for e in store.search(query) if _may_be(e, manifest))
+        entries = store.search(query) if store.root.is_dir() else []
+        yield from (entry for entry in entries if _may_be(entry, manifest))
         return
     recorded = parse_reference(ref.reference) if ref.reference else target
     same_hub = (recorded.kind, recorded.host) == (target.kind, target.host)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import stacked
@@ -79,3 +80,27 @@ def test_a_chain_is_published_from_below(registry: LocalRegistry, tmp_path: Path
     model = tiny_models.model("bert")
     ah.load(model, "task")
     assert torch.equal(stacked.outputs(model), expected)
+
+
+def test_a_hub_has_them_with_the_same_owner(
+    hub: Any, task: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "task"
+    target = f"{hub.address}/me/task"
+    with pytest.raises(RegistryError, match="not published beside it") as error:
+        ah.push(folder, target, peft=False)
+    (copy,) = (folder / "on").iterdir()
+    hint = f"adapterhub push {copy} {hub.address}/me/lang first, then this one"
+    assert error.value.hint == hint
+    assert "me/task" not in hub.repositories
+    ah.push(copy, f"{hub.address}/me/lang", peft=False, listing=PublicationInfo(license="mit"))
+    notes: list[str] = []
+    ah.push(folder, target, note=notes.append)
+    assert notes == ["plain peft cannot load it: it is on top of lang: peft's files contain one adapter"]
+    for variable in ("XDG_CACHE_HOME", "ADAPTERHUB_STATE"):
+        monkeypatch.setenv(variable, str(tmp_path / "another-machine" / variable))
+    model = tiny_models.model("bert")
+    ah.load(model, target)
+    assert torch.equal(stacked.outputs(model), task)
+    (ref,) = read_manifest(ah.pull(target)).on
+    assert (ref.name, ref.reference) == ("me/lang", f"{hub.address}/me/lang@{ref.version}")
