@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter
+from adapterhub.adapters.foundations import with_foundations
 from adapterhub.adapters.parts import LABEL_FIELDS, set_labels
 from adapterhub.backbones.weights import device_of
 from adapterhub.errors import AttachError
@@ -229,6 +230,7 @@ def activation_of(
     Raises:
         AttachError: adapters that cannot be active together.
     """
+    composition = with_foundations(adapters, composition)
     if is_stack((composition,)):
         return _stack(adapters, composition)
     _check_rows(adapters, (composition,))
@@ -248,6 +250,7 @@ def route_activation_of(
     Raises:
         AttachError: adapters that cannot be active together.
     """
+    compositions = [with_foundations(adapters, composition) for composition in compositions]
     if is_stack(compositions):
         stack = _stack(adapters, compositions[0])
         if any(map(_changes_shared_state, stack.adapters)):

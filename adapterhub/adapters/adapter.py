@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -29,6 +30,7 @@ from adapterhub.backbones.tokenizer import TokenizerSnapshot, tokenizer_snapshot
 from adapterhub.backbones.weights import dtype_and_quantization, is_sharded, whole
 from adapterhub.errors import AttachError, one_line
 from adapterhub.files.card import export_card
+from adapterhub.files.foundation import Foundation, write_copies
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead
 from adapterhub.files.native import write_adapter
 from adapterhub.hooks.composition import Composition, adapter_names
@@ -105,7 +107,9 @@ class Adapter:
 
     While it is attached, its new tokens are in `tokenizer`, which shows its chat template,
     `template`, unless that of an adapter loaded later is shown. `occupied` are the slots of its
-    modules, with their keys there.
+    modules, with their keys there. `on` are the adapters below, which are active with it. A frozen
+    adapter has the files that it was loaded from in `foundation`; one that was loaded because
+    others are on it is detached with the last of them (`brought`).
     """
 
     name: str
@@ -123,15 +127,19 @@ class Adapter:
     template_key: object = field(default_factory=object, init=False)
     occupied: list[tuple[Slot, str]] = field(default_factory=list, init=False)
     metadata: AdapterMetadata = field(default_factory=AdapterMetadata)
+    on: tuple[Adapter, ...] = ()
+    foundation: Foundation | None = None
+    brought: bool = False
 
     def __repr__(self) -> str:
         methods = " + ".join(map(method_text, self.methods))
         state = ", active" if self.active else ""
+        on = f", on {', '.join(repr(each.name) for each in self.on)}" if self.on else ""
         few = f"labels {', '.join(self.labels)}"
         head = f", {few if len(self.labels) < 5 else f'{len(self.labels)} labels'}"
         return one_line(
             f"<Adapter {self.name!r}: {methods} on {type(self.model).__name__}, "
-            f"{self.count():,} parameters{head if self.labels else ''}{state}>"
+            f"{self.count():,} parameters{head if self.labels else ''}{on}{state}>"
         )
 
     @property
@@ -321,7 +329,12 @@ class Adapter:
             if sharded and dist.get_rank() > 0:
                 return manifest
             written = write_adapter(
-                Path(folder), manifest, tensors, card=self.metadata.card, overwrite=overwrite
+                Path(folder),
+                manifest,
+                tensors,
+                card=self.metadata.card,
+                overwrite=overwrite,
+                beside=partial(write_copies, foundations=self.foundations()),
             )
             remember_backbone(self.model, manifest.backbone.id)
             return written
@@ -363,6 +376,7 @@ class Adapter:
             revision=revision,
             tokens=self.new_tokens is not None,
             pooling=self.pooling.how if self.pooling else None,
+            below=tuple(each.ref.name for each in self.foundations()),
         )
 
     def manifest(self) -> Manifest:
@@ -380,12 +394,17 @@ class Adapter:
             task=metadata.task or (kind if self.head else None),
             labels=self.labels,
             head=self._task_head(kind),
+            on=tuple(each.ref for each in self.foundations()),
             training=metadata.training,
             metrics=metadata.metrics,
             versions={"adapterhub": __version__}
             | {name: version(name) for name in ("torch", "transformers")},
             **metadata.publication,
         )
+
+    def foundations(self) -> tuple[Foundation, ...]:
+        """Return the files of the adapters below, in order."""
+        return tuple(each.foundation for each in self.on if each.foundation is not None)
 
     def _task_head(self, kind: str | None) -> TaskHead | None:
         if self.head is None:
@@ -425,6 +444,15 @@ class Adapter:
             for name, child in self.model.named_children():
                 if name not in heads:
                     _still(child, trained, True)
+            for below in self.on:
+                below.still()
+
+    def still(self) -> None:
+        """Set the modules of a frozen adapter, and of those below it, to evaluation mode."""
+        for placed in self.placed:
+            placed.module.eval()
+        for below in self.on:
+            below.still()
 
 
 def _still(module: nn.Module, trained: set[int], parent: bool) -> None:

@@ -6,6 +6,7 @@ parameters are frozen while an adapter is attached; only what the adapter declar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -13,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attachable import require_model
 from adapterhub.adapters.build import build_adapter
+from adapterhub.adapters.foundations import frozen_adapters
 from adapterhub.adapters.fusion_sources import build_from_sources
 from adapterhub.adapters.passes import STRUCTURE_LOCK
 from adapterhub.adapters.state import bare, get_state
@@ -34,6 +36,7 @@ def attach(
     name: str = "default",
     tokenizer: PreTrainedTokenizerBase | None = None,
     pooling: str | None = None,
+    on: Sequence[str] = (),
     **options: Any,
 ) -> Adapter:
     """Attach a new adapter to a model, and make it the active one.
@@ -50,6 +53,8 @@ def attach(
         pooling: what the task head reads of each text: the state of the first token (cls) or of the
             last one (last), their mean or max, or "model" for the choice of the model's class. By
             default that of `load_backbone`, else "model".
+        on: names of adapters that were loaded with `load(..., frozen=True)`: they are active below
+            the new one, in this order, whenever it is active, and are saved with it.
         options: options of the method, if it is one and given by name: `rank=16`.
 
     Raises:
@@ -58,7 +63,7 @@ def attach(
             all, the error lists methods that do.
         AttachError: the name is taken, the model is not one of transformers, is compiled, or shares
             modules with another one with adapters, nothing would train, or an adapter that the
-            method is built from is missing.
+            method is built from, or that it shall be on, is missing.
     """
     require_model(model)
     methods = with_options(method, options)
@@ -68,7 +73,9 @@ def attach(
     with STRUCTURE_LOCK, bare(model) as state:
         snapshot = snapshot_for(model, tokenizer)
         how = pooling or default_pooling(state.anatomy)
+        below = frozen_adapters(state.adapters, on)
         adapter = build(state, methods, name, tokenizer=snapshot, pooling=how)
+        adapter.on = below
         state.add(adapter)
     return adapter
 

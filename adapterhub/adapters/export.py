@@ -31,7 +31,7 @@ from adapterhub.files.card import model_kind
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_manifest, read_tensors
 from adapterhub.files.run_folder import backbone_of_adapter
-from adapterhub.interchange.peft.exporter import NEW_TOKENS, try_peft
+from adapterhub.interchange.peft.exporter import NEW_TOKENS, on_others, try_peft
 from adapterhub.interchange.peft.files import PeftFiles
 from adapterhub.interchange.peft.vllm import DEFAULT_RANK, vllm_problems
 from adapterhub.methods._spec import Spec, parse_methods
@@ -72,6 +72,8 @@ def in_peft(folder: Path, backbone: str | None = None) -> PeftExport:
     kind = model_kind(manifest)
     if manifest.tokens:
         return PeftExport(None, (NEW_TOKENS,), kind)
+    if manifest.on:
+        return PeftExport(None, (on_others(ref.name for ref in manifest.on),), kind)
     try:
         kind = kind or _kind_of_checkpoint(location, revision)
         options: dict[str, Any] = {"task": kind, "labels": manifest.labels, "revision": revision}

@@ -48,6 +48,7 @@ def build_from_sources(
     saved = {n: read_adapter(adapter_folder(Path(n))) for n in names if n not in state.adapters}
     for manifest, _ in saved.values():
         check_backbone(manifest, state)
+    _refuse_foundations(names, state.adapters, saved)
     complete: list[Method] = []
     initial: dict[str, Tensor] = {}
     for method in methods:
@@ -72,6 +73,19 @@ def _refuse_missing(names: Sequence[str], attached: Mapping[str, Adapter]) -> No
             offenders=[f"{name!r}{did_you_mean(name, attached)}" for name in missing],
             expected=f"one of {', '.join(map(repr, attached))}, or a folder" if attached else "",
             hint="ah.load(model, FOLDER, name=...) first, or give the folder",
+        )
+
+
+def _refuse_foundations(
+    names: Sequence[str], attached: Mapping[str, Adapter], saved: Mapping[str, Saved]
+) -> None:
+    """Refuse sources that get the outputs of adapters below them, which a copy would not."""
+    on = [n for n in names if (attached[n].on if n in attached else saved[n][0].on)]
+    if on:
+        raise AttachError(
+            "adapters that are on top of others cannot be copied into a new one",
+            offenders=[repr(name) for name in on],
+            expected="adapters of the bare backbone",
         )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,13 +24,16 @@ from adapterhub.adapters.compatibility import (
     check_values,
     fit_head,
 )
+from adapterhub.adapters.foundations import attached_foundation, freeze, frozen_part
 from adapterhub.adapters.parts import HEAD
 from adapterhub.adapters.passes import STRUCTURE_LOCK
-from adapterhub.adapters.state import activated, bare, find_state
+from adapterhub.adapters.state import ModelState, activated, bare, find_state
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.backbones.identity import remember_backbone
 from adapterhub.backbones.task_models import MULTI_LABEL, REGRESSION
+from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.errors import warn_user
+from adapterhub.files.foundation import Foundation, check_foundations
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo
 from adapterhub.files.native import read_manifest, read_tensors
 from adapterhub.interchange.formats import Format, detect
@@ -48,6 +53,8 @@ def load_folder(
     allow_pickle: bool = False,
     head: bool = True,
     sha256: str | None = None,
+    on: Sequence[Foundation] = (),
+    foundation: Foundation | None = None,
 ) -> Adapter:
     """Attach the adapter of a folder, with its head and labels, and make it the active one.
 
@@ -63,6 +70,8 @@ def load_folder(
         allow_pickle: read tensors of other libraries from a pickle, without running code.
         head: load the task head; otherwise the model keeps its own.
         sha256: the digest of the manifest, if the files were verified before.
+        on: the adapters that it was trained on, with their files.
+        foundation: load it frozen, without its head, for others to be on; what to record of it.
 
     Raises:
         FileError: the files are broken.
@@ -74,27 +83,113 @@ def load_folder(
         imported = _translate(form, folder, model, allow_pickle, head)
         return load_imported(model, imported, name=name, any_backbone=any_backbone)
     manifest = read_manifest(folder, sha256)
+    check_foundations(manifest, on)
     snapshot = snapshot_for(model, tokenizer)
     if snapshot and not any_tokenizer:
         check_tokenizer(manifest, snapshot)
-    methods = restore_methods(manifest.methods, f"the adapter {manifest.name!r}")
-    selected = manifest if head else _without_head(manifest)
-    with STRUCTURE_LOCK, bare(model) as state, skip_init():
+    saved = _SavedAdapter(folder, manifest, _selected(manifest, head, foundation), foundation)
+    checks = {"any_backbone": any_backbone, "any_tokenizer": any_tokenizer, "tokenizer": tokenizer}
+    with STRUCTURE_LOCK, _brought(model, on, checks) as below, bare(model) as state, skip_init():
         if not any_backbone:
             check_backbone(manifest, state)
-        check_size(manifest, methods, state)
-        pooling = selected.head.pooling if selected.head else None
-        adapter = build_adapter(
-            state, methods, name or manifest.name, manifest.tokens, snapshot, pooling
-        )
-        fit_head(selected, adapter)
-        check_tensors(selected, adapter)
-        tensors = read_tensors(folder, manifest)
-        _copy({name: tensors[name] for name in selected.tensors}, adapter)
-        adapter.metadata, adapter.template = _metadata(manifest), manifest.chat_template
+        adapter = saved.build(state, name or manifest.name, snapshot)
+        adapter.on = below
         state.add(adapter)
     if not any_backbone:
         remember_backbone(model, manifest.backbone.id)
+    return adapter
+
+
+def _selected(manifest: Manifest, head: bool, foundation: Foundation | None) -> Manifest:
+    """Return what is loaded of an adapter."""
+    if foundation:
+        return frozen_part(manifest)
+    return manifest if head else _without_head(manifest)
+
+
+@dataclass(frozen=True)
+class _SavedAdapter:
+    """The files of an adapter, what is loaded of them, and whether it is to be frozen."""
+
+    folder: Path
+    manifest: Manifest
+    selected: Manifest
+    foundation: Foundation | None
+
+    def build(self, state: ModelState, name: str, snapshot: TokenizerSnapshot | None) -> Adapter:
+        """Build the adapter, with its tensors."""
+        selected = self.selected
+        methods = restore_methods(selected.methods, f"the adapter {selected.name!r}")
+        check_size(selected, methods, state)
+        pooling = selected.head.pooling if selected.head else None
+        adapter = build_adapter(state, methods, name, selected.tokens, snapshot, pooling)
+        fit_head(selected, adapter)
+        adapter.metadata = _metadata(self.manifest)
+        adapter.template = self.manifest.chat_template
+        if self.foundation:
+            adapter.changed = [c for c in adapter.changed if c.method is not None]
+            adapter.template = None
+            freeze(adapter, self.foundation)
+        check_tensors(selected, adapter)
+        tensors = read_tensors(self.folder, self.manifest)
+        _copy({name: tensors[name] for name in selected.tensors}, adapter)
+        return adapter
+
+
+@contextmanager
+def _brought(
+    model: PreTrainedModel, foundations: Sequence[Foundation], checks: Mapping[str, Any]
+) -> Iterator[tuple[Adapter, ...]]:
+    """Attach the adapters that another one was trained on, frozen; those that are here are shared.
+
+    On an error inside, what was not attached before is detached.
+
+    Args:
+        model: the backbone.
+        foundations: the adapters with their files, in order.
+        checks: arguments of `load_folder`, for each of them.
+    """
+    if not foundations:
+        yield ()
+        return
+    state = find_state(model)
+    before = () if state is None else state.activation.compositions[0]
+    names = () if state is None else tuple(state.adapters)
+    try:
+        yield tuple(bring_foundation(model, each, **checks) for each in foundations)
+    except BaseException:
+        if (state := find_state(model)) is not None:
+            if new := [name for name in state.adapters if name not in names]:
+                state.detach(*new)
+            if state.adapters:
+                state.activate(before)
+        raise
+
+
+def bring_foundation(model: PreTrainedModel, foundation: Foundation, **checks: Any) -> Adapter:
+    """Attach an adapter frozen, for others to be on; one that is here already is shared.
+
+    It is detached with the last adapter that is on it.
+
+    Args:
+        model: the backbone.
+        foundation: the adapter with its files.
+        checks: arguments of `load_folder`: tokenizer, any_backbone, any_tokenizer.
+
+    Raises:
+        FileError: its files are broken.
+        MismatchError: it is for another backbone, or cannot be below others.
+    """
+    state = find_state(model)
+    if state and (found := attached_foundation(state.adapters, foundation)):
+        return found
+    ref, on = foundation.ref, foundation.on
+    name = f"{ref.name}@{ref.digest[:8]}"
+    folder = foundation.folder
+    adapter = load_folder(
+        model, folder, name=name, sha256=ref.digest, on=on, foundation=foundation, **checks
+    )
+    adapter.brought = True
     return adapter
 
 

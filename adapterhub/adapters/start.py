@@ -44,6 +44,7 @@ def start_from(adapter: Adapter, folder: Path, *, sha256: str | None = None) -> 
     check_backbone(manifest, get_state(adapter.model))
     if snapshot := snapshot_for(adapter.model, None):
         check_tokenizer(manifest, snapshot)
+    _check_foundations(manifest, adapter)
     _check_methods(manifest, adapter)
     found = _head(manifest, adapter)
     tensors = read_tensors(folder, manifest)
@@ -58,6 +59,19 @@ def start_from(adapter: Adapter, folder: Path, *, sha256: str | None = None) -> 
         for name, tensor in kept.items():
             own[name].copy_(tensor)
     return found
+
+
+def _check_foundations(manifest: Manifest, adapter: Adapter) -> None:
+    """Refuse other adapters below than those that the saved one was trained on."""
+    own = [each.ref for each in adapter.foundations()]
+    if [ref.digest for ref in manifest.on] == [ref.digest for ref in own]:
+        return
+    raise MismatchError(
+        f"this run cannot start from the adapter {manifest.name!r}: other adapters are below it",
+        offenders=[f"it is on {', '.join(map(str, manifest.on)) or 'the bare backbone'}"],
+        expected=f"this run is on {', '.join(map(str, own)) or 'the bare backbone'}",
+        hint=" ".join(f"--on {ref}" for ref in manifest.on) or "leave out --on",
+    )
 
 
 def _check_methods(manifest: Manifest, adapter: Adapter) -> None:

@@ -30,6 +30,7 @@ from adapterhub.adapters.attachable import (
     refuse_shared,
     require_model,
 )
+from adapterhub.adapters.foundations import refuse_below, with_brought
 from adapterhub.adapters.model_methods import ModelMethod, replace_methods
 from adapterhub.adapters.original_backbone import first_fingerprint_before, identities_before
 from adapterhub.adapters.passes import STRUCTURE_LOCK, BegunPass, ForwardPasses
@@ -258,16 +259,19 @@ class ModelState:
         return list(dict.fromkeys(modules))
 
     def detach(self, *names: str) -> None:
-        """Remove adapters; with the last one the model is as it was before.
+        """Remove adapters, and those that were brought along for them; undone on an error.
 
-        On an error, all of them are still attached.
+        With the last one the model is as it was before.
 
         Raises:
-            AttachError: no such adapter, it is part of the active average, or of an open route.
+            AttachError: no such adapter, others are on it, or it is part of the active average, or
+                of an open route.
         """
         require_attached(self, names)
         refuse_in_route(self)
-        removed = [self.adapters[name] for name in dict.fromkeys(names)]
+        named = [self.adapters[name] for name in dict.fromkeys(names)]
+        refuse_below(self.adapters, named)
+        removed = with_brought(self.adapters, named)
 
         def change() -> None:
             for adapter in removed:
@@ -282,7 +286,7 @@ class ModelState:
                 adapter.lend()
 
         with STRUCTURE_LOCK:
-            refuse_routed(self, *names)
+            refuse_routed(self, *(adapter.name for adapter in removed))
             remaining = self._active_without(removed)
             self._change(removed, change, undo)
 

@@ -98,7 +98,7 @@ def loading_seconds(adapter: Adapter, folder: Path) -> float | None:
     for _ in range(2):
         start = time.perf_counter()
         try:
-            load_folder(model, folder, name=_PROBE)
+            load_folder(model, folder, name=_PROBE, on=adapter.foundations())
         except AdapterhubError:
             return None
         seconds = time.perf_counter() - start

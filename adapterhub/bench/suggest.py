@@ -21,6 +21,7 @@ from adapterhub.bench.paired import PairedComparison, compare_with
 from adapterhub.bench.statistics import Estimate, RepeatedRuns, estimate_all, repeated_runs
 from adapterhub.data.split import content_of
 from adapterhub.errors import AdapterhubError, ConfigError
+from adapterhub.files.foundation import Foundation
 from adapterhub.pages.row_scores import row_score
 from adapterhub.tasks import Encoded, Task
 
@@ -31,11 +32,12 @@ _HEADS = ("classification", "regression")
 
 @dataclass(frozen=True)
 class Candidate:
-    """An adapter that may be a start: how to name it, and its verified files."""
+    """An adapter that may be a start: how to name it, its verified files, and those below it."""
 
     reference: str
     folder: Path
     digest: str | None = None
+    on: tuple[Foundation, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,14 @@ def _load(
     model: PreTrainedModel, name: str, candidate: Candidate, unusable: dict[str, str]
 ) -> bool:
     try:
-        load_folder(model, candidate.folder, name=name, head=False, sha256=candidate.digest)
+        load_folder(
+            model,
+            candidate.folder,
+            name=name,
+            head=False,
+            sha256=candidate.digest,
+            on=candidate.on,
+        )
     except AdapterhubError as error:
         unusable[candidate.reference] = error.problem
         return False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from adapterhub.backbones.fingerprint import fingerprint
@@ -60,5 +59,5 @@ def _candidates(recipe: Recipe, adapters: Sequence[str], registry: str | None) -
     found = []
     for reference in adapters:
         fetched = pull_verified(reference, registry=registry)
-        found.append(Candidate(reference, Path(fetched.folder), fetched.digest))
+        found.append(Candidate(reference, fetched.folder, fetched.digest, fetched.on))
     return found

@@ -10,11 +10,11 @@ from typing import Any
 
 from adapterhub.bench.results import TaskResult
 from adapterhub.bench.study import Study, start_of
-from adapterhub.cli.train import FLAGS
+from adapterhub.cli.train import FLAGS, MULTIPLE
 from adapterhub.config.options import to_dict
 from adapterhub.training.recipe import Recipe
 
-_FLAG_OF = {path: flag for flag, path in FLAGS.items()}
+_FLAG_OF = {path: flag for flag, path in FLAGS.items() if flag not in MULTIPLE}
 
 
 def train_commands(
@@ -55,7 +55,7 @@ def _words(study: Study, task: TaskResult, output: Path, several: bool) -> list[
     }
     given = {path: text for path, text in _given(recipe) if path not in (*decided, "seed", "name")}
     chosen = {"backbone": str(recipe.backbone), **decided, **given}
-    order = [path for path in FLAGS.values() if path in chosen]
+    order = [path for path in FLAGS.values() if path in chosen and path in _FLAG_OF]
     flags = [word for path in order for word in (f"--{_FLAG_OF[path]}", chosen[path])]
     return flags + [f"{path}={text}" for path, text in chosen.items() if path not in _FLAG_OF]
 

@@ -69,9 +69,11 @@ def command(
         from adapterhub.inference.open import load_for_merging
         from adapterhub.merging.combine import combine
 
-    first, _ = load_for_merging(sources[0].folder, backbone, name=names[0])
+    first, _ = load_for_merging(references[0], backbone, name=names[0], registry=registry)
     for source, source_name in zip(sources[1:], names[1:], strict=True):
-        load_folder(first.model, source.folder, name=source_name, sha256=source.digest)
+        load_folder(
+            first.model, source.folder, name=source_name, sha256=source.digest, on=source.on
+        )
     options = {"how": how, "weights": numbers, "density": density, "rank": rank, "seed": seed}
     owner = None if head is None else names[references.index(head)]
     combined = combine(first.model, names, **options, name=name, head=owner)  # type: ignore[arg-type]

@@ -98,7 +98,7 @@ def _export(
     kind = _kind(task or manifest.task)
     with doing(f"loading {place}"):
         model, _ = load_backbone(place, task=kind, labels=manifest.labels, revision=revision)
-    adapter = load_folder(model, fetched.folder, sha256=fetched.digest)
+    adapter = load_folder(model, fetched.folder, sha256=fetched.digest, on=fetched.on)
     adapter.export(output, format=form, overwrite=overwrite)
     say(f"{output}: {manifest.name} in {form} format")
 

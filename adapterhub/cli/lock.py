@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -40,9 +39,11 @@ def command(
     new = [pin(r, registry, name=name, project=project, before=pins) for r in references]
     write_lock(Path(file), with_pins(pins, new))
     if as_json:
-        print_json({key: asdict(pinned) for key, pinned in new})
+        print_json({key: pinned.record() for key, pinned in new})
         return
     for key, pinned in new:
         source = f" in {pinned.registry}" * (pinned.registry is not None)
         signer = f", signed by key {PublicKey(pinned.signer).id}" if pinned.signer else ""
         say(f"{key} = {pinned.reference}{source}, sha256 {pinned.digest[:12]}{signer}")
+        for below in pinned.on:
+            say(f"  on {below.reference}, sha256 {below.digest[:12]}")

@@ -49,7 +49,8 @@ def command(
 
     REFERENCE is a run folder, an adapter folder or a published name.
     """
-    from adapterhub.files.card import started_from
+    from adapterhub.files.card import built_from, started_from
+    from adapterhub.files.foundation import chain_text
     from adapterhub.files.manifest import to_json
     from adapterhub.files.native import read_card, read_manifest
     from adapterhub.registry.published_files import name_to_publish
@@ -57,7 +58,8 @@ def command(
     from adapterhub.registry.stores import read_reference, store_of
 
     parsed = read_reference(reference, registry)
-    folder = pull_verified(parsed, backbone=backbone, registry=registry).folder
+    fetched = pull_verified(parsed, backbone=backbone, registry=registry)
+    folder = fetched.folder
     manifest = read_manifest(folder)
     if as_json:
         print_json(json.loads(to_json(manifest)), indent=2)
@@ -77,6 +79,8 @@ def command(
         "task": _task_text(manifest),
         "method": _methods_text(manifest),
         "starts from": started_from(manifest),
+        "on top of": chain_text(fetched.on),
+        "built from": "; ".join(built_from(manifest)),
         "backbone": _backbone_text(manifest),
         "scores": _scores_text(manifest),
         "trained on": _training_text(manifest),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ SECTIONS = {
         "quantize": ("quantize", "KIND"),
         "method": ("method", "SPEC"),
         "from": ("from", "ADAPTER"),
+        "on": ("on", "ADAPTER..."),
         "task": ("task", "SPEC"),
     },
     "Data": {
@@ -73,6 +74,9 @@ _OPTIONS = {
 }
 
 
+MULTIPLE = frozenset(f for f, path in FLAGS.items() if _OPTIONS[path].type.startswith("list"))
+
+
 def recipe_flags(function: Any, without: Sequence[str] = ()) -> Any:
     """Add an option for each flag, with the help text and the type of its recipe option.
 
@@ -85,9 +89,9 @@ def recipe_flags(function: Any, without: Sequence[str] = ()) -> Any:
             option = _OPTIONS[path]
             kind = {"int": int, "float": float}.get(option.type.partition(" ")[0], str)
             help_text = f"{option.help[0].upper()}{option.help[1:]}."
-            function = click.option(f"--{flag}", type=kind, metavar=metavar, help=help_text)(
-                function
-            )
+            function = click.option(
+                f"--{flag}", type=kind, metavar=metavar, help=help_text, multiple=flag in MULTIPLE
+            )(function)
     return function
 
 
@@ -98,9 +102,9 @@ class RecipeCommand(SectionedCommand):
         super().__init__(*rest, **{"sections": PARAMETERS, **others})
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments as click does, but an unknown flag may be a KEY=VALUE."""
+        """Parse as click does, but `--on A B` is `--on A --on B`; an unknown flag has a hint."""
         try:
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, list(_one_value_each(args)))
         except click.NoSuchOption as error:
             flag = error.option_name
             name = flag.lstrip("-").replace("-", "_")
@@ -236,6 +240,20 @@ def _swept(
     }
 
 
+def _one_value_each(args: Sequence[str]) -> Iterator[str]:
+    """Repeat a flag that takes several values before each of them.
+
+    The values end at a flag, a KEY=VALUE or a recipe.
+    """
+    flag = None
+    for number, arg in enumerate(args):
+        if arg.startswith("-") or "=" in arg or arg.endswith((".yaml", ".yml")):
+            flag = arg if arg.removeprefix("--") in MULTIPLE else None
+        elif flag is not None and args[number - 1] != flag:
+            yield flag
+        yield arg
+
+
 def recipe_words(words: tuple[str, ...]) -> tuple[str | None, list[str]]:
     """Split the arguments into the recipe file, if there is one, and the overrides.
 
@@ -261,7 +279,7 @@ def nested_flags(flags: dict[str, Any]) -> dict[str, Any]:
     """Build the nested options of a recipe from the flags that are set."""
     data: dict[str, Any] = {}
     for flag, value in flags.items():
-        if value is not None:
+        if value not in (None, ()):
             *above, name = FLAGS[flag.replace("_", "-")].split(".")
             # A spec may be a YAML list or mapping; a column named 1 stays a string.
             leaf = parse_overrides([f"{name}={value}"]) if flag in SPECS else {name: value}

@@ -190,6 +190,10 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "method", " + ".join(_methods(manifest))
     if start := started_from(manifest):
         yield "starts from", literal(start)
+    if manifest.on:
+        yield "on top of", literal("; ".join(f"{r}, sha256 {r.digest[:12]}" for r in manifest.on))
+    if copied := built_from(manifest):
+        yield "built from", literal("; ".join(copied))
     if manifest.task:
         yield "task", manifest.task
     if manifest.labels:
@@ -266,7 +270,17 @@ def _training(manifest: Manifest) -> Iterator[str]:
 
 def started_from(manifest: Manifest) -> str:
     """Name the adapter that the training started from; "" for a usual start."""
-    start = manifest.training.get("from")
+    return _origin_text(manifest.training.get("from"))
+
+
+def built_from(manifest: Manifest) -> list[str]:
+    """Name the adapters that were copied into one, such as a fusion."""
+    copied = manifest.training.get("on")
+    return list(filter(None, map(_origin_text, copied if isinstance(copied, list) else [])))
+
+
+def _origin_text(start: object) -> str:
+    """Write a record of another adapter, which may come from a stranger; "" if it is none."""
     if not isinstance(start, dict):
         return ""
     name, version, digest = (

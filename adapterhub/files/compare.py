@@ -163,6 +163,7 @@ def _tree(manifest: Manifest) -> dict[str, Any]:
     fields["methods"] = {
         name: options for spec in manifest.methods for name, options in spec.items()
     }
+    fields["on"] = [f"{ref}, sha256 {ref.digest[:12]}" for ref in manifest.on]
     return fields | {"parameters": manifest.parameters, "bytes": manifest.nbytes}
 
 

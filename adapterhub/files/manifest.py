@@ -33,6 +33,7 @@ MAX_MANIFEST_BYTES = 1 << 20
 MAX_METHODS_BYTES = 64 << 10
 MAX_HEADER_BYTES = 8 << 20
 MAX_TENSOR_BYTES = 64 << 30
+MOST_FOUNDATIONS = 16  # adapters directly below one, and levels of them
 DTYPE_BYTES: Mapping[str, int] = {
     **{"F64": 8, "F32": 4, "F16": 2, "BF16": 2},
     **{"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1},
@@ -93,6 +94,24 @@ class NewToken:
 
 
 @dataclass(frozen=True, slots=True)
+class FoundationRef:
+    """An adapter that this one was trained on, and is active above.
+
+    `digest` is the sha256 of its manifest, which has those of its tensors. `version` and
+    `reference`, the text that finds it in a registry or on a hub, are None for a folder.
+    """
+
+    name: str
+    digest: str
+    version: str | None = None
+    reference: str | None = None
+
+    def __str__(self) -> str:
+        at = f"@{self.version}" if self.version else ""
+        return self.reference or f"{self.name}{at}"
+
+
+@dataclass(frozen=True, slots=True)
 class TensorInfo:
     """The safetensors dtype (a key of `DTYPE_BYTES`) and shape of a tensor."""
 
@@ -111,8 +130,9 @@ class Manifest:
 
     `methods` is the normalised method spec, one `{name: {option: value}}` each, with all options;
     `tokenizer` is the identity of the backbone's tokenizer without the new `tokens`; `training`
-    contains the recipe, the data hash and the seed; `tensors` and `files` (sha256 of the tensor
-    file) are filled on saving. `description`, `license`, `language` and `tags` are for registries.
+    contains the recipe, the data hash and the seed; `on` lists the adapters below this one, which
+    gets their outputs; `tensors` and `files` (sha256 of the tensor file) are filled on saving.
+    `description`, `license`, `language` and `tags` are for registries.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -126,6 +146,7 @@ class Manifest:
     task: str | None = None
     labels: tuple[str, ...] = ()
     head: TaskHead | None = None
+    on: tuple[FoundationRef, ...] = ()
     tensors: dict[str, TensorInfo] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
@@ -236,8 +257,13 @@ def _tree(manifest: Manifest) -> dict[str, Any]:
     head = _fields(manifest.head) if manifest.head else None
     if head and head["pooling"] is None:
         del head["pooling"]
+    fields = _fields(manifest)
+    if not manifest.on:  # others can be read by older versions
+        del fields["on"]
+    else:
+        fields["on"] = [_fields(each) for each in manifest.on]
     return {
-        **_fields(manifest),
+        **fields,
         "backbone": backbone,
         "head": head,
         "metrics": {name: _as_float(value) for name, value in manifest.metrics.items()},
@@ -256,12 +282,13 @@ def _as_float(value: Any) -> Any:
 
 
 def _build(tree: dict[str, Any]) -> Manifest:
-    fields = {name: tree[name] for name in Manifest.__dataclass_fields__}
+    fields = {name: tree.get(name, ()) for name in Manifest.__dataclass_fields__}
     for name in ("methods", "labels", "language", "tags"):
         fields[name] = tuple(tree[name])
     fields["backbone"] = _build_record(BackboneRef, tree["backbone"])
     fields["head"] = _build_record(TaskHead, tree["head"]) if tree["head"] else None
     fields["tokens"] = tuple(_build_record(NewToken, token) for token in tree["tokens"])
+    fields["on"] = tuple(_build_record(FoundationRef, each) for each in fields["on"])
     fields["metrics"] = {name: float(value) for name, value in tree["metrics"].items()}
     fields["tensors"] = {
         name: TensorInfo(info["dtype"], tuple(info["shape"]))
@@ -383,6 +410,18 @@ _task_head = schema.record(
     {"kind": _word_or_null, "problem_type": _word_or_null},
     optional={"pooling": schema.text("cls|mean|last|max", "cls, mean, last or max")},
 )
+_foundation = schema.record(
+    {
+        "name": _name,
+        "digest": _sha256,
+        "version": _revision,
+        "reference": schema.text(
+            r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,499}",
+            "name@version, hf:owner/name@commit, a URL, or null",
+            null=True,
+        ),
+    }
+)
 _token = schema.record(
     {
         "content": schema.text(r"(?s).{1,1000}", "a token of 1 to 1000 characters"),
@@ -415,5 +454,6 @@ _SCHEMA = schema.record(
         "language": _languages,
         "tags": _tags,
         "sha256": _sha256,
-    }
+    },
+    optional={"on": schema.sequence(_foundation, 0, MOST_FOUNDATIONS)},
 )

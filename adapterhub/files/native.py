@@ -5,6 +5,7 @@
       adapter.json          the manifest (see `adapterhub.files.manifest`)
       README.md             the model card, for people; readers do not open it
       adapter.sig           optional: signatures (see `adapterhub.files.signature`)
+      on/                   optional: adapters below this one (see `adapterhub.files.foundation`)
 
 A writer MUST
  - write all three files; `adapter.json` contains the sha256 of the tensor file and the dtype and
@@ -50,7 +51,8 @@ Limits and their reasons
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,6 +62,7 @@ from adapterhub.files.atomic import (
     UnreadableError,
     check_place,
     explained,
+    is_plain_folder,
     put_in_place,
     read_file,
     restore_old,
@@ -91,6 +94,7 @@ _COPY_AGAIN = "copy or pull the adapter again; damaged files are not repaired"
 PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
 # PEFT's two files and signatures would be stale after an overwrite, so they are replaced too.
 FILES = frozenset({TENSORS_FILE, MANIFEST_FILE, CARD_FILE, SIGNATURE_FILE, *PEFT_FILES})
+ON_FOLDER = "on"  # copies of the adapters that this one was trained on
 
 
 def write_adapter(
@@ -100,6 +104,7 @@ def write_adapter(
     *,
     card: str = "",
     overwrite: bool = False,
+    beside: Callable[[Path], None] | None = None,
 ) -> Manifest:
     """Write an adapter to `folder`; return its manifest with `tensors` and `files` filled in.
 
@@ -112,6 +117,7 @@ def write_adapter(
         tensors: the adapter's tensors by name.
         card: the model card; by default it is generated from the manifest.
         overwrite: whether an existing adapter is replaced.
+        beside: writes folders beside the files, before they are in place.
 
     Raises:
         OutputError: the adapter is empty or not representable, or `folder` cannot be written; the
@@ -130,12 +136,29 @@ def write_adapter(
     payload[MANIFEST_FILE] = to_json(filled)
     payload[CARD_FILE] = card_bytes(card or card_of(filled))
     with explained(folder):
-        check_place(folder, overwrite, FILES)
+        check_place(folder, overwrite, replaceable(folder))
         with staging(folder) as staged:
             write_files(staged, payload)
+            if beside is not None:
+                beside(staged)
             written = _verify(staged, payload[MANIFEST_FILE], tensors)
             put_in_place(staged, folder, overwrite)
     return written
+
+
+def replaceable(folder: Path) -> frozenset[str]:
+    """Return the names of what a new adapter may replace in a folder.
+
+    The folder of adapters below is among them unless it has anything else.
+    """
+    on = folder / ON_FOLDER
+    if not is_plain_folder(on):
+        return FILES
+    only_copies = all(
+        re.fullmatch(r"[0-9a-f]{16}", copy.name) and (copy / MANIFEST_FILE).is_file()
+        for copy in on.iterdir()
+    )
+    return FILES | {ON_FOLDER} if only_copies else FILES
 
 
 def find_adapter(folder: Path) -> Path | None:

@@ -79,7 +79,7 @@ def open_adapter(
     record = training_record(read_manifest(folder))
     model, tokenizer = load_bare_backbone(folder, backbone)
     make_ready(model)
-    labels = load_folder(model, folder, sha256=fetched.digest).labels
+    labels = load_folder(model, folder, sha256=fetched.digest, on=fetched.on).labels
     limit = min(record.max_length, max_positions(model))
     setting = Setting(tokenizer, limit, labels, record.seed, max_positions(model))
     return Predictor(model, record.task, setting)
@@ -143,7 +143,8 @@ def load_for_merging(
             hint="adapterhub merge without --requantize",
         )
     model, tokenizer = load_bare_backbone(files, backbone, dtype, quantize)
-    return load_folder(model, files, name=name, sha256=fetched.digest), tokenizer
+    adapter = load_folder(model, files, name=name, sha256=fetched.digest, on=fetched.on)
+    return adapter, tokenizer
 
 
 def load_bare_backbone(

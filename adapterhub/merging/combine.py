@@ -201,7 +201,8 @@ def combine(
     Raises:
         ConfigError: an unknown rule, or options out of range.
         AttachError: a name that is not attached.
-        MergeError: an adapter that cannot be expressed as a change of weights, or different heads.
+        MergeError: an adapter that cannot be expressed as a change of weights or is on top of
+            others, or different heads.
     """
     adapters = _attached(model, names)
     owner = _owner_of_head(adapters, head)
@@ -223,7 +224,15 @@ def _attached(model: PreTrainedModel, names: Sequence[str]) -> tuple[Adapter, ..
     if state is None or not names:
         raise AttachError("no adapters to combine", hint='load(model, "out/polite") first')
     require_attached(state, names)
-    return tuple(state.adapters[name] for name in names)
+    adapters = tuple(state.adapters[name] for name in names)
+    if on := [adapter for adapter in adapters if adapter.on]:
+        raise MergeError(
+            "adapters that are on top of others cannot be combined",
+            offenders=[f"{a.name!r} is on {', '.join(repr(b.name) for b in a.on)}" for a in on],
+            expected="adapters of the bare backbone, which are changes of its weights",
+            hint="activate(model, Average([...])) averages their outputs",
+        )
+    return adapters
 
 
 def _owner_of_head(adapters: Sequence[Adapter], head: str | None) -> Adapter:

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter
+from adapterhub.adapters.foundations import with_foundations
 from adapterhub.adapters.parts import AdapterHead, parameter_holders
 from adapterhub.adapters.passes import STRUCTURE_LOCK
 from adapterhub.adapters.state import (
@@ -49,7 +50,7 @@ from adapterhub.backbones.probe import probe
 from adapterhub.backbones.quantized_weights import can_requantize, requantized
 from adapterhub.backbones.weights import as_stored, is_offloaded, storage_problem
 from adapterhub.errors import AttachError, MergeError
-from adapterhub.hooks.composition import Composition
+from adapterhub.hooks.composition import Composition, adapter_names
 from adapterhub.hooks.projection import OutputSlot
 from adapterhub.interrupts import Reversal, deferred_interrupts
 from adapterhub.merging.affine import merged_weight_and_bias
@@ -147,7 +148,8 @@ def merge(
 
     Args:
         model: the model that the adapters are attached to.
-        names: the adapters, in the order of merging; by default the active ones.
+        names: the adapters, in the order of merging; by default the active ones. Those that they
+            are on are merged before them.
         tolerance: the largest accepted difference of an output, relative to its largest value; by
             default that of the dtype, and any finite difference with `requantize`.
         requantize: quantize the merged weights again; required for a quantized backbone.
@@ -273,8 +275,9 @@ def _selected(
     if state is None:
         raise AttachError("no adapter is attached to this model", hint='load(model, "out/polite")')
     active = [adapter.name for adapter in state.adapters.values() if adapter.active]
-    selected = list(dict.fromkeys(names or active))
-    require_attached(state, selected)
+    require_attached(state, names)
+    asked = with_foundations(state.adapters, tuple(names or active))
+    selected = list(dict.fromkeys(adapter_names(asked)))
     if not selected:
         raise AttachError(
             "no adapter is active", hint=f"merge(model, {next(iter(state.adapters))!r})"

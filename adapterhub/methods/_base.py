@@ -111,6 +111,14 @@ class Method(ABC):
         """
         return ()
 
+    def with_sources(self, sources: Sequence[str]) -> Method | None:
+        """Return the method with the trained adapters that it is to be built from.
+
+        Returns:
+            None if the method is not built from others, or has them.
+        """
+        return None
+
     def built_from(self, sources: Sequence[TrainedSource]) -> tuple[Method, dict[str, Tensor]]:
         """Build the method from trained adapters.
 

@@ -106,6 +106,12 @@ class AdapterFusion(Method):
         """Return the adapters; () once their methods are in `members`."""
         return () if self.members else self.adapters
 
+    def with_sources(self, sources: Sequence[str]) -> AdapterFusion | None:
+        """Return the fusion of these adapters; None if it names its own."""
+        if self.adapters or self.members:
+            return None
+        return dataclasses.replace(self, adapters=tuple(sources))
+
     def built_from(
         self, sources: Sequence[TrainedSource]
     ) -> tuple[AdapterFusion, dict[str, Tensor]]:

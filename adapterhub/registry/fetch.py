@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adapterhub.errors import RegistryError, SignatureError, one_line, warn_user
+from adapterhub.files.foundation import Foundation
 from adapterhub.files.native import MANIFEST_FILE, SIGNATURE_FILE, adapter_folder
 from adapterhub.files.signature import (
     MAX_SIGNATURES,
@@ -50,12 +51,16 @@ class Fetched:
     """The folder of an adapter, the sha256 of its manifest, and its valid signers.
 
     `digest` is None if nothing was verified yet: a plain folder, or another library's adapter.
-    `signers` are public keys, trusted ones first; empty unless signatures were checked.
+    `signers` are public keys, trusted ones first; empty unless signatures were checked. `reference`
+    is where it was found, with its version; `on` are the adapters that it was trained on: both are
+    set by `pull_verified`.
     """
 
     folder: Path
     digest: str | None = None
     signers: tuple[str, ...] = ()
+    reference: Reference | None = None
+    on: tuple[Foundation, ...] = ()
 
 
 def fetch_folder(path: Path, *, signed: bool = False) -> Fetched:

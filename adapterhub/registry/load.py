@@ -14,10 +14,13 @@ from adapterhub.adapters.attachable import require_model
 from adapterhub.adapters.compatibility import backbone_differences
 from adapterhub.adapters.load import load_folder
 from adapterhub.adapters.state import find_state, new_state
-from adapterhub.errors import RegistryError
+from adapterhub.errors import FileError, RegistryError
+from adapterhub.files.foundation import Foundation
 from adapterhub.files.native import read_manifest
+from adapterhub.registry.fetch import Fetched
+from adapterhub.registry.foundations import foundation_of
 from adapterhub.registry.local import LocalRegistry
-from adapterhub.registry.published_files import UNNAMED
+from adapterhub.registry.published_files import UNNAMED, digest_of
 from adapterhub.registry.pull import pull_verified
 from adapterhub.registry.reference import Reference
 from adapterhub.registry.store import Entry, version_number
@@ -33,9 +36,12 @@ def load(
     registry: str | Path | None = None,
     allow_pickle: bool = False,
     signed: bool = False,
+    frozen: bool = False,
     **options: Any,
 ) -> Adapter:
     """Attach a saved adapter to a model, with its head and labels, and activate it.
+
+    The adapters that it was trained on are brought along: they are attached frozen, below it.
 
     If a name in the local registry exists for several backbones, the adapter for this model is
     loaded.
@@ -52,6 +58,7 @@ def load(
         allow_pickle: accept another library's adapter as a pickle if it has no safetensors file;
             its code is not run.
         signed: require a signature by a trusted key, also where the configuration does not.
+        frozen: load it without its head and frozen, for `attach(model, method, on=[NAME])`.
         options: `tokenizer`, unless `load_backbone` loaded it with the model; `any_tokenizer=True`
             skips its check; `head=False` leaves the model's own head.
 
@@ -72,7 +79,23 @@ def load(
     fetched = pull_verified(parsed, signed=signed, **store)  # type: ignore[arg-type]
     options |= {"any_backbone": any_backbone, "allow_pickle": allow_pickle}
     name = name or _published_name(parsed, fetched.folder, fetched.digest)
+    options |= {"on": fetched.on, "foundation": _foundation(fetched) if frozen else None}
     return load_folder(model, fetched.folder, name=name, sha256=fetched.digest, **options)
+
+
+def _foundation(fetched: Fetched) -> Foundation:
+    """Return a pulled adapter as one that others can be on.
+
+    Raises:
+        FileError: it is another library's.
+    """
+    if fetched.reference is None:
+        raise FileError(
+            f"{fetched.folder} is another library's adapter, which has no digest",
+            hint=f"adapterhub import {fetched.folder} --output DIR, and load that",
+        )
+    digest = fetched.digest or digest_of(fetched.folder)
+    return foundation_of(fetched.reference, fetched.folder, digest, fetched.on)
 
 
 def _published_name(reference: Reference, folder: Path, digest: str | None) -> str | None:

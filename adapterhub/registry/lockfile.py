@@ -4,6 +4,7 @@
                          "digest": ..., "signer": ..., "backbone": ..., "fingerprint": ...}},
                          "version": 1}
 
+An adapter that was trained on others has them, too: {"on": [{"reference": ..., "digest": ...}]}.
 `reference` names one version, never a tag or branch. `registry` is the folder of a local registry,
 relative to the lock file if it is in the project; null is each user's own. `endpoint` is the origin
 of the hub that gave the adapter; null for a local registry. `signer` is the public key of who
@@ -31,9 +32,11 @@ from adapterhub.errors import (
 )
 from adapterhub.files import schema
 from adapterhub.files.atomic import UnreadableError, explained, read_file, replace_file
+from adapterhub.files.foundation import Foundation, all_below, copy_problems, write_copies
 from adapterhub.files.keys import PublicKey, key_problems
-from adapterhub.files.native import check_adapter
+from adapterhub.files.native import check_adapter, read_manifest
 from adapterhub.registry.fetch import check_copy, fetch
+from adapterhub.registry.foundations import Origins
 from adapterhub.registry.local import LocalRegistry, default_root
 from adapterhub.registry.namespaces import DEFAULT_HUB, hub_endpoint, place_of_url
 from adapterhub.registry.published_files import copy_adapter, digest_of
@@ -52,6 +55,16 @@ _PIN = schema.record(
         "digest": schema.text(r"[0-9a-f]{64}", "a sha256 in lower-case hexadecimal"),
         "backbone": schema.text(r".{1,200}", "a backbone's id"),
         "fingerprint": schema.text(r"[\w.:+-]{1,200}", "a fingerprint"),
+        "on": schema.sequence(
+            schema.record(
+                {
+                    "reference": schema.text(r"\S{1,500}", "a reference", null=True),
+                    "digest": schema.text(r"[0-9a-f]{64}", "a sha256 in lower-case hexadecimal"),
+                }
+            ),
+            0,
+            1000,
+        ),
     }
 )
 
@@ -78,7 +91,7 @@ def _pin_problems(path: str, value: object) -> list[str]:
 
 def _with_all_fields(tree: dict[str, Any]) -> dict[str, Any]:
     """Add the fields of newer versions; older ones had the hub of `hf:` in `registry`."""
-    fields = {"registry": None, "endpoint": None, "signer": None, **tree}
+    fields = {"registry": None, "endpoint": None, "signer": None, "on": [], **tree}
     registry = fields["registry"]
     if str(tree.get("reference")).startswith("hf:") and isinstance(registry, str):
         fields |= {"registry": None, "endpoint": fields["endpoint"] or registry}
@@ -127,8 +140,16 @@ _SCHEMA = schema.record(
 
 
 @dataclass(frozen=True)
+class PinnedFoundation:
+    """An adapter below a pinned one, whose digest is also in the manifest above it."""
+
+    reference: str | None
+    digest: str
+
+
+@dataclass(frozen=True)
 class Pin:
-    """One adapter of a project."""
+    """One adapter of a project, and those that it was trained on, the lowest first."""
 
     reference: str
     digest: str
@@ -137,6 +158,11 @@ class Pin:
     registry: str | None = None
     endpoint: str | None = None
     signer: str | None = None
+    on: tuple[PinnedFoundation, ...] = ()
+
+    def record(self) -> dict[str, Any]:
+        """Return the fields for the file; that of adapters below only if there are any."""
+        return {k: v for k, v in asdict(self).items() if k != "on" or v}
 
 
 def read_lock(path: Path) -> dict[str, Pin]:
@@ -160,12 +186,14 @@ def read_lock(path: Path) -> dict[str, Pin]:
         )
     names = Pin.__dataclass_fields__
     fields = {name: _with_all_fields(pin) for name, pin in tree["adapters"].items()}
+    for pinned in fields.values():
+        pinned["on"] = tuple(PinnedFoundation(e["reference"], e["digest"]) for e in pinned["on"])
     return {name: Pin(**{k: pin[k] for k in names}) for name, pin in fields.items()}
 
 
 def write_lock(path: Path, pins: dict[str, Pin]) -> None:
     """Write a lock file atomically; equal pins give equal bytes."""
-    tree = {"version": 1, "adapters": {name: asdict(pin) for name, pin in pins.items()}}
+    tree = {"version": 1, "adapters": {name: pin.record() for name, pin in pins.items()}}
     with explained(path):
         replace_file(path, schema.canonical_json(tree))
 
@@ -192,7 +220,7 @@ def pin(
 
     Raises:
         ConfigError: the reference is a folder, or the name is invalid.
-        RegistryError: not found, or the store cannot be reached.
+        RegistryError: not found, or the store cannot be reached; also of an adapter below it.
         FileError: the files are invalid, or another library's.
         SignatureError: a signature is required, and there is none by a trusted key.
     """
@@ -212,6 +240,8 @@ def pin(
             hint=f"adapterhub pull {reference}, import it, and publish the result",
         )
     fetched = fetch(parsed, store, entry, find_signers=True)
+    resolved = replace(parsed, version=entry.version)
+    below = all_below(Origins(resolved, registry).bring(fetched.folder, entry.digest))
     own_name = name or entry.name.rpartition("/")[2]
     old = (before or {}).get(own_name)
     signer = next(iter(fetched.signers), None)
@@ -223,6 +253,7 @@ def pin(
         recorded_registry(parsed, registry, project),
         recorded_endpoint(parsed),
         old.signer if old and old.signer in fetched.signers else signer,
+        tuple(PinnedFoundation(each.ref.reference, each.ref.digest) for each in below),
     )
     return own_name, pinned
 
@@ -314,10 +345,11 @@ def sync(
         if target.exists():
             mismatches += _target_problems(target, pinned)
             continue
-        source, problems = _pulled(pinned, registry, project)
+        source, on, problems = _pulled(pinned, registry, project)
         mismatches += problems
         if not problems:
             copy_adapter(source, target, pinned.digest)
+            write_copies(target, on)
             restored.append(name)
     if mismatches:
         raise MismatchError(
@@ -328,8 +360,10 @@ def sync(
     return restored
 
 
-def _pulled(pinned: Pin, registry: str | Path | None, project: Path) -> tuple[Path, list[str]]:
-    """Return the folder of a pinned version, and how it differs from the pin.
+def _pulled(
+    pinned: Pin, registry: str | Path | None, project: Path
+) -> tuple[Path, tuple[Foundation, ...], list[str]]:
+    """Return the folder of a pinned version, the adapters below, and how it differs from the pin.
 
     It is found in `registry`, the recorded store or one's own.
     """
@@ -352,11 +386,13 @@ def _pulled(pinned: Pin, registry: str | Path | None, project: Path) -> tuple[Pa
             hint="adapterhub sync --registry FOLDER with a copy of that registry",
         ) from error
     if entry.digest != pinned.digest:
-        return Path(), [f"{pinned.reference} changed since it was locked"]
+        return Path(), (), [f"{pinned.reference} changed since it was locked"]
     endpoint = pinned.endpoint if other else None
     find = pinned.signer is not None
     fetched = fetch(parsed, store, entry, find_signers=find, endpoint=endpoint)
-    return fetched.folder, _signer_problems(pinned, fetched.signers)
+    hub = (other, endpoint) if other else None
+    on = Origins(parsed, registry, pinned=True, hub=hub).bring(fetched.folder, pinned.digest)
+    return fetched.folder, on, _signer_problems(pinned, fetched.signers)
 
 
 def _refuse_if_back(pinned: Pin, store: Store, error: RegistryError) -> None:
@@ -383,6 +419,8 @@ def _target_problems(target: Path, pinned: Pin) -> list[str]:
     """Return how an adapter in the project's folder differs from its pin."""
     if _verified_digest(target) != pinned.digest:
         return [f"{target} is not {pinned.reference}"]
+    if problems := copy_problems(target, read_manifest(target, pinned.digest)):
+        return [f"{target} lacks what {pinned.reference} is on: {each}" for each in problems]
     parsed, endpoint = parse_reference(pinned.reference), pinned.endpoint
     signers = check_copy(parsed, target, pinned.digest, endpoint=endpoint, find=bool(pinned.signer))
     return _signer_problems(pinned, signers)

@@ -16,7 +16,13 @@ from adapterhub.errors import FileError
 from adapterhub.files import native
 from adapterhub.files.atomic import UnreadableError, read_file
 from adapterhub.files.card import InPeft, card, with_study
-from adapterhub.files.manifest import MAX_HEADER_BYTES, MAX_TENSOR_BYTES, Manifest, to_json
+from adapterhub.files.manifest import (
+    MAX_HEADER_BYTES,
+    MAX_TENSOR_BYTES,
+    FoundationRef,
+    Manifest,
+    to_json,
+)
 from adapterhub.interchange.peft.files import CONFIG_FILE, write_peft
 from adapterhub.interchange.peft.files import TENSORS_FILE as PEFT_TENSORS
 
@@ -49,7 +55,11 @@ class PublicationInfo:
 
 @contextmanager
 def prepared_folder(
-    source: Path, info: PublicationInfo, reference: str, peft: InPeft | None = None
+    source: Path,
+    info: PublicationInfo,
+    reference: str,
+    peft: InPeft | None = None,
+    on: tuple[FoundationRef, ...] = (),
 ) -> Iterator[Path]:
     """Provide a folder with the adapter as it is to be published, for the length of the context.
 
@@ -58,13 +68,14 @@ def prepared_folder(
         info: the publisher's metadata.
         reference: the text that loads the adapter, for the card.
         peft: whether peft can load the published repository, for the card.
+        on: where the adapters that it was trained on are published.
 
     Raises:
         FileError: `source` holds no valid adapter.
         OutputError: the metadata is invalid.
     """
     manifest = native.check_adapter(source)
-    published = info.apply(manifest)
+    published = replace(info.apply(manifest), on=on)
     if published == manifest and peft is None and not info.study:
         yield source
         return

@@ -9,6 +9,8 @@ from adapterhub.files.native import adapter_folder, read_manifest
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.publication import PublicationInfo, prepared_folder
 from adapterhub.registry.published_files import name_to_publish
+from adapterhub.registry.published_foundations import published_foundations
+from adapterhub.registry.reference import Reference
 from adapterhub.registry.sign import put_signed
 from adapterhub.registry.store import Entry, Publication
 
@@ -45,10 +47,13 @@ def publish(
         ConfigError: the name, version or a tag is invalid.
         OutputError: `listing` is invalid, or the registry cannot be written.
         SignatureError: without `sign`, and the folder's signature is not for what is published.
-        RegistryError: the version is taken by other bytes.
+        RegistryError: the version is taken by other bytes, or an adapter that this one was trained
+            on is not in the registry.
     """
     source = adapter_folder(Path(folder).expanduser())
-    name = name or name_to_publish(source, read_manifest(source))
+    manifest, store = read_manifest(source), LocalRegistry(registry)
+    name = name or name_to_publish(source, manifest)
+    on = published_foundations(source, manifest, store, Reference("local", name))
     publication = Publication(name, version, tuple(tags), allowed=tuple(allow_findings))
-    with prepared_folder(source, listing or PublicationInfo(), name) as prepared:
-        return put_signed(LocalRegistry(registry), prepared, publication, source, sign)
+    with prepared_folder(source, listing or PublicationInfo(), name, on=on) as prepared:
+        return put_signed(store, prepared, publication, source, sign)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
+from adapterhub.files.foundation import write_copies
 from adapterhub.files.native import MANIFEST_FILE
 from adapterhub.registry.fetch import Fetched, fetch, fetch_folder
+from adapterhub.registry.foundations import Origins
 from adapterhub.registry.other_formats import copy_foreign
 from adapterhub.registry.published_files import copy_adapter, digest_of
 from adapterhub.registry.reference import Reference
@@ -67,11 +71,24 @@ def pull_verified(
     """
     parsed = read_reference(reference, registry, signed=signed)
     if parsed.kind == "folder":
-        fetched = fetch_folder(Path(parsed.name).expanduser(), signed=signed)
-        return fetched if folder is None else _copied(fetched, folder, allow_pickle)
-    store = store_of(parsed, registry, allow_pickle=allow_pickle)
-    entry = store.resolve(parsed.name, parsed.version, backbone=backbone)
-    return fetch(parsed, store, entry, folder, signed=signed)
+        asked, source = parsed, fetch_folder(Path(parsed.name).expanduser(), signed=signed)
+        found = source if folder is None else _copied(source, folder, allow_pickle)
+    else:
+        store = store_of(parsed, registry, allow_pickle=allow_pickle)
+        entry = store.resolve(parsed.name, parsed.version, backbone=backbone)
+        found = source = fetch(parsed, store, entry, folder, signed=signed)
+        asked = replace(parsed, version=entry.version)  # also where it was named by a tag
+    if not (found.folder / MANIFEST_FILE).is_file():
+        return found  # another library's
+    try:
+        on = Origins(asked, registry).bring(source.folder, source.digest)
+        if folder is not None:
+            write_copies(folder, on)
+    except BaseException:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)  # it is new
+        raise
+    return replace(found, reference=asked, on=on)
 
 
 def _copied(fetched: Fetched, folder: Path, allow_pickle: bool) -> Fetched:

@@ -10,7 +10,7 @@ from typing import Literal
 from adapterhub.errors import ConfigError
 from adapterhub.files.card import InPeft
 from adapterhub.files.keys import PrivateKey
-from adapterhub.files.native import adapter_folder
+from adapterhub.files.native import adapter_folder, read_manifest
 from adapterhub.registry.publication import (
     Note,
     PublicationInfo,
@@ -18,7 +18,8 @@ from adapterhub.registry.publication import (
     prepared_folder,
     silent,
 )
-from adapterhub.registry.reference import parse_reference
+from adapterhub.registry.published_foundations import published_foundations
+from adapterhub.registry.reference import Reference, parse_reference
 from adapterhub.registry.sign import put_signed
 from adapterhub.registry.store import Entry, Publication
 from adapterhub.registry.stores import store_of
@@ -64,16 +65,13 @@ def push(
         BackboneError: `backbone` cannot be read.
         OutputError: `listing` is invalid.
         SignatureError: without `sign`, and the folder's signature is not for what is published.
-        RegistryError: the hub denies access or cannot be reached.
+        RegistryError: the hub denies access or cannot be reached, or an adapter that this one was
+            trained on is not there.
     """
-    parsed = parse_reference(reference)
-    if parsed.kind not in ("hub", "server"):
-        raise ConfigError(
-            f"{reference!r} is not on a hub",
-            expected="hf:owner/name or https://host/owner/name",
-            hint=f"adapterhub publish {folder} for the local registry",
-        )
+    parsed = _hub_reference(reference, folder)
     source = adapter_folder(Path(folder).expanduser())
+    store = store_of(parsed)
+    on = published_foundations(source, read_manifest(source), store, parsed)
     beside: dict[str, bytes] = {}
     in_peft = InPeft(None, (_NOT_REQUESTED,))
     if peft:
@@ -82,8 +80,19 @@ def push(
     allowed = tuple(allow_findings)
     publication = Publication(parsed.name, parsed.version, tuple(tags), visibility, beside, allowed)
     target = str(replace(parsed, version=None))
-    with prepared_folder(source, listing or PublicationInfo(), target, in_peft) as prepared:
-        return put_signed(store_of(parsed), prepared, publication, source, sign)
+    with prepared_folder(source, listing or PublicationInfo(), target, in_peft, on) as prepared:
+        return put_signed(store, prepared, publication, source, sign)
+
+
+def _hub_reference(reference: str, folder: str | Path) -> Reference:
+    parsed = parse_reference(reference)
+    if parsed.kind not in ("hub", "server"):
+        raise ConfigError(
+            f"{reference!r} is not on a hub",
+            expected="hf:owner/name or https://host/owner/name",
+            hint=f"adapterhub publish {folder} for the local registry",
+        )
+    return parsed
 
 
 def _peft_note(in_peft: InPeft) -> str:

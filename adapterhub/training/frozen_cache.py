@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from adapterhub.adapters.adapter import Adapter
+from adapterhub.adapters.foundations import adapters_below
 from adapterhub.errors import AdapterhubError
 from adapterhub.hooks.composition import adapter_names
 from adapterhub.hooks.replay import ReplayPlan, StackReplay, replayable
@@ -86,9 +87,9 @@ def frozen_cache(prepared: PreparedRun, note: Callable[[str], None]) -> Iterator
 
 
 def _applies_alone(adapter: Adapter) -> bool:
-    """Return whether an adapter applies to all rows, and no other."""
-    applied = adapter.state.compositions
-    return {name for each in applied for name in adapter_names(each)} == {adapter.name}
+    """Return whether an adapter applies to all rows, with those below it and no other."""
+    applied = {name for each in adapter.state.compositions for name in adapter_names(each)}
+    return applied == {adapter.name, *(below.name for below in adapters_below(adapter))}
 
 
 def _reason_against(prepared: PreparedRun) -> str | None:

@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 
 from adapterhub.errors import OutputError
 from adapterhub.files.atomic import check_place
-from adapterhub.files.native import FILES
+from adapterhub.files.native import replaceable
 from adapterhub.pages.page import PAGE
 from adapterhub.pages.predictions import PREDICTIONS
 
@@ -122,7 +122,7 @@ def _check_content(output: Path, resume: bool) -> None:
             expected="a new folder for the run",
             hint="another --output, or --resume to continue the run in it",
         )
-    check_place(output / "adapter", overwrite=True, replaceable=FILES)
+    check_place(output / "adapter", True, replaceable(output / "adapter"))
     checkpoints = output / "checkpoints"
     saved = {entry.name for entry in checkpoints.iterdir()} if checkpoints.is_dir() else set()
     if "last" in saved or any(name.endswith("-old") for name in saved):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -21,6 +21,7 @@ from adapterhub.tasks import Encoded, Setting, Task, dump_task
 from adapterhub.tasks._losses import Loss, corrected_loss
 from adapterhub.training.activation_store import KeptActivations
 from adapterhub.training.defaults import run_options
+from adapterhub.training.foundations import RunFoundations, run_foundations
 from adapterhub.training.kernels import KernelChoice, choose_kernels
 from adapterhub.training.lengths import FittedRows
 from adapterhub.training.loading import BackboneLoader
@@ -45,6 +46,7 @@ class PreparedRun:
     activations: KeptActivations | None = None
     start: StartingPoint | None = None
     started: str = ""
+    founded: RunFoundations = field(default_factory=RunFoundations)
 
     @property
     def train(self) -> Encoded:
@@ -61,7 +63,7 @@ class PreparedRun:
         """What the user should read before the run starts."""
         chosen = [self.kernels.note] if self.kernels.note else []
         started = [self.started] if self.started else []
-        return (*self.data.notes, *self.rows.notes, *chosen, *started)
+        return (*self.data.notes, *self.rows.notes, *chosen, *started, *self.founded.notes())
 
     @property
     def own_loss(self) -> Loss | None:
@@ -94,12 +96,13 @@ def prepare(
         attach_as: the adapter's name on the model, if it is not that of the recipe.
     """
     start = starting_point(recipe)
-    methods = _methods(recipe, start)
+    founded, methods = run_foundations(recipe, _methods(recipe, start))
     data = data or read_data(recipe)
     loader = loader or BackboneLoader()
     loaded = loader.backbone(recipe, data, kernels or choose_kernels(recipe, data, methods))
     model, tokenizer, kernels = loaded.model, loaded.tokenizer, loaded.kernels
-    adapter = attach(model, methods, name=attach_as or recipe.name)
+    below = founded.attach(model)
+    adapter = attach(model, methods, name=attach_as or recipe.name, on=below)
     adapter.metadata.name = recipe.name
     started = start.give(adapter) if start else ""
     _check_packing(data.task, adapter)
@@ -124,7 +127,7 @@ def prepare(
     )
     shared = loader.activations
     return PreparedRun(
-        recipe, data, model, tokenizer, adapter, rows, kernels, shared, start, started
+        recipe, data, model, tokenizer, adapter, rows, kernels, shared, start, started, founded
     )
 
 

@@ -40,14 +40,18 @@ class Recipe:
     new_tokens: tuple[str, ...] = option((), "tokens to add to the backbone's tokenizer")
     method: object = option(
         "lora",
-        "a method spec: lora(rank=16), a list (null: that of `from`)",
+        "a spec: lora(rank=16), a list (null: that of `from`)",
     )
     from_: str | None = option(
         None,
         "a trained adapter to start from: a name, folder or Hub id",
     )
+    on: tuple[str, ...] = option(
+        (),
+        "trained adapters to be on top of, which stay frozen",
+    )
     task: object = option(
-        "classification", "a task spec: tagging, seq2seq(metric=rouge), {seq2seq: {metric: rouge}}"
+        "classification", "a task spec: tagging, seq2seq(metric=rouge), a mapping"
     )
     name: str = option("default", "the adapter's name")
     output: str = option("", "folder for the run: the adapter, the recipe, metrics, checkpoints")

@@ -302,6 +302,7 @@ def _record(prepared: PreparedRun) -> dict[str, Any]:
         "backbone": adapter.state.fingerprint(),
         **pooling,
         **_origin(prepared),
+        **prepared.founded.identity(),
     }
 
 
@@ -333,7 +334,9 @@ def _identity(recipe: Recipe) -> dict[str, Any]:
     }
     if recipe.attention is None:
         del fields["attention"]
-    return {k: v for k, v in fields.items() if k not in ("output", "train", "backbone", "from")}
+    return {
+        k: v for k, v in fields.items() if k not in ("output", "train", "backbone", "from", "on")
+    }
 
 
 def _data_hash(data: RunData) -> str:
@@ -357,6 +360,7 @@ def _save(prepared: PreparedRun, output: Path, result: loop.TrainingResult) -> R
         "seed": recipe.seed,
         "steps": result.steps,
         **_origin(prepared),
+        **prepared.founded.record(),
         "backbone_parameters": sum(map(size_of, adapter.anatomy.parameters().values())),
     }
     folder = output / "adapter"
@@ -364,7 +368,7 @@ def _save(prepared: PreparedRun, output: Path, result: loop.TrainingResult) -> R
         adapter.save(folder, overwrite=True)
     wait_for_everyone()
     total = sum(p.numel() for p in adapter.parameters())
-    size = sum(file.stat().st_size for file in folder.iterdir())
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     said = verdict(
         result.history,
         result.best_step,

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.start import start_from
 from adapterhub.backbones.fingerprint import fingerprint
+from adapterhub.files.foundation import Foundation
+from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_manifest
 from adapterhub.methods._base import Method
 from adapterhub.methods._spec import restore_methods
+from adapterhub.registry.foundations import foundation_of
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.pull import pull_verified
 from adapterhub.registry.reference import Reference
-from adapterhub.registry.stores import read_reference, store_of
+from adapterhub.registry.stores import read_reference
 from adapterhub.training.recipe import Recipe
 
 
@@ -83,19 +86,40 @@ def starting_point(recipe: Recipe) -> StartingPoint | None:
     """
     if recipe.from_ is None:
         return None
-    parsed, backbone = read_reference(recipe.from_), None
-    if parsed.kind != "folder":
-        backbone = _backbone_of(parsed, recipe)
-        store = store_of(parsed, None, allow_pickle=False)
-        found = store.resolve(parsed.name, parsed.version, backbone=backbone)
-        parsed = replace(parsed, version=found.version)  # also where it was named by a tag
+    found = find_adapter_of(recipe.from_, recipe)
+    methods = restore_methods(found.manifest.methods, f"the adapter {found.manifest.name!r}")
+    ref = found.foundation.ref
+    origin = Origin(ref.name, ref.version, ref.digest)
+    return StartingPoint(recipe.from_, found.foundation.folder, methods, origin)
+
+
+@dataclass(frozen=True)
+class FoundAdapter:
+    """A trained adapter whose files are here and verified, and its manifest."""
+
+    foundation: Foundation
+    manifest: Manifest
+
+
+def find_adapter_of(text: str, recipe: Recipe) -> FoundAdapter:
+    """Find an adapter that a recipe names, download it if necessary, and verify it.
+
+    Args:
+        text: its reference.
+        recipe: the recipe, for the backbone.
+
+    Raises:
+        ConfigError: no such reference.
+        RegistryError: it cannot be resolved.
+        FileError: its files are broken, or those of another library.
+    """
+    parsed = read_reference(text)
+    backbone = _backbone_of(parsed, recipe)
     fetched = pull_verified(parsed, backbone=backbone)
     digest = fetched.digest or digest_of(fetched.folder)
     manifest = read_manifest(fetched.folder, digest)
-    methods = restore_methods(manifest.methods, f"the adapter {manifest.name!r}")
-    name = manifest.name if parsed.kind == "folder" else parsed.name
-    origin = Origin(name, parsed.version, digest)
-    return StartingPoint(recipe.from_, fetched.folder, methods, origin)
+    reference = fetched.reference or parsed
+    return FoundAdapter(foundation_of(reference, fetched.folder, digest, fetched.on), manifest)
 
 
 def _backbone_of(reference: Reference, recipe: Recipe) -> str | None:

@@ -156,7 +156,12 @@ def test_files_leave_a_store_by_one_door():
     gets = {path for path, call in calls("get") if call.startswith("store.get(")}
     readers = {"registry/load.py", "registry/sign.py", "registry/verify.py"}
     assert gets == {"registry/fetch.py", *readers}
-    assert {path for path, _ in calls("fetch")} == {"registry/pull.py", "registry/lockfile.py"}
+    assert {path for path, _ in calls("fetch")} == {
+        "registry/pull.py",
+        "registry/lockfile.py",
+        "registry/foundations.py",
+        "registry/published_foundations.py",
+    }
 
 
 def test_nothing_is_loaded_but_what_was_pulled():
@@ -171,6 +176,7 @@ def test_nothing_is_loaded_but_what_was_pulled():
         "cli/export.py",
         "cli/import.py",
         "adapters/export.py",
+        "adapters/load.py",  # what the manifest of a loaded one names, by its digest
         "bench/overhead.py",  # the adapter that the study has just trained
         "bench/suggest.py",
     }

@@ -130,7 +130,7 @@ def test_a_registry_in_the_project_is_found_where_the_project_is_moved(
     name, pinned = pin("polite", store.root if given == "option" else None, project=project)
     write_lock(project / "adapterhub.lock", {name: pinned})
     assert json.loads((project / "adapterhub.lock").read_text())["adapters"]["polite"] == {
-        **vars(pinned),
+        **pinned.record(),
         "registry": "registry",
     }
     moved = project.rename(tmp_path / "moved")

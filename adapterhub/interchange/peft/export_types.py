@@ -33,7 +33,7 @@ class ExportSource:
     `parts` are its modules at sites; `changed` are the backbone parameters that it replaces, each
     with all paths of the parameter; `head` is the task head; `backbone` and `revision` name the
     backbone; `tokens` tells whether the adapter has new tokens; `pooling` is what its head reads,
-    None for the choice of the model's class.
+    None for the choice of the model's class; `below` are the names of the adapters below it.
     """
 
     anatomy: Anatomy
@@ -44,6 +44,7 @@ class ExportSource:
     revision: str | None = None
     tokens: bool = False
     pooling: str | None = None
+    below: tuple[str, ...] = ()
 
     @cached_property
     def modules(self) -> Mapping[str, nn.Module]:

@@ -7,7 +7,7 @@ lists all of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -91,6 +91,11 @@ def try_peft(source: ExportSource) -> tuple[PeftFiles, list[str]]:
     return PeftFiles(kind, config, checkpoint.tensors), list(checkpoint.problems)
 
 
+def on_others(names: Iterable[str]) -> str:
+    """Return the problem of an adapter that gets the outputs of others."""
+    return f"it is on top of {', '.join(names)}: peft's files contain one adapter"
+
+
 def _refused(source: ExportSource, kinds: set[Kind]) -> CheckpointPart:
     """List the features that no kind of checkpoint has, and combinations of kinds."""
     unsupported = sorted({p.method.name for p in source.parts if type(p.module) not in _KINDS})
@@ -103,6 +108,8 @@ def _refused(source: ExportSource, kinds: set[Kind]) -> CheckpointPart:
     problems += [f"{place}: peft adapts projections only" for place in sorted(elsewhere)]
     if source.tokens:
         problems.append(NEW_TOKENS)
+    if source.below:
+        problems.append(on_others(source.below))
     if source.pooling:
         problems.append(
             f"pooling={source.pooling}: peft leaves the head's input to the model's class "

@@ -1,0 +1,141 @@
+"""Every command on an adapter that is on top of another one: it brings that one along, or refuses.
+
+A new command must be added to one of the four lists.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from adapterhub import cli
+from adapterhub.files.native import read_adapter
+from adapterhub.registry.local import LocalRegistry
+
+# Command lines that work, and fail with a clear error when the adapter below is not there.
+BRINGS = {
+    "predict": ["predict", "task", "the movie was good"],
+    "eval": ["eval", "task", "--data", "DEV"],
+    "merge": ["merge", "task", "--output", "merged"],
+    "pull": ["pull", "task", "--to", "pulled"],
+    "lock": ["lock", "task", "--file", "other.lock"],
+    "sync": ["sync", "--to", "restored"],
+    "show": ["show", "task"],
+    "diff": ["diff", "task", "lang"],
+    "suggest": ["suggest", "task", "--backbone", "BACKBONE", "--train", "TRAIN"],
+    "train": ["train", "--on", "task", "--backbone", "BACKBONE", "--train", "TRAIN", "--dry-run",
+              "--output", "higher"],
+}  # fmt: skip
+# Command lines that fail, with the words of their error.
+REFUSES = {
+    "export": (["export", "task", "--output", "peft"], "it is on top of lang"),
+    "combine": (["combine", "task", "task@v1", "--output", "both"], "on top of others"),
+    "publish": (["publish", "RUN", "--registry", "empty"], "not published beside it"),
+    "bench": (
+        ["bench", "--methods", "from task", "--backbone", "BACKBONE", "--train", "TRAIN",
+         "--output", "study", "--steps", "1", "--seeds", "1", "--rates", "1"],
+        "other adapters are below it",
+    ),
+}  # fmt: skip
+# They read or change the files of one adapter only; `push` is as `publish`, in tests/registry.
+ONE_ADAPTER = {
+    "push", "list", "sign", "verify", "tag", "yank", "delete", "registry", "report", "compare",
+}  # fmt: skip
+NO_ADAPTER = {
+    "quickstart", "recipe", "options", "methods", "tasks", "inspect", "cache", "login", "logout",
+    "key", "trust", "import",
+}  # fmt: skip
+
+
+def test_every_command_is_listed_once() -> None:
+    names = [*BRINGS, *REFUSES, *ONE_ADAPTER, *NO_ADAPTER]
+    assert sorted(names) == sorted(cli.COMMANDS), "say what the command does with such an adapter"
+
+
+@pytest.fixture
+def world(adapterhub, backbone, data, tmp_path, monkeypatch):
+    """A registry with `lang` and `task` on it; return a function that runs a command line."""
+    monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(tmp_path / "registry"))
+    monkeypatch.chdir(tmp_path)
+    places = {"BACKBONE": backbone, "TRAIN": data[0], "DEV": data[1]}
+    places["RUN"] = tmp_path / "runs" / "task"
+
+    def typed(*words):
+        return adapterhub(*(places.get(word, word) for word in words))
+
+    common = ["--backbone", "BACKBONE", "--train", "TRAIN", "--eval", "DEV", "--steps", "2"]
+    common += ["train.tensorboard=false", "train.report=false", "dtype=fp32", "attention=eager"]
+    for name, on in (("lang", []), ("task", ["--on", "lang"])):
+        words = ["--method", "lora(rank=2)", "--name", name, "--output", f"runs/{name}"]
+        code, _, err = typed("train", *words, *common, *on)
+        assert code == 0, err
+        code, _, err = typed("publish", f"runs/{name}")
+        assert code == 0, err
+    assert typed("lock", "task")[0] == 0
+    return typed
+
+
+def test_commands_bring_it_along_or_say_what_is_missing(world) -> None:
+    for name, words in BRINGS.items():
+        code, out, err = world(*words)
+        assert code == 0, (name, err)
+        if name in ("show", "lock", "diff"):
+            assert "lang@v1" in out
+    (copy,) = Path("pulled", "on").iterdir()
+    assert (copy / "adapter.json").is_file()
+    LocalRegistry().delete("lang", "v1")
+    for name, words in BRINGS.items():
+        code, _, err = world(*(f"{word}-2" if word in _new_folders() else word for word in words))
+        assert code == 2, name
+        assert "was trained on lang@v1, which cannot be used" in err, (name, err)
+
+
+def _new_folders() -> set[str]:
+    return {"merged", "pulled", "restored", "higher", "other.lock"}
+
+
+def test_commands_that_cannot_use_it_refuse(world) -> None:
+    for name, (words, text) in REFUSES.items():
+        code, out, err = world(*words)
+        assert code == 2, (name, out, err)
+        assert text in " ".join(err.split()), (name, err)
+
+
+def test_several_values_follow_one_flag(world) -> None:
+    code, _, err = world(
+        "train", "--on", "lang", "task", "method=head", "--backbone", "BACKBONE", "--train",
+        "TRAIN", "--output", "new", "--dry-run",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "trains on top of lang@v1" in err
+    code, _, err = world(
+        "train", "--on", "lang", "--on", "nowhere", "--backbone", "BACKBONE", "--train",
+        "TRAIN", "--output", "new", "--dry-run",
+    )  # fmt: skip
+    assert code == 2
+    assert "nowhere" in err
+
+
+def test_the_lock_file_has_the_adapters_below(world) -> None:
+    pins = json.loads(Path("adapterhub.lock").read_text())["adapters"]
+    assert [each["reference"] for each in pins["task"]["on"]] == ["lang@v1"]
+
+
+def test_runs_that_train_together_share_it_and_end_as_alone(world) -> None:
+    sweep = ["train", "--on", "lang", "--method", "lora(rank=2)", "--sweep", "seed=1,2"]
+    sweep += ["--backbone", "BACKBONE", "--train", "TRAIN", "--eval", "DEV", "--steps", "3"]
+    sweep += ["train.tensorboard=false", "train.report=false", "dtype=fp32", "attention=eager"]
+    for folder, more in (("alone", []), ("joint", ["--together", "2"])):
+        code, _, err = world(*sweep, "--output", folder, *more)
+        assert code == 0, err
+    for seed in ("seed=1", "seed=2"):
+        alone, joint = (
+            read_adapter(next(Path(folder).glob(f"*{seed}*/adapter")))
+            for folder in ("alone", "joint")
+        )
+        assert alone[0].on == joint[0].on != ()
+        for name, tensor in alone[1].items():
+            torch.testing.assert_close(joint[1][name], tensor, atol=1e-4, rtol=1e-3)

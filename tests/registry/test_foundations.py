@@ -1,0 +1,260 @@
+"""An adapter is pulled with those that it was trained on, or not at all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import stacked
+import tiny_models
+import torch
+from forge import forge
+
+import adapterhub as ah
+from adapterhub.errors import AdapterhubError, FileError, MismatchError, RegistryError
+from adapterhub.files.native import read_manifest
+from adapterhub.registry.foundations import Origins, foundation_of
+from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.lockfile import pin, read_lock, sync, write_lock
+from adapterhub.registry.published_files import digest_of
+from adapterhub.registry.pull import pull_verified
+from adapterhub.registry.reference import Reference
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalRegistry:
+    """A registry of one's own, in an empty working directory."""
+    monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(tmp_path / "registry"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return LocalRegistry(tmp_path / "registry")
+
+
+@pytest.fixture
+def published(registry: LocalRegistry, tmp_path: Path) -> torch.Tensor:
+    """Publish `lang`, and `task` on it; return the outputs of `task`."""
+    ah.publish(stacked.save_alone(tmp_path / "lang"))
+    expected = stacked.save_on(tmp_path / "task", ["lang"])
+    ah.publish(tmp_path / "task")
+    return expected
+
+
+def version(registry: LocalRegistry, name: str) -> Path:
+    """Return the registry's folder of the first version of a name."""
+    (folder,) = registry.root.glob(f"*/{name}/v1")
+    return folder
+
+
+def another_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: LocalRegistry
+) -> None:
+    """Move the registry to another folder, and forget all that this user has."""
+    other = tmp_path / "another"
+    other.mkdir()
+    shutil.move(registry.root, other / "adapters")
+    for folder in ("lang", "task", "here"):
+        shutil.rmtree(tmp_path / folder, ignore_errors=True)
+    for variable in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "ADAPTERHUB_STATE"):
+        monkeypatch.setenv(variable, str(other / variable))
+    monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(other / "adapters"))
+    monkeypatch.chdir(other)
+
+
+def test_the_name_alone_is_enough_on_another_machine(
+    registry: LocalRegistry,
+    published: torch.Tensor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    another_machine(tmp_path, monkeypatch, registry)
+    model = tiny_models.model("bert")
+    ah.load(model, "task")
+    assert torch.equal(stacked.outputs(model), published)
+    pulled = ah.pull("task", "mine")
+    shutil.rmtree(tmp_path / "another" / "adapters")  # the folder is complete
+    model = tiny_models.model("bert")
+    ah.load(model, pulled)
+    assert torch.equal(stacked.outputs(model), published)
+
+
+def test_a_fusion_is_complete_without_its_sources(
+    registry: LocalRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [stacked.save_alone(tmp_path / name, seed=n) for n, name in enumerate("ab", start=1)]
+    model = tiny_models.model("bert")
+    spec = {"adapterfusion": {"adapters": [str(folder) for folder in folders]}}
+    fused = ah.attach(model, spec, name="fused")
+    tiny_models.scramble(fused, std=0.02)
+    expected = stacked.outputs(model)
+    fused.save(tmp_path / "fused")
+    ah.publish(tmp_path / "fused")
+    another_machine(tmp_path, monkeypatch, registry)
+    model = tiny_models.model("bert")
+    ah.load(model, "fused")
+    assert torch.equal(stacked.outputs(model), expected)
+
+
+def yanked(registry: LocalRegistry) -> None:
+    registry.yank(registry.resolve("lang"), "it was trained on test data")
+
+
+def deleted(registry: LocalRegistry) -> None:
+    registry.delete("lang", "v1")
+
+
+def with_other_tensors(registry: LocalRegistry) -> None:
+    file = version(registry, "lang") / "adapter.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x01")
+
+
+def with_another_manifest(registry: LocalRegistry) -> None:
+    forge(version(registry, "lang"), lambda tree: tree.update(description="another"))
+
+
+def without_tensors(registry: LocalRegistry) -> None:
+    (version(registry, "lang") / "adapter.safetensors").unlink()
+
+
+ATTACKS: list[tuple[Callable[[LocalRegistry], None], str]] = [
+    (yanked, "lang@v1 was yanked: it was trained on test data"),
+    (deleted, "has no adapter 'lang'"),
+    (with_other_tensors, "is damaged"),
+    (with_another_manifest, "lang@v1 is not the one that was trained on"),
+    (without_tensors, "is damaged"),
+]
+
+
+@pytest.mark.parametrize("how", ["load", "pull", "pull to"])
+@pytest.mark.parametrize(("attack", "text"), ATTACKS, ids=lambda v: getattr(v, "__name__", ""))
+def test_a_foundation_that_is_not_as_it_was_is_refused(
+    registry: LocalRegistry,
+    published: torch.Tensor,
+    attack: Callable[[LocalRegistry], None],
+    text: str,
+    how: str,
+) -> None:
+    attack(registry)
+    model = tiny_models.model("bert")
+    use = {
+        "load": lambda: ah.load(model, "task"),
+        "pull": lambda: ah.pull("task"),
+        "pull to": lambda: ah.pull("task", "mine"),
+    }
+    with pytest.raises(AdapterhubError, match="'task' was trained on lang@v1") as error:
+        use[how]()
+    assert text in "\n".join(error.value.offenders)
+    assert ah.adapters(model) == {}
+    assert not Path("mine").exists()
+
+
+def test_an_altered_copy_in_a_folder_is_refused(tmp_path: Path) -> None:
+    stacked.save_on(tmp_path / "task", [stacked.save_alone(tmp_path / "lang")])
+    (copy,) = (tmp_path / "task" / "on").iterdir()
+    file = copy / "adapter.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(FileError, match="'task' was trained on lang, which cannot be used"):
+        ah.load(tiny_models.model("bert"), tmp_path / "task")
+    shutil.rmtree(copy)
+    with pytest.raises(RegistryError) as error:
+        ah.load(tiny_models.model("bert"), tmp_path / "task")
+    assert "was not published when it was used" in error.value.offenders[0]
+
+
+def test_a_circle_is_refused(
+    registry: LocalRegistry,
+    published: torch.Tensor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only edited files can have one: a digest cannot be known before it is computed."""
+    monkeypatch.setenv("ADAPTERHUB_STATE", str(tmp_path / "of-another-user"))
+    lang, task = version(registry, "lang"), version(registry, "task")
+    record = {"name": "task", "digest": "0" * 64, "version": "v1", "reference": "task@v1"}
+    forge(lang, lambda tree: tree.update(on=[record]))
+    forge(task, lambda tree: tree["on"][0].update(digest=digest_of(lang)))
+    with pytest.raises(FileError, match="'lang' is on task@v1, which is on 'lang': a circle"):
+        ah.pull("task")
+
+
+def test_a_tower_is_limited(registry: LocalRegistry, tmp_path: Path) -> None:
+    folder = stacked.save_alone(tmp_path / "a0")
+    ah.publish(folder)
+    for level in range(1, 20):
+        ref = foundation_of(
+            Reference("local", f"a{level - 1}", "v1"), folder, digest_of(folder), ()
+        ).ref
+        record = {"name": ref.name, "digest": ref.digest, "version": "v1"}
+        folder = shutil.copytree(tmp_path / "a0", tmp_path / f"a{level}")
+        forge(
+            folder,
+            lambda tree, n=level, r=record, text=ref.reference: tree.update(
+                name=f"a{n}", on=[{**r, "reference": text}]
+            ),
+        )
+        ah.publish(folder)
+    assert pull_verified("a10").on
+    with pytest.raises(FileError, match="below too many adapters"):
+        ah.pull("a19")
+
+
+def test_another_host_is_not_called(tmp_path: Path) -> None:
+    stacked.save_on(tmp_path / "task", [stacked.save_alone(tmp_path / "lang")])
+    shutil.rmtree(tmp_path / "task" / "on")
+    elsewhere = {"version": "v1", "reference": "https://elsewhere.example/a/lang@v1"}
+    forge(tmp_path / "task", lambda tree: tree["on"][0].update(elsewhere))
+    with pytest.raises(RegistryError) as error:
+        Origins(Reference("hub", "me/task", "v1")).bring(tmp_path / "task")
+    assert "is not on the hub that hf:me/task@v1 comes from" in error.value.offenders[0]
+
+
+def test_a_pulled_one_names_its_version_and_those_below(
+    registry: LocalRegistry, published: torch.Tensor
+) -> None:
+    registry.tag(registry.resolve("task"), "best")
+    fetched = pull_verified("task@best")
+    assert str(fetched.reference) == "task@v1"
+    (below,) = fetched.on
+    assert below.ref == read_manifest(fetched.folder).on[0]
+    assert json.loads((fetched.folder / "adapter.json").read_text())["on"] == [
+        {"digest": below.ref.digest, "name": "lang", "reference": "lang@v1", "version": "v1"}
+    ]
+
+
+def test_a_source_of_a_fusion_cannot_be_on_others(tmp_path: Path) -> None:
+    lang = stacked.save_alone(tmp_path / "lang")
+    stacked.save_on(tmp_path / "task", [lang], "pfeiffer(size=4)")
+    spec = {"adapterfusion": {"adapters": [str(lang), str(tmp_path / "task")]}}
+    with pytest.raises(AdapterhubError, match="on top of others cannot be copied"):
+        ah.attach(tiny_models.model("bert"), spec)
+
+
+def test_a_lock_pins_those_below_and_sync_restores_them(
+    registry: LocalRegistry, published: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, pinned = pin("task")
+    (below,) = read_manifest(ah.pull("task")).on
+    assert [(each.reference, each.digest) for each in pinned.on] == [("lang@v1", below.digest)]
+    write_lock(Path("adapterhub.lock"), {name: pinned})
+    pins = read_lock(Path("adapterhub.lock"))
+    assert pins == {name: pinned}
+    assert sync(pins, Path("adapters")) == ["task"]
+    assert sync(pins, Path("adapters")) == []
+    registry.yank(registry.resolve("lang"), "bad")
+    with pytest.raises(RegistryError, match="lang@v1, which cannot be used"):
+        pin("task")
+    with pytest.warns(UserWarning, match="lang@v1 was yanked: bad"):
+        assert sync(pins, Path("others")) == ["task"]  # what was locked stays
+    registry.delete("lang", "v1")
+    with pytest.raises(RegistryError, match="lang@v1, which cannot be used"):
+        sync(pins, Path("nowhere"))
+    model = tiny_models.model("bert")
+    ah.load(model, Path("adapters") / "task")
+    assert torch.equal(stacked.outputs(model), published)
+    (copy,) = Path("adapters", "task", "on").iterdir()
+    (copy / "adapter.safetensors").unlink()
+    with pytest.raises(MismatchError) as error:
+        sync(pins, Path("adapters"))
+    assert "adapters/task lacks what task@v1 is on: lang@v1" in error.value.offenders[0]

@@ -1,0 +1,106 @@
+"""An adapter is published after those that it was trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stacked
+import tiny_models
+import torch
+
+import adapterhub as ah
+from adapterhub.errors import RegistryError
+from adapterhub.files.native import read_manifest
+from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.publication import PublicationInfo
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalRegistry:
+    monkeypatch.setenv("ADAPTERHUB_REGISTRY", str(tmp_path / "registry"))
+    return LocalRegistry(tmp_path / "registry")
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> torch.Tensor:
+    """An adapter on one that was trained in a folder; its outputs."""
+    return stacked.save_on(tmp_path / "task", [stacked.save_alone(tmp_path / "lang")])
+
+
+def test_one_on_an_unpublished_one_says_what_to_type(
+    registry: LocalRegistry, task: torch.Tensor, tmp_path: Path
+) -> None:
+    with pytest.raises(RegistryError, match="'lang', which is not published beside it") as error:
+        ah.publish(tmp_path / "task")
+    (copy,) = (tmp_path / "task" / "on").iterdir()
+    assert error.value.hint == f"adapterhub publish {copy} --name lang first, then this one"
+    ah.publish(copy, "lang")
+    ah.publish(tmp_path / "task")
+    model = tiny_models.model("bert")
+    ah.load(model, "task")
+    assert torch.equal(stacked.outputs(model), task)
+
+
+def test_a_folder_is_recognized_by_its_content_under_any_name(
+    registry: LocalRegistry, task: torch.Tensor, tmp_path: Path
+) -> None:
+    """The licence is part of the manifest: the published digest is another one."""
+    ah.publish(stacked.save_alone(tmp_path / "other", seed=9), "lang")
+    info = PublicationInfo(license="apache-2.0")
+    entry = ah.publish(tmp_path / "lang", "german", listing=info)
+    assert entry.digest != read_manifest(tmp_path / "task").on[0].digest
+    ah.publish(tmp_path / "task")
+    (ref,) = read_manifest(ah.pull("task")).on
+    assert (ref.name, ref.version, ref.reference) == ("german", "v1", "german@v1")
+    assert ref.digest == entry.digest
+    model = tiny_models.model("bert")
+    ah.load(model, "task")
+    assert torch.equal(stacked.outputs(model), task)
+
+
+def test_a_yanked_one_is_not_used(
+    registry: LocalRegistry, task: torch.Tensor, tmp_path: Path
+) -> None:
+    registry.yank(ah.publish(tmp_path / "lang"), "bad")
+    with pytest.raises(RegistryError, match="not published beside it"):
+        ah.publish(tmp_path / "task")
+    assert not registry.has("task")
+
+
+def test_a_chain_is_published_from_below(registry: LocalRegistry, tmp_path: Path) -> None:
+    stacked.save_on(
+        tmp_path / "domain", [stacked.save_alone(tmp_path / "lang")], "houlsby(size=4)"
+    )
+    expected = stacked.save_on(tmp_path / "task", [tmp_path / "domain"])
+    info = PublicationInfo(license="mit")
+    for name in ("lang", "domain", "task"):
+        ah.publish(tmp_path / name, listing=info)
+    model = tiny_models.model("bert")
+    ah.load(model, "task")
+    assert torch.equal(stacked.outputs(model), expected)
+
+
+def test_a_hub_has_them_with_the_same_owner(
+    hub: Any, task: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "task"
+    target = f"{hub.address}/me/task"
+    with pytest.raises(RegistryError, match="not published beside it") as error:
+        ah.push(folder, target, peft=False)
+    (copy,) = (folder / "on").iterdir()
+    hint = f"adapterhub push {copy} {hub.address}/me/lang first, then this one"
+    assert error.value.hint == hint
+    assert "me/task" not in hub.repositories
+    ah.push(copy, f"{hub.address}/me/lang", peft=False, listing=PublicationInfo(license="mit"))
+    notes: list[str] = []
+    ah.push(folder, target, note=notes.append)
+    assert notes == ["plain peft cannot load it: it is on top of lang: peft's files contain one adapter"]
+    for variable in ("XDG_CACHE_HOME", "ADAPTERHUB_STATE"):
+        monkeypatch.setenv(variable, str(tmp_path / "another-machine" / variable))
+    model = tiny_models.model("bert")
+    ah.load(model, target)
+    assert torch.equal(stacked.outputs(model), task)
+    (ref,) = read_manifest(ah.pull(target)).on
+    assert (ref.name, ref.reference) == ("me/lang", f"{hub.address}/me/lang@{ref.version}")
