@@ -22,13 +22,14 @@ from adapterhub.adapters.compatibility import (
     check_values,
     fit_head,
 )
-from adapterhub.adapters.parts import HEAD
+from adapterhub.adapters.parts import HEAD, HEADS
 from adapterhub.adapters.passes import STRUCTURE_LOCK
 from adapterhub.adapters.state import activated, bare, find_state
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.backbones.identity import remember_backbone
 from adapterhub.backbones.task_models import MULTI_LABEL, REGRESSION
 from adapterhub.errors import warn_user
+from adapterhub.files.heads import name_in_file, with_head
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo
 from adapterhub.files.native import read_manifest, read_tensors
 from adapterhub.interchange.formats import Format, detect
@@ -46,7 +47,7 @@ def load_folder(
     any_backbone: bool = False,
     any_tokenizer: bool = False,
     allow_pickle: bool = False,
-    head: bool = True,
+    head: bool | str = True,
     sha256: str | None = None,
 ) -> Adapter:
     """Attach the adapter of a folder, with its head and labels, and make it the active one.
@@ -61,37 +62,38 @@ def load_folder(
         any_backbone: skip the check of the fingerprint.
         any_tokenizer: skip the check of the tokenizer.
         allow_pickle: read tensors of other libraries from a pickle, without running code.
-        head: load the task head; otherwise the model keeps its own.
+        head: load the task head, or the one of this name of several; otherwise the model keeps its
+            own.
         sha256: the digest of the manifest, if the files were verified before.
 
     Raises:
+        ConfigError: the adapter has several heads and none is named, or it has not this one.
         FileError: the files are broken.
         MismatchError: the adapter is for another backbone or tokenizer, or tensors do not fit.
         AttachError: the name is taken.
     """
     folder = Path(folder)
     if sha256 is None and (form := detect(folder)):
-        imported = _translate(form, folder, model, allow_pickle, head)
+        imported = _translate(form, folder, model, allow_pickle, bool(head))
         return load_imported(model, imported, name=name, any_backbone=any_backbone)
     manifest = read_manifest(folder, sha256)
     snapshot = snapshot_for(model, tokenizer)
     if snapshot and not any_tokenizer:
         check_tokenizer(manifest, snapshot)
     methods = restore_methods(manifest.methods, f"the adapter {manifest.name!r}")
-    selected = manifest if head else _without_head(manifest)
+    selected = _with_chosen_head(manifest, head)
     with STRUCTURE_LOCK, bare(model) as state, skip_init():
         if not any_backbone:
             check_backbone(manifest, state)
         check_size(manifest, methods, state)
         pooling = selected.head.pooling if selected.head else None
         adapter = build_adapter(
-            state, methods, name or manifest.name, manifest.tokens, snapshot, pooling
+            state, methods, name or selected.name, manifest.tokens, snapshot, pooling
         )
         fit_head(selected, adapter)
         check_tensors(selected, adapter)
-        tensors = read_tensors(folder, manifest)
-        _copy({name: tensors[name] for name in selected.tensors}, adapter)
-        adapter.metadata, adapter.template = _metadata(manifest), manifest.chat_template
+        _copy(_chosen_tensors(read_tensors(folder, manifest), selected, head), adapter)
+        adapter.metadata, adapter.template = _metadata(selected), manifest.chat_template
         state.add(adapter)
     if not any_backbone:
         remember_backbone(model, manifest.backbone.id)
@@ -143,9 +145,31 @@ def _translate(
         return form.read(folder, state.anatomy, allow_pickle=allow_pickle, head=head)
 
 
+def _with_chosen_head(manifest: Manifest, head: bool | str) -> Manifest:
+    """Return the manifest with the head to load, if there is one to load."""
+    if head is False:
+        return _without_head(manifest)
+    return with_head(manifest, None if head is True else head)
+
+
+def _chosen_tensors(
+    tensors: Mapping[str, Tensor], selected: Manifest, head: bool | str
+) -> dict[str, Tensor]:
+    """Return the tensors to load under the names of an adapter with one head.
+
+    Args:
+        tensors: those of the file.
+        selected: the manifest with the head to load.
+        head: the head, as for `load_folder`.
+    """
+    chosen = head if isinstance(head, str) else None
+    return {name: tensors[name_in_file(name, chosen)] for name in selected.tensors}
+
+
 def _without_head(manifest: Manifest) -> Manifest:
-    tensors = {n: t for n, t in manifest.tensors.items() if not n.startswith(f"{HEAD}.")}
-    return replace(manifest, head=None, labels=(), tensors=tensors)
+    prefixes = (f"{HEAD}.", f"{HEADS}.")
+    tensors = {n: t for n, t in manifest.tensors.items() if not n.startswith(prefixes)}
+    return replace(manifest, head=None, heads={}, labels=(), tensors=tensors)
 
 
 def _manifest_of(imported: ImportedAdapter, config: PreTrainedConfig) -> Manifest:

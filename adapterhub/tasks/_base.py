@@ -73,6 +73,11 @@ class Encoded:
         """The number of tokens of each row."""
         return [len(row["input_ids"]) for row in self.rows]
 
+    @property
+    def parts(self) -> tuple[Encoded, ...]:
+        """The rows of one task each: of a run with one task, these."""
+        return (self,)
+
     def batch(self, indices: Sequence[int], epoch: int = 0) -> dict[str, Tensor]:
         """Return the model inputs for some rows, padded to the longest: (batch, tokens).
 
@@ -117,6 +122,11 @@ class Task(ABC):
     def packs(self) -> bool:
         """Whether rows may be packed: only their first example then follows virtual tokens."""
         return False
+
+    @property
+    def varies(self) -> bool:
+        """Whether rows change with each epoch."""
+        return type(self).vary is not Task.vary
 
     @property
     @abstractmethod

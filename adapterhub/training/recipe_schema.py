@@ -31,6 +31,8 @@ def recipe_schema() -> dict[str, Any]:
     method["anyOf"].append(several)
     for name in ("method", "task"):
         schema["properties"][name]["$ref"] = f"#/$defs/{name}"
+    of_task = schema["properties"]["tasks"]["additionalProperties"]["properties"]
+    of_task["task"]["anyOf"] = [{"$ref": "#/$defs/task"}, {"type": "null"}]
     return schema | {"$defs": {"method": method, "task": task}}
 
 

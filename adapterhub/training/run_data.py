@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from adapterhub.data.docstrings import load_docstrings
@@ -16,6 +16,7 @@ from adapterhub.data.tables import has_split, is_on_hub
 from adapterhub.errors import ConfigError, unknown
 from adapterhub.tasks import Task, parse_task
 from adapterhub.training.recipe import Recipe
+from adapterhub.training.task_mixture import TaskMixture
 
 BUILTIN = "builtin:docstrings"
 NO_EVALUATION = "none"
@@ -27,7 +28,8 @@ class RunData:
 
     `task` and `options` are those of the recipe, with the form and the columns of the data where
     the recipe leaves them open; `notes` are for the user, a line each. Without evaluation,
-    `evaluation` is empty.
+    `evaluation` is empty. Of several tasks, `parts` has the data by name; the examples are those of
+    all, one task after the other, and `labels` those of the first.
     """
 
     task: Task
@@ -36,6 +38,7 @@ class RunData:
     evaluation: list[Any]
     options: DataOptions
     notes: tuple[str, ...] = ()
+    parts: Mapping[str, RunData] = field(default_factory=dict)
 
 
 def read_data(recipe: Recipe) -> RunData:
@@ -45,6 +48,8 @@ def read_data(recipe: Recipe) -> RunData:
         ConfigError: an option needs an evaluation, and there is none.
         DataError: the data is missing or broken, or does not fit the task.
     """
+    if recipe.tasks:
+        return _read_tasks(recipe)
     reader = _Reader(parse_task(recipe.task), recipe.data)
     train = sample(reader.read(recipe.data.train, "train"), recipe.data.rows, recipe.seed)
     train, evaluation = _with_evaluation(reader, recipe, train)
@@ -52,6 +57,25 @@ def read_data(recipe: Recipe) -> RunData:
     reader.task.check(labels, evaluation)
     notes = (*reader.notes, *notes_on(train, evaluation, labels), *unnamed_note(labels))
     data = RunData(reader.task, labels, train, evaluation, reader.options, notes)
+    check_options(recipe, data)
+    return data
+
+
+def _read_tasks(recipe: Recipe) -> RunData:
+    """Read the data of several tasks, each as for a run of its own."""
+    whole = replace(recipe.train, best_metric=None, patience=None)  # checked for all together
+    parts = {name: read_data(replace(recipe.of_task(name), train=whole)) for name in recipe.tasks}
+    weights = {name: own.weight for name, own in recipe.tasks.items()}
+    first = next(iter(parts.values()))
+    data = RunData(
+        TaskMixture({name: part.task for name, part in parts.items()}, weights),
+        first.labels,
+        [example for part in parts.values() for example in part.train],
+        [example for part in parts.values() for example in part.evaluation],
+        recipe.data,
+        tuple(f"{name}: {note}" for name, part in parts.items() for note in part.notes),
+        parts,
+    )
     check_options(recipe, data)
     return data
 
