@@ -187,14 +187,14 @@ class Adapter:
         for changed in self.changed:
             factor = changed.method.rate(changed.name) if changed.method else 1.0
             yield changed.method, changed.rate * factor, changed.name, changed.own
-        for prefix, head in self._all_heads():
+        for prefix, head in self.all_heads():
             for child, layer in head.own.items():
                 for name, tensor in layer.state_dict(keep_vars=True).items():
                     yield None, 1.0, f"{prefix}.{child}.{name}", tensor
         for name, rows in (self.new_tokens.tensors() if self.new_tokens else {}).items():
             yield None, 1.0, name, rows
 
-    def _all_heads(self) -> list[tuple[str, AdapterHead]]:
+    def all_heads(self) -> list[tuple[str, AdapterHead]]:
         """List the heads with the beginning of the names of their tensors."""
         if self.heads:
             return [(f"{HEADS}.{name}", head) for name, head in self.heads.items()]
@@ -255,7 +255,7 @@ class Adapter:
         """Convert or move what is not in the model now, but may be later."""
         for changed in self.changed:
             changed.convert(fn)
-        for _, head in self._all_heads():
+        for _, head in self.all_heads():
             head.convert(self.model, fn)
         if self.new_tokens:
             self.new_tokens.convert(fn)
@@ -416,7 +416,7 @@ class Adapter:
                 if name in self.heads
                 else None,
             )
-            for name, named in self.named_heads.items()
+            for name, named in sorted(self.named_heads.items())
         }
 
     def _tokenizer_identity(self, snapshot: TokenizerSnapshot | None) -> str | None:

@@ -6,13 +6,14 @@ head.classifier.weight        its name in the adapter with the head `rte` alone
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from adapterhub.errors import ConfigError, did_you_mean
 from adapterhub.files.manifest import Manifest
 
+_MOST_LABELS = 10  # of a head, in its description
 ONE_HEAD, SEVERAL_HEADS = "head.", "heads."
 
 
@@ -48,6 +49,19 @@ def with_head(manifest: Manifest, head: str | None) -> Manifest:
         training=_training_of(manifest.training, head),
         metrics=_metrics_of(manifest.metrics, head),
     )
+
+
+def heads_text(manifest: Manifest) -> str:
+    """Describe several heads: `rte (classification: no, yes), sts-b (regression)`."""
+    return ", ".join(
+        f"{name} ({record.task}{': ' * bool(record.labels)}{_few(record.labels)})"
+        for name, record in manifest.heads.items()
+    )
+
+
+def _few(labels: Sequence[str]) -> str:
+    more = f" and {len(labels) - _MOST_LABELS:,} more" if len(labels) > _MOST_LABELS else ""
+    return ", ".join(labels[:_MOST_LABELS]) + more
 
 
 def name_in_file(name: str, head: str | None) -> str:

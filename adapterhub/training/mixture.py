@@ -117,6 +117,31 @@ def _mixed(rows: Mapping[str, Encoded], mixture: Task, switch: TaskSwitch) -> Mi
     )
 
 
+def steps_of_tasks(
+    rows: MixedRows, mixing: Mixing, options: RunOptions, total: int, seed: int
+) -> dict[str, int]:
+    """Return how many of the first `total` steps of a run train on each task.
+
+    Args:
+        rows: the rows of the tasks.
+        mixing: the shares of the tasks.
+        options: the batch size, and how many batches a step has.
+        total: the steps of the run.
+        seed: the seed of the run.
+    """
+    steps, shares = _steps(rows, options), list(mixture_shares(mixing, rows.sizes).values())
+    drawn: Counter[int] = Counter()
+    for epoch, start in enumerate(range(0, total, steps)):
+        drawn.update(draw_tasks(shares, steps, seed, epoch)[: total - start])
+    return {name: drawn[number] for number, name in enumerate(rows.of_tasks)}
+
+
+def _steps(rows: MixedRows, options: RunOptions) -> int:
+    """Return the steps of an epoch: as many as all rows fill."""
+    per_step = options.gradient_accumulation * process_count()
+    return -(-len(rows.rows) // (options.batch_size * per_step))
+
+
 def mixed_order(
     rows: MixedRows, mixing: Mixing, options: RunOptions, epoch: int, seed: int
 ) -> list[list[int]]:
@@ -132,8 +157,7 @@ def mixed_order(
         epoch: the epoch, counted from 0.
         seed: the seed of the run.
     """
-    per_step = options.gradient_accumulation * process_count()
-    steps = -(-len(rows.rows) // (options.batch_size * per_step))
+    per_step, steps = options.gradient_accumulation * process_count(), _steps(rows, options)
     shares = list(mixture_shares(mixing, rows.sizes).values())
     done: Counter[int] = Counter()
     for earlier in range(epoch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from bisect import bisect_right
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from adapterhub.inference.open import open_adapter
 from adapterhub.training.batching import LazyBatches
 from adapterhub.training.mixing import parse_mixing
 from adapterhub.training.mixture import mixed_order
+from adapterhub.training.plan import plan_of
 from adapterhub.training.prepare import prepare
 from adapterhub.training.recipe import Recipe
 from adapterhub.training.report import Reporter, reporter_for
@@ -204,3 +206,49 @@ def test_early_stopping_watches_the_mean_or_one_task(backbone: Path, tmp_path: P
     assert result.best["length/mse"] == min(record["length/mse"] for record in result.history)
     with pytest.raises(ConfigError, match="lenth/mse"):
         run(mixed_recipe(backbone, tmp_path / "no", "train.best_metric=lenth/mse"), Reporter())
+
+
+def test_the_plan_tells_the_steps_of_each_task(backbone: Path, tmp_path: Path) -> None:
+    recipe = mixed_recipe(backbone, tmp_path, "train.max_steps=20", "mixing=equal")
+    prepared = prepare(recipe)
+    plan = plan_of(prepared)
+    assert {each.name: each.rows for each in plan.tasks} == {"mood": 24, "thing-2": 20, "length": 9}
+    assert [each.weight for each in plan.tasks] == [1.0, 1.0, 0.5]
+    assert sum(each.steps for each in plan.tasks) == 20
+    rows, epochs = batches_of(recipe, epochs=2)
+    starts = [bisect_right(rows.starts, batch[0]) - 1 for epoch in epochs for batch in epoch]
+    assert [each.steps for each in plan.tasks] == [starts[:20].count(n) for n in range(3)]
+    heads = [site for site, _, _ in plan.sites if site.startswith("heads.")]
+    assert heads == [f"heads.{name}.classifier" for name in HEADS]
+
+
+def test_a_run_may_start_from_an_adapter_with_several_heads(recipe: Recipe, tmp_path: Path) -> None:
+    first = run(recipe, Reporter())
+    words = {"output": str(tmp_path / "second"), "from_": str(first.folder), "method": None}
+    second = run(replace(recipe, **words), Reporter())
+    (manifest, tensors), before = read_adapter(second.folder), read_adapter(first.folder)[1]
+    assert set(tensors) == set(before)
+    assert manifest.training["from"]["name"] == "default"
+    alone = replace(recipe.of_task("mood"), output=str(tmp_path / "alone"),
+                    from_=str(first.folder), method=None)  # fmt: skip
+    assert read_adapter(run(alone, Reporter()).folder)[0].heads == {}
+
+
+def test_text_to_text_tasks_share_one_head(backbones, tmp_path: Path) -> None:
+    tasks = {}
+    for name, target in (("mood", "good"), ("copy", "film")):
+        file = tmp_path / f"{name}.tsv"
+        rows = [f"the movie was {word}\t{target}" for word in ("good", "bad", "dull")] * 4
+        file.write_text("\n".join(["text\tlabel", *rows]) + "\n", encoding="utf-8")
+        spec = {"seq2seq": {"template": f"{name}: {{text}}", "metric": "exact"}}
+        data = {"train": str(file), "eval": str(file)}
+        tasks[name] = {"task": spec, "data": data}
+    outcome = run(mixed_recipe(backbones("t5"), tmp_path, tasks=tasks), Reporter())
+    assert {"mean", "mood/exact_match", "copy/loss"} <= outcome.metrics.keys()
+    manifest, tensors = read_adapter(outcome.folder)
+    assert [record.head for record in manifest.heads.values()] == [None, None]
+    assert not any(name.startswith("head") for name in tensors)
+    opened = open_adapter(outcome.folder, head="copy")
+    assert opened.task.template == "copy: {text}"
+    with pytest.raises(ConfigError, match="2 heads"):
+        open_adapter(outcome.folder)
