@@ -84,10 +84,11 @@ class Recipe:
             )
 
     def of_task(self, name: str) -> Recipe:
-        """Return the recipe of one of `tasks` alone."""
+        """Return the recipe of one of `tasks` alone, without what watches the mean of all."""
         own = self.tasks[name]
         task = self.task if own.task is None else own.task
-        return replace(self, task=task, data=own.data, tasks={}, mixing="size")
+        train = replace(self.train, best_metric=None, patience=None)
+        return replace(self, task=task, data=own.data, train=train, tasks={}, mixing="size")
 
     def to_yaml(self) -> str:
         """Return the recipe as YAML, for `read`."""

@@ -63,8 +63,7 @@ def read_data(recipe: Recipe) -> RunData:
 
 def _read_tasks(recipe: Recipe) -> RunData:
     """Read the data of several tasks, each as for a run of its own."""
-    whole = replace(recipe.train, best_metric=None, patience=None)  # checked for all together
-    parts = {name: read_data(replace(recipe.of_task(name), train=whole)) for name in recipe.tasks}
+    parts = {name: read_data(recipe.of_task(name)) for name in recipe.tasks}
     weights = {name: own.weight for name, own in recipe.tasks.items()}
     first = next(iter(parts.values()))
     data = RunData(
