@@ -181,6 +181,7 @@ PREDICTIONS = {
     "tagging": Tags(("B-PER",), (Entity("PER", "Ada", 0, 3),)),
     "question-answering": Answer("Ada", 0, 3, 5.21),
     "seq2seq": Generated("Die Katze schläft."),
+    "unified-qa": Generated("the cat"),
     "causal-lm": Generated("7"),
     "masked-lm": Filled("the glacier moves slowly", ({"slowly": 0.31, "fast": 0.07},)),
     "span-corruption": Generated("moves slowly"),

@@ -16,7 +16,9 @@ from transformers import PreTrainedModel
 from adapterhub._version import __version__
 from adapterhub.adapters.parts import (
     HEAD,
+    HEADS,
     AdapterHead,
+    NamedHead,
     OwnedParameter,
     PlacedModule,
     make_slot,
@@ -31,7 +33,7 @@ from adapterhub.backbones.weights import dtype_and_quantization, is_sharded, who
 from adapterhub.errors import AttachError, one_line
 from adapterhub.files.card import export_card
 from adapterhub.files.foundation import Foundation, write_copies
-from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead
+from adapterhub.files.manifest import BackboneRef, HeadRecord, Manifest, TaskHead
 from adapterhub.files.native import write_adapter
 from adapterhub.hooks.composition import Composition, adapter_names
 from adapterhub.hooks.forward_pass import ModelScope
@@ -107,9 +109,10 @@ class Adapter:
 
     While it is attached, its new tokens are in `tokenizer`, which shows its chat template,
     `template`, unless that of an adapter loaded later is shown. `occupied` are the slots of its
-    modules, with their keys there. `on` are the adapters below, which are active with it. A frozen
-    adapter has the files that it was loaded from in `foundation`; one that was loaded because
-    others are on it is detached with the last of them (`brought`).
+    modules, with their keys there. With several `heads`, `head` is the one that applies. `on` are
+    the adapters below, which are active with it. A frozen adapter has the files that it was loaded
+    from in `foundation`; one that was loaded because others are on it is detached with the last of
+    them (`brought`).
     """
 
     name: str
@@ -130,6 +133,8 @@ class Adapter:
     on: tuple[Adapter, ...] = ()
     foundation: Foundation | None = None
     brought: bool = False
+    heads: dict[str, AdapterHead] = field(default_factory=dict, init=False)
+    named_heads: dict[str, NamedHead] = field(default_factory=dict, init=False)
 
     def __repr__(self) -> str:
         methods = " + ".join(map(method_text, self.methods))
@@ -191,11 +196,18 @@ class Adapter:
         for changed in self.changed:
             factor = changed.method.rate(changed.name) if changed.method else 1.0
             yield changed.method, changed.rate * factor, changed.name, changed.own
-        for child, head in (self.head.own if self.head else {}).items():
-            for name, tensor in head.state_dict(keep_vars=True).items():
-                yield None, 1.0, f"{HEAD}.{child}.{name}", tensor
+        for prefix, head in self.all_heads():
+            for child, layer in head.own.items():
+                for name, tensor in layer.state_dict(keep_vars=True).items():
+                    yield None, 1.0, f"{prefix}.{child}.{name}", tensor
         for name, rows in (self.new_tokens.tensors() if self.new_tokens else {}).items():
             yield None, 1.0, name, rows
+
+    def all_heads(self) -> list[tuple[str, AdapterHead]]:
+        """List the heads with the beginning of the names of their tensors."""
+        if self.heads:
+            return [(f"{HEADS}.{name}", head) for name, head in self.heads.items()]
+        return [(HEAD, self.head)] if self.head else []
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the trainable parameters."""
@@ -252,8 +264,8 @@ class Adapter:
         """Convert or move what is not in the model now, but may be later."""
         for changed in self.changed:
             changed.convert(fn)
-        if self.head:
-            self.head.convert(self.model, fn)
+        for _, head in self.all_heads():
+            head.convert(self.model, fn)
         if self.new_tokens:
             self.new_tokens.convert(fn)
 
@@ -392,8 +404,9 @@ class Adapter:
             tokens=self.new_tokens.tokens if self.new_tokens else (),
             chat_template=metadata.chat_template or template,
             task=metadata.task or (kind if self.head else None),
-            labels=self.labels,
-            head=self._task_head(kind),
+            labels=() if self.named_heads else self.labels,
+            head=None if self.named_heads else self._task_head(kind),
+            heads=self._head_records(),
             on=tuple(each.ref for each in self.foundations()),
             training=metadata.training,
             metrics=metadata.metrics,
@@ -411,6 +424,20 @@ class Adapter:
             return None
         pooling = self.pooling.how if self.pooling else None
         return TaskHead(kind, self.problem_type, pooling)
+
+    def _head_records(self) -> dict[str, HeadRecord]:
+        """Return what the manifest says of several heads."""
+        pooling = self.pooling.how if self.pooling else None
+        return {
+            name: HeadRecord(
+                task=named.task,
+                labels=named.labels,
+                head=TaskHead(named.kind, self.heads[name].labels["problem_type"], pooling)
+                if name in self.heads
+                else None,
+            )
+            for name, named in sorted(self.named_heads.items())
+        }
 
     def _tokenizer_identity(self, snapshot: TokenizerSnapshot | None) -> str | None:
         if snapshot is None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from adapterhub.adapters.adapter import Adapter
-from adapterhub.adapters.parts import HEAD
+from adapterhub.adapters.parts import HEAD, HEADS
 from adapterhub.errors import AttachError, MismatchError
 from adapterhub.files.foundation import Foundation
 from adapterhub.files.manifest import Manifest
@@ -118,7 +118,7 @@ def frozen_part(manifest: Manifest) -> Manifest:
     left = {
         name: info
         for name, info in manifest.tensors.items()
-        if not name.startswith(f"{HEAD}.") and name not in fresh
+        if not name.startswith((f"{HEAD}.", f"{HEADS}.")) and name not in fresh
     }
     problems = [f"newly initialized: {n}" for n in sorted(fresh) if re.match(r"[a-z_]+\.\d+\.", n)]
     problems += [f"new token: {token.content!r}" for token in manifest.tokens]
@@ -129,7 +129,7 @@ def frozen_part(manifest: Manifest) -> Manifest:
             offenders=problems[:5],
             expected="an adapter that changes layers of the backbone, without new tokens",
         )
-    return replace(manifest, head=None, labels=(), tensors=left)
+    return replace(manifest, head=None, heads={}, labels=(), tensors=left)
 
 
 def freeze(adapter: Adapter, foundation: Foundation) -> None:

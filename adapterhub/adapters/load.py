@@ -25,7 +25,7 @@ from adapterhub.adapters.compatibility import (
     fit_head,
 )
 from adapterhub.adapters.foundations import attached_foundation, freeze, frozen_part
-from adapterhub.adapters.parts import HEAD
+from adapterhub.adapters.parts import HEAD, HEADS
 from adapterhub.adapters.passes import STRUCTURE_LOCK
 from adapterhub.adapters.state import ModelState, activated, bare, find_state
 from adapterhub.anatomy.build import anatomy_of
@@ -34,6 +34,7 @@ from adapterhub.backbones.task_models import MULTI_LABEL, REGRESSION
 from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.errors import warn_user
 from adapterhub.files.foundation import Foundation, check_foundations
+from adapterhub.files.heads import name_in_file, with_head
 from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo
 from adapterhub.files.native import read_manifest, read_tensors
 from adapterhub.interchange.formats import Format, detect
@@ -51,7 +52,7 @@ def load_folder(
     any_backbone: bool = False,
     any_tokenizer: bool = False,
     allow_pickle: bool = False,
-    head: bool = True,
+    head: bool | str = True,
     sha256: str | None = None,
     on: Sequence[Foundation] = (),
     foundation: Foundation | None = None,
@@ -68,31 +69,34 @@ def load_folder(
         any_backbone: skip the check of the fingerprint.
         any_tokenizer: skip the check of the tokenizer.
         allow_pickle: read tensors of other libraries from a pickle, without running code.
-        head: load the task head; otherwise the model keeps its own.
+        head: load the task head, or the one of this name of several; otherwise the model keeps its
+            own.
         sha256: the digest of the manifest, if the files were verified before.
         on: the adapters that it was trained on, with their files.
         foundation: load it frozen, without its head, for others to be on; what to record of it.
 
     Raises:
+        ConfigError: the adapter has several heads and none is named, or it has not this one.
         FileError: the files are broken.
         MismatchError: the adapter is for another backbone or tokenizer, or tensors do not fit.
         AttachError: the name is taken.
     """
     folder = Path(folder)
     if sha256 is None and (form := detect(folder)):
-        imported = _translate(form, folder, model, allow_pickle, head)
+        imported = _translate(form, folder, model, allow_pickle, bool(head))
         return load_imported(model, imported, name=name, any_backbone=any_backbone)
     manifest = read_manifest(folder, sha256)
     check_foundations(manifest, on)
     snapshot = snapshot_for(model, tokenizer)
     if snapshot and not any_tokenizer:
         check_tokenizer(manifest, snapshot)
-    saved = _SavedAdapter(folder, manifest, _selected(manifest, head, foundation), foundation)
+    selected = _selected(manifest, head, foundation)
+    saved = _SavedAdapter(folder, manifest, selected, head, foundation)
     checks = {"any_backbone": any_backbone, "any_tokenizer": any_tokenizer, "tokenizer": tokenizer}
     with STRUCTURE_LOCK, _brought(model, on, checks) as below, bare(model) as state, skip_init():
         if not any_backbone:
             check_backbone(manifest, state)
-        adapter = saved.build(state, name or manifest.name, snapshot)
+        adapter = saved.build(state, name or selected.name, snapshot)
         adapter.on = below
         state.add(adapter)
     if not any_backbone:
@@ -100,11 +104,13 @@ def load_folder(
     return adapter
 
 
-def _selected(manifest: Manifest, head: bool, foundation: Foundation | None) -> Manifest:
-    """Return what is loaded of an adapter."""
+def _selected(manifest: Manifest, head: bool | str, foundation: Foundation | None) -> Manifest:
+    """Return what is loaded of an adapter, with the head to load, if there is one to load."""
     if foundation:
         return frozen_part(manifest)
-    return manifest if head else _without_head(manifest)
+    if head is False:
+        return _without_head(manifest)
+    return with_head(manifest, None if head is True else head)
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,7 @@ class _SavedAdapter:
     folder: Path
     manifest: Manifest
     selected: Manifest
+    head: bool | str
     foundation: Foundation | None
 
     def build(self, state: ModelState, name: str, snapshot: TokenizerSnapshot | None) -> Adapter:
@@ -124,7 +131,7 @@ class _SavedAdapter:
         pooling = selected.head.pooling if selected.head else None
         adapter = build_adapter(state, methods, name, selected.tokens, snapshot, pooling)
         fit_head(selected, adapter)
-        adapter.metadata = _metadata(self.manifest)
+        adapter.metadata = _metadata(self.manifest if self.foundation else selected)
         adapter.template = self.manifest.chat_template
         if self.foundation:
             adapter.changed = [c for c in adapter.changed if c.method is not None]
@@ -132,7 +139,7 @@ class _SavedAdapter:
             freeze(adapter, self.foundation)
         check_tensors(selected, adapter)
         tensors = read_tensors(self.folder, self.manifest)
-        _copy({name: tensors[name] for name in selected.tensors}, adapter)
+        _copy(_chosen_tensors(tensors, selected, self.head), adapter)
         return adapter
 
 
@@ -238,9 +245,24 @@ def _translate(
         return form.read(folder, state.anatomy, allow_pickle=allow_pickle, head=head)
 
 
+def _chosen_tensors(
+    tensors: Mapping[str, Tensor], selected: Manifest, head: bool | str
+) -> dict[str, Tensor]:
+    """Return the tensors to load under the names of an adapter with one head.
+
+    Args:
+        tensors: those of the file.
+        selected: the manifest with the head to load.
+        head: the head, as for `load_folder`.
+    """
+    chosen = head if isinstance(head, str) else None
+    return {name: tensors[name_in_file(name, chosen)] for name in selected.tensors}
+
+
 def _without_head(manifest: Manifest) -> Manifest:
-    tensors = {n: t for n, t in manifest.tensors.items() if not n.startswith(f"{HEAD}.")}
-    return replace(manifest, head=None, labels=(), tensors=tensors)
+    prefixes = (f"{HEAD}.", f"{HEADS}.")
+    tensors = {n: t for n, t in manifest.tensors.items() if not n.startswith(prefixes)}
+    return replace(manifest, head=None, heads={}, labels=(), tensors=tensors)
 
 
 def _manifest_of(imported: ImportedAdapter, config: PreTrainedConfig) -> Manifest:

@@ -31,6 +31,7 @@ from adapterhub.methods._base import Method
 from adapterhub.methods._site_module import EmbeddingModule, SiteModule
 
 HEAD = "head"
+HEADS = "heads"  # the first part of the names of tensors of several heads
 LABEL_FIELDS = ("id2label", "label2id", "problem_type")
 
 
@@ -100,6 +101,15 @@ class OwnedParameter:
             out.data = fn(out.data)
             if out.grad is not None:
                 out.grad.data = fn(out.grad.data)
+
+
+@dataclass(frozen=True)
+class NamedHead:
+    """The task of one of several heads: its name, the kind of model, and the user's classes."""
+
+    task: str
+    kind: str
+    labels: tuple[str, ...] = ()
 
 
 @dataclass

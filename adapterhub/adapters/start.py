@@ -11,7 +11,7 @@ import torch
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attach import snapshot_for
 from adapterhub.adapters.compatibility import check_backbone, check_tokenizer, check_values
-from adapterhub.adapters.parts import HEAD
+from adapterhub.adapters.parts import HEAD, HEADS
 from adapterhub.adapters.state import get_state
 from adapterhub.errors import MismatchError
 from adapterhub.files.manifest import Manifest
@@ -109,7 +109,7 @@ def _differences(manifest: Manifest, adapter: Adapter) -> Iterator[str]:
 
 
 def _is_of_head(name: str) -> bool:
-    return name.startswith(f"{HEAD}.")
+    return name.startswith((f"{HEAD}.", f"{HEADS}."))
 
 
 def _is_fresh(name: str) -> bool:
@@ -121,6 +121,8 @@ def _head(manifest: Manifest, adapter: Adapter) -> StartedHead:
     """Return whether the head of a saved adapter fits a new one's task, labels and sizes."""
     if adapter.head is None:
         return StartedHead(False)
+    if manifest.heads:
+        return StartedHead(False, "it has several")
     if manifest.head is None:
         return StartedHead(False, "it has none")
     if manifest.labels != adapter.labels:

@@ -36,6 +36,8 @@ allow_finding_option = click.option(
 )
 backbone_option = click.option("--backbone", help="Only for this backbone: its id or fingerprint.")
 
+head_option = click.option("--head", metavar="NAME", help="Which head, of an adapter with several.")
+
 
 def _require(context: click.Context, parameter: click.Parameter, value: bool) -> None:
     if value:

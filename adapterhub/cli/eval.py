@@ -10,7 +10,7 @@ import click
 from adapterhub.cli._data_form import data_form_options
 from adapterhub.cli._format import examples as example_lines
 from adapterhub.cli._format import print_facts, print_json, say
-from adapterhub.cli._publishing import registry_option, require_signature_option
+from adapterhub.cli._publishing import head_option, registry_option, require_signature_option
 from adapterhub.errors import ConfigError
 from adapterhub.status import doing, reading
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 @click.option("--label", help="Label column.")
 @click.option("--target", "eval_target", help="File of target texts, one per line.")
 @data_form_options
+@head_option
 @click.option("--task", help="Without ADAPTER: the task of the backbone.")
 @click.option("--examples", help="Without ADAPTER: data for few-shot examples.")
 @click.option("--shots", type=click.IntRange(1), help="Few-shot examples per label.")
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 def command(
     reference: str | None,
     data: str,
+    head: str | None,
     task: str | None,
     backbone: str | None,
     registry: str | None,
@@ -65,7 +67,10 @@ def command(
 
     if backbone:
         check_backbone_options(backbone)
-    record = read_training_record(reference, registry) if reference else _untrained(backbone, task)
+    if reference:
+        record = read_training_record(reference, registry, head)
+    else:
+        record = _untrained(backbone, task)
     chosen = {name: value for name, value in columns.items() if value is not None}
     options = replace(record.data, **chosen)
     if reference:
@@ -80,7 +85,7 @@ def command(
         from adapterhub.inference.open import open_adapter, open_backbone
 
     if reference:
-        opened = open_adapter(reference, backbone, registry=registry)
+        opened = open_adapter(reference, backbone, registry=registry, head=head)
     else:
         opened = open_backbone(str(backbone), prompted)
     with doing("evaluating"):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from adapterhub.cli._format import examples, say
-from adapterhub.cli._publishing import registry_option, require_signature_option
+from adapterhub.cli._publishing import head_option, registry_option, require_signature_option
 from adapterhub.errors import ConfigError
 from adapterhub.status import doing
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 @click.option("--method", help="Method spec to check, without ADAPTER.")
 @click.option("--backbone", help="Load the backbone from this Hub id or folder.")
 @click.option("--task", help="Kind of model, such as causal-lm, if not recorded.")
+@head_option
 @registry_option
 @require_signature_option
 @click.option(
@@ -51,6 +52,7 @@ def command(
     method: str | None,
     backbone: str | None,
     task: str | None,
+    head: str | None,
     registry: str | None,
     max_lora_rank: int,
 ) -> None:
@@ -64,7 +66,7 @@ def command(
     if target:
         _check(target, source, method, backbone, task, max_lora_rank, registry)
     elif source and output:
-        _export(source, form, output, overwrite, backbone, task, registry)
+        _export(source, form, output, overwrite, backbone, task, head, registry)
     else:
         raise ConfigError(
             "nothing to export",
@@ -80,15 +82,17 @@ def _export(
     overwrite: bool,
     backbone: str | None,
     task: str | None,
+    head: str | None,
     registry: str | None,
 ) -> None:
     from adapterhub.backbones.early_checks import check_backbone_options
+    from adapterhub.files.heads import with_head
     from adapterhub.files.native import read_manifest
     from adapterhub.files.run_folder import backbone_of_adapter
     from adapterhub.registry.pull import pull_verified
 
     fetched = pull_verified(source, registry=registry)
-    manifest = read_manifest(fetched.folder)
+    manifest = with_head(read_manifest(fetched.folder), head)
     place, revision = backbone_of_adapter(fetched.folder, manifest, backbone)
     check_backbone_options(place)
     with doing("loading torch"):
@@ -98,7 +102,8 @@ def _export(
     kind = _kind(task or manifest.task)
     with doing(f"loading {place}"):
         model, _ = load_backbone(place, task=kind, labels=manifest.labels, revision=revision)
-    adapter = load_folder(model, fetched.folder, sha256=fetched.digest, on=fetched.on)
+    chosen = head or True
+    adapter = load_folder(model, fetched.folder, sha256=fetched.digest, head=chosen, on=fetched.on)
     adapter.export(output, format=form, overwrite=overwrite)
     say(f"{output}: {manifest.name} in {form} format")
 

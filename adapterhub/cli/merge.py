@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from adapterhub.cli._format import print_json, say
-from adapterhub.cli._publishing import registry_option, require_signature_option
+from adapterhub.cli._publishing import head_option, registry_option, require_signature_option
 from adapterhub.errors import ConfigError
 from adapterhub.status import doing
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     help="Largest accepted difference, relative to the largest logit (default: 1e-4 in fp32, "
     "0.01 in fp16, 0.1 in bf16, no limit with --requantize).",
 )
+@head_option
 @registry_option
 @require_signature_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -45,6 +46,7 @@ def command(
     reference: str,
     output: str,
     backbone: str | None,
+    head: str | None,
     registry: str | None,
     base_dtype: str | None,
     requantize: bool,
@@ -66,7 +68,7 @@ def command(
             f"--base-dtype {base_dtype} loads the backbone unquantized, --requantize quantized",
             expected="one of the two",
         )
-    _check_files(reference, output, backbone, registry)
+    _check_files(reference, output, backbone, registry, head)
     with doing("loading torch"):
         from adapterhub.backbones.weights import dtype_and_quantization
         from adapterhub.inference.open import load_for_merging
@@ -76,8 +78,9 @@ def command(
             write_checkpoint,
         )
 
+    dtype_of_base = None if requantize else base_dtype or "fp32"
     adapter, tokenizer = load_for_merging(
-        reference, backbone, None if requantize else base_dtype or "fp32", registry=registry
+        reference, backbone, dtype_of_base, registry=registry, head=head
     )
     model = adapter.model
     base, (dtype, kind) = model.config._name_or_path, dtype_and_quantization(model, {})
@@ -100,14 +103,24 @@ def command(
     say(call)
 
 
-def _check_files(reference: str, output: str, backbone: str | None, registry: str | None) -> None:
-    """Check what can be checked before torch is imported."""
+def _check_files(
+    reference: str, output: str, backbone: str | None, registry: str | None, head: str | None
+) -> None:
+    """Check what can be checked before torch is imported.
+
+    Args:
+        reference: the adapter.
+        output: the folder of the checkpoint.
+        backbone: where to load the backbone from, if it was given.
+        registry: the registry that was given.
+        head: which of several heads.
+    """
     from adapterhub.backbones.early_checks import check_backbone_options
     from adapterhub.files.atomic import check_place
     from adapterhub.inference.record import read_training_record
 
     check_place(Path(output), overwrite=False, replaceable=())
-    read_training_record(reference, registry)
+    read_training_record(reference, registry, head)
     if backbone:
         check_backbone_options(backbone)
 

@@ -12,7 +12,7 @@ import click
 from adapterhub.cli._data_form import data_form_options
 from adapterhub.cli._format import examples as example_lines
 from adapterhub.cli._format import print_json, say, say_text
-from adapterhub.cli._publishing import registry_option, require_signature_option
+from adapterhub.cli._publishing import head_option, registry_option, require_signature_option
 from adapterhub.errors import DataError, one_line
 from adapterhub.status import doing, reading
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     help="With TEXT: the second or a further text; with --data: its column.",
 )
 @data_form_options
+@head_option
 @click.option("--backbone", help="Load the backbone from this Hub id or folder.")
 @registry_option
 @require_signature_option
@@ -47,6 +48,7 @@ def command(
     data: str | None,
     text: str | None,
     pair: tuple[str, ...],
+    head: str | None,
     backbone: str | None,
     registry: str | None,
     as_json: bool,
@@ -62,7 +64,7 @@ def command(
 
     if backbone:
         check_backbone_options(backbone)
-    record = read_training_record(reference, registry)
+    record = read_training_record(reference, registry, head)
     task = record.task
     if pair and task.fields(record.data) == 1:
         raise DataError("--pair gives a second text, but the adapter was trained on single texts")
@@ -83,7 +85,7 @@ def command(
     with doing("loading torch"):
         from adapterhub.inference.open import open_adapter
 
-    opened = open_adapter(reference, backbone, registry=registry)
+    opened = open_adapter(reference, backbone, registry=registry, head=head)
     for example, prediction in zip(examples, opened.predict(examples), strict=True):
         shown = task.shown(example)
         if as_json:

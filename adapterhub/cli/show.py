@@ -51,6 +51,7 @@ def command(
     """
     from adapterhub.files.card import built_from, started_from
     from adapterhub.files.foundation import chain_text
+    from adapterhub.files.heads import heads_text
     from adapterhub.files.manifest import to_json
     from adapterhub.files.native import read_card, read_manifest
     from adapterhub.registry.published_files import name_to_publish
@@ -76,7 +77,8 @@ def command(
     facts = {
         "versions": _versions_text(versions),
         "about": manifest.description or "",
-        "task": _task_text(manifest),
+        "task": "" if manifest.heads else _task_text(manifest),
+        "heads": heads_text(manifest),
         "method": _methods_text(manifest),
         "starts from": started_from(manifest),
         "on top of": chain_text(fetched.on),
@@ -91,7 +93,8 @@ def command(
     }
     for name, text in facts.items():
         _print_fact(name, text)
-    for number, line in enumerate(_uses(reference, registry)):
+    head = next(iter(manifest.heads), None)
+    for number, line in enumerate(_uses(reference, registry, head)):
         say(f"{'' if number else 'use it':{_WIDTH}}{line}")
     _print_own_text(read_card(folder), entry.name if entry else manifest.name, reference)
 
@@ -164,7 +167,7 @@ def _backbone_text(manifest: Manifest) -> str:
 
 def _scores_text(manifest: Manifest) -> str:
     """List the metrics, the main one of the task first."""
-    main = main_metric(manifest.task)
+    main = "mean" if manifest.heads else main_metric(manifest.task)
     names = sorted(manifest.metrics, key=lambda name: (name != main, name))
     return ", ".join(f"{name} {manifest.metrics[name]:.3f}" for name in names)
 
@@ -209,10 +212,16 @@ def _signed_text(parsed: Reference, folder: Path, entry: Entry | None) -> str:
         return f"not checked: {error.problem}"
 
 
-def _uses(reference: str, registry: str | None) -> Iterator[str]:
-    """Yield the lines that use an adapter."""
-    option = f" --registry {registry}" if registry else ""
-    argument = f', registry="{registry}"' if registry else ""
+def _uses(reference: str, registry: str | None, head: str | None) -> Iterator[str]:
+    """Yield the lines that use an adapter.
+
+    Args:
+        reference: what the user typed for it.
+        registry: the registry that the user named.
+        head: one of several heads.
+    """
+    option = f" --registry {registry}" * bool(registry) + f" --head {head}" * bool(head)
+    argument = f', registry="{registry}"' * bool(registry) + f', head="{head}"' * bool(head)
     yield f'adapterhub predict {reference}{option} "a text"'
     yield f"adapterhub eval {reference}{option} --data FILE"
     yield f'ah.load(model, "{reference}"{argument})'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -35,6 +35,9 @@ from adapterhub.training.options import TrainOptions
 from adapterhub.training.recipe import NAMES, SPECS, Recipe, read
 from adapterhub.training.recipe_stages import read_staged
 from adapterhub.training.sweep import parse_sweep
+
+if TYPE_CHECKING:
+    from adapterhub.training.run_data import RunData
 
 # Section of the help text -> flag -> (option of the recipe, what the flag takes). All other options
 # are given as KEY=VALUE.
@@ -225,7 +228,7 @@ def command(
         _print_plan(prepared)
     elif is_main():
         _print_outcome(outcome)
-        _print_next(Path(recipe.output), data.task.fields(recipe.data), bool(outcome.page))
+        _print_next(Path(recipe.output), data, bool(outcome.page))
         if open_report and outcome.page:
             open_page(outcome.page)
 
@@ -297,6 +300,8 @@ def _print_plan(prepared: Any) -> None:
     for site, method, count in plan.sites:
         sites.add_row(site, method, count_text(count))
     print_table(sites)
+    if plan.tasks:
+        _print_tasks(plan.tasks)
     share = f"{plan.trainable / plan.backbone:.2%} of the backbone"
     facts = {
         "backbone": f"{recipe.backbone}, {count_text(plan.backbone)} parameters",
@@ -313,6 +318,16 @@ def _print_plan(prepared: Any) -> None:
         "memory, total": f"{bytes_text(sum(plan.memory.values()))} (estimate)",
     }
     print_facts(facts, width=24)
+
+
+def _print_tasks(tasks: Sequence[Any]) -> None:
+    """Print what each of several tasks gets of the run."""
+    columns = ("task", "kind", "rows", "share", "steps", "weight")
+    table = PlainTable(*columns, title="Tasks", title_justify="left")
+    for each in tasks:
+        share, weight = f"{each.share:.1%}", f"{each.weight:g}"
+        table.add_row(each.name, each.task, f"{each.rows:,}", share, f"{each.steps:,}", weight)
+    print_table(table)
 
 
 def _print_outcome(outcome: Any) -> None:
@@ -340,16 +355,19 @@ def _print_verdict(said: Sequence[str]) -> None:
         say(f"{'' if number else 'best':12} {line}")
 
 
-def _print_next(run: Path, texts: int, has_page: bool) -> None:
+def _print_next(run: Path, data: RunData, has_page: bool) -> None:
     """Print what to type next.
 
     Args:
         run: the run folder.
-        texts: the number of texts of an example, 0 for several.
+        data: its data.
         has_page: whether it has a page to open.
     """
+    head, first = next(iter(data.parts.items()), ("", data))
+    texts = first.task.fields(first.options)
     place, pair = shlex.quote(str(run)), ' --pair "another"' * (texts != 1)
-    say(f'{"next":12} adapterhub predict {place} "a text"{pair}')
+    which = f" --head {head}" * bool(head)
+    say(f'{"next":12} adapterhub predict {place}{which} "a text"{pair}')
     say(f"{'':12} adapterhub publish {place}")
     if has_page:
         say(f"{'':12} adapterhub report {place} --open")

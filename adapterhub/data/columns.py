@@ -32,6 +32,8 @@ WANTS: Mapping[str, Wants] = {
     "targets": {"text": "prompt", "label": "target"},
     "tags": {"text": "tokens", "label": "tags"},
     "answers": {"text": "question", "pair": "context", "label": "answers"},
+    "questions": {"text": "question", "pair": "context", "label": "target"},
+    "questions with choices": {"text": "question", "choices": "choices", "label": "chosen"},
     "choices": {"text": "stem", "choices": "choices", "label": "chosen"},
 }
 """What tasks want, by what they learn."""

@@ -21,6 +21,7 @@ from typing import Any
 from adapterhub._version import __version__
 from adapterhub.config.yaml import MAX_BYTES, dump_yaml, parse_mapping
 from adapterhub.errors import ConfigError
+from adapterhub.files.heads import heads_text, with_head
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.markdown import code_block, literal, table
 
@@ -31,6 +32,7 @@ _MOST_LABELS = 20
 _MULTI_LABEL = "multi_label_classification"  # a problem type of transformers
 _SIGMOID = "the probability of each is the sigmoid of its logit."
 _MOST_RECIPE = 20_000
+_MOST_HEADS = 1_000  # characters of the description of several heads
 _MOST_FACT = 100  # characters of a free value of the training record
 # On lines of their own: the code in a block may contain the comments too.
 _START_LINE, _END_LINE = (re.compile(rf"^{mark}[ \t]*$", re.M) for mark in (_START, _END))
@@ -194,7 +196,9 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "on top of", literal("; ".join(f"{r}, sha256 {r.digest[:12]}" for r in manifest.on))
     if copied := built_from(manifest):
         yield "built from", literal("; ".join(copied))
-    if manifest.task:
+    if manifest.heads:
+        yield "heads", literal(_short(heads_text(manifest)))
+    elif manifest.task:
         yield "task", manifest.task
     if manifest.labels:
         several = manifest.head is not None and manifest.head.problem_type == _MULTI_LABEL
@@ -214,13 +218,16 @@ def _results(manifest: Manifest) -> Iterator[str]:
 
 
 def _native(manifest: Manifest, reference: str, peft: InPeft | None) -> str:
-    kind = model_kind(manifest) or (peft.kind if peft else None)
+    head = next(iter(manifest.heads), None)
+    chosen = with_head(manifest, head)
+    kind = model_kind(chosen) or (peft.kind if peft else None)
     task = f", task={kind!r}" if kind else ""
-    labels = f", labels={list(manifest.labels)!r}" if manifest.labels else ""
+    labels = f", labels={list(chosen.labels)!r}" if chosen.labels else ""
+    which = f", head={head!r}" if head else ""
     lines = (
         "import adapterhub as ah",
         f"model, tokenizer = ah.load_backbone({manifest.backbone.location!r}{task}{labels})",
-        f"ah.load(model, {reference!r})",
+        f"ah.load(model, {reference!r}{which})",
     )
     return f"With adapterhub:\n\n{code_block('python', lines)}"
 
@@ -291,6 +298,10 @@ def _origin_text(start: object) -> str:
 
 def _fact(record: dict[str, Any], name: str, most: int = _MOST_FACT) -> str:
     return literal(str(record.get(name))[:most])
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_HEADS else f"{text[:_MOST_HEADS]}..."
 
 
 def _methods(manifest: Manifest) -> tuple[str, ...]:

@@ -81,6 +81,15 @@ class TaskHead:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadRecord:
+    """One of several heads: its task, its labels, and the head; None for a language model's own."""
+
+    task: str
+    labels: tuple[str, ...] = ()
+    head: TaskHead | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class NewToken:
     """A token added to the backbone's tokenizer: text, id, and the flags of `AddedToken`."""
 
@@ -131,8 +140,9 @@ class Manifest:
     `methods` is the normalised method spec, one `{name: {option: value}}` each, with all options;
     `tokenizer` is the identity of the backbone's tokenizer without the new `tokens`; `training`
     contains the recipe, the data hash and the seed; `on` lists the adapters below this one, which
-    gets their outputs; `tensors` and `files` (sha256 of the tensor file) are filled on saving.
-    `description`, `license`, `language` and `tags` are for registries.
+    gets their outputs; `tensors` and `files` (sha256 of the tensor file) are filled on saving. With
+    several `heads`, by name, `labels` and `head` are empty, and the tensors of a head are called
+    `heads.NAME.*`. `description`, `license`, `language` and `tags` are for registries.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -147,6 +157,7 @@ class Manifest:
     labels: tuple[str, ...] = ()
     head: TaskHead | None = None
     on: tuple[FoundationRef, ...] = ()
+    heads: dict[str, HeadRecord] = field(default_factory=dict)
     tensors: dict[str, TensorInfo] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
@@ -254,22 +265,30 @@ def _tree(manifest: Manifest) -> dict[str, Any]:
     backbone = _fields(manifest.backbone)
     if backbone["identity"] is None:  # files of version 1 keep their bytes
         del backbone["identity"]
-    head = _fields(manifest.head) if manifest.head else None
-    if head and head["pooling"] is None:
-        del head["pooling"]
     fields = _fields(manifest)
-    if not manifest.on:  # others can be read by older versions
-        del fields["on"]
-    else:
-        fields["on"] = [_fields(each) for each in manifest.on]
-    return {
+    heads = {name: _head_tree(record) for name, record in fields.pop("heads").items()}
+    on = [_fields(each) for each in fields.pop("on")]
+    return {  # without heads and foundations, files can be read by older versions
         **fields,
+        **({"heads": heads} if heads else {}),
+        **({"on": on} if on else {}),
         "backbone": backbone,
-        "head": head,
+        "head": _task_head_tree(manifest.head),
         "metrics": {name: _as_float(value) for name, value in manifest.metrics.items()},
         "tensors": {name: _fields(info) for name, info in manifest.tensors.items()},
         "tokens": [_fields(token) for token in manifest.tokens],
     }
+
+
+def _task_head_tree(head: TaskHead | None) -> dict[str, Any] | None:
+    tree = _fields(head) if head else None
+    if tree and tree["pooling"] is None:
+        del tree["pooling"]
+    return tree
+
+
+def _head_tree(record: HeadRecord) -> dict[str, Any]:
+    return {**_fields(record), "head": _task_head_tree(record.head)}
 
 
 def _fields(record: Any) -> dict[str, Any]:
@@ -282,19 +301,25 @@ def _as_float(value: Any) -> Any:
 
 
 def _build(tree: dict[str, Any]) -> Manifest:
-    fields = {name: tree.get(name, ()) for name in Manifest.__dataclass_fields__}
+    fields = {name: tree[name] for name in Manifest.__dataclass_fields__ if name in tree}
     for name in ("methods", "labels", "language", "tags"):
         fields[name] = tuple(tree[name])
     fields["backbone"] = _build_record(BackboneRef, tree["backbone"])
     fields["head"] = _build_record(TaskHead, tree["head"]) if tree["head"] else None
+    fields["heads"] = {name: _build_head(each) for name, each in (tree.get("heads") or {}).items()}
     fields["tokens"] = tuple(_build_record(NewToken, token) for token in tree["tokens"])
-    fields["on"] = tuple(_build_record(FoundationRef, each) for each in fields["on"])
+    fields["on"] = tuple(_build_record(FoundationRef, each) for each in tree.get("on") or ())
     fields["metrics"] = {name: float(value) for name, value in tree["metrics"].items()}
     fields["tensors"] = {
         name: TensorInfo(info["dtype"], tuple(info["shape"]))
         for name, info in tree["tensors"].items()
     }
     return Manifest(**fields)
+
+
+def _build_head(tree: Mapping[str, Any]) -> HeadRecord:
+    head = _build_record(TaskHead, tree["head"]) if tree["head"] else None
+    return HeadRecord(tree["task"], tuple(tree["labels"]), head)
 
 
 def _build_record(cls: Any, tree: Mapping[str, Any]) -> Any:
@@ -422,6 +447,12 @@ _foundation = schema.record(
         ),
     }
 )
+_heads = schema.mapping(
+    schema.text(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}", "a name of 1 to 40 of A-Z a-z 0-9 _ -"),
+    schema.record({"task": _word, "labels": _labels, "head": _head}),
+    0,
+    100,
+)
 _token = schema.record(
     {
         "content": schema.text(r"(?s).{1,1000}", "a token of 1 to 1000 characters"),
@@ -455,5 +486,8 @@ _SCHEMA = schema.record(
         "tags": _tags,
         "sha256": _sha256,
     },
-    optional={"on": schema.sequence(_foundation, 0, MOST_FOUNDATIONS)},
+    optional={
+        "heads": _heads,
+        "on": schema.sequence(_foundation, 0, MOST_FOUNDATIONS),
+    },
 )

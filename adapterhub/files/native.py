@@ -11,9 +11,9 @@ A writer MUST
  - write all three files; `adapter.json` contains the sha256 of the tensor file and the dtype and
    shape of each tensor. The card has no sha256, so editing it does not break the adapter;
  - name tensors by site id, method and parameter (`encoder.0.attn.q.lora.A`), by head
-   (`head.classifier.weight`) or `tokens.*` (rows of new tokens): 1 to 256 of `A-Z a-z 0-9 _ . -`,
-   no `..`. Names do not contain the adapter name, so renaming an adapter does not change its
-   tensors;
+   (`head.classifier.weight`; with several `heads.rte.classifier.weight`) or `tokens.*` (rows of
+   new tokens): 1 to 256 of `A-Z a-z 0-9 _ . -`, no `..`. Names do not contain the adapter name, so
+   renaming an adapter does not change its tensors;
  - write canonical bytes: the same adapter has the same sha256 on every machine and with every hash
    seed, and contains no absolute path;
  - write every option of every method and every field of the manifest;

@@ -44,6 +44,11 @@ def checked_copies(
         problems.append("no tensors: the adapter is empty")
     if manifest.head and not any(str(name).startswith("head.") for name in tensors):
         problems.append("the manifest has a task head, but no tensor is named head.*")
+    problems += [
+        f"the manifest has the head {name!r}, but no tensor is named heads.{name}.*"
+        for name, record in manifest.heads.items()
+        if record.head and not any(str(each).startswith(f"heads.{name}.") for each in tensors)
+    ]
     if not problems:
         problems = size_problems(sum(tensor_info(t).nbytes for t in tensors.values()))
     if problems:

@@ -14,6 +14,7 @@ from adapterhub.adapters.load import load_folder
 from adapterhub.backbones.load import load_backbone
 from adapterhub.backbones.task_models import TASK_MODELS
 from adapterhub.errors import ConfigError, MergeError, warn_user
+from adapterhub.files.heads import with_head
 from adapterhub.files.native import read_manifest
 from adapterhub.files.run_folder import backbone_of_adapter
 from adapterhub.inference.record import training_record
@@ -58,6 +59,7 @@ def open_adapter(
     backbone: str | None = None,
     *,
     registry: str | Path | None = None,
+    head: str | None = None,
 ) -> Predictor:
     """Load an adapter on its backbone.
 
@@ -66,9 +68,10 @@ def open_adapter(
         backbone: where to load the backbone from, if not from the id in the manifest; its
             fingerprint must match.
         registry: the folder of the local registry, if not the default one.
+        head: which of several heads.
 
     Raises:
-        ConfigError: the reference is malformed.
+        ConfigError: the reference is malformed, or several heads and none is named.
         RegistryError: the reference cannot be resolved.
         FileError: the folder has no adapter, or its files are broken.
         BackboneError: the backbone cannot be loaded.
@@ -76,10 +79,12 @@ def open_adapter(
     """
     fetched = pull_verified(reference, registry=registry)
     folder = fetched.folder
-    record = training_record(read_manifest(folder))
-    model, tokenizer = load_bare_backbone(folder, backbone)
+    record = training_record(with_head(read_manifest(folder), head))
+    model, tokenizer = load_bare_backbone(folder, backbone, head=head)
     make_ready(model)
-    labels = load_folder(model, folder, sha256=fetched.digest, on=fetched.on).labels
+    chosen = head or True
+    adapter = load_folder(model, folder, sha256=fetched.digest, head=chosen, on=fetched.on)
+    labels = adapter.labels
     limit = min(record.max_length, max_positions(model))
     setting = Setting(tokenizer, limit, labels, record.seed, max_positions(model))
     return Predictor(model, record.task, setting)
@@ -116,6 +121,7 @@ def load_for_merging(
     dtype: str | None = "fp32",
     name: str | None = None,
     registry: str | Path | None = None,
+    head: str | None = None,
 ) -> tuple[Adapter, PreTrainedTokenizerBase]:
     """Load an adapter on its backbone in one dtype, with its tokenizer.
 
@@ -126,8 +132,10 @@ def load_for_merging(
             training.
         name: a new name for the adapter.
         registry: the folder of the local registry, if not the default one.
+        head: which of several heads.
 
     Raises:
+        ConfigError: the adapter has several heads and none is named, or it has not this one.
         MergeError: `dtype` is None, but the backbone was not quantized in training.
         FileError: the folder has no adapter, or its files are broken.
         BackboneError: the backbone cannot be loaded.
@@ -142,8 +150,9 @@ def load_for_merging(
             "quantize again",
             hint="adapterhub merge without --requantize",
         )
-    model, tokenizer = load_bare_backbone(files, backbone, dtype, quantize)
-    adapter = load_folder(model, files, name=name, sha256=fetched.digest, on=fetched.on)
+    model, tokenizer = load_bare_backbone(files, backbone, dtype, quantize, head=head)
+    chosen, digest = head or True, fetched.digest
+    adapter = load_folder(model, files, name=name, sha256=digest, head=chosen, on=fetched.on)
     return adapter, tokenizer
 
 
@@ -152,6 +161,7 @@ def load_bare_backbone(
     backbone: str | None = None,
     dtype: str | None = None,
     quantize: str | None = None,
+    head: str | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the backbone of an adapter, for its task but without the adapter, and its tokenizer.
 
@@ -161,11 +171,13 @@ def load_bare_backbone(
         dtype: the dtype of the weights; None loads them in the dtype and quantization of the
             training recipe.
         quantize: a quantization that replaces the recipe's.
+        head: which of several heads.
 
     Raises:
+        ConfigError: the adapter has several heads and none is named, or it has not this one.
         BackboneError: the backbone cannot be loaded.
     """
-    manifest = read_manifest(folder)
+    manifest = with_head(read_manifest(folder), head)
     location, revision = backbone_of_adapter(folder, manifest, backbone)
     recipe = {} if dtype else manifest.training.get("recipe", {})
     with doing(f"loading {location}"):

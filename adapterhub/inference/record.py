@@ -10,6 +10,7 @@ from typing import Any
 from adapterhub.config.options import from_dict, is_neutral, options_of
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError, FileError
+from adapterhub.files.heads import with_head
 from adapterhub.files.manifest import Manifest
 from adapterhub.files.native import read_manifest
 from adapterhub.registry.pull import pull
@@ -44,14 +45,21 @@ class _RecordedOptions:
 
 
 def read_training_record(
-    reference: str | Path, registry: str | Path | None = None
+    reference: str | Path, registry: str | Path | None = None, head: str | None = None
 ) -> TrainingRecord:
     """Read the training record of an adapter, without loading a model.
 
+    Args:
+        reference: a reference to an adapter, or the folder of an adapter or a run.
+        registry: the folder of the local registry, if not the default one.
+        head: which of several heads.
+
     Raises:
+        ConfigError: the adapter has several heads and none is named, or it has not this one.
         FileError: the adapter is missing, or its files or its training record are broken.
     """
-    return training_record(read_manifest(pull(reference, registry=registry)))
+    manifest = read_manifest(pull(reference, registry=registry))
+    return training_record(with_head(manifest, head))
 
 
 def training_record(manifest: Manifest) -> TrainingRecord:

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from adapterhub.errors import printable
 from adapterhub.files.atomic import replace_file
+from adapterhub.files.heads import heads_text
 from adapterhub.pages.figures import Points, line_chart
 from adapterhub.pages.run_files import Line, RunFiles, lower_is_better, read_run, submapping
 from adapterhub.pages.sections import Chart, Section, prediction_sections
@@ -215,8 +216,10 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         "weights": f"fingerprint {backbone.fingerprint}" if backbone else None,
         "quantization": backbone.quantization if backbone else recipe.get("quantize"),
         "method": _specs(recipe.get("method")),
-        "task": _specs(recipe.get("task")),
+        "task": None if recipe.get("tasks") else _specs(recipe.get("task")),
         "labels": _cut(", ".join(manifest.labels)) if manifest else None,
+        "heads": _cut(heads_text(manifest)) if manifest else None,
+        "mixing": _specs(recipe.get("mixing")) if recipe.get("tasks") else None,
         "training examples": _count(data.get("train")),
         "evaluation examples": _count(data.get("eval")),
         "data": _short(data.get("sha256")),

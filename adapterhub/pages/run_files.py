@@ -75,6 +75,8 @@ class RunFiles:
             return self.predictions.metric
         from adapterhub.tasks import parse_task
 
+        if submapping(options, "tasks"):
+            return next(iter(name for name in self.metrics if name.startswith("mean")), "mean")
         try:
             return parse_task(options.get("task") or "classification").main_metric
         except ConfigError:
@@ -99,7 +101,7 @@ class RunFiles:
 
 def lower_is_better(metric: str) -> bool:
     """Return whether smaller values of a metric are better."""
-    return metric.removeprefix("eval_") in LOWER_IS_BETTER
+    return metric.removeprefix("eval_").rpartition("/")[2] in LOWER_IS_BETTER
 
 
 def read_run(folder: str | Path) -> RunFiles:

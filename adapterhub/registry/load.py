@@ -60,10 +60,11 @@ def load(
         signed: require a signature by a trusted key, also where the configuration does not.
         frozen: load it without its head and frozen, for `attach(model, method, on=[NAME])`.
         options: `tokenizer`, unless `load_backbone` loaded it with the model; `any_tokenizer=True`
-            skips its check; `head=False` leaves the model's own head.
+            skips its check; `head=False` leaves the model's own head, `head="rte"` loads this one
+            of several.
 
     Raises:
-        ConfigError: not a reference.
+        ConfigError: not a reference, or several heads and none is named.
         RegistryError: not found, or not for this backbone.
         FileError: the files are broken.
         SignatureError: a signature is required, and there is none by a trusted key.

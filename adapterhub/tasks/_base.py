@@ -77,6 +77,11 @@ class Encoded:
             return self.rows.lengths
         return [len(row["input_ids"]) for row in self.rows]
 
+    @property
+    def parts(self) -> tuple[Encoded, ...]:
+        """The rows of one task each: of a run with one task, these."""
+        return (self,)
+
     def batch(self, indices: Sequence[int], epoch: int = 0) -> dict[str, Tensor]:
         """Return the model inputs for some rows, padded to the longest: (batch, tokens).
 
@@ -126,6 +131,11 @@ class Task(ABC):
     def streams(self) -> bool:
         """Whether the task learns from raw text that is streamed from disk."""
         return False
+
+    @property
+    def varies(self) -> bool:
+        """Whether rows change with each epoch."""
+        return type(self).vary is not Task.vary
 
     @property
     @abstractmethod

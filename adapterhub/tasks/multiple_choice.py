@@ -105,9 +105,9 @@ class MultipleChoice(Task):
             choices = list(values[: len(names)]) if in_columns else values[0]
             refuse(
                 text_problem(text, options.text_column, allow_empty=not labelled),
-                _choices_problem(choices, names, allow_empty=not labelled),
+                choices_problem(choices, names, allow_empty=not labelled),
             )
-            label = _label(values[-1], choices) if labelled else None
+            label = choice_index(values[-1], choices) if labelled else None
             return Choices(text, tuple(choices), label)
 
         columns = [options.text_column, *names, *[options.label_column] * labelled]
@@ -205,7 +205,14 @@ class MultipleChoice(Task):
         }
 
 
-def _choices_problem(choices: object, names: Sequence[str], *, allow_empty: bool) -> str:
+def choices_problem(choices: object, names: Sequence[str], *, allow_empty: bool) -> str:
+    """Describe why a value is not a list of two or more choices, or return "".
+
+    Args:
+        choices: the value.
+        names: its columns, for the message.
+        allow_empty: whether choices may be empty.
+    """
     if not isinstance(choices, list) or not all(isinstance(c, str) for c in choices):
         return f"{', '.join(map(repr, names))}: not a list of texts"
     if not allow_empty and not all(choice.strip() for choice in choices):
@@ -213,7 +220,12 @@ def _choices_problem(choices: object, names: Sequence[str], *, allow_empty: bool
     return "" if len(choices) > 1 else "fewer than two choices"
 
 
-def _label(value: object, choices: Sequence[str]) -> int:
+def choice_index(value: object, choices: Sequence[str]) -> int:
+    """Return the index of a choice that is named by its text, its index from 0 or its letter.
+
+    Raises:
+        ValueError: it is none of these.
+    """
     text = str(value).strip()
     if choices.count(text) == 1:
         return choices.index(text)

@@ -91,6 +91,7 @@ def _reason_against(adapter: Adapter, options: RunOptions) -> str | None:
         "it is off": not options.compile,
         "train.gradient_checkpointing=true computes layers again": options.gradient_checkpointing,
         "several processes train": process_count() > 1,
+        "the head changes between steps": bool(adapter.heads),
         "the backbone has no layers": not any(adapter.anatomy.layers.values()),
     }
     return next((reason for reason, applies in reasons.items() if applies), None)

@@ -25,7 +25,7 @@ from adapterhub.errors import AdapterhubError
 from adapterhub.hooks.composition import adapter_names
 from adapterhub.hooks.replay import ReplayPlan, StackReplay, replayable
 from adapterhub.status import counting, doing
-from adapterhub.tasks import Encoded, Task
+from adapterhub.tasks import Encoded
 from adapterhub.tasks._rows import Row
 from adapterhub.training.activation_files import DiskWriter, open_activations
 from adapterhub.training.activation_folders import activation_entries, has_room
@@ -101,7 +101,7 @@ def _reason_against(prepared: PreparedRun) -> str | None:
         "train.gradient_checkpointing=true computes layers again": options.gradient_checkpointing,
         "several processes train": process_count() > 1,
         "the text is streamed": prepared.data.streams,
-        f"the rows of {task.name} change with each epoch": type(task).vary is not Task.vary,
+        f"the rows of {task.name} change with each epoch": task.varies,
         "the backbone has no layers": not prepared.adapter.anatomy.stacks,
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
@@ -150,8 +150,10 @@ class FrozenCache(NoCache):
         self.kept = prepared.activations
         self.staged = any(changed.stage for changed in prepared.adapter.changed)
         self.device = prepared.model.device
-        self.rows = [_Rows(prepared.train)] if self._sees_all_rows() else []
-        self.rows += [_Rows(prepared.evaluation)] if prepared.evaluation else []
+        self.rows = [_Rows(part) for part in prepared.train.parts] if self._sees_all_rows() else []
+        self.rows += (
+            [_Rows(each) for each in prepared.evaluation.parts] if prepared.evaluation else []
+        )
         self.refused = False
 
     def _sees_all_rows(self) -> bool:

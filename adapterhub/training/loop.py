@@ -372,7 +372,7 @@ class TrainingSession:
 
     def _improved(self) -> list[bool]:
         """Compute for each evaluation whether it was the best until then."""
-        lower = self.metric.removeprefix("eval_") in LOWER_IS_BETTER
+        lower = self.metric.removeprefix("eval_").rpartition("/")[2] in LOWER_IS_BETTER
         return improvements([record[self.metric] for record in self.progress.history], lower)
 
     def _enter_stage(self) -> bool:

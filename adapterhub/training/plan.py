@@ -24,9 +24,24 @@ from adapterhub.training.activation_memory import (
 )
 from adapterhub.training.clock import process_memory
 from adapterhub.training.defaults import steps_per_epoch
+from adapterhub.training.mixing import mixture_shares, parse_mixing
+from adapterhub.training.mixture import steps_of_tasks
 from adapterhub.training.optimizers import OPTIMIZERS
 from adapterhub.training.prepare import PreparedRun
+from adapterhub.training.task_mixture import MixedRows
 from adapterhub.training.trainee import AdapterTrainee
+
+
+@dataclass(frozen=True)
+class PlannedTask:
+    """One of several tasks: its rows, its share of the steps and the steps that it is drawn for."""
+
+    name: str
+    task: str
+    rows: int
+    share: float
+    steps: int
+    weight: float
 
 
 @dataclass(frozen=True)
@@ -36,7 +51,8 @@ class TrainingPlan:
     `sites` lists (site or parameter group, method, parameters); `backbone`, `trainable` and `head`
     count parameters, `tokens` those of an epoch, `longest` those of the longest example; `rates`
     are the peak learning rates of the parameter groups, `labels` counts the training data's labels,
-    `truncated` its examples that are cut to the maximum length; `memory` is in bytes.
+    `truncated` its examples that are cut to the maximum length; `memory` is in bytes; `tasks` are
+    those of a run with several.
     """
 
     sites: tuple[tuple[str, str, int], ...]
@@ -51,6 +67,7 @@ class TrainingPlan:
     labels: dict[str, int]
     truncated: int
     memory: dict[str, int]
+    tasks: tuple[PlannedTask, ...] = ()
 
 
 def plan_of(prepared: PreparedRun) -> TrainingPlan:
@@ -74,7 +91,21 @@ def plan_of(prepared: PreparedRun) -> TrainingPlan:
         labels=encoded.task.label_counts(encoded),
         truncated=prepared.rows.lost[0].cut,
         memory=_memory(prepared),
+        tasks=tuple(_tasks(prepared, options.max_steps or per_epoch * options.epochs)),
     )
+
+
+def _tasks(prepared: PreparedRun, total: int) -> Iterator[PlannedTask]:
+    """Yield what each of several tasks gets of a run of so many steps."""
+    rows, recipe = prepared.train, prepared.recipe
+    if not isinstance(rows, MixedRows):
+        return
+    mixing = parse_mixing(recipe.mixing)
+    shares = mixture_shares(mixing, rows.sizes)
+    steps = steps_of_tasks(rows, mixing, prepared.options, total, recipe.seed)
+    for name, own in recipe.tasks.items():
+        task = prepared.data.parts[name].task.name
+        yield PlannedTask(name, task, rows.sizes[name], shares[name], steps[name], own.weight)
 
 
 def _memory(prepared: PreparedRun) -> dict[str, int]:
@@ -144,5 +175,6 @@ def _sites(adapter: Adapter) -> Iterator[tuple[str, str, int]]:
         groups[f"{group}.*", method] += changed.own.numel()
     for (group, method), count in groups.items():
         yield group, method, count
-    for name, module in (adapter.head.own if adapter.head else {}).items():
-        yield f"head.{name}", "head", sum(p.numel() for p in module.parameters())
+    for prefix, head in adapter.all_heads():
+        for name, module in head.own.items():
+            yield f"{prefix}.{name}", "head", sum(p.numel() for p in module.parameters())

@@ -27,7 +27,8 @@ def check_run(recipe: Recipe, resume: bool, *, dry: bool = False) -> RunData:
         AdapterhubError: of any type; the cheapest checks come first.
     """
     check_recipe(recipe, resume, dry=dry)
-    with reading(str(recipe.data.train)):
+    sources = [own.data.train for own in recipe.tasks.values()] or [recipe.data.train]
+    with reading(", ".join(map(str, sources))):
         return read_data(recipe)
 
 
@@ -48,5 +49,6 @@ def check_recipe(recipe: Recipe, resume: bool, *, dry: bool = False) -> None:
         check_output(Path(recipe.output), resume)
     if recipe.method is not None:
         check_spec(recipe.method)  # type: ignore[arg-type]
-    parse_task(recipe.task)
+    for spec in (recipe.task, *(own.task for own in recipe.tasks.values() if own.task)):
+        parse_task(spec)
     check_backbone_options(recipe.backbone, recipe.dtype, recipe.quantize)

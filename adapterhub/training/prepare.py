@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -25,6 +26,7 @@ from adapterhub.training.foundations import RunFoundations, run_foundations
 from adapterhub.training.kernels import KernelChoice, choose_kernels
 from adapterhub.training.lengths import FittedRows
 from adapterhub.training.loading import BackboneLoader
+from adapterhub.training.mixture import check_one_model, enter_tasks, mix_rows
 from adapterhub.training.options import RunOptions
 from adapterhub.training.recipe import Recipe
 from adapterhub.training.run_data import RunData, read_data
@@ -98,8 +100,11 @@ def prepare(
     start = starting_point(recipe)
     founded, methods = run_foundations(recipe, _methods(recipe, start))
     data = data or read_data(recipe)
+    if data.parts:
+        check_one_model(data)
     loader = loader or BackboneLoader()
-    loaded = loader.backbone(recipe, data, kernels or choose_kernels(recipe, data, methods))
+    first = next(iter(data.parts.values()), data)
+    loaded = loader.backbone(recipe, data, kernels or choose_kernels(recipe, first, methods))
     model, tokenizer, kernels = loaded.model, loaded.tokenizer, loaded.kernels
     below = founded.attach(model)
     adapter = attach(model, methods, name=attach_as or recipe.name, on=below)
@@ -108,12 +113,7 @@ def prepare(
     _check_packing(data.task, adapter)
     _check_stages(data, adapter)
     adapter.metadata.task = data.task.name
-    positions = max_positions(model)
-    reads = max(positions - virtual_tokens(adapter), 1)
-    setting = Setting(tokenizer, reads, adapter.labels, recipe.seed, positions)
-    with doing(f"encoding {len(data.train) + len(data.evaluation):,} examples"):
-        trained = trained_length(Path(getattr(model, ORIGIN)))
-        rows = loader.rows(data, setting, recipe.train.max_length, trained)
+    rows = _rows(recipe, data, loader, adapter, tokenizer)
     options = replace(recipe.train, max_length=rows.max_length)
     options = run_options(options, methods, len(rows.train.rows), epochs_needed(adapter))
     recipe = replace(
@@ -121,14 +121,56 @@ def prepare(
         dtype=kernels.dtype,
         attention=kernels.attention,
         train=options,
-        data=data.options,
-        task=dump_task(data.task),
+        **_of_data(recipe, data),
         method=recipe.method if recipe.method is not None else list(dump_methods(methods)),
     )
     shared = loader.activations
     return PreparedRun(
         recipe, data, model, tokenizer, adapter, rows, kernels, shared, start, started, founded
     )
+
+
+def _rows(
+    recipe: Recipe,
+    data: RunData,
+    loader: BackboneLoader,
+    adapter: Adapter,
+    tokenizer: PreTrainedTokenizerBase,
+) -> FittedRows:
+    """Encode the examples; for several tasks, give the adapter a head for each first.
+
+    Args:
+        recipe: the recipe.
+        data: its data.
+        loader: encodes the examples.
+        adapter: the attached adapter.
+        tokenizer: the tokenizer.
+    """
+    positions = max_positions(adapter.model)
+    reads = max(positions - virtual_tokens(adapter), 1)
+    setting = Setting(tokenizer, reads, adapter.labels, recipe.seed, positions)
+    trained = trained_length(Path(getattr(adapter.model, ORIGIN)))
+    with doing(f"encoding {len(data.train) + len(data.evaluation):,} examples"):
+        if not data.parts:
+            return loader.rows(data, setting, recipe.train.max_length, trained)
+        rows = {
+            name: loader.rows(
+                part, replace(setting, labels=part.labels), recipe.train.max_length, trained
+            )
+            for name, part in data.parts.items()
+        }
+    return mix_rows(rows, data.task, enter_tasks(adapter, data, recipe.seed))
+
+
+def _of_data(recipe: Recipe, data: RunData) -> dict[str, Any]:
+    """Return the options of a recipe that follow from its data, complete."""
+    if not data.parts:
+        return {"data": data.options, "task": dump_task(data.task)}
+    tasks = {
+        name: replace(own, task=dump_task(data.parts[name].task), data=data.parts[name].options)
+        for name, own in recipe.tasks.items()
+    }
+    return {"tasks": tasks}
 
 
 def _methods(recipe: Recipe, start: StartingPoint | None) -> tuple[Method, ...]:

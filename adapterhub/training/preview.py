@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.load import load_tokenizer, meta_model
@@ -32,6 +32,8 @@ def preview_rows(recipe: Recipe, count: int) -> tuple[list[RowPreview], tuple[st
     Raises:
         AdapterhubError: as in a run, up to its first step.
     """
+    if recipe.tasks:
+        return _preview_tasks(recipe, count)
     data = read_data(recipe)
     names = {"task": data.task.head, "labels": data.labels, "revision": recipe.revision}
     positions = max_positions(meta_model(recipe.backbone, **names))  # type: ignore[arg-type]
@@ -40,6 +42,17 @@ def preview_rows(recipe: Recipe, count: int) -> tuple[list[RowPreview], tuple[st
     folder, _ = find_backbone(recipe.backbone, recipe.revision)
     rows = fit_rows(data, setting, recipe.train.max_length, trained_length(folder))
     return _previews(rows.train, count), (*data.notes, *rows.notes)
+
+
+def _preview_tasks(recipe: Recipe, count: int) -> tuple[list[RowPreview], tuple[str, ...]]:
+    """Return the first rows of each of several tasks, and the notes on each."""
+    previews: list[RowPreview] = []
+    notes: list[str] = []
+    for name in recipe.tasks:
+        rows, own = preview_rows(recipe.of_task(name), count)
+        previews += [replace(row, title=f"{name}: {row.title}") for row in rows]
+        notes += [f"{name}: {note}" for note in own]
+    return previews, tuple(notes)
 
 
 def _previews(encoded: Encoded, count: int) -> list[RowPreview]:

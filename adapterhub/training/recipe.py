@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,13 @@ from adapterhub.config.overrides import merge_options, parse_overrides
 from adapterhub.config.yaml import dump_yaml, load_yaml
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
+from adapterhub.training.mixing import TaskOptions, check_task_names, parse_mixing
 from adapterhub.training.options import TrainOptions
 from adapterhub.training.other_names import ALIASES, MEANINGS
 
 SPECS = ("method", "task")
 REQUIRED = ("backbone", "data.train", "output")
+_REPLACED = (*SPECS, "mixing")  # specs, which a later layer replaces entirely
 DATA_SOURCES = ("train", "eval", "train_target", "eval_target")  # paths in `data`, of one machine
 
 
@@ -53,6 +55,12 @@ class Recipe:
     task: object = option(
         "classification", "a task spec: tagging, seq2seq(metric=rouge), a mapping"
     )
+    tasks: dict[str, TaskOptions] = option(
+        {}, "several tasks with one adapter and a head each: {NAME: {task, weight, data}}"
+    )
+    mixing: object = option(
+        "size", "the share of the steps of each of `tasks`: size, equal, temperature(t=2)"
+    )
     name: str = option("default", "the adapter's name")
     output: str = option("", "folder for the run: the adapter, the recipe, metrics, checkpoints")
     seed: int = option(0, "seed of initialization, sampling and batch order")
@@ -65,6 +73,26 @@ class Recipe:
                 "method is null, and there is no adapter in `from`",
                 hint="--method lora, or --from ADAPTER",
             )
+        parse_mixing(self.mixing)
+        if self.tasks:
+            self._check_tasks()
+
+    def _check_tasks(self) -> None:
+        check_task_names(list(self.tasks))
+        if given := [name for name in DATA_SOURCES if getattr(self.data, name) is not None]:
+            raise ConfigError(
+                "data of one task beside `tasks`",
+                offenders=[f"data.{name}={getattr(self.data, name)}" for name in given],
+                expected="the data of each task: tasks.NAME.data.train; other options of `data` "
+                "hold for all tasks",
+            )
+
+    def of_task(self, name: str) -> Recipe:
+        """Return the recipe of one of `tasks` alone, without what watches the mean of all."""
+        own = self.tasks[name]
+        task = self.task if own.task is None else own.task
+        train = replace(self.train, best_metric=None, patience=None)
+        return replace(self, task=task, data=own.data, train=train, tasks={}, mixing="size")
 
     def to_yaml(self) -> str:
         """Return the recipe as YAML, for `read`."""
@@ -104,13 +132,21 @@ def read_layers(layers: Iterable[Mapping[str, Any]]) -> Recipe:
 
 def _complete(recipe: Recipe) -> Recipe:
     """Refuse a recipe in which required options are missing."""
-    if missing := [name for name in REQUIRED if not attrgetter(name)(recipe)]:
+    if missing := _missing(recipe):
         raise ConfigError(
             "the recipe is incomplete",
             offenders=[f"{name} is missing" for name in missing],
             hint="adapterhub train --backbone ID --train FILE --eval FILE --output DIR",
         )
     return recipe
+
+
+def _missing(recipe: Recipe) -> list[str]:
+    """List the required options that are not set: each of several tasks has data of its own."""
+    names = [name for name in REQUIRED if not (recipe.tasks and name.startswith("data."))]
+    missing = [name for name in names if not attrgetter(name)(recipe)]
+    without = [name for name, own in recipe.tasks.items() if not own.data.train]
+    return missing + [f"tasks.{name}.data.train" for name in without]
 
 
 def read_draft(
@@ -137,13 +173,28 @@ def layered(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     data: dict[str, Any] = {}
     for options in layers:
         # A spec replaces the earlier one entirely: merging two mappings would give two methods.
-        kept = {k: v for k, v in data.items() if k not in SPECS or k not in options}
+        kept = {k: v for k, v in data.items() if k not in _REPLACED or k not in options}
         data = merge_options(kept, options)
     return data
 
 
 def _draft(data: dict[str, Any]) -> Recipe:
     """Build a recipe of options under their own names."""
+    _share_data(data)
     if data.get("from") is not None and "method" not in data:
         data["method"] = None  # that of the adapter
     return from_dict(Recipe, data, suggest=NAMES.suggest)
+
+
+def _share_data(data: dict[str, Any]) -> None:
+    """Give each of several tasks the options of `data` that hold for all of them."""
+    tasks, shared = data.get("tasks"), data.get("data")
+    if not isinstance(tasks, Mapping) or not isinstance(shared, Mapping):
+        return
+    usual = {name: value for name, value in shared.items() if name not in DATA_SOURCES}
+    data["tasks"] = {
+        name: {**task, "data": merge_options(usual, task.get("data") or {})}
+        if isinstance(task, Mapping) and isinstance(task.get("data") or {}, Mapping)
+        else task
+        for name, task in tasks.items()
+    }

@@ -40,6 +40,8 @@ def recipe_schema() -> dict[str, Any]:
         "description": "runs of which each may start from an earlier one, with options of their "
         "own",
     }
+    of_task = schema["properties"]["tasks"]["additionalProperties"]["properties"]
+    of_task["task"]["anyOf"] = [{"$ref": "#/$defs/task"}, {"type": "null"}]
     return schema | {"$defs": {"method": method, "task": task, "stage": stage}}
 
 

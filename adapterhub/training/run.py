@@ -27,6 +27,8 @@ from adapterhub.training.engine import LossOfBatch, model_loss
 from adapterhub.training.frozen_cache import frozen_cache
 from adapterhub.training.kernels import KernelChoice
 from adapterhub.training.loading import BackboneLoader
+from adapterhub.training.mixing import dump_mixing, parse_mixing
+from adapterhub.training.mixture import mixed_order
 from adapterhub.training.output_folder import RECIPE, check_output, hold_output, writing
 from adapterhub.training.prepare import PreparedRun, prepare
 from adapterhub.training.processes import check_launcher, is_main, wait_for_everyone
@@ -35,6 +37,7 @@ from adapterhub.training.recipe_schema import SCHEMA_LINE, write_schema
 from adapterhub.training.report import Reporter, Several
 from adapterhub.training.run_data import RunData
 from adapterhub.training.run_page import LatestPredictions, RunPage
+from adapterhub.training.task_mixture import MixedRows
 from adapterhub.training.tracker_names import check_trackers
 from adapterhub.training.trackers import start_trackers
 from adapterhub.training.trainee import AdapterTrainee
@@ -269,7 +272,7 @@ def training_session(
             reporter=Several([reporter, page]) if page else reporter,
             checked=checked,
             loss=loss,
-            loss_of_rows=own_loss or data.task.loss_of_logits(),
+            loss_of_rows=None if data.parts else own_loss or data.task.loss_of_logits(),
             entered=entered,
             alone=lambda: cache.replaying,
         )
@@ -312,10 +315,13 @@ def _origin(prepared: PreparedRun) -> dict[str, Any]:
 
 
 def _batches(prepared: PreparedRun, epoch: int) -> LazyBatches:
-    options, encoded = prepared.options, prepared.train
-    order = batch_order(
-        encoded.lengths, options.batch_size, epoch, prepared.recipe.seed, options.length_grouped
-    )
+    options, encoded, seed = prepared.options, prepared.train, prepared.recipe.seed
+    if isinstance(encoded, MixedRows):
+        mixing = parse_mixing(prepared.recipe.mixing)
+        order = mixed_order(encoded, mixing, options, epoch, seed)
+    else:
+        size, grouped = options.batch_size, options.length_grouped
+        order = batch_order(encoded.lengths, size, epoch, seed, grouped)
     return LazyBatches(order, lambda indices: encoded.batch(indices, epoch))
 
 
@@ -326,16 +332,27 @@ def _identity(recipe: Recipe) -> dict[str, Any]:
         "task": dump_task(parse_task(recipe.task)),
     }
     # Older versions refuse options that they lack, also with a value that changes nothing.
-    usual = to_dict(DataOptions())
-    fields["data"] = {
-        k: v
-        for k, v in fields["data"].items()
-        if k not in DATA_SOURCES and not (is_neutral(v) and v == usual[k])
-    }
+    fields["data"] = _portable(fields["data"])
+    if recipe.tasks:
+        mixed = fields.pop("tasks")
+        fields["tasks"] = {n: own | {"data": _portable(own["data"])} for n, own in mixed.items()}
+        fields["mixing"] = dump_mixing(parse_mixing(recipe.mixing))
+    else:
+        del fields["tasks"], fields["mixing"]
     if recipe.attention is None:
         del fields["attention"]
     return {
         k: v for k, v in fields.items() if k not in ("output", "train", "backbone", "from", "on")
+    }
+
+
+def _portable(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of data that change something, without paths of a machine."""
+    usual = to_dict(DataOptions())
+    return {
+        k: v
+        for k, v in data.items()
+        if k not in DATA_SOURCES and not (is_neutral(v) and v == usual[k])
     }
 
 

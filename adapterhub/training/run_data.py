@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from adapterhub.data.docstrings import load_docstrings
@@ -17,6 +17,7 @@ from adapterhub.data.text_stream import TextStream, open_stream
 from adapterhub.errors import ConfigError, unknown
 from adapterhub.tasks import Task, parse_task
 from adapterhub.training.recipe import Recipe
+from adapterhub.training.task_mixture import TaskMixture
 
 BUILTIN = "builtin:docstrings"
 NO_EVALUATION = "none"
@@ -28,7 +29,8 @@ class RunData:
 
     `task` and `options` are those of the recipe, with the form and the columns of the data where
     the recipe leaves them open; `notes` are for the user, a line each. Without evaluation,
-    `evaluation` is empty.
+    `evaluation` is empty. Of several tasks, `parts` has the data by name; the examples are those of
+    all, one task after the other, and `labels` those of the first.
     """
 
     task: Task
@@ -37,6 +39,7 @@ class RunData:
     evaluation: Sequence[Any]
     options: DataOptions
     notes: tuple[str, ...] = ()
+    parts: Mapping[str, RunData] = field(default_factory=dict)
 
     @property
     def streams(self) -> bool:
@@ -51,6 +54,8 @@ def read_data(recipe: Recipe) -> RunData:
         ConfigError: an option needs an evaluation, and there is none.
         DataError: the data is missing or broken, or does not fit the task.
     """
+    if recipe.tasks:
+        return _read_tasks(recipe)
     if recipe.data.stream:
         return _streamed(recipe)
     reader = _Reader(parse_task(recipe.task), recipe.data)
@@ -98,6 +103,24 @@ def _streamed(recipe: Recipe) -> RunData:
         evaluation = evaluation.drawn(int(options.eval_rows or 0), recipe.seed)
         notes.append(f"evaluating on {len(evaluation):,} texts, by data.eval_rows")
     data = RunData(task, (), train, evaluation, options, tuple(notes))
+    check_options(recipe, data)
+    return data
+
+
+def _read_tasks(recipe: Recipe) -> RunData:
+    """Read the data of several tasks, each as for a run of its own."""
+    parts = {name: read_data(recipe.of_task(name)) for name in recipe.tasks}
+    weights = {name: own.weight for name, own in recipe.tasks.items()}
+    first = next(iter(parts.values()))
+    data = RunData(
+        TaskMixture({name: part.task for name, part in parts.items()}, weights),
+        first.labels,
+        [example for part in parts.values() for example in part.train],
+        [example for part in parts.values() for example in part.evaluation],
+        recipe.data,
+        tuple(f"{name}: {note}" for name, part in parts.items() for note in part.notes),
+        parts,
+    )
     check_options(recipe, data)
     return data
 

@@ -185,7 +185,8 @@ class DataReader:
             ConfigError: an option of the recipe does not fit the data.
         """
         task = dump_task(parse_task(recipe.task))
-        key = str((task, to_dict(recipe.data), recipe.seed))
+        tasks = to_dict(recipe)["tasks"]
+        key = str((task, to_dict(recipe.data), tasks, recipe.seed))
         if self.latest is None or self.latest[0] != key:
             self.latest = key, read_data(recipe)
         data = self.latest[1]

@@ -150,8 +150,9 @@ def _read_ids(path: Path) -> dict[str, str]:
 def configuration(recipe: Recipe) -> dict[str, Any]:
     """Return the options of a recipe by dotted name, without paths of this machine."""
     options = to_dict(recipe)
-    for name in DATA_SOURCES:
-        options["data"].pop(name, None)
+    for own in (options, *options["tasks"].values()):
+        for name in DATA_SOURCES:
+            own["data"].pop(name, None)
     del options["output"]
     if Path(recipe.backbone).is_dir():
         options["backbone"] = Path(recipe.backbone).resolve().name

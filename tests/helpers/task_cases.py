@@ -96,6 +96,15 @@ def choices(folder: Path) -> Path:
     return write_json_lines(folder / "choices.jsonl", rows)
 
 
+def asked(folder: Path) -> Path:
+    """Write questions with their context; the answer is the last word of the context."""
+    rows = [
+        {"question": "the movie was", "context": text, "answer": text.split()[-1]}
+        for text, _ in sentences(48)
+    ]
+    return write_json_lines(folder / "asked.jsonl", rows)
+
+
 def lines(folder: Path) -> Path:
     """Write plain text, one sentence per line."""
     (folder / "raw.txt").write_text("\n".join(text for text, _ in sentences(48)) + "\n")
@@ -115,6 +124,10 @@ CASES = {
     ),
     "seq2seq": Case(
         "t5", "seq2seq(metric=exact, new_tokens=4)", pairs, ("the film was bad",), "generated", 0.9,
+    ),
+    "unified-qa": Case(
+        "t5", "unified-qa(new_tokens=4)", asked, ("the movie was", "--pair", "the film was bad"),
+        "generated", 0.9,
     ),
     "causal-lm": Case(
         "llama", "causal-lm(generate=true, new_tokens=4)", pairs, ("the film was bad",),

@@ -66,6 +66,8 @@ ROWS = [
      {"text": "a", "pair": "b", "label": {"text": [], "answer_start": []}}, "pair"),
     ("seq2seq", {"text": "a", "label": "b"}, "text"),
     ("seq2seq", {"text": "a", "label": "b"}, "label"),
+    ("unified-qa", {"text": "a", "pair": "b", "label": "c"}, "text"),
+    ("unified-qa", {"text": "a", "pair": "b", "label": "c"}, "label"),
     ("causal-lm", {"text": "a", "label": "b"}, "text"),
     ("causal-lm", {"text": "a", "label": "b"}, "label"),
     ("multiple-choice", {"text": "a", "choices": ["b", "c"], "label": "A"}, "text"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fixtures import write_json_lines
+from mixed_tasks import HEADS, mixed_recipe
 from task_cases import CASES
 
 from adapterhub.cli._rows import print_rows
@@ -19,6 +20,7 @@ LEARNED = {
     "tagging": {"tokens": "[CLS] the/O movie/O was/O bad/B-neg [SEP]"},
     "question-answering": {"answer": "bad (tokens 8 to 8)"},
     "seq2seq": {"target": "bad </s>"},
+    "unified-qa": {"target": "bad </s>"},
     "causal-lm": {"learned": "·x5 bad </s>"},
     "multiple-choice": {"right, 0": "[CLS] the movie [SEP] the movie was good [SEP]"},
     "masked-lm": {"learned": "·x4 bad ·"},
@@ -68,6 +70,14 @@ def test_what_is_cut_and_what_is_padded(backbone, tmp_path):
     assert second.facts["length"] == "3 tokens; 2 of padding on the right in a batch of these rows"
     assert "cut" not in second.facts
     assert any(note.startswith("1 of 2 training texts") for note in notes)
+
+
+def test_rows_of_each_of_several_tasks(backbone, tmp_path):
+    recipe = mixed_recipe(backbone, tmp_path, "train.best_metric=length/mse")
+    rows, notes = preview_rows(recipe, 2)
+    assert [row.title.partition(":")[0] for row in rows] == [n for n in HEADS for _ in range(2)]
+    assert rows[-1].title == "length: row 2 of 9"
+    assert any(note.startswith("mood: ") for note in notes)
 
 
 def test_targets_that_are_cut(backbones, tmp_path):

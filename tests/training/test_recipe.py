@@ -150,3 +150,42 @@ def test_specs_need_no_quotes_inside_of_lists_and_words(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="invalid method spec") as error:
         parse_methods(read(path, flags=REQUIRED).method)  # type: ignore[arg-type]
     assert error.value.hint.startswith("quotes around each")
+
+
+def several(**options: object) -> dict[str, object]:
+    """Return the options of a recipe with two tasks."""
+    tasks = {"a": {"data": {"train": "a.tsv"}}, "b": {"task": "regression", "data": {"train": "b"}}}
+    return {"backbone": "x/y", "output": "run", "tasks": tasks, **options}
+
+
+def test_several_tasks_have_their_own_data_and_share_its_other_options() -> None:
+    recipe = read(None, ["tasks.b.weight=2"], several(data={"rows": 7, "text": "t"}))
+    assert {name: own.data.train for name, own in recipe.tasks.items()} == {"a": "a.tsv", "b": "b"}
+    assert {own.data.rows for own in recipe.tasks.values()} == {7}
+    assert recipe.tasks["b"].weight == 2
+    assert recipe.of_task("b").task == "regression"
+    assert recipe.of_task("a").task == "classification"
+    assert recipe.of_task("a").data.text == "t"
+    assert not recipe.of_task("a").tasks
+
+
+def test_several_tasks_round_trip(tmp_path: Path) -> None:
+    recipe = read(None, ["mixing=temperature(t=3)"], several(data={"rows": 7}))
+    file = tmp_path / "recipe.yaml"
+    file.write_text(recipe.to_yaml(), encoding="utf-8")
+    assert read(file) == recipe
+    assert read(file, ["mixing=equal"]).mixing == "equal"
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [({"data": {"train": "c.tsv"}}, "beside `tasks`"), ({"mixing": "sise"}, "did you mean 'size'"),
+     ({"tasks": {"a": {"data": {"train": "a"}, "wieght": 2}}}, "weight"),
+     ({"tasks": {"a": {"data": {"trian": "a"}}}}, "train"), ({"tasks": {"a": {}}}, "tasks.a.data"),
+     ({"tasks": {"a b": {"data": {"train": "a"}}}}, "'a b'"), ({"tasks": {"a": 3}}, "tasks.a"),
+     ({"tasks": {"a": {"data": 4}}}, "tasks.a.data")],
+)  # fmt: skip
+def test_wrong_tasks_are_refused(options: dict[str, object], match: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        read(None, (), several(**options))
+    assert match in str(error.value)

@@ -1,0 +1,221 @@
+"""Several tasks as one task of a run: a batch has rows of one task, whose head then applies.
+
+rows         those of each task, one task after the other
+loss         that of the batch's task, times its weight
+metrics      those of each task, called "rte/accuracy", and the mean of their main metrics
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from adapterhub.data.options import DataOptions
+from adapterhub.errors import ConfigError
+from adapterhub.files.manifest import LOWER_IS_BETTER
+from adapterhub.tasks import Encoded, Prediction, Setting, Task
+from adapterhub.tasks._losses import Loss
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+MEAN = "mean"
+
+
+@dataclass
+class TaskSwitch:
+    """Which task the latest batch is of; `select` lets the head of a task apply."""
+
+    current: str
+    select: Callable[[str], None]
+
+    def enter(self, name: str) -> None:
+        """Let the head of a task apply."""
+        self.current = name
+        self.select(name)
+
+
+@dataclass(frozen=True)
+class TaskRows(Encoded):
+    """The rows of one of several tasks: to make a batch of them is to enter the task."""
+
+    name: str
+    switch: TaskSwitch
+
+    def batch(self, indices: Sequence[int], epoch: int = 0) -> dict[str, Tensor]:
+        """Return the model inputs for some rows, and let the task's head apply."""
+        self.switch.enter(self.name)
+        return super().batch(indices, epoch)
+
+
+@dataclass(frozen=True)
+class MixedRows(Encoded):
+    """The rows of several tasks, one after the other; `starts` is where each begins."""
+
+    of_tasks: Mapping[str, TaskRows]
+    switch: TaskSwitch
+    starts: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        sizes = [len(rows.rows) for rows in self.of_tasks.values()]
+        object.__setattr__(self, "starts", tuple(accumulate(sizes[:-1], initial=0)))
+
+    @property
+    def parts(self) -> tuple[Encoded, ...]:
+        """The rows of each task."""
+        return tuple(self.of_tasks.values())
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The number of rows of each task."""
+        return {name: len(rows.rows) for name, rows in self.of_tasks.items()}
+
+    def batch(self, indices: Sequence[int], epoch: int = 0) -> dict[str, Tensor]:
+        """Return the model inputs for some rows, all of one task, whose head then applies."""
+        number = bisect_right(self.starts, indices[0]) - 1
+        start = self.starts[number]
+        return self.parts[number].batch([index - start for index in indices], epoch)
+
+
+@dataclass(frozen=True)
+class TaskMixture(Task):
+    """Several tasks, by name, with the weights of their losses.
+
+    Raises:
+        ConfigError: smaller values are better in the main metric of some tasks only.
+    """
+
+    tasks: Mapping[str, Task]
+    weights: Mapping[str, float]
+
+    name = "mixture"
+    summary = "several tasks"
+
+    def __post_init__(self) -> None:
+        mains = {name: task.main_metric for name, task in self.tasks.items()}
+        if len({metric in LOWER_IS_BETTER for metric in mains.values()}) > 1:
+            raise ConfigError(
+                "the main metrics of these tasks have no mean: smaller is better for some only",
+                offenders=[f"{name}: {metric}" for name, metric in mains.items()],
+                expected="tasks whose main metrics have one direction",
+            )
+
+    @property
+    def head(self) -> str:
+        """The kind of model of the first task; the others have the same class."""
+        return self._first.head
+
+    @property
+    def packs(self) -> bool:
+        """Whether the rows of any task may be packed."""
+        return any(task.packs for task in self.tasks.values())
+
+    @property
+    def varies(self) -> bool:
+        """Whether the rows of any task change with each epoch."""
+        return any(task.varies for task in self.tasks.values())
+
+    @property
+    def main_metric(self) -> str:
+        """The mean of the main metrics; of losses and the like, "mean/loss"."""
+        metric = self._first.main_metric
+        return f"{MEAN}/{metric}" if metric in LOWER_IS_BETTER else MEAN
+
+    @property
+    def _first(self) -> Task:
+        return next(iter(self.tasks.values()))
+
+    def fields(self, options: DataOptions) -> int:
+        """Return the number of texts of an example of the first task."""
+        return self._first.fields(options)
+
+    def read(
+        self, source: str, options: DataOptions, split: str, *, labelled: bool = True
+    ) -> list[Any]:
+        """Refuse: each task reads data of its own."""
+        raise _apart()
+
+    def encode(self, examples: Sequence[Any], setting: Setting, *, labelled: bool) -> Encoded:
+        """Refuse: each task encodes examples of its own."""
+        raise _apart()
+
+    def label_counts(self, encoded: Encoded) -> dict[str, int]:
+        """Count the labels of each task: "rte/entailment"."""
+        return {
+            f"{name}/{label}": count
+            for name, rows in _of_tasks(encoded).items()
+            for label, count in rows.task.label_counts(rows).items()
+        }
+
+    def loss(self, train: Encoded) -> Loss | None:
+        """Return the loss of a batch: that of its task, times the weight of the task."""
+        from adapterhub.training.engine import model_loss  # imports torch
+
+        rows = _of_tasks(train)
+        losses = {name: each.task.loss(each) or model_loss for name, each in rows.items()}
+        switch = next(iter(rows.values())).switch
+
+        def loss(output: Any, batch: Mapping[str, Tensor]) -> Tensor | None:
+            own = losses[switch.current](output, batch)
+            return None if own is None else own * self.weights[switch.current]
+
+        return loss
+
+    def loss_of_logits(self) -> Loss | None:
+        """Return None: no pass is shared with other runs, since the head changes with each step."""
+        return None
+
+    def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
+        """Return the predictions of each task, one task after the other."""
+        return [p for part in data.parts for p in part.task.predict(model, part, batch_size)]
+
+    def metric_names(self, examples: Sequence[Any]) -> tuple[str, ...]:
+        """Return the mean, and the metrics of each task with the task's name before them."""
+        names = {name: task.metric_names(examples) for name, task in self.tasks.items()}
+        return (self.main_metric, *(f"{n}/{metric}" for n in names for metric in names[n]))
+
+    def metrics(
+        self, examples: Sequence[Any], predictions: Sequence[Prediction]
+    ) -> dict[str, float]:
+        """Refuse: `evaluate` computes the metrics of each task on its own rows."""
+        raise _apart()
+
+    def evaluate(
+        self,
+        model: PreTrainedModel,
+        data: Encoded,
+        batch_size: int,
+        record: list[Prediction] | None = None,
+    ) -> dict[str, float]:
+        """Evaluate each task that has evaluation rows; add the mean of their main metrics.
+
+        Args:
+            model: the model, with its adapter active.
+            data: the rows of the tasks.
+            batch_size: rows per forward pass.
+            record: gets one prediction per example, one task after the other.
+        """
+        metrics: dict[str, float] = {}
+        for name, rows in _of_tasks(data).items():
+            own = rows.task.evaluate(model, rows, batch_size, record)
+            metrics |= {f"{name}/{metric}": value for metric, value in own.items()}
+        names = [f"{name}/{rows.task.main_metric}" for name, rows in _of_tasks(data).items()]
+        return {self.main_metric: fmean(metrics[name] for name in names), **metrics}
+
+
+def _of_tasks(data: Encoded) -> Mapping[str, TaskRows]:
+    assert isinstance(data, MixedRows)
+    return data.of_tasks
+
+
+def _apart() -> ConfigError:
+    return ConfigError(
+        "several tasks have no rows in common",
+        expected="one of the tasks by its name",
+        hint="tasks.NAME.data.train=FILE; --head NAME for a trained adapter",
+    )

@@ -1,0 +1,85 @@
+"""Commands on an adapter with several heads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from mixed_tasks import HEADS, mixed_recipe
+
+from adapterhub.training.report import Reporter
+from adapterhub.training.run import run
+
+
+@pytest.fixture
+def several(backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Train three heads, and return the run's folder, relative to the current one."""
+    monkeypatch.chdir(tmp_path)
+    run(mixed_recipe(backbone, tmp_path, "train.max_steps=3"), Reporter())
+    return Path("run")
+
+
+def test_each_command_takes_one_head(adapterhub, several: Path) -> None:
+    """One test, since training takes longest."""
+    for name, labels in HEADS.items():
+        code, out, err = adapterhub("predict", several, "--head", name, "--json", "the movie")
+        assert code == 0, err
+        prediction = json.loads(out)
+        assert tuple(prediction.get("scores", ())) == labels
+        data = f"data/{name}-dev.tsv"
+        code, out, err = adapterhub("eval", several, "--head", name, "--data", data, "--json")
+        assert code == 0, err
+        assert json.loads(out)["examples"] > 4
+    code, out, err = adapterhub("show", several)
+    assert code == 0, err
+    assert "heads       length (regression), mood (classification: neg, pos), thing-2" in out
+    assert "scores      mean " in out
+    assert f'predict {several} --head length "a text"' in out
+    code, out, err = adapterhub("export", several, "--head", "thing-2", "--output", "peft")
+    assert code == 0, err
+    config = json.loads(Path("peft/adapter_config.json").read_text(encoding="utf-8"))
+    assert config["modules_to_save"] == ["classifier"]
+    code, out, err = adapterhub("merge", several, "--head", "thing-2", "--output", "merged")
+    assert code == 0, err
+    config = json.loads(Path("merged/config.json").read_text(encoding="utf-8"))
+    assert list(config["id2label"].values()) == list(HEADS["thing-2"])
+    card = (several / "adapter" / "README.md").read_text(encoding="utf-8")
+    assert "head='length'" in card
+    assert "| heads |" in card
+    for words in (
+        ["predict", several, "x"],
+        ["eval", several, "--data", "data/mood-dev.tsv"],
+        ["export", several, "--output", "no"],
+        ["merge", several, "--output", "no"],
+    ):
+        code, out, err = adapterhub(*words)
+        assert code != 0
+        assert "has 3 heads: which one?" in err
+        assert "one of length, mood, thing-2" in err
+        assert "--head length" in err
+
+
+def test_a_folder_with_several_heads_is_published_and_pulled_as_it_is(
+    adapterhub, several: Path
+) -> None:
+    assert adapterhub("publish", several, "--name", "three")[0] == 0
+    code, out, err = adapterhub("predict", "three", "--head", "length", "the movie")
+    assert code == 0, err
+    code, out, err = adapterhub("show", "three@v1")
+    assert "heads       " in out, err
+    code, out, err = adapterhub("list")
+    assert "three" in out, err
+
+
+def test_a_dry_run_shows_the_mixture(adapterhub, backbone: Path, tmp_path: Path) -> None:
+    recipe = mixed_recipe(backbone, tmp_path, "mixing=temperature(t=2)", "train.max_steps=10")
+    file = tmp_path / "recipe.yaml"
+    file.write_text(recipe.to_yaml(), encoding="utf-8")
+    code, out, err = adapterhub("train", file, "--dry-run")
+    assert code == 0, err
+    table = out[out.index("Tasks") :]
+    assert "mood" in table
+    assert "share" in table
+    assert "heads.thing-2.classifier" in out
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,274 @@
+"""A run with several tasks: its batches, its heads, its metrics, and an exact resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from bisect import bisect_right
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mixed_tasks import HEADS, mixed_recipe, write_tasks
+from training_runs import final_bytes, lines
+
+from adapterhub.adapters.load import load_folder
+from adapterhub.backbones.load import load_backbone
+from adapterhub.errors import ConfigError
+from adapterhub.files.native import read_adapter
+from adapterhub.inference.open import open_adapter
+from adapterhub.training.batching import LazyBatches
+from adapterhub.training.mixing import parse_mixing
+from adapterhub.training.mixture import mixed_order
+from adapterhub.training.plan import plan_of
+from adapterhub.training.prepare import prepare
+from adapterhub.training.recipe import Recipe
+from adapterhub.training.report import Reporter, reporter_for
+from adapterhub.training.run import run
+from adapterhub.training.several import run_several
+from adapterhub.training.task_mixture import MixedRows
+
+
+@pytest.fixture
+def recipe(backbone: Path, tmp_path: Path) -> Recipe:
+    return mixed_recipe(backbone, tmp_path)
+
+
+def batches_of(recipe: Recipe, epochs: int = 3) -> tuple[MixedRows, list[list[list[int]]]]:
+    prepared = prepare(recipe)
+    rows, mixing = prepared.train, parse_mixing(recipe.mixing)
+    assert isinstance(rows, MixedRows)
+    options, seed = prepared.options, recipe.seed
+    return rows, [mixed_order(rows, mixing, options, epoch, seed) for epoch in range(epochs)]
+
+
+@pytest.mark.parametrize("mixing", ["size", "equal", "temperature(t=2)"])
+def test_a_step_has_rows_of_one_task_and_a_task_sees_all_its_rows_in_turn(
+    backbone: Path, tmp_path: Path, mixing: str
+) -> None:
+    recipe = mixed_recipe(backbone, tmp_path, f"mixing={mixing}", "train.gradient_accumulation=2")
+    rows, epochs = batches_of(recipe, epochs=8)
+    bounds = [*rows.starts, len(rows.rows)]
+    seen: list[Counter[int]] = [Counter(), Counter(), Counter()]
+    for epoch in epochs:
+        assert len(epoch) == 2 * 7  # 53 rows in steps of 8
+        for first, second in zip(epoch[::2], epoch[1::2], strict=True):
+            owners = {n for n in range(3) for i in first + second if bounds[n] <= i < bounds[n + 1]}
+            assert len(owners) == 1
+            seen[owners.pop()].update(first + second)
+    for number, counts in enumerate(seen):
+        of_task = range(bounds[number], bounds[number + 1])
+        assert set(counts) == set(of_task)
+        assert max(counts.values()) - min(counts.values()) <= 1
+
+
+def test_a_run_trains_every_head_and_each_opens_alone(recipe: Recipe, tmp_path: Path) -> None:
+    outcome = run(recipe, reporter_for(tmp_path / "run", recipe.train, quiet=True))
+    mains = [outcome.metrics[n] for n in ("mood/accuracy", "thing-2/accuracy", "length/pearson")]
+    assert outcome.metrics["mean"] == pytest.approx(sum(mains) / 3)
+    assert outcome.result.metric == "mean"
+    logged = [line["metrics"] for line in lines(tmp_path / "run" / "metrics.jsonl")
+              if line["event"] == "eval"]  # fmt: skip
+    assert all({"mean", "mood/accuracy", "length/mse"} <= metrics.keys() for metrics in logged)
+    manifest, tensors = read_adapter(outcome.folder)
+    assert {name: record.labels for name, record in manifest.heads.items()} == HEADS
+    assert tensors["heads.thing-2.classifier.weight"].shape[0] == 3
+    for name, labels in HEADS.items():
+        opened = open_adapter(outcome.folder, head=name)
+        adapter = opened.model.config
+        assert opened.setting.labels == labels
+        assert adapter.num_labels == max(len(labels), 1)
+        rows = opened.task.read(
+            str(tmp_path / "data" / f"{name}-dev.tsv"), recipe.tasks[name].data, "eval"
+        )
+        metric = opened.task.main_metric
+        assert opened.evaluate(rows)[metric] == pytest.approx(
+            outcome.metrics[f"{name}/{metric}"], abs=1e-5
+        )
+
+
+def test_the_heads_share_all_other_tensors_and_a_weight_counts(recipe: Recipe) -> None:
+    outcome = run(recipe, Reporter())
+    model, _ = load_backbone(recipe.backbone, task="classification", labels=("a", "b"))
+    first = load_folder(model, outcome.folder, head="mood")
+    second = load_folder(model, outcome.folder, head="length")
+    assert (first.name, second.name) == ("default-mood", "default-length")
+    shared = [n for n in first.tensors() if not n.startswith("head.")]
+    assert shared
+    assert all(torch.equal(first.tensors()[n], second.tensors()[n]) for n in shared)
+    heavy = replace(recipe.tasks["length"], weight=5.0)
+    other = replace(recipe, output=f"{recipe.output}-2", tasks={**recipe.tasks, "length": heavy})
+    changed = run(other, Reporter())
+    assert read_adapter(changed.folder)[0].files != read_adapter(outcome.folder)[0].files
+
+
+def test_the_cache_of_frozen_layers_changes_nothing_beyond_bf16(
+    backbone: Path, tmp_path: Path
+) -> None:
+    words = ["method=lora(layers=top 1)", "train.epochs=3"]
+    losses, notes = {}, []
+
+    class Notes(Reporter):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    for where in ("off", "memory"):
+        recipe = mixed_recipe(backbone, tmp_path / where, *words, f"train.frozen_cache={where}")
+        result = run(recipe, Notes()).result
+        losses[where] = [record["mean"] for record in result.history]
+    assert sum("computed once for 80 rows" in note for note in notes) == 1
+    assert losses["memory"] == pytest.approx(losses["off"], abs=0.1)
+
+
+class KillAt(LazyBatches):
+    """Kills the process when a batch is collated."""
+
+    def __getitem__(self, index: int, /) -> Any:
+        if index == 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("method", ["lora(rank=2)", "head"])
+def test_killed_and_resumed_gives_the_same_bytes(
+    backbone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    tasks = write_tasks(tmp_path / "data")
+    words = [f"method={method}", "train.save_every=3", "train.gradient_accumulation=2"]
+    words.append("mixing=temperature(t=2)")
+
+    def train(name: str, resume: bool = False) -> Path:
+        recipe = mixed_recipe(backbone, tmp_path / name, *words, tasks=tasks)
+        output = Path(recipe.output)
+        run(recipe, reporter_for(output, recipe.train, quiet=True), resume=resume)
+        return output
+
+    whole = train("whole")
+    child = os.fork()
+    if child == 0:
+        try:
+            monkeypatch.setattr("adapterhub.training.run.LazyBatches", KillAt)
+            train("cut")
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    cut = tmp_path / "cut" / "run"
+    progress = json.loads((cut / "checkpoints" / "last" / "progress.json").read_text())
+    assert progress["progress"]["step"] == 3
+    assert final_bytes(train("cut", resume=True)) == final_bytes(whole)
+
+
+def test_another_mixture_is_another_run(recipe: Recipe) -> None:
+    run(recipe, Reporter())
+    with pytest.raises(ConfigError, match="another run") as error:
+        run(replace(recipe, mixing="equal"), Reporter(), resume=True)
+    assert any("recipe.mixing" in line or "mixing" in line for line in error.value.offenders)
+
+
+def test_one_row_equal_labels_and_a_missing_evaluation(backbone: Path, tmp_path: Path) -> None:
+    tasks = write_tasks(tmp_path / "data")
+    one = tmp_path / "one.tsv"
+    one.write_text("text\tlabel\nthe movie was good\t1.5\n", encoding="utf-8")
+    tasks["length"]["data"] = {"train": str(one), "eval": "none"}
+    tasks["again"] = tasks["mood"]  # the same labels
+    outcome = run(mixed_recipe(backbone, tmp_path, "mixing=equal", tasks=tasks), Reporter())
+    assert not any(name.startswith("length") for name in outcome.metrics)
+    mains = [outcome.metrics[f"{n}/accuracy"] for n in ("mood", "thing-2", "again")]
+    assert outcome.metrics["mean"] == pytest.approx(sum(mains) / 3)
+    assert set(read_adapter(outcome.folder)[0].heads) == set(tasks)
+
+
+def test_tasks_of_different_model_classes_are_refused(backbone: Path, tmp_path: Path) -> None:
+    tasks = write_tasks(tmp_path / "data")
+    tagged = tmp_path / "tags.jsonl"
+    tagged.write_text('{"tokens": ["a", "b"], "tags": ["O", "B-X"]}\n' * 4, encoding="utf-8")
+    tasks["tags"] = {"task": "tagging", "data": {"train": str(tagged), "eval": str(tagged)}}
+    with pytest.raises(ConfigError, match="different classes") as error:
+        prepare(mixed_recipe(backbone, tmp_path, tasks=tasks))
+    assert any("tags: tagging" in line for line in error.value.offenders)
+
+
+def test_early_stopping_watches_the_mean_or_one_task(backbone: Path, tmp_path: Path) -> None:
+    words = ["train.epochs=8", "train.patience=1", "train.learning_rate=1e-9",
+             "train.head_learning_rate=1e-9"]  # fmt: skip
+    outcome = run(mixed_recipe(backbone, tmp_path, *words), Reporter())
+    assert outcome.result.stopped_early
+    words.append("train.best_metric=length/mse")
+    recipe = mixed_recipe(backbone, tmp_path / "mse", *words[2:], "train.epochs=2")
+    result = run(recipe, Reporter()).result
+    assert result.best["length/mse"] == min(record["length/mse"] for record in result.history)
+    with pytest.raises(ConfigError, match="lenth/mse"):
+        run(mixed_recipe(backbone, tmp_path / "no", "train.best_metric=lenth/mse"), Reporter())
+
+
+def test_the_plan_tells_the_steps_of_each_task(backbone: Path, tmp_path: Path) -> None:
+    recipe = mixed_recipe(backbone, tmp_path, "train.max_steps=20", "mixing=equal")
+    prepared = prepare(recipe)
+    plan = plan_of(prepared)
+    assert {each.name: each.rows for each in plan.tasks} == {"mood": 24, "thing-2": 20, "length": 9}
+    assert [each.weight for each in plan.tasks] == [1.0, 1.0, 0.5]
+    assert sum(each.steps for each in plan.tasks) == 20
+    rows, epochs = batches_of(recipe, epochs=2)
+    starts = [bisect_right(rows.starts, batch[0]) - 1 for epoch in epochs for batch in epoch]
+    assert [each.steps for each in plan.tasks] == [starts[:20].count(n) for n in range(3)]
+    heads = [site for site, _, _ in plan.sites if site.startswith("heads.")]
+    assert heads == [f"heads.{name}.classifier" for name in HEADS]
+
+
+def test_a_run_may_start_from_an_adapter_with_several_heads(recipe: Recipe, tmp_path: Path) -> None:
+    first = run(recipe, Reporter())
+    words = {"output": str(tmp_path / "second"), "from_": str(first.folder), "method": None}
+    second = run(replace(recipe, **words), Reporter())
+    (manifest, tensors), before = read_adapter(second.folder), read_adapter(first.folder)[1]
+    assert set(tensors) == set(before)
+    assert manifest.training["from"]["name"] == "default"
+    alone = replace(recipe.of_task("mood"), output=str(tmp_path / "alone"),
+                    from_=str(first.folder), method=None)  # fmt: skip
+    assert read_adapter(run(alone, Reporter()).folder)[0].heads == {}
+
+
+def test_text_to_text_tasks_share_one_head(backbones, tmp_path: Path) -> None:
+    tasks = {}
+    for name, target in (("mood", "good"), ("copy", "film")):
+        file = tmp_path / f"{name}.tsv"
+        rows = [f"the movie was {word}\t{target}" for word in ("good", "bad", "dull")] * 4
+        file.write_text("\n".join(["text\tlabel", *rows]) + "\n", encoding="utf-8")
+        spec = {"seq2seq": {"template": f"{name}: {{text}}", "metric": "exact"}}
+        data = {"train": str(file), "eval": str(file)}
+        tasks[name] = {"task": spec, "data": data}
+    outcome = run(mixed_recipe(backbones("t5"), tmp_path, tasks=tasks), Reporter())
+    assert {"mean", "mood/exact_match", "copy/loss"} <= outcome.metrics.keys()
+    manifest, tensors = read_adapter(outcome.folder)
+    assert [record.head for record in manifest.heads.values()] == [None, None]
+    assert not any(name.startswith("head") for name in tensors)
+    opened = open_adapter(outcome.folder, head="copy")
+    assert opened.task.template == "copy: {text}"
+    with pytest.raises(ConfigError, match="2 heads"):
+        open_adapter(outcome.folder)
+
+
+def test_two_runs_in_one_loop_end_as_alone(backbone: Path, tmp_path: Path) -> None:
+    tasks = write_tasks(tmp_path / "data")
+
+    def recipes(folder: str) -> list[Recipe]:
+        return [
+            mixed_recipe(backbone, tmp_path / folder / str(seed), f"seed={seed}", tasks=tasks)
+            for seed in (0, 1)
+        ]
+
+    together = list(run_several(recipes("together"), lambda _: Reporter(), together=2))
+    for ended, recipe in zip(together, recipes("alone"), strict=True):
+        assert ended.outcome is not None, ended.error
+        expected, tensors = (
+            read_adapter(outcome.folder)[1] for outcome in (run(recipe, Reporter()), ended.outcome)
+        )
+        assert expected.keys() == tensors.keys()
+        assert all(torch.allclose(expected[n], tensors[n], atol=1e-4) for n in expected)
