@@ -70,7 +70,7 @@ def train_stages(staged: StagedRecipe, *, resume: bool, dry_run: bool, quiet: bo
 def _print_plan(staged: StagedRecipe, rest: list[str]) -> None:
     table = PlainTable("stage", "from", "task", "method", "data", "output")
     for name, recipe in staged.stages.items():
-        start = ", ".join(staged.starts[name]) or recipe.from_ or "-"
+        start = ", ".join(staged.starts[name] or (recipe.from_ or "-", *recipe.on))
         method = f"that of {start}" if recipe.method is None else _spec_text(recipe.method)
         done = "" if name in rest else " (finished)"
         table.add_row(

@@ -208,7 +208,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 def sync_files(folder: Path) -> None:
     """Wait until the disk has the files of `folder`, which other code wrote, and their names."""
-    for path in sorted(folder.iterdir()):
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
         _sync(path, os.O_RDWR)  # Windows flushes no descriptor that is read-only
     _sync_folder(folder)
 

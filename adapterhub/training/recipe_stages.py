@@ -24,7 +24,7 @@ from adapterhub.errors import ConfigError
 from adapterhub.training.recipe import NAMES, Recipe, layered, read_layers
 
 STAGES = "stages"
-REFERENCES = ("from",)  # the options that may name an earlier stage
+REFERENCES = ("from", "on")  # the options that may name an earlier stage
 _NAME = re.compile(r"[A-Za-z0-9][\w-]{0,63}")
 _RESERVED = ("adapter", "checkpoints", "tensorboard")  # folders of a run
 
@@ -141,14 +141,23 @@ def _resolved(
         if not isinstance(value, str) or value not in earlier:
             return value
         found.append(value)
-        folder = Path(output, value, "adapter").as_posix()
-        return folder if Path(folder).is_absolute() else f"./{folder}"
+        return _place(output, value)
 
     changed = {key: adapter(options[key]) for key in REFERENCES if key in options}
     return options | changed, tuple(found)
 
 
+def _place(output: str, name: str) -> str:
+    """Return the folder of a stage's adapter, as a reference."""
+    folder = Path(output, name, "adapter").as_posix()
+    return folder if Path(folder).is_absolute() else f"./{folder}"
+
+
 def without_places(staged: StagedRecipe, name: str) -> Recipe:
     """Return the recipe of a stage without paths that depend on the output folder."""
-    recipe = replace(staged.stages[name], output="-")
-    return replace(recipe, from_=staged.starts[name][0]) if staged.starts[name] else recipe
+    recipe = staged.stages[name]
+    names = {_place(staged.output, each): each for each in staged.starts[name]}
+    start = recipe.from_ and names.get(recipe.from_, recipe.from_)
+    return replace(
+        recipe, output="-", from_=start, on=tuple(names.get(each, each) for each in recipe.on)
+    )

@@ -179,16 +179,16 @@ def _publish(staged: StagedRecipe) -> None:
     if target.is_dir() and _digest(target) == _digest(source):
         return
     with writing(target), staging(target) as staged_files:
-        for file in sorted(source.iterdir()):
-            shutil.copyfile(file, staged_files / file.name)
-        sync_files(staged_files)
+        shutil.copytree(source, staged_files, dirs_exist_ok=True)
+        for folder in (staged_files, *(p for p in staged_files.rglob("*") if p.is_dir())):
+            sync_files(folder)
         put_in_place(staged_files, target, overwrite=True)
 
 
 def _digest(folder: Path) -> str:
     """Return a digest of the names and bytes of the files in a folder."""
     digest = hashlib.sha256()
-    for file in sorted(folder.iterdir()):
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         content = hashlib.sha256(file.read_bytes()).hexdigest()
-        digest.update(f"{file.name} {content}\n".encode())
+        digest.update(f"{file.relative_to(folder).as_posix()} {content}\n".encode())
     return digest.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -146,3 +147,22 @@ def test_an_output_folder_is_not_used_twice(recipe, tmp_path):
 @pytest.mark.parametrize("flag", [("--sweep", "seed=0,1"), ("--show", "1"), ("--open",)])
 def test_flags_of_one_run_are_refused(recipe, adapterhub, flag):
     refused(adapterhub("train", recipe, *flag), "a recipe of stages trains several runs")
+
+
+def test_a_stage_may_be_on_top_of_an_earlier_one(recipe, adapterhub, tmp_path):
+    """MAD-X: the adapter of the domain stays frozen below that of the task."""
+    options = load_yaml(recipe)
+    del options["stages"][1]["from"]
+    options["stages"][1]["on"] = ["domain"]
+    recipe.write_text(dump_yaml(options))
+    code, _, err = adapterhub("train", recipe, "--quiet")
+    assert code == 0, err
+    run = tmp_path / "run"
+    manifest = json.loads((run / "adapter" / "adapter.json").read_text())
+    domain = hashlib.sha256((run / "domain" / "adapter" / "adapter.json").read_bytes())
+    assert [each["digest"] for each in manifest["on"]] == [domain.hexdigest()]
+    code, out, err = adapterhub("predict", run, WORDS[0])
+    assert code == 0, err
+    code, out, _ = adapterhub("train", "--resume", "--output", run, "--quiet")
+    assert code == 0
+    assert out.count("finished before") == 2
