@@ -76,9 +76,8 @@ class Prompt(Method):
         return self.length * self.site(anatomy).d_out
 
     def site(self, anatomy: Anatomy) -> Site:
-        """Return the site of the input."""
-        sites = {site.stack: site for site in select_sites(self, anatomy, "embed")}
-        return sites.get("encoder") or sites["decoder"]
+        """Return the site of the input: of the first stack that takes tokens."""
+        return select_sites(self, anatomy, "embed")[0]
 
     def _initial(self, anatomy: Anatomy) -> Tensor:
         # Call the embedding module, since some modules scale the rows of their weight.

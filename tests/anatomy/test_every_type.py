@@ -150,6 +150,9 @@ def test_the_stacks_of_a_model_have_names(model_type):
     assert set(anatomy.stacks) == STACKS[model_type]
     embeds = [site.stack for site in anatomy.sites.values() if site.role == "embed"]
     assert not {"vision", "audio"} & set(embeds)
+    if embeds:
+        placed = ah.attach(model, "prompt").placed
+        assert [each.site.id for each in placed] == [f"{embeds[0]}.embed"]
 
 
 SITES = {  # the roles of some layer, among others

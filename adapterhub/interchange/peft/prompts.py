@@ -151,10 +151,9 @@ def _reads_one_position(anatomy: Anatomy) -> bool:
 
 
 def prefix_sites(anatomy: Anatomy) -> list[Site]:
-    """Return the attentions that peft's prefixes enter, in layer order: self-attentions only."""
-    stack = "decoder" if "decoder" in anatomy.stacks else "encoder"
-    sites = anatomy.sites.values()
-    return [s for s in sites if s.stack == stack and s.role == "attn.kv"]
+    """Return the attentions that peft's prefixes enter: the last stack's self-attentions."""
+    last = list(anatomy.stacks)[-1:]
+    return [s for s in anatomy.sites.values() if s.stack in last and s.role == "attn.kv"]
 
 
 def prefix_problems(anatomy: Anatomy) -> list[str]:
