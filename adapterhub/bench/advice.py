@@ -276,7 +276,7 @@ def _cost_key(method: str, costs: Mapping[str, MethodCost]) -> tuple[float, floa
     cost = costs.get(method, MethodCost())
     numbers = (cost.trained, cost.seconds, cost.memory)
     trained, seconds, memory = (math.inf if n is None else float(n) for n in numbers)
-    return trained, seconds, memory, method
+    return float(f"{trained:.1e}"), seconds, memory, method  # sizes that look equal are equal
 
 
 def _take(found: Estimate, cost: MethodCost) -> str:
@@ -350,7 +350,7 @@ def _is_cheapest(method: str, near: Sequence[str], costs: Mapping[str, MethodCos
 def _fewer(method: str, best: str, costs: Mapping[str, MethodCost]) -> str:
     """Compare the trained parameters of two methods."""
     mine, its = (costs.get(name, MethodCost()).trained for name in (method, best))
-    if not mine or its is None or its <= mine:
+    if not mine or its is None or float(f"{its:.1e}") <= float(f"{mine:.1e}"):
         return ""
     return f" and trains {mine:,} parameters instead of {its:,}"
 

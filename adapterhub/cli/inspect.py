@@ -6,7 +6,14 @@ from typing import Any
 
 import click
 
-from adapterhub.cli._format import PlainTable, count_text, print_facts, print_json, print_table
+from adapterhub.cli._format import (
+    PlainTable,
+    count_text,
+    print_facts,
+    print_json,
+    print_table,
+    say_text,
+)
 from adapterhub.status import doing
 
 
@@ -35,7 +42,7 @@ def command(backbone: str, revision: str | None, as_json: bool, draft_family: bo
         from adapterhub.anatomy.discovery import discover
         from adapterhub.anatomy.family_source import row_text
 
-        click.echo(row_text(discover(model)))
+        say_text(row_text(discover(model)))
         return
     anatomy, kind = anatomy_of(model), model.config.model_type
     sites = _roles(anatomy)

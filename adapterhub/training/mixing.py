@@ -94,9 +94,12 @@ MIXINGS: dict[str, type[Mixing]] = {
 def parse_mixing(spec: object) -> Mixing:
     """Build a mixing from its spec: `size`, `temperature(t=2)` or {temperature: {t: 2}}.
 
+    None is `size`: options that a recipe does not use are null.
+
     Raises:
         ConfigError: the name or an option is unknown, or the spec is not of one mixing.
     """
+    spec = "size" if spec is None else spec
     parsed = parse_calls(spec, "mixing", MIXING_EXAMPLES) if isinstance(spec, str) else spec
     pairs = list(parsed.items()) if isinstance(parsed, Mapping) else parsed
     if not isinstance(pairs, list) or len(pairs) != 1 or not isinstance(pairs[0], tuple):

@@ -59,7 +59,8 @@ class Recipe:
         {}, "several tasks with one adapter and a head each: {NAME: {task, weight, data}}"
     )
     mixing: object = option(
-        "size", "the share of the steps of each of `tasks`: size, equal, temperature(t=2)"
+        None,
+        "the share of the steps of each of `tasks`: size, equal, temperature(t=2) (null: size)",
     )
     name: str = option("default", "the adapter's name")
     output: str = option("", "folder for the run: the adapter, the recipe, metrics, checkpoints")
@@ -92,7 +93,7 @@ class Recipe:
         own = self.tasks[name]
         task = self.task if own.task is None else own.task
         train = replace(self.train, best_metric=None, patience=None)
-        return replace(self, task=task, data=own.data, train=train, tasks={}, mixing="size")
+        return replace(self, task=task, data=own.data, train=train, tasks={}, mixing=None)
 
     def to_yaml(self) -> str:
         """Return the recipe as YAML, for `read`."""

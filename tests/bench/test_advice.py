@@ -130,6 +130,14 @@ def test_without_costs_the_name_decides_and_nothing_is_claimed(costs):
     assert "parameters" not in found.reasons[1]
 
 
+def test_parameters_that_look_equal_are_decided_by_time():
+    near = {"bitfit": 436_610, "lora": 436_790, "full": 436_700, "head": 770}
+    costs = {name: MethodCost(n, 10.0, 100) for name, n in near.items()}
+    found = recommend(study_of(), {**costs, "lora": MethodCost(436_790, 9.0, 100)})
+    assert found.method == "lora"
+    assert "instead of" not in found.text
+
+
 def test_equal_parameters_are_decided_by_time_then_memory():
     same = {name: MethodCost(5, 10.0, 100) for name in NAMES}
     assert recommend(study_of(), {**same, "full": MethodCost(5, 9.0, 100)}).method == "full"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import signal
 from dataclasses import replace
@@ -13,10 +15,12 @@ from studies import facts, planned
 
 from adapterhub.bench import execute
 from adapterhub.bench.cells import Cell
-from adapterhub.bench.execute import reset_peak_memory, run_cell
+from adapterhub.bench.execute import TaskContext, reset_peak_memory, run_cell
 from adapterhub.bench.study import Study
+from adapterhub.data.options import DataOptions
 from adapterhub.training.clock import peak_memory
 from adapterhub.training.loading import SharedLoader
+from adapterhub.training.recipe import Recipe
 from adapterhub.training.stop_signals import Stopped
 
 
@@ -70,3 +74,14 @@ def test_a_new_option_that_changes_nothing_leaves_the_digest(
     assert context.key(cell) == key
     changed = replace(context.recipe, train=replace(context.recipe.train, weight_decay=0.5))
     assert replace(context, recipe=changed).key(cell) != key
+
+
+def test_what_decides_a_cell_is_what_decided_it_in_earlier_versions():
+    """New options have neutral values: records that were committed keep their keys."""
+    data = DataOptions(train="t", text="x", label="y")
+    context = TaskContext(Recipe(backbone="a", output="o", data=data), None, {}, "")
+    text = json.dumps(context._deciding(), sort_keys=True)
+    found = hashlib.sha256(text.encode()).hexdigest()[:16]
+    assert found == "51aba3c2ac3a0e85", (
+        "a new option with another default than null, false or none at all?"
+    )
