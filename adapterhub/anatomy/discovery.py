@@ -1,7 +1,9 @@
 """Structural discovery: derive the row of an architecture without one from its modules.
 
-A layer is recognized by its attention: a module with three projections named as query, key and
-value. The rest follows from names and sizes, with d the width of a layer:
+Layers are the elements of a module list in which some have attention: a module with projections
+named as query, key and value, or as those of latent attention. Lists apart from these are stacks
+too, if all their elements have projections. The rest follows from names and sizes, with d the width
+of a layer:
 
     attention output    heads -> d, in the same module as q, k and v or in its parent
     feed-forward        up (and gate): d -> inner, down: inner -> d
@@ -9,8 +11,9 @@ value. The rest follows from names and sizes, with d the width of a layer:
     keyvalue            where attention uses transformers' attention interface
 
 A name alone is not enough: the sizes must fit too. A fused projection is not split, because its
-structure does not show its layout. What is ambiguous or differs between layers in an unknown way
-is a problem, and the model is refused: see `anatomy_of`.
+structure does not show its layout. Of two networks the larger one is the feed-forward, and of two
+attentions the first is `attn`; other projections keep their names (further_sites.py). What is not
+found is no site, and methods say so: see `select_sites`.
 """
 
 from __future__ import annotations

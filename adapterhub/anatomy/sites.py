@@ -4,18 +4,24 @@ A **site** is a named place in a backbone: `encoder.3.attn.q` is the query proje
 encoder layer, whatever its module is called inside transformers. Roles in a layer:
 
     attn.q attn.k attn.v attn.o    projections of self-attention (or fused: attn.qkv)
+    attn.q_a attn.q_b attn.kv_a attn.kv_b    those of latent attention, into and out of its
+                                   bottlenecks
     cross.q cross.k cross.v cross.o    projections of cross-attention, in encoder-decoders
     ffn.gate ffn.up ffn.down       projections of the feed-forward network (or fused: ffn.gate_up)
     attn.kv cross.kv               keys and values, where they enter the attention function
-    attn cross ffn                 a sublayer as a whole: from its input x to its output y, before
+    mixer.NAME                     projections of what mixes tokens without attention: linear
+                                   attention, state spaces, recurrences, convolutions
+    moe.NAME other.NAME            projections beside experts, and those that fit nothing here
+    attn cross ffn mixer           a sublayer as a whole: from its input x to its output y, before
                                    the residual connection is added
     attn.norm cross.norm ffn.norm  the normalization of a sublayer
     attn.postnorm ffn.postnorm     a second one, on the sublayer's output before the residual
                                    connection
 
-Roles of a stack: `embed`, where token embeddings enter it, and `mix`, the output of its last layer,
-for methods that combine the outputs of all layers. Architectures differ only in data: one `Family`
-row in families/.
+Stacks are `encoder` and `decoder`, or in a model with several of a kind what they read: `vision`,
+`audio`, `language`. Roles of a stack: `embed`, where token embeddings enter it, and `mix`, the output of its last layer,
+for methods that combine the outputs of all layers. Architectures differ only in data: a `Family`
+row, in families/ or derived from the structure (discovery.py).
 """
 
 from __future__ import annotations
