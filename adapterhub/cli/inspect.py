@@ -35,15 +35,12 @@ def command(backbone: str, revision: str | None, as_json: bool, draft_family: bo
         from adapterhub.backbones.fingerprint import fingerprint
         from adapterhub.backbones.load import load_backbone
 
+    if draft_family:
+        say_text(_draft(backbone, revision))
+        return
     with doing(f"loading {backbone}"):
         model, _ = load_backbone(backbone, revision=revision)
         identity = fingerprint(backbone, revision=revision)
-    if draft_family:
-        from adapterhub.anatomy.discovery import discover
-        from adapterhub.anatomy.family_source import row_text
-
-        say_text(row_text(discover(model)))
-        return
     anatomy, kind = anatomy_of(model), model.config.model_type
     sites = _roles(anatomy)
     methods = _methods(anatomy)
@@ -64,6 +61,15 @@ def command(backbone: str, revision: str | None, as_json: bool, draft_family: bo
         [tuple(map(str, s.values())) for s in sites],
     )
     _print(PlainTable("method", "parameters", "of the backbone"), _method_rows(methods, total))
+
+
+def _draft(backbone: str, revision: str | None) -> str:
+    """Return the row of a backbone as discovered; its configuration is enough."""
+    from adapterhub.anatomy.discovery import discover
+    from adapterhub.anatomy.family_source import row_text
+    from adapterhub.backbones.load import meta_model
+
+    return row_text(discover(meta_model(backbone, revision=revision)))
 
 
 def _roles(anatomy: Any) -> list[dict[str, Any]]:

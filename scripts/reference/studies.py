@@ -19,6 +19,8 @@ _TITLES = {
     "he2022": "Where adapters are placed",
     "miniature-seq2seq": "An encoder-decoder in miniature",
     "miniature-causal": "A decoder in miniature",
+    "transfer": "From one task to the next",
+    "transfer-stsb": "From one task to STS-B",
 }
 _CLAIMS_INTRO = """\
 # Textbook claims
