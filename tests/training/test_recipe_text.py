@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from adapterhub.config.options import options_of
-from adapterhub.config.yaml import parse_mapping
+from adapterhub.config.yaml import load_yaml, parse_mapping
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.methods import METHODS
@@ -17,9 +17,11 @@ from adapterhub.methods._spec import method_text, parse_methods
 from adapterhub.tasks import TASKS, parse_task
 from adapterhub.training.options import TrainOptions
 from adapterhub.training.recipe import Recipe, read, read_draft
+from adapterhub.training.recipe_stages import STAGES, read_staged
 from adapterhub.training.recipe_text import commented_recipe
 
-RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+EVERY = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+RECIPES = [path for path in EVERY if STAGES not in load_yaml(path)]
 
 
 def normal(recipe: Recipe) -> Recipe:
@@ -45,6 +47,15 @@ def test_each_recipe_of_the_repository(path: Path, tmp_path: Path) -> None:
     assert list(data["train"]) == [option.name for option in options_of(TrainOptions)]
     assert list(data["data"]) == [option.name for option in options_of(DataOptions)]
     assert sorted(data) == sorted(option.name for option in options_of(Recipe))
+
+
+@pytest.mark.parametrize("path", sorted({*EVERY} - {*RECIPES}), ids=lambda path: path.stem)
+def test_each_stage_of_a_recipe_of_the_repository(path: Path, tmp_path: Path) -> None:
+    staged = read_staged(path)
+    assert staged is not None
+    assert len(staged.stages) > 1
+    for recipe in staged.stages.values():
+        check(recipe, tmp_path)
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
