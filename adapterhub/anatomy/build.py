@@ -150,7 +150,7 @@ def _layer_sites(
     for role in SUBLAYERS:
         if f"{role}.kv" in paths and f"{role}.k" in linear and _first_projection(role, linear):
             yield f"{role}.kv", "keyvalue", _keyvalue(role, paths, linear)
-        if sublayer := _sublayer(layer, role, paths, linear):
+        if sublayer := _sublayer(model, layer, role, paths, linear):
             stream = _stream(model, stack.norms, role, paths, sublayer["input_host"])
             yield role, "sublayer", sublayer | {"stream": stream}
 
@@ -260,12 +260,16 @@ def _keyvalue(role: str, paths: _Paths, linear: Mapping[str, _Fields]) -> _Field
 
 
 def _sublayer(
-    layer: nn.Module, role: str, paths: _Paths, linear: Mapping[str, _Fields]
+    model: PreTrainedModel,
+    layer: nn.Module,
+    role: str,
+    paths: _Paths,
+    linear: Mapping[str, _Fields],
 ) -> _Fields | None:
     """Return a sublayer's fields, from its own path or from its first and last projection."""
     if role in paths:
         first_path, host = paths[role][0], paths[role][-1]
-        width = _first_projection("attn", linear).get("d_in") or usual_size([layer])
+        width = _layer_width(model, layer, paths, linear)
         input_host = first_path if first_path != host else None
         return {"host": host, "input_host": input_host, "d_in": width, "d_out": width}
     first = _first_projection(role, linear)
@@ -274,6 +278,17 @@ def _sublayer(
         return None
     sizes = {"d_in": first["d_in"], "d_out": last["d_out"]}
     return {"host": last["host"], "input_host": first["host"], **sizes}
+
+
+def _layer_width(
+    model: PreTrainedModel, layer: nn.Module, paths: _Paths, linear: Mapping[str, _Fields]
+) -> int:
+    """Return the size of a layer's input and output in features."""
+    norms = (fields["d_in"] for _, fields in _norms(model, paths))
+    firsts = (_first_projection(role, linear).get("d_in") for role in ("attn", "ffn"))
+    text = getattr(model.config.get_text_config(), "hidden_size", None)
+    known = (size for size in (*firsts, *norms, text) if isinstance(size, int))
+    return next(known, 0) or usual_size([layer])
 
 
 def _first_projection(role: str, linear: Mapping[str, _Fields]) -> _Fields:

@@ -7,11 +7,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from adapterhub.anatomy.projections import is_projection
 from adapterhub.anatomy.sites import CHILD, STREAM, Site, Stream
 from adapterhub.backbones.weights import read_bias, read_weight
 from adapterhub.hooks.composition import as_before, by_row
 from adapterhub.hooks.row_stacks import StackedColumn
-from adapterhub.hooks.slot import SUBLAYER_INPUT, Mark, Slot, read_sublayer_input
+from adapterhub.hooks.slot import SUBLAYER_INPUT, Mark, Slot, first_input, read_sublayer_input
 from adapterhub.methods._row_stack import RowStack
 from adapterhub.methods._site_module import InputModule, OutputModule, SiteModule
 
@@ -136,6 +137,13 @@ def call_slot(host: nn.Module, args: tuple[Any, ...], y: Any) -> Any:
     return slot(host, args[0], y) if slot is not None and slot.keys else y
 
 
+def call_slot_of_block(
+    host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], y: Any
+) -> Any:
+    """Change the output of a host that is a whole sublayer: layers may name its input."""
+    return call_slot(host, (first_input(args, kwargs),), y)
+
+
 def call_slot_before(host: nn.Module, args: tuple[Any, ...]) -> Any:
     """Change the input of a host: its forward pre-hook."""
     slot = host._modules[CHILD]
@@ -173,7 +181,10 @@ def output_slot(model: nn.Module, site: Site, module: SiteModule, batch_dim: int
     if not isinstance(slot, OutputSlot):
         slot = OutputSlot(batch_dim)
         host.add_module(CHILD, slot)
-        slot.handles.append(host.register_forward_hook(call_slot))
+        if is_projection(host):
+            slot.handles.append(host.register_forward_hook(call_slot))
+        else:
+            slot.handles.append(host.register_forward_hook(call_slot_of_block, with_kwargs=True))
     if isinstance(module, InputModule) and not slot.takes_input:
         slot.takes_input = True
         slot.handles.append(host.register_forward_pre_hook(call_slot_before))

@@ -185,6 +185,11 @@ def capture_input(module: nn.Module, args: tuple[Any, ...]) -> None:
             slot.keep(SUBLAYER_INPUT, args[0])
 
 
+def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the input x of a module: its first argument, or the first tensor among the named."""
+    return args[0] if args else next(v for v in kwargs.values() if isinstance(v, Tensor))
+
+
 def read_sublayer_input(model: nn.Module, slot: Slot, path: str | None) -> None:
     """Let a slot read the input of a module that runs before its host.
 

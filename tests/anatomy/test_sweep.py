@@ -21,6 +21,22 @@ def test_a_method_that_works_is_ok(model, method):
     assert sweep_cells.cell(model, method, sweep_cells.inputs_for(model)) == "ok"
 
 
+@pytest.mark.parametrize(
+    ("model_type", "method"),
+    [
+        ("jamba", "houlsby"),  # a mixer whose input is named
+        ("mamba", "pfeiffer"),  # a mixer in place of a feed-forward network
+        ("internvl", "lora"),  # two stacks
+        ("kimi_linear", "ia3"),  # latent and linear attention
+        ("recurrent_gemma", "prefix"),  # attention in some layers
+    ],
+)
+def test_a_method_works_on_an_irregular_architecture(model_type, method):
+    auto = every_type.autos(model_type, every_type.ADAPTED)[0]
+    found = every_type.build(model_type, auto, tiny=True)
+    assert sweep_cells.cell(found, method, sweep_cells.inputs_for(found)) in ("ok", "ok, not run")
+
+
 def test_a_refusal_has_its_reason(model):
     found = sweep_cells.cell(model, "bitfit", sweep_cells.inputs_for(model))
     assert found.startswith("refused: ")
