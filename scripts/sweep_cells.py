@@ -36,6 +36,10 @@ class Broken(Exception):
     """An invariant does not hold."""
 
 
+class Unreached(Exception):
+    """The inputs do not reach what is adapted: a text, and biases of a vision tower alone."""
+
+
 def cell(model: PreTrainedModel, method: str, inputs: Inputs | None) -> str:
     """Return `ok`, `refused: ...`, `wrong: ...` or `error: ...` for a method on a model.
 
@@ -55,6 +59,8 @@ def cell(model: PreTrainedModel, method: str, inputs: Inputs | None) -> str:
     try:
         if inputs is not None and bare is not None:
             _invariants(model, adapter, method, inputs, bare)
+    except Unreached:
+        bare = None
     except Broken as broken:
         return f"wrong: {broken}"
     except AdapterhubError as error:
@@ -63,7 +69,7 @@ def cell(model: PreTrainedModel, method: str, inputs: Inputs | None) -> str:
         return f"error: {_text(error)}"
     finally:
         _detached(model)
-    try:
+    try:  # whatever the inputs reach
         if bare is not None and not same(outputs(model, inputs or {}), bare, 0.0):
             return "wrong: detach"
     except Exception as error:
@@ -100,8 +106,8 @@ def _check_gradients(model: PreTrainedModel, adapter: Any, inputs: Inputs) -> No
     """Every placed module or unfrozen tensor, but a head that this output does not pass, learns."""
     _redraw(adapter)
     loss = _floats(model(**inputs))[0].float().pow(2).sum()
-    if not loss.requires_grad:  # of a part that these inputs do not reach, such as a vision tower
-        return
+    if not loss.requires_grad:
+        raise Unreached
     loss.backward()
     if not any(p.grad is not None and p.grad.any() for p in adapter.parameters()):
         raise Broken("gradients")

@@ -13,7 +13,7 @@ from adapterhub.anatomy.discovery import discover
 from adapterhub.anatomy.families import FAMILIES
 from adapterhub.anatomy.family import WHOLE, Family, Layout, Stack
 from adapterhub.anatomy.layer_paths import first_existing, has_path, layer_paths
-from adapterhub.anatomy.projections import in_features, out_features, usual_size
+from adapterhub.anatomy.projections import in_features, is_projection, out_features, usual_size
 from adapterhub.anatomy.sites import (
     NORMS,
     SUBLAYERS,
@@ -284,11 +284,12 @@ def _layer_width(
     model: PreTrainedModel, layer: nn.Module, paths: _Paths, linear: Mapping[str, _Fields]
 ) -> int:
     """Return the size of a layer's input and output in features."""
-    norms = (fields["d_in"] for _, fields in _norms(model, paths))
-    firsts = (_first_projection(role, linear).get("d_in") for role in ("attn", "ffn"))
+    read = {in_features(module) for module in layer.modules() if is_projection(module)}
     text = getattr(model.config.get_text_config(), "hidden_size", None)
-    known = (size for size in (*firsts, *norms, text) if isinstance(size, int))
-    return next(known, 0) or usual_size([layer])
+    firsts = (_first_projection(role, linear).get("d_in") for role in ("attn", "ffn"))
+    norms = (fields["d_in"] for _, fields in _norms(model, paths))
+    sizes = (*firsts, text if text in read else None, *norms)
+    return next(filter(None, sizes), 0) or usual_size([layer])
 
 
 def _first_projection(role: str, linear: Mapping[str, _Fields]) -> _Fields:
