@@ -84,7 +84,8 @@ def _instead(
     """List the ids of the sites that stand for default ones in the layers without them."""
     found: list[str] = []
     empty: list[list[Site]] = []
-    for sites in _by_layer(anatomy, layers).values():
+    by_layer = _by_layer(anatomy, layers)
+    for sites in by_layer.values():
         roles = {site.role for site in sites}
         own: list[str] = []
         for role in default:
@@ -95,7 +96,7 @@ def _instead(
         empty += [] if own or roles & {*default} else [sites]
     if {"attn.q", "attn.k"} & {*default}:
         found += [name for sites in empty for name in _first(_MIXERS, sites, {"linear"})]
-        if len(empty) < len(_by_layer(anatomy, layers)) or found:  # a layer of networks alone
+        if len(empty) < len(by_layer) or found:  # a layer of networks alone
             found += [name for s in empty for name in _of_networks(s, found)]
     return found
 

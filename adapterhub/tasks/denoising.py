@@ -28,24 +28,22 @@ from adapterhub.config.options import option
 from adapterhub.data.examples import Example
 from adapterhub.data.text_stream import TextStream
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.tasks._base import Encoded, Prediction, one_row_each
-from adapterhub.tasks._generation import Generation, generate
+from adapterhub.tasks._base import Encoded, one_row_each
 from adapterhub.tasks._registry import register_task
+from adapterhub.tasks._restored_text import RestoredText
 from adapterhub.tasks._rows import Row, Setting, limit_of
-from adapterhub.tasks._show import tokens_line
 from adapterhub.tasks._windows import Frame, Windows, around_text, stream_tokens
-from adapterhub.tasks.masked_lm import RawText
 
 if TYPE_CHECKING:
     import numpy as np
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 _FULL_STOPS = (".", "!", "?", "。", "！", "？")  # noqa: RUF001
 
 
 @register_task
 @dataclass(frozen=True)
-class Denoising(Generation, RawText):
+class Denoising(RestoredText):
     """Noised raw text, to be restored.
 
     Rows of `train.txt`:
@@ -165,24 +163,6 @@ class Denoising(Generation, RawText):
             chosen = _positions(ids, self.delete, random)
             ids = [i for n, i in enumerate(ids) if n not in chosen]
         return rotated(ids, random) if random.random() < self.rotate else ids
-
-    def padding_side(self, setting: Setting) -> str:
-        """Return the right: the decoder starts at the first position."""
-        return "right"
-
-    def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
-        """Return the tokens of the input and of the target."""
-        return {
-            "tokens": tokens_line(row["input_ids"], setting.tokenizer),
-            "target": tokens_line(row["labels"], setting.tokenizer),
-        }
-
-    # Predictions
-
-    def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
-        """Generate the texts for those with masks."""
-        prompts = self.encode(data.examples, data.setting, labelled=False)
-        return list(generate(model, prompts, batch_size, self))
 
 
 def permuted(ids: list[int], ends: Sequence[bool], random: np.random.Generator) -> list[int]:

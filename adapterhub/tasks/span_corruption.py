@@ -27,22 +27,20 @@ from adapterhub.config.options import option
 from adapterhub.data.examples import Example
 from adapterhub.data.text_stream import TextStream
 from adapterhub.errors import ConfigError, DataError
-from adapterhub.tasks._base import Encoded, Prediction, one_row_each
-from adapterhub.tasks._generation import Generation, generate
+from adapterhub.tasks._base import Encoded, one_row_each
 from adapterhub.tasks._registry import register_task
+from adapterhub.tasks._restored_text import RestoredText
 from adapterhub.tasks._rows import Row, Setting, limit_of
-from adapterhub.tasks._show import tokens_line
 from adapterhub.tasks._windows import Frame, Windows, stream_tokens
-from adapterhub.tasks.masked_lm import RawText
 
 if TYPE_CHECKING:
     import numpy as np
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 
 @register_task
 @dataclass(frozen=True)
-class SpanCorruption(Generation, RawText):
+class SpanCorruption(RestoredText):
     """Dropped spans of raw text.
 
     Rows of `train.txt`:
@@ -146,24 +144,6 @@ class SpanCorruption(Generation, RawText):
             "attention_mask": [1] * (len(inputs) + 1),
             "labels": labels + end,
         }
-
-    def padding_side(self, setting: Setting) -> str:
-        """Return the right: the decoder starts at the first position."""
-        return "right"
-
-    def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
-        """Return the tokens of the input and of the target."""
-        return {
-            "tokens": tokens_line(row["input_ids"], setting.tokenizer),
-            "target": tokens_line(row["labels"], setting.tokenizer),
-        }
-
-    # Predictions
-
-    def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
-        """Generate the spans for the sentinels in the texts."""
-        prompts = self.encode(data.examples, data.setting, labelled=False)
-        return list(generate(model, prompts, batch_size, self))
 
 
 def span_lengths(
