@@ -105,6 +105,15 @@ def asked(folder: Path) -> Path:
     return write_json_lines(folder / "asked.jsonl", rows)
 
 
+def partners(folder: Path) -> Path:
+    """Write sentences, each with a word that means the same."""
+    rows = [
+        {"anchor": text, "positive": {"pos": "great", "neg": "awful"}[label]}
+        for text, label in sentences(48)
+    ]
+    return write_json_lines(folder / "partners.jsonl", rows)
+
+
 def lines(folder: Path) -> Path:
     """Write plain text, one sentence per line."""
     (folder / "raw.txt").write_text("\n".join(text for text, _ in sentences(48)) + "\n")
@@ -142,6 +151,7 @@ CASES = {
         "bert", "prompted(template='{text} is {mask}', words={'pos': 'good', 'neg': 'bad'})",
         classes, ("the film was dull",), "label", 0.9, epochs=60,
     ),
+    "embedding": Case("bert", "embedding", partners, ("the film was bad",), "vector", 0.9),
     "span-corruption": Case(
         "t5", "span-corruption(new_tokens=5)", lines, ("the <extra_id_0> was good",), "generated",
         most=2.0,

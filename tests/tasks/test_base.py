@@ -72,6 +72,8 @@ ROWS = [
     ("causal-lm", {"text": "a", "label": "b"}, "label"),
     ("multiple-choice", {"text": "a", "choices": ["b", "c"], "label": "A"}, "text"),
     ("multiple-choice", {"text": "a", "choices": ["b", "c"], "label": "A"}, "choices"),
+    ("embedding", {"text": "a", "pair": "b"}, "text"),
+    ("embedding", {"text": "a", "pair": "b"}, "pair"),
     ("prompted(template='{text} {mask}', words={'x': 'a', 'y': 'b'})",
      {"text": "a", "label": "x"}, "text"),
 ]  # fmt: skip

@@ -23,6 +23,7 @@ LEARNED = {
     "unified-qa": {"target": "bad </s>"},
     "causal-lm": {"learned": "·x5 bad </s>"},
     "multiple-choice": {"right, 0": "[CLS] the movie [SEP] the movie was good [SEP]"},
+    "embedding": {"anchor": "[CLS] the movie was bad [SEP]", "positive": "[CLS] awful [SEP]"},
     "masked-lm": {"learned": "·x4 bad ·"},
     "prompted": {"learned": "·x6 bad ·"},
     "span-corruption": {"target": "<extra_id_0> bad <extra_id_1> </s>"},
