@@ -53,6 +53,14 @@ def squared_error(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
     return F.mse_loss(output.logits.squeeze(), batch["labels"].squeeze())
 
 
+def relevance_loss(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return the mean binary cross-entropy of one output for each row."""
+    import torch.nn.functional as F
+
+    logits = output.logits.squeeze(-1).float()
+    return F.binary_cross_entropy_with_logits(logits, batch["labels"].float())
+
+
 def label_set_loss(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
     """Return the mean binary cross-entropy, in which each label is a decision of its own."""
     import torch.nn.functional as F

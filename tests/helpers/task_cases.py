@@ -114,6 +114,15 @@ def partners(folder: Path) -> Path:
     return write_json_lines(folder / "partners.jsonl", rows)
 
 
+def relevant(folder: Path) -> Path:
+    """Write queries for something great, each with sentences of which some are positive."""
+    rows = [
+        {"query": f"great {text.split()[1]}", "passage": text, "label": int(label == "pos")}
+        for text, label in sentences(48)
+    ]
+    return write_json_lines(folder / "relevant.jsonl", rows)
+
+
 def lines(folder: Path) -> Path:
     """Write plain text, one sentence per line."""
     (folder / "raw.txt").write_text("\n".join(text for text, _ in sentences(48)) + "\n")
@@ -152,6 +161,9 @@ CASES = {
         classes, ("the film was dull",), "label", 0.9, epochs=60,
     ),
     "embedding": Case("bert", "embedding", partners, ("the film was bad",), "vector", 0.9),
+    "reranking": Case(
+        "bert", "reranking", relevant, ("great film", "--pair", "the film was good"), "value", 0.9,
+    ),
     "span-corruption": Case(
         "t5", "span-corruption(new_tokens=5)", lines, ("the <extra_id_0> was good",), "generated",
         most=2.0,
