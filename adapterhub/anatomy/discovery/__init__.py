@@ -10,10 +10,10 @@ of a layer:
     norms               by the sublayer that contains them, the others by their order
     keyvalue            where attention uses transformers' attention interface
 
-A name alone is not enough: the sizes must fit too. A fused projection is not split, because its
-structure does not show its layout. Of two networks the larger one is the feed-forward, and of two
-attentions the first is `attn`; other projections keep their names (further_sites.py). What is not
-found is no site, and methods say so: see `select_sites`.
+A name alone is not enough: the sizes must fit too. A fused projection is split where the source of
+the forward shows its layout (fused_layout.py). Of two networks the larger one is the feed-forward,
+and of two attentions the first is `attn`; other projections keep their names (further_sites.py).
+What is not found is no site, and methods say so: see `select_sites`.
 """
 
 from adapterhub.anatomy.discovery.row import discover

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -14,8 +14,9 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from adapterhub.anatomy.discovery.attentions import attention_modules
+from adapterhub.anatomy.discovery.fused_layout import fused_layout
 from adapterhub.anatomy.discovery.layer_sites import sites_of_layer
-from adapterhub.anatomy.family import WHOLE, Stack
+from adapterhub.anatomy.family import WHOLE, Layout, Stack
 from adapterhub.anatomy.layer_paths import first_existing
 from adapterhub.anatomy.projections import in_features, usual_size
 from adapterhub.anatomy.sites import join
@@ -39,10 +40,23 @@ def discovered_stack(
     inside = path.removeprefix(f"{root}.") if root else path
     pooled = hasattr(model.base_model.get_submodule(root), "pooler")
     body = inside.split(".")[0] if pooled and "." in inside else None
-    fused: Any = {role: WHOLE for each in found for role in each if role.endswith(".qkv")}
+    fused = _layouts(layers, found)
     bias = next(filter(None, map(_relative_bias, layers, found)), None)
     name = _stack_name(model, layers, sites)
     return Stack(name, path, sites, root, body, fused, bias=bias, own=own)
+
+
+def _layouts(layers: list[nn.Module], found: list[dict[str, str]]) -> dict[str, Layout]:
+    """Map the roles of fused projections to their layout in all layers that have one."""
+    layouts: dict[str, set[Layout]] = {}
+    for layer, sites in zip(layers, found, strict=True):
+        for role in ("attn.qkv", "cross.qkv"):
+            if path := sites.get(role):
+                around, _, name = path.rpartition(".")
+                known = f"{role[:-4]}.o" in sites  # its input has the size of the queries
+                layout = fused_layout(layer.get_submodule(around), name) if known else WHOLE
+                layouts.setdefault(role, set()).add(layout)
+    return {role: all_.pop() if len(all_) == 1 else WHOLE for role, all_ in layouts.items()}
 
 
 def _width(layers: Iterable[nn.Module]) -> int:

@@ -203,12 +203,6 @@ PARTIAL = {
         {"attn.qkv", "attn.o", "ffn.up", "ffn.down", "attn", "ffn"},
         {"prefix"},
     ),
-    "falcon": (
-        CLASSIFIER,
-        _PLAIN | {"multi_query": True},
-        {"attn.qkv", "attn.o", "ffn.up", "ffn.down", "attn", "ffn"},
-        {"prefix"},
-    ),
     "flaubert": (
         CLASSIFIER,
         {"emb_dim": 32, "n_layers": 2, "n_heads": 4, "n_words": 64},
