@@ -35,6 +35,8 @@ WANTS: Mapping[str, Wants] = {
     "questions": {"text": "question", "pair": "context", "label": "target"},
     "questions with choices": {"text": "question", "choices": "choices", "label": "chosen"},
     "choices": {"text": "stem", "choices": "choices", "label": "chosen"},
+    "pairs": {"text": "anchor", "pair": "positive"},
+    "scored pairs": {"text": "anchor", "pair": "positive", "label": "number"},
 }
 """What tasks want, by what they learn."""
 
@@ -76,6 +78,9 @@ _KINDS = {
     "answers": _Kind(names.ANSWERS, lambda p: p.is_answers, lambda p: p.is_answers, "the answers"),
     "stem": _Kind(names.STEMS, lambda p: p.is_string, _never, "the text"),
     "choices": _Kind(names.CHOICES, lambda p: p.is_words, lambda p: p.is_words, "the choices"),
+    "anchor": _Kind(names.ANCHORS, lambda p: p.is_string, lambda p: p.is_text, "the first text"),
+    "positive": _Kind(names.POSITIVES, lambda p: p.is_string, lambda p: p.is_text,
+                      "the text that belongs to it"),
     "chosen": _Kind(names.CHOSEN, lambda p: bool(p.texts), _never, "the right choice"),
 }  # fmt: skip
 

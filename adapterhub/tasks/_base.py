@@ -176,6 +176,14 @@ class Task(ABC):
         """
         return self, choose_columns(source, options, split, self.columns, labelled=labelled)
 
+    def for_model(self, model: PreTrainedModel) -> Task:
+        """Return the task with the options that follow from the backbone.
+
+        Raises:
+            ConfigError: the task cannot be learned with this backbone.
+        """
+        return self
+
     def example(self, fields: Sequence[str], options: DataOptions) -> Any:
         """Build an unlabelled example from the texts of a command line.
 
