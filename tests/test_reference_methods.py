@@ -186,6 +186,7 @@ PREDICTIONS = {
     "masked-lm": Filled("the glacier moves slowly", ({"slowly": 0.31, "fast": 0.07},)),
     "span-corruption": Generated("moves slowly"),
     "denoising": Generated("the glacier moves slowly"),
+    "image-classification": Scored("cat", {"cat": 0.981, "dog": 0.019}),
     "prompted": Scored("1", {"0": 0.019, "1": 0.981}),
 }
 

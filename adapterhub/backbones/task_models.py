@@ -26,6 +26,7 @@ class TaskModel:
         classes: whether the outputs are classes that the user names.
         pools: whether the head reads one vector of each text.
         problem_type: that of transformers, which selects the loss of a model with a new head.
+        processor: the name of the auto class of what turns texts, pictures or sound into inputs.
     """
 
     auto: str
@@ -33,6 +34,7 @@ class TaskModel:
     classes: bool = False
     pools: bool = False
     problem_type: str = "single_label_classification"
+    processor: str = "AutoTokenizer"
 
     @property
     def has_head(self) -> bool:
@@ -63,6 +65,9 @@ TASK_MODELS = {
     "seq2seq": TaskModel("AutoModelForSeq2SeqLM"),
     "masked-lm": TaskModel("AutoModelForMaskedLM"),
     CAUSAL_LM: TaskModel("AutoModelForCausalLM"),
+    "image-classification": TaskModel(
+        "AutoModelForImageClassification", classes=True, processor="AutoImageProcessor"
+    ),
 }
 
 

@@ -85,7 +85,7 @@ def read_examples(
             text_problem(value, name, allow_empty=not labelled)
             for value, name in zip(texts, text_columns, strict=True)
         ]
-        label, problem = _read_label(labels[0], regression, commas) if labels else (None, "")
+        label, problem = read_label(labels[0], regression, commas) if labels else (None, "")
         if problem or any(problems):
             refuse(*problems, problem)
         text, pair = (*texts, None)[:2]
@@ -223,13 +223,14 @@ def check_labels(train_labels: Sequence[str], eval_labels: Iterable[str | float 
 def data_hash(examples: Iterable[Any]) -> str:
     """Return the sha256, in hex, of the examples as JSON lines of their fields, in order.
 
-    The line of an `Example` is `[text, pair, label]`.
+    The line of an `Example` is `[text, pair, label]`. Fields that do not compare are no content.
     """
     if isinstance(examples, Streamed):
         return examples.sha256
     digest = hashlib.sha256()
     for example in examples:
-        values = [getattr(example, field.name) for field in dataclasses.fields(example)]
+        fields = (field.name for field in dataclasses.fields(example) if field.compare)
+        values = [getattr(example, name) for name in fields]
         row = json.dumps(values, separators=(",", ":"))
         digest.update(f"{row}\n".encode("ascii"))
     return digest.hexdigest()
@@ -254,9 +255,16 @@ def text_problem(value: object, column: str, *, allow_empty: bool) -> str:
     return "" if allow_empty or value.strip() else EmptyCell(f"{column!r} is empty")
 
 
-def _read_label(
-    value: object, regression: bool, decimal_comma: bool
+def read_label(
+    value: object, regression: bool = False, decimal_comma: bool = False
 ) -> tuple[str | float | None, str]:
+    """Return the label in a cell, and what is wrong with it or "".
+
+    Args:
+        value: the cell.
+        regression: read a number; otherwise a stripped text.
+        decimal_comma: whether numbers may have a comma.
+    """
     text = "" if value is None else str(value).strip()
     if not text or value != value:  # NaN marks a missing float
         return None, EmptyCell("the label is empty")
