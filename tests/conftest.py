@@ -6,6 +6,7 @@ import itertools
 import sys
 from pathlib import Path
 
+import media
 import pytest
 import tiny_models
 import torch
@@ -67,6 +68,9 @@ def backbones(backbone, tmp_path_factory):
     folders = {"bert": backbone}
 
     def folder_of(architecture: str) -> Path:
+        if architecture not in folders and architecture in media.BACKBONES:
+            folders[architecture] = tmp_path_factory.mktemp("backbones") / f"tiny-{architecture}"
+            media.BACKBONES[architecture](folders[architecture])
         if architecture not in folders:
             task, *around = kinds[architecture]
             folder = tmp_path_factory.mktemp("backbones") / f"tiny-{architecture}"

@@ -190,6 +190,7 @@ PREDICTIONS = {
     "reranking": Number(0.981),
     "span-corruption": Generated("moves slowly"),
     "denoising": Generated("the glacier moves slowly"),
+    "image-classification": Scored("cat", {"cat": 0.981, "dog": 0.019}),
     "prompted": Scored("1", {"0": 0.019, "1": 0.981}),
 }
 

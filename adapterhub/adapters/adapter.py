@@ -29,6 +29,7 @@ from adapterhub.anatomy.own_family import own_family
 from adapterhub.anatomy.sites import CHILD, Anatomy
 from adapterhub.backbones.fingerprint import BackboneIdentity
 from adapterhub.backbones.identity import name_and_revision, remember_backbone
+from adapterhub.backbones.processor import processor_identity
 from adapterhub.backbones.task_models import task_kind
 from adapterhub.backbones.tokenizer import TokenizerSnapshot, tokenizer_snapshot
 from adapterhub.backbones.weights import dtype_and_quantization, is_sharded, whole
@@ -103,6 +104,7 @@ class AdapterMetadata:
     card: str = ""
     publication: dict[str, Any] = field(default_factory=dict)
     name: str | None = None
+    processor: str | None = None
 
 
 @dataclass(eq=False, repr=False)
@@ -403,6 +405,7 @@ class Adapter:
             methods=dump_methods([method.inference_form() for method in self.methods]),
             backbone=self._backbone_ref(),
             tokenizer=self._tokenizer_identity(snapshot),
+            processor=processor_identity(self.model) or metadata.processor,
             tokens=self.new_tokens.tokens if self.new_tokens else (),
             chat_template=metadata.chat_template or template,
             task=metadata.task or (kind if self.head else None),

@@ -19,6 +19,7 @@ from adapterhub.backbones.find import is_local_name
 from adapterhub.backbones.fingerprint import BackboneIdentity
 from adapterhub.backbones.function_config import config_differences
 from adapterhub.backbones.identity import local_name
+from adapterhub.backbones.processor import processor_identity
 from adapterhub.backbones.tokenizer import TokenizerSnapshot
 from adapterhub.errors import MismatchError
 from adapterhub.files.manifest import Manifest, TensorInfo
@@ -119,12 +120,32 @@ def _local_names(model: PreTrainedModel) -> Iterator[str]:
     yield local_name("", state.first_fingerprint)
 
 
-def check_tokenizer(manifest: Manifest, snapshot: TokenizerSnapshot) -> None:
-    """Refuse an adapter that was trained with a different tokenizer.
+def check_processor(
+    manifest: Manifest, model: PreTrainedModel, snapshot: TokenizerSnapshot | None
+) -> None:
+    """Refuse an adapter that was trained with a different tokenizer, or another processor.
+
+    Args:
+        manifest: the manifest of the adapter.
+        model: the model.
+        snapshot: its tokenizer, if it is known.
 
     Raises:
         MismatchError: the error names both.
     """
+    if snapshot:
+        _check_tokenizer(manifest, snapshot)
+    found = processor_identity(model)
+    if found and manifest.processor not in (None, found):
+        raise MismatchError(
+            f"the adapter {manifest.name!r} was trained with other settings of the processor",
+            offenders=[f"the processor of {model.name_or_path}: {found}"],
+            expected=f"that of {manifest.backbone.id}, {manifest.processor}",
+            hint=f"load_backbone({manifest.backbone.location!r}), or load(..., any_tokenizer=True)",
+        )
+
+
+def _check_tokenizer(manifest: Manifest, snapshot: TokenizerSnapshot) -> None:
     identity = snapshot.identity(first_id(manifest.tokens))
     if manifest.tokenizer not in (None, identity):
         raise MismatchError(

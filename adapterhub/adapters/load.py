@@ -18,9 +18,9 @@ from adapterhub.adapters.build import build_adapter
 from adapterhub.adapters.compatibility import (
     check_backbone,
     check_backbone_name,
+    check_processor,
     check_size,
     check_tensors,
-    check_tokenizer,
     check_values,
     fit_head,
 )
@@ -70,7 +70,7 @@ def load_folder(
         name: replaces the name that the adapter was saved under.
         tokenizer: the model's, unless `load_backbone` loaded it; it gets new tokens and template.
         any_backbone: skip the check of the fingerprint.
-        any_tokenizer: skip the check of the tokenizer.
+        any_tokenizer: skip the check of the tokenizer or processor.
         allow_pickle: read tensors of other libraries from a pickle, without running code.
         head: load the task head, or the one of this name of several; otherwise the model keeps its
             own.
@@ -91,8 +91,8 @@ def load_folder(
     manifest = read_manifest(folder, sha256)
     check_foundations(manifest, on)
     snapshot = snapshot_for(model, tokenizer)
-    if snapshot and not any_tokenizer:
-        check_tokenizer(manifest, snapshot)
+    if not any_tokenizer:
+        check_processor(manifest, model, snapshot)
     selected = _selected(manifest, head, foundation)
     saved = _SavedAdapter(folder, manifest, selected, head, foundation)
     checks = {"any_backbone": any_backbone, "any_tokenizer": any_tokenizer, "tokenizer": tokenizer}
@@ -349,6 +349,7 @@ def _metadata(manifest: Manifest) -> AdapterMetadata:
         dict(manifest.training),
         dict(manifest.metrics),
         publication={name: getattr(manifest, name) for name in PUBLICATION_FIELDS},
+        processor=manifest.processor,
     )
 
 

@@ -10,7 +10,7 @@ import torch
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attach import snapshot_for
-from adapterhub.adapters.compatibility import check_backbone, check_tokenizer, check_values
+from adapterhub.adapters.compatibility import check_backbone, check_processor, check_values
 from adapterhub.adapters.parts import HEAD, HEADS
 from adapterhub.adapters.state import get_state
 from adapterhub.errors import MismatchError
@@ -42,8 +42,7 @@ def start_from(adapter: Adapter, folder: Path, *, sha256: str | None = None) -> 
     """
     manifest = read_manifest(folder, sha256)
     check_backbone(manifest, get_state(adapter.model))
-    if snapshot := snapshot_for(adapter.model, None):
-        check_tokenizer(manifest, snapshot)
+    check_processor(manifest, adapter.model, snapshot_for(adapter.model, None))
     _check_foundations(manifest, adapter)
     _check_methods(manifest, adapter)
     found = _head(manifest, adapter)

@@ -1,4 +1,4 @@
-"""Load a backbone with the head of a task, and its tokenizer."""
+"""Load a backbone with the head of a task, and its tokenizer or processor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from tokenizers import AddedToken
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from adapterhub.anatomy.family_file import FamilySource, read_family
 from adapterhub.anatomy.own_family import use_family
@@ -22,17 +22,24 @@ from adapterhub.backbones.hub_guard import guarded_hub
 from adapterhub.backbones.identity import ORIGIN
 from adapterhub.backbones.newly_initialized import NEWLY_INITIALIZED
 from adapterhub.backbones.pooling import check_pooling, remember_pooling
+from adapterhub.backbones.processor import processor_options, remember_processor, tokenizer_of
 from adapterhub.backbones.quantized import (
     loading_options,
     remaining_quantization,
     stored_quantization,
 )
 from adapterhub.backbones.quantized_training import keep_4bit_layout
-from adapterhub.backbones.task_models import CAUSAL_LM, TASK_MODELS, label_options, task_model
+from adapterhub.backbones.task_models import (
+    CAUSAL_LM,
+    TASK_MODELS,
+    TaskModel,
+    label_options,
+    task_model,
+)
 from adapterhub.backbones.token_embedding import remember_vocabulary_size
 from adapterhub.backbones.tokenizer import remember_tokenizer
 from adapterhub.backbones.weights import DTYPES
-from adapterhub.errors import BackboneError, unknown
+from adapterhub.errors import BackboneError, ConfigError, unknown
 
 _BROKEN = (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError, EOFError,
            pickle.UnpicklingError, SafetensorError)  # fmt: skip
@@ -51,13 +58,14 @@ def load_backbone(
     new_tokens: Sequence[str] = (),
     pooling: str | None = None,
     family: FamilySource | None = None,
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a pre-trained model with the head of a task, and its tokenizer.
+) -> tuple[PreTrainedModel, Any]:
+    """Load a pre-trained model with the head of a task, and its tokenizer or image processor.
 
     Args:
         backbone: a folder or a Hub id.
         task: features (no head), embedding (nor a pooler), classification, multi-label, regression,
-            tagging, question-answering, multiple-choice, seq2seq, masked-lm or causal-lm.
+            tagging, question-answering, multiple-choice, seq2seq, masked-lm, causal-lm or
+            image-classification.
         labels: the names of the classes, in the order of the logits; an adapter brings its own.
         revision: a branch, tag or commit on the Hub.
         dtype: fp32, bf16 or fp16; by default fp32, or bf16 if the backbone is quantized.
@@ -87,17 +95,17 @@ def load_backbone(
         options = loading_options(auto, folder, options, quantize)
         options |= {"device_map": device_map} if device_map is not None else {}
         model, info = _load(auto, folder, options | {"output_loading_info": True}, backbone)
-        tokenizer = _load(transformers.AutoTokenizer, folder, {}, backbone)
+        processor = _load_processor(kind, folder, backbone)
     keep_4bit_layout(model)
     _remember_origin(model, folder, backbone, commit)
     setattr(model, NEWLY_INITIALIZED, frozenset(info["missing_keys"]))
     if kind.pools:
         remember_pooling(model, pooling, folder)
-    _prepare_tokenizer(model, tokenizer, new_tokens)
+    _prepare_processor(processor, new_tokens, model)
     _use(family, model)
     if task == CAUSAL_LM:
         check_causal(model, backbone)
-    return model.eval(), tokenizer
+    return model.eval(), processor
 
 
 def _dtype(name: str | None, quantized: bool, folder: Path) -> torch.dtype:
@@ -155,45 +163,65 @@ def _load(auto: Any, folder: Path, options: dict[str, Any], backbone: str) -> An
         ) from error
 
 
-def _prepare_tokenizer(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, new_tokens: Sequence[str]
+def _load_processor(kind: TaskModel, folder: Path, backbone: str) -> Any:
+    auto = getattr(transformers, kind.processor)
+    return _load(auto, folder, processor_options(kind.processor), backbone)
+
+
+def _prepare_processor(
+    processor: Any, new_tokens: Sequence[str], model: PreTrainedModel | None = None
 ) -> None:
-    _set_padding(tokenizer)
-    if model.config.pad_token_id is None:
-        model.config.pad_token_id = tokenizer.pad_token_id
-    remember_vocabulary_size(model)
-    remember_tokenizer(model, tokenizer, max(tokenizer.get_vocab().values(), default=-1) + 1)
-    _add_tokens(tokenizer, new_tokens)
+    """Give a tokenizer a padding token and new tokens, and record it for its model.
+
+    Args:
+        processor: a tokenizer, or a processor with or without one.
+        new_tokens: the tokens to add.
+        model: the model; None if it is not loaded.
+
+    Raises:
+        ConfigError: there are new tokens, and no tokenizer.
+    """
+    if model is not None:
+        remember_processor(model, processor)
+    tokenizer = tokenizer_of(processor)
+    if tokenizer is None:
+        if new_tokens:
+            raise ConfigError(
+                f"new tokens for a backbone that reads no text: {', '.join(new_tokens)}",
+                hint="leave out new_tokens",
+            )
+        return
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if model is not None:
+        if model.config.pad_token_id is None:
+            model.config.pad_token_id = tokenizer.pad_token_id
+        remember_vocabulary_size(model)
+        size = max(tokenizer.get_vocab().values(), default=-1) + 1
+        remember_tokenizer(model, tokenizer, size)
+    tokenizer.add_tokens([AddedToken(t, normalized=False) for t in new_tokens])
 
 
-def load_tokenizer(
-    backbone: str, revision: str | None = None, new_tokens: Sequence[str] = ()
-) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a backbone without the model.
+def load_processor(
+    backbone: str, task: str, revision: str | None = None, new_tokens: Sequence[str] = ()
+) -> Any:
+    """Load the tokenizer or processor of a backbone without the model.
 
     Args:
         backbone: a folder or a Hub id.
+        task: the kind of model, a key of TASK_MODELS.
         revision: a branch, tag or commit on the Hub.
         new_tokens: tokens to add to the tokenizer.
 
     Raises:
         BackboneError: the backbone was not found, or cannot be loaded.
+        ConfigError: there are new tokens, and no tokenizer.
     """
     folder, _ = find_backbone(backbone, revision)
     with quiet_loading():
-        tokenizer: PreTrainedTokenizerBase = _load(transformers.AutoTokenizer, folder, {}, backbone)
-    _set_padding(tokenizer)
-    _add_tokens(tokenizer, new_tokens)
-    return tokenizer
-
-
-def _set_padding(tokenizer: PreTrainedTokenizerBase) -> None:
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-
-
-def _add_tokens(tokenizer: PreTrainedTokenizerBase, new_tokens: Sequence[str]) -> None:
-    tokenizer.add_tokens([AddedToken(t, normalized=False) for t in new_tokens])
+        processor = _load_processor(task_model(task), folder, backbone)
+    _prepare_processor(processor, new_tokens)
+    return processor
 
 
 def meta_model(

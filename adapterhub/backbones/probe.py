@@ -20,7 +20,8 @@ def probe_batch(
 ) -> dict[str, Tensor]:
     """Make a batch of random token ids, without special tokens except EOS at the end of each row.
 
-    An encoder-decoder gets them as input of both stacks.
+    An encoder-decoder gets them as input of both stacks. A model that reads pictures gets random
+    pixels of its own size, and no tokens.
 
     Args:
         model: the model that will read the batch.
@@ -30,8 +31,10 @@ def probe_batch(
 
     Returns:
         Tensors of shape (rows, tokens), or (1, rows, tokens) if the rows are the choices of one
-        question.
+        question; or (rows, channels, height, width).
     """
+    if model.main_input_name == "pixel_values":
+        return _pixels(model, seed, rows)
     size = model.get_input_embeddings().get_parameter("weight").shape[0]
     special = {v for k, v in vars(model.config).items() if k.endswith("token_id")}
     usual = torch.tensor([i for i in range(size) if i not in special])
@@ -45,6 +48,15 @@ def probe_batch(
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     parameters = inspect.signature(model.forward).parameters
     return batch | ({"decoder_input_ids": ids} if "decoder_input_ids" in parameters else {})
+
+
+def _pixels(model: PreTrainedModel, seed: int, rows: int) -> dict[str, Tensor]:
+    config, generator = model.config, torch.Generator().manual_seed(seed)
+    size = getattr(config, "image_size", 64)
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    shape = rows, getattr(config, "num_channels", 3), height, width
+    pixels = torch.randn(shape, generator=generator)
+    return {"pixel_values": pixels.to(device_of(model), model.dtype)}
 
 
 class EvaluationMode(Reversal[None]):

@@ -28,6 +28,7 @@ class TaskModel:
         pools: whether the head reads one vector of each text.
         problem_type: that of transformers, which selects the loss of a model with a new head.
         pooler: whether the pooler of a class is kept, a dense layer behind the last token states.
+        processor: the name of the auto class of what turns texts, pictures or sound into inputs.
     """
 
     auto: str
@@ -36,6 +37,7 @@ class TaskModel:
     pools: bool = False
     problem_type: str = "single_label_classification"
     pooler: bool = True
+    processor: str = "AutoTokenizer"
 
     @property
     def has_head(self) -> bool:
@@ -74,6 +76,9 @@ TASK_MODELS = {
     "seq2seq": TaskModel("AutoModelForSeq2SeqLM"),
     "masked-lm": TaskModel("AutoModelForMaskedLM"),
     CAUSAL_LM: TaskModel("AutoModelForCausalLM"),
+    "image-classification": TaskModel(
+        "AutoModelForImageClassification", classes=True, processor="AutoImageProcessor"
+    ),
 }
 
 

@@ -189,7 +189,7 @@ def _context(
     loaded = loader.backbone(recipe, data.run, chosen)
     kernels = loaded.kernels
     if held is not None:  # a tokenizer without what the text needs is refused now
-        setting = Setting(loaded.tokenizer, max_positions(loaded.model))
+        setting = Setting(loaded.processor, max_positions(loaded.model))
         encode_held(held, data.run.task.head, setting)
     fixed = replace(
         recipe,

@@ -44,7 +44,7 @@ def probe_adapters(
     loaded = loader.backbone(recipe, data, KernelChoice(recipe.dtype or "fp32", recipe.attention))
     loaded.model.eval()
     positions = max_positions(loaded.model)
-    setting = Setting(loaded.tokenizer, positions, data.labels, recipe.seed, positions)
+    setting = Setting(loaded.processor, positions, data.labels, recipe.seed, positions)
     encoded = loader.rows(data, setting, recipe.train.max_length, None).train
     with doing(f"probing {len(candidates)} adapters on {len(encoded.rows):,} rows"):
         return suggest(loaded.model, encoded, candidates)

@@ -89,7 +89,7 @@ def command(
     for example, prediction in zip(examples, opened.predict(examples), strict=True):
         shown = task.shown(example)
         if as_json:
-            print_json({"text": shown[0], **prediction.as_dict()})
+            print_json({task.input_name: shown[0], **prediction.as_dict()})
         else:
             # The whole text, however long: it is the user's own, or was asked for.
             say_text("\t".join(one_line(t, sys.maxsize) for t in (str(prediction), *shown)))

@@ -38,6 +38,10 @@ TARGETS = (
     ("response", "completion", "output", "answer", "summary", "highlights", "translation",
      "targettext", "tgt", "reference", "chosen", "assistant"),
 )  # fmt: skip
+PICTURES = (
+    ("image", "picture", "photo", "img"),
+    ("file", "filename", "path", "filepath", "imagefile", "imagepath", "imagename"),
+)
 PROMPTS = (
     ("text",),
     ("prompt", "instruction", "question", "input", "source", "sourcetext", "src", "document",
@@ -76,7 +80,7 @@ _NEVER = (
 )
 NEVER = frozenset(_NEVER.split())
 _LISTS = (TEXTS, CLASSES, NUMBERS, TARGETS, PROMPTS, TOKENS, TAGS, QUESTIONS, CONTEXTS, ANSWERS,
-          STEMS, CHOSEN, CHOICES, ANCHORS, POSITIVES)  # fmt: skip
+          STEMS, CHOSEN, CHOICES, ANCHORS, POSITIVES, PICTURES)  # fmt: skip
 KNOWN = frozenset(
     {name for names in _LISTS for tier in names for name in tier}
     | {name for pair in PAIRS for name in pair}

@@ -16,6 +16,7 @@ _LONGEST_CLASS = 60  # characters
 _FEW = 20  # rows: fewer say little about how often a value recurs
 _NUMBER = re.compile(r"[-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?")
 _CODE = re.compile(r"(?=.*\d)[\w:./-]+")
+_FILE = re.compile(r"\.[A-Za-z][A-Za-z0-9]{1,4}$")
 _TAG = re.compile(r"O|[BIESLU]-\S+")
 
 
@@ -106,6 +107,15 @@ class ColumnProfile:
     def is_words(self) -> bool:
         """Whether the cells are lists of texts."""
         return self.is_list and all(isinstance(item, str) for v in self.values for item in v)
+
+    @property
+    def is_files(self) -> bool:
+        """Whether the cells are names of files, or files as the library datasets stores them."""
+        return bool(self.values) and all(
+            {"bytes", "path"} <= v.keys() if isinstance(v, dict)
+            else isinstance(v, str) and bool(_FILE.search(v))
+            for v in self.values
+        )  # fmt: skip
 
     @property
     def is_tags(self) -> bool:

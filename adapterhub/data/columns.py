@@ -26,6 +26,7 @@ Wants = Mapping[str, str]
 
 WANTS: Mapping[str, Wants] = {
     "texts": {"text": "text"},
+    "pictures": {"text": "picture", "label": "class"},
     "classes": {"text": "text", "pair": "text", "label": "class"},
     "labels": {"text": "text", "pair": "text", "label": "labels"},
     "numbers": {"text": "text", "pair": "text", "label": "number"},
@@ -40,6 +41,9 @@ WANTS: Mapping[str, Wants] = {
 }
 """What tasks want, by what they learn."""
 
+
+FILES = frozenset({"picture"})
+"""The kinds of columns whose cells are files, which nothing else looks like."""
 
 # Columns of these names were the only ones that were read; what is wrong with their cells is told.
 _USUAL = {"text": "text", "pair": "context", "label": "label", "choices": "choices"}
@@ -81,6 +85,8 @@ _KINDS = {
     "anchor": _Kind(names.ANCHORS, lambda p: p.is_string, lambda p: p.is_text, "the first text"),
     "positive": _Kind(names.POSITIVES, lambda p: p.is_string, lambda p: p.is_text,
                       "the text that belongs to it"),
+    "picture": _Kind(names.PICTURES, lambda p: p.is_string or p.is_files,
+                     lambda p: p.is_files, "the files of pictures"),
     "chosen": _Kind(names.CHOSEN, lambda p: bool(p.texts), _never, "the right choice"),
 }  # fmt: skip
 
@@ -174,13 +180,16 @@ class _Chooser:
             return value == "choices" and value not in self.table.columns
         if not self.recorded or value in self.table.columns or is_template(value):
             return False
+        if self.wants[name] in FILES:  # folders and tables of files have other columns
+            return True
         # Numbers are names of columns in files that have none, other names in those that have.
         return value.isdecimal() or self.table.header is False
 
     def _column(self, name: str, free: Sequence[str]) -> str | None:
         """Return the column of an option by its name, or else by its cells."""
         kind = _KINDS[self.wants[name]]
-        if (usual := _USUAL.get(name)) in free:
+        usual = _USUAL.get(name, "")
+        if usual in free and any(usual in tier for tier in kind.names):
             return None if self._is_no_class(str(usual)) and self.wants[name] == "class" else usual
         for tier in kind.names:
             hits = [c for c in free if plain_name(c) in tier and kind.named(self.profile(c))]

@@ -223,13 +223,14 @@ def check_labels(train_labels: Sequence[str], eval_labels: Iterable[str | float 
 def data_hash(examples: Iterable[Any]) -> str:
     """Return the sha256, in hex, of the examples as JSON lines of their fields, in order.
 
-    The line of an `Example` is `[text, pair, label]`.
+    The line of an `Example` is `[text, pair, label]`. Fields that do not compare are no content.
     """
     if isinstance(examples, Streamed):
         return examples.sha256
     digest = hashlib.sha256()
     for example in examples:
-        values = [getattr(example, field.name) for field in dataclasses.fields(example)]
+        fields = (field.name for field in dataclasses.fields(example) if field.compare)
+        values = [getattr(example, name) for name in fields]
         row = json.dumps(values, separators=(",", ":"))
         digest.update(f"{row}\n".encode("ascii"))
     return digest.hexdigest()
@@ -255,7 +256,7 @@ def text_problem(value: object, column: str, *, allow_empty: bool) -> str:
 
 
 def parse_label(
-    value: object, regression: bool, decimal_comma: bool
+    value: object, regression: bool = False, decimal_comma: bool = False
 ) -> tuple[str | float | None, str]:
     """Return the label of a cell, or None and the problem with it.
 

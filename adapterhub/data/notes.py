@@ -78,15 +78,25 @@ def _about_conflicts(contents: Sequence[Hashable], train: Sequence[Any]) -> Iter
             labels[content].add(example.label)
     conflicts = [content for content, each in labels.items() if len(each) > 1]
     if conflicts:
+        number = list(contents).index(conflicts[0])
+        kind, shown = _named(train[number], conflicts[0])
+        words = _count(len(conflicts), f"{kind} occurs", f"{kind}s occur")
         yield (
-            f"{_count(len(conflicts), 'text occurs', 'texts occur')} with different labels, in "
-            f"{sum(rows[c] for c in conflicts):,} training rows, such as "
-            f"{_quoted(str(conflicts[0][0]))}"  # type: ignore[index]
+            f"{words} with different labels, in {sum(rows[c] for c in conflicts):,} training rows, "
+            f"such as {_quoted(shown)}"
         )
 
 
+def _named(example: Any, content: Hashable) -> tuple[str, str]:
+    """Return what an example is, a text or a file, and the text or the name of the file."""
+    name = getattr(example, "name", None)
+    return ("text", str(content[0])) if name is None else ("file", name)  # type: ignore[index]
+
+
 def _about_contents(train: Sequence[Any]) -> Iterator[str]:
-    texts = [getattr(example, "text", "") for example in train]
+    texts = [example.text for example in train if hasattr(example, "text")]
+    if not texts:
+        return
     distinct = len(set(texts))
     if distinct < len(texts) / 2:
         yield f"only {distinct:,} of the {len(texts):,} training texts are different"

@@ -30,7 +30,8 @@ def content_of(example: Any) -> Hashable:
 
 @functools.cache
 def _content_fields(kind: type[Any]) -> tuple[str, ...]:
-    return tuple(f.name for f in dataclasses.fields(kind) if f.name not in _LABELS)
+    fields = dataclasses.fields(kind)
+    return tuple(f.name for f in fields if f.compare and f.name not in _LABELS)
 
 
 def strata_of(examples: Sequence[Any]) -> list[Hashable]:

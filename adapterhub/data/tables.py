@@ -15,6 +15,7 @@ from typing import Any
 from adapterhub.data.decode import DecodedText
 from adapterhub.data.delimited import encoding_notes, read_delimited
 from adapterhub.data.dialect import find_delimiter
+from adapterhub.data.folders import read_folder
 from adapterhub.data.json_rows import read_json
 from adapterhub.data.options import DataOptions
 from adapterhub.data.parquet import ExpansionError, open_parquet
@@ -115,6 +116,8 @@ def _read_format(name: str, source: str, options: DataOptions, split: str) -> Ta
         return _read_hub(source, options.subset, splits.get(split, split))
     if name == "parquet":
         return _read_parquet(source)
+    if name == "folder":
+        return read_folder(source)
     decoded = file_text(source, options.encoding)
     name = _text_format(decoded.text, options) if name == "any text" else name
     if name in ("csv", "tsv", "text table"):
@@ -134,6 +137,8 @@ def _encoding(decoded: DecodedText) -> str:
 def _format_of(source: str, options: DataOptions) -> str:
     if options.format != "auto":
         return options.format
+    if Path(source).is_dir():
+        return "folder"
     path = Path(source.lower().removesuffix(".gz"))
     if path.suffix in _SUFFIXES:
         return _SUFFIXES[path.suffix]
@@ -299,6 +304,8 @@ def _read_hub(name: str, subset: str | None, split: str) -> Table:
 
 def _hub_column(data: Any, name: str) -> list[object]:
     feature = data.features[name]
+    if hasattr(feature, "decode_example"):  # pictures and sound: bytes, which tasks decode
+        return list(data.cast_column(name, type(feature)(decode=False))[name])
     names: Sequence[str] | None = getattr(feature, "names", None)
     if names is not None:
         # -1 marks a hidden label.

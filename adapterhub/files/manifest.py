@@ -139,7 +139,8 @@ class Manifest:
     """Everything about a saved adapter except its tensor values.
 
     `methods` is the normalised method spec, one `{name: {option: value}}` each, with all options;
-    `tokenizer` is the identity of the backbone's tokenizer without the new `tokens`; `training`
+    `tokenizer` is the identity of the backbone's tokenizer without the new `tokens`, `processor`
+    that of its image processor or feature extractor; `training`
     contains the recipe, the data hash and the seed; `on` lists the adapters below this one, which
     gets their outputs; `tensors` and `files` (sha256 of the tensor file) are filled on saving. With
     several `heads`, by name, `labels` and `head` are empty, and the tensors of a head are called
@@ -152,6 +153,7 @@ class Manifest:
     methods: tuple[dict[str, dict[str, Any]], ...]
     backbone: BackboneRef
     tokenizer: str | None = None
+    processor: str | None = None
     tokens: tuple[NewToken, ...] = ()
     chat_template: str | None = None
     task: str | None = None
@@ -269,8 +271,10 @@ def _tree(manifest: Manifest) -> dict[str, Any]:
     fields = _fields(manifest)
     heads = {name: _head_tree(record) for name, record in fields.pop("heads").items()}
     on = [_fields(each) for each in fields.pop("on")]
-    return {  # without heads and foundations, files can be read by older versions
+    processor = fields.pop("processor")
+    return {  # without heads, foundations and a processor, older versions can read files
         **fields,
+        **({"processor": processor} if processor else {}),
         **({"heads": heads} if heads else {}),
         **({"on": on} if on else {}),
         "backbone": backbone,
@@ -488,6 +492,7 @@ _SCHEMA = schema.record(
         "sha256": _sha256,
     },
     optional={
+        "processor": _sha256,
         "heads": _heads,
         "on": schema.sequence(_foundation, 0, MOST_FOUNDATIONS),
     },

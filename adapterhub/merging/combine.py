@@ -371,4 +371,6 @@ def _metadata(
     }
     of = owner.metadata
     training = {**of.training, "combined": record}
-    return AdapterMetadata(of.task, of.tokenizer, of.chat_template, training)
+    return AdapterMetadata(
+        of.task, of.tokenizer, of.chat_template, training, processor=of.processor
+    )

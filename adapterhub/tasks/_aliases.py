@@ -17,6 +17,10 @@ ALIASES: dict[str, tuple[str, Mapping[str, Any]]] = {
         ("multi-label", {}),
     ),
     **dict.fromkeys(("sts", "sentence-similarity", "text-regression"), ("regression", {})),
+    **dict.fromkeys(
+        ("image-cls", "picture-classification", "vision-classification"),
+        ("image-classification", {}),
+    ),
     **dict.fromkeys(("ner", "token-classification", "token-cls"), ("tagging", {})),
     **dict.fromkeys(
         ("qa", "squad", "extractive-qa", "extractive-question-answering", "question-answer"),

@@ -72,10 +72,10 @@ class Encoded:
 
     @property
     def lengths(self) -> list[int]:
-        """The number of tokens of each row."""
+        """The size of each row, in tokens."""
         if isinstance(self.rows, Windows):
             return self.rows.lengths
-        return [len(row["input_ids"]) for row in self.rows]
+        return [self.task.size(row) for row in self.rows]
 
     @property
     def parts(self) -> tuple[Encoded, ...]:
@@ -108,6 +108,10 @@ class Task(ABC):
     """The metrics for which smaller values are better."""
     has_labels: ClassVar[bool] = False
     """Whether examples have labels that the option `labels` of the data can name."""
+    decodes: ClassVar[bool] = False
+    """Whether rows name files, of pictures or sound, which are decoded for each batch."""
+    input_name: ClassVar[str] = "text"
+    """What an example is: its name in what `predict --json` prints."""
     most_tokens: ClassVar[int] = 512
     """The longest input that is chosen by default, in tokens."""
     cut_note: ClassVar[str] = ""
@@ -121,6 +125,11 @@ class Task(ABC):
     def head(self) -> str:
         """The kind of model that `load_backbone` loads for the task."""
         return self.name
+
+    @property
+    def typed_input(self) -> str:
+        """What is typed after `adapterhub predict ADAPTER`."""
+        return self.input_name.upper() if self.decodes else '"a text"'
 
     @property
     def packs(self) -> bool:
@@ -237,7 +246,7 @@ class Task(ABC):
 
         Args:
             examples: what `read` or `example` returned.
-            setting: the tokenizer, length limits, labels and seed.
+            setting: the tokenizer or processor, length limits, labels and seed.
             labelled: whether rows also hold what the model's loss needs.
         """
 
@@ -263,8 +272,12 @@ class Task(ABC):
         return all(len(v) <= limit for v in row.values() if isinstance(v, list))
 
     def limits(self, setting: Setting) -> list[tuple[str, str, int]]:
-        """List what is truncated: (part of the examples, option, limit in tokens)."""
+        """List what is truncated, if anything: (part of the examples, option, limit in tokens)."""
         return [("texts", "train.max_length", limit_of(setting))]
+
+    def size(self, row: Row) -> int:
+        """Return the size of a row, in tokens; rows of similar size share a batch."""
+        return len(row["input_ids"])
 
     def row_lengths(self, row: Row) -> list[int]:
         """Count the tokens of a row for each of `limits`."""
@@ -275,7 +288,7 @@ class Task(ABC):
 
         Args:
             row: the encoded row.
-            setting: the tokenizer, length limits, labels and seed.
+            setting: the tokenizer or processor, length limits, labels and seed.
             key: the seed, the epoch and the index of the row.
         """
         return row

@@ -6,9 +6,8 @@ only the others are encoded again.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from adapterhub.tasks._base import Encoded, Task
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Counts = NDArray[int64]
-
-UNLIMITED = 1 << 30  # tokens
 
 
 @dataclass(frozen=True)
@@ -64,9 +61,7 @@ def encode_whole(task: Task, examples: Sequence[Any], setting: Setting) -> Encod
         examples: the examples.
         setting: the tokenizer, labels and seed; its limits are not used.
     """
-    tokenizer = copy.copy(setting.tokenizer)
-    tokenizer.model_max_length = UNLIMITED
-    unlimited = replace(setting, tokenizer=tokenizer, max_length=UNLIMITED, positions=UNLIMITED)
+    unlimited = setting.unlimited if task.limits(setting) else setting
     return task.unlimited().encode(examples, unlimited, labelled=True)
 
 
@@ -76,13 +71,15 @@ def longest_row(whole: Encoded) -> int:
 
 
 def truncate(whole: Encoded, task: Task, setting: Setting) -> Encoded:
-    """Return the rows of `task.encode` under the limits of a setting.
+    """Return the rows of `task.encode` under the limits of a setting, if the task has limits.
 
     Args:
         whole: the examples, encoded without truncation.
         task: the task, with its own limits.
         setting: the setting with limits.
     """
+    if not task.limits(setting):
+        return whole
     if task.packs:
         return task.encode(whole.examples, setting, labelled=True)
     pairs = list(zip(whole.owners, whole.rows, strict=True))
@@ -106,6 +103,8 @@ def lost_tokens(whole: Encoded, encoded: Encoded) -> list[LostTokens]:
         encoded: the same examples, truncated.
     """
     task, setting = encoded.task, encoded.setting
+    if not task.limits(setting):
+        return []
     if not encoded.owners:  # packed: encoded once more, in rows of their own
         unpacked = task.unlimited()
         encoded = truncate(whole, unpacked, setting)

@@ -85,6 +85,7 @@ LOSSES: Mapping[str, Loss] = {
     "tagging": class_loss,
     "question-answering": span_loss,
     "multiple-choice": class_loss,
+    "image-classification": class_loss,
     "causal-lm": next_token_loss,
     "masked-lm": class_loss,
     "seq2seq": class_loss,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
+UNLIMITED = 1 << 30  # tokens
 IGNORED = -100  # label of the positions that the loss ignores
 
 P = TypeVar("P")
@@ -23,18 +25,31 @@ class Setting:
     """The model and run that examples are encoded for.
 
     Attributes:
-        tokenizer: the tokenizer of the backbone, with the adapter's new tokens.
+        processor: the tokenizer of the backbone, with the adapter's new tokens; or the processor of
+            a backbone that reads pictures or sound.
         max_length: the longest input, in tokens.
         labels: the classes, in the order of the logits.
         seed: the seed of random inputs, such as masks.
         positions: the number of positions of the model.
     """
 
-    tokenizer: PreTrainedTokenizerBase
+    processor: Any
     max_length: int
     labels: tuple[str, ...] = ()
     seed: int = 0
-    positions: int = 1 << 30
+    positions: int = UNLIMITED
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The processor, or its tokenizer."""
+        return getattr(self.processor, "tokenizer", self.processor)  # type: ignore[no-any-return]
+
+    @property
+    def unlimited(self) -> Setting:
+        """The same setting without a longest input, for a tokenizer."""
+        tokenizer = copy.copy(self.tokenizer)
+        tokenizer.model_max_length = UNLIMITED
+        return replace(self, processor=tokenizer, max_length=UNLIMITED, positions=UNLIMITED)
 
 
 def rows_from_columns(encoded: Mapping[str, Any]) -> list[Row]:

@@ -276,19 +276,17 @@ def best_of(scores: dict[str, float]) -> Scored:
     return Scored(max(scores, key=scores.__getitem__), scores)
 
 
-def score_classes(
-    examples: Sequence[Example], predictions: Sequence[Prediction]
-) -> dict[str, float]:
+def score_classes(examples: Sequence[Any], predictions: Sequence[Prediction]) -> dict[str, float]:
     """Compute accuracy, macro F1 and Matthews correlation of predicted classes."""
     classes = [p.label for p in predictions if isinstance(p, Scored)]
     return classification_metrics([str(e.label) for e in examples], classes)
 
 
-def class_outcome(texts: list[str], example: Example, prediction: Prediction) -> dict[str, Any]:
+def class_outcome(texts: list[str], example: Any, prediction: Prediction) -> dict[str, Any]:
     """Return the label, the predicted class and its probability.
 
     Args:
-        texts: the texts to show.
+        texts: the texts to show, or the names of files.
         example: the example, with its label.
         prediction: its prediction.
     """

@@ -103,6 +103,7 @@ def _reason_against(prepared: PreparedRun) -> str | None:
         "several processes train": process_count() > 1,
         "the text is streamed": prepared.data.streams,
         f"the rows of {task.name} change with each epoch": task.varies,
+        f"the rows of {task.name} are decoded for each batch": task.decodes,
         "the backbone has no layers": not prepared.adapter.anatomy.stacks,
     }
     return next((reason for reason, applies in reasons.items() if applies), None)

@@ -23,7 +23,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from adapterhub.backbones.digest_cache import remembered
 from adapterhub.backbones.find import find_backbone
-from adapterhub.backbones.load import load_tokenizer
+from adapterhub.backbones.load import load_processor
 from adapterhub.backbones.probe import probe
 from adapterhub.methods._base import Method
 from adapterhub.tasks import Setting
@@ -190,6 +190,8 @@ def _machine() -> list[Any]:
 
 def _workload(recipe: Recipe, data: RunData, methods: Sequence[Method]) -> Workload | None:
     """Estimate the size of a run from some of its examples; None if the sizes are unknown."""
+    if data.task.decodes:
+        return None
     folder, _ = find_backbone(recipe.backbone, recipe.revision)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     lengths = _lengths(recipe, data, config)
@@ -211,7 +213,8 @@ def _lengths(recipe: Recipe, data: RunData, config: PreTrainedConfig) -> list[in
     most = recipe.train.max_length or min(most, data.task.most_tokens)
     if data.task.packs or data.streams:
         return [default_length(most, most)]
-    tokenizer = load_tokenizer(recipe.backbone, recipe.revision, recipe.new_tokens)
+    tokens = recipe.revision, recipe.new_tokens
+    tokenizer = load_processor(recipe.backbone, data.task.head, *tokens)
     sample = data.train[:: max(1, len(data.train) // _SAMPLE)]
     rows = encode_whole(data.task, sample, Setting(tokenizer, most, data.labels, recipe.seed))
     return [min(length, most) for length in rows.lengths]

@@ -14,6 +14,7 @@ from adapterhub.tasks._lengths import (
     lost_tokens,
     truncate,
 )
+from adapterhub.tasks._rows import limit_of
 from adapterhub.tasks._windows import WindowTexts
 from adapterhub.training.run_data import RunData
 
@@ -54,8 +55,10 @@ def fit_rows(
         return _windows(data, setting, chosen)
     parts = {"training": data.train, "evaluation": data.evaluation}
     whole = {name: encode_whole(data.task, rows, setting) for name, rows in parts.items() if rows}
+    if not data.task.limits(setting):
+        return _unlimited(data, whole, setting, chosen)
     longest = max(map(longest_row, whole.values()))
-    reads = min(setting.max_length, setting.tokenizer.model_max_length)
+    reads = limit_of(setting)
     most = min(reads, data.task.most_tokens)
     length = default_length(most if data.task.packs else longest, most)
     limited = replace(setting, max_length=min(chosen or length, setting.max_length))
@@ -73,9 +76,26 @@ def fit_rows(
     )
 
 
+def _unlimited(
+    data: RunData, whole: dict[str, Encoded], setting: Setting, chosen: int | None
+) -> FittedRows:
+    """Return rows that no option truncates.
+
+    Args:
+        data: the examples.
+        whole: their rows.
+        setting: the setting that they were encoded for.
+        chosen: the option `max_length`.
+    """
+    nothing = Encoded(data.task, setting, (), [], ())
+    ignored = f"train.max_length={chosen} has no effect: {data.task.name} has no longest input"
+    notes = (ignored,) * (chosen is not None)
+    return FittedRows(LEAST, whole["training"], whole.get("evaluation", nothing), (), notes)
+
+
 def _windows(data: RunData, setting: Setting, chosen: int | None) -> FittedRows:
     """Cut streamed text into rows of the maximum length."""
-    reads = min(setting.max_length, setting.tokenizer.model_max_length)
+    reads = limit_of(setting)
     length = min(chosen or data.task.most_tokens, reads)
     limited = replace(setting, max_length=length)
     train, evaluation = (

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from accelerate.utils import set_seed
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from adapterhub.adapters.attach import detach
 from adapterhub.adapters.attached import adapters
@@ -33,13 +34,13 @@ KEPT_ROWS = 4  # encoded data sets
 
 @dataclass(frozen=True)
 class Loaded:
-    """A backbone that is ready to train, with its tokenizer, and the kernels that it computes with.
+    """A backbone that is ready to train, with its processor, and the kernels that it computes with.
 
     Torch's generator is where the loading left it.
     """
 
     model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    processor: Any
     kernels: KernelChoice
 
 
@@ -68,7 +69,7 @@ class BackboneLoader:
 
         Args:
             data: the examples.
-            setting: the tokenizer, labels and seed.
+            setting: the tokenizer or processor, labels and seed.
             chosen: the option `max_length`.
             trained: the maximum length that the backbone was trained with.
         """
@@ -121,10 +122,10 @@ class SharedLoader(BackboneLoader):
         self, data: RunData, setting: Setting, chosen: int | None, trained: int | None
     ) -> FittedRows:
         """Return rows that another run has encoded, or encode them: the seed changes none."""
-        seedless = replace(setting, seed=0, tokenizer=None)  # type: ignore[arg-type]
+        seedless = replace(setting, seed=0, processor=None)
         task = str(dump_task(data.task))
         hashes = data_hash(data.train), data_hash(data.evaluation)
-        key = (id(setting.tokenizer), *hashes, task, str(seedless), chosen, trained)
+        key = (id(setting.processor), *hashes, task, str(seedless), chosen, trained)
         if key not in self.encoded:
             self.encoded[key] = super().rows(data, setting, chosen, trained)
             for oldest in list(self.encoded)[:-KEPT_ROWS]:
@@ -162,7 +163,7 @@ def _backbone_key(recipe: Recipe, data: RunData, kernels: KernelChoice) -> Hasha
 def _load(recipe: Recipe, data: RunData, kernels: KernelChoice) -> Loaded:
     set_seed(recipe.seed)
     with doing(f"loading {recipe.backbone}"):
-        model, tokenizer = load_backbone(
+        model, processor = load_backbone(
             recipe.backbone,
             task=data.task.head,
             labels=data.labels,
@@ -175,7 +176,7 @@ def _load(recipe: Recipe, data: RunData, kernels: KernelChoice) -> Loaded:
             family=recipe.family,
         )
     make_ready(model)
-    return Loaded(model, tokenizer, kernels)
+    return Loaded(model, processor, kernels)
 
 
 def make_ready(model: PreTrainedModel) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attach import attach
@@ -41,7 +41,7 @@ class PreparedRun:
     recipe: Recipe
     data: RunData
     model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    processor: Any
     adapter: Adapter
     rows: FittedRows
     kernels: KernelChoice
@@ -105,7 +105,7 @@ def prepare(
     loader = loader or BackboneLoader()
     first = next(iter(data.parts.values()), data)
     loaded = loader.backbone(recipe, data, kernels or choose_kernels(recipe, first, methods))
-    model, tokenizer, kernels = loaded.model, loaded.tokenizer, loaded.kernels
+    model, processor, kernels = loaded.model, loaded.processor, loaded.kernels
     data = _for_model(data, model)
     below = founded.attach(model)
     adapter = attach(model, methods, name=attach_as or recipe.name, on=below)
@@ -114,7 +114,7 @@ def prepare(
     _check_packing(data.task, adapter)
     _check_stages(data, adapter)
     adapter.metadata.task = data.task.name
-    rows = _rows(recipe, data, loader, adapter, tokenizer)
+    rows = _rows(recipe, data, loader, adapter, processor)
     options = replace(recipe.train, max_length=rows.max_length)
     options = run_options(options, methods, len(rows.train.rows), epochs_needed(adapter))
     recipe = replace(
@@ -127,7 +127,7 @@ def prepare(
     )
     shared = loader.activations
     return PreparedRun(
-        recipe, data, model, tokenizer, adapter, rows, kernels, shared, start, started, founded
+        recipe, data, model, processor, adapter, rows, kernels, shared, start, started, founded
     )
 
 
@@ -136,7 +136,7 @@ def _rows(
     data: RunData,
     loader: BackboneLoader,
     adapter: Adapter,
-    tokenizer: PreTrainedTokenizerBase,
+    processor: Any,
 ) -> FittedRows:
     """Encode the examples; for several tasks, give the adapter a head for each first.
 
@@ -145,11 +145,11 @@ def _rows(
         data: its data.
         loader: encodes the examples.
         adapter: the attached adapter.
-        tokenizer: the tokenizer.
+        processor: the tokenizer or processor.
     """
     positions = max_positions(adapter.model)
     reads = max(positions - virtual_tokens(adapter), 1)
-    setting = Setting(tokenizer, reads, adapter.labels, recipe.seed, positions)
+    setting = Setting(processor, reads, adapter.labels, recipe.seed, positions)
     trained = trained_length(Path(getattr(adapter.model, ORIGIN)))
     with doing(f"encoding {len(data.train) + len(data.evaluation):,} examples"):
         if not data.parts:

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from adapterhub.backbones.find import find_backbone
-from adapterhub.backbones.load import load_tokenizer, meta_model
+from adapterhub.backbones.load import load_processor, meta_model
 from adapterhub.backbones.trained_length import trained_length
 from adapterhub.tasks import Encoded, Setting
 from adapterhub.tasks._lengths import encode_whole
+from adapterhub.tasks._rows import Row
 from adapterhub.tasks._show import removed_text
 from adapterhub.training.lengths import fit_rows
 from adapterhub.training.prepare import max_positions
@@ -39,8 +40,9 @@ def preview_rows(recipe: Recipe, count: int) -> tuple[list[RowPreview], tuple[st
     names: dict[str, Any] = {"task": data.task.head, "labels": data.labels}
     names |= {"revision": recipe.revision, "family": recipe.family}
     positions = max_positions(meta_model(recipe.backbone, **names))
-    tokenizer = load_tokenizer(recipe.backbone, recipe.revision, recipe.new_tokens)
-    setting = Setting(tokenizer, positions, data.labels, recipe.seed, positions)
+    head, tokens = data.task.head, recipe.new_tokens
+    processor = load_processor(recipe.backbone, head, recipe.revision, tokens)
+    setting = Setting(processor, positions, data.labels, recipe.seed, positions)
     folder, _ = find_backbone(recipe.backbone, recipe.revision)
     rows = fit_rows(data, setting, recipe.train.max_length, trained_length(folder))
     return _previews(rows.train, count), (*data.notes, *rows.notes)
@@ -61,27 +63,30 @@ def _previews(encoded: Encoded, count: int) -> list[RowPreview]:
     task, setting = encoded.task, encoded.setting
     indices = range(min(count, len(encoded.rows)))
     rows = [task.vary(encoded.rows[i], setting, (setting.seed, 0, i)) for i in indices]
-    longest = max(task.row_lengths(row)[0] for row in rows)
-    side = task.padding_side(setting)
     previews = []
     for i, row in zip(indices, rows, strict=True):
-        length = len(row["input_ids"])
-        padding = f"; {longest - length} of padding on the {side} in a batch of these rows"
-        facts = {
-            **_texts(encoded, i),
-            **task.show_row(row, setting),
-            "length": f"{length} tokens{padding * (length < longest)}",
-            **_cut(encoded, i),
-        }
+        facts = {**_texts(encoded, i), **task.show_row(row, setting)}
+        if task.limits(setting):
+            facts |= {"length": _length(row, rows, encoded), **_cut(encoded, i)}
         previews.append(RowPreview(f"row {i + 1} of {len(encoded.rows):,}", facts))
     return previews
+
+
+def _length(row: Row, rows: list[Row], encoded: Encoded) -> str:
+    """Describe the length of a row, and its padding in a batch of some rows."""
+    task, setting = encoded.task, encoded.setting
+    length, longest = len(row["input_ids"]), max(task.row_lengths(each)[0] for each in rows)
+    side = task.padding_side(setting)
+    padding = f"; {longest - length} of padding on the {side} in a batch of these rows"
+    return f"{length} tokens{padding * (length < longest)}"
 
 
 def _texts(encoded: Encoded, index: int) -> dict[str, str]:
     if not encoded.owners:  # packed: a row has several texts
         return {}
     texts = encoded.task.shown(encoded.examples[encoded.owners[index]])
-    return {f"text {i}" if i > 1 else "text": text for i, text in enumerate(texts, start=1)}
+    name = encoded.task.input_name
+    return {f"{name} {i}" if i > 1 else name: text for i, text in enumerate(texts, start=1)}
 
 
 def _cut(encoded: Encoded, index: int) -> dict[str, str]:

@@ -38,7 +38,7 @@ from peer_methods import PeerMethod, named
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.anatomy.sites import Anatomy
 from adapterhub.backbones.find import find_backbone
-from adapterhub.backbones.load import load_tokenizer, meta_model
+from adapterhub.backbones.load import load_processor, meta_model
 from adapterhub.bench.cells import Cell, Group, cell_key
 from adapterhub.bench.conduct import run_study
 from adapterhub.bench.execute import EVALUATIONS, FIT_ROWS, TaskContext
@@ -186,7 +186,7 @@ class PeerContext(TaskContext):
     def length(self) -> int:
         """The maximum length of an input, as our runs choose it."""
         run, recipe = self.data.run, self.recipe
-        tokenizer = load_tokenizer(recipe.backbone, recipe.revision)
+        tokenizer = load_processor(recipe.backbone, run.task.head, recipe.revision)
         most = max_positions(meta_model(recipe.backbone, revision=recipe.revision))
         setting = Setting(tokenizer, most, tuple(run.labels))
         return fit_rows(run, setting, recipe.train.max_length).max_length

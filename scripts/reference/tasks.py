@@ -12,7 +12,7 @@ import sys
 import transformers
 
 from adapterhub.anatomy import FAMILIES
-from adapterhub.backbones.task_models import CAUSAL_LM, TASK_MODELS
+from adapterhub.backbones.task_models import CAUSAL_LM, TASK_MODELS, TaskModel
 from adapterhub.config.options import options_of
 from adapterhub.data.columns import described_columns
 from adapterhub.tasks import TASKS, Task
@@ -21,7 +21,11 @@ from reference._docstrings import block, is_shown, linked, paragraphs
 from reference._tables import escaped, options_table, table
 
 # A backbone for the example of each kind of model.
-BACKBONES = {CAUSAL_LM: "Qwen/Qwen3-0.6B", "seq2seq": "google-t5/t5-small"}
+BACKBONES = {
+    CAUSAL_LM: "Qwen/Qwen3-0.6B",
+    "seq2seq": "google-t5/t5-small",
+    "image-classification": "google/vit-base-patch16-224",
+}
 USUAL_BACKBONE = "google-bert/bert-base-uncased"
 MOST_NAMES = 8  # of columns, that a table lists
 
@@ -65,7 +69,7 @@ def page(name: str) -> str:
 
 ## Data
 
-{_data(data)}
+{_data(task, data)}
 {_columns(task)}
 More on files and columns: [data](../guides/data.md).
 
@@ -107,7 +111,21 @@ def data_file(data: list[str]) -> str:
     return data[0].partition("`")[2].partition("`")[0]
 
 
-def _data(data: list[str]) -> str:
+def _files(task: type[Task], rows: str) -> str:
+    """Return the code that writes the files that rows name."""
+    if not task.decodes:
+        return ""
+    names = [line.partition(",")[0] for line in rows.splitlines()[1:]]
+    code = {"image": 'Image.new("RGB", (32, 32), (40 * i, 0, 0)).save(name)'}[task.input_name]
+    return f"""
+from PIL import Image
+
+for i, name in enumerate({names}):
+    {code}
+"""
+
+
+def _data(task: type[Task], data: list[str]) -> str:
     """Return the rows as a file, and what is said of them; the tests evaluate on the same rows."""
     file = data_file(data)
     rows = inspect.cleandoc(data[1])
@@ -119,7 +137,7 @@ def _data(data: list[str]) -> str:
 
 <!-- setup
 import shutil
-
+{_files(task, rows)}
 shutil.copy("{file}", "{file.replace("train", "dev")}")
 -->
 {_paragraphs(data[2:])}
@@ -176,9 +194,18 @@ def _options(task: type[Task]) -> str:
     return f"{text}\nHow to write options: [options](../guides/options.md).\n"
 
 
+def _model_types(kind: TaskModel) -> str:
+    """Return the class of transformers that is loaded, and the model types that have one."""
+    mapping = getattr(transformers, kind.auto)._model_mapping
+    listed = ", ".join(sorted({f"`{config.model_type}`" for config in mapping}))
+    return f"`{kind.auto}` is loaded. These types of model have such a class: {listed}.\n"
+
+
 def _backbones(task: Task) -> str:
     """Return the class of transformers that is loaded, and the architectures that have one."""
     kind = TASK_MODELS[task.head]
+    if task.decodes:
+        return _model_types(kind)
     fitting = [
         name for name, family in FAMILIES.items()
         if kind.classes_for(transformers.AutoConfig.for_model(name))

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import hub_server
+import media
 import tiny_models
 from fixtures import CHAT_TEMPLATE
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
@@ -27,6 +28,7 @@ MODELS = {
     "google-t5/t5-small": ("t5", "seq2seq"),
     "google-bert/bert-base-uncased": ("bert", "features"),
 }
+PICTURES = {"google/vit-base-patch16-224": "vit"}
 _SPECIAL = ["<unk>", "<pad>", "</s>", "<s>", "<mask>"]  # the ids of tiny_models
 # Each is one token, with the space in front of it: words of classes, and T5's sentinels.
 _WORDS = ["terrible", "great", "<extra_id_0>", "<extra_id_1>", "<extra_id_2>"]
@@ -72,6 +74,12 @@ def files(name: str) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
+def _media_files(architecture: str) -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        media.BACKBONES[architecture](Path(folder))
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
 def packaged_files(packaged: PackagedBackbone) -> dict[str, bytes]:
     """Return the files of a backbone that is installed as a Python package."""
     (module,) = importlib.util.find_spec(packaged.package).submodule_search_locations
@@ -85,6 +93,9 @@ def serving() -> Iterator[str]:
         for name in MODELS:
             hub.repositories[name] = hub_server.Repository()
             hub.repositories[name].commit(files(name))
+        for name, architecture in PICTURES.items():
+            hub.repositories[name] = hub_server.Repository()
+            hub.repositories[name].commit(_media_files(architecture))
         for name, packaged in PACKAGED.items():
             hub.repositories[name] = hub_server.Repository()
             hub.repositories[name].commit(packaged_files(packaged))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import media
 from fixtures import sentences, write_json_lines, write_tsv
 
 
@@ -14,7 +15,8 @@ from fixtures import sentences, write_json_lines, write_tsv
 class Case:
     """A backbone, a task spec, data, the arguments of `predict`, and the expected results.
 
-    `key` is a field of each prediction; `least` and `most` bound the main metric after training.
+    `key` is a field of each prediction; `least` and `most` bound the main metric after training. In
+    `predict`, DATA is the file or folder of the data.
     """
 
     backbone: str
@@ -26,6 +28,10 @@ class Case:
     most: float | None = None
     words: tuple[str, ...] = ()
     epochs: int = 24
+
+    def asked(self, data: Path) -> list[str]:
+        """Return the arguments of `predict` for some data."""
+        return [word.replace("DATA", str(data)) for word in self.predict]
 
 
 def classes(folder: Path) -> Path:
@@ -129,6 +135,11 @@ def lines(folder: Path) -> Path:
     return folder / "raw.txt"
 
 
+def digits(folder: Path) -> Path:
+    """Write pictures of the digits 0, 1 and 2 in one folder for each."""
+    return media.write_digits(folder / "digits", classes=3, each=12)
+
+
 CASES = {
     "classification": Case("bert", "classification", classes, ("the film was bad",), "label", 0.9),
     "multi-label": Case(
@@ -167,6 +178,9 @@ CASES = {
     "span-corruption": Case(
         "t5", "span-corruption(new_tokens=5)", lines, ("the <extra_id_0> was good",), "generated",
         most=2.0,
+    ),
+    "image-classification": Case(
+        "vit", "image-classification", digits, ("DATA/1/1.png",), "label", 0.9, epochs=8,
     ),
     "denoising": Case(
         "bart", "denoising(new_tokens=5)", lines, ("the <mask> was good",), "generated", most=2.0,

@@ -83,7 +83,8 @@ RAW = {"masked-lm", "span-corruption", "denoising"}  # raw text: an empty row ha
 
 
 def test_every_task_is_among_the_rows():
-    assert {task.partition("(")[0] for task, _, _ in ROWS} | RAW == TASKS.keys()
+    files = {name for name, task in TASKS.items() if task.decodes}
+    assert {task.partition("(")[0] for task, _, _ in ROWS} | RAW | files == TASKS.keys()
 
 
 @pytest.mark.parametrize(("task", "row", "column"), ROWS)

@@ -33,7 +33,8 @@ def check_report(run, manifest):
     page = (run / "report.html").read_text()
     for section in (*prediction_sections(predictions), "curves", "facts"):
         assert f'<section id="{getattr(section, "id", section)}">' in page
-    assert predictions.rows[0]["texts"][0].split()[0] in page
+    right = all(row["label"] == row["prediction"] for row in predictions.rows)
+    assert right or predictions.rows[0]["texts"][0].split()[0] in page
     score, value = SCORES[predictions.kind](predictions.rows)
     expected = manifest["metrics"].get(score, value)
     assert value == pytest.approx(expected, abs=1e-4), score
@@ -86,11 +87,11 @@ def test_train_eval_predict(name, adapterhub, backbones, tmp_path):
     assert {k: v for k, v in metrics.items() if k != "examples"} == pytest.approx(saved, abs=1e-5)
     assert case.least is None or metrics[main] >= case.least, metrics
     assert case.most is None or metrics[main] <= case.most, metrics
-    code, out, err = adapterhub("predict", run, *case.predict, "--json")
+    code, out, err = adapterhub("predict", run, *case.asked(file), "--json")
     assert code == 0, err
     (row,) = json_lines(out)
     assert case.key in row
-    code, out, err = adapterhub("predict", run, *case.predict)
+    code, out, err = adapterhub("predict", run, *case.asked(file))
     assert code == 0, err
     assert out.count("\n") == 1
     code, out, err = adapterhub("predict", run, "--data", file, "--json")
@@ -102,7 +103,8 @@ def test_train_eval_predict(name, adapterhub, backbones, tmp_path):
 def test_the_metrics_are_those_that_the_task_names(name, backbones, tmp_path):
     case = CASES[name]
     task = parse_task(case.task)
-    examples = task.read(str(case.data(tmp_path)), DataOptions(), "train")[:6]
+    examples = task.read(str(case.data(tmp_path)), DataOptions(), "train")
+    examples = [*examples[:4], *examples[-2:]]  # a folder has one class after the other
     labels = task.labels(examples)
     model, tokenizer = load_backbone(str(backbones(case.backbone)), task=task.head, labels=labels)
     rows = task.encode(examples, Setting(tokenizer, 32, labels, positions=64), labelled=True)

@@ -25,18 +25,25 @@ from adapterhub.training.report import Reporter
 STEPS = 16
 # A bottleneck, a low-rank update, and virtual tokens.
 CORE_METHODS = ("pfeiffer", "lora", "prompt")
-CORE_TASK = "tagging"
+CORE_TASKS = ("tagging", "image-classification")
+# Backbones without token embeddings.
+TOKENLESS = {(method, "vit") for method in ("prompt", "p-tuning", "chosen")}
 # A language model's head belongs to the backbone.
 HEADLESS = {("head", task) for task in ("causal-lm", "seq2seq", "span-corruption", "denoising")}
 HEADLESS |= {("head", "embedding")}
-SITELESS = {(m, t) for m in METHODS for t, case in CASES.items() if (m, case.backbone) in REFUSED}
+SITELESS = {
+    (m, t)
+    for m in METHODS
+    for t, case in CASES.items()
+    if (m, case.backbone) in REFUSED.keys() | TOKENLESS
+}
 ALL = [(method, task) for method in sorted(METHODS) for task in sorted(TASKS)]
 UNSUPPORTED = sorted(SITELESS | HEADLESS)
 CELLS = [
     (method, task)
     for method, task in ALL
     if (method, task) not in UNSUPPORTED
-    and (tiny_models.FULL_MATRIX or method in CORE_METHODS or task == CORE_TASK)
+    and (tiny_models.FULL_MATRIX or method in CORE_METHODS or task in CORE_TASKS)
 ]
 
 

@@ -1,0 +1,133 @@
+"""Examples that are files: pictures or sound, with a class, from a folder or a table.
+
+A folder has one folder for each class: `photos/CLASS/*.png`. A table has a column with the names of
+files, relative to the folder of the table, or with the bytes of files, as Parquet files and data
+sets of the Hub have them.
+
+Every file is decoded once while the data are read, so that all that are broken are told before
+anything is trained, and again whenever a batch has it: only names and digests stay in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+from adapterhub.data.columns import Wants, choose_columns
+from adapterhub.data.examples import EmptyCell, parse_label, read_rows, refuse
+from adapterhub.data.options import DataOptions
+from adapterhub.errors import DataError, read_problem
+
+T = TypeVar("T")
+Decode = Callable[[bytes], T]
+
+
+@dataclass(frozen=True)
+class MediaFile:
+    """A picture or a sound, with a class or without one.
+
+    Attributes:
+        sha256: the digest of its bytes: all that it is compared by, besides its label.
+        label: the class.
+        name: its name, for the user.
+        path: where it is; "" if its bytes are in `data`.
+        data: its bytes, if it is in a table.
+    """
+
+    sha256: str
+    label: str | None = None
+    name: str = field(default="", compare=False)
+    path: str = field(default="", compare=False)
+    data: bytes = field(default=b"", compare=False, repr=False)
+
+    def with_label(self, label: str) -> MediaFile:
+        """Return the same file with another label."""
+        return replace(self, label=label)
+
+    def decoded(self, decode: Decode[T]) -> T:
+        """Decode the file, which may have changed since it was read.
+
+        Raises:
+            DataError: it is gone or broken.
+        """
+        try:
+            return decode(self.data or Path(self.path).read_bytes())
+        except OSError as error:
+            raise DataError(read_problem(Path(self.path), error)) from error
+        except ValueError as error:
+            raise DataError(f"{self.name} {error}") from error
+
+
+def open_media(name: str, decode: Decode[T]) -> MediaFile:
+    """Return the file of a path, as it is typed on a command line.
+
+    Raises:
+        DataError: it cannot be read or decoded.
+    """
+    try:
+        return _opened(name, None, Path(), decode)
+    except ValueError as error:
+        raise DataError(str(error)) from error
+
+
+def read_media(
+    source: str,
+    options: DataOptions,
+    split: str,
+    wants: Wants,
+    decode: Decode[T],
+    *,
+    labelled: bool,
+) -> list[MediaFile]:
+    """Read the files of a folder, a table or a Hub dataset, in order; each is decoded once.
+
+    Args:
+        source: the folder, the table or the dataset id.
+        options: the format and the columns.
+        split: "train", "eval" or the name of a Hub split.
+        wants: the kind of column for each option.
+        decode: decodes the bytes of a file, or raises a ValueError that says what is wrong.
+        labelled: whether to read the label.
+
+    Raises:
+        DataError: the source is missing, empty or malformed, or files are missing or broken.
+    """
+    options = choose_columns(source, options, split, wants, labelled=labelled).options
+    folder = Path(source) if Path(source).is_dir() else Path(source).parent
+
+    def build(cell: object, *labels: object) -> MediaFile:
+        label, problem = parse_label(labels[0]) if labels else (None, "")
+        refuse(problem)
+        return _opened(cell, str(label) if labels else None, folder, decode)
+
+    columns = [options.text_column, *([options.label_column] if labelled else [])]
+    return read_rows(source, options, split, columns, build)
+
+
+def _opened(cell: object, label: str | None, folder: Path, decode: Decode[T]) -> MediaFile:
+    """Return the file of a cell: its name, or {bytes, path}.
+
+    Raises:
+        ValueError: it is missing or broken.
+    """
+    name, data = cell, b""
+    if isinstance(cell, dict):
+        name, data = cell.get("path") or "a file without a name", cell.get("bytes") or b""
+    if not isinstance(name, str) or not name.strip():
+        raise ValueError(EmptyCell("the name of a file is missing"))
+    if "://" in name and not data:
+        raise ValueError(f"{name!r} is an address: download it, and name the file")
+    if any("\ud800" <= letter <= "\udfff" for letter in name):
+        raise ValueError(f"{name!r} is no Unicode: rename the file")
+    path = "" if data else str(folder / name)
+    try:
+        content = data or Path(path).read_bytes()
+        decode(content)
+    except OSError as error:
+        raise ValueError(read_problem(Path(path), error)) from None
+    except ValueError as error:
+        raise ValueError(f"{name!r} {error}") from error
+    return MediaFile(hashlib.sha256(content).hexdigest(), label, name, path, data)

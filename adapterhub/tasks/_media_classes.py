@@ -1,0 +1,154 @@
+"""What all tasks share that give one class to a file, a picture or a sound."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from adapterhub.config.options import option
+from adapterhub.data.examples import check_labels, sorted_labels
+from adapterhub.data.labels import name_labels
+from adapterhub.data.media import MediaFile, open_media, read_media
+from adapterhub.data.options import DataOptions
+from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
+from adapterhub.tasks._class_weights import (
+    WEIGHTS_HELP,
+    ClassWeights,
+    check_weights,
+    weighted_loss,
+    weights_of,
+)
+from adapterhub.tasks._forward import forward
+from adapterhub.tasks._losses import Loss
+from adapterhub.tasks._rows import Row, Setting, in_order
+from adapterhub.tasks.classification import CLASS_METRICS, best_of, class_outcome, score_classes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class MediaClassification(Task):
+    """One class per file: a subclass decodes the files, and makes batches of them."""
+
+    class_weights: ClassWeights = option(None, WEIGHTS_HELP)
+
+    outcomes = "classes"
+    main_metric = "accuracy"
+    has_labels = True
+    decodes = True
+
+    def __post_init__(self) -> None:
+        check_weights(self.class_weights)
+
+    @abstractmethod
+    def decode(self, data: bytes) -> Any:
+        """Decode the bytes of a file.
+
+        Raises:
+            ValueError: it is broken, or of another kind.
+        """
+
+    @abstractmethod
+    def process(self, decoded: list[Any], setting: Setting) -> dict[str, Tensor]:
+        """Return the model inputs for some decoded files."""
+
+    # Examples
+
+    def read(
+        self, source: str, options: DataOptions, split: str, *, labelled: bool = True
+    ) -> list[Any]:
+        """Read the files of a folder of classes, or those that a table names."""
+        files = read_media(source, options, split, self.columns, self.decode, labelled=labelled)
+        if not labelled:
+            return files
+        names = name_labels((str(f.label) for f in files), options.label_names, source)
+        return [f.with_label(name) for f, name in zip(files, names, strict=True)]
+
+    def example(self, fields: Sequence[str], options: DataOptions) -> MediaFile:
+        """Open the file of a path."""
+        return open_media(fields[0], self.decode)
+
+    def shown(self, example: MediaFile) -> list[str]:
+        """Return the name of the file."""
+        return [example.name]
+
+    def labels(self, train: Sequence[MediaFile]) -> tuple[str, ...]:
+        """Return the classes of the training data, sorted."""
+        return tuple(sorted_labels(str(example.label) for example in train))
+
+    def check(self, labels: Sequence[str], examples: Sequence[MediaFile]) -> None:
+        """Refuse fewer than two classes, and evaluation classes that training lacks."""
+        check_labels(labels, (e.label for e in examples))
+
+    # Rows
+
+    def encode(self, examples: Sequence[MediaFile], setting: Setting, *, labelled: bool) -> Encoded:
+        """Return rows of files, which `collate` decodes, and the index of each one's class."""
+        rows: list[Row] = [{"file": example} for example in examples]
+        if labelled:
+            for row, example in zip(rows, examples, strict=True):
+                row["labels"] = setting.labels.index(str(example.label))
+        return one_row_each(self, examples, setting, rows)
+
+    def size(self, row: Row) -> int:
+        """Return 1: all files take as much."""
+        return 1
+
+    def limits(self, setting: Setting) -> list[tuple[str, str, int]]:
+        """Return no limit: nothing is truncated."""
+        return []
+
+    def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
+        """Decode the files of a batch, and make model inputs of them."""
+        import torch  # slow to import
+
+        batch = self.process([row["file"].decoded(self.decode) for row in rows], setting)
+        if rows and "labels" in rows[0]:
+            batch["labels"] = torch.tensor([row["labels"] for row in rows])
+        return batch
+
+    def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
+        """Return the shapes of what the model gets, and the class that it learns."""
+        inputs = self.process([row["file"].decoded(self.decode)], setting)
+        facts = {name: " x ".join(map(str, t.shape[1:])) for name, t in inputs.items()}
+        label = row.get("labels")
+        if label is None:
+            return facts
+        return facts | {"label": f"{setting.labels[label]} (class {label})"}
+
+    def loss(self, train: Encoded) -> Loss | None:
+        """Return the cross-entropy with class weights, if there are some."""
+        if self.class_weights is None:
+            return None
+        return weighted_loss(weights_of(self.class_weights, self.label_counts(train)))
+
+    # Predictions
+
+    def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
+        """Return the most probable class, with the softmax over all classes."""
+        scored: dict[int, Prediction] = {}
+        for indices, _, output in forward(model, data, batch_size):
+            probabilities = output.logits.float().softmax(-1).tolist()
+            for index, row in zip(indices, probabilities, strict=True):
+                scored[index] = best_of(dict(zip(data.setting.labels, row, strict=True)))
+        return in_order(scored)
+
+    # Metrics
+
+    def metric_names(self, examples: Sequence[MediaFile]) -> tuple[str, ...]:
+        """Return accuracy, macro_f1 and matthews."""
+        return CLASS_METRICS
+
+    def metrics(
+        self, examples: Sequence[MediaFile], predictions: Sequence[Prediction]
+    ) -> dict[str, float]:
+        """Compute accuracy, macro_f1 and matthews."""
+        return score_classes(examples, predictions)
+
+    def outcome(self, example: MediaFile, prediction: Prediction) -> dict[str, Any]:
+        """Return the two classes, and the probability of the predicted one."""
+        return class_outcome(self.shown(example), example, prediction)

@@ -1,0 +1,60 @@
+"""Classification of pictures.
+
+    example      a picture file, with the name of its class
+    row          the file, which is decoded and scaled for each batch; `labels`: the class index
+    prediction   the most probable class and all probabilities
+    metrics      accuracy, macro F1, Matthews
+
+The image processor of the backbone scales and normalizes pixels; an adapter records its settings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from adapterhub.data.columns import WANTS
+from adapterhub.data.pictures import open_picture
+from adapterhub.tasks._media_classes import MediaClassification
+from adapterhub.tasks._registry import register_task
+from adapterhub.tasks._rows import Setting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@register_task
+@dataclass(frozen=True)
+class ImageClassification(MediaClassification):
+    """One class per picture.
+
+    Rows of `train.csv`, with files relative to the folder of the table:
+
+        image,label
+        1.png,cat
+        2.png,dog
+
+    Or a folder with one folder for each class, `--train photos`: photos/cat/1.png, photos/dog/2.png
+    and so on; the names of the folders are the classes.
+
+    Pictures are turned upright by their EXIF orientation and converted to RGB; transparency becomes
+    white, and animations their first frame. Files that are broken are refused before training.
+
+    `predict` prints the class and its probability:
+
+        cat 0.981
+        {"label": "cat", "scores": {"cat": 0.981, "dog": 0.019}}
+    """
+
+    name = "image-classification"
+    summary = "one class per picture"
+    columns = WANTS["pictures"]
+    input_name = "image"
+
+    def decode(self, data: bytes) -> Any:
+        """Decode a picture: RGB, upright."""
+        return open_picture(data)
+
+    def process(self, decoded: list[Any], setting: Setting) -> dict[str, Tensor]:
+        """Scale and normalize pictures: (batch, channels, height, width)."""
+        return dict(setting.processor(images=decoded, return_tensors="pt"))

@@ -1,0 +1,70 @@
+"""The processor of a backbone, and its identity."""
+
+from __future__ import annotations
+
+import json
+
+import media
+import pytest
+import tiny_models
+import transformers
+from fixtures import word_tokenizer
+from PIL import Image
+
+from adapterhub.backbones.load import load_backbone, load_processor
+from adapterhub.backbones.processor import processor_identity, remember_processor, tokenizer_of
+from adapterhub.errors import ConfigError
+
+
+def identity(processor):
+    model = tiny_models.model("bert")
+    remember_processor(model, processor)
+    return processor_identity(model)
+
+
+def test_the_tokenizer_of_a_processor():
+    tokenizer = word_tokenizer()
+    assert tokenizer_of(tokenizer) is tokenizer
+    assert tokenizer_of(media.image_processor()) is None
+
+
+def test_the_identity_is_that_of_the_settings(tmp_path):
+    usual = identity(media.image_processor())
+    assert len(usual) == 64
+    media.image_processor().save_pretrained(tmp_path)
+    assert identity(transformers.ViTImageProcessorPil.from_pretrained(tmp_path)) == usual
+    changes = {
+        "size": {"height": 8, "width": 8}, "image_mean": [0.4] * 3, "resample": 0,
+        "do_normalize": False,
+    }  # fmt: skip
+    changed = {identity(media.image_processor(**{name: v})) for name, v in changes.items()}
+    assert len(changed | {usual}) == len(changes) + 1
+
+
+def test_the_identity_has_no_names_of_classes_and_nothing_neutral(tmp_path):
+    media.image_processor().save_pretrained(tmp_path)
+    path = next(tmp_path.glob("*processor_config.json"))
+    config = json.loads(path.read_text())
+    config |= {"image_processor_type": "ViTImageProcessorFast", "processor_class": "X"}
+    path.write_text(json.dumps(config | {"do_convert_rgb": None, "do_later": False}))
+    other = transformers.ViTImageProcessorPil.from_pretrained(tmp_path)
+    assert identity(other) == identity(media.image_processor())
+
+
+def test_a_tokenizer_has_no_identity_here():
+    assert identity(word_tokenizer()) is None
+    assert processor_identity(tiny_models.model("bert")) is None
+
+
+def test_a_processor_is_loaded_with_its_backbone(backbones):
+    model, processor = load_backbone(str(backbones("vit")), task="image-classification")
+    alone = load_processor(str(backbones("vit")), "image-classification")
+    assert processor_identity(model) == identity(processor) == identity(alone)
+    assert "Pil" in type(processor).__name__
+    pixels = processor(images=[Image.new("RGB", (40, 20))], return_tensors="pt")["pixel_values"]
+    assert model(pixel_values=pixels).logits.shape == (1, 2)
+
+
+def test_new_tokens_need_a_tokenizer(backbones):
+    with pytest.raises(ConfigError, match="reads no text: <new>"):
+        load_processor(str(backbones("vit")), "image-classification", new_tokens=["<new>"])

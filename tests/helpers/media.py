@@ -1,0 +1,58 @@
+"""Tiny random backbones that read pictures, and files to train them on: no downloads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import transformers
+from PIL import Image
+from sklearn.datasets import load_digits
+
+SIZE = 16  # pixels
+SIZES = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+    "image_size": SIZE, "patch_size": 4, "initializer_range": 0.15, "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}  # fmt: skip
+
+
+def vit_config(**options) -> transformers.ViTConfig:
+    """Return the configuration of a tiny ViT."""
+    return transformers.ViTConfig(**{**SIZES, **options})
+
+
+def image_processor(**options) -> transformers.ImageProcessingMixin:
+    """Return an image processor for tiny models, which computes with Pillow."""
+    size = {"height": SIZE, "width": SIZE}
+    return transformers.ViTImageProcessorPil(**{"size": size, **options})
+
+
+def save_vit(folder: Path) -> None:
+    """Save a tiny ViT and its image processor."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        transformers.ViTModel(vit_config()).save_pretrained(folder)
+    image_processor().save_pretrained(folder)
+
+
+BACKBONES = {"vit": save_vit}
+
+
+def write_digits(folder: Path, classes: int = 10, each: int = 12, skip: int = 0) -> Path:
+    """Write scikit-learn's handwritten digits as pictures of 8 x 8 pixels: FOLDER/DIGIT/I.png.
+
+    Args:
+        folder: the folder to write to.
+        classes: the number of digits, from 0.
+        each: the number of pictures of each.
+        skip: how many pictures of each digit to leave out first.
+    """
+    digits = load_digits()
+    for digit in range(classes):
+        (folder / str(digit)).mkdir(parents=True)
+        own = digits.images[digits.target == digit]
+        for number, pixels in enumerate(own[skip : skip + each]):
+            image = Image.fromarray((pixels * 255 / 16).astype("uint8"))
+            image.save(folder / str(digit) / f"{number}.png")
+    return folder
