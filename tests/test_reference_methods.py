@@ -188,6 +188,7 @@ PREDICTIONS = {
     "masked-lm": Filled("the glacier moves slowly", ({"slowly": 0.31, "fast": 0.07},)),
     "embedding": Embedded(np.array([[0.6, -0.8]])),
     "reranking": Number(0.981),
+    "preference": Generated("7"),
     "span-corruption": Generated("moves slowly"),
     "denoising": Generated("the glacier moves slowly"),
     "prompted": Scored("1", {"0": 0.019, "1": 0.981}),

@@ -36,6 +36,9 @@ ALIASES: dict[str, tuple[str, Mapping[str, Any]]] = {
     **dict.fromkeys(
         ("sentence-embedding", "embeddings", "feature-extraction", "retrieval"), ("embedding", {})
     ),
+    "dpo": ("preference", {"loss_type": "dpo"}),
+    "ipo": ("preference", {"loss_type": "ipo"}),
+    "orpo": ("preference", {"loss_type": "orpo"}),
     **dict.fromkeys(
         ("reranker", "rerank", "cross-encoder", "text-ranking"), ("reranking", {})
     ),

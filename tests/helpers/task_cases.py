@@ -123,6 +123,16 @@ def relevant(folder: Path) -> Path:
     return write_json_lines(folder / "relevant.jsonl", rows)
 
 
+def compared(folder: Path) -> Path:
+    """Write sentences with a word that means the same, and one that does not."""
+    words = {"pos": ("good", "bad"), "neg": ("bad", "good")}
+    rows = [
+        dict(zip(("prompt", "chosen", "rejected"), (text, *words[label]), strict=True))
+        for text, label in sentences(48)
+    ]
+    return write_json_lines(folder / "compared.jsonl", rows)
+
+
 def lines(folder: Path) -> Path:
     """Write plain text, one sentence per line."""
     (folder / "raw.txt").write_text("\n".join(text for text, _ in sentences(48)) + "\n")
@@ -163,6 +173,9 @@ CASES = {
     "embedding": Case("bert", "embedding", partners, ("the film was bad",), "vector", 0.9),
     "reranking": Case(
         "bert", "reranking", relevant, ("great film", "--pair", "the film was good"), "value", 0.9,
+    ),
+    "preference": Case(
+        "llama", "preference(new_tokens=4)", compared, ("the film was bad",), "generated", 0.9,
     ),
     "span-corruption": Case(
         "t5", "span-corruption(new_tokens=5)", lines, ("the <extra_id_0> was good",), "generated",

@@ -25,6 +25,7 @@ LEARNED = {
     "multiple-choice": {"right, 0": "[CLS] the movie [SEP] the movie was good [SEP]"},
     "embedding": {"anchor": "[CLS] the movie was bad [SEP]", "positive": "[CLS] awful [SEP]"},
     "reranking": {"label": "0.0"},
+    "preference": {"chosen": "·x5 bad </s>", "rejected": "·x5 good </s>"},
     "masked-lm": {"learned": "·x4 bad ·"},
     "prompted": {"learned": "·x6 bad ·"},
     "span-corruption": {"target": "<extra_id_0> bad <extra_id_1> </s>"},

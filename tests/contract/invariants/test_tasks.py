@@ -28,7 +28,7 @@ CORE_METHODS = ("pfeiffer", "lora", "prompt")
 CORE_TASK = "tagging"
 # A language model's head belongs to the backbone.
 HEADLESS = {("head", task) for task in ("causal-lm", "seq2seq", "span-corruption", "denoising")}
-HEADLESS |= {("head", "embedding")}
+HEADLESS |= {("head", "embedding"), ("head", "preference")}
 SITELESS = {(m, t) for m in METHODS for t, case in CASES.items() if (m, case.backbone) in REFUSED}
 ALL = [(method, task) for method in sorted(METHODS) for task in sorted(TASKS)]
 UNSUPPORTED = sorted(SITELESS | HEADLESS)
