@@ -189,6 +189,7 @@ PREDICTIONS = {
     "embedding": Embedded(np.array([[0.6, -0.8]])),
     "reranking": Number(0.981),
     "preference": Generated("7"),
+    "reward": Number(1.204),
     "span-corruption": Generated("moves slowly"),
     "denoising": Generated("the glacier moves slowly"),
     "prompted": Scored("1", {"0": 0.019, "1": 0.981}),

@@ -61,7 +61,7 @@ def comparison_columns(
 
 
 def read_comparisons(
-    source: str, options: DataOptions, split: str, *, labelled: bool = True
+    source: str, options: DataOptions, split: str, *, labelled: bool = True, chosen: bool = False
 ) -> list[Comparison]:
     """Read comparisons, without labels the prompts alone.
 
@@ -70,13 +70,15 @@ def read_comparisons(
         options: the format, and the columns that are fixed.
         split: "train", "eval" or the name of a Hub split.
         labelled: whether the responses are read as well as the prompt.
+        chosen: whether the chosen response is read without labels as well.
 
     Raises:
         DataError: the source cannot be read, its columns are in doubt, or rows are invalid.
     """
     options = comparison_columns(source, options, split, labelled=labelled).options
     columns = [options.text_column]
-    columns += [options.label_column, str(options.pair)] if labelled else []
+    columns += [options.label_column] if labelled or chosen else []
+    columns += [str(options.pair)] if labelled else []
 
     def build(prompt: Any, *responses: Any) -> Comparison:
         comparison = _comparison(prompt, *responses)

@@ -36,6 +36,7 @@ ALIASES: dict[str, tuple[str, Mapping[str, Any]]] = {
     **dict.fromkeys(
         ("sentence-embedding", "embeddings", "feature-extraction", "retrieval"), ("embedding", {})
     ),
+    **dict.fromkeys(("reward-model", "reward-modeling"), ("reward", {})),
     "dpo": ("preference", {"loss_type": "dpo"}),
     "ipo": ("preference", {"loss_type": "ipo"}),
     "orpo": ("preference", {"loss_type": "orpo"}),

@@ -133,6 +133,16 @@ def compared(folder: Path) -> Path:
     return write_json_lines(folder / "compared.jsonl", rows)
 
 
+def rated(folder: Path) -> Path:
+    """Write pairs of sentences of which the positive one is better."""
+    texts = {label: [t for t, given in sentences(48) if given == label] for label in ("pos", "neg")}
+    rows = [
+        {"prompt": "the movie", "chosen": chosen, "rejected": rejected}
+        for chosen, rejected in zip(texts["pos"], texts["neg"], strict=True)
+    ]
+    return write_json_lines(folder / "rated.jsonl", rows)
+
+
 def lines(folder: Path) -> Path:
     """Write plain text, one sentence per line."""
     (folder / "raw.txt").write_text("\n".join(text for text, _ in sentences(48)) + "\n")
@@ -176,6 +186,9 @@ CASES = {
     ),
     "preference": Case(
         "llama", "preference(new_tokens=4)", compared, ("the film was bad",), "generated", 0.9,
+    ),
+    "reward": Case(
+        "bert", "reward", rated, ("the movie", "--pair", "the film was good"), "value", 0.9,
     ),
     "span-corruption": Case(
         "t5", "span-corruption(new_tokens=5)", lines, ("the <extra_id_0> was good",), "generated",
