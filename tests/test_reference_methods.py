@@ -188,6 +188,8 @@ PREDICTIONS = {
     "masked-lm": Filled("the glacier moves slowly", ({"slowly": 0.31, "fast": 0.07},)),
     "embedding": Embedded(np.array([[0.6, -0.8]])),
     "reranking": Number(0.981),
+    "preference": Generated("7"),
+    "reward": Number(1.204),
     "span-corruption": Generated("moves slowly"),
     "denoising": Generated("the glacier moves slowly"),
     "image-classification": Scored("cat", {"cat": 0.981, "dog": 0.019}),

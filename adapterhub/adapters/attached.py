@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from transformers import PreTrainedModel
 
 from adapterhub.adapters.activation import StackActivation
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attachable import require_model
+from adapterhub.adapters.foundations import adapters_below
 from adapterhub.adapters.passes import STRUCTURE_LOCK
 from adapterhub.adapters.state import ModelState, find_state, get_state
 from adapterhub.hooks.forward_pass import AppliedEntry, ContextEntry
@@ -31,17 +34,17 @@ class DisabledAdapters(Reversal[None]):
 
     lock = STRUCTURE_LOCK
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
+    def __init__(self, model: PreTrainedModel, kept: Sequence[Adapter] = ()) -> None:
+        self.model, self.kept = model, kept
         self.opened: tuple[ModelState, StackActivation] | None = None
         self.entry: AppliedEntry | None = None
 
     def enter(self) -> None:
-        """Open a route of no adapter, for any number of rows."""
+        """Open a route of no adapter but those that are kept, for any number of rows."""
         require_model(self.model)
         if find_state(self.model) is None:
             return
-        state, nothing = get_state(self.model), StackActivation()
+        state, nothing = get_state(self.model), StackActivation(self.kept)
         self.opened = state, nothing
         state.open(nothing)
         self.entry = AppliedEntry(state.scope, ContextEntry(nothing.table, nothing))
@@ -74,3 +77,14 @@ def disabled(model: PreTrainedModel) -> DisabledAdapters:
             of the backbone, and another thread has a route open.
     """
     return DisabledAdapters(model)
+
+
+def only_foundations(model: PreTrainedModel) -> DisabledAdapters:
+    """Apply only the adapters that are below the active ones: what those were trained on top of.
+
+    Returns:
+        A context, as that of `disabled`.
+    """
+    active = [adapter for adapter in adapters(model).values() if adapter.active]
+    tops = [adapter for adapter in active if not any(adapter in adapters_below(a) for a in active)]
+    return DisabledAdapters(model, [below for top in tops for below in adapters_below(top)])

@@ -58,6 +58,8 @@ ANCHORS = (("anchor",), ("query", "question", "sentence1", "text1", "question1",
 POSITIVES = (("positive", "pos"), ("passage", "answer", "document", "context", "sentence2", "text2",
                                    "question2", "hypothesis", "string2", "2string", "s2", "sent2",
                                    "evidence", "duplicate", "response"))  # fmt: skip
+PREFERRED = (("chosen",), ("preferred", "accepted", "better", "win"))
+REJECTED = (("rejected",), ("dispreferred", "worse", "lose"))
 NEGATIVE = r"(hard)?neg(ative)?s?\d*"
 STEMS = (("text",), ("question", "context", "prompt", "ctx", "sentence", "premise", "startphrase",
                      "sent1", "query"))  # fmt: skip

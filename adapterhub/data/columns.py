@@ -37,6 +37,7 @@ WANTS: Mapping[str, Wants] = {
     "questions with choices": {"text": "question", "choices": "choices", "label": "chosen"},
     "choices": {"text": "stem", "choices": "choices", "label": "chosen"},
     "pairs": {"text": "anchor", "pair": "positive"},
+    "comparisons": {"text": "prompts", "label": "preferred", "pair": "rejected"},
     "scored pairs": {"text": "anchor", "pair": "positive", "label": "number"},
 }
 """What tasks want, by what they learn."""
@@ -87,6 +88,11 @@ _KINDS = {
                       "the text that belongs to it"),
     "picture": _Kind(names.PICTURES, lambda p: p.is_string or p.is_files,
                      lambda p: p.is_files, "the files of pictures"),
+    "prompts": _Kind(names.PROMPTS, lambda p: p.is_string or p.is_list, _never, "the prompt"),
+    "preferred": _Kind(names.PREFERRED, lambda p: p.is_string or p.is_list, _never,
+                       "the chosen response"),
+    "rejected": _Kind(names.REJECTED, lambda p: p.is_string or p.is_list, _never,
+                      "the rejected response"),
     "chosen": _Kind(names.CHOSEN, lambda p: bool(p.texts), _never, "the right choice"),
 }  # fmt: skip
 

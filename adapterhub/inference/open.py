@@ -10,6 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapters.adapter import Adapter
+from adapterhub.adapters.attached import only_foundations
 from adapterhub.adapters.load import load_folder
 from adapterhub.backbones.load import load_backbone
 from adapterhub.backbones.task_models import TASK_MODELS
@@ -51,6 +52,9 @@ class Predictor:
         for lost in lost_tokens(whole, encoded):
             if lost.cut:
                 warn_user(lost.sentence("evaluation"))
+        if self.task.compares_with_reference:
+            with only_foundations(self.model):
+                encoded = self.task.with_reference(self.model, encoded, batch_size)
         return self.task.evaluate(self.model, encoded, batch_size)
 
 

@@ -40,6 +40,10 @@ ALIASES: dict[str, tuple[str, Mapping[str, Any]]] = {
     **dict.fromkeys(
         ("sentence-embedding", "embeddings", "feature-extraction", "retrieval"), ("embedding", {})
     ),
+    **dict.fromkeys(("reward-model", "reward-modeling"), ("reward", {})),
+    "dpo": ("preference", {"loss_type": "dpo"}),
+    "ipo": ("preference", {"loss_type": "ipo"}),
+    "orpo": ("preference", {"loss_type": "orpo"}),
     **dict.fromkeys(
         ("reranker", "rerank", "cross-encoder", "text-ranking"), ("reranking", {})
     ),

@@ -301,6 +301,21 @@ class Task(ABC):
         """Return the side on which rows are padded: that of the tokenizer."""
         return str(setting.tokenizer.padding_side)
 
+    def with_reference(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> Encoded:
+        """Return the rows with what their loss reads of a reference, the model without the adapter.
+
+        Args:
+            model: the model, with the adapter off.
+            data: the encoded examples, with labels.
+            batch_size: rows per forward pass.
+        """
+        return data
+
+    @property
+    def compares_with_reference(self) -> bool:
+        """Whether `with_reference` changes rows."""
+        return False
+
     def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
         """Return what the model gets of a row, and what it learns, as texts by name."""
         facts = {"tokens": tokens_line(row["input_ids"], setting.tokenizer)}

@@ -29,6 +29,7 @@ from adapterhub.training.loading import BackboneLoader
 from adapterhub.training.mixture import check_one_model, enter_tasks, mix_rows
 from adapterhub.training.options import RunOptions
 from adapterhub.training.recipe import Recipe
+from adapterhub.training.reference import with_reference
 from adapterhub.training.run_data import RunData, read_data
 from adapterhub.training.stages import epochs_needed, waiting_for_plateaus
 from adapterhub.training.starting_point import StartingPoint, starting_point
@@ -114,7 +115,7 @@ def prepare(
     _check_packing(data.task, adapter)
     _check_stages(data, adapter)
     adapter.metadata.task = data.task.name
-    rows = _rows(recipe, data, loader, adapter, processor)
+    rows = _rows(recipe, data, loader, adapter, processor, started=start is not None)
     options = replace(recipe.train, max_length=rows.max_length)
     options = run_options(options, methods, len(rows.train.rows), epochs_needed(adapter))
     recipe = replace(
@@ -137,6 +138,8 @@ def _rows(
     loader: BackboneLoader,
     adapter: Adapter,
     processor: Any,
+    *,
+    started: bool,
 ) -> FittedRows:
     """Encode the examples; for several tasks, give the adapter a head for each first.
 
@@ -146,18 +149,22 @@ def _rows(
         loader: encodes the examples.
         adapter: the attached adapter.
         processor: the tokenizer or processor.
+        started: whether the adapter has the tensors of another one.
     """
     positions = max_positions(adapter.model)
     reads = max(positions - virtual_tokens(adapter), 1)
     setting = Setting(processor, reads, adapter.labels, recipe.seed, positions)
     trained = trained_length(Path(getattr(adapter.model, ORIGIN)))
+
+    def rows_of(own: RunData, setting: Setting) -> FittedRows:
+        rows = loader.rows(own, setting, recipe.train.max_length, trained)
+        return with_reference(rows, adapter.model, recipe.train.eval_batch_size, started=started)
+
     with doing(f"encoding {len(data.train) + len(data.evaluation):,} examples"):
         if not data.parts:
-            return loader.rows(data, setting, recipe.train.max_length, trained)
+            return rows_of(data, setting)
         rows = {
-            name: loader.rows(
-                part, replace(setting, labels=part.labels), recipe.train.max_length, trained
-            )
+            name: rows_of(part, replace(setting, labels=part.labels))
             for name, part in data.parts.items()
         }
     return mix_rows(rows, data.task, enter_tasks(adapter, data, recipe.seed))

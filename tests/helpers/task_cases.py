@@ -129,6 +129,26 @@ def relevant(folder: Path) -> Path:
     return write_json_lines(folder / "relevant.jsonl", rows)
 
 
+def compared(folder: Path) -> Path:
+    """Write sentences with a word that means the same, and one that does not."""
+    words = {"pos": ("good", "bad"), "neg": ("bad", "good")}
+    rows = [
+        dict(zip(("prompt", "chosen", "rejected"), (text, *words[label]), strict=True))
+        for text, label in sentences(48)
+    ]
+    return write_json_lines(folder / "compared.jsonl", rows)
+
+
+def rated(folder: Path) -> Path:
+    """Write pairs of sentences of which the positive one is better."""
+    texts = {label: [t for t, given in sentences(48) if given == label] for label in ("pos", "neg")}
+    rows = [
+        {"prompt": "the movie", "chosen": chosen, "rejected": rejected}
+        for chosen, rejected in zip(texts["pos"], texts["neg"], strict=True)
+    ]
+    return write_json_lines(folder / "rated.jsonl", rows)
+
+
 def lines(folder: Path) -> Path:
     """Write plain text, one sentence per line."""
     (folder / "raw.txt").write_text("\n".join(text for text, _ in sentences(48)) + "\n")
@@ -174,6 +194,12 @@ CASES = {
     "embedding": Case("bert", "embedding", partners, ("the film was bad",), "vector", 0.9),
     "reranking": Case(
         "bert", "reranking", relevant, ("great film", "--pair", "the film was good"), "value", 0.9,
+    ),
+    "preference": Case(
+        "llama", "preference(new_tokens=4)", compared, ("the film was bad",), "generated", 0.9,
+    ),
+    "reward": Case(
+        "bert", "reward", rated, ("the movie", "--pair", "the film was good"), "value", 0.9,
     ),
     "span-corruption": Case(
         "t5", "span-corruption(new_tokens=5)", lines, ("the <extra_id_0> was good",), "generated",

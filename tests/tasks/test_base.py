@@ -76,6 +76,10 @@ ROWS = [
     ("embedding", {"text": "a", "pair": "b"}, "pair"),
     ("reranking", {"text": "a", "pair": "b", "label": 1}, "text"),
     ("reranking", {"text": "a", "pair": "b", "label": 1}, "pair"),
+    ("preference", {"prompt": "a", "chosen": "b", "rejected": "c"}, "prompt"),
+    ("preference", {"prompt": "a", "chosen": "b", "rejected": "c"}, "rejected"),
+    ("reward", {"prompt": "a", "chosen": "b", "rejected": "c"}, "prompt"),
+    ("reward", {"prompt": "a", "chosen": "b", "rejected": "c"}, "rejected"),
     ("prompted(template='{text} {mask}', words={'x': 'a', 'y': 'b'})",
      {"text": "a", "label": "x"}, "text"),
 ]  # fmt: skip

@@ -108,7 +108,7 @@ def test_the_metrics_are_those_that_the_task_names(name, backbones, tmp_path):
     labels = task.labels(examples)
     model, tokenizer = load_backbone(str(backbones(case.backbone)), task=task.head, labels=labels)
     rows = task.encode(examples, Setting(tokenizer, 32, labels, positions=64), labelled=True)
-    metrics = task.evaluate(model, rows, 4)
+    metrics = task.evaluate(model, task.with_reference(model, rows, 4), 4)
     assert tuple(metrics) == task.metric_names(examples)
     assert task.main_metric in metrics
     assert task.lower_is_better == metrics.keys() & LOWER_IS_BETTER

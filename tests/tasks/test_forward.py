@@ -44,6 +44,7 @@ def test_smaller_batches_evaluate_to_the_same(name, backbones, tmp_path, monkeyp
     labels = task.labels(examples)
     model, tokenizer = load_backbone(str(backbones(case.backbone)), task=task.head, labels=labels)
     data = task.encode(examples, Setting(tokenizer, 64, labels, positions=64), labelled=True)
+    data = task.with_reference(model, data, 64)
     whole = task.evaluate(model, data, 64)
     monkeypatch.setattr(_forward, "CPU_TOKENS", 32)
     assert task.evaluate(model, data, 64) == pytest.approx(whole, rel=1e-5, abs=1e-5)

@@ -25,6 +25,8 @@ LEARNED = {
     "multiple-choice": {"right, 0": "[CLS] the movie [SEP] the movie was good [SEP]"},
     "embedding": {"anchor": "[CLS] the movie was bad [SEP]", "positive": "[CLS] awful [SEP]"},
     "reranking": {"label": "0.0"},
+    "preference": {"chosen": "·x5 bad </s>", "rejected": "·x5 good </s>"},
+    "reward": {"chosen": "·x3 the movie was good"},
     "masked-lm": {"learned": "·x4 bad ·"},
     "prompted": {"learned": "·x6 bad ·"},
     "span-corruption": {"target": "<extra_id_0> bad <extra_id_1> </s>"},

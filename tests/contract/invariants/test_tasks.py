@@ -30,7 +30,7 @@ CORE_TASKS = ("tagging", "image-classification")
 TOKENLESS = {(method, "vit") for method in ("prompt", "p-tuning", "chosen")}
 # A language model's head belongs to the backbone.
 HEADLESS = {("head", task) for task in ("causal-lm", "seq2seq", "span-corruption", "denoising")}
-HEADLESS |= {("head", "embedding")}
+HEADLESS |= {("head", "embedding"), ("head", "preference")}
 SITELESS = {
     (m, t)
     for m in METHODS

@@ -1,0 +1,168 @@
+"""What tasks on comparisons share: examples, rows of two responses, metrics of their rewards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from adapterhub.config.options import option
+from adapterhub.data.columns import WANTS, ColumnChoice
+from adapterhub.data.examples import Example
+from adapterhub.data.options import DataOptions
+from adapterhub.data.preferences import (
+    Comparison,
+    are_chats,
+    comparison_columns,
+    read_comparisons,
+)
+from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
+from adapterhub.tasks._metrics import classification_metrics
+from adapterhub.tasks._rows import Row, Setting, pad
+from adapterhub.tasks._show import learned_line
+from adapterhub.tasks.causal_lm import CausalLM, Chat
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Compared(Prediction):
+    """The rewards of the chosen and of the rejected response, and the loss."""
+
+    chosen: float
+    rejected: float
+    loss: float
+
+    @property
+    def margin(self) -> float:
+        """By how much the chosen response is better."""
+        return self.chosen - self.rejected
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return both rewards."""
+        return {"chosen": self.chosen, "rejected": self.rejected}
+
+    def __str__(self) -> str:
+        return f"{self.margin:.3f}"
+
+
+@dataclass(frozen=True)
+class OfComparisons(Task):
+    """The examples and rows of comparisons: a row has two responses to a prompt."""
+
+    data: Literal["pairs", "chat"] = option(
+        "pairs", "prompts that are texts, or chats (lists of messages)"
+    )
+    template: str | None = option(
+        "{text}\n", "prompt of a pair; null applies the tokenizer's chat template"
+    )
+
+    main_metric = "accuracy"
+    lower_is_better = frozenset({"loss"})
+    most_tokens = 1024
+    cut_note = CausalLM.cut_note
+    columns = WANTS["comparisons"]
+    outcomes = "choices"
+
+    @property
+    def language(self) -> CausalLM:
+        """The task that encodes a prompt with one response."""
+        return CausalLM(template=self.template)
+
+    # Examples
+
+    def read(
+        self, source: str, options: DataOptions, split: str, *, labelled: bool = True
+    ) -> list[Any]:
+        """Read prompts with a chosen and a rejected response."""
+        return read_comparisons(source, options, split, labelled=labelled)
+
+    def fitted(
+        self, source: str, options: DataOptions, split: str, *, labelled: bool = True
+    ) -> tuple[Task, ColumnChoice]:
+        """Choose the columns; lists of messages are read as chats."""
+        chats = labelled and self.data == "pairs" and are_chats(source, options, split)
+        task = replace(self, data="chat") if chats else self
+        return task, comparison_columns(source, options, split, labelled=labelled)
+
+    def shown(self, example: Comparison) -> list[str]:
+        """Return the prompt."""
+        return [example.text]
+
+    # Rows
+
+    def encode(
+        self, examples: Sequence[Comparison], setting: Setting, *, labelled: bool
+    ) -> Encoded:
+        """Encode one row per comparison, with the tokens of both responses after the prompt."""
+        responses = [
+            self.language.encode(
+                [example_of(e, response) for e in examples], setting, labelled=True
+            ).rows
+            for response in ("chosen", "rejected")
+        ]
+        rows: list[Row] = [
+            {"responses": list(both), "input_ids": max((r["input_ids"] for r in both), key=len)}
+            for both in zip(*responses, strict=True)
+        ]
+        return one_row_each(self, examples, setting, rows)
+
+    def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
+        """Return what of both responses is compared."""
+        lines = [learned_line(each["labels"], setting.tokenizer) for each in row["responses"]]
+        return dict(zip(("chosen", "rejected"), lines, strict=True))
+
+    def padding_side(self, setting: Setting) -> str:
+        """Return the right: no token attends to it."""
+        return "right"
+
+    def stacked(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
+        """Pad all chosen responses, and then all rejected ones: (2 batch, tokens)."""
+        both = [row["responses"][number] for number in (0, 1) for row in rows]
+        return pad(both, setting.tokenizer, self.padding_side(setting))
+
+    # Metrics
+
+    def metric_names(self, examples: Sequence[Comparison]) -> tuple[str, ...]:
+        """Return accuracy, margin and loss."""
+        return ("accuracy", "margin", "loss")
+
+    def metrics(
+        self, examples: Sequence[Comparison], predictions: Sequence[Prediction]
+    ) -> dict[str, float]:
+        """Compute how often the chosen response has the higher reward, and the mean margin."""
+        compared = [p for p in predictions if isinstance(p, Compared)]
+        right = [int(p.margin > 0) for p in compared]
+        accuracy = classification_metrics([1] * len(examples), right)["accuracy"]
+        margin, loss = (
+            math.fsum(values) / len(compared)
+            for values in ([p.margin for p in compared], [p.loss for p in compared])
+        )
+        return {"accuracy": accuracy, "margin": margin, "loss": loss}
+
+    def outcome(self, example: Comparison, prediction: Prediction) -> dict[str, Any]:
+        """Return the chosen response and the one with the higher reward."""
+        assert isinstance(prediction, Compared)
+        right = prediction.margin > 0
+        return {
+            "texts": [example.text],
+            "label": example.chosen,
+            "prediction": example.chosen if right else example.rejected,
+            "score": 0.5 * (1 + math.tanh(abs(prediction.margin) / 2)),
+            "right": right,
+        }
+
+
+def example_of(example: Comparison, response: str = "") -> Example | Chat:
+    """Return a prompt as an example of causal-lm.
+
+    Args:
+        example: the comparison.
+        response: the field with the response, chosen or rejected; "" for the prompt alone.
+    """
+    text = str(getattr(example, response)) if response else None
+    if isinstance(example.prompt, str):
+        return Example(example.prompt, None, text)
+    return Chat(example.prompt if text is None else (*example.prompt, ("assistant", text)))

@@ -1,0 +1,139 @@
+"""Reward models: one number for a response to a prompt, higher for better responses.
+
+    example      a prompt, the chosen and the rejected response
+    row          the tokens of both responses, each after the prompt
+    prediction   the reward of a response
+    metrics      accuracy and margin of the rewards, and the loss
+
+A head with one output, learned with the model of Bradley & Terry, as in Ouyang et al. 2022,
+equation 1, https://arxiv.org/abs/2203.02155.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from adapterhub.config.options import option
+from adapterhub.data.options import DataOptions
+from adapterhub.data.preferences import Comparison, read_comparisons
+from adapterhub.errors import DataError
+from adapterhub.tasks._base import POOLING_HELP, Encoded, Pooling, Prediction
+from adapterhub.tasks._comparisons import Compared, OfComparisons
+from adapterhub.tasks._forward import forward
+from adapterhub.tasks._losses import Loss
+from adapterhub.tasks._preference_losses import bradley_terry_loss
+from adapterhub.tasks._registry import register_task
+from adapterhub.tasks._rows import Row, Setting, in_order
+from adapterhub.tasks.classification import Number
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+
+@register_task
+@dataclass(frozen=True)
+class Reward(OfComparisons):
+    """One number for a response to a prompt, higher for better responses.
+
+    Rows of `train.jsonl`:
+
+        {"prompt": "Name a prime number.", "chosen": "7", "rejected": "Nine, I think."}
+        {"prompt": "Name an even number.", "chosen": "12", "rejected": "7"}
+
+    The responses, and the prompt, may be lists of messages, as for `preference`.
+
+    `predict` prints the reward of a prompt and a response (`--pair`):
+
+        1.204
+        {"value": 1.204}
+    """
+
+    pooling: Pooling | None = option(None, POOLING_HELP)
+
+    name = "reward"
+    summary = "how good a response to a prompt is, learned from comparisons"
+
+    @property
+    def head(self) -> str:
+        """Return the kind of model: that of regression, with one output."""
+        return "regression"
+
+    # Examples
+
+    def read(
+        self, source: str, options: DataOptions, split: str, *, labelled: bool = True
+    ) -> list[Any]:
+        """Read comparisons; without labels, prompts with one response, the chosen one."""
+        return read_comparisons(source, options, split, labelled=labelled, chosen=True)
+
+    def example(self, fields: Sequence[str], options: DataOptions) -> Comparison:
+        """Build an example of a prompt and a response."""
+        if len(fields) < 2:
+            raise DataError(
+                "the response is missing",
+                hint='adapterhub predict ADAPTER "the prompt" --pair "the response"',
+            )
+        prompt = (("user", fields[0]),) if self.data == "chat" else fields[0]
+        return Comparison(prompt, fields[1])
+
+    def fields(self, options: DataOptions) -> int:
+        """Return 2: a prompt and a response."""
+        return 2
+
+    # Rows
+
+    def encode(
+        self, examples: Sequence[Comparison], setting: Setting, *, labelled: bool
+    ) -> Encoded:
+        """Encode both responses; without `labelled` the second one is not read."""
+        return super().encode(examples, setting, labelled=True)
+
+    def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
+        """Pad all chosen responses, and then all rejected ones: (2 batch, tokens)."""
+        batch = self.stacked(rows, setting)
+        return {name: tensor for name, tensor in batch.items() if name != "labels"}
+
+    def loss(self, train: Encoded) -> Loss | None:
+        """Return the mean loss of the comparisons of a batch."""
+        return lambda output, batch: bradley_terry_loss(_rewards(output)).mean()
+
+    # Predictions
+
+    def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
+        """Return the reward of the chosen response."""
+        return [Number(each.chosen) for each in self._compared(model, data, batch_size)]
+
+    def _compared(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Compared]:
+        compared: dict[int, Compared] = {}
+        for indices, _, output in forward(model, data, batch_size):
+            rewards = _rewards(output)
+            losses = bradley_terry_loss(rewards).tolist()
+            for index, (chosen, rejected), loss in zip(
+                indices, rewards.tolist(), losses, strict=True
+            ):
+                compared[index] = Compared(chosen, rejected, loss)
+        return in_order(compared)
+
+    # Metrics
+
+    def evaluate(
+        self,
+        model: PreTrainedModel,
+        data: Encoded,
+        batch_size: int,
+        record: list[Prediction] | None = None,
+    ) -> dict[str, float]:
+        """Compute the rewards of both responses of each comparison, and the metrics."""
+        predictions = self._compared(model, data, batch_size)
+        if record is not None:
+            record += predictions
+        return self.metrics(data.examples, predictions)
+
+
+def _rewards(output: Any) -> Tensor:
+    """Return the rewards of the responses, (batch, 2)."""
+    rewards: Tensor = output.logits.float().view(2, -1).T
+    return rewards

@@ -1,0 +1,38 @@
+"""The reference of a run: what its loss compares with, of the model as it is before training."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+from transformers import PreTrainedModel
+
+from adapterhub.adapters.attached import only_foundations
+from adapterhub.status import doing
+from adapterhub.training.lengths import FittedRows
+
+
+def with_reference(
+    rows: FittedRows, model: PreTrainedModel, batch_size: int, *, started: bool
+) -> FittedRows:
+    """Return rows with their reference, if their task compares with one.
+
+    It is that of the model with the new adapter off, and those below it on; or, if the adapter was
+    started from another one, that of the model with it. A resumed run computes it again, before the
+    tensors of its checkpoint are loaded.
+
+    Args:
+        rows: the rows of a run.
+        model: the model, with the new adapter active.
+        batch_size: rows per forward pass.
+        started: whether the adapter has the tensors of another one.
+    """
+    task = rows.train.task
+    if not task.compares_with_reference:
+        return rows
+    parts = (rows.train, rows.evaluation)
+    with nullcontext() if started else only_foundations(model), doing("computing the reference"):
+        train, evaluation = (
+            task.with_reference(model, part, batch_size) if part.rows else part for part in parts
+        )
+    return replace(rows, train=train, evaluation=evaluation)
