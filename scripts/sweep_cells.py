@@ -209,6 +209,7 @@ def _candidates(model: PreTrainedModel) -> Iterator[Inputs]:
         yield from ({"pixel_values": image} for image in images)
     if "input_values" in names:
         yield {"input_values": torch.randn(2, 4000)}
+        yield {"input_values": torch.randn(2, 4000), "decoder_input_ids": ids}
         yield {"input_values": torch.randn(2, 1024, 128)}
     if "input_features" in names:
         bins = getattr(model.config, "num_mel_bins", 80)

@@ -1,4 +1,4 @@
-"""Options of model types that the patterns of scripts/shrink.py leave large, or invalid.
+"""Options of types that scripts/shrink.py leaves large or invalid, or that do not run without.
 
 A test builds each type without its entry: one that is no longer needed fails it.
 """
@@ -15,6 +15,7 @@ _EQUAL_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 4}
 _DOTS = _EQUAL_HEADS | {"per_layer_config": None, "head_dim": 16}
 
 OVERRIDES: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [2]},
     "bit": {"hidden_sizes": [32, 32, 64, 64], "depths": [1] * 4, "num_groups": 4},
     "bridgetower": {
         "vision_config": {"hidden_size": 64},
@@ -30,6 +31,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "attn_config": {"rope_theta": 10_000.0, "kv_n_heads": 2},
         "rope_parameters": _ROPE,
     },
+    "deepseek_v2": _EQUAL_HEADS | {"num_experts_per_tok": 2},
+    "deepseek_v3": _EQUAL_HEADS | {"n_group": 2, "topk_group": 1},
     "deit": {"architectures": ["DeiTForImageClassification"]},
     "donut-swin": _STAGES,
     "dots1": {
@@ -55,16 +58,23 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "gemma4": {"text_config": {"vocab_size_per_layer_input": 96, "hidden_size_per_layer_input": 8}},
     "gemma4_text": {"vocab_size_per_layer_input": 96, "hidden_size_per_layer_input": 8},
+    "glm4_moe_lite": _EQUAL_HEADS,
     "glm5_next": {"text_config": _EQUAL_HEADS},
     "glm5_next_text": _EQUAL_HEADS,
+    "granitemoehybrid": {"layer_types": ["mamba", "attention", "mamba"] * 2},
+    "kimi_linear": _EQUAL_HEADS | {"num_experts_per_token": 2},
     "levit": {"architectures": ["LevitForImageClassification"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 3},
     "mamba2": {"num_heads": 8},
     "maskformer-swin": _STAGES,
+    "minicpm3": _EQUAL_HEADS,
     "moonshine_streaming": {"num_key_value_heads": 4, "encoder_config": {"num_key_value_heads": 4}},
+    "nemotron_h": {"n_groups": 2},
     "neomme": {"head_dim": 16},
     "perceiver": {"d_latents": 64, "num_self_attends_per_block": 2, "num_latents": 8},
     "phi4_multimodal": {"audio_config": {"nemo_conv_channels": 32}},
+    "qwen2_5_vl": {"text_config": {"rope_parameters": _ROPE | {"mrope_section": [1, 1, 2]}}},
+    "qwen2_vl": {"text_config": {"rope_parameters": _ROPE | {"mrope_section": [1, 1, 2]}}},
     "qwen4_exp_text": {
         "indexer_n_heads": 4,
         "indexer_kv_heads": 1,
@@ -79,6 +89,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "attention_head_size": 8,
         "num_buckets": 4,
     },
+    "swin": _STAGES,
     "swin2sr": {"num_heads": [4] * 6},
     "swinv2": _STAGES,
     "vits": {"upsample_initial_channel": 64},
@@ -88,4 +99,5 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "attention_hidden_size": 64,
         "layers_block_type": ["linear_attention", "hybrid"] * 3,
     },
+    "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 3} | _EQUAL_HEADS,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -41,6 +42,7 @@ def command(
     check_backbone_options(backbone)
     with doing("loading torch"):
         from adapterhub.anatomy import anatomy_of
+        from adapterhub.anatomy.layer_groups import layer_groups
         from adapterhub.backbones.fingerprint import fingerprint
         from adapterhub.backbones.load import load_backbone
 
@@ -56,7 +58,8 @@ def command(
     total = sum(p.numel() for p in anatomy.parameters().values())
     if as_json:
         facts = {"backbone": backbone, "type": kind, "parameters": total, "fingerprint": identity}
-        print_json(facts | {"sites": sites, "methods": methods}, indent=2)
+        groups = [group._asdict() for group in layer_groups(anatomy)]
+        print_json(facts | {"groups": groups, "sites": sites, "methods": methods}, indent=2)
         return
     summary = {
         "backbone": f"{backbone} ({kind})",
@@ -65,11 +68,41 @@ def command(
         "fingerprint": identity,
     }
     print_facts(summary, width=11)
+    _print_groups(anatomy)
     _print(
         PlainTable("site", "kind", "in", "out", "host", "layers"),
         [tuple(map(str, s.values())) for s in sites],
     )
     _print(PlainTable("method", "parameters", "of the backbone"), _method_rows(methods, total))
+
+
+def _print_groups(anatomy: Any) -> None:
+    """Print for each group of layers what was found, and what was not."""
+    from adapterhub.anatomy.layer_groups import layer_groups
+    from adapterhub.anatomy.layer_selection import number_ranges
+
+    for group in layer_groups(anatomy):
+        whole = len(group.layers) == anatomy.depth(group.stack)
+        layers = "all layers" if whole else f"layers {number_ranges(group.layers)}"
+        say_text("")
+        say_text(f"{group.stack}, {layers}")
+        print_facts(
+            {
+                "found": _compact(group.found) or "nothing",
+                "not found": ", ".join(group.missing) or "-",
+                "other weights": ", ".join(group.other_weights) or "-",
+            },
+            width=15,
+        )
+
+
+def _compact(roles: Sequence[str]) -> str:
+    """Write roles by sublayer: `attn (k, o, q, v), ffn (down, up)`."""
+    sublayers: dict[str, list[str]] = {}
+    for role in roles:
+        sublayer, _, name = role.partition(".")
+        sublayers.setdefault(sublayer, []).extend([name] if name else [])
+    return ", ".join(f"{s} ({', '.join(names)})" if names else s for s, names in sublayers.items())
 
 
 def _draft(backbone: str, revision: str | None, python: bool) -> str:

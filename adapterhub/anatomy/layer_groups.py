@@ -1,0 +1,75 @@
+"""What was found in each layer of a model, and what was not, for layers of equal sites together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from adapterhub.anatomy.own_modules import own_modules
+from adapterhub.anatomy.sites import SUBLAYERS, Anatomy, Site, join, own_parameters
+
+
+class LayerGroup(NamedTuple):
+    """Layers of one stack that have the same sites.
+
+    Attributes:
+        stack: the name of the stack.
+        layers: the numbers of the layers.
+        found: the roles of their sites, by sublayer: `attn.q`, `attn.o`, `attn`.
+        missing: what methods would need and is not there, in words.
+        other_weights: the matrices that belong to no site, relative to the layer.
+    """
+
+    stack: str
+    layers: tuple[int, ...]
+    found: tuple[str, ...]
+    missing: tuple[str, ...]
+    other_weights: tuple[str, ...]
+
+
+def layer_groups(anatomy: Anatomy) -> list[LayerGroup]:
+    """Group the layers of each stack by what was found in them."""
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for stack, paths in anatomy.layers.items():
+        for number, path in enumerate(paths):
+            sites = [s for s in anatomy.sites.values() if (s.stack, s.layer) == (stack, number)]
+            roles = tuple(sorted((site.role for site in sites), key=_by_sublayer))
+            others = tuple(_other_weights(anatomy, path, sites))
+            groups.setdefault((stack, roles, tuple(_missing(roles)), others), []).append(number)
+    return [
+        LayerGroup(str(key[0]), tuple(numbers), *key[1:])  # type: ignore[arg-type]
+        for key, numbers in groups.items()
+    ]
+
+
+def _by_sublayer(role: str) -> tuple[int, str]:
+    sublayer = role.partition(".")[0]
+    place = SUBLAYERS.index(sublayer) if sublayer in SUBLAYERS else len(SUBLAYERS)
+    return place, role
+
+
+def _missing(roles: tuple[str, ...]) -> Iterator[str]:
+    has = {role.partition(".")[0] for role in roles if not role.endswith("norm")}
+    if not {"attn", "mixer"} & has:
+        yield "attention or a mixer"
+    for sublayer in ("attn", "cross"):
+        if f"{sublayer}.qkv" in roles and f"{sublayer}.q" not in roles:
+            yield f"q, k and v in {sublayer}.qkv"
+        elif sublayer in has and f"{sublayer}.kv" not in roles:
+            yield f"keys and values in {sublayer}"
+    if "ffn" not in has:
+        yield "a feed-forward network"
+    elif not {"ffn.down", "ffn"} & set(roles):
+        yield "the output of the feed-forward network"
+    for sublayer in SUBLAYERS[:-1]:
+        if sublayer in has and sublayer not in roles:
+            yield f"the output of {sublayer}"
+
+
+def _other_weights(anatomy: Anatomy, layer: str, sites: list[Site]) -> Iterator[str]:
+    """Yield the paths of a layer's matrices that no site stands for."""
+    hosts = {site.host for site in sites if site.kind in ("linear", "norm")}
+    for path, module in own_modules(anatomy.model.get_submodule(layer)):
+        if join(layer, path) in hosts:
+            continue
+        yield from (join(path, n) for n, p in own_parameters(module) if p.ndim > 1)
