@@ -79,16 +79,14 @@ def load_backbone(
 
     Raises:
         BackboneError: the backbone was not found, cannot be loaded, or does not fit `family`.
-        ConfigError: an unknown task, dtype, quantization or pooling, a library that is missing, or
-            an invalid `family`.
+        ConfigError: an option is unknown, or does not fit the model, or a library is missing.
     """
     kind = task_model(task)
     auto = getattr(transformers, kind.auto)
     family, pooling = family and read_family(family), pooling and check_pooling(pooling)
     folder, commit = find_backbone(backbone, revision)
     quantize = remaining_quantization(quantize, folder)
-    options: dict[str, Any] = {"dtype": _dtype(dtype, bool(quantize), folder)}
-    options |= label_options(task, labels)
+    options = label_options(task, labels) | {"dtype": _dtype(dtype, bool(quantize), folder)}
     options |= {"attn_implementation": attention} if attention else {}
     with quiet_loading():
         options |= _init_options(folder, task, backbone)

@@ -54,10 +54,11 @@ QUESTIONS = (("question",), ("text", "query"))
 CONTEXTS = (("context",), ("passage", "paragraph", "document"))
 ANSWERS = (("answers",), ("answer", "label"))
 ANCHORS = (("anchor",), ("query", "question", "sentence1", "text1", "question1", "premise",
-                         "string1", "1string", "s1", "sent1", "claim", "sentence"))  # fmt: skip
+                         "string1", "1string", "s1", "sent1", "claim", "sentence",
+                         "text"))  # fmt: skip
 POSITIVES = (("positive", "pos"), ("passage", "answer", "document", "context", "sentence2", "text2",
                                    "question2", "hypothesis", "string2", "2string", "s2", "sent2",
-                                   "evidence", "duplicate", "response"))  # fmt: skip
+                                   "evidence", "duplicate", "response", "pair"))  # fmt: skip
 PREFERRED = (("chosen",), ("preferred", "accepted", "better", "win"))
 REJECTED = (("rejected",), ("dispreferred", "worse", "lose"))
 NEGATIVE = r"(hard)?neg(ative)?s?\d*"

@@ -68,7 +68,13 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "backbone": (
         "Load a backbone",
         "The model stays an ordinary model of `transformers`; your own way to load it works too.",
-        ("load_backbone", "fingerprint", "anatomy_of"),
+        ("load_backbone", "fingerprint", "anatomy_of", "embed"),
+    ),
+    "architectures": (
+        "Backbones of your own architecture",
+        "Most architectures are read without a row; these are for those that are not: [the tutorial]"
+        "(../../tutorials/new-architecture.md).",
+        ("register_family", "Family", "Stack"),
     ),
     "attach": (
         "Attach, save, load, detach",
