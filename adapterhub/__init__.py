@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from adapterhub.backbones.fingerprint import fingerprint as fingerprint
     from adapterhub.backbones.load import load_backbone as load_backbone
     from adapterhub.hooks.composition import Average as Average
+    from adapterhub.inference.embed import embed as embed
     from adapterhub.merging.combine import combine as combine
     from adapterhub.merging.merge import merge as merge
     from adapterhub.merging.merge import unmerge as unmerge
@@ -90,6 +91,7 @@ _LAZY = {
     "delete": "registry.delete",
     "detach": "adapters.attach",
     "disabled": "adapters.attached",
+    "embed": "inference.embed",
     "fingerprint": "backbones.fingerprint",
     "load": "registry.load",
     "load_backbone": "backbones.load",

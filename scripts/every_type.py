@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
+import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 import transformers
+from shrink import Options, shallow_options, small_options
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 
 AUTO = (
@@ -30,21 +30,8 @@ ADAPTED = (
     "AutoModel",
 )
 TYPES = tuple(CONFIG_MAPPING)
-MOST_LAYERS = 6
-MOST_PARAMETERS = 2_000_000  # of a tiny model
-VOCAB = 96
-_DEPTH = re.compile(r"num_(hidden_|encoder_|decoder_)?layers|n_layers?|(encoder|decoder)_layers")
-# Patterns of sizes in configurations, and a small value; the first that matches counts.
-_SIZES = {
-    r"num_(key_value|kv)_heads": 2,
-    r".*(num_heads|attention_heads|n_heads?)": 4,
-    r"head_dim|d_kv|qk_.*head_dim|v_head_dim": 8,
-    r"hidden_size|d_model|n_embd|emb_dim|dim|embedding_size|embed_dim|word_embed_proj_dim": 32,
-    r".*intermediate_size|.*ffn_dim|d_ff|n_inner|ffn_hidden_size|hidden_dim": 48,
-    r"vocab_size|n_words": VOCAB,
-    r"(num|n|num_local|n_routed)_experts": 4,
-    r"num_experts_per_tok": 2,
-}
+FEW_PARAMETERS = 2_000_000  # of a tiny model, if its type can be as small
+MOST_PARAMETERS = 5_000_000
 
 
 def build(model_type: str, auto: str, tiny: bool = False) -> PreTrainedModel | None:
@@ -61,18 +48,40 @@ def build(model_type: str, auto: str, tiny: bool = False) -> PreTrainedModel | N
     mapping = getattr(transformers, auto)._model_mapping
     if CONFIG_MAPPING[model_type] not in mapping:
         return None
-    for options in (_tiny,) if tiny else (_shallow, _default):
-        try:
-            config = CONFIG_MAPPING[model_type](**options(CONFIG_MAPPING[model_type]()))
-            with torch.device("meta"):
-                model = getattr(transformers, auto).from_config(config).eval()
-            if not tiny:
-                return model
-            if sum(p.numel() for p in model.parameters()) < MOST_PARAMETERS:
-                return getattr(transformers, auto).from_config(config).eval()
-        except Exception:  # whatever a configuration or model of transformers raises
-            continue
+    try:
+        default = CONFIG_MAPPING[model_type]()
+    except Exception:  # whatever a type of transformers raises
+        return None
+    if tiny:
+        return _tiny(model_type, auto, default)
+    for options in (shallow_options(default), {}):
+        with contextlib.suppress(Exception):
+            return _on_meta(model_type, auto, options)
     return None
+
+
+def _tiny(model_type: str, auto: str, default: PreTrainedConfig) -> PreTrainedModel | None:
+    """Build a random model with the first options that are small enough."""
+    sizes: dict[int, Options] = {}
+    for options in small_options(default):
+        with contextlib.suppress(Exception):
+            model = _on_meta(model_type, auto, options)
+            sizes[sum(p.numel() for p in model.parameters())] = options
+            if min(sizes) < FEW_PARAMETERS:
+                break
+    if not sizes or min(sizes) > MOST_PARAMETERS:
+        return None
+    config = CONFIG_MAPPING[model_type](**sizes[min(sizes)])
+    try:
+        return getattr(transformers, auto).from_config(config).eval()
+    except Exception:  # what is computed from weights while it is built
+        return None
+
+
+def _on_meta(model_type: str, auto: str, options: Options) -> PreTrainedModel:
+    config = CONFIG_MAPPING[model_type](**options)
+    with torch.device("meta"):
+        return getattr(transformers, auto).from_config(config).eval()
 
 
 def autos(model_type: str, among: tuple[str, ...] = AUTO) -> list[str]:
@@ -82,34 +91,6 @@ def autos(model_type: str, among: tuple[str, ...] = AUTO) -> list[str]:
         for auto in among
         if CONFIG_MAPPING[model_type] in getattr(transformers, auto)._model_mapping
     ]
-
-
-def _default(config: PreTrainedConfig) -> dict[str, Any]:
-    return {}
-
-
-def _shallow(config: PreTrainedConfig) -> dict[str, Any]:
-    return _changed(config, {_DEPTH.pattern: MOST_LAYERS})
-
-
-def _tiny(config: PreTrainedConfig) -> dict[str, Any]:
-    tokens = {"pad_token_id": 1, "eos_token_id": 2, "bos_token_id": 3, "num_labels": 3}
-    return _changed(config, {_DEPTH.pattern: MOST_LAYERS} | _SIZES) | tokens
-
-
-def _changed(config: PreTrainedConfig, sizes: dict[str, int]) -> dict[str, Any]:
-    """Return options with smaller numbers, of the parts of a configuration too."""
-    options: dict[str, Any] = {}
-    for name, value in config.to_dict().items():
-        part = getattr(config, name, None)
-        if isinstance(part, PreTrainedConfig):
-            if deeper := _changed(part, sizes):
-                options[name] = {"model_type": part.model_type} | deeper
-        elif isinstance(value, int) and not isinstance(value, bool):
-            small = next((n for p, n in sizes.items() if re.fullmatch(p, name)), value)
-            if small < value:
-                options[name] = small
-    return options
 
 
 def every_model(

@@ -102,12 +102,17 @@ def _sweep(
 
 
 def _import_all() -> None:
-    """Import what every fork needs, once."""
+    """Import and compute, once, what every fork needs."""
+    from every_type import build
+    from sweep_cells import cell, inputs_for
+
     import adapterhub as ah
 
     for name in dir(ah):
         getattr(ah, name)
-    list(ah.METHODS)
+    if (model := build("bert", "AutoModelForMaskedLM", tiny=True)) is not None:
+        for method in ah.METHODS:
+            cell(model, method, inputs_for(model))
 
 
 def _in_a_process(model_type: str, methods: tuple[str, ...], peft: bool) -> Result:

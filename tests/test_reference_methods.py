@@ -12,6 +12,7 @@ from pathlib import Path
 
 import matrix
 import method_cost
+import numpy as np
 import pytest
 import stand_ins
 import tiny_models
@@ -25,6 +26,7 @@ from adapterhub.methods import METHODS
 from adapterhub.tasks import TASKS
 from adapterhub.tasks._base import Generated
 from adapterhub.tasks.classification import Number, Scored
+from adapterhub.tasks.embedding import Embedded
 from adapterhub.tasks.masked_lm import Filled
 from adapterhub.tasks.multi_label import Labels
 from adapterhub.tasks.multiple_choice import Choice
@@ -184,6 +186,8 @@ PREDICTIONS = {
     "unified-qa": Generated("the cat"),
     "causal-lm": Generated("7"),
     "masked-lm": Filled("the glacier moves slowly", ({"slowly": 0.31, "fast": 0.07},)),
+    "embedding": Embedded(np.array([[0.6, -0.8]])),
+    "reranking": Number(0.981),
     "span-corruption": Generated("moves slowly"),
     "denoising": Generated("the glacier moves slowly"),
     "image-classification": Scored("cat", {"cat": 0.981, "dog": 0.019}),

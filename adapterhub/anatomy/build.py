@@ -175,26 +175,27 @@ def _projections(model: PreTrainedModel, paths: _Paths, stack: Stack) -> dict[st
         linear[role] = {"host": path, "d_in": in_features(module), "d_out": d_out}
         layout = stack.fused.get(role, "blocks")
         if name in FUSED and layout != WHOLE:
-            for part_role, part in fused_parts(model, role, module, layout):
+            output = paths.get(f"{role.rpartition('.')[0]}.o")
+            queries = in_features(model.get_submodule(output[0])) if output else None
+            for part_role, part in fused_parts(model, role, module, layout, queries):
                 size = d_out // part.period * (part.stop - part.start)
-                if part_role.endswith(".q"):
-                    _check_queries(model, role, size, paths)
                 linear[part_role] = linear[role] | {"d_out": size, "part": part}
     return linear
 
 
 def fused_parts(
-    model: PreTrainedModel, role: str, module: nn.Module, layout: Layout
+    model: PreTrainedModel, role: str, module: nn.Module, layout: Layout, queries: int | None
 ) -> Iterator[tuple[str, FeatureSlice]]:
     """Yield the roles and features of a fused projection's parts.
 
     `attn.qkv` consists of attn.q, attn.k and attn.v, `ffn.gate_up` of ffn.gate and ffn.up.
 
     Args:
-        model: the model; its configuration has the numbers of heads.
+        model: the model; its configuration has the number of heads.
         role: the role of the fused projection.
         module: the fused projection.
         layout: how its output holds the parts, see `Stack.fused`.
+        queries: the size of attn.q; None if only the configuration has it.
 
     Raises:
         BackboneError: the parts do not have the size of the projection together.
@@ -202,17 +203,13 @@ def fused_parts(
     sublayer, _, name = role.rpartition(".")
     groups, sizes = 1, [out_features(module) // 2] * 2
     if name == "qkv":
-        heads, groups = _head_counts(model)
-        head_dim = out_features(module) // (heads + 2 * groups)
-        sizes = [count * head_dim for count in (heads, groups, groups)]
-    if sum(sizes) != out_features(module):
+        groups, sizes = _attention_sizes(model, out_features(module), layout, queries)
+    if sum(sizes) != out_features(module) or any(size % groups for size in sizes):
         raise BackboneError(
             f"{role} of {model.config.model_type} does not consist of {', '.join(FUSED[name])}: "
             f"its output has {out_features(module)} features, these have {sizes}",
             expected="a row whose fused projections have the sizes of the configuration's heads",
         )
-    if layout == "blocks":
-        groups = 1
     start = 0
     for part, size in zip(FUSED[name], sizes, strict=True):
         stop = start + size // groups
@@ -220,16 +217,18 @@ def fused_parts(
         start = stop
 
 
-def _check_queries(model: PreTrainedModel, role: str, size: int, paths: _Paths) -> None:
-    """Refuse queries of another size than what the output projection reads."""
-    output = paths.get(f"{role.rpartition('.')[0]}.o")
-    read = in_features(model.get_submodule(output[0])) if output else size
-    if read != size:
-        raise BackboneError(
-            f"{role} of {model.config.model_type} does not consist of q, k, v: by the numbers of "
-            f"heads q has {size} features, but the output projection reads {read}",
-            expected="a configuration with num_key_value_heads, if they are fewer",
-        )
+def _attention_sizes(
+    model: PreTrainedModel, fused: int, layout: Layout, queries: int | None
+) -> tuple[int, list[int]]:
+    """Return the number of runs in a fused output, and the sizes of q, k and v in all of them."""
+    if queries is None:
+        heads, groups = _head_counts(model)
+        queries = fused // (heads + 2 * groups) * heads
+    keys = (fused - queries) // 2
+    if layout == "blocks":
+        return 1, [queries, keys, keys]
+    heads, _ = _head_counts(model)
+    return max(keys * heads // queries, 1), [queries, keys, keys]
 
 
 def _head_counts(model: PreTrainedModel) -> tuple[int, int]:

@@ -37,6 +37,14 @@ def returns_tuple(module: nn.Module) -> bool:
     return any(isinstance(value, ast.Tuple) for value in values)
 
 
+def own_methods(module: nn.Module) -> list[ast.FunctionDef]:
+    """List the definitions of the methods of a module's class, but those of `nn.Module`."""
+    classes = type(module).__mro__
+    own = classes[: classes.index(nn.Module)]
+    methods = (_method(module, name) for name in {n: None for c in own for n in vars(c)})
+    return [definition for m in methods if (definition := _definition(m)) is not None]
+
+
 def _method(module: nn.Module, name: str) -> Callable[..., Any] | None:
     method = getattr(type(module), name, None)
     return inspect.unwrap(method) if inspect.isfunction(method) else None

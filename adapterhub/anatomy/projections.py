@@ -7,6 +7,9 @@ from collections.abc import Iterable
 
 from torch import nn
 
+from adapterhub.anatomy.forward_source import returns_tuple
+from adapterhub.anatomy.own_modules import own_modules
+
 
 def is_projection(module: nn.Module) -> bool:
     """Return whether a module is a matrix with an input and an output size.
@@ -17,6 +20,11 @@ def is_projection(module: nn.Module) -> bool:
     has_size = hasattr(module, "in_features") and hasattr(module, "out_features")
     has_size = has_size or hasattr(module, "nx")
     return has_size and getattr(module, "weight", module) is not None
+
+
+def plain_projections(module: nn.Module) -> dict[str, nn.Module]:
+    """Map paths to the projections inside a module whose output is one tensor."""
+    return {p: m for p, m in own_modules(module) if is_projection(m) and not returns_tuple(m)}
 
 
 def in_features(module: nn.Module) -> int:

@@ -21,7 +21,7 @@ encoder layer, whatever its module is called inside transformers. Roles in a lay
 Stacks are `encoder` and `decoder`, or in a model with several of a kind what they read: `vision`,
 `audio`, `language`. Roles of a stack: `embed`, where token embeddings enter it, and `mix`, the
 output of its last layer, for methods that combine the outputs of all layers. Architectures differ
-only in data: a `Family` row, in families/ or derived from the structure (discovery.py).
+only in data: a `Family` row, in families/ or derived from the structure (discovery/).
 """
 
 from __future__ import annotations

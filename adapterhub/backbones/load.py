@@ -60,7 +60,7 @@ def load_backbone(
 
     Args:
         backbone: a folder or a Hub id.
-        task: the kind of model: features (no head), classification, multi-label, regression,
+        task: features (no head), embedding (nor a pooler), classification, multi-label, regression,
             tagging, question-answering, multiple-choice, seq2seq, masked-lm, causal-lm or
             image-classification.
         labels: the names of the classes, in the order of the logits; an adapter brings its own.
@@ -88,7 +88,7 @@ def load_backbone(
     options: dict[str, Any] = {"dtype": DTYPES[dtype]} | label_options(task, labels)
     options |= {"attn_implementation": attention} if attention else {}
     with quiet_loading():
-        _check_kind(folder, task, backbone)
+        options |= _init_options(folder, task, backbone)
         options = loading_options(auto, folder, options, quantize)
         options |= {"output_loading_info": True}
         options |= {"device_map": device_map} if device_map is not None else {}
@@ -117,12 +117,15 @@ def _remember_origin(
     setattr(model, ORIGIN, str(folder.absolute()))
 
 
-def _check_kind(folder: Path, task: str, backbone: str) -> None:
-    """Refuse an architecture that has no model of a kind, before its weights are read."""
+def _init_options(folder: Path, task: str, backbone: str) -> dict[str, Any]:
+    """Return what the constructor of a kind of model gets.
+
+    An architecture that has no model of the kind is refused, before its weights are read.
+    """
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except _BROKEN:
-        return  # loading the model raises the right error
+        return {}  # loading the model raises the right error
     if not task_model(task).classes_for(config):
         kinds = [name for name, row in TASK_MODELS.items() if row.classes_for(config)]
         raise BackboneError(
@@ -130,6 +133,7 @@ def _check_kind(folder: Path, task: str, backbone: str) -> None:
             expected=f"one of {', '.join(kinds)}" if kinds else "another backbone",
             hint=f"another --task, or another backbone for {task}",
         )
+    return task_model(task).init_options(config)
 
 
 def _load(auto: Any, folder: Path, options: dict[str, Any], backbone: str) -> Any:
@@ -231,7 +235,7 @@ def meta_model(
         with guarded_hub(), quiet_loading():
             config = transformers.AutoConfig.from_pretrained(source, revision=revision, **options)
         with torch.device("meta"):
-            model = auto.from_config(config)
+            model = auto.from_config(config, **task_model(task).init_options(config))
     except (OSError, ValueError, KeyError) as error:  # its cause may quote a server
         raise not_found(backbone, str(error).splitlines()[0]) from None
     name = source if is_local_name(backbone) else backbone

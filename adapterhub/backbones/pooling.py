@@ -7,15 +7,16 @@ The pooler of such a checkpoint, a dense layer in front of the head, was not tra
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from adapterhub.errors import unknown
 
-POOLINGS = ("cls", "mean", "last", "max")
 OWN = "model"  # the pooling of the transformers class
 
 _CHOSEN, _TRAINED = "_adapterhub_pooling", "_adapterhub_trained_pooling"
@@ -27,6 +28,37 @@ _MODES = {
 }
 _NAMES = {"cls": "cls", "mean": "mean", "lasttoken": "last", "max": "max"}
 _MAX_BYTES = 64 << 10
+
+
+def _mean(states: Tensor, mask: Tensor) -> Tensor:
+    weights = mask.unsqueeze(-1).to(states.dtype)
+    return (states * weights).sum(1) / weights.sum(1).clamp(min=1)
+
+
+def _max(states: Tensor, mask: Tensor) -> Tensor:
+    return states.masked_fill(~mask.unsqueeze(-1), -torch.inf).amax(1)
+
+
+def _first(states: Tensor, mask: Tensor) -> Tensor:
+    return _at(states, mask.long().argmax(1))
+
+
+def _last(states: Tensor, mask: Tensor) -> Tensor:
+    return _at(states, mask.shape[1] - 1 - mask.flip(1).long().argmax(1))
+
+
+def _at(states: Tensor, positions: Tensor) -> Tensor:
+    return states[torch.arange(len(states), device=states.device), positions]
+
+
+POOLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cls": _first,
+    "mean": _mean,
+    "last": _last,
+    "max": _max,
+}
+"""The pooled vector of each row, (batch, d), of its states and of its mask, false at padding."""
+POOLINGS = tuple(POOLS)
 
 
 def check_pooling(name: str) -> str:

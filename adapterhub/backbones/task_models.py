@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ class TaskModel:
         pools: whether the head reads one vector of each text.
         problem_type: that of transformers, which selects the loss of a model with a new head.
         processor: the name of the auto class of what turns texts, pictures or sound into inputs.
+        pooler: whether the pooler of a class is kept, a dense layer behind the last token states.
     """
 
     auto: str
@@ -35,6 +37,7 @@ class TaskModel:
     pools: bool = False
     problem_type: str = "single_label_classification"
     processor: str = "AutoTokenizer"
+    pooler: bool = True
 
     @property
     def has_head(self) -> bool:
@@ -46,9 +49,17 @@ class TaskModel:
         classes = getattr(transformers, self.auto)._model_mapping.get(type(config), ())
         return classes if isinstance(classes, tuple) else (classes,)
 
+    def init_options(self, config: PreTrainedConfig) -> dict[str, Any]:
+        """Return the options of the constructor that leave out a pooler that is not read."""
+        if self.pooler:
+            return {}
+        parameters = inspect.signature(self.classes_for(config)[0].__init__).parameters
+        return {name: False for name in ("add_pooling_layer",) if name in parameters}
+
 
 TASK_MODELS = {
     "features": TaskModel("AutoModel"),
+    "embedding": TaskModel("AutoModel", pooler=False),
     "classification": TaskModel("AutoModelForSequenceClassification", classes=True, pools=True),
     "multi-label": TaskModel(
         "AutoModelForSequenceClassification", classes=True, pools=True, problem_type=MULTI_LABEL

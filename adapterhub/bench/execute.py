@@ -38,6 +38,7 @@ from adapterhub.methods._spec import dump_methods, parse_methods
 from adapterhub.pages.predictions import outcomes_of
 from adapterhub.pages.run_files import RunFiles, read_run
 from adapterhub.tasks import Prediction
+from adapterhub.tasks._losses import model_inputs
 from adapterhub.training.engine import NotFinite
 from adapterhub.training.loading import BackboneLoader
 from adapterhub.training.output_folder import RECIPE
@@ -260,7 +261,8 @@ def _overhead(prepared: PreparedRun, folder: Path) -> dict[str, Any]:
     examples = list(prepared.data.evaluation[:PROBE_ROWS])
     encoded = prepared.data.task.encode(examples, setting, labelled=True)
     batch = encoded.batch(range(len(encoded.rows)))
-    batch = {name: tensor.to(prepared.model.device) for name, tensor in batch.items()}
+    inputs = model_inputs(batch).items()
+    batch = {name: tensor.to(prepared.model.device) for name, tensor in inputs}
     return measure_overhead(prepared.adapter, batch, folder)
 
 

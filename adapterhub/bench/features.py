@@ -18,6 +18,7 @@ from adapterhub.adapters.attached import adapters, disabled
 from adapterhub.adapters.route import route
 from adapterhub.bench.linear_probe import Features
 from adapterhub.tasks import Encoded
+from adapterhub.tasks._losses import model_inputs
 
 ROWS = 64  # in one forward pass
 
@@ -69,7 +70,7 @@ def _batches(model: PreTrainedModel, encoded: Encoded, rows: int) -> list[dict[s
     found = []
     for start in range(0, len(encoded.rows), rows):
         batch = encoded.batch(range(start, min(start + rows, len(encoded.rows))))
-        kept = {key: value for key, value in batch.items() if key != "labels"}
+        kept = {key: value for key, value in model_inputs(batch).items() if key != "labels"}
         found.append({key: value.to(model.device) for key, value in kept.items()})
     return found
 

@@ -78,7 +78,7 @@ def command(
     with reading(data):
         task_of_data, choice = record.task.fitted(data, options, "eval")
         rows = task_of_data.read(data, choice.options, "eval")
-        prompted = _with_shots(record.task, examples, shots, seed, options)
+        prompted = _with_shots(task_of_data, examples, shots, seed, options)
     for note in choice.notes:
         say(note, err=True)
     with doing("loading torch"):

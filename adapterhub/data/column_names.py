@@ -53,6 +53,12 @@ TAGS = (("label", "labels", "nertags", "tags", "ner"), ("bio", "biotags", "iob",
 QUESTIONS = (("question",), ("text", "query"))
 CONTEXTS = (("context",), ("passage", "paragraph", "document"))
 ANSWERS = (("answers",), ("answer", "label"))
+ANCHORS = (("anchor",), ("query", "question", "sentence1", "text1", "question1", "premise",
+                         "string1", "1string", "s1", "sent1", "claim", "sentence"))  # fmt: skip
+POSITIVES = (("positive", "pos"), ("passage", "answer", "document", "context", "sentence2", "text2",
+                                   "question2", "hypothesis", "string2", "2string", "s2", "sent2",
+                                   "evidence", "duplicate", "response"))  # fmt: skip
+NEGATIVE = r"(hard)?neg(ative)?s?\d*"
 STEMS = (("text",), ("question", "context", "prompt", "ctx", "sentence", "premise", "startphrase",
                      "sent1", "query"))  # fmt: skip
 CHOSEN = (("label",), ("answer", "answerkey", "correct", "target", "gold", "correctanswer",
@@ -74,7 +80,7 @@ _NEVER = (
 )
 NEVER = frozenset(_NEVER.split())
 _LISTS = (TEXTS, CLASSES, NUMBERS, TARGETS, PROMPTS, TOKENS, TAGS, QUESTIONS, CONTEXTS, ANSWERS,
-          STEMS, CHOSEN, CHOICES, PICTURES)  # fmt: skip
+          STEMS, CHOSEN, CHOICES, ANCHORS, POSITIVES, PICTURES)  # fmt: skip
 KNOWN = frozenset(
     {name for names in _LISTS for tier in names for name in tier}
     | {name for pair in PAIRS for name in pair}

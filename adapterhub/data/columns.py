@@ -36,6 +36,8 @@ WANTS: Mapping[str, Wants] = {
     "questions": {"text": "question", "pair": "context", "label": "target"},
     "questions with choices": {"text": "question", "choices": "choices", "label": "chosen"},
     "choices": {"text": "stem", "choices": "choices", "label": "chosen"},
+    "pairs": {"text": "anchor", "pair": "positive"},
+    "scored pairs": {"text": "anchor", "pair": "positive", "label": "number"},
 }
 """What tasks want, by what they learn."""
 
@@ -82,6 +84,9 @@ _KINDS = {
     "choices": _Kind(names.CHOICES, lambda p: p.is_words, lambda p: p.is_words, "the choices"),
     "picture": _Kind(names.PICTURES, lambda p: p.is_string or p.is_files,
                      lambda p: p.is_files, "the files of pictures"),
+    "anchor": _Kind(names.ANCHORS, lambda p: p.is_string, lambda p: p.is_text, "the first text"),
+    "positive": _Kind(names.POSITIVES, lambda p: p.is_string, lambda p: p.is_text,
+                      "the text that belongs to it"),
     "chosen": _Kind(names.CHOSEN, lambda p: bool(p.texts), _never, "the right choice"),
 }  # fmt: skip
 
@@ -184,7 +189,7 @@ class _Chooser:
         """Return the column of an option by its name, or else by its cells."""
         kind = _KINDS[self.wants[name]]
         usual = _USUAL.get(name, "")
-        if usual in free and any(usual in tier for tier in kind.names):
+        if usual in free and self.wants[name] not in FILES:
             return None if self._is_no_class(str(usual)) and self.wants[name] == "class" else usual
         for tier in kind.names:
             hits = [c for c in free if plain_name(c) in tier and kind.named(self.profile(c))]

@@ -85,7 +85,7 @@ def read_examples(
             text_problem(value, name, allow_empty=not labelled)
             for value, name in zip(texts, text_columns, strict=True)
         ]
-        label, problem = read_label(labels[0], regression, commas) if labels else (None, "")
+        label, problem = parse_label(labels[0], regression, commas) if labels else (None, "")
         if problem or any(problems):
             refuse(*problems, problem)
         text, pair = (*texts, None)[:2]
@@ -255,15 +255,15 @@ def text_problem(value: object, column: str, *, allow_empty: bool) -> str:
     return "" if allow_empty or value.strip() else EmptyCell(f"{column!r} is empty")
 
 
-def read_label(
+def parse_label(
     value: object, regression: bool = False, decimal_comma: bool = False
 ) -> tuple[str | float | None, str]:
-    """Return the label in a cell, and what is wrong with it or "".
+    """Return the label of a cell, or None and the problem with it.
 
     Args:
         value: the cell.
-        regression: read a number; otherwise a stripped text.
-        decimal_comma: whether numbers may have a comma.
+        regression: whether labels are numbers.
+        decimal_comma: whether the numbers of the data have a comma.
     """
     text = "" if value is None else str(value).strip()
     if not text or value != value:  # NaN marks a missing float

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from adapterhub.data.columns import Wants, choose_columns
-from adapterhub.data.examples import EmptyCell, read_label, read_rows, refuse
+from adapterhub.data.examples import EmptyCell, parse_label, read_rows, refuse
 from adapterhub.data.options import DataOptions
 from adapterhub.errors import DataError, read_problem
 
@@ -99,7 +99,7 @@ def read_media(
     folder = Path(source) if Path(source).is_dir() else Path(source).parent
 
     def build(cell: object, *labels: object) -> MediaFile:
-        label, problem = read_label(labels[0]) if labels else (None, "")
+        label, problem = parse_label(labels[0]) if labels else (None, "")
         refuse(problem)
         return _opened(cell, str(label) if labels else None, folder, decode)
 

@@ -37,6 +37,9 @@ class DataOptions:
     choices: str | tuple[str, ...] = option(
         "choices", "the column with the list of choices, or a list of columns with one choice each"
     )
+    negatives: str | tuple[str, ...] | None = option(
+        None, "the column with a negative for each pair, a list of columns, or one of lists"
+    )
     train_target: str | None = option(
         None, "the target texts of train, one per line; both files are then plain text"
     )

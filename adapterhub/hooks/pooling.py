@@ -8,7 +8,7 @@ token, the last one, the pooler's output) is then the pooled vector, and no clas
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,42 +17,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from adapterhub.anatomy.sites import CHILD, Anatomy, Site
-from adapterhub.backbones.pooling import pooling_in_training
+from adapterhub.backbones.pooling import POOLS, pooling_in_training
 from adapterhub.errors import SiteError
 from adapterhub.hooks.slot import Mark, Slot, drop_slot
 
 _POOLING = "_adapterhub_pooling_slot"
 _MASK = "mask"
 _SITE = "head.pooling"
-
-
-def _mean(states: Tensor, mask: Tensor) -> Tensor:
-    weights = mask.unsqueeze(-1).to(states.dtype)
-    return (states * weights).sum(1) / weights.sum(1).clamp(min=1)
-
-
-def _max(states: Tensor, mask: Tensor) -> Tensor:
-    return states.masked_fill(~mask.unsqueeze(-1), -torch.inf).amax(1)
-
-
-def _first(states: Tensor, mask: Tensor) -> Tensor:
-    return _at(states, mask.long().argmax(1))
-
-
-def _last(states: Tensor, mask: Tensor) -> Tensor:
-    return _at(states, mask.shape[1] - 1 - mask.flip(1).long().argmax(1))
-
-
-def _at(states: Tensor, positions: Tensor) -> Tensor:
-    return states[torch.arange(len(states), device=states.device), positions]
-
-
-POOLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "cls": _first,
-    "mean": _mean,
-    "last": _last,
-    "max": _max,
-}
 
 
 class Pool(nn.Module):

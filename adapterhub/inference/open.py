@@ -112,7 +112,8 @@ def open_backbone(backbone: str, task: Task, max_length: int = 128) -> Predictor
         model, tokenizer = load_backbone(backbone, task=task.head)
     make_ready(model)
     limit = min(max_length, max_positions(model))
-    return Predictor(model, task, Setting(tokenizer, limit, positions=max_positions(model)))
+    setting = Setting(tokenizer, limit, positions=max_positions(model))
+    return Predictor(model, task.for_model(model), setting)
 
 
 def load_for_merging(

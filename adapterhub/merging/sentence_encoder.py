@@ -20,10 +20,10 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from adapterhub.adapters.activate import activate
 from adapterhub.adapters.adapter import Adapter
+from adapterhub.backbones.pooling import POOLS
 from adapterhub.backbones.probe import probe_batch
 from adapterhub.backbones.quantized_training import keep_4bit_layout
 from adapterhub.errors import MergeError
-from adapterhub.hooks.pooling import POOLS
 
 _POOLING, _HEAD = "1_Pooling", "2_Dense"
 _TYPES = {"": "Transformer", _POOLING: "Pooling", _HEAD: "Dense"}

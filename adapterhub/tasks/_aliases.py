@@ -37,6 +37,12 @@ ALIASES: dict[str, tuple[str, Mapping[str, Any]]] = {
     ),
     **dict.fromkeys(("chat", "conversational"), ("causal-lm", {"data": "chat"})),
     **dict.fromkeys(("mlm", "fill-mask", "masked-language-modeling"), ("masked-lm", {})),
+    **dict.fromkeys(
+        ("sentence-embedding", "embeddings", "feature-extraction", "retrieval"), ("embedding", {})
+    ),
+    **dict.fromkeys(
+        ("reranker", "rerank", "cross-encoder", "text-ranking"), ("reranking", {})
+    ),
     **dict.fromkeys(("mcq", "mcqa", "multi-choice"), ("multiple-choice", {})),
     **dict.fromkeys(
         ("zero-shot-classification", "zero-shot", "few-shot", "pet"), ("prompted", {})

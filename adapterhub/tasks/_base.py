@@ -126,10 +126,10 @@ class Task(ABC):
         """The kind of model that `load_backbone` loads for the task."""
         return self.name
 
-    @property
-    def typed_input(self) -> str:
-        """What is typed after `adapterhub predict ADAPTER`."""
-        return self.input_name.upper() if self.decodes else '"a text"'
+    @classmethod
+    def typed_input(cls) -> str:
+        """Return what is typed after `adapterhub predict ADAPTER`."""
+        return cls.input_name.upper() if cls.decodes else '"a text"'
 
     @property
     def packs(self) -> bool:
@@ -184,6 +184,14 @@ class Task(ABC):
             DataError: the data cannot be read, or its columns are in doubt.
         """
         return self, choose_columns(source, options, split, self.columns, labelled=labelled)
+
+    def for_model(self, model: PreTrainedModel) -> Task:
+        """Return the task with the options that follow from the backbone.
+
+        Raises:
+            ConfigError: the task cannot be learned with this backbone.
+        """
+        return self
 
     def example(self, fields: Sequence[str], options: DataOptions) -> Any:
         """Build an unlabelled example from the texts of a command line.

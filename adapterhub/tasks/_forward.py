@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from adapterhub.status import counting
 from adapterhub.tasks._base import Encoded
+from adapterhub.tasks._losses import model_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +35,7 @@ def forward(
     tokens = CPU_TOKENS if model.device.type == "cpu" else None
     for indices in by_length(data, batch_size, tokens):
         batch = {k: v.to(model.device) for k, v in data.batch(indices).items()}
-        inputs = {k: v for k, v in batch.items() if labels or k != "labels"}
+        inputs = {k: v for k, v in model_inputs(batch).items() if labels or k != "labels"}
         with torch.inference_mode():
             output = model(**inputs)
         yield indices, batch, output

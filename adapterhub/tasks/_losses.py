@@ -19,6 +19,15 @@ Loss = Callable[[Any, Mapping[str, "Tensor"]], "Tensor | None"]
 """Computes the loss of a batch from the model's output and the batch."""
 
 
+OF_LOSS = "loss."
+"""Begins the names of what the loss of a batch reads, and the model does not get."""
+
+
+def model_inputs(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the part of a batch that the model gets."""
+    return {name: tensor for name, tensor in batch.items() if not name.startswith(OF_LOSS)}
+
+
 def class_loss(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
     """Return the mean cross-entropy of the labels: of texts, tokens or choices."""
     import torch.nn.functional as F
@@ -42,6 +51,14 @@ def squared_error(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
     import torch.nn.functional as F
 
     return F.mse_loss(output.logits.squeeze(), batch["labels"].squeeze())
+
+
+def relevance_loss(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return the mean binary cross-entropy of one output for each row."""
+    import torch.nn.functional as F
+
+    logits = output.logits.squeeze(-1).float()
+    return F.binary_cross_entropy_with_logits(logits, batch["labels"].float())
 
 
 def label_set_loss(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
@@ -99,6 +116,7 @@ def without_labels(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[
     from transformers.utils.generic import find_labels
 
     names = find_labels(type(model))
+    batch = model_inputs(batch)
     inputs = {name: tensor for name, tensor in batch.items() if name not in names}
     if not (model.config.is_encoder_decoder and model.can_generate()) or "labels" not in batch:
         return inputs

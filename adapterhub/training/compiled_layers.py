@@ -26,6 +26,7 @@ from transformers.cache_utils import Cache
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.status import doing
+from adapterhub.tasks._losses import model_inputs
 from adapterhub.training.batching import Batch
 from adapterhub.training.engine import LossOfBatch
 from adapterhub.training.options import RunOptions
@@ -244,7 +245,7 @@ class CompiledLayers:
         }
 
     def _run(self, batch: Batch) -> Any:
-        return self.model(**self._moved(batch))
+        return self.model(**model_inputs(self._moved(batch)))
 
     def _moved(self, batch: Batch) -> dict[str, Tensor]:
         return {name: tensor.to(self.device) for name, tensor in batch.items()}

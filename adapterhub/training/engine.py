@@ -23,6 +23,7 @@ from accelerate.utils import (
 )
 
 from adapterhub.errors import ConfigError, TrainingError
+from adapterhub.tasks._losses import model_inputs
 from adapterhub.training.batching import Batch, BatchList, share
 from adapterhub.training.optimizers import OPTIMIZERS
 from adapterhub.training.options import RunOptions
@@ -140,7 +141,7 @@ class Engine:
         try:
             with nullcontext() if needed.last else self.accelerator.no_sync(self.model):
                 with self.accelerator.autocast():
-                    loss: torch.Tensor | None = self.loss(self.model(**batch), batch)
+                    loss: torch.Tensor | None = self.loss(self.model(**model_inputs(batch)), batch)
                 if loss is None:
                     raise TrainingError(
                         "the model returned no loss",

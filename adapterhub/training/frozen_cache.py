@@ -26,6 +26,7 @@ from adapterhub.hooks.composition import adapter_names
 from adapterhub.hooks.replay import ReplayPlan, StackReplay, replayable
 from adapterhub.status import counting, doing
 from adapterhub.tasks import Encoded
+from adapterhub.tasks._losses import model_inputs
 from adapterhub.tasks._rows import Row
 from adapterhub.training.activation_files import DiskWriter, open_activations
 from adapterhub.training.activation_folders import activation_entries, has_room
@@ -203,7 +204,7 @@ class FrozenCache(NoCache):
 
         def run() -> Any:
             batch = {name: t.to(self.device) for name, t in encoded.batch(indices).items()}
-            return self.model(**batch)
+            return self.model(**model_inputs(batch))
 
         return run
 

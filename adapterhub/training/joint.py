@@ -30,7 +30,7 @@ from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.route import route
 from adapterhub.adapters.state import get_state
 from adapterhub.errors import AdapterhubError, AttachError, ConfigError
-from adapterhub.tasks._losses import without_labels
+from adapterhub.tasks._losses import model_inputs, without_labels
 from adapterhub.training.engine import MicroBatch
 from adapterhub.training.loop import TrainingResult, TrainingSession
 from adapterhub.training.own_draws import (
@@ -362,7 +362,8 @@ class _JointRuns:
         engine, drawn = run.session.engine, run.random.copy()
         self._focus(run)
         with torch.no_grad(), engine.accelerator.autocast(), run.random.turn():
-            loss = engine.loss(self.model(**run.needed.batch), run.needed.batch)
+            output = self.model(**model_inputs(run.needed.batch))
+            loss = engine.loss(output, run.needed.batch)
         run.random.state = drawn
         return None if loss is None else loss.float() / run.needed.parts
 

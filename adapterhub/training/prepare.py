@@ -106,6 +106,7 @@ def prepare(
     first = next(iter(data.parts.values()), data)
     loaded = loader.backbone(recipe, data, kernels or choose_kernels(recipe, first, methods))
     model, processor, kernels = loaded.model, loaded.processor, loaded.kernels
+    data = _for_model(data, model)
     below = founded.attach(model)
     adapter = attach(model, methods, name=attach_as or recipe.name, on=below)
     adapter.metadata.name = recipe.name
@@ -160,6 +161,12 @@ def _rows(
             for name, part in data.parts.items()
         }
     return mix_rows(rows, data.task, enter_tasks(adapter, data, recipe.seed))
+
+
+def _for_model(data: RunData, model: PreTrainedModel) -> RunData:
+    """Return the data of a run with the options of its tasks that follow from the backbone."""
+    parts = {name: _for_model(part, model) for name, part in data.parts.items()}
+    return replace(data, task=data.task.for_model(model), parts=parts)
 
 
 def _of_data(recipe: Recipe, data: RunData) -> dict[str, Any]:

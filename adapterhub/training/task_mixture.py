@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -133,6 +133,10 @@ class TaskMixture(Task):
     def fields(self, options: DataOptions) -> int:
         """Return the number of texts of an example of the first task."""
         return self._first.fields(options)
+
+    def for_model(self, model: PreTrainedModel) -> TaskMixture:
+        """Return the tasks with the options that follow from the backbone."""
+        return replace(self, tasks={n: task.for_model(model) for n, task in self.tasks.items()})
 
     def read(
         self, source: str, options: DataOptions, split: str, *, labelled: bool = True

@@ -105,7 +105,7 @@ class Classifier:
         batch = self.tokenizer(
             *columns, padding=True, truncation=True, max_length=128, return_tensors="pt"
         )
-        states = self.model(**batch).last_hidden_state
+        states = self.model.base_model(**batch).last_hidden_state
         mask = batch["attention_mask"][..., None].to(states.dtype)
         pooled: Tensor = self.heads[task]((states * mask).sum(1) / mask.sum(1))
         return pooled

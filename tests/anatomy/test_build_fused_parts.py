@@ -22,14 +22,16 @@ GATED = tuple(
     a for a, family in FAMILIES.items() if {"ffn.gate_up"} & family.stacks[0].sites.keys()
 )
 PER_HEAD = tuple(a for a in FUSED if "heads" in FAMILIES[a].stacks[0].fused.values())
-GROUPED = ("phi3",)  # two key-value heads
-ON_INTERFACE = ("gpt2", "gpt_neox", "phi3", "modernbert")
+# The sizes of q, k and v where they differ: two key-value heads, or one.
+GROUPED = {"phi3": (32, 16, 16), "falcon": (32, 8, 8), "gpt_bigcode": (32, 8, 8)}
+ON_INTERFACE = ("gpt2", "gpt_neox", "phi3", "modernbert", "gpt_bigcode")
 ROW = {"q": 0, "k": 1, "v": 2}
 
 
 def test_the_fused_architectures():
     assert {"gpt_neox", "bloom", "deberta"} <= set(PER_HEAD)
-    assert {*GROUPED, "gpt2", "openai-gpt", "modernbert"} <= set(FUSED) - set(PER_HEAD)
+    assert {"phi3", "gpt2", "openai-gpt", "modernbert", "mpt"} <= set(FUSED) - set(PER_HEAD)
+    assert set(GROUPED) <= set(FUSED)
     assert set(GATED) >= {"phi3", "modernbert"}
     assert set(ON_INTERFACE) < set(FUSED)
 
@@ -40,10 +42,10 @@ def dense_rows(architecture, role):
     name = role.split(".")[1]
     if name in ("gate", "up"):
         return torch.arange(2 * FFN).view(2, FFN)[("gate", "up").index(name)]
+    if architecture in GROUPED:
+        return torch.arange(sum(GROUPED[architecture])).split(GROUPED[architecture])[ROW[name]]
     if architecture in PER_HEAD:
         return rows.view(HEADS, 3, HEAD_DIM)[:, ROW[name]].flatten()
-    if architecture in GROUPED:
-        return torch.arange(64).split((32, 16, 16))[ROW[name]]
     return rows.view(3, HIDDEN)[ROW[name]]
 
 
@@ -99,9 +101,9 @@ def change_part(model, site, change):
     )
 
 
-def attended_without_values(architecture):
+def attended_without_values(architecture, **options):
     """Compute what attention returns if the value features of the row are zero."""
-    model = model_of(architecture)
+    model = tiny_models.model(architecture, **options) if options else model_of(architecture)
     sites = ah.anatomy_of(model).sites
     change_part(model, sites[next(s for s in sites if s.endswith("0.attn.v"))], torch.zeros_like)
     output = sites[next(s for s in sites if s.endswith("0.attn.o"))].host
@@ -115,7 +117,40 @@ def test_value_features_are_those_attention_uses(architecture):
     assert attended_without_values(architecture) == 0
 
 
-@pytest.mark.parametrize("architecture", FUSED)
+VARIANTS = {  # the sizes of q, k and v
+    "falcon-40b": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}, (32, 16, 16)),
+    "falcon-rw": ("falcon", {"multi_query": False}, (32, 32, 32)),
+    "falcon-alibi": ("falcon", {"multi_query": False, "alibi": True}, (32, 32, 32)),
+    "starcoder, multi-head": ("gpt_bigcode", {"multi_query": False}, (32, 32, 32)),
+    "mpt, clipped": ("mpt", {"attn_config": {"clip_qkv": 2.0}}, (32, 32, 32)),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_variants_of_a_family_have_parts_of_their_own_sizes(variant):
+    architecture, options, sizes = VARIANTS[variant]
+    sites = ah.anatomy_of(tiny_models.model(architecture, **options)).sites
+    assert tuple(sites[f"decoder.0.attn.{name}"].d_out for name in "qkv") == sizes
+    assert attended_without_values(architecture, **options) == 0
+
+
+def test_the_queries_of_falcon_are_those_it_splits():
+    """Its own function of all variants, on distinct numbers."""
+    for options in ({}, *(options for a, options, _ in VARIANTS.values() if a == "falcon")):
+        model = tiny_models.model("falcon", **options)
+        attention = model.transformer.h[0].self_attention
+        fused = torch.arange(attention.query_key_value.weight.shape[0])[None, None]
+        sites = ah.anatomy_of(model).sites
+        for name, part in zip("qkv", attention._split_heads(fused), strict=True):
+            ours = sites[f"decoder.0.attn.{name}"].part.read(fused)
+            assert ours.unique().tolist() == part.unique().tolist()
+
+
+# One key-value head: a run of all heads is the same as blocks.
+TWO_LAYOUTS = tuple(a for a in FUSED if GROUPED.get(a, ()) != (32, 8, 8))
+
+
+@pytest.mark.parametrize("architecture", TWO_LAYOUTS)
 def test_a_row_with_the_other_layout_is_noticed(architecture, monkeypatch):
     row = FAMILIES[architecture]
     layout = "blocks" if architecture in PER_HEAD else "heads"

@@ -11,7 +11,7 @@ from adapterhub.anatomy import FAMILIES
 
 # A config option decides in BLOOM; in GPT-J one norm serves two sublayers.
 UNKNOWN = {("bloom", "attn"), ("bloom", "ffn"), ("gptj", "ffn"), ("xlnet", "attn")}
-PARALLEL = {"gpt_neox": {"use_parallel_residual": False}}
+PARALLEL = {"gpt_neox": {"use_parallel_residual": False}, "falcon": {"parallel_attn": False}}
 POST = ("bert", "roberta", "distilbert", "albert", "electra", "bart", "plbart", "openai-gpt")
 PRE = ("gpt2", "llama", "t5", "mbart", "m2m_100", "pegasus", "modernbert", "olmo2")
 

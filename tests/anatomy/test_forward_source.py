@@ -6,7 +6,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from adapterhub.anatomy.forward_source import call_order, returns_tuple
+from adapterhub.anatomy.forward_source import call_order, own_methods, returns_tuple
 
 
 class Layer(nn.Module):
@@ -56,3 +56,16 @@ def test_an_annotation_or_else_the_return_statements_show_a_tuple():
     assert not returns_tuple(One())
     assert not returns_tuple(nn.Linear(2, 2))
     assert not returns_tuple(nn.ModuleList())
+
+
+def test_the_methods_of_a_class_are_its_own_and_those_it_inherits():
+    class Base(nn.Module):
+        def forward(self, x):
+            return self.helper(x)
+
+    class Derived(Base):
+        def helper(self, x):
+            return x
+
+    assert [each.name for each in own_methods(Derived())] == ["helper", "forward"]
+    assert own_methods(nn.Module()) == []

@@ -18,7 +18,7 @@ def test_a_loaded_model_has_the_kind_it_was_loaded_as(task, backbones):
     labels = ["a", "b"] if TASK_MODELS[task].classes else []
     model, _ = ah.load_backbone(str(backbone), task=task, labels=labels)
     # Both kinds have one class; the number of outputs decides.
-    assert task_kind(model) == task
+    assert task_kind(model) == ("features" if task == "embedding" else task)
     assert type(model) in task_model(task).classes_for(model.config)
 
 
@@ -36,7 +36,15 @@ def test_a_class_of_no_kind_has_none():
 
 def test_heads_that_are_not_pretrained():
     without = {name for name, row in TASK_MODELS.items() if not row.has_head}
-    assert without == {"features", "masked-lm", "causal-lm", "seq2seq"}
+    assert without == {"features", "embedding", "masked-lm", "causal-lm", "seq2seq"}
+
+
+def test_embeddings_have_no_pooler(backbone):
+    """It is not read, so that nothing of it may train; classes without the option stay."""
+    model, _ = ah.load_backbone(str(backbone), task="embedding")
+    assert model.pooler is None
+    assert ah.load_backbone(str(backbone))[0].pooler is not None
+    assert task_model("embedding").init_options(tiny_models.model("llama").config) == {}
 
 
 def test_label_options():

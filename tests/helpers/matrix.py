@@ -12,11 +12,12 @@ from adapterhub.methods._spec import parse_methods
 # Their attention does not use transformers' attention interface, through which prefixes enter.
 OFF_INTERFACE = (
     "deberta", "deberta-v2", "mpnet", "xlnet", "openai-gpt", "gpt_neo", "gptj", "bloom", "xglm",
+    "falcon", "mpt",
 )  # fmt: skip
 # bitfit trains bias terms.
 WITHOUT_BIAS = (
     "modernbert", "llama", "mistral", "qwen3", "olmo", "olmo2", "gemma3_text", "phi3", "mixtral",
-    "t5", "mt5", "umt5",
+    "t5", "mt5", "umt5", "mpt",
 )  # fmt: skip
 PREFIX_METHODS = ("prefix", "mam", "unipelt")
 LOW_RANK_METHODS = ("lora", "rslora", "lora-plus", "dora", "pissa")

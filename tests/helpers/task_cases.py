@@ -111,6 +111,24 @@ def asked(folder: Path) -> Path:
     return write_json_lines(folder / "asked.jsonl", rows)
 
 
+def partners(folder: Path) -> Path:
+    """Write sentences, each with a word that means the same."""
+    rows = [
+        {"anchor": text, "positive": {"pos": "great", "neg": "awful"}[label]}
+        for text, label in sentences(48)
+    ]
+    return write_json_lines(folder / "partners.jsonl", rows)
+
+
+def relevant(folder: Path) -> Path:
+    """Write queries for something great, each with sentences of which some are positive."""
+    rows = [
+        {"query": f"great {text.split()[1]}", "passage": text, "label": int(label == "pos")}
+        for text, label in sentences(48)
+    ]
+    return write_json_lines(folder / "relevant.jsonl", rows)
+
+
 def lines(folder: Path) -> Path:
     """Write plain text, one sentence per line."""
     (folder / "raw.txt").write_text("\n".join(text for text, _ in sentences(48)) + "\n")
@@ -152,6 +170,10 @@ CASES = {
     "prompted": Case(
         "bert", "prompted(template='{text} is {mask}', words={'pos': 'good', 'neg': 'bad'})",
         classes, ("the film was dull",), "label", 0.9, epochs=60,
+    ),
+    "embedding": Case("bert", "embedding", partners, ("the film was bad",), "vector", 0.9),
+    "reranking": Case(
+        "bert", "reranking", relevant, ("great film", "--pair", "the film was good"), "value", 0.9,
     ),
     "span-corruption": Case(
         "t5", "span-corruption(new_tokens=5)", lines, ("the <extra_id_0> was good",), "generated",

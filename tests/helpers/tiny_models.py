@@ -60,6 +60,11 @@ SIZES: dict[str, dict[str, Any]] = {
     "gptj": _GPT2 | {"rotary_dim": 4},
     "gpt_neox": _PLAIN,
     "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.15},
+    "gpt_bigcode": _GPT2,
+    "falcon": _PLAIN | {"ffn_hidden_size": 48},
+    "mpt": {
+        "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64, "initializer_range": 0.15,
+    },
     "opt": _PLAIN | {"ffn_dim": 48, "word_embed_proj_dim": 16, "init_std": 0.15},
     "xglm": {
         "d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48, "init_std": 0.15,

@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import adapterhub as ah
+from adapterhub.backbones.pooling import POOLS
 from adapterhub.errors import AttachError, ConfigError, MergeError, MismatchError, SiteError
-from adapterhub.hooks.pooling import POOLS
 
 POOLED = tuple(
     name

@@ -12,9 +12,8 @@ from safetensors.torch import load_file
 from transformers import AutoModel, AutoTokenizer
 
 import adapterhub as ah
-from adapterhub.backbones.pooling import trained_pooling
+from adapterhub.backbones.pooling import POOLS, trained_pooling
 from adapterhub.errors import MergeError
-from adapterhub.hooks.pooling import POOLS
 from adapterhub.inference.open import open_adapter
 from adapterhub.merging.sentence_encoder import take_pooling
 

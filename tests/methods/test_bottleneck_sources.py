@@ -18,7 +18,7 @@ SPECS = ("pfeiffer(source=block)", "parallel(source=residual)", "compacter(sourc
 # Pre-norm, post-norm, norms on the outputs of sublayers, two stacks.
 CORE = ("bert", "gpt2", "gemma3_text", "t5", "bart")
 ARCHITECTURES = (
-    [a for a in tiny_models.ARCHITECTURES if a not in ("bloom", "gptj")]
+    [a for a in tiny_models.ARCHITECTURES if a not in ("bloom", "gptj", "falcon")]
     if tiny_models.FULL_MATRIX
     else CORE
 )

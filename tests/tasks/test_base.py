@@ -72,6 +72,10 @@ ROWS = [
     ("causal-lm", {"text": "a", "label": "b"}, "label"),
     ("multiple-choice", {"text": "a", "choices": ["b", "c"], "label": "A"}, "text"),
     ("multiple-choice", {"text": "a", "choices": ["b", "c"], "label": "A"}, "choices"),
+    ("embedding", {"text": "a", "pair": "b"}, "text"),
+    ("embedding", {"text": "a", "pair": "b"}, "pair"),
+    ("reranking", {"text": "a", "pair": "b", "label": 1}, "text"),
+    ("reranking", {"text": "a", "pair": "b", "label": 1}, "pair"),
     ("prompted(template='{text} {mask}', words={'x': 'a', 'y': 'b'})",
      {"text": "a", "label": "x"}, "text"),
 ]  # fmt: skip

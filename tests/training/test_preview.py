@@ -23,6 +23,8 @@ LEARNED = {
     "unified-qa": {"target": "bad </s>"},
     "causal-lm": {"learned": "·x5 bad </s>"},
     "multiple-choice": {"right, 0": "[CLS] the movie [SEP] the movie was good [SEP]"},
+    "embedding": {"anchor": "[CLS] the movie was bad [SEP]", "positive": "[CLS] awful [SEP]"},
+    "reranking": {"label": "0.0"},
     "masked-lm": {"learned": "·x4 bad ·"},
     "prompted": {"learned": "·x6 bad ·"},
     "span-corruption": {"target": "<extra_id_0> bad <extra_id_1> </s>"},
@@ -55,7 +57,7 @@ def test_what_the_model_gets_and_learns(name, backbones, tmp_path, monkeypatch, 
         assert "length" not in facts
         assert facts[TASKS[name].input_name]
     else:
-        assert facts["text"].startswith("the movie")
+        assert facts["text"].startswith(("the movie", "great movie"))
         assert "tokens" in facts["length"]
         assert "no text is cut" in notes[-1]
     monkeypatch.setenv("COLUMNS", "80")

@@ -25,7 +25,7 @@ Reading: site `encoder.3.attn.q` is the module `encoder.layer.3.attention.self.q
 lists the roles. A path that a model does not have is skipped, so one row serves the variants of a
 family (gated or plain feed-forward networks); `a|b` is the first of two that exists.
 
-Writing: first try without a row, because structural discovery (discovery.py) reads most
+Writing: first try without a row, because structural discovery (discovery/) reads most
 architectures. `adapterhub inspect MODEL --draft-family` prints what it found as a row. Print the
 model, add what is missing, and put the row into the file for its kind: the tests then run every
 method on it. docs/tutorials/new-architecture.md does it step by step. Mind these:

@@ -64,6 +64,13 @@ GPT2 = Family(
     below=("wte", "wpe"),
 )
 
+# With one key-value head for all queries, "heads" is one run: q, k and v.
+GPT_BIGCODE = Family(
+    ("gpt_bigcode",),
+    stacks=(Stack("decoder", "h", _GPT2_SITES, fused={"attn.qkv": "heads"}, norms="pre"),),
+    below=("wte", "wpe"),
+)
+
 GPT_NEO = Family(
     ("gpt_neo",),
     stacks=(
@@ -130,6 +137,52 @@ BLOOM = Family(
         ),
     ),
     below=("word_embeddings", "word_embeddings_layernorm"),
+    positions_follow_mask=True,
+)
+
+# Runs of q, k and v for each key-value head: one for all (falcon-7b), several (falcon-40b), or one
+# for each query (falcon-rw). Without ln_mlp or post_attention_layernorm, one norm serves both
+# sublayers.
+FALCON = Family(
+    ("falcon",),
+    stacks=(
+        Stack(
+            "decoder",
+            "h",
+            {
+                "attn.qkv": "self_attention.query_key_value",
+                "attn.o": "self_attention.dense",
+                "attn.norm": "ln_attn|input_layernorm",
+                "ffn.up": "mlp.dense_h_to_4h",
+                "ffn.down": "mlp.dense_4h_to_h",
+                "ffn.norm": "ln_mlp|post_attention_layernorm",
+            },
+            fused={"attn.qkv": "heads"},
+            norms="pre",
+        ),
+    ),
+    below=("word_embeddings",),
+)
+
+# Its biases depend on the distance of positions alone: no position needs to be counted.
+MPT = Family(
+    ("mpt",),
+    stacks=(
+        Stack(
+            "decoder",
+            "blocks",
+            {
+                "attn.qkv": "attn.Wqkv",
+                "attn.o": "attn.out_proj",
+                "attn.norm": "norm_1",
+                "ffn.up": "ffn.up_proj",
+                "ffn.down": "ffn.down_proj",
+                "ffn.norm": "norm_2",
+            },
+            norms="pre",
+        ),
+    ),
+    below=("wte",),
     positions_follow_mask=True,
 )
 

@@ -16,7 +16,9 @@ from adapterhub.inference.open import open_adapter
 from adapterhub.methods import METHODS
 from adapterhub.methods._spec import dump_methods
 from adapterhub.tasks import TASKS
+from adapterhub.tasks._losses import model_inputs
 from adapterhub.training import run as running
+from adapterhub.training.engine import model_loss
 from adapterhub.training.recipe import read
 from adapterhub.training.report import Reporter
 
@@ -28,6 +30,7 @@ CORE_TASKS = ("tagging", "image-classification")
 TOKENLESS = {(method, "vit") for method in ("prompt", "p-tuning", "chosen")}
 # A language model's head belongs to the backbone.
 HEADLESS = {("head", task) for task in ("causal-lm", "seq2seq", "span-corruption", "denoising")}
+HEADLESS |= {("head", "embedding")}
 SITELESS = {
     (m, t)
     for m in METHODS
@@ -78,8 +81,10 @@ def recipe(backbones, tmp_path):
 def loss(model, encoded):
     """Compute the loss on all training data."""
     model.eval()
+    of_output = encoded.task.loss(encoded) or model_loss
+    batch = encoded.batch(range(len(encoded.rows)))
     with torch.no_grad():
-        return model(**encoded.batch(range(len(encoded.rows)))).loss.item()
+        return of_output(model(**model_inputs(batch)), batch).item()
 
 
 @pytest.mark.parametrize(("method", "task"), CELLS)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from adapterhub.anatomy.discovery.stack_names import named
 from adapterhub.anatomy.family import Stack
-from adapterhub.anatomy.stack_names import named
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,79 @@
+"""Vectors of texts, of a model with any adapters: the Python side of the task `embedding`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from adapterhub.adapters.route import RouteRow, route
+from adapterhub.backbones.identity import ORIGIN
+from adapterhub.backbones.pooling import POOLS, trained_pooling
+from adapterhub.backbones.trained_length import trained_length
+from adapterhub.errors import ConfigError, unknown
+from adapterhub.training.prepare import max_positions
+
+if TYPE_CHECKING:
+    from numpy import float32
+    from numpy.typing import NDArray
+
+
+@torch.inference_mode()
+def embed(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    *,
+    adapters: Sequence[RouteRow] | None = None,
+    pooling: str | None = None,
+    normalize: bool = True,
+    prefix: str = "",
+    batch_size: int = 64,
+) -> NDArray[float32]:
+    """Return one vector per text, (texts, d).
+
+    Args:
+        model: a model that `load_backbone` loaded without a head; its active adapters apply.
+        tokenizer: its tokenizer.
+        texts: the texts.
+        adapters: the adapter of each text, as in `route`; None: the active ones for all.
+        pooling: cls, mean, last or max; None: as the backbone was trained, else mean.
+        normalize: whether the vectors have length 1.
+        prefix: put before each text, such as "query: ".
+        batch_size: texts per forward pass.
+
+    Raises:
+        ConfigError: an unknown pooling, or not as many adapters as texts.
+        AttachError: an adapter is not attached.
+    """
+    folder = Path(getattr(model, ORIGIN, ""))
+    how = pooling or trained_pooling(folder) or "mean"
+    if how not in POOLS:
+        raise unknown("pooling", how, POOLS)
+    if adapters is not None and len(adapters) != len(texts):
+        raise ConfigError(
+            f"{len(adapters)} adapters for {len(texts)} texts", expected="one for each text"
+        )
+    limits = (trained_length(folder), tokenizer.model_max_length, max_positions(model))
+    limit = min(limit for limit in limits if limit is not None)
+    model.eval()
+    order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+    vectors = torch.zeros(len(texts), model.config.hidden_size)
+    for start in range(0, len(order), batch_size):
+        rows = order[start : start + batch_size]
+        batch = tokenizer(
+            [prefix + texts[index] for index in rows],
+            truncation=True, max_length=limit, padding=True, return_tensors="pt",
+        ).to(model.device)  # fmt: skip
+        way = nullcontext() if adapters is None else route(model, [adapters[i] for i in rows])
+        with way:
+            states = model(**batch).last_hidden_state
+        pooled = POOLS[how](states.float(), batch["attention_mask"].bool())
+        vectors[rows] = (F.normalize(pooled, dim=-1) if normalize else pooled).cpu()
+    found: NDArray[float32] = vectors.numpy()
+    return found

@@ -1,0 +1,346 @@
+"""Sentence embeddings: one vector per text, similar for texts that belong together.
+
+    example      a text, the one that belongs to it, and negatives; or two texts and their score
+    row          the tokens of each text
+    prediction   the vector of each text
+    metrics      recall, MRR and nDCG of retrieving positives; or Spearman, Pearson of scores
+
+A vector pools the token states of the backbone (Reimers & Gurevych 2019,
+https://arxiv.org/abs/1908.10084); there is no head. Of pairs, each text learns to find its partner
+among all texts of its batch (Henderson et al. 2017, section 4.4, https://arxiv.org/abs/1705.00652):
+a larger `train.batch_size` gives more negatives, which `train.gradient_accumulation` does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from adapterhub.config.options import option
+from adapterhub.data.columns import WANTS, ColumnChoice
+from adapterhub.data.options import DataOptions
+from adapterhub.data.text_pairs import TextPair, has_scores, pair_columns, read_text_pairs
+from adapterhub.errors import ConfigError, DataError
+from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
+from adapterhub.tasks._contrastive import (
+    PairLoss,
+    cosent_loss,
+    cosine_loss,
+    multiple_negatives_loss,
+    triplet_loss,
+)
+from adapterhub.tasks._forward import forward
+from adapterhub.tasks._losses import OF_LOSS, Loss
+from adapterhub.tasks._metrics import regression_metrics
+from adapterhub.tasks._registry import register_task
+from adapterhub.tasks._retrieval import RANKING_METRICS, nearest_passages, ranking_metrics
+from adapterhub.tasks._rows import Row, Setting, in_order, limit_of, pad, rows_from_columns
+from adapterhub.tasks._show import tokens_line
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from adapterhub.tasks._retrieval import Vectors
+
+SCORED = ("cosent", "cosine")
+TEXTS, SCORES = f"{OF_LOSS}texts", f"{OF_LOSS}scores"
+
+
+@dataclass(frozen=True, eq=False)
+class Embedded(Prediction):
+    """The vectors of the texts of an example, and the passages that its first text finds."""
+
+    vectors: Vectors
+    found: tuple[str, ...] = field(default=())
+
+    @property
+    def similarity(self) -> float:
+        """The cosine of the first two vectors."""
+        import numpy as np
+
+        first, second = self.vectors[:2].astype(np.float64)
+        size = np.linalg.norm(first) * np.linalg.norm(second)
+        return round(float(first @ second / max(size, 1e-12)), 7)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the vector of the first text, and its similarity to the second if there is one."""
+        vector = [round(float(value), 7) for value in self.vectors[0]]
+        return {"vector": vector} | (
+            {"similarity": self.similarity} if len(self.vectors) > 1 else {}
+        )
+
+    def __str__(self) -> str:
+        if len(self.vectors) > 1:
+            return f"{self.similarity:.3f}"
+        few = " ".join(f"{value:.3f}" for value in self.vectors[0][:4])
+        return few + f" ... ({len(self.vectors[0])} numbers)" * (len(self.vectors[0]) > 4)
+
+
+@register_task
+@dataclass(frozen=True)
+class Embedding(Task):
+    """One vector per text, similar for texts that belong together.
+
+    Rows of `train.jsonl`:
+
+        {"anchor": "how to boil an egg", "positive": "Put it into boiling water for 8 minutes."}
+        {"anchor": "capital of France", "positive": "Paris is the capital of France."}
+
+    A row may have negatives as well, texts that do not belong to the anchor: a column `negative`,
+    columns `negative_1`, `negative_2`, ..., or lists (`data.negatives` names others). Or each pair
+    has a number, how similar its texts are, and no negatives: a column `score`.
+
+    The loss follows from the data: multiple-negatives for pairs, cosent for scores.
+
+    `predict` prints the vector of a text, and with `--pair` the similarity of two:
+
+        0.600 -0.800
+        {"vector": [0.6, -0.8]}
+    """
+
+    name = "embedding"
+    summary = "one vector per text, similar for texts that belong together"
+    columns = WANTS["scored pairs"]
+
+    loss_type: Literal["multiple-negatives", "triplet", "cosent", "cosine"] | None = option(
+        None, "multiple-negatives or triplet for pairs, cosent or cosine for scores (null: by data)"
+    )
+    temperature: float = option(0.05, "divides the cosines (multiple-negatives, cosent)")
+    margin: float = option(0.2, "by how much positives should be more similar (triplet)")
+    pooling: Literal["cls", "mean", "last", "max"] | None = option(
+        None, "the vector of a text: the state of its first token (cls) or of its last, the mean "
+        "or max of all (null: as the backbone was trained, else mean)"
+    )  # fmt: skip
+    normalize: bool = option(True, "whether predicted vectors have length 1")
+    query_prefix: str = option("", "put before each first text, such as 'query: '")
+    passage_prefix: str = option("", "put before each other text, such as 'passage: '")
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0 or not self.margin >= 0:
+            raise ConfigError(
+                f"temperature is {self.temperature}, margin is {self.margin}",
+                expected="a temperature above 0, and a margin of 0 or more",
+            )
+
+    @property
+    def scored(self) -> bool:
+        """Whether each pair has a score."""
+        return self.loss_type in SCORED
+
+    @property
+    def main_metric(self) -> str:
+        """Spearman's correlation of scores and cosines, else nDCG@10 of retrieval."""
+        return "spearman" if self.scored else "ndcg@10"
+
+    @property
+    def outcomes(self) -> str:  # type: ignore[override]
+        """Numbers with scores, else which passage was found."""
+        return "numbers" if self.scored else "choices"
+
+    def for_model(self, model: PreTrainedModel) -> Embedding:
+        """Return the task with the pooling that the backbone was trained with, or mean.
+
+        Raises:
+            ConfigError: the backbone is an encoder-decoder, whose outputs are not of the text.
+        """
+        from adapterhub.backbones.identity import ORIGIN
+        from adapterhub.backbones.pooling import trained_pooling
+
+        if model.config.is_encoder_decoder:
+            raise ConfigError(
+                f"{model.config.model_type} is an encoder-decoder, which has no state of each text",
+                expected="an encoder or a decoder, such as sentence-transformers/all-MiniLM-L6-v2",
+            )
+        pooling = self.pooling or trained_pooling(Path(getattr(model, ORIGIN))) or "mean"
+        return replace(self, pooling=pooling)  # type: ignore[arg-type]
+
+    # Examples
+
+    def fitted(
+        self, source: str, options: DataOptions, split: str, *, labelled: bool = True
+    ) -> tuple[Task, ColumnChoice]:
+        """Choose the loss by whether pairs have scores, and the columns."""
+        task = self
+        if self.loss_type is None and labelled:
+            scored = has_scores(source, options, split)
+            task = replace(self, loss_type="cosent" if scored else "multiple-negatives")
+        choice = pair_columns(source, options, split, scored=task.scored, labelled=labelled)
+        return task, choice
+
+    def read(
+        self, source: str, options: DataOptions, split: str, *, labelled: bool = True
+    ) -> list[TextPair]:
+        """Read pairs with scores or negatives; to predict on, the first texts."""
+        scored = self.scored or (self.loss_type is None and has_scores(source, options, split))
+        pairs = read_text_pairs(source, options, split, scored=scored, labelled=labelled)
+        if self.loss_type == "triplet" and labelled and not all(pair.negatives for pair in pairs):
+            raise DataError(
+                f"{source} has rows without a negative, and loss_type is triplet",
+                expected="a column negative, or data.negatives=COLUMN",
+                hint="embedding(loss_type=multiple-negatives) needs none",
+            )
+        if self.loss_type == "cosine" and (far := [p for p in pairs if abs(p.label or 0) > 1]):
+            raise DataError(
+                f"{source} has scores that no cosine reaches, such as {far[0].label}",
+                expected="scores from -1 to 1",
+                hint="embedding(loss_type=cosent), for which only their order counts",
+            )
+        return pairs
+
+    def example(self, fields: Sequence[str], options: DataOptions) -> TextPair:
+        """Build an example of a text and others to compare it with."""
+        return TextPair(fields[0], fields[1] if len(fields) > 1 else None, tuple(fields[2:]))
+
+    def fields(self, options: DataOptions) -> int:
+        """Return 0: one text, or several."""
+        return 0
+
+    def shown(self, example: TextPair) -> list[str]:
+        """Return the text and its partner."""
+        return list(example.texts[:2])
+
+    # Rows
+
+    def encode(self, examples: Sequence[TextPair], setting: Setting, *, labelled: bool) -> Encoded:
+        """Encode one row per example: the tokens of each of its texts."""
+        return one_row_each(self, examples, setting, [self._row(e, setting) for e in examples])
+
+    def _row(self, example: TextPair, setting: Setting) -> Row:
+        prefixes = [self.query_prefix, *[self.passage_prefix] * (len(example.texts) - 1)]
+        texts = [prefix + text for prefix, text in zip(prefixes, example.texts, strict=True)]
+        encoded = setting.tokenizer(texts, truncation=True, max_length=limit_of(setting))
+        parts = rows_from_columns(encoded)
+        longest = max((part["input_ids"] for part in parts), key=len)
+        row: Row = {"texts": parts, "numbers": list(map(_number, example.texts))}
+        row["input_ids"] = longest
+        return row | ({} if example.label is None else {"score": example.label})
+
+    def fits(self, row: Row, setting: Setting) -> bool:
+        """Return whether the longest text fits."""
+        return len(row["input_ids"]) <= limit_of(setting)
+
+    def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
+        """Return the tokens of each text, and the score."""
+        names = ("anchor", "positive", *[f"negative {n}" for n in range(1, len(row["texts"]))])
+        lines = [tokens_line(part["input_ids"], setting.tokenizer) for part in row["texts"]]
+        score = {"score": str(row["score"])} if "score" in row else {}
+        return dict(zip(names, lines, strict=False)) | score
+
+    def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
+        """Pad the tokens of all texts of all rows: (texts, tokens)."""
+        own: list[Row] = [
+            {"labels": row["numbers"]} | ({"score": row["score"]} if "score" in row else {})
+            for row in rows
+        ]
+        facts = pad(own, setting.tokenizer, "right")
+        batch = {TEXTS: facts["labels"].clamp(min=0)}
+        batch |= {SCORES: facts["score"]} if "score" in facts else {}
+        parts = [part for row in rows for part in row["texts"]]
+        return batch | pad(parts, setting.tokenizer, self.padding_side(setting))
+
+    def loss(self, train: Encoded) -> Loss | None:
+        """Return the loss of the vectors of a batch."""
+        by_name: Mapping[str, PairLoss] = {
+            "multiple-negatives": lambda v, t, _: multiple_negatives_loss(v, t, self.temperature),
+            "triplet": lambda v, t, _: triplet_loss(v, t, self.margin),
+            "cosent": lambda v, _, s: cosent_loss(v, s, self.temperature),  # type: ignore[arg-type]
+            "cosine": lambda v, _, s: cosine_loss(v, s),  # type: ignore[arg-type]
+        }
+        return partial(self._loss, by_name[self.loss_type or "multiple-negatives"])
+
+    def _loss(self, of_vectors: PairLoss, output: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        return of_vectors(self.vectors(output, batch), batch[TEXTS], batch.get(SCORES))
+
+    def vectors(self, output: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the vectors of a batch, (batch, columns, d); 0 where a row has fewer texts."""
+        from adapterhub.backbones.pooling import POOLS
+
+        pool = POOLS[self.pooling or "mean"]
+        pooled = pool(output.last_hidden_state.float(), batch["attention_mask"].bool())
+        there = batch[TEXTS] != 0
+        vectors = pooled.new_zeros(*there.shape, pooled.shape[-1])
+        vectors[there] = pooled
+        return vectors
+
+    # Predictions
+
+    def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
+        """Return the vectors of each example; pairs without a score also find their partners."""
+        import torch.nn.functional as F
+
+        vectors: dict[int, Vectors] = {}
+        for indices, batch, output in forward(model, data, batch_size):
+            grid = self.vectors(output, batch)
+            grid = F.normalize(grid, dim=-1) if self.normalize else grid
+            for index, row in zip(indices, grid.cpu().numpy(), strict=True):
+                vectors[index] = row[: len(data.examples[index].texts)]
+        every = in_order(vectors)
+        if self.scored or any(e.pair is None or e.label is not None for e in data.examples):
+            return [Embedded(each) for each in every]
+        return _with_passages(data.examples, every)
+
+    # Metrics
+
+    def metric_names(self, examples: Sequence[TextPair]) -> tuple[str, ...]:
+        """Return those of scores, or of retrieval."""
+        return ("spearman", "pearson") if self.scored else RANKING_METRICS
+
+    def metrics(
+        self, examples: Sequence[TextPair], predictions: Sequence[Prediction]
+    ) -> dict[str, float]:
+        """Compare cosines with scores; or what is found for each query with its positives.
+
+        A query finds passages among all positives and negatives of the examples, each text once.
+        """
+        embedded = [p for p in predictions if isinstance(p, Embedded)]
+        if self.scored:
+            cosines = [p.similarity for p in embedded]
+            both = regression_metrics([e.label or 0.0 for e in examples], cosines)
+            return {name: both[name] for name in self.metric_names(examples)}
+        right: dict[str, set[str]] = {}
+        for example in examples:
+            right.setdefault(example.text, set()).add(str(example.pair))
+        found = {e.text: p.found for e, p in zip(examples, embedded, strict=True)}
+        ranked = [[float(text in right[query]) for text in found[query]] for query in right]
+        return ranking_metrics(ranked, [[1.0] * len(texts) for texts in right.values()])
+
+    def outcome(self, example: TextPair, prediction: Prediction) -> dict[str, Any]:
+        """Return the score and the cosine; or the positive, and the passage that was found."""
+        assert isinstance(prediction, Embedded)
+        if self.scored:
+            texts = self.shown(example)
+            return {"texts": texts, "label": example.label, "prediction": prediction.similarity}
+        best = prediction.found[0] if prediction.found else ""
+        return {
+            "texts": [example.text],
+            "label": str(example.pair),
+            "prediction": best,
+            "score": prediction.similarity,
+            "right": best == example.pair,
+        }
+
+
+def _number(text: str) -> int:
+    """Return a number above 0 that stands for a text."""
+    digest = blake2b(text.encode("utf-8", "replace"), digest_size=7).digest()
+    return int.from_bytes(digest, "big") + 1
+
+
+def _with_passages(examples: Sequence[TextPair], every: Sequence[Vectors]) -> list[Prediction]:
+    """Return the predictions with the passages that each example's first text finds."""
+    queries = {e.text: vectors[0] for e, vectors in zip(examples, every, strict=True)}
+    passages = {
+        text: vector
+        for example, vectors in zip(examples, every, strict=True)
+        for text, vector in zip(example.texts[1:], vectors[1:], strict=True)
+    }
+    found = nearest_passages(queries, passages)
+    return [
+        Embedded(vectors, tuple(found[example.text]))
+        for example, vectors in zip(examples, every, strict=True)
+    ]

@@ -1,0 +1,125 @@
+"""Reranking: how well a passage answers a query, from a model that reads both together.
+
+    example      a query, a passage, and the relevance of the passage, from 0 to 1
+    row          the tokens of both, joined by the tokenizer; `labels`: the relevance
+    prediction   the probability that the passage is relevant
+    metrics      recall, MRR and nDCG over the passages of each query
+
+A cross-encoder with one output, learned with the binary cross-entropy (Nogueira & Cho 2019,
+section 3, https://arxiv.org/abs/1901.04085).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from adapterhub.data.columns import WANTS, choose_columns
+from adapterhub.data.examples import Example
+from adapterhub.data.options import DataOptions
+from adapterhub.errors import DataError
+from adapterhub.tasks._base import Encoded, Prediction
+from adapterhub.tasks._losses import Loss, relevance_loss
+from adapterhub.tasks._registry import register_task
+from adapterhub.tasks._retrieval import RANKING_METRICS, ranking_metrics
+from adapterhub.tasks.classification import Number, Regression
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@register_task
+@dataclass(frozen=True)
+class Reranking(Regression):
+    """How well a passage answers a query: a model reads both together.
+
+    Rows of `train.jsonl`:
+
+        {"query": "capital of France", "passage": "Paris is its capital.", "label": 1}
+        {"query": "capital of France", "passage": "France borders Spain.", "label": 0}
+
+    One row per passage. Labels are numbers from 0 to 1; the passages with the same query are ranked
+    together in an evaluation, and queries without a relevant passage are left out.
+
+    `predict` prints the probability that a passage is relevant:
+
+        0.981
+        {"value": 0.981}
+    """
+
+    name = "reranking"
+    summary = "how relevant a passage is to a query"
+    main_metric = "ndcg@10"
+    lower_is_better = frozenset()
+    columns = WANTS["scored pairs"]
+
+    @property
+    def head(self) -> str:
+        """Return the kind of model: that of regression, with one output."""
+        return "regression"
+
+    # Examples
+
+    def read(
+        self, source: str, options: DataOptions, split: str, *, labelled: bool = True
+    ) -> list[Any]:
+        """Read queries and passages, with their relevance."""
+        choice = choose_columns(source, options, split, self.columns, labelled=labelled)
+        examples = super().read(source, choice.options, split, labelled=labelled)
+        if far := [e for e in examples if labelled and not 0 <= float(e.label) <= 1]:
+            raise DataError(
+                f"{source} has {len(far):,} relevances that are no probability, such as "
+                f"{far[0].label}",
+                expected="numbers from 0 (not relevant) to 1 (relevant)",
+                hint="divide grades by the highest one",
+            )
+        return examples
+
+    # Rows
+
+    def loss(self, train: Encoded) -> Loss | None:
+        """Return the binary cross-entropy of the output and the relevance."""
+        return relevance_loss
+
+    # Predictions
+
+    def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
+        """Return the sigmoid of the single output."""
+        import math
+
+        outputs = super().predict(model, data, batch_size)
+        values = [p.value for p in outputs if isinstance(p, Number)]
+        return [Number((1 + math.tanh(value / 2)) / 2) for value in values]
+
+    # Metrics
+
+    def metric_names(self, examples: Sequence[Example]) -> tuple[str, ...]:
+        """Return recall, MRR and nDCG."""
+        return RANKING_METRICS
+
+    def metrics(
+        self, examples: Sequence[Example], predictions: Sequence[Prediction]
+    ) -> dict[str, float]:
+        """Rank the passages of each query by their prediction; the relevance is the gain.
+
+        Raises:
+            DataError: no query has a relevant passage.
+        """
+        values = [p.value for p in predictions if isinstance(p, Number)]
+        ranked = [
+            [relevance for _, relevance in sorted(rows, key=lambda row: -row[0])]
+            for rows in _by_query(examples, values).values()
+        ]
+        with_relevant = [gains for gains in ranked if max(gains) > 0]
+        return ranking_metrics(with_relevant, with_relevant)
+
+
+def _by_query(
+    examples: Sequence[Example], values: Sequence[float]
+) -> Mapping[str, list[tuple[float, float]]]:
+    """Return the prediction and the relevance of the passages of each query."""
+    queries: dict[str, list[tuple[float, float]]] = {}
+    for example, value in zip(examples, values, strict=True):
+        queries.setdefault(example.text, []).append((value, float(example.label or 0.0)))
+    return queries

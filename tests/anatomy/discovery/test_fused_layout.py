@@ -1,0 +1,180 @@
+"""The layout of a fused projection, read from the source of the forward that uses it."""
+
+from __future__ import annotations
+
+import every_type
+import pytest
+import torch
+from torch import nn
+
+import adapterhub as ah
+from adapterhub.anatomy import FAMILIES
+from adapterhub.anatomy.discovery import discover
+from adapterhub.anatomy.discovery.fused_layout import fused_layout
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.heads = nn.Linear(4, 12), 2
+
+
+class Blocks(Attention):
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(2, 3, self.heads, -1).permute(1, 0, 2, 3).unbind(0)
+        return q, k, v
+
+
+class Chunks(Attention):
+    def forward(self, x):
+        mixed = self.qkv(x)
+        if self.heads:
+            mixed = mixed.clamp(min=-1)
+        query, key, value = mixed.chunk(3, dim=2)
+        return query, key, value
+
+
+class Heads(Attention):
+    def forward(self, x):
+        mixed = self.qkv(x).view(2, self.heads, 3, -1)
+        query, key, value = mixed.unbind(-2)
+        return query, key, value
+
+
+class WideHeads(Attention):
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(2, self.heads, 3 * 2).transpose(1, 2).split(2, dim=-1)
+        return q, k, v
+
+
+class OtherOrder(Attention):
+    def forward(self, x):
+        query, value, key = self.qkv(x).chunk(3, dim=-1)
+        return query, key, value
+
+
+class Shape(Attention):
+    def forward(self, x):
+        shape = (2, self.heads, 3, -1)
+        query, key, value = self.qkv(x).view(shape).unbind(-2)
+        return query, key, value
+
+
+class Both(Attention):
+    def forward(self, x):
+        if self.heads:
+            q, k, v = self.qkv(x).chunk(3, dim=-1)
+        else:
+            q, k, v = self.qkv(x).view(2, self.heads, 3, -1).unbind(-2)
+        return q, k, v
+
+
+class AfterAnotherProjection(Attention):
+    def forward(self, x):
+        q, k, v = nn.functional.relu(self.qkv(x)[::2]).chunk(3, dim=-1)
+        return q, k, v
+
+
+@pytest.mark.parametrize(
+    ("attention", "layout"),
+    [
+        (Blocks, "blocks"),
+        (Chunks, "blocks"),
+        (Heads, "heads"),
+        (WideHeads, "heads"),
+        (OtherOrder, "whole"),
+        (Shape, "whole"),
+        (Both, "whole"),
+        (AfterAnotherProjection, "whole"),
+        (Attention, "whole"),
+    ],
+)
+def test_the_layout_is_read_where_the_output_is_split(attention, layout):
+    assert fused_layout(attention(), "qkv") == layout
+    assert fused_layout(attention(), "other") == "whole"
+
+
+FUSED = [a for a, row in FAMILIES.items() if "attn.qkv" in row.stacks[0].sites]
+
+
+@pytest.mark.parametrize("architecture", FUSED)
+def test_what_is_read_is_what_the_row_says(architecture):
+    model = every_type.build(architecture, every_type.autos(architecture)[0])
+    (stack,) = discover(model).stacks
+    said = FAMILIES[architecture].stacks[0].fused.get("attn.qkv", "blocks")
+    assert stack.fused["attn.qkv"] in (said, "whole")
+
+
+TOWERS = (
+    "blip", "blip-2", "exaone4_5", "florence2", "glm4v", "glm_ocr", "got_ocr2", "instructblip",
+    "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_vl", "sam", "unlimited_ocr",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", TOWERS)
+def test_the_parts_of_a_vision_tower_are_sites(model_type):
+    model = every_type.build(model_type, every_type.autos(model_type, every_type.ADAPTED)[0])
+    sites = ah.anatomy_of(model).sites
+    assert {"vision.0.attn.q", "vision.0.attn.k", "vision.0.attn.v"} <= sites.keys()
+
+
+PIXELS = {
+    "qwen2_vl": ({"embed_dim": 32, "hidden_size": 32, "num_heads": 4, "depth": 2}, 1176),
+    "qwen2_5_vl": (
+        {
+            "hidden_size": 32, "num_heads": 4, "depth": 2, "intermediate_size": 48,
+            "out_hidden_size": 32,
+        },
+        1176,
+    ),
+    "qwen3_vl": (
+        {
+            "hidden_size": 32, "num_heads": 4, "depth": 2, "intermediate_size": 48,
+            "out_hidden_size": 32, "deepstack_visual_indexes": [0],
+        },
+        1536,
+    ),
+}  # fmt: skip
+
+
+def tower(model_type):
+    """Build a tiny vision tower and the pixels of two pictures for it."""
+    sizes, pixels = PIXELS[model_type]
+    whole = every_type.build(model_type, "AutoModel")
+    config = type(whole.config.vision_config)(**sizes)
+    torch.manual_seed(0)
+    model = type(whole.visual)._from_config(config).eval()
+    grid = torch.tensor([[1, 4, 4], [1, 2, 4]])
+    return model, {"hidden_states": torch.randn(24, pixels), "grid_thw": grid}
+
+
+@pytest.mark.parametrize("model_type", PIXELS)
+def test_value_features_are_those_attention_uses(model_type):
+    model, inputs = tower(model_type)
+    site = next(s for i, s in ah.anatomy_of(model).sites.items() if i.endswith("0.attn.v"))
+    output = site.host.replace("qkv", "proj")
+    seen = []
+    model.get_submodule(site.host).register_forward_hook(
+        lambda _, args, y: site.part.write(y, torch.zeros_like(site.part.read(y)))
+    )
+    model.get_submodule(output).register_forward_hook(lambda _, args, y: seen.append(args[0]))
+    with torch.no_grad():
+        model(**inputs)
+    assert seen[0].abs().max() == 0
+
+
+@pytest.mark.parametrize("method", ["lora", "prefix", "ia3"])
+@pytest.mark.parametrize("model_type", PIXELS)
+def test_a_method_of_parts_works_on_a_vision_tower(model_type, method):
+    model, inputs = tower(model_type)
+    with torch.no_grad():
+        before = model(**inputs)[0]
+    adapter = ah.attach(model, method)
+    for parameter in adapter.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    output = model(**inputs)[0]
+    assert not torch.allclose(output, before, atol=1e-4)
+    output.pow(2).sum().backward()
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in adapter.parameters())
+    adapter.detach()
+    assert torch.equal(model(**inputs)[0], before)

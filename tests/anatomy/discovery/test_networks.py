@@ -1,0 +1,78 @@
+"""Feed-forward networks: by their sizes; of several the largest; experts as a whole."""
+
+from __future__ import annotations
+
+import every_type
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import adapterhub as ah
+from adapterhub.anatomy.discovery.networks import (
+    expert_blocks,
+    feed_forward_group,
+    feed_forward_networks,
+    inner_size,
+)
+
+
+class Layer(nn.ModuleDict):
+    """A layer of named projections, given as (input size, output size)."""
+
+    def __init__(self, **projections):
+        super().__init__({name: nn.Linear(*sizes) for name, sizes in projections.items()})
+
+
+@pytest.mark.parametrize(
+    ("projections", "found"),
+    [
+        ({"fc1": (4, 8), "fc2": (8, 4)}, {"ffn.up": "fc1", "ffn.down": "fc2"}),
+        (
+            {"gate": (4, 8), "up": (4, 8), "down": (8, 4)},
+            {"ffn.gate": "gate", "ffn.up": "up", "ffn.down": "down"},
+        ),
+        ({"gate_up": (4, 16), "down": (8, 4)}, {"ffn.gate_up": "gate_up", "ffn.down": "down"}),
+        # Which of two is the gate is unknown, and so is the use of a double width.
+        ({"one": (4, 8), "two": (4, 8), "down": (8, 4)}, {"ffn.down": "down"}),
+        ({"wide": (4, 16), "down": (8, 4)}, {"ffn.down": "down"}),
+    ],
+)
+def test_a_network_is_found_by_its_sizes(projections, found):
+    assert feed_forward_networks(Layer(**projections), [], 4)[0] == found
+
+
+def test_sizes_that_do_not_fit_are_no_network():
+    assert feed_forward_networks(Layer(fc1=(4, 8), fc2=(6, 4)), [], 4) == []
+
+
+def test_networks_are_compared_by_their_inner_size():
+    layer = Layer(a=(4, 8), b=(8, 4), c=(4, 6), d=(6, 4))
+    networks = feed_forward_networks(layer, [], 4)
+    assert [inner_size(layer, network) for network in networks] == [6, 8]
+    assert inner_size(layer, {"ffn": "experts"}) == float("inf")
+
+
+def test_a_block_of_experts_is_the_outermost_module_with_experts():
+    inner = nn.ModuleDict({"experts": nn.ModuleList([nn.Linear(2, 2)])})
+    assert expert_blocks(nn.ModuleDict({"mlp": inner, "other": nn.Linear(2, 2)})) == ["mlp"]
+
+
+def test_the_group_of_a_network_has_no_attention():
+    model = every_type.build("llama", "AutoModel")
+    layer = model.layers[0]
+    sites = {"ffn.down": "mlp.down_proj"}
+    assert feed_forward_group(layer, {"attn": "self_attn"}, sites) == {"ffn": "mlp"}
+    assert feed_forward_group(layer, {"attn": "mlp"}, sites) == {}
+
+
+def test_a_mixture_of_experts_is_a_sublayer_as_a_whole():
+    config = transformers.Qwen2MoeConfig(num_hidden_layers=2, mlp_only_layers=[0])
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    sites = ah.anatomy_of(model).sites
+    assert sites["decoder.1.ffn"].host == "model.layers.1.mlp"
+    assert sites["decoder.1.ffn"].input_host is None
+    assert sites["decoder.0.ffn"].host == "model.layers.0.mlp.down_proj"
+    assert "decoder.1.ffn.up" not in sites
+    assert sites["decoder.0.ffn.up"].host == "model.layers.0.mlp.up_proj"

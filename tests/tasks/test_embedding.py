@@ -1,0 +1,132 @@
+"""embedding: the loss follows from the data; vectors, prefixes and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from fixtures import write_json_lines
+from task_rows import read_error
+
+import adapterhub as ah
+from adapterhub.data.options import DataOptions
+from adapterhub.data.text_pairs import TextPair
+from adapterhub.errors import ConfigError
+from adapterhub.tasks import Setting, parse_task
+from adapterhub.tasks.embedding import SCORES, TEXTS, Embedded
+
+PAIRS = [TextPair("the movie", "a film"), TextPair("very bad", "awful", ("good", "the end"))]
+SCORED = [{"sentence1": "a", "sentence2": "b", "score": s} for s in (0.1, 0.9)]
+TRIPLET = [{"anchor": "a", "positive": "b", "negative": "c"}]
+
+
+@pytest.fixture(scope="module")
+def loaded(backbone):
+    return ah.load_backbone(str(backbone), task="embedding")
+
+
+@pytest.mark.parametrize(
+    ("rows", "loss", "main"),
+    [(SCORED, "cosent", "spearman"), (TRIPLET, "multiple-negatives", "ndcg@10")],
+)
+def test_the_loss_follows_from_the_data(tmp_path, rows, loss, main):
+    source = str(write_json_lines(tmp_path / "a.jsonl", rows))
+    task, choice = parse_task("embedding").fitted(source, DataOptions(), "train")
+    assert task.loss_type == loss
+    assert task.main_metric == main
+    assert len(task.read(source, choice.options, "eval")) == len(rows)
+    chosen, _ = parse_task("embedding(loss_type=triplet)").fitted(source, choice.options, "train")
+    assert chosen.loss_type == "triplet"
+
+
+def test_a_batch_has_the_texts_of_all_columns(loaded):
+    model, tokenizer = loaded
+    task = parse_task("embedding(normalize=false)")
+    rows = task.encode(PAIRS, Setting(tokenizer, 32), labelled=True)
+    batch = rows.batch([0, 1])
+    assert batch["input_ids"].shape == (6, 4)
+    assert (batch[TEXTS] != 0).tolist() == [[True, True, False, False], [True] * 4]
+    assert SCORES not in batch
+    with torch.no_grad():
+        output = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+    vectors = task.vectors(output, batch)
+    expected = ah.embed(model, tokenizer, ["the movie", "a film"], normalize=False)
+    assert torch.allclose(vectors[0, :2], torch.tensor(expected), atol=1e-5)
+    assert not vectors[0, 2:].any()
+    predicted = task.predict(model, rows, 1)
+    assert [len(p.vectors) for p in predicted] == [2, 4]
+    assert torch.allclose(torch.tensor(predicted[1].vectors), vectors[1], atol=1e-5)
+
+
+def test_equal_texts_have_one_number(loaded):
+    rows = [TextPair("a", "b"), TextPair("b", "c")]
+    batch = (
+        parse_task("embedding").encode(rows, Setting(loaded[1], 32), labelled=True).batch([0, 1])
+    )
+    (a, b), (same, c) = batch[TEXTS].tolist()
+    assert b == same
+    assert len({a, b, c}) == 3
+
+
+def test_prefixes(loaded):
+    _, tokenizer = loaded
+    task = parse_task("embedding(query_prefix='the ', passage_prefix='a ')")
+    rows = task.encode(PAIRS[1:], Setting(tokenizer, 32), labelled=True).rows
+    assert task.show_row(rows[0], Setting(tokenizer, 32)) == {
+        "anchor": "[CLS] the very bad [SEP]",
+        "positive": "[CLS] a awful [SEP]",
+        "negative 1": "[CLS] a good [SEP]",
+        "negative 2": "[CLS] a the end [SEP]",
+    }
+
+
+def test_predictions_have_length_one_if_normalized(loaded):
+    model, tokenizer = loaded
+    for normalize in (True, False):
+        task = parse_task({"embedding": {"normalize": normalize}})
+        rows = task.encode(PAIRS, Setting(tokenizer, 32), labelled=True)
+        lengths = [np.linalg.norm(p.vectors, axis=1) for p in task.predict(model, rows, 4)]
+        assert np.allclose(np.concatenate(lengths), 1, atol=1e-5) == normalize
+
+
+def test_metrics_of_retrieval_count_each_query_and_each_text_once(loaded):
+    task = parse_task("embedding(loss_type=multiple-negatives)")
+    east, north = [1.0, 0.0], [0.0, 1.0]
+    examples = [TextPair("q", "p1"), TextPair("q", "p2"), TextPair("r", "p3", ("n",))]
+    found = [("p1", "p3", "p2"), ("p1", "p3", "p2"), ("n", "p3")]
+    predictions = [Embedded(np.array([east, north]), f) for f in found]
+    metrics = task.metrics(examples, predictions)
+    assert metrics["recall@1"] == pytest.approx((1 / 2 + 0) / 2)
+    assert metrics["recall@10"] == 1
+    assert metrics["mrr@10"] == pytest.approx((1 + 1 / 2) / 2)
+    assert task.outcome(examples[0], predictions[0])["right"]
+    assert not task.outcome(examples[2], predictions[2])["right"]
+
+
+def test_what_a_prediction_prints():
+    two = Embedded(np.array([[3.0, 4.0], [4.0, 3.0]]))
+    assert str(two) == "0.960"
+    assert two.as_dict() == {"vector": [3.0, 4.0], "similarity": 0.96}
+    assert str(Embedded(np.ones((1, 6)))) == "1.000 1.000 1.000 1.000 ... (6 numbers)"
+    json.dumps(Embedded(np.ones((1, 6), np.float32)).as_dict())
+
+
+def test_what_is_refused(tmp_path, backbones):
+    with pytest.raises(ConfigError, match="temperature is 0"):
+        parse_task("embedding(temperature=0)")
+    model, _ = ah.load_backbone(str(backbones("t5")), task="features")
+    with pytest.raises(ConfigError, match="encoder-decoder"):
+        parse_task("embedding").for_model(model)
+    text = json.dumps({"anchor": "a", "positive": "b"})
+    assert "without a negative" in read_error("embedding(loss_type=triplet)", tmp_path / "a", text)
+    text = json.dumps({"sentence1": "a", "sentence2": "b", "score": 4.5})
+    assert "no cosine reaches" in read_error("embedding(loss_type=cosine)", tmp_path / "b", text)
+
+
+def test_the_pooling_is_that_of_the_training_of_the_backbone(loaded):
+    minilm, _ = ah.load_backbone("sentence-transformers/all-MiniLM-L6-v2", task="embedding")
+    assert parse_task("embedding").for_model(minilm).pooling == "mean"
+    assert parse_task("embedding(pooling=last)").for_model(minilm).pooling == "last"
+    assert parse_task("embedding").for_model(loaded[0]).pooling == "mean"
