@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from adapterhub.adapters.attached import disabled as disabled
     from adapterhub.adapters.route import route as route
     from adapterhub.anatomy.build import anatomy_of as anatomy_of
+    from adapterhub.anatomy.family import Family as Family
+    from adapterhub.anatomy.family import Stack as Stack
+    from adapterhub.anatomy.own_family import register_family as register_family
     from adapterhub.backbones.fingerprint import fingerprint as fingerprint
     from adapterhub.backbones.load import load_backbone as load_backbone
     from adapterhub.hooks.composition import Average as Average
@@ -79,6 +82,8 @@ if TYPE_CHECKING:
 # They are imported on first access, which keeps `import adapterhub` fast.
 _LAZY = {
     "METHODS": "methods",
+    "Family": "anatomy",
+    "Stack": "anatomy",
     "Average": "hooks.composition",
     "Listing": "registry.publication:PublicationInfo",
     "Adapter": "adapters.adapter",
@@ -98,6 +103,7 @@ _LAZY = {
     "publish": "registry.publish",
     "pull": "registry.pull",
     "push": "registry.push",
+    "register_family": "anatomy",
     "search": "registry.search",
     "sign": "registry.sign",
     "tag": "registry.tag",

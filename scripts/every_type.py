@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 
 import torch
@@ -53,7 +54,9 @@ def build(model_type: str, auto: str, tiny: bool = False) -> PreTrainedModel | N
     except Exception:  # whatever a type of transformers raises
         return None
     if tiny:
-        return _tiny(model_type, auto, default)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of empty parameters, for one
+            return _tiny(model_type, auto, default)
     for options in (shallow_options(default), {}):
         with contextlib.suppress(Exception):
             return _on_meta(model_type, auto, options)

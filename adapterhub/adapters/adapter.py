@@ -24,6 +24,8 @@ from adapterhub.adapters.parts import (
     make_slot,
     slot_at,
 )
+from adapterhub.anatomy.family_file import family_data
+from adapterhub.anatomy.own_family import own_family
 from adapterhub.anatomy.sites import CHILD, Anatomy
 from adapterhub.backbones.fingerprint import BackboneIdentity
 from adapterhub.backbones.identity import name_and_revision, remember_backbone
@@ -34,7 +36,7 @@ from adapterhub.backbones.weights import dtype_and_quantization, is_sharded, who
 from adapterhub.errors import AttachError, one_line
 from adapterhub.files.card import export_card
 from adapterhub.files.foundation import Foundation, write_copies
-from adapterhub.files.manifest import BackboneRef, HeadRecord, Manifest, TaskHead
+from adapterhub.files.manifest import FAMILY, BackboneRef, HeadRecord, Manifest, TaskHead
 from adapterhub.files.native import write_adapter
 from adapterhub.hooks.composition import Composition, adapter_names
 from adapterhub.hooks.forward_pass import ModelScope
@@ -411,12 +413,17 @@ class Adapter:
             head=None if self.named_heads else self._task_head(kind),
             heads=self._head_records(),
             on=tuple(each.ref for each in self.foundations()),
-            training=metadata.training,
+            training=metadata.training | self._own_family(),
             metrics=metadata.metrics,
             versions={"adapterhub": __version__}
             | {name: version(name) for name in ("torch", "transformers")},
             **metadata.publication,
         )
+
+    def _own_family(self) -> dict[str, Any]:
+        """Return the row of the model's own that the sites are named by, if it has one."""
+        row = own_family(self.model)
+        return {FAMILY: family_data(row)} if row else {}
 
     def foundations(self) -> tuple[Foundation, ...]:
         """Return the files of the adapters below, in order."""

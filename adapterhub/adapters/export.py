@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from adapterhub.adapters.activate import activate
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attach import attach
-from adapterhub.adapters.load import load_folder
+from adapterhub.adapters.load import adopted_family, load_folder
 from adapterhub.adapters.peft_comparison import compare, peft_is_installed
 from adapterhub.anatomy.build import anatomy_of
 from adapterhub.backbones.load import load_backbone, meta_model
@@ -183,7 +183,8 @@ def _on_a_stand_in(model: PreTrainedModel, folder: Path, manifest: Manifest) -> 
 
 def _mark_newly_initialized(model: PreTrainedModel, manifest: Manifest) -> None:
     """Mark the parameters that were newly initialized when the adapter was trained."""
-    anatomy = anatomy_of(model)
+    with adopted_family(model, manifest):
+        anatomy = anatomy_of(model)
     keys = {path: anatomy.key(path).rpartition(".") for path in anatomy.parameters()}
     new = (path for path, (site, _, n) in keys.items() if f"{site}.fresh.{n}" in manifest.tensors)
     setattr(model, NEWLY_INITIALIZED, frozenset(new))

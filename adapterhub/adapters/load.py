@@ -29,13 +29,16 @@ from adapterhub.adapters.parts import HEAD, HEADS
 from adapterhub.adapters.passes import STRUCTURE_LOCK
 from adapterhub.adapters.state import ModelState, activated, bare, find_state
 from adapterhub.anatomy.build import anatomy_of
+from adapterhub.anatomy.family import Family
+from adapterhub.anatomy.family_file import read_family
+from adapterhub.anatomy.own_family import forget_family, own_family, use_family
 from adapterhub.backbones.identity import remember_backbone
 from adapterhub.backbones.task_models import MULTI_LABEL, REGRESSION
 from adapterhub.backbones.tokenizer import TokenizerSnapshot
-from adapterhub.errors import warn_user
+from adapterhub.errors import ConfigError, FileError, MismatchError, warn_user
 from adapterhub.files.foundation import Foundation, check_foundations
 from adapterhub.files.heads import name_in_file, with_head
-from adapterhub.files.manifest import BackboneRef, Manifest, TaskHead, TensorInfo
+from adapterhub.files.manifest import FAMILY, BackboneRef, Manifest, TaskHead, TensorInfo
 from adapterhub.files.native import read_manifest, read_tensors
 from adapterhub.interchange.formats import Format, detect
 from adapterhub.interchange.imported_adapter import ImportedAdapter
@@ -93,7 +96,8 @@ def load_folder(
     selected = _selected(manifest, head, foundation)
     saved = _SavedAdapter(folder, manifest, selected, head, foundation)
     checks = {"any_backbone": any_backbone, "any_tokenizer": any_tokenizer, "tokenizer": tokenizer}
-    with STRUCTURE_LOCK, _brought(model, on, checks) as below, bare(model) as state, skip_init():
+    ready = _ready(model, manifest, on, checks)
+    with STRUCTURE_LOCK, ready as below, bare(model) as state, skip_init():
         if not any_backbone:
             check_backbone(manifest, state)
         adapter = saved.build(state, name or selected.name, snapshot)
@@ -102,6 +106,50 @@ def load_folder(
     if not any_backbone:
         remember_backbone(model, manifest.backbone.id)
     return adapter
+
+
+@contextmanager
+def adopted_family(model: PreTrainedModel, manifest: Manifest) -> Iterator[None]:
+    """Use the row that an adapter was trained with, for a model that has none; forget it on errors.
+
+    Raises:
+        FileError: the row is broken.
+        MismatchError: the model has other sites: by a row of its own, or with adapters on it.
+    """
+    row, state = _recorded_family(manifest), find_state(model)
+    current = state.anatomy.family if state else own_family(model)
+    if row and current and current != row:
+        raise MismatchError(
+            f"the adapter {manifest.name!r} was trained with another row of sites than this model "
+            "has",
+            hint="detach the other adapters, or load the backbone without `family`: the adapter "
+            "has its row",
+        )
+    if not row or current:
+        yield
+        return
+    use_family(model, row)
+    try:
+        yield
+    except BaseException:
+        forget_family(model)
+        raise
+
+
+def _recorded_family(manifest: Manifest) -> Family | None:
+    recorded = manifest.training.get(FAMILY)
+    if not recorded:
+        return None
+    try:
+        if not isinstance(recorded, Mapping):  # a text would be the path of a file
+            raise ConfigError(f"training.{FAMILY} is a {type(recorded).__name__}")
+        return read_family(recorded)
+    except ConfigError as error:
+        raise FileError(
+            f"the family row of {manifest.name!r} cannot be used",
+            offenders=[error.problem, *error.offenders],
+            expected="the row that adapterhub recorded",
+        ) from error
 
 
 def _selected(manifest: Manifest, head: bool | str, foundation: Foundation | None) -> Manifest:
@@ -141,6 +189,18 @@ class _SavedAdapter:
         tensors = read_tensors(self.folder, self.manifest)
         _copy(_chosen_tensors(tensors, selected, self.head), adapter)
         return adapter
+
+
+@contextmanager
+def _ready(
+    model: PreTrainedModel,
+    manifest: Manifest,
+    foundations: Sequence[Foundation],
+    checks: Mapping[str, Any],
+) -> Iterator[tuple[Adapter, ...]]:
+    """Give a model the row of sites and the foundations of an adapter; take both back on errors."""
+    with adopted_family(model, manifest), _brought(model, foundations, checks) as below:
+        yield below
 
 
 @contextmanager

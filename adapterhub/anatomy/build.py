@@ -13,6 +13,7 @@ from adapterhub.anatomy.discovery import discover
 from adapterhub.anatomy.families import FAMILIES
 from adapterhub.anatomy.family import WHOLE, Family, Layout, Stack
 from adapterhub.anatomy.layer_paths import first_existing, has_path, layer_paths
+from adapterhub.anatomy.own_family import own_family
 from adapterhub.anatomy.projections import in_features, is_projection, out_features, usual_size
 from adapterhub.anatomy.sites import (
     NORMS,
@@ -33,8 +34,12 @@ FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 
 
 def anatomy_of(model: PreTrainedModel) -> Anatomy:
-    """Return the anatomy of a model, from its family's row or, without one, from its structure."""
-    return build_anatomy(model, FAMILIES.get(model.config.model_type) or discover(model))
+    """Return the anatomy of a model, from its family's row or, without one, from its structure.
+
+    A row of the model's own (`use_family`) comes before that of its type.
+    """
+    row = own_family(model) or FAMILIES.get(model.config.model_type)
+    return build_anatomy(model, row or discover(model))
 
 
 def build_anatomy(model: PreTrainedModel, family: Family) -> Anatomy:

@@ -36,6 +36,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from adapterhub.anatomy.base_classes import base_classes
 from adapterhub.anatomy.family import Family, Stack
 from adapterhub.anatomy.layer_selection import layer_numbers
 from adapterhub.anatomy.own_modules import CHILD as CHILD
@@ -237,8 +238,8 @@ class Anatomy:
     def parameters(self, every_use: bool = False) -> dict[str, nn.Parameter]:
         """Map paths to the backbone's own parameters.
 
-        Excludes parameters of the task head and of adapters, and constants. A tied parameter has
-        one path, or with `every_use` one for each module that it belongs to.
+        Excludes parameters of the task head and of adapters, constants, and empty ones. A tied
+        parameter has one path, or with `every_use` one for each module that it belongs to.
         """
         heads = tuple(f"{name}." for name in self.head())
         constants = {self.path(path) for path in self.family.constants}
@@ -247,7 +248,9 @@ class Anatomy:
         first: dict[int, str] = {}
         if not every_use:
             uses = [(n, p) for n, p in uses if first.setdefault(id(p), n) == n]
-        return {n: p for n, p in uses if n not in constants and not n.startswith(heads)}
+        return {
+            n: p for n, p in uses if p.numel() and n not in constants and not n.startswith(heads)
+        }
 
     def head(self) -> dict[str, nn.Module]:
         """Return the modules of the task head: those outside the base model.
@@ -255,6 +258,8 @@ class Anatomy:
         Empty if the model has a language-model head.
         """
         if not self.base_path or self.model.get_output_embeddings() is not None:
+            return {}
+        if type(self.model) in base_classes(self.model.config):  # with a module for its layers
             return {}
         children = self.model.named_children()
         return {

@@ -17,11 +17,11 @@ from functools import lru_cache
 from itertools import groupby
 
 import torch
-import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
+from adapterhub.anatomy.base_classes import new_base_model
 from adapterhub.anatomy.own_modules import own_modules
 from adapterhub.anatomy.sites import join, own_parameters
 from adapterhub.backbones.tensor_digests import TensorReader
@@ -102,6 +102,22 @@ class CheckpointForm:
             for reader in flat
         ]
 
+    def prefix_in_memory(self, paths: Iterable[str]) -> str:
+        """Return the path of the base model inside a model with these tensors, with a dot.
+
+        Conversions on saving may begin with a name of the base model, and match no longer one.
+        """
+        ends = {f".{path}": path for path in named_tensors(self._base)}
+        prefixes = Counter(
+            path[: start + 1]
+            for path in paths
+            for start in (match.start() for match in re.finditer(r"\.", path))
+            if path[start:] in ends
+        )
+        known = sum(path in ends.values() for path in paths)
+        (prefix, number), *_ = prefixes.most_common(1) or [("", 0)]
+        return prefix if number > known else ""
+
     def _head(self, stored: str, prefix: str) -> str:
         top = stored.partition(".")[0]
         inside = top == prefix[:-1] if prefix else top in self._tops
@@ -136,11 +152,11 @@ def _cached_form(kind: type[PreTrainedConfig], facts: str) -> CheckpointForm:
     config = kind.from_dict(json.loads(facts))
     try:
         with torch.device("meta"):
-            return CheckpointForm(transformers.AutoModel.from_config(config))
+            return CheckpointForm(new_base_model(config))
     except (ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
         raise BackboneError(
             f"transformers cannot build a model of type {config.model_type!r}: {error}",
-            expected="a configuration with a class of AutoModel",
+            expected="a configuration with a class of an auto class",
         ) from error
 
 
@@ -172,6 +188,8 @@ def in_checkpoint_form(
         named: the model's tensors by path, without those of adapters.
         form: the names.
     """
+    prefix = form.prefix_in_memory(named)
+    named = {name.removeprefix(prefix): tensor for name, tensor in named.items()}
     sizes = {name: torch.empty(t.shape, device="meta") for name, t in named.items()}
     names = form.names(form.as_stored(sizes))
     for _, layer in groupby(named.items(), key=lambda pair: _LAYER.findall(pair[0])):

@@ -28,12 +28,15 @@ def function_config(config: PreTrainedConfig) -> dict[str, Any]:
     """Return the fields of a configuration that change what the backbone computes."""
     chosen: dict[str, Any] = {"model_type": config.model_type}
     names = [f.name for f in fields(config) if f.name not in _BASE]
+    fields_of = vars(config)  # an option that differs between layers has no attribute to read
     for name in names:
-        value = getattr(config, name, None)
+        value = fields_of.get(name, getattr(type(config), name, None))
         if isinstance(value, PreTrainedConfig):
             chosen[name] = function_config(value)
         elif not _WITHOUT_EFFECT.fullmatch(name) or _has_effect(name, config):
             chosen[name] = _plain(value)
+    if layers := config.to_dict().get("per_layer_config"):
+        chosen["per_layer_config"] = _plain(layers)
     return chosen
 
 

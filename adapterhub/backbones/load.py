@@ -14,6 +14,8 @@ from safetensors import SafetensorError
 from tokenizers import AddedToken
 from transformers import PreTrainedModel
 
+from adapterhub.anatomy.family_file import FamilySource, read_family
+from adapterhub.anatomy.own_family import use_family
 from adapterhub.backbones.causality import check_causal
 from adapterhub.backbones.find import PACKAGED, find_backbone, is_local_name, not_found
 from adapterhub.backbones.hub_guard import guarded_hub
@@ -55,6 +57,7 @@ def load_backbone(
     attention: str | None = None,
     new_tokens: Sequence[str] = (),
     pooling: str | None = None,
+    family: FamilySource | None = None,
 ) -> tuple[PreTrainedModel, Any]:
     """Load a pre-trained model with the head of a task, and its tokenizer or image processor.
 
@@ -72,27 +75,25 @@ def load_backbone(
         new_tokens: tokens to add to the tokenizer; their embeddings belong to the adapters.
         pooling: what the heads of adapters read of each text: cls, mean, last, max, or "model", as
             the class does; by default as sentence-transformers trained the backbone.
+        family: a row in place of that of its type: a `Family`, its fields, or a YAML file.
 
     Raises:
-        BackboneError: the backbone was not found, or cannot be loaded.
+        BackboneError: the backbone was not found, cannot be loaded, or does not fit `family`.
         ConfigError: an option is unknown or does not fit the model, or a library is missing.
     """
     kind = task_model(task)
     auto = getattr(transformers, kind.auto)
-    pooling = pooling and check_pooling(pooling)
+    family, pooling = family and read_family(family), pooling and check_pooling(pooling)
     folder, commit = find_backbone(backbone, revision)
     quantize = remaining_quantization(quantize, folder)
-    dtype = dtype or ("bf16" if quantize or stored_quantization(folder) else "fp32")
-    if dtype not in DTYPES:
-        raise unknown("dtype", dtype, DTYPES)
-    options: dict[str, Any] = {"dtype": DTYPES[dtype]} | label_options(task, labels)
+    options: dict[str, Any] = {"dtype": _dtype(dtype, bool(quantize), folder)}
+    options |= label_options(task, labels)
     options |= {"attn_implementation": attention} if attention else {}
     with quiet_loading():
         options |= _init_options(folder, task, backbone)
         options = loading_options(auto, folder, options, quantize)
-        options |= {"output_loading_info": True}
         options |= {"device_map": device_map} if device_map is not None else {}
-        model, info = _load(auto, folder, options, backbone)
+        model, info = _load(auto, folder, options | {"output_loading_info": True}, backbone)
         processor = _load_processor(kind, folder, backbone)
     keep_4bit_layout(model)
     _remember_origin(model, folder, backbone, commit)
@@ -100,9 +101,23 @@ def load_backbone(
     if kind.pools:
         remember_pooling(model, pooling, folder)
     _prepare_processor(processor, new_tokens, model)
+    _use(family, model)
     if task == CAUSAL_LM:
         check_causal(model, backbone)
     return model.eval(), processor
+
+
+def _dtype(name: str | None, quantized: bool, folder: Path) -> torch.dtype:
+    """Return the dtype of a name; by default bf16 for a quantized backbone, fp32 for others."""
+    name = name or ("bf16" if quantized or stored_quantization(folder) else "fp32")
+    if name not in DTYPES:
+        raise unknown("dtype", name, DTYPES)
+    return DTYPES[name]
+
+
+def _use(family: FamilySource | None, model: PreTrainedModel) -> None:
+    if family:
+        use_family(model, family)
 
 
 def _remember_origin(
@@ -214,6 +229,7 @@ def meta_model(
     task: str = "features",
     labels: Sequence[str] = (),
     revision: str | None = None,
+    family: FamilySource | None = None,
 ) -> PreTrainedModel:
     """Make a backbone from its configuration on the meta device: modules and sizes, no weights.
 
@@ -222,10 +238,11 @@ def meta_model(
         task: the kind of model, a key of TASK_MODELS.
         labels: the names of the classes.
         revision: a branch, tag or commit on the Hub.
+        family: as for `load_backbone`.
 
     Raises:
-        BackboneError: the backbone was not found.
-        ConfigError: an unknown task.
+        BackboneError: the backbone was not found, or does not fit `family`.
+        ConfigError: an unknown task, or an invalid `family`.
     """
     auto = getattr(transformers, task_model(task).auto)
     options = label_options(task, labels)
@@ -240,6 +257,7 @@ def meta_model(
         raise not_found(backbone, str(error).splitlines()[0]) from None
     name = source if is_local_name(backbone) else backbone
     model.config._name_or_path = model.name_or_path = name
+    _use(family, model)
     return model.eval()  # type: ignore[no-any-return]
 
 

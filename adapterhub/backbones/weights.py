@@ -121,7 +121,9 @@ def is_sharded(tensor: Tensor) -> bool:
 def has_values(tensor: Tensor) -> bool:
     """Return whether a tensor holds numbers, not the codes of a quantization."""
     has_codes = hasattr(tensor, "__tensor_flatten__") and not is_sharded(tensor)
-    return tensor.is_floating_point() and not tensor.is_meta and not has_codes
+    # Counters, positions and masks among the buffers; codes are of 4, 8 or 32 bits.
+    has_numbers = tensor.is_floating_point() or tensor.dtype in (torch.int64, torch.bool)
+    return has_numbers and not tensor.is_meta and not has_codes
 
 
 def whole(tensor: Tensor) -> Tensor:

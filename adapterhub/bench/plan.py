@@ -217,7 +217,8 @@ def _with_equal_sizes(study: Study) -> tuple[Study, list[str]]:
     """Return a study with further methods, of the baseline's size, and notes."""
     recipe = next(iter(study.tasks().values()))
     task = parse_task(recipe.task)
-    model = meta_model(recipe.backbone, task=task.head, revision=recipe.revision)
+    revision, family = recipe.revision, recipe.family
+    model = meta_model(recipe.backbone, task=task.head, revision=revision, family=family)
     anatomy = anatomy_of(model)
     if start_of(study.labels()[study.baseline]) is not None:
         raise ConfigError(

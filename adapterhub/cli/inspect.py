@@ -21,8 +21,17 @@ from adapterhub.status import doing
 @click.argument("backbone")
 @click.option("--revision", help="Branch, tag or commit of a Hub backbone.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--draft-family", is_flag=True, help="Print a row for families/, as discovered.")
-def command(backbone: str, revision: str | None, as_json: bool, draft_family: bool) -> None:
+@click.option("--family", metavar="FILE", help="Use the row of sites in a YAML file, and check it.")
+@click.option("--draft-family", is_flag=True, help="Print a row as discovered, for --family.")
+@click.option("--python", is_flag=True, help="With --draft-family: as Python, for families/.")
+def command(
+    backbone: str,
+    revision: str | None,
+    as_json: bool,
+    family: str | None,
+    draft_family: bool,
+    python: bool,
+) -> None:
     """Show the sites and parameters of a backbone and the methods that fit it.
 
     BACKBONE is a Hub id or a folder.
@@ -36,10 +45,10 @@ def command(backbone: str, revision: str | None, as_json: bool, draft_family: bo
         from adapterhub.backbones.load import load_backbone
 
     if draft_family:
-        say_text(_draft(backbone, revision))
+        say_text(_draft(backbone, revision, python))
         return
     with doing(f"loading {backbone}"):
-        model, _ = load_backbone(backbone, revision=revision)
+        model, _ = load_backbone(backbone, revision=revision, family=family)
         identity = fingerprint(backbone, revision=revision)
     anatomy, kind = anatomy_of(model), model.config.model_type
     sites = _roles(anatomy)
@@ -63,13 +72,15 @@ def command(backbone: str, revision: str | None, as_json: bool, draft_family: bo
     _print(PlainTable("method", "parameters", "of the backbone"), _method_rows(methods, total))
 
 
-def _draft(backbone: str, revision: str | None) -> str:
+def _draft(backbone: str, revision: str | None, python: bool) -> str:
     """Return the row of a backbone as discovered; its configuration is enough."""
     from adapterhub.anatomy.discovery import discover
+    from adapterhub.anatomy.family_file import family_yaml
     from adapterhub.anatomy.family_source import row_text
     from adapterhub.backbones.load import meta_model
 
-    return row_text(discover(meta_model(backbone, revision=revision)))
+    row = discover(meta_model(backbone, revision=revision))
+    return row_text(row) if python else family_yaml(row).rstrip()
 
 
 def _roles(anatomy: Any) -> list[dict[str, Any]]:

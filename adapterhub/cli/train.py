@@ -45,6 +45,7 @@ SECTIONS = {
     "What to train": {
         "backbone": ("backbone", "ID"),
         "quantize": ("quantize", "KIND"),
+        "family": ("family", "FILE"),
         "method": ("method", "SPEC"),
         "from": ("from", "ADAPTER"),
         "on": ("on", "ADAPTER..."),

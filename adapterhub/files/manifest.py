@@ -29,6 +29,7 @@ SCHEMA_VERSION = 1
 LOWER_IS_BETTER = frozenset({"loss", "mse", "rmse", "mae", "perplexity"})
 """Metrics for which smaller values are better."""
 REQUIRES = "0.1.0"  # the oldest adapterhub that reads what this one writes
+FAMILY = "family"  # in `training`: the row of sites, if it is not that of the backbone's type
 MAX_MANIFEST_BYTES = 1 << 20
 MAX_METHODS_BYTES = 64 << 10
 MAX_HEADER_BYTES = 8 << 20

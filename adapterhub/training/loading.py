@@ -157,7 +157,7 @@ class SharedLoader(BackboneLoader):
 def _backbone_key(recipe: Recipe, data: RunData, kernels: KernelChoice) -> Hashable:
     task = data.task.head, tuple(data.labels), data.task.pooling
     chosen = recipe.quantize, kernels.dtype, kernels.attention
-    return recipe.backbone, recipe.revision, *chosen, *task
+    return recipe.backbone, recipe.revision, repr(recipe.family), *chosen, *task
 
 
 def _load(recipe: Recipe, data: RunData, kernels: KernelChoice) -> Loaded:
@@ -173,6 +173,7 @@ def _load(recipe: Recipe, data: RunData, kernels: KernelChoice) -> Loaded:
             attention=kernels.attention,
             new_tokens=recipe.new_tokens,
             pooling=data.task.pooling,
+            family=recipe.family,
         )
     make_ready(model)
     return Loaded(model, processor, kernels)

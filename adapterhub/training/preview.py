@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.load import load_processor, meta_model
@@ -36,8 +37,9 @@ def preview_rows(recipe: Recipe, count: int) -> tuple[list[RowPreview], tuple[st
     if recipe.tasks:
         return _preview_tasks(recipe, count)
     data = read_data(recipe)
-    names = {"task": data.task.head, "labels": data.labels, "revision": recipe.revision}
-    positions = max_positions(meta_model(recipe.backbone, **names))  # type: ignore[arg-type]
+    names: dict[str, Any] = {"task": data.task.head, "labels": data.labels}
+    names |= {"revision": recipe.revision, "family": recipe.family}
+    positions = max_positions(meta_model(recipe.backbone, **names))
     head, tokens = data.task.head, recipe.new_tokens
     processor = load_processor(recipe.backbone, head, recipe.revision, tokens)
     setting = Setting(processor, positions, data.labels, recipe.seed, positions)

@@ -39,6 +39,9 @@ class Recipe:
         None, "attention implementation: eager, sdpa, ... (null: the fastest here, measured)"
     )
     quantize: str | None = option(None, "quantize the frozen backbone: nf4, fp4, int8, int8-weight")
+    family: dict[str, Any] | str | None = option(
+        None, "the backbone's row of sites: a YAML file or its content"
+    )
     new_tokens: tuple[str, ...] = option((), "tokens to add to the backbone's tokenizer")
     method: object = option(
         "lora",
@@ -63,7 +66,7 @@ class Recipe:
         "the share of the steps of each of `tasks`: size, equal, temperature(t=2) (null: size)",
     )
     name: str = option("default", "the adapter's name")
-    output: str = option("", "folder for the run: the adapter, the recipe, metrics, checkpoints")
+    output: str = option("", "folder of the run: adapter, recipe, metrics, checkpoints")
     seed: int = option(0, "seed of initialization, sampling and batch order")
     data: DataOptions = field(default_factory=DataOptions)
     train: TrainOptions = field(default_factory=TrainOptions)
@@ -75,6 +78,8 @@ class Recipe:
                 hint="--method lora, or --from ADAPTER",
             )
         parse_mixing(self.mixing)
+        if isinstance(self.family, str):  # the run's own recipe has the content
+            object.__setattr__(self, "family", load_yaml(self.family))
         if self.tasks:
             self._check_tasks()
 

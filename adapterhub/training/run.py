@@ -339,6 +339,8 @@ def _identity(recipe: Recipe) -> dict[str, Any]:
         fields["mixing"] = dump_mixing(parse_mixing(recipe.mixing))
     else:
         del fields["tasks"], fields["mixing"]
+    if recipe.family is None:
+        del fields["family"]
     if recipe.attention is None:
         del fields["attention"]
     return {

@@ -29,6 +29,13 @@ def test_a_method_that_works_is_ok(model, method):
         ("internvl", "lora"),  # two stacks
         ("kimi_linear", "ia3"),  # latent and linear attention
         ("recurrent_gemma", "prefix"),  # attention in some layers
+        ("dinov3_vit", "lora"),  # a base model with a module around its layers
+        ("encoder-decoder", "lora"),  # no class of AutoModel
+        ("funnel", "full"),  # two classes of AutoModel
+        ("gemma4_text", "lora"),  # options that differ between layers
+        ("mobilebert", "full"),  # an empty parameter
+        ("parakeet_ctc", "lora"),  # integer buffers
+        ("qianfan_ocr", "lora"),  # other names in a checkpoint of the base model
     ],
 )
 def test_a_method_works_on_an_irregular_architecture(model_type, method):

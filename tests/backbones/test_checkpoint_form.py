@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import every_type
 import pytest
 import tiny_models
 import torch
@@ -65,6 +66,17 @@ def test_the_prefix_is_the_one_of_most_names():
 
 def test_a_configuration_without_a_model_is_refused():
     with pytest.raises(BackboneError, match="cannot build"):
-        form_of(transformers.EncoderDecoderConfig(
-            encoder=transformers.BertConfig().to_dict(), decoder=transformers.BertConfig().to_dict()
-        ))  # fmt: skip
+        form_of(transformers.BertConfig(hidden_size=30, num_attention_heads=4))
+
+
+@pytest.mark.parametrize("model_type", ["cosmos3_omni", "emu3", "qianfan_ocr"])
+def test_the_base_model_has_its_own_names_whatever_a_task_model_writes(model_type):
+    auto = every_type.autos(model_type, every_type.ADAPTED)[0]
+    model = every_type.build(model_type, auto, tiny=True)
+    form = form_of(model.config)
+    assert form.prefix_in_memory(named_tensors(model)) == "model."
+    assert form.prefix_in_memory(named_tensors(model.base_model)) == ""
+    layers = in_checkpoint_form(named_tensors(model), form)
+    names = {name for layer in layers for name, _ in layer}
+    assert form.embedding in names
+    assert sum(not name.startswith(HEAD_PART) for name in names) > 10

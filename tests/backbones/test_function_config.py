@@ -42,6 +42,12 @@ def test_the_length_of_a_dynamic_rope_counts():
     assert function_config(dynamic)["max_position_embeddings"] == 64
 
 
+def test_options_that_differ_between_layers_count():
+    config = transformers.CONFIG_MAPPING["gemma4_text"]()
+    assert function_config(config)["head_dim"] == 256
+    assert function_config(config)["per_layer_config"]["05"] == {"head_dim": 512}
+
+
 def test_nested_configurations_count():
     config = transformers.LlavaConfig()
     config.text_config.rms_norm_eps = 0.5

@@ -15,6 +15,7 @@ from adapterhub.backbones.weights import (
     as_stored,
     device_of,
     dtype_and_quantization,
+    has_values,
     is_sharded,
     packed_hosts,
     read_bias,
@@ -24,6 +25,16 @@ from adapterhub.backbones.weights import (
     whole,
 )
 from adapterhub.errors import SiteError
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float16])
+def test_counters_and_masks_are_values(dtype):
+    assert has_values(torch.zeros(3, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32])
+def test_codes_are_no_values(dtype):
+    assert not has_values(torch.zeros(3, dtype=dtype))
 
 
 @pytest.mark.parametrize("module", [nn.Linear(3, 6), Conv1D(6, 3)])

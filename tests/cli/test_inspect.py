@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 
-from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
+import pytest
+import yaml
+from transformers import (
+    PersimmonConfig,
+    PersimmonForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+)
 
-from adapterhub.anatomy import anatomy_of
+from adapterhub.anatomy import Family, Stack, anatomy_of
+from adapterhub.anatomy.family_file import read_family
 from adapterhub.backbones.fingerprint import fingerprint
 from adapterhub.methods import METHODS
 
@@ -41,3 +50,65 @@ def test_inspect_names_the_fingerprint(adapterhub, backbone):
     code, out, _ = adapterhub("inspect", backbone, "--json")
     assert code == 0
     assert json.loads(out)["fingerprint"] == fingerprint(backbone)
+
+
+PERSIMMON = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3,
+}  # fmt: skip
+
+
+@pytest.fixture
+def persimmon(backbone, tmp_path):
+    """Write a model without a row, with the tokenizer of another one."""
+    folder = tmp_path / "persimmon"
+    shutil.copytree(backbone, folder)
+    for weights in folder.glob("*.safetensors"):
+        weights.unlink()
+    config = PersimmonConfig(**PERSIMMON)
+    PersimmonForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def test_a_draft_is_a_row_for_family(adapterhub, persimmon, tmp_path):
+    code, draft, _ = adapterhub("inspect", persimmon, "--draft-family")
+    assert code == 0
+    row = tmp_path / "row.yaml"
+    row.write_text(draft.replace("attn.qkv: whole", "attn.qkv: heads"))
+    code, out, _ = adapterhub("inspect", persimmon, "--family", row)
+    assert code == 0
+    assert "decoder.attn.v" in out
+    assert "decoder.attn.v" not in adapterhub("inspect", persimmon)[1]
+    code, source, _ = adapterhub("inspect", persimmon, "--draft-family", "--python")
+    assert eval(source, {"Family": Family, "Stack": Stack}) == read_family(yaml.safe_load(draft))
+
+
+def test_a_row_that_does_not_fit_is_refused(adapterhub, persimmon, tmp_path):
+    draft = adapterhub("inspect", persimmon, "--draft-family")[1]
+    row = tmp_path / "row.yaml"
+    row.write_text(draft.replace("mlp.dense_h_to_4h", "mlp.dense_h_to_4"))
+    code, _, err = adapterhub("inspect", persimmon, "--family", row)
+    assert code == 2
+    assert "decoder.ffn.up: 'mlp.dense_h_to_4'; did you mean 'mlp.dense_h_to_4h'" in err
+
+
+def test_a_run_with_a_row_is_opened_without_it(adapterhub, persimmon, tmp_path):
+    draft = adapterhub("inspect", persimmon, "--draft-family")[1]
+    row, data, run = tmp_path / "row.yaml", tmp_path / "data.tsv", tmp_path / "run"
+    row.write_text(draft.replace("attn.qkv: whole", "attn.qkv: heads"))
+    data.write_text("text\tlabel\n" + "good film\tyes\nbad film\tno\n" * 4)
+    words = ("--backbone", persimmon, "--train", data, "--eval", data, "--output", run, "--quiet")
+    words += ("--method", "lora(sites=[attn.v])", "--steps", "2")
+    code, _, err = adapterhub("train", *words)
+    assert code == 2
+    assert "attn.v" in err
+    code, _, err = adapterhub("train", *words, "--family", row)
+    assert code == 0, err
+    row.unlink()
+    assert yaml.safe_load((run / "recipe.yaml").read_text())["family"]["model_types"] == [
+        "persimmon"
+    ]
+    code, out, err = adapterhub("predict", run, "good film")
+    assert code == 0, err
+    assert out.split("\t")[0].split()[0] in ("yes", "no")
+    assert adapterhub("merge", run, "--output", tmp_path / "merged")[0] == 0

@@ -26,9 +26,9 @@ lists the roles. A path that a model does not have is skipped, so one row serves
 family (gated or plain feed-forward networks); `a|b` is the first of two that exists.
 
 Writing: first try without a row, because structural discovery (discovery/) reads most
-architectures. `adapterhub inspect MODEL --draft-family` prints what it found as a row. Print the
-model, add what is missing, and put the row into the file for its kind: the tests then run every
-method on it. docs/tutorials/new-architecture.md does it step by step. Mind these:
+architectures. `adapterhub inspect MODEL --draft-family --python` prints what it found as a row.
+Print the model, add what is missing, and put the row into the file for its kind: the tests then run
+every method on it. docs/tutorials/new-architecture.md does it step by step. Mind these:
 
 - Leave out `attn.kv` if the attention does not use transformers' attention interface.
 - A fused q, k, v is `attn.qkv`; check in the model's forward whether it is split in blocks or per

@@ -1,0 +1,126 @@
+"""A family row as plain data: read strictly from YAML or a mapping, and written as YAML.
+
+    model_types: [persimmon]
+    stacks:
+    - name: decoder
+      layers: layers
+      sites: {attn.qkv: self_attn.query_key_value, attn.o: self_attn.dense, ...}
+      fused: {attn.qkv: heads}
+      norms: pre
+    below: [embed_tokens]
+
+The fields are those of `Family` and `Stack`; what has its default is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields, replace
+from pathlib import Path
+from typing import Any
+
+from adapterhub.anatomy.family import Family, Stack
+from adapterhub.anatomy.sites import ROLES
+from adapterhub.config.options import from_dict, to_dict
+from adapterhub.config.yaml import dump_yaml, load_yaml
+from adapterhub.errors import ConfigError, did_you_mean
+
+# Projections outside of the known roles: `mixer.in_proj`, `moe.gate`.
+_OPEN = ("attn", "cross", "ffn", "mixer", "moe", "other")
+_FUSED = ("qkv", "gate_up")
+FamilySource = Family | Mapping[str, Any] | str | Path
+
+
+def read_family(source: FamilySource) -> Family:
+    """Read a row from a YAML file or a mapping, and check it.
+
+    Raises:
+        ConfigError: the file cannot be read; unknown or missing fields, values of a wrong type,
+            unknown roles, or fused projections that are no sites. All problems in one error.
+    """
+    if isinstance(source, Family):
+        row = source
+    else:
+        data = dict(source) if isinstance(source, Mapping) else load_yaml(source)
+        row = from_dict(Family, _with_text_keys(data), suggest=_nearest_field)
+        row = replace(row, stacks=tuple(map(_with_numbers, row.stacks)))
+    if problems := list(_problems(row)):
+        raise ConfigError(
+            f"the row of {', '.join(row.model_types) or 'no model type'} is not valid",
+            offenders=problems,
+            hint="adapterhub inspect MODEL --draft-family writes one to start from",
+        )
+    return row
+
+
+def family_data(row: Family) -> dict[str, Any]:
+    """Return a row as plain data, without the fields that have their defaults."""
+    data = _changed(row)
+    data["stacks"] = [_changed(stack) for stack in row.stacks]
+    return data
+
+
+def family_yaml(row: Family) -> str:
+    """Write a row as YAML, for `read_family`."""
+    return dump_yaml(family_data(row))
+
+
+def _changed(row: Family | Stack) -> dict[str, Any]:
+    data = to_dict(row)
+    for field in fields(row):
+        factory = field.default_factory
+        default = field.default if factory is MISSING else factory()
+        if getattr(row, field.name) == default:
+            del data[field.name]
+    return data
+
+
+def _with_text_keys(data: dict[str, Any]) -> dict[str, Any]:
+    """Write the numbers of layers as texts: YAML has numbers there, JSON cannot."""
+    stacks = data.get("stacks")
+    if not isinstance(stacks, list | tuple):
+        return data
+    return data | {"stacks": [_with_text_numbers(stack) for stack in stacks]}
+
+
+def _with_text_numbers(stack: object) -> object:
+    own = stack.get("own") if isinstance(stack, Mapping) else None
+    if not isinstance(stack, Mapping) or not isinstance(own, Mapping):
+        return stack
+    return {**stack, "own": {str(number): sites for number, sites in own.items()}}
+
+
+def _with_numbers(stack: Stack) -> Stack:
+    own = {int(n) if str(n).isdigit() else n: sites for n, sites in stack.own.items()}
+    return replace(stack, own=own)
+
+
+def _nearest_field(path: str) -> str:
+    name = path.rpartition(".")[2]
+    return did_you_mean(name, [field.name for cls in (Family, Stack) for field in fields(cls)])
+
+
+def _problems(row: Family) -> Iterator[str]:
+    if not row.model_types:
+        yield "model_types is empty, expected config.model_type of a model"
+    if not row.stacks:
+        yield "stacks is empty, expected one stack of layers or two"
+    names = [stack.name for stack in row.stacks]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    yield from (f"two stacks are named {name!r}" for name in twice)
+    for stack in row.stacks:
+        yield from (f"{stack.name}: {problem}" for problem in _stack_problems(stack))
+
+
+def _stack_problems(stack: Stack) -> Iterator[str]:
+    wrong = [number for number in stack.own if not isinstance(number, int)]
+    yield from (f"own.{number} is not the number of a layer" for number in wrong)
+    roles = {role for sites in (stack.sites, *stack.own.values()) for role in sites}
+    for role in sorted(roles):
+        if role not in ROLES and (role.partition(".")[0] not in _OPEN or "." not in role):
+            yield f"{role!r} is not a role of a site{did_you_mean(role, ROLES)}"
+    for role in stack.fused:
+        if role not in roles:
+            yield f"fused.{role} is not in sites{did_you_mean(role, roles)}"
+        elif role.rpartition(".")[2] not in _FUSED:
+            yield f"fused.{role}: only {' and '.join(_FUSED)} have parts"
