@@ -94,7 +94,7 @@ def command(
     for name, text in facts.items():
         _print_fact(name, text)
     head = next(iter(manifest.heads), None)
-    for number, line in enumerate(_uses(reference, registry, head)):
+    for number, line in enumerate(_uses(reference, registry, head, _typed(manifest))):
         say(f"{'' if number else 'use it':{_WIDTH}}{line}")
     _print_own_text(read_card(folder), entry.name if entry else manifest.name, reference)
 
@@ -212,17 +212,26 @@ def _signed_text(parsed: Reference, folder: Path, entry: Entry | None) -> str:
         return f"not checked: {error.problem}"
 
 
-def _uses(reference: str, registry: str | None, head: str | None) -> Iterator[str]:
+def _typed(manifest: Manifest) -> str:
+    """Return what is typed after `adapterhub predict ADAPTER`."""
+    from adapterhub.tasks import TASKS, Task
+
+    task = TASKS.get(manifest.task or "", Task)
+    return task.typed_input()
+
+
+def _uses(reference: str, registry: str | None, head: str | None, typed: str) -> Iterator[str]:
     """Yield the lines that use an adapter.
 
     Args:
         reference: what the user typed for it.
         registry: the registry that the user named.
         head: one of several heads.
+        typed: what to predict on.
     """
     option = f" --registry {registry}" * bool(registry) + f" --head {head}" * bool(head)
     argument = f', registry="{registry}"' * bool(registry) + f', head="{head}"' * bool(head)
-    yield f'adapterhub predict {reference}{option} "a text"'
+    yield f"adapterhub predict {reference}{option} {typed}"
     yield f"adapterhub eval {reference}{option} --data FILE"
     yield f'ah.load(model, "{reference}"{argument})'
 

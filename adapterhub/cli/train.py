@@ -368,7 +368,7 @@ def _print_next(run: Path, data: RunData, has_page: bool) -> None:
     texts = first.task.fields(first.options)
     place, pair = shlex.quote(str(run)), ' --pair "another"' * (texts != 1)
     which = f" --head {head}" * bool(head)
-    say(f"{'next':12} adapterhub predict {place}{which} {first.task.typed_input}{pair}")
+    say(f"{'next':12} adapterhub predict {place}{which} {first.task.typed_input()}{pair}")
     say(f"{'':12} adapterhub publish {place}")
     if has_page:
         say(f"{'':12} adapterhub report {place} --open")

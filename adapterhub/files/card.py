@@ -224,9 +224,10 @@ def _native(manifest: Manifest, reference: str, peft: InPeft | None) -> str:
     task = f", task={kind!r}" if kind else ""
     labels = f", labels={list(chosen.labels)!r}" if chosen.labels else ""
     which = f", head={head!r}" if head else ""
+    processor = "processor" if manifest.processor else "tokenizer"
     lines = (
         "import adapterhub as ah",
-        f"model, tokenizer = ah.load_backbone({manifest.backbone.location!r}{task}{labels})",
+        f"model, {processor} = ah.load_backbone({manifest.backbone.location!r}{task}{labels})",
         f"ah.load(model, {reference!r}{which})",
     )
     return f"With adapterhub:\n\n{code_block('python', lines)}"

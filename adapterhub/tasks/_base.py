@@ -126,10 +126,10 @@ class Task(ABC):
         """The kind of model that `load_backbone` loads for the task."""
         return self.name
 
-    @property
-    def typed_input(self) -> str:
-        """What is typed after `adapterhub predict ADAPTER`."""
-        return self.input_name.upper() if self.decodes else '"a text"'
+    @classmethod
+    def typed_input(cls) -> str:
+        """Return what is typed after `adapterhub predict ADAPTER`."""
+        return cls.input_name.upper() if cls.decodes else '"a text"'
 
     @property
     def packs(self) -> bool:

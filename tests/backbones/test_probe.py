@@ -48,3 +48,14 @@ def test_a_model_without_logits_returns_its_other_outputs_in_fp32():
     outputs = probe(tiny_models.model("bert", "features").to(torch.bfloat16))
     assert "last_hidden_state" in outputs
     assert {t.dtype for t in outputs.values()} == {torch.float32}
+
+
+def test_a_model_of_pictures_gets_pixels_of_its_size():
+    import media
+    import transformers
+
+    model = transformers.ViTForImageClassification(media.vit_config(image_size=8)).eval()
+    batch = probe_batch(model, rows=3)
+    assert batch.keys() == {"pixel_values"}
+    assert batch["pixel_values"].shape == (3, 3, 8, 8)
+    assert probe(model)["logits"].shape == (4, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 
+import datasets
 import media
 import pyarrow
 import pyarrow.parquet
@@ -57,6 +58,16 @@ def test_bytes_in_a_parquet_file_are_the_same_data(folder, tmp_path):
     packed = read(tmp_path / "all.parquet")
     assert packed == files
     assert packed[0].decoded(open_picture).size == (8, 8)
+
+
+def test_pictures_of_a_data_set_of_the_hub(folder, monkeypatch):
+    files = read(folder)
+    cells = [{"bytes": (folder / f.name).read_bytes(), "path": None} for f in files]
+    columns = {"image": cells, "label": [int(f.label) for f in files]}
+    features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["0", "1"])}
+    data = datasets.Dataset.from_dict(columns, datasets.Features(features))
+    monkeypatch.setattr(datasets, "load_dataset", lambda *arguments, **options: data)
+    assert read("ylecun/mnist") == files
 
 
 def test_what_a_file_is_compared_by(folder, tmp_path):
