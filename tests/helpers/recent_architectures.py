@@ -1,0 +1,81 @@
+"""The architectures that people use in 2026, and what is refused on them; more are in FAMILIES."""
+
+from __future__ import annotations
+
+METHODS = ("lora", "pfeiffer", "ia3", "prefix", "bitfit", "norms", "full", "unfreeze")
+TYPES = (
+    "bamba",
+    "blenderbot",
+    "clip",
+    "convnext",
+    "deepseek_v2",
+    "deepseek_v3",
+    "dinov2",
+    "falcon",
+    "gemma3",
+    "gemma3n_text",
+    "glm4_moe_lite",
+    "gpt_bigcode",
+    "gpt_oss",
+    "granitemoehybrid",
+    "internvl",
+    "kimi_linear",
+    "lfm2",
+    "llama4",
+    "llava",
+    "mamba2",
+    "marian",
+    "minicpm3",
+    "mistral3",
+    "mpt",
+    "nemotron_h",
+    "qwen2_vl",
+    "qwen3_5",
+    "qwen3_next",
+    "recurrent_gemma",
+    "segformer",
+    "siglip",
+    "smolvlm",
+    "swin",
+    "t5gemma",
+    "vit",
+    "wav2vec2",
+    "whisper",
+)
+# Latent attention, experts, one key-value head, pictures, sound.
+CORE = ("deepseek_v3", "gpt_oss", "falcon", "vit", "wav2vec2")
+# (method, type) -> part of the reason.
+REFUSED = {
+    ("bitfit", "deepseek_v2"): "none",
+    ("bitfit", "deepseek_v3"): "none",
+    ("bitfit", "gemma3n_text"): "none",
+    ("bitfit", "glm4_moe_lite"): "none",
+    ("bitfit", "kimi_linear"): "none",
+    ("bitfit", "lfm2"): "none",
+    ("bitfit", "minicpm3"): "none",
+    ("bitfit", "mistral3"): "none",
+    ("bitfit", "mpt"): "none",
+    ("bitfit", "qwen3_next"): "none",
+    ("bitfit", "t5gemma"): "none",
+    ("pfeiffer", "convnext"): "no such site",
+    ("pfeiffer", "segformer"): "not all layers",
+    ("pfeiffer", "swin"): "not all layers",
+    ("prefix", "convnext"): "no such site",
+    ("prefix", "deepseek_v2"): "no such site",
+    ("prefix", "deepseek_v3"): "no such site",
+    ("prefix", "falcon"): "no such site",
+    ("prefix", "gemma3n_text"): "not all layers",
+    ("prefix", "glm4_moe_lite"): "no such site",
+    ("prefix", "kimi_linear"): "no such site",
+    ("prefix", "mamba2"): "no such site",
+    ("prefix", "minicpm3"): "no such site",
+    ("prefix", "mpt"): "no such site",
+}
+# The biases are in a part of the model that texts do not reach.
+NOT_REACHED = {
+    ("bitfit", "gemma3"),
+    ("bitfit", "llama4"),
+    ("bitfit", "llava"),
+    ("bitfit", "qwen3_5"),
+    ("bitfit", "smolvlm"),
+}
