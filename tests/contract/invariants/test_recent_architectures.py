@@ -1,0 +1,48 @@
+"""Methods on the architectures that people use in 2026, rows or not: tiny, random, and run.
+
+Each cell is attached, starts as its method says, learns, equals a generation step with a cache, is
+saved and loaded, and leaves the backbone as it was (scripts/sweep_cells.py). What is refused is in
+a table, and nothing else is. A core subset by default, all with ADAPTERHUB_MATRIX=full.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import every_type
+import pytest
+import recent_architectures as recent
+import sweep_cells
+import tiny_models
+
+TYPES = recent.TYPES if tiny_models.FULL_MATRIX else recent.CORE
+CELLS = [(method, t) for t in TYPES for method in recent.METHODS]
+
+
+@lru_cache(maxsize=2)
+def built(model_type):
+    auto = every_type.autos(model_type, every_type.ADAPTED)[0]
+    model = every_type.build(model_type, auto, tiny=True)
+    assert model is not None
+    inputs = sweep_cells.inputs_for(model)
+    assert inputs is not None, "nothing is known that it runs on"
+    return model, inputs
+
+
+def test_the_table_is_complete():
+    assert len(recent.TYPES) == len(set(recent.TYPES)) >= 49
+    assert set(recent.CORE) < set(recent.TYPES) <= set(every_type.TYPES)
+    assert {t for _, t in recent.REFUSED} <= set(recent.TYPES)
+    assert {m for m, _ in recent.REFUSED} <= set(recent.METHODS)
+    assert len(recent.TYPES) * len(recent.METHODS) - len(recent.REFUSED) >= 362
+
+
+@pytest.mark.parametrize(("method", "model_type"), CELLS)
+def test_a_method_works_or_is_refused_as_the_table_says(method, model_type):
+    found = sweep_cells.cell(built(model_type)[0], method, built(model_type)[1])
+    if reason := recent.REFUSED.get((method, model_type)):
+        assert found.startswith("refused: ")
+        assert reason in found
+    else:
+        not_reached = (method, model_type) in recent.NOT_REACHED
+        assert found == ("ok, not run" if not_reached else "ok")
