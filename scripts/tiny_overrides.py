@@ -1,6 +1,6 @@
 """Options of types that scripts/shrink.py leaves large or invalid, or that do not run without.
 
-A test builds each type without its entry: one that is no longer needed fails it.
+A test builds and runs each type without its entry: one that is no longer needed fails it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import Any
 
 _SLIDING_AND_FULL = ["sliding_attention", "full_attention"] * 3
 _ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+_ROPE_OF_THREE = _ROPE | {"mrope_section": [2, 1, 1]}
 _STAGES = {"embed_dim": 16, "depths": [1, 1, 2, 1], "num_heads": [1, 2, 2, 4]}
 _GEMMA_SHARED = {"layer_types": _SLIDING_AND_FULL, "num_kv_shared_layers": 2}
 _EQUAL_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 4}
@@ -28,7 +29,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "cosmos3_edge_text": {"rope_parameters": {"mrope_section": [2, 1, 1]}},
     "cpmant": {"dim_ff": 48, "dim_head": 8},
     "dbrx": {
-        "attn_config": {"rope_theta": 10_000.0, "kv_n_heads": 2},
+        "attn_config": {"rope_theta": 10_000.0, "kv_n_heads": 2, "clip_qkv": 8.0},
         "rope_parameters": _ROPE,
     },
     "deepseek_v2": _EQUAL_HEADS | {"num_experts_per_tok": 2},
@@ -73,8 +74,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "neomme": {"head_dim": 16},
     "perceiver": {"d_latents": 64, "num_self_attends_per_block": 2, "num_latents": 8},
     "phi4_multimodal": {"audio_config": {"nemo_conv_channels": 32}},
-    "qwen2_5_vl": {"text_config": {"rope_parameters": _ROPE | {"mrope_section": [1, 1, 2]}}},
-    "qwen2_vl": {"text_config": {"rope_parameters": _ROPE | {"mrope_section": [1, 1, 2]}}},
+    "qwen2_5_vl": {"text_config": {"rope_parameters": _ROPE_OF_THREE}},
+    "qwen2_vl": {"text_config": {"rope_parameters": _ROPE_OF_THREE}},
     "qwen4_exp_text": {
         "indexer_n_heads": 4,
         "indexer_kv_heads": 1,

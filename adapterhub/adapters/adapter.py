@@ -172,7 +172,7 @@ class Adapter:
         """The class names in the order of the logits; () without a classification head."""
         if self.head is None or self.head.labels["problem_type"] == "regression":
             return ()
-        names: Mapping[int, str] = self.head.labels["id2label"]
+        names: Mapping[int, str] = self.head.labels["id2label"] or {}
         return tuple(names[i] for i in sorted(names))
 
     def tensors(self) -> dict[str, Tensor]:

@@ -102,9 +102,10 @@ def _stack_sites(
 def _embedding_width(root: nn.Module) -> int | None:
     """Return the width of a stack's token embeddings; None if none can be put in front of them."""
     table = token_table(root)
-    parameters = inspect.signature(root.forward).parameters.keys()
-    takes = {"input_ids", "inputs_embeds", "attention_mask"} <= parameters
-    if takes and not PER_TOKEN & parameters and isinstance(table, nn.Embedding):
+    parameters = inspect.signature(root.forward).parameters
+    takes = {"input_ids", "inputs_embeds", "attention_mask"} <= parameters.keys()
+    takes = takes and parameters["input_ids"].default is None  # embeddings alone are enough
+    if takes and not PER_TOKEN & parameters.keys() and isinstance(table, nn.Embedding):
         return table.weight.shape[1]
     return None
 

@@ -72,8 +72,8 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "architectures": (
         "Backbones of your own architecture",
-        "Most architectures are read without a row; these are for those that are not: [the tutorial]"
-        "(../../tutorials/new-architecture.md).",
+        "Most architectures are read without a row; these are for those that are not: "
+        "[the tutorial](../../tutorials/new-architecture.md).",
         ("register_family", "Family", "Stack"),
     ),
     "attach": (

@@ -29,6 +29,7 @@ def test_a_method_that_works_is_ok(model, method):
         ("internvl", "lora"),  # two stacks
         ("kimi_linear", "ia3"),  # latent and linear attention
         ("recurrent_gemma", "prefix"),  # attention in some layers
+        ("informer", "lora"),  # a list of modules with None in it
         ("dinov3_vit", "lora"),  # a base model with a module around its layers
         ("encoder-decoder", "lora"),  # no class of AutoModel
         ("funnel", "full"),  # two classes of AutoModel
@@ -118,3 +119,10 @@ def test_types_are_counted_and_shown():
 def test_the_methods_of_the_sweep_exist():
     assert set(sweep.METHODS) <= set(METHODS)
     assert {every_type.autos("whisper", every_type.ADAPTED)[0]} == {"AutoModelForSpeechSeq2Seq"}
+
+
+def test_a_stack_that_needs_token_ids_has_no_site_for_a_prompt():
+    """FSMT's stacks take no embeddings without ids."""
+    found = every_type.build("fsmt", "AutoModelForSeq2SeqLM", tiny=True)
+    cell = sweep_cells.cell(found, "prompt", sweep_cells.inputs_for(found))
+    assert cell.startswith("refused: prompt does not fit")

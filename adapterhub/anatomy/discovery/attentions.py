@@ -105,7 +105,11 @@ def attention_sites(
     sites = {f"{sublayer}.{name}": join(path, projections[name]) for name in names}
     if output := _attention_output(layer, path, projections.get("o"), width):
         sites[f"{sublayer}.o"] = output
-    if _on_interface(layer.get_submodule(path)):
+    attention = layer.get_submodule(path)
+    sizes = {
+        out_features(attention.get_submodule(projections[n])) for n in "kv" if n in projections
+    }
+    if _on_interface(attention) and len(sizes) <= 1:  # virtual keys and values have one size
         sites[f"{sublayer}.kv"] = path
     return sites
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from torch import nn
 
@@ -19,13 +19,15 @@ def layer_lists(base: nn.Module) -> list[tuple[str, list[nn.Module]]]:
     outermost; lists in a list (`groups.0.layers`, `groups.1.layers`) are one entry
     (`groups.*.layers`) with all modules.
     """
-    every = {p: list(m) for p, m in own_modules(base) if isinstance(m, nn.ModuleList) and len(m)}
+    lists = {p: list(m) for p, m in own_modules(base) if isinstance(m, nn.ModuleList)}
+    every = {p: m for p, m in lists.items() if m and None not in m}
     alike = {p: m for p, m in every.items() if len(set(map(type, m))) == 1 and _attend(m)}
     chosen = {p: m for p, m in alike.items() if not any(o.startswith(f"{p}.") for o in alike)}
     for path, layers in every.items():
         apart = not any(_nested(path, other) for other in chosen)
         if apart and (_attend(layers) or (len(layers) > 1 and all(map(_is_layer, layers)))):
             chosen[path] = layers
+    chosen = {path: m for path, m in chosen.items() if not _beside(path, m, chosen)}
     if not chosen:  # of convolutions alone, say: they have layers, if no projections
         outer = {p: m for p, m in every.items() if len(m) > 1 and all(map(_has_parameters, m))}
         chosen = {p: m for p, m in outer.items() if not any(p.startswith(f"{o}.") for o in outer)}
@@ -41,6 +43,13 @@ def _attend(layers: Iterable[nn.Module]) -> bool:
 
 def _has_parameters(module: nn.Module) -> bool:
     return any(True for _ in module.parameters())
+
+
+def _beside(path: str, modules: list[nn.Module], lists: Mapping[str, list[nn.Module]]) -> bool:
+    """Return whether a list belongs to layers in the same module: one merger for some of them."""
+    parent = path.rpartition(".")[0]
+    beside = [layers for other, layers in lists.items() if other.rpartition(".")[0] == parent]
+    return not _attend(modules) and any(_attend(m) and len(m) > len(modules) for m in beside)
 
 
 def _nested(path: str, other: str) -> bool:

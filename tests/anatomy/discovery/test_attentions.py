@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
+from adapterhub.anatomy.discovery import attentions
 from adapterhub.anatomy.discovery.attentions import (
     attention_group,
     attention_modules,
@@ -86,3 +87,11 @@ def test_the_output_may_be_beside_the_attention():
         "attn.o": "attention.output.dense",
     }
     assert "attn.o" not in attention_sites(layer, "attn", path, projections, 5)
+
+
+def test_keys_and_values_of_two_sizes_are_no_site_for_virtual_ones(monkeypatch):
+    monkeypatch.setattr(attentions, "_on_interface", lambda attention: True)
+    for size, found in ((2, True), (4, False)):
+        layer = nn.ModuleDict({"attn": module(**SEPARATE | {"v_proj": (4, size)})})
+        ((path, projections),) = attention_modules(layer)
+        assert ("attn.kv" in attention_sites(layer, "attn", path, projections, 4)) is found

@@ -37,5 +37,24 @@ def test_layers_of_convolutions_are_layers_where_there_are_no_others():
     assert [path for path, _ in layer_lists(alone)] == ["blocks"]
 
 
+def test_a_list_with_a_place_for_a_module_that_is_missing_is_no_list_of_layers():
+    layers = nn.ModuleList(map(feed_forward, "ab"))
+    gaps = nn.ModuleList([feed_forward("a"), None])
+    found = layer_lists(nn.ModuleDict({"layers": layers, "convolutions": gaps}))
+    assert [path for path, _ in found] == ["layers"]
+
+
+def test_a_shorter_list_beside_layers_with_attention_belongs_to_them():
+    blocks = nn.ModuleList([attention(n) for n in "abc"])
+    tower = {"blocks": blocks, "mergers": nn.ModuleList(map(feed_forward, "ab"))}
+    assert [path for path, _ in layer_lists(nn.ModuleDict(tower))] == ["blocks"]
+    tower["mergers"] = nn.ModuleList(map(feed_forward, "abc"))
+    assert [path for path, _ in layer_lists(nn.ModuleDict(tower))] == ["blocks", "mergers"]
+
+
+def attention(_):
+    return nn.ModuleDict({f"{name}_proj": nn.Linear(4, 4) for name in "qkvo"})
+
+
 def feed_forward(_):
     return nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))
