@@ -21,7 +21,8 @@ FOLDER = "reference/python"
 _ROOT = Path(__file__).parents[2]
 LAZY: dict[str, str] = adapterhub._LAZY | {
     "METHODS": "methods._base", "anatomy_of": "anatomy.build", "__version__": "_version",
-    "AdapterhubError": "errors",
+    "AdapterhubError": "errors", "Family": "anatomy.family", "Stack": "anatomy.family",
+    "register_family": "anatomy.own_family",
 }  # fmt: skip
 METHOD_CLASSES = tuple(
     name
