@@ -9,9 +9,9 @@ from typing import Any
 from adapterhub.backbones.fingerprint import fingerprint
 from adapterhub.bench.suggest import Candidate, Suggestion, check_probed, suggest
 from adapterhub.data.examples import sample
-from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.pull import pull_verified
 from adapterhub.registry.store import Query
+from adapterhub.registry.stores import registry_at
 from adapterhub.status import doing
 from adapterhub.tasks import Setting, parse_task
 from adapterhub.training.kernels import KernelChoice
@@ -55,7 +55,7 @@ def _candidates(recipe: Recipe, adapters: Sequence[str], registry: str | None) -
     if not adapters:
         backbone = fingerprint(recipe.backbone, revision=recipe.revision)
         query = Query(backbone=backbone, limit=_MOST)
-        adapters = [entry.reference for entry in LocalRegistry(registry).search(query)]
+        adapters = [entry.reference for entry in registry_at(registry).search(query)]
     found = []
     for reference in adapters:
         fetched = pull_verified(reference, registry=registry)

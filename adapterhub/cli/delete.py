@@ -38,11 +38,11 @@ def command(
     use its web page.
     """
     from adapterhub.registry.delete import deletable, delete
-    from adapterhub.registry.local import LocalRegistry
+    from adapterhub.registry.stores import registry_at
 
     deletable(reference)
     if not yes:
-        _ask(f"Delete {reference} from {LocalRegistry(registry).root} for good?")
+        _ask(f"Delete {reference} from {registry_at(registry).location} for good?")
     deleted = delete(reference, registry=registry, backbone=backbone, force=force)
     if as_json:
         print_json({"deleted": deleted})

@@ -86,13 +86,13 @@ def command(
 
 def _explain(text: str, registry: str | None, fields: dict[str, Any]) -> None:
     """Say why nothing matches in a local registry."""
-    from adapterhub.registry.local import LocalRegistry
     from adapterhub.registry.search import why_empty
     from adapterhub.registry.store import Query
+    from adapterhub.registry.stores import registry_at
 
     lines = why_empty(Query(text, **fields), registry)
     if not lines:
-        say(f"no adapter in the registry {LocalRegistry(registry).root}", err=True)
+        say(f"no adapter in the registry {registry_at(registry).location}", err=True)
         say("to add one: adapterhub publish RUN", err=True)
     for line in lines:
         say(line, err=True)

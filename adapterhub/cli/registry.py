@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from adapterhub.cli._format import print_json, say
 from adapterhub.cli._publishing import as_json_option, registry_option
-from adapterhub.errors import FileError
+from adapterhub.errors import ConfigError, FileError
+
+if TYPE_CHECKING:
+    from adapterhub.registry.local import LocalRegistry
 
 
 @click.group("registry")
@@ -19,16 +24,16 @@ def command() -> None:
 @as_json_option
 def verify_registry(registry: str | None, as_json: bool) -> None:
     """Check all files, links and names, and list the problems."""
-    from adapterhub.registry.local import LocalRegistry
+    from adapterhub.registry.stores import registry_at
 
-    store = LocalRegistry(registry)
+    store = registry_at(registry)
     problems = store.verify()
     if as_json:
-        print_json({"registry": str(store.root), "problems": problems})
+        print_json({"registry": store.location, "problems": problems})
     if problems:
-        raise FileError(f"problems in {store.root}", offenders=problems)
+        raise FileError(f"problems in {store.location}", offenders=problems)
     if not as_json:
-        say(f"{store.root}: all versions are intact")
+        say(f"{store.location}: all versions are intact")
 
 
 @command.command()
@@ -36,9 +41,7 @@ def verify_registry(registry: str | None, as_json: bool) -> None:
 @as_json_option
 def reindex(registry: str | None, as_json: bool) -> None:
     """Rebuild the search index from the folders."""
-    from adapterhub.registry.local import LocalRegistry
-
-    store = LocalRegistry(registry)
+    store = _folder(registry)
     names = store.reindex()
     if as_json:
         print_json({"registry": str(store.root), "names": names})
@@ -51,11 +54,28 @@ def reindex(registry: str | None, as_json: bool) -> None:
 @as_json_option
 def gc(registry: str | None, as_json: bool) -> None:
     """Remove the files that interrupted writes left behind."""
-    from adapterhub.registry.local import LocalRegistry
-
-    store = LocalRegistry(registry)
+    store = _folder(registry)
     removed = store.gc()
     if as_json:
         print_json({"registry": str(store.root), "removed": [str(path) for path in removed]})
     else:
         say(f"{store.root}: {len(removed)} leftover{'s' * (len(removed) != 1)} removed")
+
+
+def _folder(location: str | None) -> LocalRegistry:
+    """Open a registry that is a folder.
+
+    Raises:
+        ConfigError: it is a bucket, which has no index and no files of interrupted writers.
+    """
+    from adapterhub.registry.local import LocalRegistry
+    from adapterhub.registry.stores import registry_at
+
+    store = registry_at(location)
+    if isinstance(store, LocalRegistry):
+        return store
+    raise ConfigError(
+        f"{store.location} is a bucket, which has no index and no staging files",
+        expected="a registry in a folder",
+        hint="adapterhub registry verify checks a bucket; its lifecycle rules delete old uploads",
+    )

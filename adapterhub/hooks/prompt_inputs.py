@@ -92,7 +92,9 @@ class PromptedInputs:
         text = before + self.source.shape[1]
         inside = slot.window is None or text + length <= slot.window
         mask = self.values.get("attention_mask")
-        check_prompt_mask(mask, text, past, not slot.rotates and inside)
+        # Without position_ids (ALiBi), a later text of a packed row is farther from the prompt.
+        pairs = not slot.rotates and inside and "position_ids" in slot.names
+        check_prompt_mask(mask, text, past, pairs)
         check_static_room(cache, text + length, slot.window)
         if past:
             check_cached_positions(self.values, before)

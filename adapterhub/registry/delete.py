@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from adapterhub.errors import AdapterhubError, ConfigError, RegistryError
-from adapterhub.registry.local import LocalRegistry, default_root
 from adapterhub.registry.lockfile import LOCK_FILE, read_lock
 from adapterhub.registry.reference import Reference, parse_reference
-from adapterhub.registry.seen import forget_version, place_of_folder, seen_versions
-from adapterhub.registry.store import Entry, version_number
+from adapterhub.registry.seen import forget_version, seen_versions
+from adapterhub.registry.store import Entry, Registry, version_number
+from adapterhub.registry.stores import place_of, registry_at
 
 
 def delete(
@@ -39,13 +39,13 @@ def delete(
         OutputError: the registry cannot be written.
     """
     parsed = deletable(reference)
-    store, version = LocalRegistry(registry), f"v{version_number(str(parsed.version))}"
+    store, version = registry_at(registry), f"v{version_number(str(parsed.version))}"
     if not force:
         _refuse_pinned(parsed.name, version, store)
     entry = _readable(store, parsed.name, version, backbone)
     store.delete(parsed.name, version, backbone=backbone)
     if entry is not None:
-        forget_version(seen_versions(place_of_folder(store.root), entry), version)
+        forget_version(seen_versions(place_of(store), entry), version)
     return f"{parsed.name}@{version}"
 
 
@@ -73,7 +73,7 @@ def deletable(reference: str) -> Reference:
     return parsed
 
 
-def _readable(store: LocalRegistry, name: str, version: str, backbone: str | None) -> Entry | None:
+def _readable(store: Registry, name: str, version: str, backbone: str | None) -> Entry | None:
     """Return the entry of a version; None if it is damaged or missing."""
     try:
         return store.resolve(name, version, backbone=backbone)
@@ -81,15 +81,14 @@ def _readable(store: LocalRegistry, name: str, version: str, backbone: str | Non
         return None
 
 
-def _refuse_pinned(name: str, version: str, store: LocalRegistry) -> None:
+def _refuse_pinned(name: str, version: str, store: Registry) -> None:
     """Refuse a version that the lock file of the working directory pins.
 
     Raises:
         RegistryError: it does.
     """
     for own_name, pinned in read_lock(Path(LOCK_FILE)).items():
-        at = Path(pinned.registry) if pinned.registry else default_root()
-        same_registry = at.resolve() == store.root.resolve()
+        same_registry = place_of(registry_at(pinned.registry)) == place_of(store)
         if parse_reference(pinned.reference) == Reference("local", name, version) and same_registry:
             raise RegistryError(
                 f"{name}@{version} is pinned as {own_name!r} by {LOCK_FILE} here",

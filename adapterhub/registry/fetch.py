@@ -22,14 +22,12 @@ from adapterhub.files.signature import (
     read_signatures,
     signatures_to_json,
 )
-from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.namespaces import hub_endpoint, place_of_url
 from adapterhub.registry.other_formats import CONFIG_FILE
 from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.reference import Reference
 from adapterhub.registry.seen import (
     check_changed,
-    place_of_folder,
     record_version,
     seen_versions,
     warn_if_back,
@@ -42,7 +40,8 @@ from adapterhub.registry.signers import (
     signature_error,
     signed_subject,
 )
-from adapterhub.registry.store import Entry, Store
+from adapterhub.registry.store import Entry, Registry, Store
+from adapterhub.registry.stores import place_of
 from adapterhub.registry.trust import SigningRule, rule_of
 
 
@@ -218,8 +217,8 @@ def _keys(checked: Sequence[CheckedSignature]) -> tuple[str, ...]:
 
 def _place(asked: Reference, store: Store, endpoint: str | None) -> str:
     """Return the place of a store, for the record of versions."""
-    if isinstance(store, LocalRegistry):
-        return place_of_folder(store.root)
+    if isinstance(store, Registry):
+        return place_of(store)
     return place_of_url(asked.host or endpoint or hub_endpoint())
 
 

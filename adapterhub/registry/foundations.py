@@ -15,9 +15,8 @@ from adapterhub.files.foundation import Foundation, copy_of
 from adapterhub.files.manifest import MOST_FOUNDATIONS, FoundationRef, Manifest
 from adapterhub.files.native import MANIFEST_FILE, check_tensor_file, read_manifest
 from adapterhub.registry.fetch import fetch
-from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.reference import Reference, parse_reference
-from adapterhub.registry.store import Entry, Store, version_number
+from adapterhub.registry.store import Entry, Registry, Store, version_number
 from adapterhub.registry.stores import store_of
 
 
@@ -125,7 +124,7 @@ def _published(store: Store, parsed: Reference, ref: FoundationRef) -> Entry:
         RegistryError: there is no such version.
         FileError: the version has another digest, or cannot be read.
     """
-    if isinstance(store, LocalRegistry):  # a name may have versions for several backbones
+    if isinstance(store, Registry):  # a name may have versions for several backbones
         number = version_number(parsed.version or "")
         entries = store.versions(parsed.name)
         same = [e for e in entries if version_number(e.version) == number]
@@ -156,9 +155,7 @@ def _refuse_circle(manifest: Manifest, ref: FoundationRef, above: tuple[str, ...
         )
 
 
-def _in_context(
-    error: AdapterhubError, manifest: Manifest, ref: FoundationRef
-) -> AdapterhubError:
+def _in_context(error: AdapterhubError, manifest: Manifest, ref: FoundationRef) -> AdapterhubError:
     """Return an error that says which adapter needs the one that it is about."""
     return type(error)(
         f"{manifest.name!r} was trained on {ref}, which cannot be used",

@@ -19,12 +19,11 @@ from adapterhub.files.foundation import Foundation
 from adapterhub.files.native import read_manifest
 from adapterhub.registry.fetch import Fetched
 from adapterhub.registry.foundations import foundation_of
-from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.published_files import UNNAMED, digest_of
 from adapterhub.registry.pull import pull_verified
 from adapterhub.registry.reference import Reference
-from adapterhub.registry.store import Entry, version_number
-from adapterhub.registry.stores import read_reference
+from adapterhub.registry.store import Entry, Registry, version_number
+from adapterhub.registry.stores import read_reference, registry_at
 
 
 def load(
@@ -115,7 +114,7 @@ def _backbone_of(
     None if the name has one fingerprint only: the error of `load_folder` then says in what the
     backbone differs.
     """
-    store = LocalRegistry(registry)
+    store = registry_at(registry)
     fingerprints = {entry.fingerprint for entry in store.versions(reference.name)}
     if len(fingerprints) == 1:
         return None
@@ -127,7 +126,7 @@ def _backbone_of(
 
 
 def _newest_first(
-    store: LocalRegistry, reference: Reference, fingerprints: Iterable[str]
+    store: Registry, reference: Reference, fingerprints: Iterable[str]
 ) -> list[Entry]:
     """List what a reference means for each fingerprint; a backbone may have two over time."""
     entries = []

@@ -39,6 +39,7 @@ from adapterhub.registry.store import (
     Entry,
     Publication,
     Query,
+    Registry,
     choose_version,
     is_fingerprint,
     version_number,
@@ -58,7 +59,7 @@ def default_root() -> Path:
     return Path(root) if root else user_data_path("adapterhub", appauthor=False) / "registry"
 
 
-class LocalRegistry:
+class LocalRegistry(Registry):
     """A store in a folder; see `Store` for the methods that all stores have.
 
     The default folder may be missing, and is then empty. Any other one has to exist, unless an
@@ -68,6 +69,11 @@ class LocalRegistry:
     def __init__(self, root: str | Path | None = None) -> None:
         self.root = Path(root) if root is not None else default_root()
         self._may_be_missing = root is None
+
+    @property
+    def location(self) -> str:
+        """The folder."""
+        return str(self.root)
 
     def resolve(
         self, name: str, version: str | None = None, *, backbone: str | None = None

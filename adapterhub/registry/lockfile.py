@@ -42,7 +42,7 @@ from adapterhub.registry.namespaces import DEFAULT_HUB, hub_endpoint, place_of_u
 from adapterhub.registry.published_files import copy_adapter, digest_of
 from adapterhub.registry.reference import NAME_RULE, Reference, check_name, is_name, parse_reference
 from adapterhub.registry.store import Store, version_number
-from adapterhub.registry.stores import store_of
+from adapterhub.registry.stores import registry_at, store_of
 
 LOCK_FILE = "adapterhub.lock"
 _MAX_BYTES = 4 << 20
@@ -270,6 +270,8 @@ def recorded_registry(
     """
     if reference.kind != "local":
         return None
+    if not isinstance(registry_at(registry), LocalRegistry):
+        return None
     folder = Path(registry or default_root())
     if folder.resolve().is_relative_to(project.resolve()):
         return folder.resolve().relative_to(project.resolve()).as_posix()
@@ -338,7 +340,7 @@ def sync(
             does not exist.
     """
     if registry is not None:
-        LocalRegistry(registry).exists()  # or an error, even if it is not needed
+        registry_at(registry).exists()  # or an error, even if it is not needed
     restored, mismatches = [], []
     for name, pinned in pins.items():
         target = folder / name

@@ -57,11 +57,24 @@ def read_names(folder: Path) -> Names:
     try:
         data = read_file(path, 0, MAX_NAMES_BYTES, None)
     except UnreadableError as error:
-        raise _broken(path, [str(error)]) from None
+        raise _broken(str(path), [str(error)]) from None
+    return parse_names(data, str(path))
+
+
+def parse_names(data: bytes, source: str) -> Names:
+    """Parse the contents of `names.json`.
+
+    Args:
+        data: its bytes.
+        source: the name of the file, for the error message.
+
+    Raises:
+        FileError: they are not valid.
+    """
     tree, problems = schema.parse_object(data, MAX_NAMES_BYTES)
     tree = {"highest": 0, **tree}
     if problems := problems or _SCHEMA("", tree):
-        raise _broken(path, problems)
+        raise _broken(source, problems)
     return Names(tree["tags"], tree["yanked"], tree["highest"])
 
 
@@ -71,20 +84,31 @@ def write_names(folder: Path, names: Names) -> None:
     Raises:
         ConfigError: a reader would refuse the new file.
     """
+    replace_file(folder / NAMES_FILE, names_bytes(names, folder.name))
+
+
+def names_bytes(names: Names, name: str) -> bytes:
+    """Return the contents of `names.json`.
+
+    Args:
+        names: the tags and yanks.
+        name: the adapter's name, for the error message.
+
+    Raises:
+        ConfigError: a reader would refuse them.
+    """
     tree: dict[str, Any] = asdict(names)
     problems = _SCHEMA("", tree)
     if not problems and len(data := schema.canonical_json(tree)) > MAX_NAMES_BYTES:
         problems.append(f"{len(data)} bytes, more than {MAX_NAMES_BYTES}")
     if problems:
-        raise ConfigError(
-            f"invalid tags or yanks of {folder.name}", offenders=schema.shorten(problems)
-        )
-    replace_file(folder / NAMES_FILE, data)
+        raise ConfigError(f"invalid tags or yanks of {name}", offenders=schema.shorten(problems))
+    return data
 
 
-def _broken(path: Path, problems: list[str]) -> FileError:
+def _broken(source: str, problems: list[str]) -> FileError:
     return FileError(
-        f"{path} cannot be read",
+        f"{source} cannot be read",
         expected='{"tags": {TAG: VERSION}, "yanked": {VERSION: REASON}}',
         hint="restore it, or delete it; tags and yanks are then lost, versions are not",
         offenders=schema.shorten(problems),

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from adapterhub.files.keys import PrivateKey
 from adapterhub.files.native import adapter_folder, read_manifest
-from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.publication import PublicationInfo, prepared_folder
 from adapterhub.registry.published_files import name_to_publish
 from adapterhub.registry.published_foundations import published_foundations
 from adapterhub.registry.reference import Reference
 from adapterhub.registry.sign import put_signed
 from adapterhub.registry.store import Entry, Publication
+from adapterhub.registry.stores import registry_at
 
 
 def publish(
@@ -51,7 +51,7 @@ def publish(
             on is not in the registry.
     """
     source = adapter_folder(Path(folder).expanduser())
-    manifest, store = read_manifest(source), LocalRegistry(registry)
+    manifest, store = read_manifest(source), registry_at(registry)
     name = name or name_to_publish(source, manifest)
     on = published_foundations(source, manifest, store, Reference("local", name))
     publication = Publication(name, version, tuple(tags), allowed=tuple(allow_findings))

@@ -42,7 +42,7 @@ from adapterhub.registry.store import DATE_FORMAT, Entry
 DATE_FILE = ".published"
 PUBLISHED = (CARD_FILE, MANIFEST_FILE, TENSORS_FILE, SIGNATURE_FILE)
 UNNAMED = "default"  # the name of an adapter that was given none
-_MAX_DATE_BYTES = 64
+MAX_DATE_BYTES = 64
 _MAX_FILE_BYTES = 8 + MAX_HEADER_BYTES + MAX_TENSOR_BYTES  # of another library's adapter
 
 
@@ -101,9 +101,17 @@ def date_now() -> bytes:
 def publication_date(folder: Path) -> str | None:
     """Read when a version was published; None if that is not recorded, or not a date."""
     try:
-        text = read_file(folder / DATE_FILE, 1, _MAX_DATE_BYTES, None).decode("ascii").strip()
+        return parse_date(read_file(folder / DATE_FILE, 1, MAX_DATE_BYTES, None))
+    except UnreadableError:
+        return None
+
+
+def parse_date(data: bytes) -> str | None:
+    """Return the date in the contents of a date file, or None."""
+    try:
+        text = data.decode("ascii").strip()
         datetime.strptime(text, DATE_FORMAT)
-    except (UnreadableError, ValueError):  # it is only shown: no reason to refuse the version
+    except ValueError:  # it is only shown: no reason to refuse the version
         return None
     return text
 
@@ -149,7 +157,7 @@ def copy_adapter(source: Path, folder: Path, digest: str, *, date: bytes | None 
         OutputError: `folder` exists or cannot be written.
         FileError: `source` holds no valid adapter, or not the published one.
     """
-    payload = _adapter_payload(source, digest) | ({DATE_FILE: date} if date else {})
+    payload = adapter_payload(source, digest) | ({DATE_FILE: date} if date else {})
     return _write_copy(folder, payload, _read_all)
 
 
@@ -189,8 +197,16 @@ def copy_files(source: Path, folder: Path, names: Sequence[str]) -> Path:
     return _write_copy(folder, payload)
 
 
-def _adapter_payload(source: Path, digest: str) -> dict[str, bytes]:
-    """Read the files of an adapter, each at most as large as that of a valid one."""
+def adapter_payload(source: Path, digest: str) -> dict[str, bytes]:
+    """Read the files of an adapter, each at most as large as that of a valid one.
+
+    Args:
+        source: the adapter's folder.
+        digest: the sha256 of the manifest that was published.
+
+    Raises:
+        FileError: the folder holds no valid adapter, or not the published one.
+    """
     read_manifest(source)  # refuses links in the folder
     data = manifest_bytes(source)
     check_digest(source, data, digest)

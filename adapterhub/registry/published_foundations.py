@@ -18,7 +18,7 @@ from adapterhub.files.native import MANIFEST_FILE, read_manifest
 from adapterhub.registry.fetch import fetch
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.reference import Reference, is_name, parse_reference
-from adapterhub.registry.store import Entry, Query, Store
+from adapterhub.registry.store import Entry, Query, Registry, Store
 
 _MOST = 10_000  # versions for one backbone that are compared
 
@@ -70,9 +70,10 @@ def _candidates(
     manifest: Manifest, ref: FoundationRef, store: Store, target: Reference
 ) -> Iterator[Entry]:
     """Yield the versions that may be an adapter below, the newest first."""
-    if isinstance(store, LocalRegistry):
+    if isinstance(store, Registry):
         query = Query(all_versions=True, sort="newest", limit=_MOST)
-        entries = store.search(query) if store.root.is_dir() else []
+        is_new = isinstance(store, LocalRegistry) and not store.root.is_dir()
+        entries = [] if is_new else store.search(query)
         yield from (entry for entry in entries if _may_be(entry, manifest))
         return
     recorded = parse_reference(ref.reference) if ref.reference else target
@@ -93,9 +94,7 @@ def _may_be(entry: Entry, manifest: Manifest) -> bool:
 
 def _content(manifest: Manifest) -> Manifest:
     """Return a manifest without what publishing it may change."""
-    return replace(
-        manifest, name="", on=(), description=None, license=None, language=(), tags=()
-    )
+    return replace(manifest, name="", on=(), description=None, license=None, language=(), tags=())
 
 
 def _command(ref: FoundationRef, target: Reference) -> str:

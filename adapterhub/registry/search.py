@@ -8,10 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.reference import Reference, parse_reference
 from adapterhub.registry.store import SORTS, Entry, Query, Store
-from adapterhub.registry.stores import store_of
+from adapterhub.registry.stores import registry_at, store_of
 
 _ALL = 1_000_000  # more than a registry has
 _MOST_CHOICES = 8  # values of a field that are listed
@@ -50,7 +49,7 @@ def why_empty(query: Query, registry: str | Path | None = None) -> list[str]:
         query: the query.
         registry: the folder of the registry, if not the default one.
     """
-    store = LocalRegistry(registry)
+    store = registry_at(registry)
     everything = Query(all_versions=query.all_versions, limit=_ALL)
     entries = store.search(everything)
     if not entries:
@@ -106,4 +105,4 @@ def _values(entry: Entry, field: str) -> Iterable[str]:
 def _store(registry: str | Path | None, hub: bool | str) -> Store:
     if isinstance(hub, str):
         return store_of(parse_reference(f"{hub.rstrip('/')}/owner/name"))
-    return store_of(Reference("hub", "")) if hub else LocalRegistry(registry)
+    return store_of(Reference("hub", "")) if hub else registry_at(registry)

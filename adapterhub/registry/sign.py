@@ -15,8 +15,8 @@ from adapterhub.files.keys import PrivateKey, read_private_key
 from adapterhub.files.native import (
     SIGNATURE_FILE,
     adapter_folder,
-    read_manifest,
     check_tensor_file,
+    read_manifest,
 )
 from adapterhub.files.signature import (
     Signature,

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from adapterhub.errors import ConfigError, RegistryError
 from adapterhub.files.manifest import LOWER_IS_BETTER
@@ -180,6 +180,46 @@ class Store(Protocol):
             RegistryError: the store denies write access.
             OutputError: there are too many signatures.
         """
+
+
+@runtime_checkable
+class Registry(Store, Protocol):
+    """A store of one's own: its names have no owner, and `name@v1` refers to it."""
+
+    @property
+    def location(self) -> str:
+        """The folder or the URL."""
+
+    def exists(self) -> bool:
+        """Return whether there is anything to read.
+
+        Raises:
+            RegistryError: it should exist and does not, or cannot be reached.
+        """
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a version of this name, readable or not."""
+
+    def tag(self, entry: Entry, tag: str) -> None:
+        """Move a tag to a version.
+
+        Raises:
+            ConfigError: the tag is invalid.
+            RegistryError: the version was deleted meanwhile.
+        """
+
+    def untag(self, entry: Entry, tag: str) -> None:
+        """Remove a tag of the name of a version."""
+
+    def delete(self, name: str, version: str, *, backbone: str | None = None) -> None:
+        """Delete a version for good, also one that cannot be read; its number is not used again.
+
+        Raises:
+            RegistryError: no such version, or the name has it for several backbones.
+        """
+
+    def verify(self) -> list[str]:
+        """Read all versions, and list the problems."""
 
 
 def choose_version(entries: Sequence[Entry], name: str, version: str | None) -> Entry:

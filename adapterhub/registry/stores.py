@@ -17,10 +17,13 @@ import os
 from pathlib import Path
 
 from adapterhub.errors import ConfigError, warn_user
+from adapterhub.registry.bucket import is_bucket
+from adapterhub.registry.bucket_registry import BucketRegistry
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.nearby import holds_adapter
 from adapterhub.registry.reference import Reference, is_name, is_remote, parse_reference
-from adapterhub.registry.store import Store
+from adapterhub.registry.seen import place_of_folder
+from adapterhub.registry.store import Registry, Store
 from adapterhub.registry.trust import rule_of
 
 
@@ -58,7 +61,7 @@ def _is_folder(name: str, signed: bool) -> bool:
     folder = Path(name)
     if not is_name(name):  # such as "my run": no registry has it
         return True
-    published = LocalRegistry().has(name)
+    published = registry_at(None).has(name)
     if not holds_adapter(folder):
         return not published  # the error is that of a folder without an adapter
     if rule_of(Reference("local", name), signed=signed).required:
@@ -68,6 +71,27 @@ def _is_folder(name: str, signed: bool) -> bool:
             f"{name!r} is the folder ./{name} here; write {name}@VERSION for the published one"
         )
     return True
+
+
+def registry_at(location: str | Path | None) -> Registry:
+    """Open a registry of one's own: a folder, or a bucket.
+
+    Args:
+        location: the folder or the URL; None for `$ADAPTERHUB_REGISTRY`, or else the folder in the
+            user's data.
+
+    Raises:
+        ConfigError: the library for buckets is missing, or the URL is not valid.
+    """
+    named = location if location is not None else os.environ.get("ADAPTERHUB_REGISTRY")
+    return BucketRegistry(str(named)) if is_bucket(named) else LocalRegistry(location)
+
+
+def place_of(registry: Registry) -> str:
+    """Return where a registry is, for the record of the versions that it gave."""
+    if isinstance(registry, LocalRegistry):
+        return place_of_folder(registry.root)
+    return registry.location
 
 
 def store_of(
@@ -84,7 +108,7 @@ def store_of(
         ConfigError: the reference is a folder.
     """
     if reference.kind == "local":
-        return LocalRegistry(registry)
+        return registry_at(registry)
     if reference.kind == "folder":
         raise ConfigError(f"{reference} is a folder, not a published adapter")
     from adapterhub.registry.hub import HubStore  # huggingface_hub is slow to import

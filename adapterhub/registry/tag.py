@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from adapterhub.errors import ConfigError, unknown
-from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.reference import Reference, parse_reference
-from adapterhub.registry.store import Entry
+from adapterhub.registry.store import Entry, Registry
 from adapterhub.registry.stores import store_of
 
 
@@ -53,13 +52,13 @@ def tag(
     return {name: entry.version for entry in versions for name in sorted(entry.tags)}
 
 
-def _writable(store: object, reference: Reference, tag: str) -> LocalRegistry:
+def _writable(store: object, reference: Reference, tag: str) -> Registry:
     """Return the local registry of a reference.
 
     Raises:
         ConfigError: it is on a hub.
     """
-    if isinstance(store, LocalRegistry):
+    if isinstance(store, Registry):
         return store
     name = reference.name
     raise ConfigError(
@@ -69,7 +68,7 @@ def _writable(store: object, reference: Reference, tag: str) -> LocalRegistry:
     )
 
 
-def _remove(store: LocalRegistry, entry: Entry, version: str | None, tag: str) -> None:
+def _remove(store: Registry, entry: Entry, version: str | None, tag: str) -> None:
     """Remove a tag; with a version, only from that one.
 
     Raises:

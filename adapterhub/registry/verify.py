@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adapterhub.errors import FileError
-from adapterhub.files.native import adapter_folder, read_manifest, check_tensor_file
+from adapterhub.files.native import adapter_folder, check_tensor_file, read_manifest
 from adapterhub.files.signature import read_signatures
 from adapterhub.registry.fetch import published_signatures
 from adapterhub.registry.published_files import digest_of

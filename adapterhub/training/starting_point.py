@@ -15,11 +15,10 @@ from adapterhub.files.native import read_manifest
 from adapterhub.methods._base import Method
 from adapterhub.methods._spec import restore_methods
 from adapterhub.registry.foundations import foundation_of
-from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.published_files import digest_of
 from adapterhub.registry.pull import pull_verified
 from adapterhub.registry.reference import Reference
-from adapterhub.registry.stores import read_reference
+from adapterhub.registry.stores import read_reference, registry_at
 from adapterhub.training.recipe import Recipe
 
 
@@ -126,7 +125,7 @@ def _backbone_of(reference: Reference, recipe: Recipe) -> str | None:
     """Return the fingerprint of the backbone where a name has adapters of several, else None."""
     if reference.kind != "local":
         return None
-    versions = LocalRegistry().versions(reference.name)
+    versions = registry_at(None).versions(reference.name)
     if len({entry.fingerprint for entry in versions}) < 2:
         return None
     return fingerprint(recipe.backbone, revision=recipe.revision)

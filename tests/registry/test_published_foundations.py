@@ -70,9 +70,7 @@ def test_a_yanked_one_is_not_used(
 
 
 def test_a_chain_is_published_from_below(registry: LocalRegistry, tmp_path: Path) -> None:
-    stacked.save_on(
-        tmp_path / "domain", [stacked.save_alone(tmp_path / "lang")], "houlsby(size=4)"
-    )
+    stacked.save_on(tmp_path / "domain", [stacked.save_alone(tmp_path / "lang")], "houlsby(size=4)")
     expected = stacked.save_on(tmp_path / "task", [tmp_path / "domain"])
     info = PublicationInfo(license="mit")
     for name in ("lang", "domain", "task"):
@@ -96,7 +94,9 @@ def test_a_hub_has_them_with_the_same_owner(
     ah.push(copy, f"{hub.address}/me/lang", peft=False, listing=PublicationInfo(license="mit"))
     notes: list[str] = []
     ah.push(folder, target, note=notes.append)
-    assert notes == ["plain peft cannot load it: it is on top of lang: peft's files contain one adapter"]
+    assert notes == [
+        "plain peft cannot load it: it is on top of lang: peft's files contain one adapter"
+    ]
     for variable in ("XDG_CACHE_HOME", "ADAPTERHUB_STATE"):
         monkeypatch.setenv(variable, str(tmp_path / "another-machine" / variable))
     model = tiny_models.model("bert")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -20,11 +22,13 @@ from adapterhub.files.signature import (
     sign_statement,
     signatures_to_json,
 )
-from adapterhub.registry import local_versions, published_files
+from adapterhub.registry import bucket_registry, local_versions, published_files
+from adapterhub.registry.bucket import Bucket
+from adapterhub.registry.bucket_registry import BucketRegistry
 from adapterhub.registry.hub import HubStore
 from adapterhub.registry.local import LocalRegistry
 from adapterhub.registry.published_files import digest_of
-from adapterhub.registry.store import Publication, Query
+from adapterhub.registry.store import Publication, Query, Registry
 
 
 class OwnersHub(HubStore):
@@ -51,11 +55,27 @@ def on_hub(folder):
         yield store
 
 
+@contextmanager
+def in_bucket(folder):
+    obstore = pytest.importorskip("obstore.store")
+    yield BucketRegistry("s3://bucket/p", Bucket("s3://bucket/p", obstore.MemoryStore()))
+
+
+@contextmanager
+def on_server(folder):
+    """A registry on the S3 server of $ADAPTERHUB_TEST_S3, such as s3://bucket."""
+    yield BucketRegistry(f"{os.environ['ADAPTERHUB_TEST_S3']}/{secrets.token_hex(8)}")
+
+
 STORES = {
+    "bucket": in_bucket,
     "memory": lambda folder: nullcontext(MemoryStore(folder)),
     "local": lambda folder: folder.mkdir() or nullcontext(LocalRegistry(folder)),
     "hub": on_hub,
 }
+
+if "ADAPTERHUB_TEST_S3" in os.environ:
+    STORES["s3"] = on_server
 
 
 @pytest.fixture(params=sorted(STORES))
@@ -191,14 +211,15 @@ def test_a_name_may_exist_for_several_backbones(store, publish):
 def test_the_newest_come_first(store, publish, monkeypatch):
     for number, name in enumerate(("b", "c", "a")):
         date = f"2026-11-2{number}T10:00:00Z\n".encode()
-        monkeypatch.setattr(local_versions, "date_now", lambda date=date: date)
+        for module in (local_versions, bucket_registry):
+            monkeypatch.setattr(module, "date_now", lambda date=date: date)
         publish(name, seed=number)
     found = store.search(Query(sort="newest"))
     assert sorted(map(short_name, found)) == ["a", "b", "c"]
     if all(entry.published for entry in found):  # a hub does not tell
         assert list(map(short_name, found)) == ["a", "c", "b"]
         assert found[0].published == "2026-11-22T10:00:00Z"
-    assert isinstance(store, LocalRegistry) == (found[0].published is not None)
+    assert isinstance(store, Registry) == (found[0].published is not None)
 
 
 def test_search_finds_by_each_field(store, publish):
@@ -268,6 +289,8 @@ def refuse_writers(store):
     if isinstance(store, HubStore):
         store.hub.tokens = {"somebody else's": "write"}
         return lambda: store.hub.tokens.clear()
+    if isinstance(store, BucketRegistry):
+        return refuse_objects(store._bucket)
     if isinstance(store, MemoryStore):
         store.read_only = True
         return lambda: setattr(store, "read_only", False)
@@ -279,6 +302,21 @@ def refuse_writers(store):
         store.root.mkdir()
 
     return allow
+
+
+def refuse_objects(bucket):
+    """Make a bucket refuse to write; return a function that makes it accept again."""
+    objects = bucket._objects
+
+    class ReadOnly:
+        def __getattr__(self, name):
+            return getattr(objects, name)
+
+        def put(self, *args, **options):
+            raise PermissionError("403 Forbidden")
+
+    bucket._objects = ReadOnly()
+    return lambda: setattr(bucket, "_objects", objects)
 
 
 def test_a_refused_writer_leaves_nothing(store, publish):

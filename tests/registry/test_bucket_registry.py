@@ -1,0 +1,183 @@
+"""A registry in a bucket: what the conformance suite of all stores does not cover."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import sample_adapters
+
+from adapterhub.errors import FileError, RegistryError
+from adapterhub.files.native import check_adapter
+from adapterhub.registry.bucket import Bucket
+from adapterhub.registry.bucket_registry import BucketRegistry
+from adapterhub.registry.local import LocalRegistry
+from adapterhub.registry.store import Publication, Query
+
+objects = pytest.importorskip("obstore.store")
+PATH = f"{sample_adapters.BACKBONE.replace('/', '--')}/polite"
+
+
+@pytest.fixture
+def bucket() -> Bucket:
+    return Bucket("s3://bucket/p", objects.MemoryStore())
+
+
+@pytest.fixture
+def store(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BucketRegistry:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return BucketRegistry("s3://bucket/p", bucket)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Callable[[int], Path]:
+    def make(seed: int) -> Path:
+        folder = tmp_path / f"made-{seed}"
+        return folder if folder.exists() else sample_adapters.write(folder, seed)
+
+    return make
+
+
+def publish(store: BucketRegistry, folder: Path, version: str | None = None) -> str:
+    return store.put(folder, Publication("polite", version)).version
+
+
+def test_racing_publishers_never_share_a_version(
+    store: BucketRegistry, made: Callable[[int], Path]
+) -> None:
+    folders = [made(seed) for seed in range(24)]
+    with ThreadPoolExecutor(8) as pool:
+        versions = list(pool.map(lambda folder: publish(store, folder), folders))
+    assert sorted(versions, key=lambda v: int(v[1:])) == [f"v{n}" for n in range(1, 25)]
+    assert len({entry.digest for entry in store.versions("polite")}) == 24
+    assert store.verify() == []
+
+
+def test_one_of_several_publishers_gets_the_version_that_all_ask_for(
+    store: BucketRegistry, made: Callable[[int], Path]
+) -> None:
+    def attempt(folder: Path) -> str:
+        try:
+            return publish(store, folder, "v7")
+        except RegistryError as error:
+            return error.problem
+
+    folders = [made(seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(attempt, folders))
+    assert found.count("v7") == 1
+    assert all("v7" in text for text in found)
+    assert [entry.version for entry in store.versions("polite")] == ["v7"]
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_an_interrupted_upload_is_no_version_and_its_number_is_not_used_again(
+    after: int,
+    store: BucketRegistry,
+    bucket: Bucket,
+    made: Callable[[int], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write, written = bucket.write, []
+
+    def cut(path: str, data: bytes) -> None:
+        written.append(path)
+        if len(written) == after:
+            raise RegistryError("the network is gone")
+        write(path, data)
+
+    monkeypatch.setattr(bucket, "write", cut)
+    with pytest.raises(RegistryError, match="the network is gone"):
+        publish(store, made(0))
+    monkeypatch.setattr(bucket, "write", write)
+    assert store.search(Query()) == []
+    assert publish(store, made(0)) == "v2"
+    assert [entry.version for entry in store.versions("polite")] == ["v2"]
+
+
+def test_a_folder_and_a_bucket_have_one_layout(
+    store: BucketRegistry, bucket: Bucket, made: Callable[[int], Path], tmp_path: Path
+) -> None:
+    local = LocalRegistry(tmp_path / "local")
+    first = local.put(made(0), Publication("polite", None, ("best",)))
+    local.put(made(1), Publication("polite"))
+    local.yank(first, "wrong data")
+    for file in (tmp_path / "local").rglob("*"):
+        if file.is_file():
+            bucket.write(file.relative_to(tmp_path / "local").as_posix(), file.read_bytes())
+    assert store.versions("polite") == local.versions("polite")
+    assert publish(store, made(2)) == "v3"
+    copy = tmp_path / "copy"
+    for path in bucket.sizes():
+        found = bucket.read(path, 1 << 30)
+        assert found is not None
+        (copy / path).parent.mkdir(parents=True, exist_ok=True)
+        (copy / path).write_bytes(found.data)
+    assert LocalRegistry(copy).versions("polite") == store.versions("polite")
+    assert LocalRegistry(copy).verify() == []
+
+
+def test_tags_move_and_a_deleted_version_keeps_its_number(
+    store: BucketRegistry, made: Callable[[int], Path]
+) -> None:
+    for seed in (0, 1):
+        publish(store, made(seed))
+    store.tag(store.resolve("polite", "v1"), "best")
+    store.tag(store.resolve("polite", "v2"), "best")
+    assert store.resolve("polite", "best").version == "v2"
+    store.delete("polite", "v2")
+    assert store.resolve("polite").tags == ()
+    with pytest.raises(RegistryError, match="no version best"):
+        store.resolve("polite", "best")
+    with pytest.raises(RegistryError, match="has no polite@v2"):
+        store.delete("polite", "v2")
+    assert publish(store, made(2)) == "v3"
+    assert store.has("polite")
+    assert not store.has("rude")
+    store.tag(store.resolve("polite"), "best")
+    store.untag(store.resolve("polite"), "best")
+    assert store.resolve("polite").tags == ()
+
+
+def test_damage_is_found(
+    store: BucketRegistry, bucket: Bucket, made: Callable[[int], Path], tmp_path: Path
+) -> None:
+    for seed in (0, 1):
+        publish(store, made(seed))
+    tensors = f"{PATH}/v1/adapter.safetensors"
+    data = bucket.read(tensors, 1 << 20)
+    assert data is not None
+    bucket.write(tensors, data.data[:-1] + b"\x7f")
+    with pytest.raises(FileError):
+        store.get(store.resolve("polite", "v1"), tmp_path / "mine")
+    assert not (tmp_path / "mine").exists()
+    assert len(store.verify()) == 1
+    bucket.write(f"{PATH}/v1/adapter.json", b"{}")
+    with pytest.warns(UserWarning, match="cannot be read and are left out"):
+        assert [entry.version for entry in store.versions("polite")] == ["v2"]
+    bucket.write(f"{PATH}/names.json", b"no JSON")
+    with pytest.raises(FileError, match=r"names\.json cannot be read"):
+        store.versions("polite")
+
+
+def test_a_cached_copy_that_was_altered_is_downloaded_again(
+    store: BucketRegistry, made: Callable[[int], Path]
+) -> None:
+    publish(store, made(0))
+    entry = store.resolve("polite")
+    cached = store.get(entry)
+    assert store.get(entry) == cached
+    (cached / "adapter.safetensors").write_bytes(b"altered")
+    check_adapter(store.get(entry))
+
+
+def test_a_missing_name_is_told_with_what_there_is(
+    store: BucketRegistry, made: Callable[[int], Path]
+) -> None:
+    publish(store, made(0))
+    with pytest.raises(RegistryError, match="has no adapter 'polit'; did you mean 'polite'"):
+        store.resolve("polit")
+    with pytest.raises(RegistryError, match="for other/model"):
+        store.resolve("polite", backbone="other/model")
