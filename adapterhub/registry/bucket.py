@@ -49,11 +49,12 @@ class Bucket:
         self.url = url.rstrip("/")
         self._objects = objects if objects is not None else _open(self.url)
 
-    def sizes(self, prefix: str = "") -> dict[str, int]:
-        """Return the size of each object below a prefix, by its path, sorted."""
+    def e_tags(self, prefix: str = "") -> dict[str, str]:
+        """Return the tag of each object below a prefix, by its path, sorted."""
         with self._reached():
             chunks = self._objects.list(prefix or None)
-            return dict(sorted((meta["path"], meta["size"]) for some in chunks for meta in some))
+            found = ((meta["path"], str(meta["e_tag"])) for some in chunks for meta in some)
+            return dict(sorted(found))
 
     def folders(self) -> list[str]:
         """List the first parts of the paths of all objects."""

@@ -17,7 +17,7 @@ import random
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -36,6 +36,7 @@ from adapterhub.errors import (
     one_line,
     warn_user,
 )
+from adapterhub.files.atomic import UnreadableError, read_file, replace_file
 from adapterhub.files.manifest import MAX_HEADER_BYTES, MAX_MANIFEST_BYTES, from_json
 from adapterhub.files.native import (
     CARD_FILE,
@@ -124,7 +125,7 @@ class BucketRegistry(Registry):
 
     def get(self, entry: Entry, folder: Path | None = None) -> Path:
         """Return the folder with the verified files of a version: `folder`, or a cached copy."""
-        cached = user_cache_path("adapterhub", appauthor=False) / "bucket" / entry.digest
+        cached = _cache() / "adapters" / entry.digest
         target = folder or cached
         if folder is None and _is_intact(cached, entry.digest):
             return cached
@@ -158,7 +159,8 @@ class BucketRegistry(Registry):
         if publication.tags:
             tags = dict.fromkeys(publication.tags, version)
             self._change(path, lambda names: replace(names, tags={**names.tags, **tags}))
-        return self._read_version(path, version, self._names(path)[0])
+        files = self._files(path).get(version, {})
+        return self._read_version(path, version, files, self._names(path)[0])
 
     def search(self, query: Query) -> list[Entry]:
         """Return the versions that match a query, in its order; warn of those that are broken."""
@@ -293,24 +295,24 @@ class BucketRegistry(Registry):
             return paths
         return [p for p in paths if any(e.fingerprint == backbone for e in self._read_name(p)[0])]
 
-    def _files(self, path: str) -> dict[str, list[str]]:
-        """List the files of each version of a name, by version in their order."""
-        return _by_version(path, self._bucket.sizes(f"{path}/"))
+    def _files(self, path: str) -> dict[str, dict[str, str]]:
+        """Return the tag of each file of each version of a name, by version in their order."""
+        return _by_version(path, self._bucket.e_tags(f"{path}/"))
 
     def _read_name(self, path: str) -> tuple[list[Entry], dict[str, AdapterhubError]]:
         """Read the versions of a name, and the errors of those that cannot be read."""
         return self._read({path: self._files(path)})
 
     def _read_all(self) -> tuple[list[Entry], dict[str, AdapterhubError]]:
-        paths: dict[str, dict[str, int]] = {}
-        for file, size in self._bucket.sizes().items():
+        paths: dict[str, dict[str, str]] = {}
+        for file, e_tag in self._bucket.e_tags().items():
             parts = file.split("/")
             if len(parts) == 4 and is_backbone_folder(parts[0]) and is_name(parts[1]):
-                paths.setdefault(f"{parts[0]}/{parts[1]}", {})[file] = size
+                paths.setdefault(f"{parts[0]}/{parts[1]}", {})[file] = e_tag
         return self._read({path: _by_version(path, files) for path, files in paths.items()})
 
     def _read(
-        self, files: dict[str, dict[str, list[str]]]
+        self, files: dict[str, dict[str, dict[str, str]]]
     ) -> tuple[list[Entry], dict[str, AdapterhubError]]:
         """Read the manifests of complete versions, many requests at a time."""
         entries: list[Entry] = []
@@ -318,13 +320,13 @@ class BucketRegistry(Registry):
         with ThreadPoolExecutor(_READERS) as pool:
             names = dict(zip(files, pool.map(self._names_or_error, files), strict=True))
             wanted = [
-                (path, version)
+                (path, version, own)
                 for path, versions in files.items()
                 for version, own in versions.items()
                 if MANIFEST_FILE in own
             ]
             results = pool.map(lambda at: self._entry_or_error(at, names[at[0]]), wanted)
-            for (path, version), found in zip(wanted, results, strict=True):
+            for (path, version, _), found in zip(wanted, results, strict=True):
                 if isinstance(found, Entry):
                     entries.append(found)
                 else:
@@ -337,32 +339,52 @@ class BucketRegistry(Registry):
         except FileError as error:
             return error
 
-    def _entry_or_error(self, at: tuple[str, str], names: Names | FileError) -> Entry | FileError:
+    def _entry_or_error(
+        self, at: tuple[str, str, dict[str, str]], names: Names | FileError
+    ) -> Entry | FileError:
         try:
             return names if isinstance(names, FileError) else self._read_version(*at, names)
         except FileError as error:
             return error
 
-    def _read_version(self, path: str, version: str, names: Names) -> Entry:
-        """Read the entry of a version.
+    def _read_version(
+        self, path: str, version: str, files: Mapping[str, str], names: Names
+    ) -> Entry:
+        """Read the entry of a version; `files` has the tags of its files.
 
         Raises:
             FileError: its manifest is missing, or not valid.
         """
-        name = path.rpartition("/")[2]
-        manifest = self._bucket.read(f"{path}/{version}/{MANIFEST_FILE}", MAX_MANIFEST_BYTES)
+        name, folder = path.rpartition("/")[2], f"{path}/{version}"
+        manifest = self._read_once(f"{folder}/{MANIFEST_FILE}", files, MAX_MANIFEST_BYTES)
+        date = self._read_once(f"{folder}/{DATE_FILE}", files, MAX_DATE_BYTES)
         if manifest is None:
-            raise FileError(f"{self.location}/{path}/{version} has no {MANIFEST_FILE}")
-        date = self._bucket.read(f"{path}/{version}/{DATE_FILE}", MAX_DATE_BYTES)
+            raise FileError(f"{self.location}/{folder} has no {MANIFEST_FILE}")
         return entry_of(
-            manifest.data,
+            manifest,
             reference=f"{name}@{version}",
             name=name,
             version=version,
             tags=tuple(sorted(tag for tag, at in names.tags.items() if at == version)),
             yanked=names.yanked.get(version),
-            published=parse_date(date.data) if date else None,
+            published=parse_date(date) if date else None,
         )
+
+    def _read_once(self, path: str, files: Mapping[str, str], most: int) -> bytes | None:
+        """Read a file of a version, from this machine's cache if its tag is the same."""
+        e_tag = files.get(path.rpartition("/")[2])
+        if e_tag is None:
+            return None
+        key = hashlib.sha256("\n".join((self.location, path, e_tag)).encode()).hexdigest()
+        cached = _cache() / "files" / key
+        with suppress(UnreadableError):
+            return read_file(cached, 0, most, None)
+        found = self._bucket.read(path, most)
+        if found and found.e_tag == e_tag:
+            with suppress(OSError):  # a cache that cannot be written
+                cached.parent.mkdir(parents=True, exist_ok=True)
+                replace_file(cached, found.data)
+        return found.data if found else None
 
     def _download(self, entry: Entry, folder: Path) -> None:
         """Download the files of a version, none of them larger than a valid one.
@@ -453,7 +475,7 @@ class BucketRegistry(Registry):
         )
 
     def _all_names(self) -> set[str]:
-        return {parts[1] for file in self._bucket.sizes() if len(parts := file.split("/")) == 4}
+        return {parts[1] for file in self._bucket.e_tags() if len(parts := file.split("/")) == 4}
 
     def _warn(self, broken: dict[str, Any]) -> None:
         if broken:
@@ -464,13 +486,13 @@ class BucketRegistry(Registry):
             )
 
 
-def _by_version(path: str, files: Iterable[str]) -> dict[str, list[str]]:
+def _by_version(path: str, files: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Group the files of a name by version, the lowest number first."""
-    found: dict[str, list[str]] = {}
-    for file in files:
+    found: dict[str, dict[str, str]] = {}
+    for file, e_tag in files.items():
         version, _, name = file[len(path) + 1 :].partition("/")
         if _VERSION.fullmatch(version) and name:
-            found.setdefault(version, []).append(name)
+            found.setdefault(version, {})[name] = e_tag
     return dict(sorted(found.items(), key=lambda item: int(item[0][1:])))
 
 
@@ -486,6 +508,10 @@ def _without_version(names: Names, version: str) -> Names:
         {at: reason for at, reason in names.yanked.items() if at != version},
         max(names.highest, version_number(version) or 0),
     )
+
+
+def _cache() -> Path:
+    return user_cache_path("adapterhub", appauthor=False) / "bucket"
 
 
 def _is_intact(folder: Path, digest: str) -> bool:
