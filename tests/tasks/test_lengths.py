@@ -28,7 +28,7 @@ def test_every_task_is_covered():
 
 
 @pytest.mark.parametrize("limit", [7, 9, 12, 64])
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if not parse_task(spec).decodes])
 def test_truncated_rows_are_those_of_encode(spec, limit, backbones, tmp_path):
     task = parse_task(spec)
     case = CASES[task.name]
