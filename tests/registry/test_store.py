@@ -22,7 +22,7 @@ from adapterhub.files.signature import (
     sign_statement,
     signatures_to_json,
 )
-from adapterhub.registry import bucket_registry, local_versions, published_files
+from adapterhub.registry import bucket_versions, local_versions, published_files
 from adapterhub.registry.bucket import Bucket
 from adapterhub.registry.bucket_registry import BucketRegistry
 from adapterhub.registry.hub import HubStore
@@ -211,7 +211,7 @@ def test_a_name_may_exist_for_several_backbones(store, publish):
 def test_the_newest_come_first(store, publish, monkeypatch):
     for number, name in enumerate(("b", "c", "a")):
         date = f"2026-11-2{number}T10:00:00Z\n".encode()
-        for module in (local_versions, bucket_registry):
+        for module in (local_versions, bucket_versions):
             monkeypatch.setattr(module, "date_now", lambda date=date: date)
         publish(name, seed=number)
     found = store.search(Query(sort="newest"))
