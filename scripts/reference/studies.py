@@ -21,6 +21,7 @@ _TITLES = {
     "miniature-causal": "A decoder in miniature",
     "transfer": "From one task to the next",
     "transfer-stsb": "From one task to STS-B",
+    "domain": "The text of the domain first",
 }
 _CLAIMS_INTRO = """\
 # Textbook claims
