@@ -143,7 +143,13 @@ class BucketVersions:
     def read_version(
         self, path: str, version: str, files: Mapping[str, str], names: Names
     ) -> Entry:
-        """Read the entry of a version; `files` has the tags of its files.
+        """Read the entry of a version.
+
+        Args:
+            path: the path of the name.
+            version: the version.
+            files: the tags of its files.
+            names: the tags and yanks of the name.
 
         Raises:
             FileError: its manifest is missing, or not valid.
@@ -198,7 +204,13 @@ class BucketVersions:
                 (folder / name).write_bytes(found.data)
 
     def take_number(self, path: str, publication: Publication, entries: Sequence[Entry]) -> str:
-        """Take the number of a new version, which no other publisher gets."""
+        """Take the number of a new version, which no other publisher gets.
+
+        Args:
+            path: the path of the name.
+            publication: what is published, with the number that it asks for, if any.
+            entries: the versions of the name.
+        """
         taken = ""
 
         def take(names: Names) -> Names:
