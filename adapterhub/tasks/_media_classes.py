@@ -20,10 +20,14 @@ from adapterhub.tasks._class_weights import (
     weighted_loss,
     weights_of,
 )
-from adapterhub.tasks._forward import forward
 from adapterhub.tasks._losses import Loss
-from adapterhub.tasks._rows import Row, Setting, in_order
-from adapterhub.tasks.classification import CLASS_METRICS, best_of, class_outcome, score_classes
+from adapterhub.tasks._rows import Row, Setting
+from adapterhub.tasks.classification import (
+    CLASS_METRICS,
+    class_outcome,
+    most_probable,
+    score_classes,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -130,12 +134,7 @@ class MediaClassification(Task):
 
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
         """Return the most probable class, with the softmax over all classes."""
-        scored: dict[int, Prediction] = {}
-        for indices, _, output in forward(model, data, batch_size):
-            probabilities = output.logits.float().softmax(-1).tolist()
-            for index, row in zip(indices, probabilities, strict=True):
-                scored[index] = best_of(dict(zip(data.setting.labels, row, strict=True)))
-        return in_order(scored)
+        return most_probable(model, data, batch_size)
 
     # Metrics
 

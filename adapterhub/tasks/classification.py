@@ -182,12 +182,7 @@ class Classification(OfTexts):
 
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
         """Return the most probable class, with the softmax over all classes."""
-        scored: dict[int, Prediction] = {}
-        for indices, _, output in forward(model, data, batch_size):
-            probabilities = output.logits.float().softmax(-1).tolist()
-            for index, row in zip(indices, probabilities, strict=True):
-                scored[index] = best_of(dict(zip(data.setting.labels, row, strict=True)))
-        return in_order(scored)
+        return most_probable(model, data, batch_size)
 
     # Metrics
 
@@ -269,6 +264,22 @@ class Regression(OfTexts):
         assert isinstance(prediction, Number)
         label = float(example.label or 0.0)
         return {"texts": self.shown(example), "label": label, "prediction": prediction.value}
+
+
+def most_probable(model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
+    """Return the most probable class of each example, with the softmax over all classes.
+
+    Args:
+        model: the model, with its adapter active.
+        data: the encoded examples.
+        batch_size: rows per forward pass.
+    """
+    scored: dict[int, Prediction] = {}
+    for indices, _, output in forward(model, data, batch_size):
+        probabilities = output.logits.float().softmax(-1).tolist()
+        for index, row in zip(indices, probabilities, strict=True):
+            scored[index] = best_of(dict(zip(data.setting.labels, row, strict=True)))
+    return in_order(scored)
 
 
 def best_of(scores: dict[str, float]) -> Scored:
