@@ -74,6 +74,9 @@ class BackboneState(Protocol):
     def identity(self) -> BackboneIdentity:
         """Compute the identity of the backbone as it was before any adapter."""
 
+    def keep_identity(self) -> None:
+        """Compute the identity of the backbone now, for as long as adapters are attached."""
+
     def originals(self) -> dict[int, nn.Parameter]:
         """Map the ids of adapters' parameters to the backbone parameters that they replace."""
 

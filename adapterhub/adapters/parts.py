@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from adapterhub.anatomy.own_modules import own_modules
 from adapterhub.anatomy.sites import CHILD, Anatomy, Site
+from adapterhub.backbones.weights import with_whole_parameters
 from adapterhub.hooks.attention import keyvalue_slot
 from adapterhub.hooks.layer_mix import mix_slot
 from adapterhub.hooks.precision import (
@@ -51,7 +52,7 @@ class PlacedModule:
 
     def inference_form(self) -> tuple[Method, SiteModule]:
         """Return the method and the module that files contain: nothing that only training needs."""
-        return self.method.inference_form(), self.module.inference_form()
+        return self.method.inference_form(), with_whole_parameters(self.module).inference_form()
 
 
 @dataclass

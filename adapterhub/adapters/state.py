@@ -70,6 +70,7 @@ class ModelState:
     methods: list[ModelMethod] = field(default_factory=list)
     recorded: TokenizerSnapshot | None = None  # for the model, before the first adapter
     passes: ForwardPasses = field(init=False)
+    known: dict[bool, BackboneIdentity] = field(default_factory=dict)  # see keep_identity
 
     def __post_init__(self) -> None:
         self.passes = ForwardPasses(self.model)
@@ -337,7 +338,16 @@ class ModelState:
 
         `complete` reads all values where that is cheap, rather than a sample.
         """
+        if complete in self.known:
+            return self.known[complete]
         return self.identities().identity(complete=complete)
+
+    def keep_identity(self) -> None:
+        """Compute the identity of the backbone now, for as long as adapters are attached.
+
+        Afterwards its parameters may be sharded, and those that adapters replace may be deleted.
+        """
+        self.known = {complete: self.identity(complete=complete) for complete in (True, False)}
 
     def identities(self, trained: BackboneIdentity | None = None) -> ModelIdentities:
         """Return the identities of the backbone before any adapter, of a sample and of all values.

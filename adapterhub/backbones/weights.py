@@ -8,8 +8,10 @@ loads them for the duration of a call.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from accelerate.utils import align_module_device
@@ -129,6 +131,33 @@ def has_values(tensor: Tensor) -> bool:
 def whole(tensor: Tensor) -> Tensor:
     """Return a tensor, gathered if it is sharded: all processes must call this together."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return what this process holds of a tensor."""
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def shared_like(live: Tensor, tensor: Tensor) -> Tensor:
+    """Return a whole tensor, or this process's share of it if `live`, of its shape, is sharded."""
+    if not is_sharded(live) or is_sharded(tensor) or live.shape != tensor.shape:
+        return tensor
+    from torch.distributed.tensor import DTensor, distribute_tensor  # torch without distributed
+
+    assert isinstance(live, DTensor)
+    mesh, tensor = live.device_mesh, tensor.to(live.device)
+    return distribute_tensor(tensor, mesh, live.placements, src_data_rank=None)
+
+
+def with_whole_parameters(module: nn.Module) -> Any:
+    """Return a module with whole parameters: a copy if some are sharded.
+
+    All processes must call this together.
+    """
+    sharded = [parameter for parameter in module.parameters() if is_sharded(parameter)]
+    if not sharded:
+        return module
+    return copy.deepcopy(module, {id(p): nn.Parameter(whole(p.detach())) for p in sharded})
 
 
 def read_weight(module: nn.Module, part: FeatureSlice | None = None) -> Tensor:

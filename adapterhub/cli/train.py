@@ -32,6 +32,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.errors import ConfigError
 from adapterhub.status import Display, display_for_terminal, doing, showing
 from adapterhub.training.options import TrainOptions
+from adapterhub.training.processes import restarted
 from adapterhub.training.recipe import NAMES, SPECS, Recipe, read
 from adapterhub.training.recipe_stages import read_staged
 from adapterhub.training.sweep import parse_sweep
@@ -154,7 +155,9 @@ def _print_schema(context: click.Context, option: click.Parameter, given: bool) 
     metavar="N",
     help="Runs of a sweep that train at once.",
 )
-@click.option("--resume", is_flag=True, help="Continue the run in the output folder.")
+@click.option(
+    "--resume", is_flag=True, default=restarted, help="Continue the run in the output folder."
+)
 @click.option("--dry-run", is_flag=True, help="Print sites, parameters and memory, then stop.")
 @click.option(
     "--show",

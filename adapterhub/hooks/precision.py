@@ -37,6 +37,13 @@ class Masters:
     handles: list[RemovableHandle] = field(default_factory=list)
     calls: set[int] = field(default_factory=set)
 
+    def find(self, module: nn.Module) -> None:
+        """Note the parameters that the module has now: FSDP2 gathers them for each call."""
+        for name, (_, dtype) in self.named.items():
+            parameter = module._parameters[name]
+            if isinstance(parameter, nn.Parameter):  # and not the copy of another call
+                self.named[name] = (parameter, dtype)
+
 
 def hold_in_fp32(module: nn.Module, name: str, dtype: torch.dtype) -> None:
     """Keep a parameter in fp32, and compute with it in another dtype.
@@ -92,6 +99,8 @@ def convert_masters(model: nn.Module, fn: Callable[[Tensor], Tensor]) -> None:
 def lower(module: nn.Module, args: tuple[Any, ...]) -> Any:
     """Cast the parameters, and the input of a projection, to the backbone's dtype: a pre-hook."""
     masters = module.__dict__[_MASTERS]
+    if not torch.compiler.is_compiling():
+        masters.find(module)
     copies = {name: _copy_for_all(*master) for name, master in masters.named.items()}
     if torch.compiler.is_compiling():
         module._parameters.update(copies)

@@ -41,6 +41,13 @@ class SiteModule(nn.Module):
         return self
 
 
+class SharedModule(nn.Module):
+    """A part of an adapter that several of its sites read: a child module at the first one only.
+
+    It is read outside of the layer that has it, so FSDP2 must not shard it with that layer.
+    """
+
+
 class OutputModule(SiteModule):
     """Maps the input x and output y of a projection or sublayer to a new output y'.
 

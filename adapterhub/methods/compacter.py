@@ -32,12 +32,12 @@ from adapterhub.errors import ConfigError
 from adapterhub.methods._base import Layers, Method, Placement, register_method
 from adapterhub.methods._ops import cast
 from adapterhub.methods._options import activation_module, require_positive
-from adapterhub.methods._site_module import OutputModule
+from adapterhub.methods._site_module import OutputModule, SharedModule
 from adapterhub.methods._sites import require_stream, select_sites
 from adapterhub.methods.bottleneck import SequentialSource
 
 
-class SharedFactors(nn.Module):
+class SharedFactors(SharedModule):
     """The factors A, shared by all sites."""
 
     def __init__(self, n: int) -> None:

@@ -47,6 +47,7 @@ from adapterhub.methods._site_module import (
     EmbeddingModule,
     KeyValueModule,
     Positions,
+    SharedModule,
     SiteModule,
 )
 from adapterhub.methods._sites import select_sites
@@ -86,7 +87,7 @@ class PrefixKeyValues(KeyValueModule):
         return self.prefix
 
 
-class SharedTrunk(nn.Module):
+class SharedTrunk(SharedModule):
     """The shared part of a reparametrized prefix: tanh(W P' + b)."""
 
     def __init__(self, length: int, width: int, middle: int) -> None:

@@ -7,6 +7,10 @@ A checkpoint is a folder: `tensors.safetensors`, `progress.json` and, in `last`,
 (optimizer, schedule and random states; read with `weights_only=True`). Folders are replaced
 atomically (files/atomic.py): a kill leaves the old checkpoint or the new one.
 
+With sharded parameters, each process writes its part of the tensors and of the optimizer's state
+(shard_files.py) into the folder, which all processes must see; the first one writes the rest. Such
+a checkpoint is read by another number of processes too, and by one that has whole tensors.
+
 Any changed byte is detected. `progress.json` has size and sha256 of the other files, of the files
 of the reporters up to this checkpoint, and in its field `sha256` the digest of its own canonical
 bytes without that field. This protects against damage, not against forgery.
@@ -15,13 +19,16 @@ bytes without that field. This protects against damage, not against forgery.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import pickle
 import random
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -29,6 +36,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from adapterhub.backbones.weights import is_sharded, shared_like
 from adapterhub.errors import ConfigError, FileError
 from adapterhub.files.atomic import (
     UnreadableError,
@@ -39,7 +47,24 @@ from adapterhub.files.atomic import (
     sync_files,
 )
 from adapterhub.files.digest import FileDigest, file_digest
+from adapterhub.training import shard_files
 from adapterhub.training.output_folder import writing
+from adapterhub.training.processes import (
+    everyone_s,
+    from_main,
+    is_main,
+    process_count,
+    process_index,
+    wait_for_everyone,
+)
+from adapterhub.training.shard_files import (
+    described,
+    has_shards,
+    join_training,
+    read_shards,
+    split_training,
+    write_shards,
+)
 
 FORMAT = 2  # 1 had no digests
 MAX_PROGRESS_BYTES = 256 << 20  # the metrics of a million evaluations
@@ -55,7 +80,8 @@ class State:
 
     `training` may hold only tensors and plain containers, since it is read with
     `weights_only=True`. `reports` has the digest of each file of the reporters, as it was written
-    up to this checkpoint.
+    up to this checkpoint. `shards` is the folder of the tensors if they are sharded: `restore` and
+    `restore_training` read them from there.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -63,6 +89,7 @@ class State:
     run: dict[str, Any]
     training: dict[str, Any] | None = None
     reports: Mapping[str, FileDigest] = field(default_factory=dict)
+    shards: Path | None = None
 
 
 def folder_of(output: Path, name: str) -> Path:
@@ -79,12 +106,35 @@ def exists(folder: Path) -> bool:
 def save(folder: Path, state: State) -> None:
     """Write a checkpoint atomically, replacing an older one.
 
+    All processes call this; the first one writes, or each its part if the tensors are sharded.
+
     Raises:
         OutputError: the folder cannot be written; the older checkpoint is kept.
     """
-    with writing(folder), staging(folder) as staged:
-        _write(staged, state)
-        put_in_place(staged, folder, overwrite=True)
+    if any(map(is_sharded, state.tensors.values())):
+        with writing(folder):
+            _save_shards(folder, state)
+    elif is_main():
+        with writing(folder), staging(folder) as staged:
+            _write_tensors(staged / TENSORS, state.tensors)
+            _write(staged, state)
+            put_in_place(staged, folder, overwrite=True)
+    wait_for_everyone()
+
+
+def _save_shards(folder: Path, state: State) -> None:
+    """Write a checkpoint of sharded tensors: each process its part, the first one the rest."""
+    training, kept = split_training(state.training)
+    tensors = {f"{shard_files.TENSORS}{name}": tensor for name, tensor in state.tensors.items()}
+    with staging(folder) if is_main() else nullcontext(folder) as own:
+        staged = Path(from_main(str(own)))
+        written = write_shards(staged, tensors | kept)
+        digests = {path.name: asdict(file_digest(path)) for path in written}
+        digests = {name: each for part in everyone_s(digests) for name, each in part.items()}
+        if is_main():
+            _write(staged, replace(state, training=training), digests)
+            put_in_place(staged, folder, overwrite=True)
+        wait_for_everyone()
 
 
 def load_checkpoint(folder: Path) -> State:
@@ -98,14 +148,16 @@ def load_checkpoint(folder: Path) -> State:
     name = PROGRESS
     try:
         record = _read_record(folder)
-        for name, expected in record["files"].items():
+        sharded = TENSORS not in record["files"] and has_shards(folder)
+        for name, expected in _checked_here(record["files"], sharded):
             _check_digest(folder / name, FileDigest(**expected))
         name = TENSORS
-        tensors = load_file(folder / TENSORS)
+        tensors = {} if sharded else load_file(folder / TENSORS)
         name = TRAINING
         training = _load_training(folder / TRAINING) if TRAINING in record["files"] else None
         reports = {n: FileDigest(**digest) for n, digest in record["reports"].items()}
-        return State(tensors, record["progress"], record["run"], training, reports)
+        shards = folder if sharded else None
+        return State(tensors, record["progress"], record["run"], training, reports, shards)
     except BROKEN as error:
         raise broken(folder, f"{name}: {error}") from error
 
@@ -119,6 +171,47 @@ def broken(folder: Path, problem: str) -> FileError:
     )
 
 
+def _checked_here(files: Mapping[str, Any], sharded: bool) -> list[tuple[str, Any]]:
+    """Return the files whose digests this process checks: of shards, those that it would write."""
+    if not sharded:
+        return list(files.items())
+    rank, count = process_index(), process_count()
+    return [entry for i, entry in enumerate(sorted(files.items())) if i % count == rank]
+
+
+def restore(live: Mapping[str, torch.Tensor], state: State) -> None:
+    """Copy the tensors of a checkpoint into the `live` ones, in place.
+
+    Either may be sharded. If the checkpoint is, all processes must call this together.
+
+    Raises:
+        FileError: names, shapes or dtypes differ, or a file is broken.
+    """
+    if state.shards is None:
+        copy_tensors(live, state.tensors)
+        return
+    prefix = shard_files.TENSORS
+    saved = described(state.shards)
+    _check_tensors(live, {n.removeprefix(prefix): saved[n] for n in saved if n.startswith(prefix)})
+    try:
+        read_shards(state.shards, {f"{prefix}{name}": t.detach() for name, t in live.items()})
+    except (ValueError, OSError) as error:
+        raise broken(state.shards, str(error)) from error
+
+
+def restored_training(state: State, params: Sequence[torch.Tensor]) -> dict[str, Any]:
+    """Return the training state of a checkpoint, with what the optimizer keeps of `params`.
+
+    Raises:
+        ValueError: the checkpoint has none, or a file is broken.
+    """
+    if state.training is None:
+        raise ValueError(f"it has no {TRAINING}")
+    if state.shards is None:
+        return state.training
+    return join_training(state.training, state.shards, params)
+
+
 def copy_tensors(live: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:
     """Copy `saved` into the `live` tensors, in place, on their device.
 
@@ -126,16 +219,20 @@ def copy_tensors(live: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Ten
         FileError: names, shapes or dtypes differ; every such tensor is listed, and nothing is
             copied.
     """
-    offenders = list(_mismatches(live, saved))
-    if offenders:
+    _check_tensors(live, saved)
+    with torch.no_grad():
+        for name, tensor in live.items():
+            tensor.copy_(shared_like(tensor, saved[name]))
+
+
+def _check_tensors(live: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:
+    """Refuse saved tensors with other names, shapes or dtypes than the live ones."""
+    if offenders := list(_mismatches(live, saved)):
         raise FileError(
             "the tensors of the checkpoint do not match those of this run",
             offenders=offenders,
             hint="resume with the method and backbone that the run was started with",
         )
-    with torch.no_grad():
-        for name, tensor in live.items():
-            tensor.copy_(saved[name])
 
 
 def same_record(saved: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
@@ -174,6 +271,16 @@ def random_state() -> dict[str, Any]:
     }
 
 
+def random_states() -> dict[str, Any] | list[dict[str, Any]]:
+    """Return the random state of this process, or those of all, if there are several."""
+    if process_count() == 1:
+        return random_state()
+    buffer = io.BytesIO()  # an object that is sent to other processes may not have tensors
+    torch.save(random_state(), buffer)
+    sent = everyone_s(buffer.getvalue())
+    return [torch.load(io.BytesIO(each), weights_only=True) for each in sent]
+
+
 def set_random_state(state: Mapping[str, Any]) -> None:
     """Restore the random generators to a state that `random_state` returned."""
     random.setstate(state["python"])
@@ -184,20 +291,27 @@ def set_random_state(state: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
-def _write(folder: Path, state: State) -> None:
+def _write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     # Copies, because safetensors refuses tied tensors and views.
-    tensors = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in state.tensors.items()}
+    copies = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in tensors.items()}
     try:
-        save_file(tensors, folder / TENSORS)
+        save_file(copies, path)
     except SafetensorError as error:
         raise OSError(str(error)) from error
+
+
+def _write(folder: Path, state: State, digests: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Write what is no tensor, and the record; `digests` are those of files that are there."""
     if state.training is not None:
         _write_training(folder / TRAINING, state.training)
     record = {
         "format": FORMAT,
         "run": state.run,
         "progress": state.progress,
-        "files": {path.name: asdict(file_digest(path)) for path in sorted(folder.iterdir())},
+        "files": {
+            path.name: digests.get(path.name) or asdict(file_digest(path))
+            for path in sorted(folder.iterdir())
+        },
         "reports": {name: asdict(digest) for name, digest in state.reports.items()},
     }
     (folder / PROGRESS).write_bytes(_record_bytes(record))

@@ -8,8 +8,8 @@ clipping, optimizer, schedule. The two passes are left to its caller, who may co
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,17 +19,25 @@ from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import (
     DistributedDataParallelKwargs,
     GradientAccumulationPlugin,
-    broadcast_object_list,
 )
 
+from adapterhub.backbones.weights import is_sharded, local
 from adapterhub.errors import ConfigError, TrainingError
 from adapterhub.tasks._losses import model_inputs
 from adapterhub.training.batching import Batch, BatchList, share
 from adapterhub.training.optimizers import OPTIMIZERS
 from adapterhub.training.options import RunOptions
-from adapterhub.training.processes import process_count
+from adapterhub.training.processes import (
+    any_process,
+    everyone_s,
+    from_main,
+    join_processes,
+    process_count,
+    without_launcher_sharding,
+)
 from adapterhub.training.report import peak_text
 from adapterhub.training.schedules import DEFAULT, schedule, warmup_steps
+from adapterhub.training.sharding import clip_gradients, is_finite, share_state
 from adapterhub.training.trainee import Trainee
 
 
@@ -88,7 +96,8 @@ class Engine:
         self.world = self.accelerator.num_processes
         self.per_step = options.gradient_accumulation * self.world
         self.model = trainee.model
-        if self.world > 1:
+        self.sharded = any(map(is_sharded, trainee.model.parameters()))
+        if self.world > 1 and not self.sharded:  # FSDP2 averages gradients by itself
             self.model = self.accelerator.prepare_model(trainee.model)
         self.groups = _decay_groups(trainee.param_groups(options), options.weight_decay)
         self.params = [p for group in self.groups for p in group["params"]]
@@ -139,7 +148,7 @@ class Engine:
         """
         batch = needed.batch
         try:
-            with nullcontext() if needed.last else self.accelerator.no_sync(self.model):
+            with nullcontext() if needed.last or self.sharded else self._unsynchronized():
                 with self.accelerator.autocast():
                     loss: torch.Tensor | None = self.loss(self.model(**model_inputs(batch)), batch)
                 if loss is None:
@@ -154,10 +163,16 @@ class Engine:
             raise _out_of_memory(self.options) from error
         needed.loss = part.detach()
 
+    def _unsynchronized(self) -> AbstractContextManager[None]:
+        """Return a context in which gradients are not averaged over the processes."""
+        context: AbstractContextManager[None] = self.accelerator.no_sync(self.model)
+        return context
+
     def _update(self) -> torch.Tensor:
         """Clip the gradients, step optimizer and schedule; return the gradient norm."""
         limit = self.options.max_grad_norm or math.inf
-        norm: torch.Tensor = self.accelerator.clip_grad_norm_(self.params, limit)
+        clip = clip_gradients if self.sharded else self.accelerator.clip_grad_norm_
+        norm: torch.Tensor = clip(self.params, limit)
         self.prepared.step()
         if not self.prepared.step_was_skipped:
             self.scheduler.step()
@@ -186,13 +201,17 @@ class Engine:
         return [loss for loss, _ in rows]
 
     def finite_tensors(self) -> dict[str, torch.Tensor]:
-        """Return the trained tensors on the CPU.
+        """Return the trained tensors, on the CPU if each process has all of them.
 
         Raises:
             NotFinite: a tensor is not finite.
         """
-        tensors = {name: t.detach().cpu() for name, t in self.trainee.tensors().items()}
-        bad = [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
+        tensors = {name: t.detach() for name, t in self.trainee.tensors().items()}
+        if not self.sharded:
+            tensors = {name: tensor.cpu() for name, tensor in tensors.items()}
+        bad = [name for name, tensor in tensors.items() if not is_finite(tensor)]
+        if self.sharded:
+            bad = sorted(set().union(*everyone_s(bad)))
         if bad:
             raise self.not_finite(f"these tensors are no longer finite: {', '.join(bad)}")
         return tensors
@@ -213,7 +232,7 @@ class Engine:
 
         Rounding differs between devices, but all processes must choose the same best checkpoint.
         """
-        return metrics if self.world == 1 else broadcast_object_list([metrics])[0]
+        return from_main(metrics)
 
     def rates(self) -> dict[str, float]:
         """Return the learning rate of each group in the latest step."""
@@ -239,7 +258,10 @@ class Engine:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore a state that `state` returned; call `begin` first."""
-        self.optimizer.load_state_dict(state["optimizer"])
+        optimizer = state["optimizer"]
+        if self.sharded:
+            optimizer = {**optimizer, "state": share_state(optimizer["state"], self.params)}
+        self.optimizer.load_state_dict(optimizer)
         self.scheduler.load_state_dict(state["scheduler"])
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
@@ -267,8 +289,13 @@ class Engine:
         gradients = [t.grad for t in tensors.values() if t.grad is not None]
         if not tensors:
             yield "no tensor requires a gradient"
-        elif len(gradients) == len(tensors) and not any(bool(g.any()) for g in gradients):
+        elif len(gradients) == len(tensors) and not any_process(_any_number(gradients)):
             yield "every gradient is zero"
+
+
+def _any_number(gradients: Sequence[torch.Tensor]) -> bool:
+    """Return whether this process holds a gradient that is not zero."""
+    return any(bool(local(gradient).any()) for gradient in gradients)
 
 
 def token_count(batch: Batch) -> int:
@@ -288,16 +315,18 @@ def _accelerator(options: RunOptions, device: torch.device, staged: bool) -> Acc
     AcceleratorState._reset_state()
     if process_count() == 1:
         PartialState._reset_state()
+    join_processes()
     # DDP waits for the gradient of every tensor that ever trains, unless it looks for unused ones.
     parallel = DistributedDataParallelKwargs(find_unused_parameters=staged)
     try:
-        return Accelerator(
-            mixed_precision=options.mixed_precision,
-            cpu=device.type == "cpu",
-            kwargs_handlers=[parallel],
-            # `accelerate launch` may set a number of steps, by which each loss would be divided.
-            gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
-        )
+        with without_launcher_sharding():
+            return Accelerator(
+                mixed_precision=options.mixed_precision,
+                cpu=device.type == "cpu",
+                kwargs_handlers=[parallel],
+                # `accelerate launch` may set a number of steps, by which each loss is divided.
+                gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+            )
     except ValueError as error:
         raise ConfigError(
             f"train.mixed_precision={options.mixed_precision} fails on {device.type}: {error}",
@@ -306,9 +335,12 @@ def _accelerator(options: RunOptions, device: torch.device, staged: bool) -> Acc
 
 
 def _decay_groups(groups: list[dict[str, Any]], decay: float) -> list[dict[str, Any]]:
-    """Split each group without "weight_decay" into matrices (decayed) and 1-D (not decayed)."""
+    """Split each group without "weight_decay" into matrices (decayed) and 1-D (not decayed).
+
+    Sharded and whole tensors, which the optimizer cannot update together, are in separate groups.
+    """
     split: list[dict[str, Any]] = []
-    for group in groups:
+    for group in _alike(groups):
         if "weight_decay" in group:
             split.append(group)
             continue
@@ -319,6 +351,15 @@ def _decay_groups(groups: list[dict[str, Any]], decay: float) -> list[dict[str, 
         if vectors:
             split.append({**group, "params": vectors, "weight_decay": 0.0})
     return split
+
+
+def _alike(groups: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Split each group into the tensors that are sharded, and those that are not."""
+    for group in groups:
+        params = list(group["params"])
+        for sharded in (False, True):
+            if alike := [p for p in params if is_sharded(p) == sharded]:
+                yield {**group, "params": alike}
 
 
 def _check_fp32(trainee: Trainee) -> None:

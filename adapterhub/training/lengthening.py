@@ -1,8 +1,10 @@
-"""Resume a run with another number of steps, where that changes nothing of the steps done.
+"""Resume a run with another number of steps or processes, where that changes no step done.
 
-It is allowed where the old and the new schedule have the same learning rates up to and including
-the next step: a constant schedule after its warm-up, or a warm-up of a fixed number of steps that
-is not over. The run then continues as if it had been started with the new length.
+With N processes, a step has N x `gradient_accumulation` batches: as long as that stays the same,
+each step sees the same rows. Another number of steps is allowed where the old and the new schedule
+have the same learning rates up to and including the next step: a constant schedule after its
+warm-up, or a warm-up of a fixed number of steps that is not over. The run then continues as if it
+had been started like this.
 """
 
 from __future__ import annotations
@@ -14,13 +16,20 @@ from adapterhub.errors import ConfigError
 from adapterhub.training.options import RunOptions
 from adapterhub.training.schedules import DEFAULT, schedule, warmup_steps
 
+BATCHES = "processes x train.gradient_accumulation"
 _LENGTH = ("epochs", "max_steps", "warmup")  # options that determine only how long a schedule is
 
 
-def without_length(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the description of a run without its length, which `check_length` compares."""
+def comparable(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the description of a run without what a resume may change.
+
+    That is its length, which `check_length` compares, and how a step's batches are divided over
+    processes and passes.
+    """
+    same = {name: value for name, value in run.items() if name != "processes"}
     train = {name: v for name, v in run.get("train", {}).items() if name not in _LENGTH}
-    return {**run, "train": train}
+    passes = train.pop("gradient_accumulation", 1)
+    return {**same, "train": train, BATCHES: run.get("processes", 1) * passes}
 
 
 def total_steps(options: RunOptions, steps_per_epoch: int) -> int:

@@ -30,8 +30,9 @@ from adapterhub.training.batching import BatchList
 from adapterhub.training.clock import RunClock
 from adapterhub.training.engine import Engine, LossOfBatch, MicroBatch, model_loss
 from adapterhub.training.gradient_checkpointing import CheckpointedLayers, recompute
-from adapterhub.training.lengthening import check_length, total_steps, without_length
-from adapterhub.training.options import REPORTS, RunOptions
+from adapterhub.training.lengthening import check_length, comparable, total_steps
+from adapterhub.training.options import PLACES, REPORTS, RunOptions
+from adapterhub.training.processes import any_process, process_index
 from adapterhub.training.progress import RunProgress
 from adapterhub.training.report import Evaluated, Reporter, TrainingLine
 from adapterhub.training.stages import improvements
@@ -86,7 +87,7 @@ def train(session: TrainingSession) -> TrainingResult:
 
 def _fixed(options: RunOptions) -> dict[str, Any]:
     """Return the options that a resume may not change: reports change no tensor."""
-    return {k: v for k, v in dataclasses.asdict(options).items() if k not in REPORTS}
+    return {k: v for k, v in dataclasses.asdict(options).items() if k not in (*REPORTS, *PLACES)}
 
 
 class TrainingSession:
@@ -192,9 +193,9 @@ class TrainingSession:
                 hint="add --resume, or choose another output folder",
             )
         saved = checkpoint.load_checkpoint(self.last)
-        checkpoint.check_same_run(without_length(saved.run), without_length(self.run))
+        checkpoint.check_same_run(comparable(saved.run), comparable(self.run))
         self.reporter.check(saved.reports)
-        checkpoint.copy_tensors(self.trainee.tensors(), saved.tensors)
+        checkpoint.restore(self.trainee.tensors(), saved)
         self.progress = RunProgress(**saved.progress)
         if not self._best_is_here():
             self._load_best()
@@ -212,7 +213,7 @@ class TrainingSession:
         """
         best = checkpoint.load_checkpoint(self.best)
         record = self.progress.evaluation(self.progress.best_step)
-        if not checkpoint.same_record(without_length(best.run), without_length(self.run)):
+        if not checkpoint.same_record(comparable(best.run), comparable(self.run)):
             raise checkpoint.broken(self.best, "it belongs to another run")
         if not checkpoint.same_record(best.progress, record):
             raise checkpoint.broken(
@@ -251,7 +252,7 @@ class TrainingSession:
             if self.progress.best_step == self.progress.step:
                 # A kill may have come after `last` was written, and before its copy as `best`.
                 self._save_best()
-            checkpoint.set_random_state(training["random"])
+            self._restore_random(training["random"])
         self.clock = RunClock(self.progress, self.engine.device)
         if not self.progress.finished:
             self._entered()
@@ -269,12 +270,22 @@ class TrainingSession:
             FileError: the checkpoint has none, or one of another optimizer.
         """
         try:
-            if saved.training is None:
-                raise ValueError(f"it has no {checkpoint.TRAINING}")
-            self.engine.load_state(saved.training["engine"])
+            training = checkpoint.restored_training(saved, self.engine.params)
+        except (ValueError, OSError) as error:
+            raise checkpoint.broken(self.last, str(error)) from error
+        try:
+            self.engine.load_state(training["engine"])
         except checkpoint.BROKEN as error:
             raise checkpoint.broken(self.last, str(error)) from error
-        return saved.training
+        return training
+
+    def _restore_random(self, saved: Any) -> None:
+        """Continue with the random numbers of the checkpoint, if there are as many processes."""
+        states = saved if isinstance(saved, list) else [saved]
+        if len(states) == self.engine.world:
+            checkpoint.set_random_state(states[process_index() % len(states)])
+        else:
+            set_seed(self.seed + self.progress.step, device_specific=True)
 
     def _train_epoch(self, epoch: BatchList) -> Iterator[MicroBatch]:
         """Train on the rest of one epoch, from `progress.batch` on."""
@@ -295,19 +306,20 @@ class TrainingSession:
         if _is_free_to_read(self.engine.device):
             self._read_losses()
         progress.finished = progress.step >= self.total
+        stopping = any_process(self.stop.requested)
         self.reporter.advance(progress.step)
         if progress.step % options.log_every == 0 or progress.finished:
             self._report(epoch)
         due = progress.finished or _is_due(options.eval_every, progress.step, epoch_ended)
         improved = due and self.evaluate is not None and self._evaluate(epoch, self.evaluate)
         save = due if options.save_every is None else progress.step % options.save_every == 0
-        if save or improved or progress.finished or self.stop.requested:
+        if save or improved or progress.finished or stopping:
             self._save()
         if improved:
             self._save_best()
         if self.trainee.staged and self._enter_stage() and not progress.finished:
             self._entered()
-        if self.stop.requested and not progress.finished:
+        if stopping and not progress.finished:
             raise Stopped(
                 f"stopped by a signal after step {progress.step} of {self.total}; the state is "
                 "saved",
@@ -405,27 +417,23 @@ class TrainingSession:
         tensors = self.engine.finite_tensors()
         self.clock.add_training()
         self.reporter.flush()
-        if self.engine.accelerator.is_main_process:
-            training = {"engine": self.engine.state(), "random": checkpoint.random_state()}
-            progress, reports = dataclasses.asdict(self.progress), self.reporter.written()
-            state = checkpoint.State(tensors, progress, self.run, training, reports)
-            checkpoint.save(self.last, state)
-        self.engine.accelerator.wait_for_everyone()
+        random = checkpoint.random_states()
+        training = {"engine": self.engine.state(), "random": random}
+        progress, reports = dataclasses.asdict(self.progress), self.reporter.written()
+        state = checkpoint.State(tensors, progress, self.run, training, reports)
+        checkpoint.save(self.last, state)
         self.clock.add_other()
 
     def _save_best(self) -> None:
-        if self.engine.accelerator.is_main_process:
-            record = self.progress.evaluation(self.progress.best_step)
-            state = checkpoint.State(self.trainee.tensors(), record, self.run)
-            checkpoint.save(self.best, state)
-        self.engine.accelerator.wait_for_everyone()
+        record = self.progress.evaluation(self.progress.best_step)
+        checkpoint.save(self.best, checkpoint.State(self.trainee.tensors(), record, self.run))
 
     def finish(self) -> TrainingResult:
         """Restore the best tensors, and set the model to evaluation mode."""
         self.focus()
         progress = self.progress
         if progress.best_step is not None:
-            checkpoint.copy_tensors(self.trainee.tensors(), self._load_best().tensors)
+            checkpoint.restore(self.trainee.tensors(), self._load_best())
         accelerator = self.engine.accelerator
         accelerator.unwrap_model(self.engine.model, keep_fp32_wrapper=False).eval()
         return TrainingResult(

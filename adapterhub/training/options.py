@@ -9,6 +9,7 @@ from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
 
 REPORTS = ("report", "tracker")  # options that change only what is written beside the adapter
+PLACES = ("shard",)  # options that change only where it is computed
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,12 @@ class TrainOptions:
     )
     frozen_cache_gb: float | None = option(
         None, "the most that frozen_cache takes, in GB (null: a quarter of the memory; on disk 8)"
+    )
+
+    shard: bool | None = option(
+        None,
+        "divide the parameters over the processes, FSDP2: docs/guides/fsdp.md (null: as the "
+        "launcher says)",
     )
 
     def __post_init__(self) -> None:

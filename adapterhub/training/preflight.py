@@ -9,7 +9,8 @@ from adapterhub.methods._described import check_spec
 from adapterhub.status import reading
 from adapterhub.tasks import parse_task
 from adapterhub.training.output_folder import check_output
-from adapterhub.training.processes import check_launcher, is_main
+from adapterhub.training.placement import placed
+from adapterhub.training.processes import is_main
 from adapterhub.training.recipe import Recipe
 from adapterhub.training.run_data import RunData, read_data
 from adapterhub.training.tracker_names import check_trackers
@@ -43,7 +44,7 @@ def check_recipe(recipe: Recipe, resume: bool, *, dry: bool = False) -> None:
     Raises:
         AdapterhubError: of any type; the cheapest checks come first.
     """
-    check_launcher()
+    placed(recipe)
     check_trackers(recipe.train.tracker)
     if is_main() and not dry:
         check_output(Path(recipe.output), resume)

@@ -31,6 +31,7 @@ from adapterhub.training.options import RunOptions
 from adapterhub.training.recipe import Recipe
 from adapterhub.training.reference import with_reference
 from adapterhub.training.run_data import RunData, read_data
+from adapterhub.training.sharding import shard
 from adapterhub.training.stages import epochs_needed, waiting_for_plateaus
 from adapterhub.training.starting_point import StartingPoint, starting_point
 
@@ -126,6 +127,8 @@ def prepare(
         **_of_data(recipe, data),
         method=recipe.method if recipe.method is not None else list(dump_methods(methods)),
     )
+    if options.shard:
+        shard(adapter)
     shared = loader.activations
     return PreparedRun(
         recipe, data, model, processor, adapter, rows, kernels, shared, start, started, founded

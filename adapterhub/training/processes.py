@@ -7,28 +7,102 @@ environment variables, before anything is loaded.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from adapterhub.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
 
-_SHARDING = {
-    "ACCELERATE_USE_FSDP": "FSDP",
-    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
-    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
-}
+_T = TypeVar("_T")
+FSDP_FLAG = "ACCELERATE_USE_FSDP"
+_OTHERS = {"ACCELERATE_USE_DEEPSPEED": "DeepSpeed", "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM"}
 
 
 def is_main() -> bool:
     """Return True in the first process of a run, or the only one."""
-    return int(os.environ.get("RANK", "0")) == 0
+    return process_index() == 0
+
+
+def process_index() -> int:
+    """Return the number of this process, from 0."""
+    return int(os.environ.get("RANK", "0"))
 
 
 def process_count() -> int:
     """Return the number of processes of the run."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def join_processes() -> None:
+    """Connect the processes of the run, if they are not connected yet."""
+    from accelerate import PartialState  # slow to import
+
+    if process_count() > 1 and not PartialState._shared_state:
+        PartialState(cpu=own_device().type == "cpu", **_own_store())
+
+
+def _own_store() -> dict[str, Any]:
+    """Return where processes that were started again find each other.
+
+    torchrun keeps one store for all attempts, with the addresses of processes that are gone.
+    """
+    if not restarted() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return {}
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # slow
+
+    count, attempt = process_count(), os.environ["TORCHELASTIC_RESTART_COUNT"]
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = PrefixStore(f"attempt {attempt}", TCPStore(*address, count, is_master=False))
+    return {"store": store, "rank": process_index(), "world_size": count}
+
+
+def any_process(flag: bool) -> bool:
+    """Return whether a flag is set in any process: all must call this together."""
+    if process_count() == 1:
+        return flag
+    import torch  # slow to import
+
+    # Between the hosts: none of them waits for its GPU.
+    number = torch.tensor(int(flag))
+    torch.distributed.all_reduce(number, torch.distributed.ReduceOp.MAX, _hosts())
+    return bool(number)
+
+
+@cache
+def _hosts() -> Any:
+    """Return a group of all processes that communicates in the memory of their hosts."""
+    import torch.distributed as dist  # slow to import
+
+    return None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+
+
+def everyone_s(value: _T) -> list[_T]:
+    """Return the values of all processes, in their order: all must call this together."""
+    if process_count() == 1:
+        return [value]
+    from accelerate.utils import gather_object  # slow to import
+
+    values: list[_T] = gather_object([value])
+    return values
+
+
+def from_main(value: _T) -> _T:
+    """Return the value of the first process in every process: all must call this together."""
+    if process_count() == 1:
+        return value
+    from accelerate.utils import broadcast_object_list  # slow to import
+
+    values: list[_T] = broadcast_object_list([value])
+    return values[0]
+
+
+def restarted() -> bool:
+    """Return whether `torchrun --max-restarts` has started this process again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def wait_for_everyone() -> None:
@@ -52,23 +126,38 @@ def own_device() -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
-def check_launcher() -> None:
-    """Refuse a launcher that is configured to shard the model.
+def launcher_shards() -> bool:
+    """Return whether `accelerate launch` is configured to shard the model by FSDP2.
 
     Raises:
-        ConfigError: the launcher uses FSDP, DeepSpeed or Megatron-LM.
+        ConfigError: it is configured for DeepSpeed, Megatron-LM, or an FSDP of another kind.
     """
-    set_flags = _SHARDING.keys() & os.environ.keys()
-    if not set_flags:
-        return
+    if not any(flag in os.environ for flag in (FSDP_FLAG, *_OTHERS)):
+        return False
     from accelerate.utils import parse_flag_from_env  # slow to import
 
-    sharding = [_SHARDING[flag] for flag in sorted(set_flags) if parse_flag_from_env(flag)]
-    if sharding:
+    others = [name for flag, name in _OTHERS.items() if parse_flag_from_env(flag)]
+    sharding = parse_flag_from_env(FSDP_FLAG)
+    if sharding and os.environ.get("FSDP_VERSION", "1") != "2":
+        others.append("FSDP of version 1")
+    if sharding and parse_flag_from_env("FSDP_OFFLOAD_PARAMS"):
+        others.append("parameters on the CPU")
+    if others:
         raise ConfigError(
-            f"the launcher is configured for {', '.join(sharding)}, but `adapterhub train` does "
-            "not shard models",
-            expected="the whole model in each process",
-            hint="accelerate launch --multi_gpu --num_processes N -m adapterhub train ...; for "
-            "FSDP2, attach and then call fully_shard in your own loop (docs/guides/trainers.md)",
+            f"the launcher is configured for {', '.join(others)}",
+            expected="processes with whole models, or FSDP2",
+            hint="accelerate launch --use_fsdp --fsdp_version 2 --num_processes N -m adapterhub "
+            "train ..., or --multi_gpu in place of --use_fsdp",
         )
+    return bool(sharding)
+
+
+@contextmanager
+def without_launcher_sharding() -> Iterator[None]:
+    """Let accelerate not shard by itself inside, as its launcher says: `sharding.shard` does."""
+    said = os.environ.pop(FSDP_FLAG, None)
+    try:
+        yield
+    finally:
+        if said is not None:
+            os.environ[FSDP_FLAG] = said

@@ -30,8 +30,9 @@ from adapterhub.training.loading import BackboneLoader
 from adapterhub.training.mixing import dump_mixing, parse_mixing
 from adapterhub.training.mixture import mixed_order
 from adapterhub.training.output_folder import RECIPE, check_output, hold_output, writing
+from adapterhub.training.placement import placed
 from adapterhub.training.prepare import PreparedRun, prepare
-from adapterhub.training.processes import check_launcher, is_main, wait_for_everyone
+from adapterhub.training.processes import is_main, wait_for_everyone
 from adapterhub.training.recipe import DATA_SOURCES, Recipe, read
 from adapterhub.training.recipe_schema import SCHEMA_LINE, write_schema
 from adapterhub.training.report import Reporter, Several
@@ -115,7 +116,7 @@ def prepare_run(
         attach_as: the adapter's name on the model, where others are attached.
     """
     output = Path(recipe.output)
-    check_launcher()
+    recipe = placed(recipe)
     check_trackers(recipe.train.tracker)
     if is_main():
         check_output(output, resume)
@@ -383,7 +384,7 @@ def _save(prepared: PreparedRun, output: Path, result: loop.TrainingResult) -> R
         "backbone_parameters": sum(map(size_of, adapter.anatomy.parameters().values())),
     }
     folder = output / "adapter"
-    if is_main():
+    if is_main() or prepared.options.shard:  # all processes gather what is sharded
         adapter.save(folder, overwrite=True)
     wait_for_everyone()
     total = sum(p.numel() for p in adapter.parameters())

@@ -82,16 +82,16 @@ def test_two_processes_train_like_one_with_gradient_accumulation(
     ]
     code, _, err = adapterhub(*words, "--output", tmp_path / "two", "--resume")
     assert code == 2
-    assert "processes: 2 in the checkpoint, 1 now" in err
+    assert "processes x train.gradient_accumulation: 2 in the checkpoint, 1 now" in err
 
 
 @pytest.mark.parametrize("flag", ["ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"])
-def test_a_launcher_that_shards_is_refused(flag, train, tmp_path, monkeypatch):
+def test_a_launcher_that_shards_otherwise_is_refused(flag, train, tmp_path, monkeypatch):
     monkeypatch.setenv(flag, "true")
     code, _, err = train()
     assert code == 2
     assert flag.removeprefix("ACCELERATE_USE_").lower() in err.lower()
-    assert "accelerate launch --multi_gpu" in err
+    assert "--use_fsdp --fsdp_version 2" in err
     assert not (tmp_path / "run").exists()
 
 

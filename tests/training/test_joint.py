@@ -31,7 +31,7 @@ from adapterhub.training.run import training_session
 
 ONE = "bert" if "bert" in MATRIX else MATRIX[0]
 # In fp32, after steps of 0.003: what the order of summation changes.
-TENSORS, LOSSES = {"rtol": 1e-4, "atol": 1e-5}, {"rel": 1e-5}
+TENSORS, LOSSES = {"rtol": 1e-4, "atol": 3e-5}, {"rel": 1e-5}
 # Adam divides gradients by their own size, also those that are zero but for rounding: of mixing
 # weights that are shifted alike, and of what DeBERTa and others do not use.
 LOOSE = {"rtol": 1e-4, "atol": 1e-4}

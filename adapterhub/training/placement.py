@@ -1,0 +1,50 @@
+"""Whether the processes of a run share the parameters of its model, as the recipe or launcher says.
+
+It changes where a run computes, and neither its steps nor its result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from adapterhub.errors import ConfigError
+from adapterhub.training.processes import launcher_shards, process_count
+from adapterhub.training.recipe import Recipe
+
+
+def placed(recipe: Recipe) -> Recipe:
+    """Return a recipe that says whether parameters are sharded: `train.shard` is true or null.
+
+    Raises:
+        ConfigError: they cannot be, or the launcher is configured for something else.
+    """
+    launched, said = launcher_shards(), recipe.train.shard
+    shard = launched if said is None else said
+    if shard:
+        _check(recipe)
+    return replace(recipe, train=replace(recipe.train, shard=shard or None))
+
+
+def _check(recipe: Recipe) -> None:
+    if offenders := list(_unsharded(recipe)):
+        raise ConfigError(
+            "these options cannot be used with sharded parameters (train.shard=true)",
+            offenders=offenders,
+        )
+    if process_count() == 1:
+        raise ConfigError(
+            "train.shard=true divides the parameters over processes, and there is only one",
+            hint="torchrun --nproc-per-node N -m adapterhub train ..., or train.shard=false",
+        )
+
+
+def _unsharded(recipe: Recipe) -> Iterator[str]:
+    """Yield the options that do not know sharded parameters, and what to use in their place."""
+    options = recipe.train
+    if options.optimizer != "adamw":
+        yield f"train.optimizer={options.optimizer}: 8-bit states; use adamw"
+    if options.mixed_precision == "fp16":
+        yield "train.mixed_precision=fp16: loss scaling; use bf16"
+    if recipe.quantize:
+        yield f"quantize={recipe.quantize}: packed weights; use dtype=bf16"

@@ -1,0 +1,201 @@
+"""`adapterhub train` with FSDP2, in two processes: what one process trains, saves and resumes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import tiny_models
+import torch
+from fixtures import sentences, write_tsv
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+import adapterhub as ah
+from adapterhub import cli
+from adapterhub.training.shard_files import has_shards
+
+# Site modules, a prefix, virtual tokens with parameters of the backbone, and a part that grows.
+CORE = [("bert", "unfreeze"), ("bert", "mam"), ("llama", "lora")]
+METHODS = (
+    "lora", "pfeiffer", "prefix", "mam", "ia3", "unfreeze",
+    "full", "compacter", "prefix(reparametrize=true)", "p-tuning", "dora", "scalar-mix", "head",
+)  # fmt: skip
+CASES = CORE
+if tiny_models.FULL_MATRIX:
+    CASES = [(architecture, method) for architecture in ("bert", "llama") for method in METHODS]
+TRAIN = (
+    "train.batch_size=4", "train.schedule=constant", "train.warmup=0", "train.eval_every=epoch",
+    "train.log_every=1", "train.frozen_cache=off", "train.tensorboard=false", "train.report=false",
+)  # fmt: skip
+
+
+def backbone_of(folder, architecture):
+    return folder / f"steady-{architecture}"
+
+
+def output_of(folder, architecture, method):
+    return folder / re.sub(r"\W", "-", f"{architecture}-{method}")
+
+
+def words_of(folder, out, architecture, method, epochs, accumulation, *further):
+    rows = folder / "rows.tsv"
+    return (
+        "train", "--backbone", backbone_of(folder, architecture), "--method", method,
+        "--train", rows, "--eval", rows, *TRAIN, f"train.epochs={epochs}",
+        f"train.gradient_accumulation={accumulation}",
+        "--output", output_of(folder / out, architecture, method), *further,
+    )  # fmt: skip
+
+
+def run_all(commands):
+    """Run commands one after another in this process, which may be one of several."""
+    before = sys.argv
+    try:
+        for words in commands:
+            sys.argv = ["adapterhub", *map(str, words)]
+            with pytest.raises(SystemExit) as ended:
+                cli.main()
+            assert not ended.value.code, words
+    finally:
+        sys.argv = before
+
+
+def torchrun(folder, commands, *, launcher=("torch.distributed.run", "--standalone"), wait=True):
+    """Run commands in two processes."""
+    (folder / "commands.json").write_text(json.dumps([[*map(str, words)] for words in commands]))
+    count = [] if "--num_processes=2" in launcher else ["--nproc-per-node=2"]
+    words = [*launcher, *count, __file__, str(folder / "commands.json")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
+    started = subprocess.Popen(
+        [sys.executable, "-m", *words],
+        env=environment | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    return finished(started) if wait else started
+
+
+def finished(started):
+    try:
+        printed, _ = started.communicate(timeout=400)
+    except subprocess.TimeoutExpired:
+        started.terminate()
+        printed, _ = started.communicate()
+    assert started.returncode == 0, printed[-4000:]
+    return printed
+
+
+def same_adapters(one, two):
+    files = (folder / "adapter" / "adapter.safetensors" for folder in (one, two))
+    expected, found = map(load_file, files)
+    assert expected.keys() == found.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, atol=2e-5, rtol=1e-3, msg=name)
+
+
+def losses(folder):
+    """Return the loss of each step of a run, rounded as it was recorded."""
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, backbone):
+    """Return a folder with backbones without dropout, and rows whose last step is not full."""
+    folder = tmp_path_factory.mktemp("fsdp")
+    write_tsv(folder / "rows.tsv", sentences(20))
+    for architecture in ("bert", "llama"):
+        to = backbone_of(folder, architecture)
+        tiny_models.model(architecture, "features", **tiny_models.NO_DROPOUT).save_pretrained(to)
+        AutoTokenizer.from_pretrained(backbone).save_pretrained(to)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def one(folder):
+    """Train every case in one process; return the folder of the runs."""
+    run_all([words_of(folder, "one", *case, 3, 2) for case in CASES])
+    return folder / "one"
+
+
+@pytest.fixture(scope="module")
+def two(folder):
+    """Train every case in two processes; return the folder of the runs."""
+    shard = "train.shard=true"
+    printed = torchrun(folder, [words_of(folder, "two", *case, 3, 1, shard) for case in CASES])
+    assert printed.count("peak memory") == len(CASES)
+    return folder / "two"
+
+
+@pytest.mark.parametrize(("architecture", "method"), CASES)
+def test_two_sharded_processes_train_like_one(architecture, method, folder, one, two):
+    alone, sharded = (output_of(each, architecture, method) for each in (one, two))
+    same_adapters(alone, sharded)
+    assert has_shards(sharded / "checkpoints" / "last")
+    assert not has_shards(alone / "checkpoints" / "last")
+    model = AutoModelForSequenceClassification.from_pretrained(backbone_of(folder, architecture))
+    ah.load(model, sharded / "adapter")  # the fingerprint is that of the whole backbone
+    expected, found = losses(alone), losses(sharded)
+    assert len(expected) == 9
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+def killed(started, folder):
+    """Kill one of two processes when there is a checkpoint; it has written it in part, or whole."""
+    last = folder / "checkpoints" / "last" / "progress.json"
+    while not last.exists():
+        assert started.poll() is None, started.communicate()[0][-4000:]
+        time.sleep(0.05)
+    workers = psutil.Process(started.pid).children()
+    os.kill(workers[-1].pid, signal.SIGKILL)
+    return len(workers)
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+def test_a_killed_process_is_started_again_and_the_run_ends_as_if_it_had_not(sharded, folder, one):
+    """By `torchrun --max-restarts`, also without shards; all of a step's processes begin again."""
+    case, out = CORE[-1], f"killed-{sharded}"
+    words = words_of(folder, out, *case, 3, 1, *["train.shard=true"] * sharded)
+    launcher = ("torch.distributed.run", "--standalone", "--max-restarts=2")
+    started = torchrun(folder, [words], launcher=launcher, wait=False)
+    assert killed(started, output_of(folder / out, *case)) == 2
+    finished(started)
+    same_adapters(output_of(one, *case), output_of(folder / out, *case))
+
+
+def test_a_run_is_resumed_by_another_number_of_processes(folder, one):
+    """Two sharded processes, then one; and one, then two sharded ones."""
+    first, second, shard = CORE[-1], CORE[0], "train.shard=true"
+    begun = [words_of(folder, "divided", *first, 2, 1, shard)]
+    run_all([words_of(folder, "joined", *second, 2, 2)])
+    begun.append(words_of(folder, "joined", *second, 3, 1, shard, "--resume"))
+    torchrun(folder, begun)
+    alone = [words_of(folder, "divided", *first, 3, 2, "train.shard=false", "--resume")]
+    run_all(alone)
+    same_adapters(output_of(one, *first), output_of(folder / "divided", *first))
+    same_adapters(output_of(one, *second), output_of(folder / "joined", *second))
+
+
+def test_accelerate_launches_fsdp2(folder, two):
+    """As a user of accelerate does, with flags in place of an option of the recipe."""
+    case = CORE[-1]
+    launcher = (
+        "accelerate.commands.launch", "--use_fsdp", "--fsdp_version=2", "--num_processes=2",
+        "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0",
+    )  # fmt: skip
+    torchrun(folder, [words_of(folder, "accelerate", *case, 3, 1)], launcher=launcher)
+    launched = output_of(folder / "accelerate", *case)
+    assert has_shards(launched / "checkpoints" / "last")
+    same_adapters(output_of(two, *case), launched)
+
+
+if __name__ == "__main__":
+    run_all(json.loads(Path(sys.argv[1]).read_text()))

@@ -1,0 +1,49 @@
+"""Whether parameters are sharded: the recipe, the launcher, and options that do not know it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from adapterhub.errors import ConfigError
+from adapterhub.training.options import TrainOptions
+from adapterhub.training.placement import placed
+from adapterhub.training.recipe import Recipe
+
+RECIPE = Recipe(backbone="b", method="lora", output="out")
+
+
+def with_train(**options: object) -> Recipe:
+    return replace(RECIPE, train=replace(TrainOptions(), **options))  # type: ignore[arg-type]
+
+
+def test_a_recipe_that_says_nothing_is_not_changed() -> None:
+    assert placed(RECIPE) == RECIPE
+    assert placed(with_train(shard=False)).train.shard is None
+
+
+def test_a_launcher_shards_unless_the_recipe_says_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("ACCELERATE_USE_FSDP", "true"), ("FSDP_VERSION", "2")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert placed(RECIPE).train.shard is True
+    assert placed(with_train(shard=False)).train.shard is None
+
+
+def test_one_process_shares_with_nobody() -> None:
+    with pytest.raises(ConfigError, match="there is only one") as error:
+        placed(with_train(shard=True))
+    assert "torchrun" in error.value.hint
+
+
+def test_every_option_that_does_not_know_shards_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    options = {"shard": True, "optimizer": "adamw-8bit", "mixed_precision": "fp16"}
+    with pytest.raises(ConfigError) as error:
+        placed(replace(with_train(**options), quantize="nf4"))
+    text = str(error.value)
+    assert "train.optimizer=adamw-8bit" in text
+    assert "train.mixed_precision=fp16" in text
+    assert "quantize=nf4" in text
+    assert placed(with_train(shard=True, mixed_precision="bf16")).train.shard is True
