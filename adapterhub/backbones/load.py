@@ -59,13 +59,13 @@ def load_backbone(
     pooling: str | None = None,
     family: FamilySource | None = None,
 ) -> tuple[PreTrainedModel, Any]:
-    """Load a pre-trained model with the head of a task, and its tokenizer or image processor.
+    """Load a pre-trained model with the head of a task, and its tokenizer or processor.
 
     Args:
         backbone: a folder or a Hub id.
         task: features (no head), embedding (nor a pooler), classification, multi-label, regression,
-            tagging, question-answering, multiple-choice, seq2seq, masked-lm, causal-lm or
-            image-classification.
+            tagging, question-answering, multiple-choice, seq2seq, masked-lm, causal-lm,
+            image-classification or audio-classification.
         labels: the names of the classes, in the order of the logits; an adapter brings its own.
         revision: a branch, tag or commit on the Hub.
         dtype: fp32, bf16 or fp16; by default fp32, or bf16 if the backbone is quantized.

@@ -79,6 +79,9 @@ TASK_MODELS = {
     "image-classification": TaskModel(
         "AutoModelForImageClassification", classes=True, processor="AutoImageProcessor"
     ),
+    "audio-classification": TaskModel(
+        "AutoModelForAudioClassification", classes=True, processor="AutoFeatureExtractor"
+    ),
 }
 
 

@@ -22,6 +22,7 @@ from accelerate.utils import (
     broadcast_object_list,
 )
 
+from adapterhub.backbones.processor import SOUND_INPUTS
 from adapterhub.errors import ConfigError, TrainingError
 from adapterhub.tasks._losses import model_inputs
 from adapterhub.training.batching import Batch, BatchList, share
@@ -274,7 +275,7 @@ class Engine:
 def token_count(batch: Batch) -> int:
     """Count the tokens of a batch without padding; 0 if it has no tokens."""
     tokens = batch.get("attention_mask")
-    if tokens is None or tokens.ndim != 2:
+    if tokens is None or tokens.ndim != 2 or not batch.keys().isdisjoint(SOUND_INPUTS):
         return batch["input_ids"].numel() if "input_ids" in batch else 0
     return int(tokens.sum())
 

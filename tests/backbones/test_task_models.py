@@ -9,7 +9,9 @@ import adapterhub as ah
 from adapterhub.backbones.task_models import TASK_MODELS, label_options, task_kind, task_model
 from adapterhub.errors import ConfigError
 
-READS = {"AutoTokenizer": "bert", "AutoImageProcessor": "vit"}
+READS = {
+    "AutoTokenizer": "bert", "AutoImageProcessor": "vit", "AutoFeatureExtractor": "wav2vec2",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("task", [t for t in TASK_MODELS if t not in ("seq2seq", "causal-lm")])
