@@ -264,9 +264,21 @@ class Anatomy:
         if not self.base_path:
             return self._head_of_encoder()
         children = self.model.named_children()
-        return {
+        head = {
             n: m for n, m in children if n != self.base_path and any(True for _ in m.parameters())
         }
+        return {} if self._writes_tokens(head) else head
+
+    def _writes_tokens(self, head: Mapping[str, nn.Module]) -> bool:
+        """Return whether a head has an output for each token: that of CTC, which has no getter."""
+        config = self.model.config
+        tokens = getattr(config, "vocab_size", None)
+        outputs = {
+            getattr(module, "out_features", getattr(module, "out_channels", None))
+            for child in head.values()
+            for module in child.modules()
+        }
+        return tokens is not None and tokens in outputs and config.num_labels not in outputs
 
     def _head_of_encoder(self) -> dict[str, nn.Module]:
         """Return the head of a class that has an encoder in place of the base model.

@@ -70,7 +70,7 @@ def _pixels(model: PreTrainedModel, seed: int, rows: int) -> dict[str, Tensor]:
 
 
 def _noise(model: PreTrainedModel, seed: int, rows: int) -> dict[str, Tensor]:
-    """Return inputs of half a second of noise each, in fp32 as sounds are."""
+    """Return inputs of half a second of noise each."""
     numbers, processor = np.random.default_rng(seed), processor_of(model)
     rate = 16_000 if processor is None else sampling_rate(processor)
     noise = numbers.normal(0, 0.1, (rows, rate // 2)).astype(np.float32)
@@ -81,6 +81,7 @@ def _noise(model: PreTrainedModel, seed: int, rows: int) -> dict[str, Tensor]:
     if model.config.is_encoder_decoder and model.can_generate():
         start = model.config.decoder_start_token_id
         inputs["decoder_input_ids"] = torch.full((rows, 1), start)
+    inputs[model.main_input_name] = inputs[model.main_input_name].to(model.dtype)
     return {name: tensor.to(device_of(model)) for name, tensor in inputs.items()}
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -95,6 +95,18 @@ def sound_inputs(processor: Any, sounds: Sequence[np.ndarray[Any, Any]]) -> dict
     padding = inspect.signature(type(extractor).__call__).parameters.get("padding")
     pads = {"padding": True} if padding is not None and padding.default is False else {}
     return dict(extractor(filled, sampling_rate=rate, return_tensors="pt", **pads))
+
+
+def frame_counts(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> list[int] | None:
+    """Count the frames that a speech encoder computes of each sound, without those of its padding.
+
+    None: the inputs do not show their padding, or the model does not tell.
+    """
+    counted = getattr(model, "_get_feat_extract_output_lengths", None)
+    mask = inputs.get("attention_mask")
+    if counted is None or mask is None:
+        return None
+    return [int(count) for count in counted(mask.sum(-1))]
 
 
 def _extractor(processor: Any) -> Any:

@@ -201,7 +201,7 @@ class _Chooser:
         """Return the column of an option by its name, or else by its cells."""
         kind = _KINDS[self.wants[name]]
         usual = _USUAL.get(name, "")
-        if usual in free and self.wants[name] not in FILES:
+        if usual in free and self.wants[name] not in {*FILES, "transcript"}:
             return None if self._is_no_class(str(usual)) and self.wants[name] == "class" else usual
         for tier in kind.names:
             hits = [c for c in free if plain_name(c) in tier and kind.named(self.profile(c))]

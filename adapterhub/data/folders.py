@@ -10,6 +10,17 @@ from adapterhub.data.sounds import SOUND_SUFFIXES
 from adapterhub.data.table import Table
 from adapterhub.errors import DataError
 
+METADATA = ("metadata.csv", "metadata.tsv", "metadata.jsonl", "metadata.parquet")
+
+
+def metadata_file(source: str) -> str | None:
+    """Return the table in a folder that describes its files, or None if it has none.
+
+    Its name is that of the library datasets.
+    """
+    paths = (Path(source) / name for name in METADATA)
+    return next((str(path) for path in paths if path.is_file()), None)
+
 
 def read_folder(source: str) -> Table:
     """Read the names of the pictures and sounds in a folder, each with the folder that it is in.

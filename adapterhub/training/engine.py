@@ -24,6 +24,7 @@ from accelerate.utils import (
 
 from adapterhub.backbones.processor import SOUND_INPUTS
 from adapterhub.errors import ConfigError, TrainingError
+from adapterhub.tasks._forward import on_device
 from adapterhub.tasks._losses import model_inputs
 from adapterhub.training.batching import Batch, BatchList, share
 from adapterhub.training.optimizers import OPTIMIZERS
@@ -118,7 +119,7 @@ class Engine:
         examples = tokens = 0
         for position, index in enumerate(indices):
             batch = epoch[index]
-            moved = {k: v.to(self.device, non_blocking=True) for k, v in batch.items()}
+            moved = on_device(batch, self.trainee.model, self.device)
             needed = MicroBatch(moved, len(indices), position == len(indices) - 1)
             yield needed
             assert needed.loss is not None

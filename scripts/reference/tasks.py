@@ -26,6 +26,7 @@ BACKBONES = {
     "seq2seq": "google-t5/t5-small",
     "image-classification": "google/vit-base-patch16-224",
     "audio-classification": "facebook/wav2vec2-base",
+    "speech-recognition": "UsefulSensors/moonshine-tiny",
 }
 USUAL_BACKBONE = "google-bert/bert-base-uncased"
 # How to import what writes a file, and to write one.
@@ -205,9 +206,12 @@ def _options(task: type[Task]) -> str:
 
 def _model_types(kind: TaskModel) -> str:
     """Return the class of transformers that is loaded, and the model types that have one."""
-    mapping = getattr(transformers, kind.auto)._model_mapping
-    listed = ", ".join(sorted({f"`{config.model_type}`" for config in mapping}))
-    return f"`{kind.auto}` is loaded. These types of model have such a class: {listed}.\n"
+    texts = []
+    for auto in kind.autos:
+        mapping = getattr(transformers, auto)._model_mapping
+        listed = ", ".join(sorted({f"`{config.model_type}`" for config in mapping}))
+        texts.append(f"`{auto}` is loaded. These types of model have such a class: {listed}.\n")
+    return "\n".join(texts)
 
 
 def _backbones(task: Task) -> str:

@@ -14,6 +14,7 @@ from PIL import Image
 
 from adapterhub.backbones.load import load_backbone, load_processor
 from adapterhub.backbones.processor import (
+    frame_counts,
     heard_seconds,
     processor_identity,
     processor_of,
@@ -96,6 +97,18 @@ def test_sounds_are_padded_as_their_processor_pads():
     )  # fmt: skip
     spectrogram = sounds.extractor("audio-spectrogram-transformer")
     assert sound_inputs(spectrogram, [short])["input_values"].shape == (1, 64, 16)
+
+
+def test_the_frames_of_padding_are_not_counted(backbones):
+    model, processor = load_backbone(str(backbones("speech-ctc")), task="speech-recognition")
+    batch = sound_inputs(processor, [sounds.tone(300, 0.2), sounds.tone(300, 0.5)])
+    counts = frame_counts(model, batch)
+    assert counts == [
+        model(**sound_inputs(processor, [sounds.tone(300, s)])).logits.shape[1] for s in (0.2, 0.5)
+    ]
+    assert counts[1] == model(**batch).logits.shape[1]
+    assert frame_counts(model, {"input_values": batch["input_values"]}) is None
+    assert frame_counts(tiny_models.model("bert"), batch) is None
 
 
 def test_the_settings_of_a_feature_extractor_are_its_identity():

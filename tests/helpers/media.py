@@ -39,7 +39,12 @@ def save_vit(folder: Path) -> None:
 
 
 HEARING = ("wav2vec2", "hubert", "whisper", "audio-spectrogram-transformer")
-BACKBONES = {"vit": save_vit, **{kind: partial(sounds.save, kind) for kind in HEARING}}
+WRITING = {
+    "speech-ctc": sounds.save_ctc,
+    "speech-whisper": sounds.save_whisper,
+    "speech-moonshine": sounds.save_moonshine,
+}
+BACKBONES = {"vit": save_vit, **{kind: partial(sounds.save, kind) for kind in HEARING}, **WRITING}
 
 
 def write_digits(folder: Path, classes: int = 10, each: int = 12, skip: int = 0) -> Path:

@@ -28,7 +28,8 @@ MODELS = {
     "google-t5/t5-small": ("t5", "seq2seq"),
     "google-bert/bert-base-uncased": ("bert", "features"),
 }
-MEDIA = {"google/vit-base-patch16-224": "vit", "facebook/wav2vec2-base": "wav2vec2"}
+MEDIA = {"google/vit-base-patch16-224": "vit", "facebook/wav2vec2-base": "wav2vec2",
+         "UsefulSensors/moonshine-tiny": "speech-moonshine"}  # fmt: skip
 _SPECIAL = ["<unk>", "<pad>", "</s>", "<s>", "<mask>"]  # the ids of tiny_models
 # Each is one token, with the space in front of it: words of classes, and T5's sentinels.
 _WORDS = ["terrible", "great", "<extra_id_0>", "<extra_id_1>", "<extra_id_2>"]

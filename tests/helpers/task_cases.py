@@ -166,6 +166,11 @@ def tones(folder: Path) -> Path:
     return sounds.write_tones(folder / "tones")
 
 
+def speech(folder: Path) -> Path:
+    """Write phrases whose letters are tones, and a table with the phrases."""
+    return sounds.write_speech(folder / "speech")
+
+
 CASES = {
     "classification": Case("bert", "classification", classes, ("the film was bad",), "label", 0.9),
     "multi-label": Case(
@@ -216,6 +221,10 @@ CASES = {
     ),
     "audio-classification": Case(
         "wav2vec2", "audio-classification", tones, ("DATA/low/1.wav",), "label", 0.9, epochs=16,
+    ),
+    "speech-recognition": Case(
+        "speech-ctc", "speech-recognition", speech, ("DATA/1.wav",), "generated", most=0.1,
+        epochs=120,
     ),
     "denoising": Case(
         "bart", "denoising(new_tokens=5)", lines, ("the <mask> was good",), "generated", most=2.0,

@@ -119,6 +119,20 @@ def test_an_evaluation_says_what_is_not_heard(tones, backbones):
         predictor.evaluate(task.read(str(tones), DataOptions(), "train"))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_in_bf16_trains_and_predicts(kind, adapterhub, backbones, tones, tmp_path):
+    run = tmp_path / "run"
+    code, _, err = adapterhub(
+        "train", "--backbone", backbones(kind), "--task", TASK.name, "--train", tones, "--eval",
+        tones, "--output", run, "--method", "lora", "dtype=bf16", "train.max_steps=1",
+        "train.report=false", "train.tensorboard=false",
+    )  # fmt: skip
+    assert code == 0, err
+    code, out, err = adapterhub("predict", run, tones / "low/0.wav")
+    assert code == 0, err
+    assert out.split()[0] in CLASSES
+
+
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
 def test_seconds_are_checked(seconds):
     with pytest.raises(ConfigError, match="a number above 0"):

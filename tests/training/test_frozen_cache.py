@@ -249,6 +249,7 @@ NOT_CACHED = {
     "masked-lm": "change with each epoch",
     "span-corruption": "change with each epoch",
     "denoising": "change with each epoch",
+    "speech-recognition": "are decoded for each batch",
     "audio-classification": "are decoded for each batch",
     "image-classification": "are decoded for each batch",
     "question-answering": "outputs change",  # its loss in transformers reads padding

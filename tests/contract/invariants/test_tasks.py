@@ -30,10 +30,11 @@ CORE_TASKS = ("tagging", "image-classification")
 TOKENLESS = {
     (method, backbone)
     for method in ("prompt", "p-tuning", "chosen")
-    for backbone in ("vit", "wav2vec2")
+    for backbone in ("vit", "wav2vec2", "speech-ctc")
 }
 # A language model's head belongs to the backbone.
 HEADLESS = {("head", task) for task in ("causal-lm", "seq2seq", "span-corruption", "denoising")}
+HEADLESS |= {("head", "speech-recognition")}
 HEADLESS |= {("head", task) for task in ("embedding", "preference", "unified-qa")}
 SITELESS = {
     (m, t)
