@@ -158,7 +158,7 @@ def _auto(kind: TaskModel, folder: Path) -> Any:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except _BROKEN:
         return getattr(transformers, kind.auto)  # loading the model raises the right error
-    return getattr(transformers, kind.auto_name(config))
+    return getattr(transformers, kind.auto_name(type(config)))
 
 
 def _load(auto: Any, folder: Path, options: dict[str, Any], backbone: str) -> Any:
@@ -260,7 +260,7 @@ def meta_model(
     try:
         with guarded_hub(), quiet_loading():
             config = transformers.AutoConfig.from_pretrained(source, revision=revision, **options)
-        auto = getattr(transformers, task_model(task).auto_name(config))
+        auto = getattr(transformers, task_model(task).auto_name(type(config)))
         with torch.device("meta"):
             model = auto.from_config(config, **task_model(task).init_options(config))
     except (OSError, ValueError, KeyError) as error:  # its cause may quote a server

@@ -48,10 +48,15 @@ class TaskModel:
         """The names of the auto classes."""
         return tuple(filter(None, (self.auto, self.other_auto)))
 
-    def auto_name(self, config: PreTrainedConfig) -> str:
+    def auto_name(self, config: type[PreTrainedConfig]) -> str:
         """Return the name of the auto class that has a model for a configuration, or the first."""
-        fitting = (n for n in self.autos if type(config) in _mapping(n))
+        fitting = (name for name in self.autos if config in _mapping(name))
         return next(fitting, self.auto)
+
+    def auto_of_type(self, model_type: str) -> str:
+        """Return the same for a type of model."""
+        known = model_type in transformers.CONFIG_MAPPING
+        return self.auto_name(transformers.CONFIG_MAPPING[model_type]) if known else self.auto
 
     @property
     def has_head(self) -> bool:
@@ -60,7 +65,7 @@ class TaskModel:
 
     def classes_for(self, config: PreTrainedConfig) -> tuple[type[PreTrainedModel], ...]:
         """List the transformers classes of this kind for a configuration."""
-        classes = _mapping(self.auto_name(config)).get(type(config), ())
+        classes = _mapping(self.auto_name(type(config))).get(type(config), ())
         return classes if isinstance(classes, tuple) else (classes,)
 
     def init_options(self, config: PreTrainedConfig) -> dict[str, Any]:
