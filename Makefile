@@ -99,7 +99,7 @@ venv: .venv/.installed
 PINS := constraints.txt
 # pip before 25.3 builds with PIP_CONSTRAINT, later ones with PIP_BUILD_CONSTRAINT, none with -c.
 PINNED = PIP_CONSTRAINT="$(PINS) constraints-build.txt" PIP_BUILD_CONSTRAINT=constraints-build.txt
-.venv/.installed: EXTRAS := minilm,quantized,test,dev,docs,tensorboard,signatures,ray,buckets
+.venv/.installed: EXTRAS := minilm,quantized,test,dev,docs,tensorboard,signatures,ray,buckets,audio
 .venv-trl/.installed: EXTRAS := test,trl
 .venv-torchao/.installed: EXTRAS := quantized,test,torchao
 .venv-oldest/.installed: EXTRAS := test,signatures

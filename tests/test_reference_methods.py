@@ -193,6 +193,8 @@ PREDICTIONS = {
     "span-corruption": Generated("moves slowly"),
     "denoising": Generated("the glacier moves slowly"),
     "image-classification": Scored("cat", {"cat": 0.981, "dog": 0.019}),
+    "speech-recognition": Generated("the glacier moves slowly"),
+    "audio-classification": Scored("dog", {"dog": 0.981, "rain": 0.019}),
     "prompted": Scored("1", {"0": 0.019, "1": 0.981}),
 }
 

@@ -257,14 +257,42 @@ class Anatomy:
 
         Empty if the model has a language-model head.
         """
-        if not self.base_path or self.model.get_output_embeddings() is not None:
+        if self.model.get_output_embeddings() is not None:
             return {}
         if type(self.model) in base_classes(self.model.config):  # with a module for its layers
             return {}
+        if not self.base_path:
+            return self._head_of_encoder()
         children = self.model.named_children()
-        return {
+        head = {
             n: m for n, m in children if n != self.base_path and any(True for _ in m.parameters())
         }
+        return {} if self._writes_tokens(head) else head
+
+    def _writes_tokens(self, head: Mapping[str, nn.Module]) -> bool:
+        """Return whether a head has an output for each token: that of CTC, which has no getter."""
+        config = self.model.config
+        tokens = getattr(config, "vocab_size", None)
+        outputs = {
+            getattr(module, "out_features", getattr(module, "out_channels", None))
+            for child in head.values()
+            for module in child.modules()
+        }
+        return tokens is not None and tokens in outputs and config.num_labels not in outputs
+
+    def _head_of_encoder(self) -> dict[str, nn.Module]:
+        """Return the head of a class that has an encoder in place of the base model.
+
+        These are the modules behind it, such as the two of Whisper's classifier of sounds, if one
+        has as many outputs as there are labels; those of other classes are projections.
+        """
+        encoders = {path.partition(".")[0] for paths in self.layers.values() for path in paths}
+        children = list(self.model.named_children())
+        last = max((n for n, (name, _) in enumerate(children) if name in encoders), default=-1)
+        behind = dict(children[last + 1 :]) if encoders else {}
+        modules = [module for child in behind.values() for module in child.modules()]
+        outputs = {getattr(module, "out_features", None) for module in modules}
+        return behind if self.model.config.num_labels in outputs else {}
 
     def key(self, path: str) -> str:
         """Return the name of a parameter in adapter files: by site, else by layer, else by path.

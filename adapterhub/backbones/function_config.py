@@ -19,7 +19,7 @@ _WITHOUT_EFFECT = re.compile(
     r".*(dropout|pdrop|layerdrop).*|initializer_.*|init_std|.*_token_id|vocab_size|use_cache"
     r"|is_decoder|add_cross_attention|tie_word_embeddings|output_.*|router_(aux_loss_coef|jitter_noise)"
     r"|start_n_top|end_n_top|pretraining_tp|slow_but_exact|sparse_pred.*|deterministic_flash_attn"
-    r"|max_position_embeddings|n_positions"
+    r"|max_position_embeddings|n_positions|ctc_(loss_reduction|zero_infinity)"
 )
 _BASE = frozenset(field.name for field in fields(PreTrainedConfig))
 

@@ -59,13 +59,13 @@ def load_backbone(
     pooling: str | None = None,
     family: FamilySource | None = None,
 ) -> tuple[PreTrainedModel, Any]:
-    """Load a pre-trained model with the head of a task, and its tokenizer or image processor.
+    """Load a pre-trained model with the head of a task, and its tokenizer or processor.
 
     Args:
         backbone: a folder or a Hub id.
         task: features (no head), embedding (nor a pooler), classification, multi-label, regression,
-            tagging, question-answering, multiple-choice, seq2seq, masked-lm, causal-lm or
-            image-classification.
+            tagging, question-answering, multiple-choice, seq2seq, masked-lm, causal-lm,
+            image-classification, audio-classification or speech-recognition.
         labels: the names of the classes, in the order of the logits; an adapter brings its own.
         revision: a branch, tag or commit on the Hub.
         dtype: fp32, bf16 or fp16; by default fp32, or bf16 if the backbone is quantized.
@@ -82,7 +82,6 @@ def load_backbone(
         ConfigError: an option is unknown, or does not fit the model, or a library is missing.
     """
     kind = task_model(task)
-    auto = getattr(transformers, kind.auto)
     family, pooling = family and read_family(family), pooling and check_pooling(pooling)
     folder, commit = find_backbone(backbone, revision)
     quantize = remaining_quantization(quantize, folder)
@@ -90,6 +89,7 @@ def load_backbone(
     options |= {"attn_implementation": attention} if attention else {}
     with quiet_loading():
         options |= _init_options(folder, task, backbone)
+        auto = _auto(kind, folder)
         options = loading_options(auto, folder, options, quantize)
         options |= {"device_map": device_map} if device_map is not None else {}
         model, info = _load(auto, folder, options | {"output_loading_info": True}, backbone)
@@ -147,7 +147,18 @@ def _init_options(folder: Path, task: str, backbone: str) -> dict[str, Any]:
             expected=f"one of {', '.join(kinds)}" if kinds else "another backbone",
             hint=f"another --task, or another backbone for {task}",
         )
-    return task_model(task).init_options(config)
+    kind = task_model(task)
+    own = {name: value for name, value in kind.config.items() if hasattr(config, name)}
+    return own | kind.init_options(config)
+
+
+def _auto(kind: TaskModel, folder: Path) -> Any:
+    """Return the auto class of transformers that loads a checkpoint as a kind of model."""
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except _BROKEN:
+        return getattr(transformers, kind.auto)  # loading the model raises the right error
+    return getattr(transformers, kind.auto_name(type(config)))
 
 
 def _load(auto: Any, folder: Path, options: dict[str, Any], backbone: str) -> Any:
@@ -243,13 +254,13 @@ def meta_model(
         BackboneError: the backbone was not found, or does not fit `family`.
         ConfigError: an unknown task, or an invalid `family`.
     """
-    auto = getattr(transformers, task_model(task).auto)
     options = label_options(task, labels)
     is_here = is_local_name(backbone) or (backbone in PACKAGED and not revision)
     source = str(find_backbone(backbone)[0]) if is_here else backbone
     try:
         with guarded_hub(), quiet_loading():
             config = transformers.AutoConfig.from_pretrained(source, revision=revision, **options)
+        auto = getattr(transformers, task_model(task).auto_name(type(config)))
         with torch.device("meta"):
             model = auto.from_config(config, **task_model(task).init_options(config))
     except (OSError, ValueError, KeyError) as error:  # its cause may quote a server

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import inspect
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from adapterhub.backbones.processor import (
+    SOUND_INPUTS,
+    processor_of,
+    sampling_rate,
+    sound_inputs,
+)
 from adapterhub.backbones.task_models import task_kind
 from adapterhub.backbones.weights import device_of
 from adapterhub.interrupts import Reversal
@@ -21,7 +28,8 @@ def probe_batch(
     """Make a batch of random token ids, without special tokens except EOS at the end of each row.
 
     An encoder-decoder gets them as input of both stacks. A model that reads pictures gets random
-    pixels of its own size, and no tokens.
+    pixels of its own size, and no tokens; one that reads sound gets noise, as its processor hears
+    it, and tokens only in its decoder.
 
     Args:
         model: the model that will read the batch.
@@ -31,10 +39,12 @@ def probe_batch(
 
     Returns:
         Tensors of shape (rows, tokens), or (1, rows, tokens) if the rows are the choices of one
-        question; or (rows, channels, height, width).
+        question; or (rows, channels, height, width), or what the processor makes of sounds.
     """
     if model.main_input_name == "pixel_values":
         return _pixels(model, seed, rows)
+    if model.main_input_name in SOUND_INPUTS:
+        return _noise(model, seed, rows)
     size = model.get_input_embeddings().get_parameter("weight").shape[0]
     special = {v for k, v in vars(model.config).items() if k.endswith("token_id")}
     usual = torch.tensor([i for i in range(size) if i not in special])
@@ -57,6 +67,22 @@ def _pixels(model: PreTrainedModel, seed: int, rows: int) -> dict[str, Tensor]:
     shape = rows, getattr(config, "num_channels", 3), height, width
     pixels = torch.randn(shape, generator=generator)
     return {"pixel_values": pixels.to(device_of(model), model.dtype)}
+
+
+def _noise(model: PreTrainedModel, seed: int, rows: int) -> dict[str, Tensor]:
+    """Return inputs of half a second of noise each."""
+    numbers, processor = np.random.default_rng(seed), processor_of(model)
+    rate = 16_000 if processor is None else sampling_rate(processor)
+    noise = numbers.normal(0, 0.1, (rows, rate // 2)).astype(np.float32)
+    if processor is None:
+        inputs = {model.main_input_name: torch.from_numpy(noise)}
+    else:
+        inputs = sound_inputs(processor, list(noise))
+    if model.config.is_encoder_decoder and model.can_generate():
+        start = model.config.decoder_start_token_id
+        inputs["decoder_input_ids"] = torch.full((rows, 1), start)
+    inputs[model.main_input_name] = inputs[model.main_input_name].to(model.dtype)
+    return {name: tensor.to(device_of(model)) for name, tensor in inputs.items()}
 
 
 class EvaluationMode(Reversal[None]):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import transformers
@@ -29,6 +29,8 @@ class TaskModel:
         problem_type: that of transformers, which selects the loss of a model with a new head.
         pooler: whether the pooler of a class is kept, a dense layer behind the last token states.
         processor: the name of the auto class of what turns texts, pictures or sound into inputs.
+        other_auto: the auto class of architectures that `auto` does not have.
+        config: options of the configuration, for those architectures that have them.
     """
 
     auto: str
@@ -38,6 +40,23 @@ class TaskModel:
     problem_type: str = "single_label_classification"
     pooler: bool = True
     processor: str = "AutoTokenizer"
+    other_auto: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def autos(self) -> tuple[str, ...]:
+        """The names of the auto classes."""
+        return tuple(filter(None, (self.auto, self.other_auto)))
+
+    def auto_name(self, config: type[PreTrainedConfig]) -> str:
+        """Return the name of the auto class that has a model for a configuration, or the first."""
+        fitting = (name for name in self.autos if config in _mapping(name))
+        return next(fitting, self.auto)
+
+    def auto_of_type(self, model_type: str) -> str:
+        """Return the same for a type of model."""
+        known = model_type in transformers.CONFIG_MAPPING
+        return self.auto_name(transformers.CONFIG_MAPPING[model_type]) if known else self.auto
 
     @property
     def has_head(self) -> bool:
@@ -46,7 +65,7 @@ class TaskModel:
 
     def classes_for(self, config: PreTrainedConfig) -> tuple[type[PreTrainedModel], ...]:
         """List the transformers classes of this kind for a configuration."""
-        classes = getattr(transformers, self.auto)._model_mapping.get(type(config), ())
+        classes = _mapping(self.auto_name(type(config))).get(type(config), ())
         return classes if isinstance(classes, tuple) else (classes,)
 
     def init_options(self, config: PreTrainedConfig) -> dict[str, Any]:
@@ -55,6 +74,11 @@ class TaskModel:
             return {}
         parameters = inspect.signature(self.classes_for(config)[0].__init__).parameters
         return {name: False for name in ("add_pooling_layer",) if name in parameters}
+
+
+def _mapping(auto: str) -> Any:
+    """Return the classes of an auto class by the class of their configuration."""
+    return getattr(transformers, auto)._model_mapping
 
 
 TASK_MODELS = {
@@ -78,6 +102,16 @@ TASK_MODELS = {
     CAUSAL_LM: TaskModel("AutoModelForCausalLM"),
     "image-classification": TaskModel(
         "AutoModelForImageClassification", classes=True, processor="AutoImageProcessor"
+    ),
+    "audio-classification": TaskModel(
+        "AutoModelForAudioClassification", classes=True, processor="AutoFeatureExtractor"
+    ),
+    # The sum over a batch would depend on its size, and one text that is too long be infinite.
+    "speech-recognition": TaskModel(
+        "AutoModelForCTC",
+        other_auto="AutoModelForSpeechSeq2Seq",
+        processor="AutoProcessor",
+        config={"ctc_loss_reduction": "mean", "ctc_zero_infinity": True},
     ),
 }
 

@@ -42,6 +42,14 @@ PICTURES = (
     ("image", "picture", "photo", "img"),
     ("file", "filename", "path", "filepath", "imagefile", "imagepath", "imagename"),
 )
+SOUNDS = (
+    ("audio", "sound", "recording", "speech", "clip", "wav"),
+    ("file", "filename", "path", "filepath", "audiofile", "audiopath", "audiofilepath", "wavfile"),
+)
+TRANSCRIPTS = (
+    ("text", "transcription", "transcript"),
+    ("sentence", "label", "target", "rawtranscription", "rawtext", "utterance", "caption"),
+)
 PROMPTS = (
     ("text",),
     ("prompt", "instruction", "question", "input", "source", "sourcetext", "src", "document",
@@ -83,7 +91,7 @@ _NEVER = (
 )
 NEVER = frozenset(_NEVER.split())
 _LISTS = (TEXTS, CLASSES, NUMBERS, TARGETS, PROMPTS, TOKENS, TAGS, QUESTIONS, CONTEXTS, ANSWERS,
-          STEMS, CHOSEN, CHOICES, ANCHORS, POSITIVES, PICTURES)  # fmt: skip
+          STEMS, CHOSEN, CHOICES, ANCHORS, POSITIVES, PICTURES, SOUNDS, TRANSCRIPTS)  # fmt: skip
 KNOWN = frozenset(
     {name for names in _LISTS for tier in names for name in tier}
     | {name for pair in PAIRS for name in pair}

@@ -27,6 +27,8 @@ Wants = Mapping[str, str]
 WANTS: Mapping[str, Wants] = {
     "texts": {"text": "text"},
     "pictures": {"text": "picture", "label": "class"},
+    "sounds": {"text": "sound", "label": "class"},
+    "speech": {"text": "sound", "label": "transcript"},
     "classes": {"text": "text", "pair": "text", "label": "class"},
     "labels": {"text": "text", "pair": "text", "label": "labels"},
     "numbers": {"text": "text", "pair": "text", "label": "number"},
@@ -43,7 +45,7 @@ WANTS: Mapping[str, Wants] = {
 """What tasks want, by what they learn."""
 
 
-FILES = frozenset({"picture"})
+FILES = frozenset({"picture", "sound"})
 """The kinds of columns whose cells are files, which nothing else looks like."""
 
 # Columns of these names were the only ones that were read; what is wrong with their cells is told.
@@ -88,6 +90,10 @@ _KINDS = {
                       "the text that belongs to it"),
     "picture": _Kind(names.PICTURES, lambda p: p.is_string or p.is_files,
                      lambda p: p.is_files, "the files of pictures"),
+    "sound": _Kind(names.SOUNDS, lambda p: p.is_string or p.is_files,
+                   lambda p: p.is_files, "the files of sounds"),
+    "transcript": _Kind(names.TRANSCRIPTS, lambda p: p.is_string, lambda p: p.is_text,
+                        "the spoken text"),
     "prompts": _Kind(names.PROMPTS, lambda p: p.is_string or p.is_list, _never, "the prompt"),
     "preferred": _Kind(names.PREFERRED, lambda p: p.is_string or p.is_list, _never,
                        "the chosen response"),
@@ -195,7 +201,7 @@ class _Chooser:
         """Return the column of an option by its name, or else by its cells."""
         kind = _KINDS[self.wants[name]]
         usual = _USUAL.get(name, "")
-        if usual in free and self.wants[name] not in FILES:
+        if usual in free and self.wants[name] not in {*FILES, "transcript"}:
             return None if self._is_no_class(str(usual)) and self.wants[name] == "class" else usual
         for tier in kind.names:
             hits = [c for c in free if plain_name(c) in tier and kind.named(self.profile(c))]

@@ -6,8 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from adapterhub.data.pictures import SUFFIXES
+from adapterhub.data.sounds import SOUND_SUFFIXES
 from adapterhub.data.table import Table
 from adapterhub.errors import DataError
+
+METADATA = ("metadata.csv", "metadata.tsv", "metadata.jsonl", "metadata.parquet")
+
+
+def metadata_file(source: str) -> str | None:
+    """Return the table in a folder that describes its files, or None if it has none.
+
+    Its name is that of the library datasets.
+    """
+    paths = (Path(source) / name for name in METADATA)
+    return next((str(path) for path in paths if path.is_file()), None)
 
 
 def read_folder(source: str) -> Table:
@@ -22,14 +34,15 @@ def read_folder(source: str) -> Table:
     root = Path(source)
     names, others = [], 0
     for path in _files(root, {root.resolve()}):
-        if path.suffix.lower() in SUFFIXES:
+        if path.suffix.lower() in (*SUFFIXES, *SOUND_SUFFIXES):
             names.append(path.relative_to(root))
         else:
             others += 1
     if not names:
         raise DataError(
             f"the folder {source} has no pictures and no sound",
-            expected=f"files that end in {', '.join(SUFFIXES)}, in one folder for each class",
+            expected=f"files that end in {', '.join((*SUFFIXES, *SOUND_SUFFIXES))}, in one folder "
+            "for each class",
         )
     columns: dict[str, list[object]] = {
         "file": [name.as_posix() for name in names],

@@ -19,22 +19,26 @@ from typing import TypeVar
 from adapterhub.data.columns import Wants, choose_columns
 from adapterhub.data.examples import EmptyCell, parse_label, read_rows, refuse
 from adapterhub.data.options import DataOptions
+from adapterhub.data.sounds import Sound
 from adapterhub.errors import DataError, read_problem
 
 T = TypeVar("T")
 Decode = Callable[[bytes], T]
+ParseLabel = Callable[[object], "tuple[str | float | None, str]"]
+"""Returns the label of a cell, or None and the problem with it."""
 
 
 @dataclass(frozen=True)
 class MediaFile:
-    """A picture or a sound, with a class or without one.
+    """A picture or a sound, with a label or without one.
 
     Attributes:
         sha256: the digest of its bytes: all that it is compared by, besides its label.
-        label: the class.
+        label: the class, or the text that is spoken.
         name: its name, for the user.
         path: where it is; "" if its bytes are in `data`.
         data: its bytes, if it is in a table.
+        seconds: the duration of a sound.
     """
 
     sha256: str
@@ -42,6 +46,7 @@ class MediaFile:
     name: str = field(default="", compare=False)
     path: str = field(default="", compare=False)
     data: bytes = field(default=b"", compare=False, repr=False)
+    seconds: float = field(default=0.0, compare=False)
 
     def with_label(self, label: str) -> MediaFile:
         """Return the same file with another label."""
@@ -81,6 +86,7 @@ def read_media(
     decode: Decode[T],
     *,
     labelled: bool,
+    parse: ParseLabel = parse_label,
 ) -> list[MediaFile]:
     """Read the files of a folder, a table or a Hub dataset, in order; each is decoded once.
 
@@ -91,6 +97,7 @@ def read_media(
         wants: the kind of column for each option.
         decode: decodes the bytes of a file, or raises a ValueError that says what is wrong.
         labelled: whether to read the label.
+        parse: reads a label; by default, the name of a class.
 
     Raises:
         DataError: the source is missing, empty or malformed, or files are missing or broken.
@@ -99,7 +106,7 @@ def read_media(
     folder = Path(source) if Path(source).is_dir() else Path(source).parent
 
     def build(cell: object, *labels: object) -> MediaFile:
-        label, problem = parse_label(labels[0]) if labels else (None, "")
+        label, problem = parse(labels[0]) if labels else (None, "")
         refuse(problem)
         return _opened(cell, str(label) if labels else None, folder, decode)
 
@@ -125,9 +132,10 @@ def _opened(cell: object, label: str | None, folder: Path, decode: Decode[T]) ->
     path = "" if data else str(folder / name)
     try:
         content = data or Path(path).read_bytes()
-        decode(content)
+        decoded = decode(content)
     except OSError as error:
         raise ValueError(read_problem(Path(path), error)) from None
     except ValueError as error:
         raise ValueError(f"{name!r} {error}") from error
-    return MediaFile(hashlib.sha256(content).hexdigest(), label, name, path, data)
+    seconds = decoded.seconds if isinstance(decoded, Sound) else 0.0
+    return MediaFile(hashlib.sha256(content).hexdigest(), label, name, path, data, seconds)

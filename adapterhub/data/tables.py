@@ -15,7 +15,7 @@ from typing import Any
 from adapterhub.data.decode import DecodedText
 from adapterhub.data.delimited import encoding_notes, read_delimited
 from adapterhub.data.dialect import find_delimiter
-from adapterhub.data.folders import read_folder
+from adapterhub.data.folders import metadata_file, read_folder
 from adapterhub.data.json_rows import read_json
 from adapterhub.data.options import DataOptions
 from adapterhub.data.parquet import ExpansionError, open_parquet
@@ -117,6 +117,9 @@ def _read_format(name: str, source: str, options: DataOptions, split: str) -> Ta
     if name == "parquet":
         return _read_parquet(source)
     if name == "folder":
+        described = metadata_file(source)
+        if described is not None:
+            return _read_format(_format_of(described, options), described, options, split)
         return read_folder(source)
     decoded = file_text(source, options.encoding)
     name = _text_format(decoded.text, options) if name == "any text" else name

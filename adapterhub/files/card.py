@@ -238,7 +238,8 @@ def _in_peft(manifest: Manifest, reference: str, peft: InPeft) -> str:
         return f"Not with peft: {literal(peft.problems[0])}."
     from adapterhub.backbones.task_models import TASK_MODELS
 
-    auto = TASK_MODELS[peft.kind].auto if peft.kind else "AutoModel"
+    kind = TASK_MODELS[peft.kind] if peft.kind else None
+    auto = kind.auto_of_type(manifest.backbone.model_type) if kind else "AutoModel"
     outputs = len(manifest.labels) or 1
     heads = f", num_labels={outputs}" if manifest.head and auto.endswith("Classification") else ""
     if manifest.head and manifest.head.problem_type == _MULTI_LABEL:

@@ -26,7 +26,7 @@ from adapterhub.files import schema
 from adapterhub.files.schema import canonical_json, show
 
 SCHEMA_VERSION = 1
-LOWER_IS_BETTER = frozenset({"loss", "mse", "rmse", "mae", "perplexity"})
+LOWER_IS_BETTER = frozenset({"loss", "mse", "rmse", "mae", "perplexity", "wer", "cer"})
 """Metrics for which smaller values are better."""
 REQUIRES = "0.1.0"  # the oldest adapterhub that reads what this one writes
 FAMILY = "family"  # in `training`: the row of sites, if it is not that of the backbone's type

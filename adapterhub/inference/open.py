@@ -52,6 +52,8 @@ class Predictor:
         for lost in lost_tokens(whole, encoded):
             if lost.cut:
                 warn_user(lost.sentence("evaluation"))
+        for line in self.task.remarks(encoded):
+            warn_user(line)
         if self.task.compares_with_reference:
             with only_foundations(self.model):
                 encoded = self.task.with_reference(self.model, encoded, batch_size)

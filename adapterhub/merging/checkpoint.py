@@ -27,7 +27,11 @@ from adapterhub.merging.sentence_encoder import SentenceEncoder, take_pooling
 def auto_class(model: PreTrainedModel) -> Any:
     """Return the auto class that loads a checkpoint of this model, or the class of the model."""
     kind = task_kind(model)
-    return getattr(transformers, TASK_MODELS[kind].auto) if kind else type(model)
+    return (
+        getattr(transformers, TASK_MODELS[kind].auto_name(type(model.config)))
+        if kind
+        else type(model)
+    )
 
 
 def merge_for_checkpoint(

@@ -21,6 +21,14 @@ ALIASES: dict[str, tuple[str, Mapping[str, Any]]] = {
         ("image-cls", "picture-classification", "vision-classification"),
         ("image-classification", {}),
     ),
+    **dict.fromkeys(
+        ("audio-cls", "sound-classification", "speech-classification", "keyword-spotting"),
+        ("audio-classification", {}),
+    ),
+    **dict.fromkeys(
+        ("asr", "automatic-speech-recognition", "speech-to-text", "transcription", "ctc"),
+        ("speech-recognition", {}),
+    ),
     **dict.fromkeys(("ner", "token-classification", "token-cls"), ("tagging", {})),
     **dict.fromkeys(
         ("qa", "squad", "extractive-qa", "extractive-question-answering", "question-answer"),

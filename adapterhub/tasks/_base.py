@@ -275,6 +275,10 @@ class Task(ABC):
         """List what is truncated, if anything: (part of the examples, option, limit in tokens)."""
         return [("texts", "train.max_length", limit_of(setting))]
 
+    def remarks(self, data: Encoded) -> tuple[str, ...]:
+        """Return what a user should know of encoded examples besides `limits`, a line each."""
+        return ()
+
     def size(self, row: Row) -> int:
         """Return the size of a row, in tokens; rows of similar size share a batch."""
         return len(row["input_ids"])

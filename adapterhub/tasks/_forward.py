@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from adapterhub.status import counting
@@ -10,7 +10,8 @@ from adapterhub.tasks._base import Encoded
 from adapterhub.tasks._losses import model_inputs
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import torch
+    from torch import Tensor, nn
     from transformers import PreTrainedModel
 
 
@@ -34,11 +35,28 @@ def forward(
     model.eval()
     tokens = CPU_TOKENS if model.device.type == "cpu" else None
     for indices in by_length(data, batch_size, tokens):
-        batch = {k: v.to(model.device) for k, v in data.batch(indices).items()}
+        batch = on_device(data.batch(indices), model, model.device)
         inputs = {k: v for k, v in model_inputs(batch).items() if labels or k != "labels"}
         with torch.inference_mode():
             output = model(**inputs)
         yield indices, batch, output
+
+
+def on_device(
+    batch: Mapping[str, Tensor], model: nn.Module, device: torch.device
+) -> dict[str, Tensor]:
+    """Move a batch to a device; pictures and sounds get the dtype of the model.
+
+    Args:
+        batch: the batch.
+        model: the model that reads it.
+        device: the device.
+    """
+    moved = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+    read = getattr(model, "main_input_name", "")
+    if read in moved and moved[read].is_floating_point():
+        moved[read] = moved[read].to(model.dtype)  # type: ignore[arg-type]
+    return moved
 
 
 def by_length(data: Encoded, batch_size: int, tokens: int | None = None) -> Iterator[list[int]]:

@@ -86,6 +86,7 @@ LOSSES: Mapping[str, Loss] = {
     "question-answering": span_loss,
     "multiple-choice": class_loss,
     "image-classification": class_loss,
+    "audio-classification": class_loss,
     "causal-lm": next_token_loss,
     "masked-lm": class_loss,
     "seq2seq": class_loss,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from adapterhub.config.options import option
 from adapterhub.data.examples import check_labels, sorted_labels
 from adapterhub.data.labels import name_labels
-from adapterhub.data.media import MediaFile, open_media, read_media
+from adapterhub.data.media import MediaFile, read_media
 from adapterhub.data.options import DataOptions
-from adapterhub.tasks._base import Encoded, Prediction, Task, one_row_each
+from adapterhub.tasks._base import Encoded, Prediction, one_row_each
 from adapterhub.tasks._class_weights import (
     WEIGHTS_HELP,
     ClassWeights,
@@ -21,6 +20,7 @@ from adapterhub.tasks._class_weights import (
     weights_of,
 )
 from adapterhub.tasks._losses import Loss
+from adapterhub.tasks._media import MediaTask
 from adapterhub.tasks._rows import Row, Setting
 from adapterhub.tasks.classification import (
     CLASS_METRICS,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class MediaClassification(Task):
+class MediaClassification(MediaTask):
     """One class per file: a subclass decodes the files, and makes batches of them."""
 
     class_weights: ClassWeights = option(None, WEIGHTS_HELP)
@@ -43,22 +43,9 @@ class MediaClassification(Task):
     outcomes = "classes"
     main_metric = "accuracy"
     has_labels = True
-    decodes = True
 
     def __post_init__(self) -> None:
         check_weights(self.class_weights)
-
-    @abstractmethod
-    def decode(self, data: bytes) -> Any:
-        """Decode the bytes of a file.
-
-        Raises:
-            ValueError: it is broken, or of another kind.
-        """
-
-    @abstractmethod
-    def process(self, decoded: list[Any], setting: Setting) -> dict[str, Tensor]:
-        """Return the model inputs for some decoded files."""
 
     # Examples
 
@@ -72,14 +59,6 @@ class MediaClassification(Task):
         names = name_labels((str(f.label) for f in files), options.label_names, source)
         return [f.with_label(name) for f, name in zip(files, names, strict=True)]
 
-    def example(self, fields: Sequence[str], options: DataOptions) -> MediaFile:
-        """Open the file of a path."""
-        return open_media(fields[0], self.decode)
-
-    def shown(self, example: MediaFile) -> list[str]:
-        """Return the name of the file."""
-        return [example.name]
-
     def labels(self, train: Sequence[MediaFile]) -> tuple[str, ...]:
         """Return the classes of the training data, sorted."""
         return tuple(sorted_labels(str(example.label) for example in train))
@@ -92,33 +71,24 @@ class MediaClassification(Task):
 
     def encode(self, examples: Sequence[MediaFile], setting: Setting, *, labelled: bool) -> Encoded:
         """Return rows of files, which `collate` decodes, and the index of each one's class."""
-        rows: list[Row] = [{"file": example} for example in examples]
+        rows = [self.file_row(example, setting) for example in examples]
         if labelled:
             for row, example in zip(rows, examples, strict=True):
                 row["labels"] = setting.labels.index(str(example.label))
         return one_row_each(self, examples, setting, rows)
 
-    def size(self, row: Row) -> int:
-        """Return 1: all files take as much."""
-        return 1
-
-    def limits(self, setting: Setting) -> list[tuple[str, str, int]]:
-        """Return no limit: nothing is truncated."""
-        return []
-
     def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
         """Decode the files of a batch, and make model inputs of them."""
         import torch  # slow to import
 
-        batch = self.process([row["file"].decoded(self.decode) for row in rows], setting)
+        batch = self.inputs(rows, setting)
         if rows and "labels" in rows[0]:
             batch["labels"] = torch.tensor([row["labels"] for row in rows])
         return batch
 
     def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
         """Return the shapes of what the model gets, and the class that it learns."""
-        inputs = self.process([row["file"].decoded(self.decode)], setting)
-        facts = {name: " x ".join(map(str, t.shape[1:])) for name, t in inputs.items()}
+        facts = self.show_inputs(row, setting)
         label = row.get("labels")
         if label is None:
             return facts

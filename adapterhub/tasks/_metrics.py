@@ -6,10 +6,14 @@ import collections
 import math
 import re
 import string
+import unicodedata
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from adapterhub.errors import DataError
+from adapterhub.errors import ConfigError, DataError
+
+_APOSTROPHES = "'\u2019"
 
 
 def classification_metrics(
@@ -203,6 +207,51 @@ def _rouge(references: Sequence[str], predictions: Sequence[str]) -> dict[str, f
 def _exact(references: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
     pairs = zip(references, predictions, strict=True)
     return {"exact_match": _mean([float(r.strip() == p.strip()) for r, p in pairs])}
+
+
+def transcription_metrics(
+    references: Sequence[str], predictions: Sequence[str], *, exact: bool = False
+) -> dict[str, float]:
+    """Compute word and character error rates of a corpus.
+
+    wer = (substituted + deleted + inserted words) / words of the references; cer: of characters
+
+    Args:
+        references: the spoken texts.
+        predictions: the recognized texts.
+        exact: compare case and punctuation as well.
+
+    Raises:
+        DataError: the two differ in length or are empty.
+        ConfigError: the library that counts errors is not installed.
+    """
+    try:
+        import jiwer
+    except ImportError:
+        raise ConfigError(
+            "error rates need the library jiwer, which is not installed",
+            hint='pip install "adapterhub[audio]"',
+        ) from None
+    _check_lengths(references, predictions)
+    said, written = (
+        list(texts) if exact else [spoken(text) for text in texts]
+        for texts in (references, predictions)
+    )
+    return {
+        "wer": _error_rate(jiwer.process_words(said, written)),
+        "cer": _error_rate(jiwer.process_characters(said, written)),
+    }
+
+
+def spoken(text: str) -> str:
+    """Return the words of a text in small letters, without punctuation but apostrophes in words."""
+    letters = [c if unicodedata.category(c)[0] in "LMN" or c in _APOSTROPHES else " " for c in text]
+    return " ".join(filter(None, (w.strip(_APOSTROPHES) for w in "".join(letters).lower().split())))
+
+
+def _error_rate(counts: Any) -> float:
+    errors = counts.substitutions + counts.deletions + counts.insertions
+    return float(errors / max(counts.hits + counts.substitutions + counts.deletions, 1))
 
 
 _GENERATION = {"bleu": _bleu, "rouge": _rouge, "exact": _exact}

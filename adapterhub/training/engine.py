@@ -21,8 +21,10 @@ from accelerate.utils import (
     GradientAccumulationPlugin,
 )
 
+from adapterhub.backbones.processor import SOUND_INPUTS
 from adapterhub.backbones.weights import is_sharded, local
 from adapterhub.errors import ConfigError, TrainingError
+from adapterhub.tasks._forward import on_device
 from adapterhub.tasks._losses import model_inputs
 from adapterhub.training.batching import Batch, BatchList, share
 from adapterhub.training.optimizers import OPTIMIZERS
@@ -126,7 +128,7 @@ class Engine:
         examples = tokens = 0
         for position, index in enumerate(indices):
             batch = epoch[index]
-            moved = {k: v.to(self.device, non_blocking=True) for k, v in batch.items()}
+            moved = on_device(batch, self.trainee.model, self.device)
             needed = MicroBatch(moved, len(indices), position == len(indices) - 1)
             yield needed
             assert needed.loss is not None
@@ -301,7 +303,7 @@ def _any_number(gradients: Sequence[torch.Tensor]) -> bool:
 def token_count(batch: Batch) -> int:
     """Count the tokens of a batch without padding; 0 if it has no tokens."""
     tokens = batch.get("attention_mask")
-    if tokens is None or tokens.ndim != 2:
+    if tokens is None or tokens.ndim != 2 or not batch.keys().isdisjoint(SOUND_INPUTS):
         return batch["input_ids"].numel() if "input_ids" in batch else 0
     return int(tokens.sum())
 

@@ -90,6 +90,9 @@ def _unlimited(
     nothing = Encoded(data.task, setting, (), [], ())
     ignored = f"train.max_length={chosen} has no effect: {data.task.name} has no longest input"
     notes = (ignored,) * (chosen is not None)
+    notes += tuple(
+        f"{name}: {line}" for name, rows in whole.items() for line in data.task.remarks(rows)
+    )
     return FittedRows(LEAST, whole["training"], whole.get("evaluation", nothing), (), notes)
 
 

@@ -33,7 +33,7 @@ def check_one_model(data: RunData) -> None:
             processes would train several heads.
     """
     tasks = {name: part.task for name, part in data.parts.items()}
-    autos = {name: TASK_MODELS[task.head].auto for name, task in tasks.items()}
+    autos = {name: " or ".join(TASK_MODELS[task.head].autos) for name, task in tasks.items()}
     if len(set(autos.values())) > 1:
         raise ConfigError(
             "these tasks need models of different classes",

@@ -25,8 +25,18 @@ BACKBONES = {
     CAUSAL_LM: "Qwen/Qwen3-0.6B",
     "seq2seq": "google-t5/t5-small",
     "image-classification": "google/vit-base-patch16-224",
+    "audio-classification": "facebook/wav2vec2-base",
+    "speech-recognition": "UsefulSensors/moonshine-tiny",
 }
 USUAL_BACKBONE = "google-bert/bert-base-uncased"
+# How to import what writes a file, and to write one.
+_WRITTEN = {
+    "image": ("from PIL import Image", 'Image.new("RGB", (32, 32), (40 * i, 0, 0)).save(name)'),
+    "audio": (
+        "import numpy, soundfile",
+        "soundfile.write(name, numpy.random.default_rng(i).normal(0, 0.1, 8000), 16000)",
+    ),
+}
 MOST_NAMES = 8  # of columns, that a table lists
 
 
@@ -116,9 +126,9 @@ def _files(task: type[Task], rows: str) -> str:
     if not task.decodes:
         return ""
     names = [line.partition(",")[0] for line in rows.splitlines()[1:]]
-    code = {"image": 'Image.new("RGB", (32, 32), (40 * i, 0, 0)).save(name)'}[task.input_name]
+    imports, code = _WRITTEN[task.input_name]
     return f"""
-from PIL import Image
+{imports}
 
 for i, name in enumerate({names}):
     {code}
@@ -196,9 +206,12 @@ def _options(task: type[Task]) -> str:
 
 def _model_types(kind: TaskModel) -> str:
     """Return the class of transformers that is loaded, and the model types that have one."""
-    mapping = getattr(transformers, kind.auto)._model_mapping
-    listed = ", ".join(sorted({f"`{config.model_type}`" for config in mapping}))
-    return f"`{kind.auto}` is loaded. These types of model have such a class: {listed}.\n"
+    texts = []
+    for auto in kind.autos:
+        mapping = getattr(transformers, auto)._model_mapping
+        listed = ", ".join(sorted({f"`{config.model_type}`" for config in mapping}))
+        texts.append(f"`{auto}` is loaded. These types of model have such a class: {listed}.\n")
+    return "\n".join(texts)
 
 
 def _backbones(task: Task) -> str:

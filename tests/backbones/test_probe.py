@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import media
+import numpy as np
 import pytest
+import sounds
 import tiny_models
 import torch
+import transformers
 from torch import nn
 
+from adapterhub.backbones.load import load_backbone
 from adapterhub.backbones.probe import ROWS, TOKENS, probe, probe_batch
+from adapterhub.backbones.processor import sound_inputs
 
 
 @pytest.mark.parametrize("architecture", ["bert", "gpt2", "t5"])
@@ -50,10 +56,26 @@ def test_a_model_without_logits_returns_its_other_outputs_in_fp32():
     assert {t.dtype for t in outputs.values()} == {torch.float32}
 
 
-def test_a_model_of_pictures_gets_pixels_of_its_size():
-    import media
-    import transformers
+@pytest.mark.parametrize("kind", ["wav2vec2", "whisper", "audio-spectrogram-transformer"])
+def test_a_model_of_sound_gets_noise_as_its_processor_hears_it(kind, backbones):
+    folder = str(backbones(kind))
+    model, processor = load_backbone(folder, task="audio-classification", labels=["a", "b"])
+    batch = probe_batch(model, rows=3)
+    assert model.main_input_name in batch
+    half = np.random.default_rng(0).normal(0, 0.1, (3, 8000)).astype(np.float32)
+    expected = sound_inputs(processor, list(half))
+    assert batch.keys() == expected.keys()
+    assert all(torch.equal(batch[name], expected[name]) for name in batch)
+    assert probe(model)["logits"].shape == (4, 2)
 
+
+def test_a_model_of_sound_without_a_processor_gets_raw_noise():
+    config = sounds.config("wav2vec2")
+    model = transformers.Wav2Vec2ForSequenceClassification(config).eval()
+    assert probe_batch(model)["input_values"].shape == (4, 8000)
+
+
+def test_a_model_of_pictures_gets_pixels_of_its_size():
     model = transformers.ViTForImageClassification(media.vit_config(image_size=8)).eval()
     batch = probe_batch(model, rows=3)
     assert batch.keys() == {"pixel_values"}

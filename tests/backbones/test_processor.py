@@ -6,13 +6,23 @@ import json
 
 import media
 import pytest
+import sounds
 import tiny_models
 import transformers
 from fixtures import word_tokenizer
 from PIL import Image
 
 from adapterhub.backbones.load import load_backbone, load_processor
-from adapterhub.backbones.processor import processor_identity, remember_processor, tokenizer_of
+from adapterhub.backbones.processor import (
+    frame_counts,
+    heard_seconds,
+    processor_identity,
+    processor_of,
+    remember_processor,
+    sampling_rate,
+    sound_inputs,
+    tokenizer_of,
+)
 from adapterhub.errors import ConfigError
 
 
@@ -54,6 +64,7 @@ def test_the_identity_has_no_names_of_classes_and_nothing_neutral(tmp_path):
 def test_a_tokenizer_has_no_identity_here():
     assert identity(word_tokenizer()) is None
     assert processor_identity(tiny_models.model("bert")) is None
+    assert processor_of(tiny_models.model("bert")) is None
 
 
 def test_a_processor_is_loaded_with_its_backbone(backbones):
@@ -63,6 +74,49 @@ def test_a_processor_is_loaded_with_its_backbone(backbones):
     assert "Pil" in type(processor).__name__
     pixels = processor(images=[Image.new("RGB", (40, 20))], return_tensors="pt")["pixel_values"]
     assert model(pixel_values=pixels).logits.shape == (1, 2)
+
+
+def test_what_a_processor_hears():
+    whisper = sounds.extractor("whisper")
+    assert heard_seconds(whisper) == 1.0
+    assert heard_seconds(sounds.extractor("audio-spectrogram-transformer")) == 0.64
+    assert heard_seconds(sounds.extractor("wav2vec2")) is None
+    assert sampling_rate(whisper) == 16_000
+    both = transformers.Wav2Vec2Processor(sounds.extractor("wav2vec2"), word_tokenizer())
+    assert sampling_rate(both) == 16_000
+
+
+def test_sounds_are_padded_as_their_processor_pads():
+    short, long = sounds.tone(300, 0.02), sounds.tone(300, 0.5)
+    padded = sound_inputs(sounds.extractor("wav2vec2"), [short, long])
+    assert padded["input_values"].shape == (2, 8000)
+    assert padded["attention_mask"].sum(1).tolist() == [1600, 8000], "at least a tenth of a second"
+    assert sound_inputs(sounds.extractor("wav2vec2"), [short])["input_values"].shape == (1, 1600)
+    assert sound_inputs(sounds.extractor("whisper"), [short, long])["input_features"].shape == (
+        2, 16, 100,
+    )  # fmt: skip
+    spectrogram = sounds.extractor("audio-spectrogram-transformer")
+    assert sound_inputs(spectrogram, [short])["input_values"].shape == (1, 64, 16)
+
+
+def test_the_frames_of_padding_are_not_counted(backbones):
+    model, processor = load_backbone(str(backbones("speech-ctc")), task="speech-recognition")
+    batch = sound_inputs(processor, [sounds.tone(300, 0.2), sounds.tone(300, 0.5)])
+    counts = frame_counts(model, batch)
+    assert counts == [
+        model(**sound_inputs(processor, [sounds.tone(300, s)])).logits.shape[1] for s in (0.2, 0.5)
+    ]
+    assert counts[1] == model(**batch).logits.shape[1]
+    assert frame_counts(model, {"input_values": batch["input_values"]}) is None
+    assert frame_counts(tiny_models.model("bert"), batch) is None
+
+
+def test_the_settings_of_a_feature_extractor_are_its_identity():
+    usual = identity(sounds.extractor("whisper"))
+    assert len({usual, identity(sounds.extractor("wav2vec2"))}) == 2
+    other = transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=1, hop_length=80)
+    assert identity(other) != usual
+    assert identity(transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=1)) == usual
 
 
 def test_new_tokens_need_a_tokenizer(backbones):

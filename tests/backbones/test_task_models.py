@@ -9,7 +9,10 @@ import adapterhub as ah
 from adapterhub.backbones.task_models import TASK_MODELS, label_options, task_kind, task_model
 from adapterhub.errors import ConfigError
 
-READS = {"AutoTokenizer": "bert", "AutoImageProcessor": "vit"}
+READS = {
+    "AutoTokenizer": "bert", "AutoImageProcessor": "vit", "AutoFeatureExtractor": "wav2vec2",
+    "AutoProcessor": "speech-ctc",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("task", [t for t in TASK_MODELS if t not in ("seq2seq", "causal-lm")])
@@ -20,6 +23,28 @@ def test_a_loaded_model_has_the_kind_it_was_loaded_as(task, backbones):
     # Both kinds have one class; the number of outputs decides.
     assert task_kind(model) == ("features" if task == "embedding" else task)
     assert type(model) in task_model(task).classes_for(model.config)
+
+
+def test_an_architecture_has_one_of_two_classes(backbones):
+    kinds = {
+        "speech-ctc": ("AutoModelForCTC", "Wav2Vec2ForCTC"),
+        "speech-whisper": ("AutoModelForSpeechSeq2Seq", "WhisperForConditionalGeneration"),
+    }
+    row = task_model("speech-recognition")
+    for name, (auto, class_name) in kinds.items():
+        model, _ = ah.load_backbone(str(backbones(name)), task="speech-recognition")
+        assert type(model).__name__ == class_name
+        assert row.auto_name(type(model.config)) == auto
+        assert task_kind(model) == "speech-recognition"
+        assert type(ah.load_backbone(str(backbones(name)))[0]).__name__ != class_name
+    assert row.autos == ("AutoModelForCTC", "AutoModelForSpeechSeq2Seq")
+    assert row.auto_name(type(tiny_models.model("bert").config)) == "AutoModelForCTC"
+
+
+def test_the_loss_of_ctc_is_a_mean_without_infinities(backbones):
+    model, _ = ah.load_backbone(str(backbones("speech-ctc")), task="speech-recognition")
+    assert model.config.ctc_loss_reduction == "mean"
+    assert model.config.ctc_zero_infinity
 
 
 def test_language_models_have_a_kind():
@@ -36,7 +61,9 @@ def test_a_class_of_no_kind_has_none():
 
 def test_heads_that_are_not_pretrained():
     without = {name for name, row in TASK_MODELS.items() if not row.has_head}
-    assert without == {"features", "embedding", "masked-lm", "causal-lm", "seq2seq"}
+    assert without == {
+        "features", "embedding", "masked-lm", "causal-lm", "seq2seq", "speech-recognition",
+    }  # fmt: skip
 
 
 def test_embeddings_have_no_pooler(backbone):

@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
-from adapterhub.data.folders import read_folder
+from adapterhub.data.folders import metadata_file, read_folder
+from adapterhub.data.options import DataOptions
+from adapterhub.data.tables import read_table
 from adapterhub.errors import DataError
 
 
@@ -57,6 +59,15 @@ def test_links_are_followed_once(tmp_path):
     assert [name for name, _ in rows(source)] == [
         "cat/a.png", "cat/gone.png", "dog/b.png", "dog/c.png"
     ]  # fmt: skip
+
+
+def test_the_table_that_describes_a_folder(tmp_path):
+    source = files(tmp_path, "1.wav", "2.wav")
+    assert metadata_file(source) is None
+    (tmp_path / "metadata.jsonl").write_text('{"file_name": "1.wav", "text": "one"}\n')
+    assert metadata_file(source) == str(tmp_path / "metadata.jsonl")
+    table = read_table(source, DataOptions(), "train")
+    assert table.columns == ("file_name", "text")
 
 
 def test_a_folder_without_pictures(tmp_path):

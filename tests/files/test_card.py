@@ -98,6 +98,21 @@ def test_the_model_kind_comes_from_the_head_or_the_run():
     assert "load_backbone('acme/bert')" not in card(bare, peft=InPeft("causal-lm"))
 
 
+@pytest.mark.parametrize(
+    ("model_type", "auto"),
+    [
+        ("whisper", "AutoModelForSpeechSeq2Seq"),
+        ("hubert", "AutoModelForCTC"),
+        ("x", "AutoModelForCTC"),
+    ],
+)
+def test_the_class_is_that_of_the_architecture(model_type, auto):
+    backbone = dataclasses.replace(MANIFEST.backbone, model_type=model_type)
+    spoken = dataclasses.replace(MANIFEST, backbone=backbone, head=None)
+    text = card(spoken, reference="hf:me/x", peft=InPeft("speech-recognition"))
+    assert f"backbone = {auto}" in text
+
+
 def test_the_section_on_a_study_is_replaced_and_the_rest_stays():
     once = with_study("# Mine\n\nMy text.\n", "first\n\n| a |")
     assert once.endswith("<!-- study -->\n\n## In a study\n\nfirst\n\n| a |\n\n<!-- /study -->\n")

@@ -1,9 +1,11 @@
-"""Tiny random backbones that read pictures, and files to train them on: no downloads."""
+"""Tiny random backbones that read pictures or sound, and pictures to train them on."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
+import sounds
 import torch
 import transformers
 from PIL import Image
@@ -36,7 +38,13 @@ def save_vit(folder: Path) -> None:
     image_processor().save_pretrained(folder)
 
 
-BACKBONES = {"vit": save_vit}
+HEARING = ("wav2vec2", "hubert", "whisper", "audio-spectrogram-transformer")
+WRITING = {
+    "speech-ctc": sounds.save_ctc,
+    "speech-whisper": sounds.save_whisper,
+    "speech-moonshine": sounds.save_moonshine,
+}
+BACKBONES = {"vit": save_vit, **{kind: partial(sounds.save, kind) for kind in HEARING}, **WRITING}
 
 
 def write_digits(folder: Path, classes: int = 10, each: int = 12, skip: int = 0) -> Path:

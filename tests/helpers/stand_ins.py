@@ -28,7 +28,8 @@ MODELS = {
     "google-t5/t5-small": ("t5", "seq2seq"),
     "google-bert/bert-base-uncased": ("bert", "features"),
 }
-PICTURES = {"google/vit-base-patch16-224": "vit"}
+MEDIA = {"google/vit-base-patch16-224": "vit", "facebook/wav2vec2-base": "wav2vec2",
+         "UsefulSensors/moonshine-tiny": "speech-moonshine"}  # fmt: skip
 _SPECIAL = ["<unk>", "<pad>", "</s>", "<s>", "<mask>"]  # the ids of tiny_models
 # Each is one token, with the space in front of it: words of classes, and T5's sentinels.
 _WORDS = ["terrible", "great", "<extra_id_0>", "<extra_id_1>", "<extra_id_2>"]
@@ -93,7 +94,7 @@ def serving() -> Iterator[str]:
         for name in MODELS:
             hub.repositories[name] = hub_server.Repository()
             hub.repositories[name].commit(files(name))
-        for name, architecture in PICTURES.items():
+        for name, architecture in MEDIA.items():
             hub.repositories[name] = hub_server.Repository()
             hub.repositories[name].commit(_media_files(architecture))
         for name, packaged in PACKAGED.items():

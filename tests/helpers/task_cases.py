@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import media
+import sounds
 from fixtures import sentences, write_json_lines, write_tsv
 
 
@@ -160,6 +161,16 @@ def digits(folder: Path) -> Path:
     return media.write_digits(folder / "digits", classes=3, each=12)
 
 
+def tones(folder: Path) -> Path:
+    """Write tones of three classes in one folder for each."""
+    return sounds.write_tones(folder / "tones")
+
+
+def speech(folder: Path) -> Path:
+    """Write phrases whose letters are tones, and a table with the phrases."""
+    return sounds.write_speech(folder / "speech")
+
+
 CASES = {
     "classification": Case("bert", "classification", classes, ("the film was bad",), "label", 0.9),
     "multi-label": Case(
@@ -207,6 +218,13 @@ CASES = {
     ),
     "image-classification": Case(
         "vit", "image-classification", digits, ("DATA/1/1.png",), "label", 0.9, epochs=8,
+    ),
+    "audio-classification": Case(
+        "wav2vec2", "audio-classification", tones, ("DATA/low/1.wav",), "label", 0.9, epochs=16,
+    ),
+    "speech-recognition": Case(
+        "speech-ctc", "speech-recognition", speech, ("DATA/1.wav",), "generated", most=0.1,
+        epochs=120,
     ),
     "denoising": Case(
         "bart", "denoising(new_tokens=5)", lines, ("the <mask> was good",), "generated", most=2.0,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import media
 import pytest
+import torch
+import transformers
 from task_cases import CASES
 
 from adapterhub.backbones.load import load_backbone
 from adapterhub.data.options import DataOptions
 from adapterhub.tasks import Encoded, Setting, _forward, parse_task
-from adapterhub.tasks._forward import by_length, rows_at_once
+from adapterhub.tasks._forward import by_length, on_device, rows_at_once
 
 LENGTHS = [9, 1, 5, 5, 2, 40, 3, 3, 8]
 
@@ -48,3 +51,15 @@ def test_smaller_batches_evaluate_to_the_same(name, backbones, tmp_path, monkeyp
     whole = task.evaluate(model, data, 64)
     monkeypatch.setattr(_forward, "CPU_TOKENS", 32)
     assert task.evaluate(model, data, 64) == pytest.approx(whole, rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.parametrize(("name", "value", "dtype"), [
+    ("pixel_values", torch.ones(1, 3, 16, 16), torch.bfloat16),
+    ("input_ids", torch.ones(1, 3, dtype=torch.long), torch.long),
+    ("labels", torch.ones(1), torch.float32),
+])  # fmt: skip
+def test_only_pictures_and_sounds_get_the_dtype_of_the_model(name, value, dtype):
+    model = transformers.ViTModel(media.vit_config()).to(torch.bfloat16)
+    moved = on_device({name: value}, model, torch.device("cpu"))
+    assert moved[name].dtype == dtype
+    assert on_device({name: value}, torch.nn.Linear(1, 1), torch.device("cpu")) == {name: value}

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import warnings
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapterhub.errors import DataError
+from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._metrics import (
     answer_metrics,
     classification_metrics,
     entity_metrics,
     generation_metrics,
     regression_metrics,
+    spoken,
+    transcription_metrics,
 )
 
 METRICS = {"classification": classification_metrics, "regression": regression_metrics}
@@ -83,6 +86,32 @@ def test_right_predictions_are_best(kind: str) -> None:
 def test_lists_of_different_lengths_are_refused(kind: str, predictions: list[int]) -> None:
     with pytest.raises(DataError, match="cannot be compared"):
         METRICS[kind]([0, 1][: 2 * len(predictions)], predictions)
+
+
+def test_error_rates_by_hand() -> None:
+    """Two of five words, and of 17 characters with spaces: one other letter, four left out."""
+    references = ["the cat sat", "It is!"]
+    found = ["the bat", "it is"]
+    assert transcription_metrics(references, found) == pytest.approx(
+        {"wer": 2 / 5, "cer": 5 / 16},
+    )
+    exact = transcription_metrics(references, found, exact=True)
+    assert exact == pytest.approx({"wer": 4 / 5, "cer": 7 / 17})
+    assert transcription_metrics(["a b"], ["a b c d e"])["wer"] == 1.5, "it may be above 1"
+    assert transcription_metrics(["?"], [""]) == {"wer": 0.0, "cer": 0.0}
+    with pytest.raises(DataError, match="cannot be compared"):
+        transcription_metrics([], [])
+
+
+def test_error_rates_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jiwer", None)
+    with pytest.raises(ConfigError, match="jiwer, which is not installed"):
+        transcription_metrics(["a"], ["a"])
+
+
+def test_what_is_spoken() -> None:
+    assert spoken("  \u201cDon't!\u201d he said -- twice.") == "don't he said twice"
+    assert spoken("'tis the dogs' Zu\u0308rich") == "tis the dogs zu\u0308rich"
 
 
 def test_predictions_that_are_not_finite_are_refused() -> None:

@@ -201,3 +201,10 @@ def test_learning_rates_are_reported_by_group_as_they_were_used(tmp_path: Path) 
     used = [0.5, 1, 2 / 3, 1 / 3]
     assert [r["adapter"] for r in rates] == pytest.approx([0.1 * u for u in used])
     assert [r["head"] for r in rates] == pytest.approx([0.2 * u for u in used])
+
+
+def test_sounds_have_no_tokens():
+    mask = torch.ones(2, 8)
+    assert engine.token_count({"input_ids": mask, "attention_mask": mask}) == 16
+    assert engine.token_count({"input_values": mask, "attention_mask": mask}) == 0
+    assert engine.token_count({"input_values": mask}) == 0

@@ -249,6 +249,8 @@ NOT_CACHED = {
     "masked-lm": "change with each epoch",
     "span-corruption": "change with each epoch",
     "denoising": "change with each epoch",
+    "speech-recognition": "are decoded for each batch",
+    "audio-classification": "are decoded for each batch",
     "image-classification": "are decoded for each batch",
     "question-answering": "outputs change",  # its loss in transformers reads padding
     "seq2seq": "outputs change",  # T5: the first of two layers hands its relative positions on

@@ -30,6 +30,8 @@ LEARNED = {
     "masked-lm": {"learned": "·x4 bad ·"},
     "prompted": {"learned": "·x6 bad ·"},
     "span-corruption": {"target": "<extra_id_0> bad <extra_id_1> </s>"},
+    "audio-classification": {"label": "high (class 0)", "input_values": "4800"},
+    "speech-recognition": {"input_values": "4480", "target": "a b"},
     "image-classification": {"label": "0 (class 0)", "pixel_values": "3 x 16 x 16"},
     "denoising": {"target": "<s> the movie was bad </s>"},
 }

@@ -27,9 +27,14 @@ STEPS = 16
 CORE_METHODS = ("pfeiffer", "lora", "prompt")
 CORE_TASKS = ("tagging", "image-classification")
 # Backbones without token embeddings.
-TOKENLESS = {(method, "vit") for method in ("prompt", "p-tuning", "chosen")}
+TOKENLESS = {
+    (method, backbone)
+    for method in ("prompt", "p-tuning", "chosen")
+    for backbone in ("vit", "wav2vec2", "speech-ctc")
+}
 # A language model's head belongs to the backbone.
 HEADLESS = {("head", task) for task in ("causal-lm", "seq2seq", "span-corruption", "denoising")}
+HEADLESS |= {("head", "speech-recognition")}
 HEADLESS |= {("head", task) for task in ("embedding", "preference", "unified-qa")}
 SITELESS = {
     (m, t)

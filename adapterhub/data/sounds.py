@@ -1,0 +1,116 @@
+"""Sounds: any common file becomes one channel of 32-bit samples; what cannot be one is refused.
+
+What becomes of a sound:
+
+    several channels      their mean
+    any bits a sample     values from -1 to 1
+    another rate          `Sound.at` resamples it with a polyphase filter
+    nothing to hear, values that are no numbers, more than 268 million values, a cut or broken
+    file, any other format: refused
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from adapterhub.errors import ConfigError
+
+if TYPE_CHECKING:
+    from numpy import float32
+    from numpy.typing import NDArray
+
+    Samples = NDArray[float32]
+
+FORMATS = ("WAV", "FLAC", "OGG", "MP3")
+SOUND_SUFFIXES = (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3")
+MOST_VALUES = 1 << 28  # 1 GiB once decoded: 4.6 hours of one channel at 16 kHz
+_VARIANTS = {"WAVEX": "WAV", "RF64": "WAV", "MPEG": "MP3"}  # of the names of libsndfile
+_UNKNOWN_SIZES = (0, 0xFFFFFFFF)  # what programs write that do not know how long a sound becomes
+
+
+@dataclass(frozen=True, eq=False)
+class Sound:
+    """A decoded sound of one channel.
+
+    Attributes:
+        samples: the values, from -1 to 1: (samples,).
+        rate: the samples of a second.
+    """
+
+    samples: Samples
+    rate: int
+
+    @property
+    def seconds(self) -> float:
+        """The duration."""
+        return len(self.samples) / self.rate
+
+    def at(self, rate: int) -> Samples:
+        """Return the samples at another rate.
+
+        A polyphase filter removes the frequencies that the new rate cannot have:
+        https://docs.scipy.org/doc/scipy/reference/generated/scipy.signal.resample_poly.html
+        """
+        if rate == self.rate:
+            return self.samples
+        from scipy.signal import resample_poly  # slow to import
+
+        common = math.gcd(rate, self.rate)
+        samples: Samples = resample_poly(self.samples, rate // common, self.rate // common)
+        return samples
+
+
+def open_sound(data: bytes) -> Sound:
+    """Decode a sound: the mean of its channels, at its own rate.
+
+    Raises:
+        ValueError: it is no sound, is broken, too large or empty, or has values that are no
+            numbers.
+        ConfigError: the library that decodes sounds is not installed.
+    """
+    try:
+        import soundfile
+    except ImportError:
+        raise ConfigError(
+            "sounds need the library soundfile, which is not installed",
+            hint='pip install "adapterhub[audio]"',
+        ) from None
+    try:
+        with soundfile.SoundFile(io.BytesIO(data)) as file:
+            return _decoded(file, data)
+    except soundfile.LibsndfileError as error:
+        known = data[:4] in (b"RIFF", b"RF64", b"fLaC", b"OggS") or data[:3] == b"ID3"
+        if known:
+            raise ValueError(f"is broken: {error.error_string}") from error
+        raise ValueError(f"is no sound ({', '.join(FORMATS)})") from None
+
+
+def _decoded(file: Any, data: bytes) -> Sound:
+    """Return the mean of the channels of an open file; `data` are its bytes."""
+    import numpy as np
+
+    if _VARIANTS.get(file.format, file.format) not in FORMATS:
+        raise ValueError(f"is no sound ({', '.join(FORMATS)})")
+    if file.frames * file.channels > MOST_VALUES:
+        raise ValueError(f"has more than {MOST_VALUES:,} values: split it")
+    if missing := _cut_bytes(data):
+        raise ValueError(f"is broken: its last {missing:,} bytes are missing")
+    values = file.read(dtype="float32", always_2d=True)
+    if not len(values):
+        raise ValueError("has no samples")
+    if not np.isfinite(values).all():
+        raise ValueError("has values that are no numbers")
+    if file.format != "MP3" and len(values) < file.frames:  # the length of an MP3 is an estimate
+        raise ValueError(f"is broken: it has {len(values):,} of {file.frames:,} samples")
+    return Sound(values.mean(axis=1, dtype=np.float32), int(file.samplerate))
+
+
+def _cut_bytes(data: bytes) -> int:
+    """Return how many bytes of a WAV file are missing: libsndfile reads what is left of it."""
+    size = int.from_bytes(data[4:8], "little")
+    if data[:4] != b"RIFF" or size in _UNKNOWN_SIZES:
+        return 0
+    return max(size + 8 - len(data), 0)

@@ -1,0 +1,76 @@
+"""Classification of sounds.
+
+    example      a sound file, with the name of its class
+    row          the file, which is decoded and resampled for each batch; `labels`: the class index
+    prediction   the most probable class and all probabilities
+    metrics      accuracy, macro F1, Matthews
+
+The feature extractor of the backbone normalizes the samples (Wav2Vec2, HuBERT) or computes a
+spectrogram (Whisper, AST); an adapter records its settings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from adapterhub.config.options import option
+from adapterhub.data.columns import WANTS
+from adapterhub.errors import ConfigError
+from adapterhub.tasks._base import Encoded
+from adapterhub.tasks._media_classes import MediaClassification
+from adapterhub.tasks._registry import register_task
+from adapterhub.tasks._rows import Setting
+from adapterhub.tasks._sounds import SoundTask
+
+
+@register_task
+@dataclass(frozen=True)
+class AudioClassification(SoundTask, MediaClassification):
+    """One class per sound.
+
+    Rows of `train.csv`, with files relative to the folder of the table:
+
+        audio,label
+        1.wav,dog
+        2.wav,rain
+
+    Or a folder with one folder for each class, `--train sounds`: sounds/dog/1.wav,
+    sounds/rain/2.flac and so on; the names of the folders are the classes. The extra
+    `adapterhub[audio]` has the library that decodes WAV, FLAC, OGG and MP3.
+
+    Channels become their mean, and other sampling rates that of the backbone. Of sounds longer than
+    `seconds`, or than a backbone hears (Whisper 30 seconds, AST about 10), the beginning is used.
+    Files that are broken are refused before training.
+
+    `predict` prints the class and its probability:
+
+        dog 0.981
+        {"label": "dog", "scores": {"dog": 0.981, "rain": 0.019}}
+    """
+
+    seconds: float = option(30.0, "longest sound; of longer ones, the beginning is heard")
+
+    name = "audio-classification"
+    summary = "one class per sound"
+    columns = WANTS["sounds"]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.seconds < float("inf"):
+            raise ConfigError(f"seconds is {self.seconds}", expected="a number above 0")
+
+    def most_seconds(self, setting: Setting) -> float:
+        """Return the option `seconds`, or what the backbone hears, if that is less."""
+        return min(self.seconds, super().most_seconds(setting))
+
+    def remarks(self, data: Encoded) -> tuple[str, ...]:
+        """Say of how many sounds only the beginning is heard."""
+        long = self.too_long(data.examples, data.setting)
+        if not long:
+            return ()
+        most, longest = self.most_seconds(data.setting), max(each.seconds for each in long)
+        limit = "seconds of the task" if most == self.seconds else "the backbone hears no more"
+        return (
+            f"of {len(long):,} of {len(data.examples):,} sounds only the first {most:g} seconds "
+            f"are heard ({limit}); the longest has {longest:,.1f}",
+        )

@@ -1,0 +1,248 @@
+"""Recognition of speech, as text.
+
+    example      a sound file and the text that is spoken
+    row          the file, which is decoded for each batch; `labels`: the tokens of the text
+    prediction   the recognized text
+    metrics      word and character error rate
+
+An encoder with an output for each letter learns by CTC, which sums over all ways to spread the text
+over the frames (Graves et al. 2006, https://dl.acm.org/doi/10.1145/1143844.1143891); the most
+probable letter of each frame is the prediction. An encoder-decoder such as Whisper writes the text
+token by token (Radford et al. 2022, https://arxiv.org/abs/2212.04356).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from adapterhub.config.options import option
+from adapterhub.data.columns import WANTS
+from adapterhub.data.examples import EmptyCell, text_problem
+from adapterhub.data.media import MediaFile, read_media
+from adapterhub.data.options import DataOptions
+from adapterhub.data.table import first_few
+from adapterhub.errors import ConfigError, DataError
+from adapterhub.tasks._base import Encoded, Generated, Prediction, one_row_each
+from adapterhub.tasks._forward import by_length, forward, on_device
+from adapterhub.tasks._generation import Generation, text_outcome
+from adapterhub.tasks._metrics import transcription_metrics
+from adapterhub.tasks._registry import register_task
+from adapterhub.tasks._rows import UNLIMITED, Row, Setting, in_order, pad
+from adapterhub.tasks._show import tokens_line
+from adapterhub.tasks._sounds import SoundTask
+from adapterhub.tasks._spelling import letter_ids, target_ids, writes_letters
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+
+_PREFIX = 4  # tokens that Whisper begins with: start, language, task, no timestamps
+
+
+@register_task
+@dataclass(frozen=True)
+class SpeechRecognition(Generation, SoundTask):
+    """Speech to text.
+
+    Rows of `train.csv`, with files relative to the folder of the table:
+
+        audio,text
+        1.wav,the glacier moves slowly
+        2.wav,it is raining
+
+    Or a folder that has such a table, `metadata.csv`, `.tsv`, `.jsonl` or `.parquet`.
+
+    The extra `adapterhub[audio]` has the libraries that decode WAV, FLAC, OGG and MP3, and count
+    errors. Channels become their mean, and other sampling rates that of the backbone. Sounds longer
+    than `seconds`, or than a backbone hears (Whisper 30 seconds), are refused: the end of their
+    text would have no sound.
+
+    A backbone with CTC writes letters: texts are put into upper or lower case if its vocabulary has
+    only one of them, and punctuation that it lacks is left out. Error rates ignore case and
+    punctuation, unless `exact=true`.
+
+    `predict` prints the text:
+
+        the glacier moves slowly
+        {"generated": "the glacier moves slowly"}
+    """
+
+    new_tokens: int = option(128, "longest written text of an encoder-decoder, in tokens")
+    seconds: float = option(30.0, "longest sound; longer ones are refused")
+    language: str | None = option(
+        None, "language of the texts, such as en, for backbones with several"
+    )
+    exact: bool = option(False, "compare case and punctuation as well")
+
+    name = "speech-recognition"
+    summary = "speech to text"
+    main_metric = "wer"
+    lower_is_better = frozenset({"wer", "cer"})
+    outcomes = "texts"
+    columns = WANTS["speech"]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.seconds < math.inf:
+            raise ConfigError(f"seconds is {self.seconds}", expected="a number above 0")
+
+    def for_model(self, model: PreTrainedModel) -> SpeechRecognition:
+        """Return the task, if the language of the texts is known.
+
+        Raises:
+            ConfigError: the backbone writes several languages, and none is named: what it begins
+                a text with would not be what it learned.
+        """
+        config = getattr(model, "generation_config", None)
+        if self.language is None and getattr(config, "is_multilingual", False):
+            raise ConfigError(
+                f"{model.name_or_path} writes several languages",
+                expected="the language of the texts",
+                hint="--task 'speech-recognition(language=en)'",
+            )
+        return self
+
+    # Examples
+
+    def read(
+        self, source: str, options: DataOptions, split: str, *, labelled: bool = True
+    ) -> list[Any]:
+        """Read the files that a table names, and what is spoken in each."""
+        return read_media(
+            source, options, split, self.columns, self.decode, labelled=labelled, parse=_transcript
+        )
+
+    # Rows
+
+    def encode(self, examples: Sequence[MediaFile], setting: Setting, *, labelled: bool) -> Encoded:
+        """Return rows of files, which `collate` decodes, and the tokens of the texts.
+
+        Raises:
+            DataError: sounds are too long, or texts cannot be written with the tokenizer.
+            ConfigError: the backbone has no tokenizer.
+        """
+        self._check(examples, setting)
+        rows = [self.file_row(example, setting) for example in examples]
+        if labelled:
+            texts, tokenizer = [str(e.label) for e in examples], setting.tokenizer
+            if writes_letters(tokenizer):
+                targets = letter_ids(texts, tokenizer)
+            else:
+                targets = target_ids(texts, tokenizer, self.language)
+            for row, ids in zip(rows, targets, strict=True):
+                row["labels"] = ids
+        return one_row_each(self, examples, setting, rows)
+
+    def _check(self, examples: Sequence[MediaFile], setting: Setting) -> None:
+        """Refuse a backbone without a tokenizer, and sounds that are heard in part."""
+        if not hasattr(setting.tokenizer, "get_vocab"):
+            raise ConfigError(
+                "the backbone has no tokenizer: it has not learned to write",
+                expected="a backbone for speech recognition, such as facebook/wav2vec2-base-960h "
+                "or openai/whisper-small",
+            )
+        heard = super().most_seconds(setting)
+        most = min(self.seconds, heard)
+        long = [example for example in examples if example.seconds > most]
+        if not long:
+            return
+        needed = math.ceil(max(example.seconds for example in long))
+        larger = f", or --task 'speech-recognition(seconds={needed})'" if heard >= needed else ""
+        why = "the backbone hears no more" if heard <= self.seconds else "seconds of the task"
+        raise DataError(
+            f"{len(long):,} of {len(examples):,} sounds are longer than {most:g} seconds ({why})",
+            offenders=first_few([f"{e.name}: {e.seconds:,.1f} seconds" for e in long]),
+            hint=f"split these files, with the text of each part{larger}",
+        )
+
+    def collate(self, rows: Sequence[Row], setting: Setting) -> dict[str, Tensor]:
+        """Decode the files of a batch, and pad what is learned of them."""
+        batch = self.inputs(rows, setting)
+        if rows and "labels" in rows[0]:
+            targets = [{"labels": row["labels"]} for row in rows]
+            batch |= pad(targets, setting.tokenizer, "right")
+        return batch
+
+    def show_row(self, row: Row, setting: Setting) -> dict[str, str]:
+        """Return the shapes of what the model gets, and the tokens that it learns."""
+        facts = self.show_inputs(row, setting)
+        if "labels" not in row:
+            return facts
+        return facts | {"target": tokens_line(row["labels"], setting.tokenizer)}
+
+    # Predictions
+
+    def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
+        """Return the most probable letters, or the text that the decoder writes."""
+        if model.config.is_encoder_decoder:
+            return list(self._written(model, data, batch_size))
+        return list(self._spelled(model, data, batch_size))
+
+    def _spelled(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Generated]:
+        """Return the letters of CTC, of the frames of each sound without those of its padding."""
+        from adapterhub.backbones.processor import frame_counts
+
+        tokenizer = data.setting.tokenizer
+        found: dict[int, Generated] = {}
+        for indices, batch, output in forward(model, data, batch_size):
+            best = output.logits.argmax(-1).tolist()
+            sizes = [data.rows[i]["frames"] for i in indices]
+            shares = [math.ceil(len(best[0]) * size / max(sizes)) for size in sizes]
+            counts = frame_counts(model, batch) or shares
+            for index, count, letters in zip(indices, counts, best, strict=True):
+                found[index] = Generated(str(tokenizer.decode(letters[:count])).strip())
+        return in_order(found)
+
+    def _written(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Generated]:
+        """Return what an encoder-decoder writes."""
+        import torch  # slow to import
+
+        from adapterhub.backbones.load import quiet_loading
+
+        tokenizer = data.setting.tokenizer
+        found: dict[int, Generated] = {}
+        chosen = {} if self.language is None else {"language": self.language, "task": "transcribe"}
+        positions = getattr(model.config, "max_target_positions", None) or UNLIMITED
+        most = min(self.new_tokens, positions - _PREFIX)
+        model.eval()
+        for indices in by_length(data, batch_size):
+            batch = on_device(data.batch(indices), model, model.device)
+            inputs = {k: v for k, v in batch.items() if k != "labels"}
+            with quiet_loading(), torch.inference_mode():  # Whisper warns of its own options
+                ids = model.generate(  # type: ignore[operator]
+                    **inputs, **chosen, max_new_tokens=most, num_beams=self.beams,
+                    do_sample=False, use_cache=True,
+                )  # fmt: skip
+            texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+            found |= zip(indices, (Generated(text.strip()) for text in texts), strict=True)
+        return in_order(found)
+
+    # Metrics
+
+    def metric_names(self, examples: Sequence[MediaFile]) -> tuple[str, ...]:
+        """Return wer and cer."""
+        return "wer", "cer"
+
+    def metrics(
+        self, examples: Sequence[MediaFile], predictions: Sequence[Prediction]
+    ) -> dict[str, float]:
+        """Compute the error rates of words and of characters."""
+        texts = [p.text for p in predictions if isinstance(p, Generated)]
+        return transcription_metrics([str(e.label) for e in examples], texts, exact=self.exact)
+
+    def outcome(self, example: MediaFile, prediction: Prediction) -> dict[str, Any]:
+        """Return the spoken and the recognized text, and their word F1."""
+        return text_outcome(self.shown(example), str(example.label), prediction)
+
+
+def _transcript(cell: object) -> tuple[str | float | None, str]:
+    """Return the text of a cell, or None and the problem with it."""
+    if cell is None or cell != cell:  # NaN marks a missing text
+        return None, EmptyCell("the text is missing")
+    if problem := text_problem(cell, "text", allow_empty=False):
+        return None, problem
+    return str(cell), ""

@@ -1,0 +1,250 @@
+"""Recognition of speech: targets, what is refused, losses and texts as of plain transformers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import sounds
+import stand_ins
+import torch
+import transformers
+from fixtures import write_tsv
+from transformers.models.whisper.modeling_whisper import shift_tokens_right
+
+import adapterhub as ah
+from adapterhub.backbones.load import load_backbone
+from adapterhub.data.options import DataOptions
+from adapterhub.data.sounds import open_sound
+from adapterhub.errors import ConfigError, DataError
+from adapterhub.tasks import Setting, parse_task
+from adapterhub.tasks._spelling import letter_ids
+
+TASK = parse_task("speech-recognition")
+ENGLISH = parse_task("speech-recognition(language=en, new_tokens=12)")
+WRITERS = ("speech-ctc", "speech-whisper", "speech-moonshine")
+
+
+@pytest.fixture(scope="module")
+def speech(tmp_path_factory):
+    """Four phrases, short enough for the tiny Whisper, which hears a second."""
+    return sounds.write_speech(tmp_path_factory.mktemp("sounds") / "speech", sounds.PHRASES[:4])
+
+
+@pytest.fixture
+def loaded(backbones):
+    def load(name):
+        return load_backbone(str(backbones(name)), task="speech-recognition")
+
+    return load
+
+
+def encoded(folder, processor, task=TASK):
+    files = task.read(str(folder), DataOptions(), "train")
+    return task.encode(files, Setting(processor, 128), labelled=True)
+
+
+def test_a_folder_with_metadata_is_a_table(speech):
+    files = TASK.read(str(speech), DataOptions(), "train")
+    assert [(f.name, f.label) for f in files] == [
+        ("0.wav", "ab"), ("1.wav", "ba cab"), ("2.wav", "dad"), ("3.wav", "bed"),
+    ]  # fmt: skip
+    assert TASK.read(str(speech / "metadata.csv"), DataOptions(), "train") == files
+    assert [f.label for f in TASK.read(str(speech), DataOptions(), "eval", labelled=False)] == (
+        [None] * 4
+    )
+
+
+def test_a_column_of_classes_is_not_the_text(speech):
+    rows = [("1.wav", "x", "ba cab"), ("2.wav", "y", "dad")]
+    table = write_tsv(speech / "both.tsv", rows, "file_name\tlabel\ttranscription")
+    assert [f.label for f in TASK.read(str(table), DataOptions(), "train")] == ["ba cab", "dad"]
+
+
+def test_a_missing_text_is_told(speech):
+    table = write_tsv(speech / "gaps.tsv", [("1.wav", "ba"), ("2.wav", "")], "audio\ttext")
+    with pytest.raises(DataError, match=r"line 3: ('text' is empty|the text is missing)"):
+        TASK.read(str(table), DataOptions(), "train")
+    kept = TASK.read(str(table), DataOptions(skip_empty=True), "train")
+    assert [f.label for f in kept] == ["ba"]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_batch_is_that_of_the_processor(name, speech, loaded):
+    _, processor = loaded(name)
+    batch = encoded(speech, processor, ENGLISH if "whisper" in name else TASK).batch([0, 1])
+    labels = batch.pop("labels")
+    heard = [open_sound((speech / f"{i}.wav").read_bytes()).samples for i in range(2)]
+    options = {} if "whisper" in name else {"padding": True}
+    expected = processor.feature_extractor(
+        heard, sampling_rate=sounds.RATE, return_tensors="pt", **options
+    )
+    assert batch.keys() == expected.keys()
+    assert all(torch.equal(batch[key], expected[key]) for key in batch)
+    texts = [processor.tokenizer.decode(row[row >= 0], skip_special_tokens=True) for row in labels]
+    assert texts == ["ab", "ba cab"] or name == "speech-ctc"  # that one joins equal letters
+    assert (labels[0] == -100).sum() == 4
+
+
+def test_targets_of_whisper_begin_behind_the_start_token(speech, loaded):
+    """With the language and the task, as the decoder does when it writes."""
+    model, processor = loaded("speech-whisper")
+    row = encoded(speech, processor, ENGLISH).rows[0]["labels"]
+    tokens = processor.tokenizer.convert_ids_to_tokens(row)
+    special = ["<|en|>", "<|transcribe|>", "<|notimestamps|>"]
+    assert tokens == [*special, "a", "b", "<|endoftext|>"]
+    pad, start = model.config.pad_token_id, model.config.decoder_start_token_id
+    read = shift_tokens_right(torch.tensor([row]), pad, start)[0].tolist()
+    assert read == [start, *row[:-1]]
+    assert processor.tokenizer("ab")["input_ids"][1] != row[0], "the processor's own is unchanged"
+
+
+def test_targets_end(speech, loaded):
+    _, processor = loaded("speech-moonshine")
+    tokenizer = processor.tokenizer
+    rows = encoded(speech, processor).rows
+    assert all(row["labels"][-1] == tokenizer.eos_token_id for row in rows)
+    plain = stand_ins.byte_tokenizer()  # adds no token of its own
+    unended = dataclasses.replace(Setting(processor, 128), processor=_Processor(processor, plain))
+    files = TASK.read(str(speech), DataOptions(), "train")
+    again = TASK.encode(files, unended, labelled=True)
+    assert [r["labels"][-1] for r in again.rows] == [plain.eos_token_id] * 4
+
+
+class _Processor:
+    def __init__(self, processor, tokenizer):
+        self.feature_extractor, self.tokenizer = processor.feature_extractor, tokenizer
+
+
+def test_letters_are_those_of_the_vocabulary(speech, loaded):
+    _, processor = loaded("speech-ctc")
+    files = TASK.read(str(speech), DataOptions(), "train")
+    spelled = [files[0].with_label("A bad, bad ace!"), files[1].with_label("  bed\tBED ")]
+    rows = TASK.encode(spelled, Setting(processor, 128), labelled=True).rows
+    texts = ["".join(processor.tokenizer.convert_ids_to_tokens(r["labels"])) for r in rows]
+    assert texts == ["a|bad|bad|ace", "bed|bed"]
+    wrong = [files[0].with_label("zebra 2"), files[1].with_label("bez")]
+    with pytest.raises(DataError, match="the tokenizer of the backbone lacks") as error:
+        TASK.encode(wrong, Setting(processor, 128), labelled=True)
+    assert "'z': in 2 texts" in str(error.value)
+    assert "'2': in 1 texts" in str(error.value)
+    assert "its letters: a b c d e" in str(error.value)
+
+
+@pytest.mark.parametrize(("letters", "expected"), [("ABC", "AB|C"), ("Aabc", "ab|c")])
+def test_the_case_is_that_of_the_vocabulary(letters, expected, tmp_path):
+    vocabulary = ["<pad>", "<s>", "</s>", "<unk>", "|", *letters]
+    (tmp_path / "vocab.json").write_text(json.dumps({v: i for i, v in enumerate(vocabulary)}))
+    tokenizer = transformers.Wav2Vec2CTCTokenizer(str(tmp_path / "vocab.json"))
+    (ids,) = letter_ids(["ab, c"], tokenizer)
+    assert "".join(tokenizer.convert_ids_to_tokens(ids)) == expected
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_predictions_are_those_of_plain_transformers(name, speech, loaded):
+    """Alone and in a batch: what is padding is not read. Moonshine normalizes over all frames."""
+    model, processor = loaded(name)
+    task = ENGLISH if "whisper" in name else dataclasses.replace(TASK, new_tokens=12)
+    data = encoded(speech, processor, task)
+    expected = []
+    for i in range(4):
+        heard = [open_sound((speech / f"{i}.wav").read_bytes()).samples]
+        inputs = processor.feature_extractor(heard, sampling_rate=sounds.RATE, return_tensors="pt")
+        with torch.no_grad():
+            if name == "speech-ctc":
+                ids = model(**inputs).logits.argmax(-1)
+            elif name == "speech-whisper":
+                ids = model.generate(**inputs, language="en", task="transcribe", max_new_tokens=12)
+            else:
+                ids = model.generate(**inputs, max_new_tokens=12, do_sample=False)
+        expected.append(processor.tokenizer.batch_decode(ids, skip_special_tokens=True)[0].strip())
+    for size in (1,) if name == "speech-moonshine" else (1, 4):
+        assert [p.text for p in task.predict(model, data, size)] == expected
+    assert len(set(expected)) > 1 or name == "speech-whisper"  # random: it hears no difference
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_the_loss_is_the_models(name, speech, loaded):
+    model, processor = loaded(name)
+    data = encoded(speech, processor, ENGLISH if "whisper" in name else TASK)
+    assert data.task.loss(data) is None
+    assert data.task.loss_of_logits() is None
+    with torch.no_grad():
+        loss = model(**data.batch(range(4))).loss
+        alone = [model(**data.batch([i])).loss for i in range(4)]
+    assert loss.isfinite()
+    if name == "speech-ctc":  # the mean over texts of the mean over letters
+        torch.testing.assert_close(loss, torch.stack(alone).mean(), rtol=1e-4, atol=1e-4)
+
+
+def test_long_sounds_are_refused(speech, loaded):
+    _, whisper = loaded("speech-whisper")
+    files = TASK.read(str(speech), DataOptions(), "train")
+    long = dataclasses.replace(files[1], seconds=1.2)
+    with pytest.raises(DataError, match=r"1 of 2 sounds are longer than 1 seconds \(the backbone"):
+        ENGLISH.encode([files[0], long], Setting(whisper, 128), labelled=False)
+    _, ctc = loaded("speech-ctc")
+    short = dataclasses.replace(TASK, seconds=0.5)
+    with pytest.raises(DataError, match=r"longer than 0\.5 seconds") as error:
+        short.encode(files, Setting(ctc, 128), labelled=True)
+    assert "1.wav: 0.8 seconds" in str(error.value)
+    assert "speech-recognition(seconds=1)" in str(error.value)
+
+
+def test_the_language_is_named(loaded):
+    whisper, processor = loaded("speech-whisper")
+    with pytest.raises(ConfigError, match="writes several languages") as error:
+        TASK.for_model(whisper)
+    assert "speech-recognition(language=en)" in str(error.value)
+    assert ENGLISH.for_model(whisper) is ENGLISH
+    assert TASK.for_model(loaded("speech-ctc")[0]) is TASK
+    _, moonshine = loaded("speech-moonshine")
+    for tokenizer, language, words in (
+        (processor, "xx", "none of the backbone's"), (moonshine, "en", "no languages to choose"),
+    ):  # fmt: skip
+        task = dataclasses.replace(TASK, language=language)
+        with pytest.raises(ConfigError, match=words):
+            task.encode([_file()], Setting(tokenizer, 128), labelled=True)
+
+
+def _file():
+    from adapterhub.data.media import MediaFile
+
+    return MediaFile("0" * 64, "ab", "a.wav", "a.wav", seconds=0.3)
+
+
+def test_a_backbone_without_a_tokenizer_is_refused():
+    with pytest.raises(ConfigError, match="has not learned to write"):
+        TASK.encode([_file()], Setting(sounds.extractor("wav2vec2"), 128), labelled=False)
+
+
+def test_the_head_of_ctc_is_the_backbones(loaded):
+    model, _ = loaded("speech-ctc")
+    adapter = ah.attach(model, "lora")
+    assert adapter.head is None
+    assert not any("lm_head" in name for name in adapter.tensors())
+
+
+@pytest.mark.parametrize("seconds", [0, float("nan")])
+def test_seconds_are_checked(seconds):
+    with pytest.raises(ConfigError, match="a number above 0"):
+        dataclasses.replace(TASK, seconds=seconds)
+
+
+@pytest.mark.parametrize("name", ["speech-whisper", "speech-moonshine"])
+def test_a_decoder_learns_to_write(name, adapterhub, backbones, speech, tmp_path):
+    """A run on four phrases ends without an error in any word; `predict` writes them."""
+    run = tmp_path / "run"
+    task = "speech-recognition(language=en)" if "whisper" in name else "asr"
+    code, _, err = adapterhub(
+        "train", "--backbone", backbones(name), "--task", task, "--train", speech, "--eval", speech,
+        "--output", run, "--method", "full", "train.max_steps=160", "train.eval_every=40",
+        "train.learning_rate=3e-3", "train.report=false", "train.tensorboard=false", "--quiet",
+    )  # fmt: skip
+    assert code == 0, err
+    manifest = json.loads((run / "adapter/adapter.json").read_text())
+    assert manifest["metrics"] == {"wer": 0.0, "cer": 0.0}
+    code, out, err = adapterhub("predict", run, speech / "1.wav", speech / "2.wav")
+    assert code == 0, err
+    assert [line.split("\t")[0] for line in out.splitlines()] == ["ba cab", "dad"]
