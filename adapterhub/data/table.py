@@ -34,7 +34,7 @@ class Table:
     source: str
     unit: str
     columns: tuple[str, ...]
-    lines: Sequence[int]
+    lines: Sequence[int] | Sequence[str]
     column: Callable[[str], Iterable[object]]
     form: str = ""
     header: bool | None = None

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import set_seed
+from accelerate.utils import gather_object, set_seed
 
 from adapterhub.errors import ConfigError, OutputError, TrainingError, did_you_mean
 from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.status import doing, showing
 from adapterhub.training import checkpoint
-from adapterhub.training.batching import BatchList
+from adapterhub.training.batching import BatchList, StatefulBatches
 from adapterhub.training.clock import RunClock
 from adapterhub.training.engine import Engine, LossOfBatch, MicroBatch, model_loss
 from adapterhub.training.gradient_checkpointing import CheckpointedLayers, recompute
@@ -113,6 +113,7 @@ class TrainingSession:
             None: there is none, and no pass is shared with other runs.
         entered: called in training mode before the first step, and when other tensors train.
         alone: returns whether passes may not be shared with other runs now.
+        stream: the batches of all epochs, if they are drawn of a stream: its place is saved.
     """
 
     stop: StopRequest
@@ -138,12 +139,13 @@ class TrainingSession:
         loss_of_rows: LossOfBatch | None = None,
         entered: Callable[[], None] = lambda: None,
         alone: Callable[[], bool] = lambda: False,
+        stream: StatefulBatches | None = None,
     ) -> None:
         self.engine = Engine(trainee, options, loss)
         self.trainee, self.batches, self.evaluate = trainee, batches, evaluate
         self.options, self.seed, self.resume = options, seed, resume
         self.loss_of_rows, self.alone = loss_of_rows, alone
-        self.checked, self.entered = checked, entered
+        self.checked, self.entered, self.stream = checked, entered, stream
         self.run = {
             **run,
             "train": _fixed(options),
@@ -272,6 +274,9 @@ class TrainingSession:
             if saved.training is None:
                 raise ValueError(f"it has no {checkpoint.TRAINING}")
             self.engine.load_state(saved.training["engine"])
+            if self.stream is not None:
+                places = saved.training["stream"]
+                self.stream.load_state(places[self.engine.accelerator.process_index])
         except checkpoint.BROKEN as error:
             raise checkpoint.broken(self.last, str(error)) from error
         return saved.training
@@ -405,8 +410,14 @@ class TrainingSession:
         tensors = self.engine.finite_tensors()
         self.clock.add_training()
         self.reporter.flush()
+        # Of each process: they read different rows.
+        places = gather_object([self.stream.state()]) if self.stream else []
         if self.engine.accelerator.is_main_process:
-            training = {"engine": self.engine.state(), "random": checkpoint.random_state()}
+            training: dict[str, Any] = {
+                "engine": self.engine.state(),
+                "random": checkpoint.random_state(),
+            }
+            training |= {"stream": places} if places else {}
             progress, reports = dataclasses.asdict(self.progress), self.reporter.written()
             state = checkpoint.State(tensors, progress, self.run, training, reports)
             checkpoint.save(self.last, state)
@@ -423,6 +434,8 @@ class TrainingSession:
     def finish(self) -> TrainingResult:
         """Restore the best tensors, and set the model to evaluation mode."""
         self.focus()
+        if self.stream is not None:
+            self.stream.close()
         progress = self.progress
         if progress.best_step is not None:
             checkpoint.copy_tensors(self.trainee.tensors(), self._load_best().tensors)

@@ -23,7 +23,12 @@ _SHARDING = {
 
 def is_main() -> bool:
     """Return True in the first process of a run, or the only one."""
-    return int(os.environ.get("RANK", "0")) == 0
+    return process_rank() == 0
+
+
+def process_rank() -> int:
+    """Return the number of this process, from 0."""
+    return int(os.environ.get("RANK", "0"))
 
 
 def process_count() -> int:
