@@ -24,8 +24,10 @@ def rows_of(source: RowSource) -> list[dict[str, object]]:
     rows = []
     for shard in range(len(source.shards)):
         for table in source.tables(shard):
-            columns = {name: source.values(table, name) for name in source.columns}
-            rows += [dict(zip(columns, row, strict=True)) for row in zip(*columns.values())]
+            columns = [source.values(table, name) for name in source.columns]
+            rows += [
+                dict(zip(source.columns, row, strict=True)) for row in zip(*columns, strict=True)
+            ]
     return rows
 
 

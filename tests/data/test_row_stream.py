@@ -1,4 +1,4 @@
-"""Blocks of streamed rows: each row once in a pass, shared by processes, and drawn again exactly."""
+"""Blocks of streamed rows: each row once in a pass, shared by processes, drawn again exactly."""
 
 from __future__ import annotations
 

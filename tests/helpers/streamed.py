@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from fixtures import sentences
+from fixtures import WORDS, sentences
 
 from adapterhub.training.recipe import Recipe, read
 
@@ -17,12 +17,19 @@ def write_shards(folder: Path, sizes: tuple[int, ...] = (20, 13, 31), rows: int 
     folder.mkdir(parents=True, exist_ok=True)
     made, start = sentences(sum(sizes)), 0
     for number, size in enumerate(sizes):
-        texts = [f"{text} {start + i}" for i, (text, _) in enumerate(made[start : start + size])]
+        texts = [
+            f"{text} {own_words(start + i)}" for i, (text, _) in enumerate(made[start:][:size])
+        ]
         labels = [label for _, label in made[start : start + size]]
         table = pa.table({"text": texts, "label": labels})
         pq.write_table(table, folder / f"part-{number}.parquet", row_group_size=rows)
         start += size
     return str(folder / "part-*.parquet")
+
+
+def own_words(number: int) -> str:
+    """Return three words without a meaning for the class, other ones for each number to 511."""
+    return " ".join(WORDS[number // 8**place % 8] for place in range(3))
 
 
 def streamed_recipe(backbone: Path, output: Path, source: str, *words: str, **data: Any) -> Recipe:

@@ -20,13 +20,8 @@ from adapterhub.tasks import parse_task
 from adapterhub.training.example_stream import open_examples, read_some
 
 ANSWERED = [
-    {
-        "question": "what",
-        "context": f"it was {n}",
-        "answers": {"text": [str(n)], "answer_start": [7]},
-    }
-    for n in range(25)
-]
+    {"question": "what", "context": "so it was", "answers": {"text": ["so"], "answer_start": [0]}}
+] * 25
 CLASSES = parse_task("classification")
 
 
