@@ -100,7 +100,7 @@ def open_source(location: str, options: DataOptions, split: str) -> RowSource:
         splits = {"train": options.train_split, "eval": options.eval_split}
         return _on_hub(location, options, splits.get(split, split))
     with _read_errors(location):
-        files = _files(location)
+        files = list_files(location)
     kind = _reader(location, files, options)
     with _read_errors(location):
         return _open_files(location, files, kind, options)
@@ -110,7 +110,7 @@ def _is_pattern(location: str) -> bool:
     return any(character in location for character in "*?[") and not Path(location).exists()
 
 
-def _files(location: str) -> dict[str, str]:
+def list_files(location: str) -> dict[str, str]:
     """Return {URL or path: short name} of the files of a location, sorted.
 
     Raises:
@@ -195,7 +195,7 @@ def _open_files(
     shards = tuple(Path(name).name for name in files.values())
     if data.n_shards != len(shards):
         shards = _numbered(data.n_shards)
-    return RowSource(location, shards, *_columns(data), _identity(files), _features(data), data)
+    return RowSource(location, shards, *_columns(data), files_digest(files), _features(data), data)
 
 
 def _on_hub(name: str, options: DataOptions, split: str) -> RowSource:
@@ -267,7 +267,7 @@ def _csv_options(location: str, first: str, options: DataOptions) -> dict[str, A
             "keep_default_na": False, "na_filter": False}  # fmt: skip
 
 
-def _identity(files: Mapping[str, str]) -> str:
+def files_digest(files: Mapping[str, str]) -> str:
     """Return a sha256 of the names, sizes, beginnings and ends of files."""
     import fsspec
 
