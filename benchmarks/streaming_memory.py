@@ -99,7 +99,7 @@ def measure(folder: Path, rows: int, encoded: int) -> None:
 
     from adapterhub.backbones.find import find_backbone
     from adapterhub.data.options import DataOptions
-    from adapterhub.data.row_stream import Cursor, Reader
+    from adapterhub.data.row_stream import BlockReader, Cursor
     from adapterhub.tasks import Setting, parse_task
     from adapterhub.training.example_stream import BUFFER, open_examples
     from adapterhub.training.options import RunOptions
@@ -115,7 +115,7 @@ def measure(folder: Path, rows: int, encoded: int) -> None:
     tokenizer = AutoTokenizer.from_pretrained(backbone)
     start, _ = megabytes()
     print(f"before the first row: RSS {start:,} MB", flush=True)
-    blocks = stream.blocks(Reader(BUFFER, seed=0), Cursor())
+    blocks = stream.blocks(BlockReader(BUFFER, seed=0), Cursor())
     record = {"files_mb": round(size / 1e6, 1), "start_mb": start, "cpus": os.cpu_count()}
     record["reading"] = watched("reading", (len(examples) for _, examples in blocks), rows)
     setting = Setting(tokenizer, 128, ("no", "yes"))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from adapterhub.cli._format import say
 from adapterhub.errors import ConfigError
 from adapterhub.status import counting, doing
+
+if TYPE_CHECKING:
+    from adapterhub.inference.table_output import TableOutput
 
 TABLE_OPTIONS = ("source", "output", "route_column", "adapters", "into", "engine", "workers",
                  "ray_address")  # fmt: skip
@@ -124,16 +127,9 @@ def predict_table(
         raise ConfigError(
             "--input without --output", hint="--output FOLDER, or --output FILE.parquet"
         )
-    given = {"--workers": workers, "--ray-address": ray_address}
-    if engine == "local" and (of_ray := [n for n, v in given.items() if v is not None]):
-        raise ConfigError(f"{' and '.join(of_ray)} without Ray", hint="--engine ray")
-    if engine == "ray":
-        from adapterhub.ray_cluster import import_ray
-
-        import_ray()  # before anything is read
+    _check_engine(engine, workers, ray_address)
     with doing("loading torch"):
         from adapterhub.inference.open_several import AdapterSource
-        from adapterhub.inference.table_engines import predict_here, predict_on_ray
         from adapterhub.inference.table_job import TableJob, plan_table
         from adapterhub.inference.table_output import TableOutput
 
@@ -141,23 +137,57 @@ def predict_table(
     job = TableJob(source, sources, route_column, into, backbone, registry)
     with doing(f"reading {source}"):
         planned = plan_table(job, text, pair[0] if pair else None)
-    written = TableOutput(output, planned)
-    missing = written.missing
+    _predict_missing(TableOutput(output, planned), engine, workers, ray_address)
     rows = sum(part.rows for part in planned.parts)
-    if done := len(planned.parts) - len(missing):
-        say(f"{done:,} of {len(planned.parts):,} parts are there already", err=True)
+    say(f"{rows:,} rows in {len(planned.parts):,} parts: {output}")
+
+
+def _predict_missing(
+    written: TableOutput, engine: str, workers: int | None, address: str | None
+) -> None:
+    """Predict and write the parts that are not there yet; say how many are.
+
+    Args:
+        written: the output.
+        engine: local or ray.
+        workers: the workers of the cluster.
+        address: the address of the cluster.
+    """
+    from adapterhub.inference.table_engines import predict_here, predict_on_ray
+
+    missing, job, total = written.missing, written.planned.job, len(written.planned.parts)
+    if done := total - len(missing):
+        say(f"{done:,} of {total:,} parts are there already", err=True)
     if missing:
+        on_ray = engine == "ray"
         found = (
-            predict_here(planned.job, missing)
-            if engine == "local"
-            else predict_on_ray(planned.job, missing, workers, ray_address)
+            predict_on_ray(job, missing, workers, address) if on_ray else predict_here(job, missing)
         )
         with counting(sum(part.rows for part in missing), "predicting rows") as progress:
             for part, predicted in found:
                 written.write(part, predicted)
                 progress(part.rows)
     written.finish()
-    say(f"{rows:,} rows in {len(planned.parts):,} parts: {output}")
+
+
+def _check_engine(engine: str, workers: int | None, address: str | None) -> None:
+    """Refuse options of Ray without it, and Ray where it is not installed.
+
+    Args:
+        engine: local or ray.
+        workers: the workers of the cluster.
+        address: the address of the cluster.
+
+    Raises:
+        ConfigError: they do not go together.
+    """
+    given = {"--workers": workers, "--ray-address": address}
+    if engine == "local" and (of_ray := [n for n, v in given.items() if v is not None]):
+        raise ConfigError(f"{' and '.join(of_ray)} without Ray", hint="--engine ray")
+    if engine == "ray":
+        from adapterhub.ray_cluster import import_ray
+
+        import_ray()  # before anything is read
 
 
 def _named(

@@ -57,7 +57,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Reader:
+class BlockReader:
     """What decides which rows a process reads, and in which order.
 
     Attributes:
@@ -96,7 +96,7 @@ class _OpenShard:
     """
 
     def __init__(
-        self, source: RowSource, shard: int, position: int, taken: int, reader: Reader
+        self, source: RowSource, shard: int, position: int, taken: int, reader: BlockReader
     ) -> None:
         self.source, self.shard, self.position, self.taken = source, shard, position, 0
         step = 1 if reader.splits_shards(len(source.shards)) else reader.world
@@ -140,7 +140,9 @@ class _OpenShard:
         return f"{self.first + row * self.step + 1} of {self.source.shards[self.shard]}"
 
 
-def read_blocks(source: RowSource, reader: Reader, cursor: Cursor | None = None) -> Iterator[Block]:
+def read_blocks(
+    source: RowSource, reader: BlockReader, cursor: Cursor | None = None
+) -> Iterator[Block]:
     """Yield blocks of rows, pass after pass, without end.
 
     Args:
@@ -165,10 +167,10 @@ def read_blocks(source: RowSource, reader: Reader, cursor: Cursor | None = None)
 
 def read_pass(source: RowSource, size: int) -> Iterator[Block]:
     """Yield all rows once, in blocks of `size`, in the order of the shards."""
-    return _one_pass(source, Reader(size), Cursor())
+    return _one_pass(source, BlockReader(size), Cursor())
 
 
-def _one_pass(source: RowSource, reader: Reader, cursor: Cursor) -> Iterator[Block]:
+def _one_pass(source: RowSource, reader: BlockReader, cursor: Cursor) -> Iterator[Block]:
     """Yield the blocks of a pass, from a place in it."""
     order, opened = reader.shards(len(source.shards), cursor.turn), cursor.opened
     reading = [

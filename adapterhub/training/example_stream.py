@@ -16,7 +16,7 @@ from typing import Any, overload
 from adapterhub.data.examples import Streamed
 from adapterhub.data.options import DataOptions
 from adapterhub.data.row_source import RowSource, open_source
-from adapterhub.data.row_stream import Block, Cursor, Reader, read_blocks, read_pass
+from adapterhub.data.row_stream import Block, BlockReader, Cursor, read_blocks, read_pass
 from adapterhub.data.table import Table
 from adapterhub.data.tables import keep_table
 from adapterhub.errors import DataError
@@ -81,7 +81,7 @@ class ExampleStream(Sequence[Any], Streamed):
                 chosen[place] = example
         return chosen
 
-    def blocks(self, reader: Reader, cursor: Cursor) -> Iterator[tuple[Cursor, list[Any]]]:
+    def blocks(self, reader: BlockReader, cursor: Cursor) -> Iterator[tuple[Cursor, list[Any]]]:
         """Yield the examples of each block, and where it begins, without end.
 
         Args:

@@ -18,7 +18,7 @@ from typing import Any, overload
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from adapterhub.data.row_stream import Cursor, Reader, cursor_of, read_pass
+from adapterhub.data.row_stream import BlockReader, Cursor, cursor_of, read_pass
 from adapterhub.tasks import Encoded, Setting, Task
 from adapterhub.tasks._rows import Row
 from adapterhub.training.batching import Batch, batch_order
@@ -122,7 +122,7 @@ class _Place:
 class _Blocks(Sampler[Work]):
     """Reads blocks in this process, and remembers where each begins until it comes back."""
 
-    def __init__(self, rows: StreamedRows, reader: Reader, start: _Place) -> None:
+    def __init__(self, rows: StreamedRows, reader: BlockReader, start: _Place) -> None:
         self.rows, self.reader, self.start = rows, reader, start
         self.places: deque[_Place] = deque()
 
@@ -157,7 +157,7 @@ class StreamBatches:
     ) -> None:
         # Whole batches: only the last block of a pass has a smaller one.
         size = -(-buffer // options.batch_size) * options.batch_size
-        self.reader = Reader(size, rows.setting.seed, rank, world)
+        self.reader = BlockReader(size, rows.setting.seed, rank, world)
         self.rows, self.options, self.workers = rows, options, workers
         assert options.max_steps is not None
         self.total = options.max_steps * options.gradient_accumulation * world

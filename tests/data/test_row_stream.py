@@ -14,7 +14,7 @@ from streamed import write_shards
 
 from adapterhub.data.options import DataOptions
 from adapterhub.data.row_source import RowSource, open_source
-from adapterhub.data.row_stream import Cursor, Reader, cursor_of, read_blocks, read_pass
+from adapterhub.data.row_stream import BlockReader, Cursor, cursor_of, read_blocks, read_pass
 from adapterhub.errors import DataError
 
 SIZES = (20, 13, 31)
@@ -26,7 +26,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> RowSource:
     return open_source(pattern, DataOptions(), "train")
 
 
-def texts(source: RowSource, reader: Reader, turn: int) -> list[str]:
+def texts(source: RowSource, reader: BlockReader, turn: int) -> list[str]:
     """Return the texts of one pass."""
     found: list[str] = []
     for block in read_blocks(source, reader, Cursor(turn)):
@@ -44,7 +44,7 @@ def test_a_pass_has_every_row_once(source: RowSource) -> None:
 
 
 def test_each_block_has_rows_of_several_shards_and_says_where_they_are(source: RowSource) -> None:
-    block = next(read_blocks(source, Reader(9, seed=1)))
+    block = next(read_blocks(source, BlockReader(9, seed=1)))
     shards = Counter(str(place).split(" of ")[1] for place in block.table.lines)
     assert shards == {f"part-{n}.parquet": 3 for n in range(3)}
     assert list(block.table.lines)[:3] == [f"{n} of {next(iter(shards))}" for n in (1, 2, 3)]
@@ -53,14 +53,14 @@ def test_each_block_has_rows_of_several_shards_and_says_where_they_are(source: R
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 def test_processes_have_different_rows_that_together_are_all(source: RowSource, world: int) -> None:
     for turn in range(3):
-        own = [texts(source, Reader(8, 3, rank, world), turn) for rank in range(world)]
+        own = [texts(source, BlockReader(8, 3, rank, world), turn) for rank in range(world)]
         assert all(own)
         together = [text for each in own for text in each]
         assert len({*together}) == len(together) == sum(SIZES)
 
 
 def test_passes_and_seeds_have_orders_of_their_own(source: RowSource) -> None:
-    one = [texts(source, Reader(64, seed), turn) for seed in (0, 1) for turn in range(4)]
+    one = [texts(source, BlockReader(64, seed), turn) for seed in (0, 1) for turn in range(4)]
     assert len({tuple(each) for each in one}) > 2
     assert len({frozenset(each) for each in one}) == 1
 
@@ -74,7 +74,7 @@ def test_passes_and_seeds_have_orders_of_their_own(source: RowSource) -> None:
 def test_a_reader_that_starts_at_a_cursor_yields_the_same_blocks(
     source: RowSource, size: int, seed: int, world: int, start: int
 ) -> None:
-    reader = Reader(size, seed, world - 1, world)
+    reader = BlockReader(size, seed, world - 1, world)
     whole = list(islice(read_blocks(source, reader), start + 4))
     cursor = cursor_of(json.loads(json.dumps(whole[start].cursor.record())))
     again = list(islice(read_blocks(source, reader, cursor), 4))
@@ -85,7 +85,7 @@ def test_a_reader_that_starts_at_a_cursor_yields_the_same_blocks(
 def test_no_rows_are_an_error_not_an_endless_loop(tmp_path: Path) -> None:
     empty = open_source(write_shards(tmp_path, (0, 0)), DataOptions(), "train")
     with pytest.raises(DataError, match="has no rows"):
-        next(read_blocks(empty, Reader(4)))
+        next(read_blocks(empty, BlockReader(4)))
     one = open_source(write_shards(tmp_path / "one", (1,)), DataOptions(), "train")
     with pytest.raises(DataError, match="no rows for process 2 of 2"):
-        next(read_blocks(one, Reader(4, 0, 1, 2)))
+        next(read_blocks(one, BlockReader(4, 0, 1, 2)))

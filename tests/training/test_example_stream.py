@@ -13,7 +13,7 @@ from task_cases import CASES
 
 from adapterhub.data.examples import data_hash
 from adapterhub.data.options import DataOptions
-from adapterhub.data.row_stream import Cursor, Reader
+from adapterhub.data.row_stream import BlockReader, Cursor
 from adapterhub.data.tables import read_table
 from adapterhub.errors import DataError
 from adapterhub.tasks import parse_task
@@ -47,7 +47,7 @@ def test_every_task_reads_a_stream(name: str, tmp_path: Path) -> None:
     source = str(tmp_path / "rows.parquet")
     stream, _ = open_examples(source, DataOptions(), task)
     whole = stream.task.read(source, stream.options, "train")
-    blocks = stream.blocks(Reader(10), Cursor())
+    blocks = stream.blocks(BlockReader(10), Cursor())
     found: list[object] = []
     while len(found) < len(whole):
         found += next(blocks)[1]
@@ -77,7 +77,7 @@ def test_empty_rows_are_skipped_also_a_whole_block_of_them(tmp_path: Path) -> No
     rows = [{"text": text, "label": "a"} for text in texts]
     file = str(write_json_lines(tmp_path / "rows.jsonl", rows))
     stream, _ = open_examples(file, DataOptions(skip_empty=True), CLASSES)
-    blocks = stream.blocks(Reader(10), Cursor())
+    blocks = stream.blocks(BlockReader(10), Cursor())
     assert [len(next(blocks)[1]) for _ in range(5)] == [10, 0, 0, 3, 10]
     with pytest.raises(DataError, match="invalid rows"):
         list(open_examples(file, DataOptions(), CLASSES)[0])
