@@ -55,6 +55,12 @@ class RunData:
         """The default of the batch size, where the number of rows does not tell it."""
         return STREAM_BATCH if isinstance(self.train, ExampleStream) else None
 
+    def some(self, most: int) -> Sequence[Any]:
+        """Return about so many training examples: of all of them, or the first ones of a stream."""
+        if isinstance(self.train, ExampleStream):
+            return self.train.head[:most]
+        return self.train[:: max(1, len(self.train) // most)]
+
 
 def read_data(recipe: Recipe) -> RunData:
     """Read the examples of a recipe; without evaluation data, hold out some.
