@@ -99,7 +99,8 @@ def open_several(
                 expected="the same version in the registry, or folder, of every machine",
                 hint="a reference with a version, such as sst2@v3",
             )
-        manifest = with_head(read_manifest(fetched.folder), source.head)
+        digest = source.digest or fetched.digest
+        manifest = with_head(read_manifest(fetched.folder, digest), source.head)
         record = training_record(manifest)
         location = backbone_of_adapter(fetched.folder, manifest, backbone)
         # Tokens, rows of sites and adapters below belong to one model; nothing else is added to it.
@@ -113,7 +114,7 @@ def open_several(
             model,
             fetched.folder,
             name=f"adapter-{number}",
-            sha256=fetched.digest,
+            sha256=digest,
             head=source.head or True,
             on=fetched.on,
         )
