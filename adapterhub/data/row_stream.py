@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from adapterhub.data.row_source import RowSource
-from adapterhub.data.table import Table
+from adapterhub.data.table import Table, table_of_rows
 from adapterhub.errors import DataError
 
 TOGETHER = 8  # shards that are read in turn
@@ -226,4 +226,4 @@ def _table(source: RowSource, parts: list[tuple[Any, list[str]]]) -> Table:
         return [value for table, _ in parts for value in source.values(table, name)]
 
     places = [place for _, names in parts for place in names]
-    return Table(source.location, "row", source.columns, places, column, form="streamed")
+    return table_of_rows(source.location, source.columns, places, column)

@@ -118,6 +118,23 @@ class Table:
         return f"{', '.join(filter(None, parts))}; columns: {', '.join(named)}{more}"
 
 
+def table_of_rows(
+    source: str,
+    columns: Sequence[str],
+    places: Sequence[str],
+    column: Callable[[str], Iterable[object]],
+) -> Table:
+    """Return some rows of a source as a table.
+
+    Args:
+        source: the file or dataset id, for errors.
+        columns: the names of the columns.
+        places: where each row is, for errors.
+        column: reads the values of one column.
+    """
+    return Table(source, "row", tuple(columns), places, column, form="streamed")
+
+
 def _shown(value: object) -> str:
     text = " ".join(str(value).split()) if value is not None else ""
     return f"{text[:_LONGEST_SAMPLE]}..." if len(text) > _LONGEST_SAMPLE else text or "(empty)"

@@ -18,7 +18,7 @@ from typing import Any
 from adapterhub._version import __version__
 from adapterhub.data.options import DataOptions
 from adapterhub.data.row_source import files_digest, list_files
-from adapterhub.data.table import Table
+from adapterhub.data.table import Table, table_of_rows
 from adapterhub.data.tables import keep_table
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.inference.open_several import AdapterSource, manifest_digest, open_several
@@ -251,8 +251,8 @@ def _slices(part: TablePart) -> Iterator[tuple[Any, int]]:
 
 
 def _table(rows: Any, places: Sequence[str], file: str) -> Table:
-    names = tuple(rows.column_names)
-    return Table(file, "row", names, places, lambda name: rows.column(name).to_pylist())
+    names = rows.column_names
+    return table_of_rows(file, names, places, lambda name: rows.column(name).to_pylist())
 
 
 def _check_route(job: TableJob, parts: Sequence[TablePart], schema: Any) -> None:
