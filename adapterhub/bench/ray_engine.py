@@ -6,16 +6,12 @@ each node needs its files. A worker that dies loses only its cell, which another
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
-import re
 import signal
-import socket
 import tempfile
 import threading
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,60 +23,14 @@ from adapterhub.backbones.fingerprint import fingerprint
 from adapterhub.bench.cells import Cell
 from adapterhub.bench.execute import TaskContext, run_cell
 from adapterhub.bench.records import CellRecord
-from adapterhub.errors import AdapterhubError, BackboneError, ConfigError, TrainingError
+from adapterhub.errors import AdapterhubError, BackboneError, TrainingError
+from adapterhub.ray_cluster import WorkerShare, connect_ray, import_ray, share_out
 from adapterhub.status import doing
 from adapterhub.training.loading import SharedLoader
 from adapterhub.training.stop_signals import Stopped
 
 MOST_TRIES = 3  # of a cell, if its worker dies
-CPUS = 4  # of a worker, if the user does not say how many there are
-CONNECTING = 10.0  # seconds
 STARTING = 600.0  # seconds until a worker answers; a busy or growing cluster takes minutes
-# What Ray reads when it is imported: it reports no usage to its makers, and does not print the
-# deaths of workers, which are survived or raised here.
-ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
-
-
-@dataclass(frozen=True)
-class WorkerShare:
-    """What a worker gets of a node; `node` is Ray's id."""
-
-    node: str
-    cpus: int
-    gpus: int = 0
-
-
-def share_out(nodes: Iterable[Mapping[str, Any]], workers: int | None) -> list[WorkerShare]:
-    """Divide the CPUs and GPUs of a cluster among workers.
-
-    Args:
-        nodes: what `ray.nodes()` returns.
-        workers: how many; by default one for each GPU, or for every `CPUS` CPUs of a node.
-
-    Raises:
-        ConfigError: the cluster has no CPUs, or fewer than workers.
-    """
-    found = {node["NodeID"]: node["Resources"] for node in nodes if node["Alive"]}
-    cpus = {node: int(resources.get("CPU", 0)) for node, resources in found.items()}
-    gpus = {node: int(resources.get("GPU", 0)) for node, resources in found.items()}
-    units, name, each = (gpus, "GPUs", 1) if any(gpus.values()) else (cpus, "CPUs", CPUS)
-    counts = {node: max(count // each, min(count, 1)) for node, count in units.items()}
-    most, wanted = sum(units.values()), sum(counts.values()) if workers is None else workers
-    if not 1 <= wanted <= most:
-        raise ConfigError(
-            f"{wanted} workers on a Ray cluster with {most} {name}",
-            expected=f"from one worker to one for each of its {name}",
-            hint=f"--workers {most}" if most else "ray start on machines with CPUs or GPUs",
-        )
-    if workers is not None:
-        counts = dict.fromkeys(units, 0)
-        for _ in range(workers):
-            counts[max(units, key=lambda node: units[node] / (counts[node] + 1))] += 1
-    return [
-        WorkerShare(node, cpus[node] // count, int(units is gpus))
-        for node, count in counts.items()
-        for _ in range(count)
-    ]
 
 
 class BenchWorker:
@@ -159,7 +109,7 @@ class RayEngine:
             if not self.ray.is_initialized():
                 self.started = True
                 with doing("starting Ray"):
-                    _connect(self.ray, self.address)
+                    connect_ray(self.ray, self.address)
                 if threading.current_thread() is threading.main_thread():
                     # As Ctrl-C: Ray's own handler would abort before anything is cleaned up.
                     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -283,39 +233,3 @@ def _lost(jobs: list[_Job]) -> TrainingError:
         expected="memory for as many runs at once as there are workers on a node",
         hint="fewer --workers, or a smaller train.batch_size; all other cells are recorded",
     )
-
-
-def import_ray() -> Any:
-    """Return the module ray.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    try:
-        import ray
-        import ray.exceptions
-    except ImportError as error:
-        raise ConfigError(
-            "--engine ray needs Ray, which is not installed", hint='pip install "adapterhub[ray]"'
-        ) from error
-    return ray
-
-
-def _connect(ray: Any, address: str | None) -> None:
-    """Connect to a cluster, or start Ray on this machine; without its messages."""
-    chosen = address or os.environ.get("RAY_ADDRESS", "")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            if found := re.fullmatch(r"([^:/]+):(\d+)", chosen):
-                # Ray itself tries for five minutes.
-                socket.create_connection((found[1], int(found[2])), CONNECTING).close()
-            ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
-        except (OSError, OverflowError, ValueError, RuntimeError) as error:
-            raise ConfigError(
-                f"no Ray cluster at {chosen or 'this machine'}: {str(error).splitlines()[0]}",
-                expected="--ray-address HOST:PORT of a running cluster, or none to start Ray here",
-                hint="ray start --head, which prints the address",
-            ) from error

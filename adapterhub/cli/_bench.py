@@ -15,7 +15,7 @@ from adapterhub.bench.conduct import CellEngine, LocalEngine, cells_left, run_st
 from adapterhub.bench.execute import TaskContext
 from adapterhub.bench.in_turns import time_tasks
 from adapterhub.bench.plan import PlannedStudy, plan_study
-from adapterhub.bench.ray_engine import RayEngine, import_ray
+from adapterhub.bench.ray_engine import RayEngine
 from adapterhub.bench.records import CellRecord, RecordFolder
 from adapterhub.bench.study import Study
 from adapterhub.bench.study_folder import RECORDS, WORK, as_begun, keep_study
@@ -23,6 +23,7 @@ from adapterhub.bench.timings import TIMINGS
 from adapterhub.bench.zero_shot import predict_tasks
 from adapterhub.cli._format import say, seconds_text
 from adapterhub.cli._study import conclude_study
+from adapterhub.ray_cluster import import_ray
 from adapterhub.status import Display, showing
 from adapterhub.training.loading import BackboneLoader, SharedLoader
 

@@ -12,6 +12,13 @@ import click
 from adapterhub.cli._data_form import data_form_options
 from adapterhub.cli._format import examples as example_lines
 from adapterhub.cli._format import print_json, say, say_text
+from adapterhub.cli._predict_table import (
+    TABLE_OPTIONS,
+    predict_table,
+    refuse_beside_input,
+    refuse_without_input,
+    table_options,
+)
 from adapterhub.cli._publishing import head_option, registry_option, require_signature_option
 from adapterhub.errors import DataError, one_line
 from adapterhub.status import doing, reading
@@ -25,9 +32,10 @@ if TYPE_CHECKING:
     epilog=example_lines(
         'adapterhub predict runs/sst2 "a gorgeous, witty movie"',
         "adapterhub predict sst2@best --data reviews.txt --json",
+        "adapterhub predict sst2 --input 'reviews/*.parquet' --output predicted",
     ),
 )
-@click.argument("reference", metavar="ADAPTER")
+@click.argument("reference", metavar="ADAPTER", required=False)
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @click.option("--data", help="File of texts, or - for standard input.")
 @click.option("--text", help="Text column, if not the one used in training.")
@@ -37,12 +45,45 @@ if TYPE_CHECKING:
     help="With TEXT: the second or a further text; with --data: its column.",
 )
 @data_form_options
+@table_options
 @head_option
 @click.option("--backbone", help="Load the backbone from this Hub id or folder.")
 @registry_option
 @require_signature_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def command(
+    reference: str | None,
+    texts: tuple[str, ...],
+    data: str | None,
+    text: str | None,
+    pair: tuple[str, ...],
+    head: str | None,
+    backbone: str | None,
+    registry: str | None,
+    as_json: bool,
+    **more: Any,
+) -> None:
+    """Predict on each TEXT, each row of --data or --input, or each line of standard input.
+
+    ADAPTER is a run folder, an adapter folder or a published name. On standard input, tabs
+    separate the texts of an example. --input takes Parquet files of any size; their rows and
+    predictions are written to --output. If it is stopped, the same command goes on.
+    """
+    tables = {name: more.pop(name) for name in TABLE_OPTIONS}
+    if tables["source"] is not None:
+        refuse_beside_input(texts, {"--data": data, "--json": as_json or None, **more})
+        columns: dict[str, Any] = {"text": text, "pair": pair}
+        predict_table(
+            reference, head=head, backbone=backbone, registry=registry, **columns, **tables
+        )
+        return
+    refuse_without_input(tables)
+    if reference is None:
+        raise click.UsageError("Missing argument 'ADAPTER'.")
+    _predict_examples(reference, texts, data, text, pair, head, backbone, registry, as_json, more)
+
+
+def _predict_examples(
     reference: str,
     texts: tuple[str, ...],
     data: str | None,
@@ -52,12 +93,21 @@ def command(
     backbone: str | None,
     registry: str | None,
     as_json: bool,
-    **form: Any,
+    form: dict[str, Any],
 ) -> None:
-    """Predict on each TEXT, each row of --data or each line of standard input.
+    """Print predictions on texts, on a file or on standard input.
 
-    ADAPTER is a run folder, an adapter folder or a published name. On standard input, tabs
-    separate the texts of an example.
+    Args:
+        reference: the adapter.
+        texts: the texts of the command line.
+        data: a file of texts, or - for standard input.
+        text: the text column.
+        pair: further texts, or the column with second texts.
+        head: which of several heads.
+        backbone: where to load the backbone from.
+        registry: the folder of the local registry.
+        as_json: whether to print JSON.
+        form: the options on the form of the file.
     """
     from adapterhub.backbones.early_checks import check_backbone_options
     from adapterhub.inference.record import read_training_record

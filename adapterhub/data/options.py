@@ -15,7 +15,8 @@ class DataOptions:
     """The data sources, their format and their columns.
 
     Raises:
-        ConfigError: the delimiter is not one character.
+        ConfigError: the delimiter is not one character, or the buffer or the workers of a stream
+            are out of range.
     """
 
     train: str | None = option(None, "training data: a file, or a dataset id on the Hub")
@@ -54,10 +55,16 @@ class DataOptions:
     )
     encoding: str | None = option(None, "the encoding of files, such as cp1252 (null: detect)")
     stream: bool = option(
-        False, "read raw text of any size from disk, packed into rows of max_length tokens"
+        False,
+        "read data of any size in pieces: raw text from disk, or rows of Parquet, JSON lines, CSV "
+        "or a Hub dataset; files, patterns and URLs (s3://, gs://, az://, hf://)",
     )
     documents: Literal["paragraphs", "lines"] | None = option(
         None, "the documents of a streamed text file (null: paragraphs, between blank lines)"
+    )
+    buffer: int | None = option(None, "rows of a stream that are shuffled together (null: 10,000)")
+    workers: int | None = option(
+        None, "processes that encode the rows of a stream ahead (null: none, the run encodes them)"
     )
     skip_empty: bool = option(False, "skip rows with an empty text or label")
     rows: int | None = option(None, "train on this many rows, sampled with the run's seed")
@@ -73,6 +80,11 @@ class DataOptions:
                 f"data.delimiter is {self.delimiter[:20]!r}",
                 expected="one character, such as ';' or '|'",
                 hint="for tabs data.format=tsv",
+            )
+        if (self.buffer is not None and self.buffer < 1) or (self.workers or 0) < 0:
+            raise ConfigError(
+                f"data.buffer is {self.buffer}, data.workers is {self.workers}",
+                expected="a buffer of one row or more, and no or more workers",
             )
 
     @property

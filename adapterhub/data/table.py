@@ -34,7 +34,7 @@ class Table:
     source: str
     unit: str
     columns: tuple[str, ...]
-    lines: Sequence[int]
+    lines: Sequence[int] | Sequence[str]
     column: Callable[[str], Iterable[object]]
     form: str = ""
     header: bool | None = None
@@ -116,6 +116,23 @@ class Table:
         more = f" and {rest} more" if rest else ""
         parts = [self.form, f"{len(self.lines):,} rows"]
         return f"{', '.join(filter(None, parts))}; columns: {', '.join(named)}{more}"
+
+
+def table_of_rows(
+    source: str,
+    columns: Sequence[str],
+    places: Sequence[str],
+    column: Callable[[str], Iterable[object]],
+) -> Table:
+    """Return some rows of a source as a table.
+
+    Args:
+        source: the file or dataset id, for errors.
+        columns: the names of the columns.
+        places: where each row is, for errors.
+        column: reads the values of one column.
+    """
+    return Table(source, "row", tuple(columns), places, column, form="streamed")
 
 
 def _shown(value: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,6 +19,19 @@ class BatchList(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Batch: ...
+
+
+class StatefulBatches(BatchList, Protocol):
+    """Batches that are drawn in order from a stream, whose place a checkpoint keeps."""
+
+    def state(self) -> dict[str, Any]:
+        """Return the place of the next batch."""
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from a place."""
+
+    def close(self) -> None:
+        """End the reading."""
 
 
 class LazyBatches:

@@ -14,7 +14,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from adapterhub.backbones.digest_cache import remembered
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.load import load_processor
 from adapterhub.backbones.probe import probe
+from adapterhub.data.text_stream import TextStream
 from adapterhub.methods._base import Method
 from adapterhub.tasks import Setting
 from adapterhub.tasks._lengths import encode_whole
@@ -195,7 +196,8 @@ def _workload(recipe: Recipe, data: RunData, methods: Sequence[Method]) -> Workl
     folder, _ = find_backbone(recipe.backbone, recipe.revision)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     lengths = _lengths(recipe, data, config)
-    options = run_options(recipe.train, methods, len(data.train))
+    train = replace(recipe.train, batch_size=recipe.train.batch_size or data.batch_size)
+    options = run_options(train, methods, len(data.train))
     usual = sum(lengths) / len(lengths)
     shape = layer_shape(config, options.batch_size, 1 << max(3, round(usual - 1).bit_length()))
     if shape is None:
@@ -211,12 +213,12 @@ def _lengths(recipe: Recipe, data: RunData, config: PreTrainedConfig) -> list[in
     """Return the number of tokens of some rows of the training data."""
     most = getattr(config.get_text_config(), "max_position_embeddings", None) or 1 << 30
     most = recipe.train.max_length or min(most, data.task.most_tokens)
-    if data.task.packs or data.streams:
+    if data.task.packs or isinstance(data.train, TextStream):
         return [default_length(most, most)]
     tokens = recipe.revision, recipe.new_tokens
     tokenizer = load_processor(recipe.backbone, data.task.head, *tokens)
-    sample = data.train[:: max(1, len(data.train) // _SAMPLE)]
-    rows = encode_whole(data.task, sample, Setting(tokenizer, most, data.labels, recipe.seed))
+    setting = Setting(tokenizer, most, data.labels, recipe.seed)
+    rows = encode_whole(data.task, data.some(_SAMPLE), setting)
     return [min(length, most) for length in rows.lengths]
 
 

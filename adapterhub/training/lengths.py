@@ -16,7 +16,9 @@ from adapterhub.tasks._lengths import (
 )
 from adapterhub.tasks._rows import limit_of
 from adapterhub.tasks._windows import WindowTexts
+from adapterhub.training.example_stream import ExampleStream
 from adapterhub.training.run_data import RunData
+from adapterhub.training.stream_batches import stream_rows
 
 LEAST = 128  # tokens: longer texts may come at prediction, and short rows are not padded to it
 
@@ -51,6 +53,8 @@ def fit_rows(
         chosen: the option `max_length`; None chooses a length.
         trained: the maximum length that the backbone was trained with, if it is recorded.
     """
+    if isinstance(data.train, ExampleStream):
+        return _streamed_rows(data, data.train, setting, chosen)
     if data.streams:
         return _windows(data, setting, chosen)
     parts = {"training": data.train, "evaluation": data.evaluation}
@@ -114,6 +118,30 @@ def _windows(data: RunData, setting: Setting, chosen: int | None) -> FittedRows:
     notes = (note + f", and {held:,} to evaluate on" * bool(held),)
     nothing = LostTokens("texts", "train.max_length", length, rows, 0, 0, 0, length)
     return FittedRows(length, train, evaluation, (nothing,), notes)
+
+
+def _streamed_rows(
+    data: RunData, stream: ExampleStream, setting: Setting, chosen: int | None
+) -> FittedRows:
+    """Return rows that are encoded when they are drawn, cut to what is read at most.
+
+    Args:
+        data: the data.
+        stream: its training examples.
+        setting: the tokenizer, labels and seed; its `max_length` is what the backbone reads.
+        chosen: the option `max_length`; None: the most that is chosen by default.
+    """
+    limited, length = setting, LEAST
+    if data.task.limits(setting):
+        length = min(chosen or data.task.most_tokens, limit_of(setting))
+        limited = replace(setting, max_length=length)
+    train = stream_rows(stream, data.task, limited)
+    evaluation = Encoded(data.task, limited, (), [], ())
+    if data.evaluation:
+        evaluation = data.task.encode(data.evaluation, limited, labelled=True)
+    note = f"train.max_length is {length:,}: longer texts are cut when they are drawn"
+    nothing = LostTokens("texts", "train.max_length", length, len(stream), 0, 0, 0, length)
+    return FittedRows(length, train, evaluation, (nothing,), (note,) * (chosen is None))
 
 
 def default_length(longest: int, most: int) -> int:

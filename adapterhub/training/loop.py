@@ -26,13 +26,13 @@ from adapterhub.errors import ConfigError, OutputError, TrainingError, did_you_m
 from adapterhub.files.manifest import LOWER_IS_BETTER
 from adapterhub.status import doing, showing
 from adapterhub.training import checkpoint
-from adapterhub.training.batching import BatchList
+from adapterhub.training.batching import BatchList, StatefulBatches
 from adapterhub.training.clock import RunClock
 from adapterhub.training.engine import Engine, LossOfBatch, MicroBatch, model_loss
 from adapterhub.training.gradient_checkpointing import CheckpointedLayers, recompute
 from adapterhub.training.lengthening import check_length, comparable, total_steps
 from adapterhub.training.options import PLACES, REPORTS, RunOptions
-from adapterhub.training.processes import any_process, process_index
+from adapterhub.training.processes import any_process, everyone_s, process_index
 from adapterhub.training.progress import RunProgress
 from adapterhub.training.report import Evaluated, Reporter, TrainingLine
 from adapterhub.training.stages import improvements
@@ -114,6 +114,7 @@ class TrainingSession:
             None: there is none, and no pass is shared with other runs.
         entered: called in training mode before the first step, and when other tensors train.
         alone: returns whether passes may not be shared with other runs now.
+        stream: the batches of all epochs, if they are drawn of a stream: its place is saved.
     """
 
     stop: StopRequest
@@ -139,12 +140,13 @@ class TrainingSession:
         loss_of_rows: LossOfBatch | None = None,
         entered: Callable[[], None] = lambda: None,
         alone: Callable[[], bool] = lambda: False,
+        stream: StatefulBatches | None = None,
     ) -> None:
         self.engine = Engine(trainee, options, loss)
         self.trainee, self.batches, self.evaluate = trainee, batches, evaluate
         self.options, self.seed, self.resume = options, seed, resume
         self.loss_of_rows, self.alone = loss_of_rows, alone
-        self.checked, self.entered = checked, entered
+        self.checked, self.entered, self.stream = checked, entered, stream
         self.run = {
             **run,
             "train": _fixed(options),
@@ -273,11 +275,25 @@ class TrainingSession:
             training = checkpoint.restored_training(saved, self.engine.params)
         except (ValueError, OSError) as error:
             raise checkpoint.broken(self.last, str(error)) from error
+        if self.stream is not None:
+            self._restore_stream(self.stream, training)
         try:
             self.engine.load_state(training["engine"])
         except checkpoint.BROKEN as error:
             raise checkpoint.broken(self.last, str(error)) from error
         return training
+
+    def _restore_stream(self, stream: StatefulBatches, training: Mapping[str, Any]) -> None:
+        """Continue the stream where each process was."""
+        places = training.get("stream", [])
+        if len(places) != self.engine.world:
+            raise ConfigError(
+                f"the run read its stream in {len(places)} processes, and there are "
+                f"{self.engine.world} now",
+                expected="as many as before: each one reads rows of its own",
+                hint=f"torchrun --nproc-per-node {len(places)} -m adapterhub train ... --resume",
+            )
+        stream.load_state(places[process_index() % len(places)])
 
     def _restore_random(self, saved: Any) -> None:
         """Continue with the random numbers of the checkpoint, if there are as many processes."""
@@ -417,8 +433,9 @@ class TrainingSession:
         tensors = self.engine.finite_tensors()
         self.clock.add_training()
         self.reporter.flush()
-        random = checkpoint.random_states()
-        training = {"engine": self.engine.state(), "random": random}
+        training = {"engine": self.engine.state(), "random": checkpoint.random_states()}
+        if self.stream is not None:  # of each process: they read different rows
+            training["stream"] = everyone_s(self.stream.state())
         progress, reports = dataclasses.asdict(self.progress), self.reporter.written()
         state = checkpoint.State(tensors, progress, self.run, training, reports)
         checkpoint.save(self.last, state)
@@ -431,6 +448,8 @@ class TrainingSession:
     def finish(self) -> TrainingResult:
         """Restore the best tensors, and set the model to evaluation mode."""
         self.focus()
+        if self.stream is not None:
+            self.stream.close()
         progress = self.progress
         if progress.best_step is not None:
             checkpoint.restore(self.trainee.tensors(), self._load_best())

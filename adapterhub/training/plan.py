@@ -78,6 +78,8 @@ def plan_of(prepared: PreparedRun) -> TrainingPlan:
         len(encoded.rows), options.batch_size, options.gradient_accumulation
     )
     groups = AdapterTrainee(adapter).param_groups(options)
+    lengths = encoded.lengths  # of a stream, those of its first rows
+    known = not prepared.data.streams
     return TrainingPlan(
         sites=tuple(_sites(adapter)),
         backbone=sum(map(size_of, adapter.anatomy.parameters().values())),
@@ -85,10 +87,10 @@ def plan_of(prepared: PreparedRun) -> TrainingPlan:
         head=trainable - adapter.count(),
         steps=options.max_steps or per_epoch * options.epochs,
         steps_per_epoch=per_epoch,
-        tokens=sum(encoded.lengths),
-        longest=max(encoded.lengths),
+        tokens=round(sum(lengths) * len(encoded.rows) / len(lengths)),
+        longest=max(lengths),
         rates={group["name"]: group["lr"] for group in groups},
-        labels=encoded.task.label_counts(encoded),
+        labels=encoded.task.label_counts(encoded) if known else {},
         truncated=prepared.rows.lost[0].cut,
         memory=_memory(prepared),
         tasks=tuple(_tasks(prepared, options.max_steps or per_epoch * options.epochs)),

@@ -117,7 +117,8 @@ def prepare(
     _check_stages(data, adapter)
     adapter.metadata.task = data.task.name
     rows = _rows(recipe, data, loader, adapter, processor, started=start is not None)
-    options = replace(recipe.train, max_length=rows.max_length)
+    batch_size = recipe.train.batch_size or data.batch_size
+    options = replace(recipe.train, max_length=rows.max_length, batch_size=batch_size)
     options = run_options(options, methods, len(rows.train.rows), epochs_needed(adapter))
     recipe = replace(
         recipe,
@@ -163,7 +164,8 @@ def _rows(
         rows = loader.rows(own, setting, recipe.train.max_length, trained)
         return with_reference(rows, adapter.model, recipe.train.eval_batch_size, started=started)
 
-    with doing(f"encoding {len(data.train) + len(data.evaluation):,} examples"):
+    some = () if data.streams else data.train
+    with doing(f"encoding {len(some) + len(data.evaluation):,} examples"):
         if not data.parts:
             return rows_of(data, setting)
         rows = {

@@ -16,6 +16,7 @@ from adapterhub.training.lengths import fit_rows
 from adapterhub.training.prepare import max_positions
 from adapterhub.training.recipe import Recipe
 from adapterhub.training.run_data import read_data
+from adapterhub.training.stream_batches import StreamedRows
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ def preview_rows(recipe: Recipe, count: int) -> tuple[list[RowPreview], tuple[st
     setting = Setting(processor, positions, data.labels, recipe.seed, positions)
     folder, _ = find_backbone(recipe.backbone, recipe.revision)
     rows = fit_rows(data, setting, recipe.train.max_length, trained_length(folder))
-    return _previews(rows.train, count), (*data.notes, *rows.notes)
+    train = rows.train.head if isinstance(rows.train, StreamedRows) else rows.train
+    return _previews(train, count), (*data.notes, *rows.notes)
 
 
 def _preview_tasks(recipe: Recipe, count: int) -> tuple[list[RowPreview], tuple[str, ...]]:

@@ -20,15 +20,12 @@ from adapterhub.files.atomic import replace_file
 from adapterhub.methods._spec import dump_methods, parse_methods
 from adapterhub.tasks import dump_task, parse_task
 from adapterhub.training import checkpoint, loop, stages
-from adapterhub.training.batching import LazyBatches, batch_order
-from adapterhub.training.compiled_layers import TriedBatch, compiled_layers
-from adapterhub.training.defaults import steps_per_epoch
-from adapterhub.training.engine import LossOfBatch, model_loss
+from adapterhub.training.compiled_layers import compiled_layers
+from adapterhub.training.engine import model_loss
 from adapterhub.training.frozen_cache import frozen_cache
 from adapterhub.training.kernels import KernelChoice
 from adapterhub.training.loading import BackboneLoader
 from adapterhub.training.mixing import dump_mixing, parse_mixing
-from adapterhub.training.mixture import mixed_order
 from adapterhub.training.output_folder import RECIPE, check_output, hold_output, writing
 from adapterhub.training.placement import placed
 from adapterhub.training.prepare import PreparedRun, prepare
@@ -36,9 +33,14 @@ from adapterhub.training.processes import is_main, wait_for_everyone
 from adapterhub.training.recipe import DATA_SOURCES, Recipe, read
 from adapterhub.training.recipe_schema import SCHEMA_LINE, write_schema
 from adapterhub.training.report import Reporter, Several
+from adapterhub.training.run_batches import (
+    begun_epochs,
+    drawn_batches,
+    epoch_batches,
+    tried_batch,
+)
 from adapterhub.training.run_data import RunData
 from adapterhub.training.run_page import LatestPredictions, RunPage
-from adapterhub.training.task_mixture import MixedRows
 from adapterhub.training.tracker_names import check_trackers
 from adapterhub.training.trackers import start_trackers
 from adapterhub.training.trainee import AdapterTrainee
@@ -238,7 +240,7 @@ def training_session(
     recipe, data = prepared.recipe, prepared.data
     for note in prepared.notes:
         reporter.note(note)
-    for warning in stages.unreached(prepared.adapter, _epochs(prepared)):
+    for warning in stages.unreached(prepared.adapter, begun_epochs(prepared)):
         reporter.note(warning)
 
     if slow := cpu_note(prepared.model):
@@ -255,14 +257,15 @@ def training_session(
 
     own_loss, options = prepared.own_loss, prepared.options
     loss = own_loss or model_loss
-    batches, tell = partial(_tried, prepared, loss), reporter.note
+    batches, tell = partial(tried_batch, prepared, loss), reporter.note
     with (
         frozen_cache(prepared, tell) as cache,
         compiled_layers(prepared.adapter, options, batches, tell, cache.enter) as entered,
     ):
+        stream = drawn_batches(prepared)
         yield loop.TrainingSession(
             AdapterTrainee(prepared.adapter),
-            lambda epoch: _batches(prepared, epoch),
+            lambda epoch: stream or epoch_batches(prepared, epoch),
             None if evaluation is None else evaluate,
             options,
             output=Path(recipe.output),
@@ -276,24 +279,8 @@ def training_session(
             loss_of_rows=None if data.parts else own_loss or data.task.loss_of_logits(),
             entered=entered,
             alone=lambda: cache.replaying,
+            stream=stream,
         )
-
-
-def _epochs(prepared: PreparedRun) -> int:
-    """Return how many epochs a run begins."""
-    options = prepared.options
-    if options.max_steps is None:
-        return options.epochs
-    rows = len(prepared.train.rows)
-    per_epoch = steps_per_epoch(rows, options.batch_size, options.gradient_accumulation)
-    return -(-options.max_steps // per_epoch)
-
-
-def _tried(prepared: PreparedRun, loss: LossOfBatch) -> TriedBatch:
-    """Return what compiled layers are tried on: the first rows, also in a resumed run."""
-    evaluation = prepared.evaluation
-    few = None if evaluation is None else evaluation.batch(range(min(8, len(evaluation.rows))))
-    return TriedBatch(_batches(prepared, 0)[0], few, loss)
 
 
 def _record(prepared: PreparedRun) -> dict[str, Any]:
@@ -313,17 +300,6 @@ def _record(prepared: PreparedRun) -> dict[str, Any]:
 def _origin(prepared: PreparedRun) -> dict[str, Any]:
     """Return the record of the adapter that a run started from, if it did."""
     return {"from": prepared.start.origin.record()} if prepared.start else {}
-
-
-def _batches(prepared: PreparedRun, epoch: int) -> LazyBatches:
-    options, encoded, seed = prepared.options, prepared.train, prepared.recipe.seed
-    if isinstance(encoded, MixedRows):
-        mixing = parse_mixing(prepared.recipe.mixing)
-        order = mixed_order(encoded, mixing, options, epoch, seed)
-    else:
-        size, grouped = options.batch_size, options.length_grouped
-        order = batch_order(encoded.lengths, size, epoch, seed, grouped)
-    return LazyBatches(order, lambda indices: encoded.batch(indices, epoch))
 
 
 def _identity(recipe: Recipe) -> dict[str, Any]:
@@ -350,12 +326,12 @@ def _identity(recipe: Recipe) -> dict[str, Any]:
 
 
 def _portable(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of data that change something, without paths of a machine."""
+    """Return the options of data that change a result, without paths of a machine."""
     usual = to_dict(DataOptions())
     return {
         k: v
         for k, v in data.items()
-        if k not in DATA_SOURCES and not (is_neutral(v) and v == usual[k])
+        if k not in (*DATA_SOURCES, "workers") and not (is_neutral(v) and v == usual[k])
     }
 
 

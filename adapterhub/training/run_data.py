@@ -7,20 +7,24 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from adapterhub.data.docstrings import load_docstrings
-from adapterhub.data.examples import sample
+from adapterhub.data.examples import Streamed, sample
 from adapterhub.data.labels import unnamed_note
 from adapterhub.data.notes import notes_on
 from adapterhub.data.options import DataOptions
+from adapterhub.data.row_source import is_many_files
 from adapterhub.data.split import hold_out, strata_of
 from adapterhub.data.tables import has_split, is_on_hub
 from adapterhub.data.text_stream import TextStream, open_stream
 from adapterhub.errors import ConfigError, unknown
 from adapterhub.tasks import Task, parse_task
+from adapterhub.training.example_stream import ExampleStream, open_examples, read_some
+from adapterhub.training.processes import process_count
 from adapterhub.training.recipe import Recipe
 from adapterhub.training.task_mixture import TaskMixture
 
 BUILTIN = "builtin:docstrings"
 NO_EVALUATION = "none"
+STREAM_BATCH = 32  # rows: what suits data of any larger size
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,18 @@ class RunData:
     @property
     def streams(self) -> bool:
         """Whether the training data are streamed from disk."""
-        return isinstance(self.train, TextStream)
+        return isinstance(self.train, Streamed)
+
+    @property
+    def batch_size(self) -> int | None:
+        """The default of the batch size, where the number of rows does not tell it."""
+        return STREAM_BATCH if isinstance(self.train, ExampleStream) else None
+
+    def some(self, most: int) -> Sequence[Any]:
+        """Return about so many training examples: of all of them, or the first ones of a stream."""
+        if isinstance(self.train, ExampleStream):
+            return self.train.head[:most]
+        return self.train[:: max(1, len(self.train) // most)]
 
 
 def read_data(recipe: Recipe) -> RunData:
@@ -57,7 +72,8 @@ def read_data(recipe: Recipe) -> RunData:
     if recipe.tasks:
         return _read_tasks(recipe)
     if recipe.data.stream:
-        return _streamed(recipe)
+        text = parse_task(recipe.task).streams and not is_many_files(str(recipe.data.train))
+        return (_streamed if text else _streamed_rows)(recipe)
     reader = _Reader(parse_task(recipe.task), recipe.data)
     train = sample(reader.read(recipe.data.train, "train"), recipe.data.rows, recipe.seed)
     train, evaluation = _with_evaluation(reader, recipe, train)
@@ -73,17 +89,9 @@ def _streamed(recipe: Recipe) -> RunData:
     """Open the raw text of a recipe as a stream; without evaluation data, hold out some of it.
 
     Raises:
-        ConfigError: the task learns from no raw text.
         DataError: the text cannot be read.
     """
     task, options = parse_task(recipe.task), recipe.data
-    if not task.streams:
-        raise ConfigError(
-            f"data.stream=true with {task.name}",
-            expected="a task on raw text: masked-lm, causal-lm(data=text), "
-            "span-corruption, denoising",
-            hint="--task TASK, or leave out data.stream",
-        )
     train, notes = open_stream(str(options.train), options), []
     if options.rows is not None and options.rows < len(train):
         train = train.drawn(options.rows, recipe.seed)
@@ -107,8 +115,68 @@ def _streamed(recipe: Recipe) -> RunData:
     return data
 
 
+def _streamed_rows(recipe: Recipe) -> RunData:
+    """Open the rows of a recipe as a stream, and read its evaluation data.
+
+    Raises:
+        ConfigError: an option is missing that a stream needs, or one does not go with it.
+        DataError: the rows cannot be read.
+    """
+    _check_stream(recipe)
+    options, train = recipe.data, recipe.train
+    stream, notes = open_examples(str(options.train), options, parse_task(recipe.task))
+    task, options = stream.task, stream.options
+    per_step = (train.batch_size or STREAM_BATCH) * train.gradient_accumulation * process_count()
+    stream = replace(stream, epoch=int(train.max_steps or 0) * per_step)
+    named = tuple(options.label_names.values())
+    labels = named if named and task.labels(stream.head) else stream.labels()
+    evaluation: list[Any] = []
+    noted = [*notes, *unnamed_note(labels)]
+    if options.eval == NO_EVALUATION:
+        noted.append("no evaluation: the adapter has the tensors of the last step")
+    elif is_many_files(str(options.eval)):
+        evaluation = read_some(str(options.eval), options, task, options.eval_rows)
+    else:
+        evaluation = _fewer(task.read(str(options.eval), options, "eval"), recipe, noted)
+    task.check(labels, evaluation)
+    data = RunData(task, labels, stream, evaluation, options, tuple(noted))
+    check_options(recipe, data)
+    return data
+
+
+def _check_stream(recipe: Recipe) -> None:
+    """Refuse a recipe that leaves open what the number of rows would tell, or needs all of them.
+
+    Raises:
+        ConfigError: it does.
+    """
+    task, train, data = parse_task(recipe.task), recipe.train, recipe.data
+    problems = {
+        "train.max_steps is missing: the number of rows is not known": train.max_steps is None,
+        "train.epochs is set: a stream has no epochs": train.epochs is not None,
+        "data.eval is missing: no rows are held out of a stream": data.eval is None,
+        "data.rows is set: train.max_steps says how many rows are drawn": data.rows is not None,
+        "data.train_target is set: a stream has rows": data.train_target is not None,
+        f"{task.name} compares with a reference, which is computed of all rows beforehand":
+            task.compares_with_reference,
+    }  # fmt: skip
+    if wrong := [problem for problem, applies in problems.items() if applies]:
+        raise ConfigError(
+            f"data.stream=true with {task.name} on {data.train}",
+            offenders=wrong,
+            expected="a number of steps, evaluation data or none, and a task that reads rows",
+            hint="--steps N --eval FILE (or --eval none)",
+        )
+
+
 def _read_tasks(recipe: Recipe) -> RunData:
     """Read the data of several tasks, each as for a run of its own."""
+    if streamed := [name for name, own in recipe.tasks.items() if own.data.stream]:
+        raise ConfigError(
+            f"data.stream=true for {', '.join(streamed)} in a run with several tasks",
+            expected="a stream for a run with one task: the shares of tasks follow their rows",
+            hint="one task, or data.stream=false",
+        )
     parts = {name: read_data(recipe.of_task(name)) for name in recipe.tasks}
     weights = {name: own.weight for name, own in recipe.tasks.items()}
     first = next(iter(parts.values()))

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from studies import facts, planned
@@ -18,16 +17,11 @@ from adapterhub._version import __version__
 from adapterhub.bench import ray_engine
 from adapterhub.bench.cells import Cell
 from adapterhub.bench.conduct import run_study
-from adapterhub.bench.ray_engine import (
-    BenchWorker,
-    RayEngine,
-    WorkerShare,
-    import_ray,
-    share_out,
-)
+from adapterhub.bench.ray_engine import BenchWorker, RayEngine
 from adapterhub.bench.records import CellRecord
 from adapterhub.bench.study import Study
 from adapterhub.errors import BackboneError, ConfigError, TrainingError
+from adapterhub.ray_cluster import import_ray
 
 CELLS = [(Cell("a", "lora", 10, 5, 1e-3, seed, "final"), False) for seed in range(4)]
 
@@ -201,32 +195,3 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pat
     with pytest.raises(ConfigError, match="not installed") as error:
         RayEngine({}, tmp_path)
     assert 'pip install "adapterhub[ray]"' in str(error.value)
-
-
-def node(name: str, cpus: float, gpus: float = 0, alive: bool = True) -> dict[str, Any]:
-    return {"NodeID": name, "Alive": alive, "Resources": {"CPU": cpus, "GPU": gpus}}
-
-
-@pytest.mark.parametrize(
-    ("nodes", "workers", "expected"),
-    [
-        ([node("a", 1), node("b", 1)], None, [("a", 1, 0), ("b", 1, 0)]),
-        ([node("a", 16), node("b", 2)], None, [("a", 4, 0)] * 4 + [("b", 2, 0)]),
-        ([node("a", 16), node("b", 2)], 3, [("a", 5, 0)] * 3),
-        ([node("a", 8), node("b", 8)], 2, [("a", 8, 0), ("b", 8, 0)]),
-        ([node("a", 8), node("b", 8, alive=False)], 2, [("a", 4, 0)] * 2),
-        ([node("a", 16, 2), node("b", 64)], None, [("a", 8, 1)] * 2),
-        ([node("a", 16, 2)], 1, [("a", 16, 1)]),
-        ([node("a", 0), node("b", 2)], None, [("b", 2, 0)]),
-    ],
-)
-def test_a_cluster_is_shared_out(
-    nodes: list[dict[str, Any]], workers: int | None, expected: list[tuple[str, int, int]]
-) -> None:
-    assert share_out(nodes, workers) == [WorkerShare(*each) for each in expected]
-
-
-@pytest.mark.parametrize(("cpus", "workers"), [(2, 3), (2, 0), (0, None)])
-def test_more_workers_than_cpus_are_refused(cpus: int, workers: int | None) -> None:
-    with pytest.raises(ConfigError, match=f"with {cpus} CPUs"):
-        share_out([node("a", cpus)], workers)

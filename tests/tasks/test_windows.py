@@ -159,7 +159,8 @@ def test_given_evaluation_data_are_streamed_too(text, backbones, tmp_path):
 
 
 @pytest.mark.parametrize("name", sorted(TASKS.keys() - STREAMED.keys() - {"prompted"}))
-def test_a_task_that_does_not_stream_says_so(name, text, backbones, tmp_path):
+def test_another_task_streams_rows_and_needs_to_know_how_many(name, text, backbones, tmp_path):
     with pytest.raises(ConfigError, match=f"data.stream=true with {name}") as error:
         run(recipe(text, backbones("bert"), name, tmp_path / "run"), Reporter())
-    assert "masked-lm" in error.value.expected
+    assert any("max_steps" in offender for offender in error.value.offenders)
+    assert "--steps" in error.value.hint

@@ -1,0 +1,134 @@
+"""`adapterhub predict --input`: Parquet in, Parquet out, and nothing lost by a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from command_line import refused
+from fixtures import sentences
+from predicted_tables import ROWS, train_two, write_table
+
+from adapterhub.inference.open_several import AdapterSource
+
+
+@pytest.fixture(scope="module")
+def trained(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, AdapterSource]:
+    return train_two(backbone, tmp_path_factory.mktemp("trained"))
+
+
+def named(trained: dict[str, AdapterSource]) -> list[str]:
+    words = ["--route-column", "adapter"]
+    for name, source in trained.items():
+        words += ["--adapter", f"{name}={source.reference}"]
+    return words
+
+
+def test_one_adapter_into_one_file(
+    adapterhub: Any, trained: dict[str, AdapterSource], tmp_path: Path
+) -> None:
+    source, output = write_table(tmp_path / "rows"), tmp_path / "out.parquet"
+    words = ("predict", trained["mood"].reference, "--input", source, "--output", output)
+    code, out, err = adapterhub(*words)
+    assert code == 0, err
+    assert out.strip() == f"{ROWS} rows in 10 parts: {output}"
+    rows = pq.read_table(output).to_pylist()
+    code, shown, _ = adapterhub("predict", trained["mood"].reference, "--json", *(
+        text for text, _ in sentences(ROWS)
+    ))  # fmt: skip
+    expected = [json.loads(line) for line in shown.splitlines()]
+    assert [json.loads(row["prediction"])["label"] for row in rows] == [
+        row["label"] for row in expected
+    ]
+    assert adapterhub(*words)[0] == 2, "it is there"
+
+
+def test_a_column_names_the_adapter(
+    adapterhub: Any, trained: dict[str, AdapterSource], tmp_path: Path
+) -> None:
+    source, output = write_table(tmp_path / "rows"), tmp_path / "out"
+    words = ("predict", *named(trained), "--input", source, "--output", output, "--into", "guess")
+    code, _, err = adapterhub(*words)
+    assert code == 0, err
+    rows = pq.read_table(sorted(output.glob("part-*.parquet"))[0]).to_pylist()
+    assert list(rows[0]) == ["id", "text", "adapter", "guess"]
+    sizes = {row["adapter"]: len(json.loads(row["guess"])["scores"]) for row in rows}
+    assert sizes == {"mood": 2, "thing": 6}
+    code, _, err = adapterhub(*words)
+    assert code == 0
+    assert "10 of 10 parts are there already" in err
+
+
+def test_killed_and_started_again_it_gives_the_same_rows(
+    adapterhub: Any, trained: dict[str, AdapterSource], tmp_path: Path
+) -> None:
+    texts = [text for text, _ in sentences(200)]
+    table = pa.table({"text": texts, "adapter": ["mood", "thing"] * 100})
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=1)
+    words = ["predict", *named(trained), "--input", str(tmp_path / "rows.parquet"), "--output"]
+    cut, whole = tmp_path / "cut.parquet", tmp_path / "whole.parquet"
+    parts = Path(f"{cut}.parts")
+    child = subprocess.Popen(
+        [sys.executable, "-m", "adapterhub", *words, str(cut)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        while len(list(parts.glob("part-*.parquet"))) < 20 and child.poll() is None:
+            time.sleep(0.005)
+        child.send_signal(signal.SIGKILL)
+        assert child.wait() == -signal.SIGKILL
+    finally:
+        child.kill()
+    done = {path.name: path.stat().st_mtime_ns for path in parts.glob("part-*.parquet")}
+    assert 20 <= len(done) < 200
+    assert not cut.exists()
+    # What was begun and not written is no part.
+    (parts / ".part-000199.parquet.abcd.new").write_bytes(b"PAR1")
+    code, _, err = adapterhub(*words, cut)
+    assert code == 0, err
+    assert f"{len(done)} of 200 parts are there already" in err
+    assert adapterhub(*words, whole)[0] == 0
+    first, second = (pq.read_table(path).to_pylist() for path in (cut, whole))
+    assert [row["text"] for row in first] == texts
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("ADAPTER", "--input", "x.parquet"), ("--output",)),
+        (("--input", "x.parquet", "--output", "out"), ("no adapter is named", "--route-column")),
+        (("ADAPTER", "a text", "--input", "x.parquet"), ("--input with", "--data")),
+        (("ADAPTER", "--input", "x.parquet", "--json"), ("--input with --json",)),
+        (("ADAPTER", "--output", "out", "a text"), ("--output without --input",)),
+        (("ADAPTER", "--engine", "ray", "a text"), ("--engine without --input",)),
+        (("ADAPTER", "--input", "x.parquet", "--output", "o", "--workers", "2"),
+         ("--workers without Ray", "--engine ray")),
+        (("--input", "x.parquet", "--output", "o", "--route-column", "c"), ("--adapter NAME=",)),
+        (("--input", "x.parquet", "--output", "o", "--route-column", "c", "--adapter", "a"),
+         ("- a", "--adapter NAME=")),
+        (("ADAPTER", "--input", "x.parquet", "--output", "o", "--adapter", "a=b"),
+         ("--adapter without --route-column",)),
+        (("ADAPTER", "--input", "missing.parquet", "--output", "o"), ("no files at",)),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_told(
+    adapterhub: Any, words: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    refused(adapterhub("predict", *words), *expected)
+
+
+def test_without_an_adapter(adapterhub: Any) -> None:
+    code, _, err = adapterhub("predict")
+    assert code == 2
+    assert "ADAPTER" in err

@@ -1,0 +1,113 @@
+"""Jobs on Parquet files, here and on a real local Ray of two nodes: the same rows, none lost."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from predicted_tables import routed, write_table
+
+from adapterhub.errors import DataError, TrainingError
+from adapterhub.inference import table_engines
+from adapterhub.inference.open_several import AdapterSource
+from adapterhub.inference.table_engines import predict_here, predict_on_ray
+from adapterhub.inference.table_job import PlannedTable, TableJob, TablePart, plan_table
+from adapterhub.ray_cluster import import_ray
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """Start two nodes with a CPU each; return their address."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed")
+    ray = import_ray()
+    from ray.cluster_utils import Cluster
+
+    nodes = Cluster()
+    try:
+        nodes.add_node(num_cpus=1, include_dashboard=False)
+        nodes.add_node(num_cpus=1)
+        yield nodes.address
+    finally:
+        ray.shutdown()
+        nodes.shutdown()
+
+
+@pytest.fixture
+def planned(two_adapters: dict[str, AdapterSource], tmp_path: Path) -> PlannedTable:
+    return plan_table(routed(two_adapters, write_table(tmp_path)))
+
+
+def joined(found: Iterator[tuple[TablePart, pa.Table]]) -> pa.Table:
+    tables = dict(found)
+    return pa.concat_tables([tables[part] for part in sorted(tables, key=lambda p: p.number)])
+
+
+@pytest.mark.timeout(550)
+def test_two_nodes_give_the_rows_of_one_process(cluster: str, planned: PlannedTable) -> None:
+    here = joined(predict_here(planned.job, planned.parts)).to_pylist()
+    there = joined(predict_on_ray(planned.job, planned.parts, address=cluster)).to_pylist()
+    assert len(there) == len(here) == 46
+    assert there == here
+
+
+def light_worker(folder: Path) -> type:
+    """Return a worker without torch, which dies while the file `deaths` has a number above 0.
+
+    A class in a function travels to the workers by value: they cannot import tests.
+    """
+
+    class Light:
+        def __init__(self, job: TableJob, *_: object) -> None:
+            self.node = __import__("ray").get_runtime_context().get_node_id()
+
+        def predict(self, part: TablePart) -> tuple[int, str]:
+            deaths = folder / "deaths"
+            if part.number == 3 and deaths.exists() and (left := int(deaths.read_text())):
+                deaths.write_text(str(left - 1))
+                os.kill(os.getpid(), signal.SIGKILL)
+            if (folder / "broken").exists():
+                raise DataError("a broken row", hint="mend it")
+            return part.number, self.node
+
+    return Light
+
+
+@pytest.fixture
+def light(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(table_engines, "TableWorker", light_worker(tmp_path))
+    return tmp_path
+
+
+PARTS = [TablePart(number, "rows.parquet", number, 5) for number in range(12)]
+
+
+@pytest.mark.timeout(550)
+def test_a_killed_worker_is_started_again_and_its_part_is_not_lost(
+    cluster: str, light: Path
+) -> None:
+    (light / "deaths").write_text("2")
+    found = dict(predict_on_ray(TableJob("rows.parquet", {}), PARTS, address=cluster))
+    assert sorted(number for number, _ in found.values()) == list(range(12))
+    assert len({node for _, node in found.values()}) == 2
+    assert (light / "deaths").read_text() == "0"
+
+
+@pytest.mark.timeout(550)
+def test_a_worker_that_dies_each_time_ends_the_job(cluster: str, light: Path) -> None:
+    (light / "deaths").write_text("99")
+    with pytest.raises(TrainingError, match="died more than"):
+        dict(predict_on_ray(TableJob("rows.parquet", {}), PARTS, address=cluster))
+
+
+@pytest.mark.timeout(550)
+def test_an_error_of_a_worker_is_the_users(cluster: str, light: Path) -> None:
+    (light / "broken").touch()
+    with pytest.raises(DataError) as error:
+        dict(predict_on_ray(TableJob("rows.parquet", {}), PARTS, address=cluster))
+    assert error.value.hint == "mend it"

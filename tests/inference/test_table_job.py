@@ -1,0 +1,102 @@
+"""Predictions on Parquet files: all columns, each row by its adapter, strict about the input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from predicted_tables import ROWS, routed, write_table
+
+from adapterhub.data.examples import Example
+from adapterhub.errors import ConfigError, DataError
+from adapterhub.inference.open import open_adapter
+from adapterhub.inference.open_several import AdapterSource
+from adapterhub.inference.table_job import (
+    ONLY,
+    TableJob,
+    TableWorker,
+    described_job,
+    plan_table,
+)
+
+
+def test_each_row_is_predicted_by_the_adapter_that_it_names(
+    two_adapters: dict[str, AdapterSource], tmp_path: Path
+) -> None:
+    planned = plan_table(routed(two_adapters, write_table(tmp_path)))
+    assert sum(part.rows for part in planned.parts) == ROWS
+    assert len(planned.parts) == 4 + 6
+    worker = TableWorker(planned.job)
+    rows = pa.concat_tables([worker.predict(part) for part in planned.parts]).to_pylist()
+    assert [row["id"] for row in rows] == list(range(ROWS))
+    assert list(rows[0]) == ["id", "text", "adapter", "prediction"]
+    for name, source in two_adapters.items():
+        own = [row for row in rows if row["adapter"] == name]
+        alone = open_adapter(source.reference).predict([Example(row["text"]) for row in own])
+        for row, prediction in zip(own, alone, strict=True):
+            found, expected = json.loads(row["prediction"]), prediction.as_dict()
+            assert found["label"] == expected["label"]
+            assert found["scores"] == pytest.approx(expected["scores"], abs=1e-5)
+
+
+def test_one_adapter_for_all_rows_and_another_name_of_the_columns(
+    two_adapters: dict[str, AdapterSource], tmp_path: Path
+) -> None:
+    table = pa.table({"review": ["the film was bad", "a great movie"]})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    job = TableJob(str(tmp_path / "rows.parquet"), {ONLY: two_adapters["mood"]}, into="mood")
+    planned = plan_table(job, text="review")
+    (part,) = planned.parts
+    rows = TableWorker(planned.job).predict(part).to_pylist()
+    assert [json.loads(row["mood"])["label"] in ("neg", "pos") for row in rows] == [True] * 2
+
+
+def test_the_identity_follows_rows_adapters_and_columns(
+    two_adapters: dict[str, AdapterSource], tmp_path: Path
+) -> None:
+    source = write_table(tmp_path)
+    first = plan_table(routed(two_adapters, source))
+    assert plan_table(routed(two_adapters, source)).identity == first.identity
+    assert described_job(first)["identity"] == first.identity
+    other = {"mood": two_adapters["thing"], "thing": two_adapters["mood"]}
+    assert plan_table(routed(other, source)).identity != first.identity
+    write_table(tmp_path, group=10)
+    assert plan_table(routed(two_adapters, source)).identity != first.identity
+
+
+def test_what_is_wrong_with_the_input_is_told(
+    two_adapters: dict[str, AdapterSource], tmp_path: Path
+) -> None:
+    source = write_table(tmp_path)
+    with pytest.raises(DataError, match="not given") as error:
+        plan_table(routed({"mood": two_adapters["mood"]}, source))
+    assert error.value.offenders == ("'thing': 30 rows",)
+    with pytest.raises(DataError, match="no column 'who'"):
+        plan_table(TableJob(source, two_adapters, route="who"))
+    with pytest.raises(DataError, match="has a column 'text' already"):
+        plan_table(TableJob(source, {ONLY: two_adapters["mood"]}, into="text"))
+    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "c.parquet")
+    with pytest.raises(DataError, match="other columns"):
+        plan_table(routed(two_adapters, source))
+    (tmp_path / "c.parquet").write_text("no")
+    with pytest.raises(DataError, match="not a Parquet file"):
+        plan_table(routed(two_adapters, source))
+
+
+def test_an_invalid_row_is_named(two_adapters: dict[str, AdapterSource], tmp_path: Path) -> None:
+    table = pa.table({"text": ["a film", "a movie", None]})
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=2)
+    job = TableJob(str(tmp_path / "rows.parquet"), {ONLY: two_adapters["mood"]})
+    planned = plan_table(job)
+    with pytest.raises(DataError) as error:
+        TableWorker(planned.job).predict(planned.parts[1])
+    assert error.value.offenders == ("row 1 of group 1: 'text' is missing",)
+
+
+def test_a_node_with_another_release_is_refused(two_adapters: dict[str, AdapterSource]) -> None:
+    job = TableJob("rows.parquet", {ONLY: two_adapters["mood"]})
+    with pytest.raises(ConfigError, match=r"started with 0\.0\.0"):
+        TableWorker(job, 1, ("0.0.0", "."))

@@ -1,0 +1,267 @@
+"""Batches of a stream: the same after a kill, with and without workers, shared by processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+import torch
+from fixtures import sentences, write_tsv
+from safetensors.torch import load_file
+from streamed import streamed_recipe, write_shards
+from training_runs import final_bytes
+from transformers import AutoTokenizer
+
+from adapterhub.errors import ConfigError
+from adapterhub.files.native import read_manifest
+from adapterhub.inference.open import open_adapter
+from adapterhub.training.plan import plan_of
+from adapterhub.training.prepare import PreparedRun, prepare
+from adapterhub.training.preview import preview_rows
+from adapterhub.training.recipe import Recipe
+from adapterhub.training.report import Reporter, reporter_for
+from adapterhub.training.run import run
+from adapterhub.training.stream_batches import StreamBatches, StreamedRows
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> str:
+    return write_shards(tmp_path / "data")
+
+
+def batches_of(prepared: PreparedRun, **more: Any) -> StreamBatches:
+    assert isinstance(prepared.train, StreamedRows)
+    return StreamBatches(prepared.train, prepared.options, buffer=16, **more)
+
+
+def content(batch: Any) -> dict[str, list[Any]]:
+    return {name: tensor.tolist() for name, tensor in sorted(batch.items())}
+
+
+def texts(prepared: PreparedRun, batch: Any) -> list[tuple[int, ...]]:
+    """Return what identifies the rows of a batch: their tokens without padding."""
+    pairs = zip(batch["input_ids"], batch["attention_mask"], strict=True)
+    return [tuple(ids[mask.bool()].tolist()) for ids, mask in pairs]
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ("classification", ()),
+        ("masked-lm", ("data.label=null",)),
+    ],
+)
+def test_a_place_that_was_saved_gives_the_same_batches(
+    backbone: Path, tmp_path: Path, shards: str, task: str, words: tuple[str, ...]
+) -> None:
+    prepared = prepare(streamed_recipe(backbone, tmp_path / "run", shards, f"task={task}", *words))
+    whole = batches_of(prepared)
+    drawn, states = [], []
+    for number in range(40):  # more than two passes over 64 rows
+        states.append(json.loads(json.dumps(whole.state())))
+        drawn.append(content(whole[number]))
+    assert len({str(batch) for batch in drawn}) > 30
+    for start in (0, 1, 4, 15, 16, 17, 33):
+        resumed = batches_of(prepared)
+        resumed.load_state(states[start])
+        assert [content(resumed[n]) for n in range(start, 40)] == drawn[start:]
+
+
+def test_workers_give_the_same_batches_and_places(
+    backbone: Path, tmp_path: Path, shards: str
+) -> None:
+    prepared = prepare(streamed_recipe(backbone, tmp_path / "run", shards))
+    alone, helped = batches_of(prepared), batches_of(prepared, workers=2)
+    torch.manual_seed(5)
+    random = torch.get_rng_state()
+    for number in range(20):
+        assert content(alone[number]) == content(helped[number])
+        assert alone.state() == helped.state()
+    helped.close()
+    assert torch.equal(torch.get_rng_state(), random), "dropout would differ after a resume"
+
+
+@pytest.mark.parametrize("world", [2, 5])
+def test_processes_draw_different_rows_that_together_are_all(
+    backbone: Path, tmp_path: Path, world: int
+) -> None:
+    source = write_shards(tmp_path / "data", (30, 30))
+    prepared = prepare(streamed_recipe(backbone, tmp_path / "run", source))
+    seen: Counter[tuple[int, ...]] = Counter()
+    for rank in range(world):
+        batches = batches_of(prepared, rank=rank, world=world)
+        while True:
+            batch = batches[0]
+            if batches.place.cursor.turn > 0:
+                break
+            seen.update(texts(prepared, batch))
+    assert isinstance(prepared.train, StreamedRows)
+    assert seen == Counter(tuple(row["input_ids"]) for row in prepared.train.rows)
+    assert sum(seen.values()) == 60
+
+
+def test_a_streamed_run_learns_and_predicts(backbone: Path, tmp_path: Path, shards: str) -> None:
+    dev = write_tsv(tmp_path / "dev.tsv", sentences(24))
+    recipe = streamed_recipe(
+        backbone, tmp_path / "run", shards, "train.max_steps=120", "method=full",
+        "train.learning_rate=3e-3", "train.eval_every=40", eval=str(dev),
+    )  # fmt: skip
+    outcome = run(recipe, Reporter())
+    assert outcome.metrics["accuracy"] > 0.9
+    assert outcome.result.steps == 120
+    record = read_manifest(outcome.folder).training
+    assert record["data"]["eval"] == 24
+    assert record["recipe"]["data"]["stream"] is True
+    opened = open_adapter(outcome.folder)
+    assert opened.setting.labels == ("neg", "pos")
+
+
+class Killed(Reporter):
+    """Kills the process at a step."""
+
+    def advance(self, step: int) -> None:
+        if step == 8:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("words", [(), ("train.gradient_accumulation=3",)])
+def test_killed_and_resumed_gives_the_same_bytes(
+    backbone: Path, tmp_path: Path, shards: str, words: tuple[str, ...]
+) -> None:
+    dev = write_tsv(tmp_path / "dev.tsv", sentences(12))
+
+    def recipe_of(name: str) -> Recipe:
+        options = ("train.save_every=3", "train.eval_every=4", "train.dropout=true", *words)
+        return streamed_recipe(backbone, tmp_path / name, shards, *options, eval=str(dev))
+
+    def train(name: str, resume: bool = False) -> Path:
+        recipe = recipe_of(name)
+        output = Path(recipe.output)
+        run(recipe, reporter_for(output, recipe.train, quiet=True), resume=resume)
+        return output
+
+    whole = train("whole")
+    child = os.fork()
+    if child == 0:
+        try:
+            run(recipe_of("cut"), Killed())
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    last = tmp_path / "cut" / "checkpoints" / "last" / "progress.json"
+    assert json.loads(last.read_text())["progress"]["step"] in (6, 8)
+    cut = train("cut", resume=True)
+    assert final_bytes(cut)[:2] == final_bytes(whole)[:2]
+
+
+def test_two_launched_processes_share_the_rows_and_resume(
+    backbone: Path, tmp_path: Path, shards: str
+) -> None:
+    """Each process records what it draws; a longer run of the same rows goes on from the place."""
+    steady = tmp_path / "steady"  # without dropout, of which each process has its own
+    tiny_models.model("bert", "features", **tiny_models.NO_DROPOUT).save_pretrained(steady)
+    AutoTokenizer.from_pretrained(backbone).save_pretrained(steady)
+    script = tmp_path / "drawing.py"
+    script.write_text(
+        "import os, sys\n"
+        "from adapterhub.training import stream_batches\n"
+        "from adapterhub.cli import main\n"
+        "draw = stream_batches.StreamBatches.__getitem__\n"
+        "def recorded(self, index):\n"
+        "    batch = draw(self, index)\n"
+        "    with open(f\"{os.environ['DRAWN']}-{os.environ['RANK']}\", 'a') as file:\n"
+        "        for ids, mask in zip(batch['input_ids'], batch['attention_mask']):\n"
+        "            print(self.place.cursor.turn, ids[mask.bool()].tolist(), file=file)\n"
+        "    return batch\n"
+        "stream_batches.StreamBatches.__getitem__ = recorded\n"
+        "main()\n"
+    )
+
+    def launch(name: str, *words: str) -> list[list[str]]:
+        drawn = tmp_path / f"drawn-{name}"
+        done = subprocess.run(
+            [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu",
+             "--num_processes=2", "--num_machines=1", "--mixed_precision=no",
+             "--dynamo_backend=no", "--main_process_port=0", str(script), "train",
+             "--backbone", str(steady), "--train", shards, "--eval", "none", "--method",
+             "lora(rank=2)", "data.stream=true", "data.buffer=16", "train.batch_size=4",
+             "train.schedule=constant", "train.warmup=0", "train.tensorboard=false",
+             "train.report=false", "dtype=fp32", "attention=eager", *words],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1",
+                              "CUDA_VISIBLE_DEVICES": "", "DRAWN": str(drawn)},
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        return [Path(f"{drawn}-{rank}").read_text().splitlines() for rank in range(2)]
+
+    whole = launch("whole", "--output", str(tmp_path / "whole"), "--steps", "10")
+    passes = [[line.split(" ", 1)[1] for line in own if line.startswith("0 ")] for own in whole]
+    assert not {*passes[0]} & {*passes[1]}
+    launch("cut", "--output", str(tmp_path / "cut"), "--steps", "6")
+    both = launch("cut", "--output", str(tmp_path / "cut"), "--steps", "10", "--resume")
+    assert both == whole
+    tensors = [
+        load_file(tmp_path / name / "checkpoints/last/tensors.safetensors")
+        for name in ("cut", "whole")
+    ]
+    torch.testing.assert_close(tensors[0], tensors[1], atol=1e-7, rtol=1e-6)
+
+
+def test_packed_rows_and_rewritten_labels(backbones: Any, tmp_path: Path, shards: str) -> None:
+    words = ("task=causal-lm(data=text, pack=true)", "train.max_length=32", "data.label=null")
+    prepared = prepare(streamed_recipe(backbones("llama"), tmp_path / "run", shards, *words))
+    batch = batches_of(prepared)[0]
+    assert batch["input_ids"].shape[1] > 20, "several texts in a row"
+
+
+def test_balanced_classes_are_counted_in_all_rows(
+    backbone: Path, tmp_path: Path, shards: str
+) -> None:
+    words = ("task=classification(class_weights=balanced)",)
+    prepared = prepare(streamed_recipe(backbone, tmp_path / "run", shards, *words))
+    counts = prepared.train.task.label_counts(prepared.train)
+    assert sum(counts.values()) == 64
+    assert prepared.own_loss is not None
+
+
+def test_the_plan_and_the_preview_read_only_the_beginning(
+    backbone: Path, tmp_path: Path, shards: str
+) -> None:
+    recipe = streamed_recipe(backbone, tmp_path / "run", shards)
+    plan = plan_of(prepare(recipe))
+    assert (plan.steps, plan.steps_per_epoch) == (12, 12)
+    rows, notes = preview_rows(recipe, 2)
+    assert len(rows) == 2
+    assert any("streamed from 3 shards" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("word", "problem"),
+    [
+        ("train.max_steps=null", "train.max_steps is missing"),
+        ("train.epochs=2", "train.epochs is set"),
+        ("data.eval=null", "data.eval is missing"),
+        ("data.rows=5", "data.rows is set"),
+        ("task=preference", "compares with a reference"),
+    ],
+)
+def test_what_a_stream_does_not_go_with_is_told(
+    backbone: Path, tmp_path: Path, shards: str, word: str, problem: str
+) -> None:
+    recipe = streamed_recipe(backbone, tmp_path / "run", shards, word)
+    with pytest.raises(ConfigError) as error:
+        run(recipe, Reporter())
+    assert [problem in line for line in error.value.offenders] == [True]
+    assert not (tmp_path / "run").exists()
