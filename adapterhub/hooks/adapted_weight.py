@@ -195,7 +195,8 @@ def _product(
         matrix = weight.tensor
         return weight.apply(left, lambda x: function(x, matrix, *rest, **options), weight.rows)
     if name in _GROUPED and right is weight and not weight.inputs_last and weight.selected is None:
-        return _grouped(function, weight, left, *rest, **options)
+        grouped: Tensor | None = _grouped(function, weight, left, *rest, **options)
+        return grouped
     if rest or options:
         return None
     if name in ("matmul", "bmm") and right is weight and not weight.inputs_last:
