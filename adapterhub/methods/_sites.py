@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from adapterhub.anatomy.layer_selection import layer_numbers, number_ranges
+from adapterhub.anatomy.site_patterns import sites_option
 from adapterhub.anatomy.sites import ROUTER, Anatomy, Kind, Site, matches
-from adapterhub.errors import ConfigError, SiteError
+from adapterhub.errors import ConfigError, PartialSitesError, SiteError
 from adapterhub.methods._base import Layers, Method
 
 WITH_OUTPUT: tuple[Kind, ...] = ("linear", "sublayer", "norm")
@@ -150,7 +151,7 @@ def _refuse_partial(
     roles = dict.fromkeys(f"{site.stack}.{site.role}" for site in sites if site.layer is not None)
     everywhere = set.intersection(*map(set, numbers.values()))
     common = f"layers={sorted(everywhere)}, or " if everywhere else ""
-    raise SiteError(
+    error = PartialSitesError(
         f"not all layers have the sites of {method.name}",
         offenders=[
             f"{stack}: {len(some)} of {anatomy.depth(stack)} layers have some "
@@ -160,7 +161,13 @@ def _refuse_partial(
         ],
         expected=f"layers that have some; to adapt only what is there, name layers or sites: "
         f"{common}sites=[{', '.join(map(repr, roles))}]",
+        hint="attach(..., partial=True), or partial=true in a recipe, which names the sites found",
     )
+    found = sites_option(anatomy, sites)
+    # Named as the defaults are, they would be refused again.
+    by_stack = sorted({f"{site.stack}.{site.role}" for site in sites})
+    error.found = tuple(by_stack if set(found) == set(method.sites) else found)
+    raise error
 
 
 def _attends(sites: Iterable[Site]) -> bool:
