@@ -12,10 +12,17 @@ from transformers import PreTrainedModel
 from adapterhub.anatomy.discovery import discover
 from adapterhub.anatomy.families import FAMILIES
 from adapterhub.anatomy.family import WHOLE, Family, Layout, Stack
+from adapterhub.anatomy.forward_source import reads_token_ids
 from adapterhub.anatomy.held_weights import HeldWeight, expert_weights, router_weight
 from adapterhub.anatomy.layer_paths import first_existing, has_path, layer_paths
 from adapterhub.anatomy.own_family import own_family
-from adapterhub.anatomy.projections import in_features, is_projection, out_features, usual_size
+from adapterhub.anatomy.projections import (
+    in_features,
+    is_projection,
+    out_features,
+    plain_projections,
+    usual_size,
+)
 from adapterhub.anatomy.sites import (
     EXPERTS,
     NORMS,
@@ -91,7 +98,9 @@ def _stack_sites(
     model: PreTrainedModel, base_path: str, stack: Stack, layers: tuple[str, ...]
 ) -> Iterator[Site]:
     root = model.get_submodule(host := join(base_path, stack.root))
-    if isinstance(token_table(model), nn.Embedding) and (width := _embedding_width(root)):
+    first = model.get_submodule(layers[0])
+    embeds = isinstance(token_table(model), nn.Embedding) and not reads_token_ids(root, first)
+    if embeds and (width := _embedding_width(root)):
         yield Site(f"{stack.name}.embed", stack.name, None, "embed", "embed", host, width, width)
     sites = list(_sites_of_layers(model, stack, layers))
     yield from sites
@@ -298,7 +307,7 @@ def _sublayer(
     """Return a sublayer's fields, from its own path or from its first and last projection."""
     if role in paths:
         first_path, host = paths[role][0], paths[role][-1]
-        width = _layer_width(model, layer, paths, linear)
+        width = _own_width(model, host) or _layer_width(model, layer, paths, linear)
         input_host = first_path if first_path != host else None
         return {"host": host, "input_host": input_host, "d_in": width, "d_out": width}
     first = _first_projection(role, linear)
@@ -307,6 +316,17 @@ def _sublayer(
         return None
     sizes = {"d_in": first["d_in"], "d_out": last["d_out"]}
     return {"host": last["host"], "input_host": first["host"], **sizes}
+
+
+def _own_width(model: PreTrainedModel, path: str) -> int | None:
+    """Return the hidden size if it is the one size that a module's projections read and write.
+
+    A layer's attention may read more than one hidden state, as in Zamba 2.
+    """
+    projections = plain_projections(model.get_submodule(path)).values()
+    common = set(map(in_features, projections)) & set(map(out_features, projections))
+    hidden = getattr(model.config.get_text_config(), "hidden_size", None)
+    return hidden if common == {hidden} else None
 
 
 def _layer_width(

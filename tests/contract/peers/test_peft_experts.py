@@ -10,6 +10,7 @@ import torch
 from expert_models import expert_model, logits, redraw
 
 import adapterhub as ah
+from adapterhub.errors import MismatchError
 
 # peft asks transformers for an attribute that it renames.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")
@@ -69,3 +70,16 @@ def test_outputs_and_gradients_are_those_of_peft(model_type):
 
 def test_seven_types_are_compared():
     assert len(set(TYPES)) == 7
+
+
+@pytest.mark.parametrize("method", ["lora", "ia3"])
+def test_export_of_held_weights_is_refused(method, tmp_path):
+    model = expert_model("mixtral")
+    adapter = ah.attach(model, f"{method}(sites=[ffn.experts.*, ffn.router])")
+    with pytest.raises(MismatchError, match="cannot be exported") as error:
+        adapter.export(tmp_path / "peft")
+    assert error.value.offenders == tuple(
+        f"{method} at decoder.ffn.{role}: only updates of projections are exported"
+        for role in ("experts.down", "experts.gate_up", "router")
+    )
+    adapter.detach()
