@@ -75,7 +75,9 @@ def recommend(
     One that is worse than another method, though tied with the best, is not a candidate. The
     cheapest has the fewest trained parameters, then the shortest training, then the smallest
     memory. One whose interval against the best one, of this pair alone, excludes 0 is not a
-    candidate either: with many methods, the correction ties methods that differ. With a margin,
+    candidate either: with many methods, the correction ties methods that differ. Nor is one whose
+    mean lies outside of the interval that the best one has by its own seeds alone: that is tied
+    since somebody's seeds are far apart, which is no reason to take it. With a margin,
     the candidates are instead those that are shown not to be worse than the best one by more than
     it: their interval against it, of the pair alone, excludes such a loss. A method with
     failed seeds is recommended only if all tied methods have some. Methods with one seed, or
@@ -159,7 +161,7 @@ def _recommend(
     if best is None:
         return Recommendation(None, None, (), (_NOTHING,), tuple(unknown))
     candidates = (
-        _not_behind(tested, tied, best, pairs)
+        _not_behind(tested, tied, best, pairs, estimates)
         if margin is None
         else _within(margin, tested, best, pairs)
     )
@@ -195,15 +197,27 @@ def _not_behind(
     tied: Sequence[RepeatedRuns],
     best: str,
     pairs: Mapping[str, PairedComparison],
+    estimates: Mapping[str, Estimate],
 ) -> _Candidates:
-    """Return those tied with the best, that no other beats, and that are not behind it."""
+    """Return those tied with the best that no other beats, neither behind it nor beyond its range.
+
+    Args:
+        tested: the runs of each method.
+        tied: those of the methods that are tied with the best.
+        best: the method with the best mean.
+        pairs: the comparison of each other one with it.
+        estimates: the score of each method, with its interval.
+    """
     beaten = _beaten(tested)
     others = [runs.method for runs in tied if runs.method not in (best, *beaten)]
     behind = [pairs[name] for name in others if _is_behind(pairs[name])]
     names = {pair.method for pair in behind}
-    able = [runs for runs in tied if runs.method not in {*beaten, *names}]
-    near = [runs.method for runs in tied if runs.method not in names]
+    (alone,) = estimate_all([runs for runs in tied if runs.method == best])
+    spread = [n for n in others if n not in names and _is_beyond(estimates[n], alone)]
+    able = [runs for runs in tied if runs.method not in {*beaten, *names, *spread}]
+    near = [runs.method for runs in tied if runs.method not in {*names, *spread}]
     left_out = _only_corrected(behind, best)
+    left_out += _only_spread([estimates[name] for name in spread], alone)
     left_out += [_but_worse(beaten[name], best) for name in near if name in beaten]
     return _Candidates(able, near, left_out)
 
@@ -251,6 +265,31 @@ def _is_behind(pair: PairedComparison) -> bool:
     assert pair.low is not None
     assert pair.high is not None
     return pair.low > 0 if pair.lower_is_better else pair.high < 0
+
+
+def _is_beyond(found: Estimate, best: Estimate) -> bool:
+    """Return whether a mean lies outside of the interval of the best method's score."""
+    assert found.value is not None
+    assert best.low is not None
+    assert best.high is not None
+    return not best.low <= found.value <= best.high
+
+
+def _only_spread(found: Sequence[Estimate], best: Estimate) -> list[str]:
+    """Name the methods that are tied with the best one, though their mean is beyond its range."""
+    if not found:
+        return []
+    low, high = (points_text(end or 0.0, best.points) for end in (best.low, best.high))
+    named = ", ".join(f"{each.method} ({_mean_and_sd(each)})" for each in found)
+    return [
+        f"Tied with {best.method}, though with a mean outside of the interval of its own seeds "
+        f"({low} to {high}), and so not taken: {named}."
+    ]
+
+
+def _mean_and_sd(found: Estimate) -> str:
+    mean, sd = (points_text(number or 0.0, found.points) for number in (found.value, found.sd))
+    return f"{mean} ± {sd}"
 
 
 def _only_corrected(behind: Sequence[PairedComparison], best: str) -> list[str]:

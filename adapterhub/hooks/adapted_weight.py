@@ -193,7 +193,7 @@ def _product(
     left, right, *rest = args
     if name == "linear" and right is weight and weight.inputs_last and weight.tensor.ndim == 2:
         matrix = weight.tensor
-        y = weight.apply(left, lambda x: function(x, matrix, *rest, **options), weight.rows)
+        y: Tensor = weight.apply(left, lambda x: function(x, matrix, *rest, **options), weight.rows)
         return y
     if name in _GROUPED and right is weight and not weight.inputs_last and weight.selected is None:
         grouped: Tensor | None = _grouped(function, weight, left, *rest, **options)

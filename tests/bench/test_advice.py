@@ -114,6 +114,31 @@ def test_a_method_that_another_one_beats_is_not_taken_though_tied_with_an_unstea
     assert any(s.startswith("mean is tied with unsteady, but worse than") for s in found.reasons)
 
 
+@pytest.mark.parametrize("kind", ["pearson", "loss"])
+def test_a_method_whose_seeds_diverged_is_not_taken_though_tied(kind):
+    """Half of the cheapest method's seeds learned nothing: no test tells it from the best."""
+    low, high = {"pearson": (0.0, 0.85), "loss": (8.0, 1.0)}[kind]
+    steady, better = {"pearson": (0.8, 0.84), "loss": (1.3, 1.1)}[kind]
+
+    def runs(name, *levels):
+        each = [Truth(kind, (level,), rows=400, seeds=1, sd=(0.1,)) for level in levels]
+        found = [t.study(np.random.default_rng(k))[0] for k, t in enumerate(each)]
+        return replace(found[0], method=name, columns=tuple(r.columns[0] for r in found))
+
+    study = [
+        runs("bitfit", low, high, low, high),
+        runs("lora", steady, steady, steady, steady),
+        runs("full", better, better, steady, better),
+    ]
+    found = recommend(study, COSTS)
+    assert "bitfit" in found.tied
+    assert found.method != "bitfit"
+    (line,) = [text for text in found.reasons if "outside of the interval" in text]
+    assert line.startswith(f"Tied with {found.best}, though with a mean outside of the interval of")
+    assert "and so not taken: bitfit (" in line
+    assert "bitfit" not in "".join(text for text in found.reasons if text != line)
+
+
 def test_the_best_and_cheapest_says_so():
     found = recommend(study_of((0.5, 0.86, 0.86, 0.5)), COSTS)
     assert found.method == found.best == "bitfit"
