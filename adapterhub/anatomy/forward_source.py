@@ -41,7 +41,7 @@ def multiplies_otherwise(module: nn.Module) -> bool:
     """Return whether a `Linear` of a transformers model computes another product than `Linear`.
 
     One that multiplies groups of features by blocks of its weight (DeepSeek-V4), say: its forward
-    neither calls `linear` nor that of `Linear`.
+    takes the weight apart.
     """
     of_model = type(module).__module__.startswith(("transformers.models.", "transformers_modules."))
     if not (of_model and isinstance(module, nn.Linear)):
@@ -50,7 +50,7 @@ def multiplies_otherwise(module: nn.Module) -> bool:
     if function is None or type(module).forward is nn.Linear.forward:
         return False
     called = {ast.unparse(n.func) for n in ast.walk(function) if isinstance(n, ast.Call)}
-    return not any(name.endswith(("linear", "super().forward")) for name in called)
+    return any(f"self.weight.{name}" in called for name in ("view", "reshape", "chunk", "split"))
 
 
 def reads_token_ids(stack: nn.Module, layer: nn.Module) -> bool:

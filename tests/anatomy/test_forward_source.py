@@ -7,6 +7,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4GroupedLinear
+from transformers.models.falcon.modeling_falcon import FalconLinear
 from transformers.models.llama4.modeling_llama4 import Llama4Router
 
 from adapterhub.anatomy.forward_source import (
@@ -88,6 +89,7 @@ def test_a_linear_of_a_model_may_compute_another_product():
     assert not is_projection(grouped)
     config = CONFIG_MAPPING["llama4_text"](hidden_size=8, num_local_experts=2)
     assert not multiplies_otherwise(Llama4Router(config))
+    assert not multiplies_otherwise(FalconLinear(4, 6))  # x @ self.weight.T
     assert not multiplies_otherwise(nn.Linear(4, 6))
     assert is_projection(nn.Linear(4, 6))
 
