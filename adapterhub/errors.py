@@ -4,7 +4,6 @@
     ├── ConfigError      an invalid recipe, option, method or reference
     ├── BackboneError    a backbone that cannot be loaded, or an unknown architecture
     ├── SiteError        a site that the backbone lacks or that the method does not support
-    │   └── PartialSitesError    default sites that only some layers have
     ├── AttachError      an adapter that cannot be attached, detached or activated
     ├── FileError        corrupt or unsafe adapter files: missing, truncated, altered, hostile
     ├── MismatchError    valid adapter files for a different backbone, tokenizer or task
@@ -75,16 +74,6 @@ class BackboneError(AdapterhubError):
 
 class SiteError(AdapterhubError):
     """A site that the backbone lacks or that the method does not support."""
-
-
-class PartialSitesError(SiteError):
-    """Default sites of a method that only some of the selected layers have.
-
-    Attributes:
-        found: patterns of the sites that were found.
-    """
-
-    found: tuple[str, ...] = ()
 
 
 class AttachError(AdapterhubError):

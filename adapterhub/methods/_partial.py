@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from adapterhub.anatomy.sites import Anatomy
-from adapterhub.errors import PartialSitesError
 from adapterhub.methods._base import METHODS, Method
+from adapterhub.methods._sites import PartialSitesError
 
 
 def with_found_sites(methods: Sequence[Method], anatomy: Anatomy) -> tuple[Method, ...]:

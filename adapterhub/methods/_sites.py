@@ -9,7 +9,7 @@ from typing import Any
 from adapterhub.anatomy.layer_selection import layer_numbers, number_ranges
 from adapterhub.anatomy.site_patterns import sites_option
 from adapterhub.anatomy.sites import ROUTER, Anatomy, Kind, Site, matches
-from adapterhub.errors import ConfigError, PartialSitesError, SiteError
+from adapterhub.errors import ConfigError, SiteError
 from adapterhub.methods._base import Layers, Method
 
 WITH_OUTPUT: tuple[Kind, ...] = ("linear", "sublayer", "norm")
@@ -24,6 +24,16 @@ _INSTEAD: Mapping[str, tuple[str, ...]] = {
 }
 # What stands for projections of attention in a layer without any.
 _MIXERS = ("mixer.*", "attn.*", "cross.*", "other.*")
+
+
+class PartialSitesError(SiteError):
+    """Default sites of a method that only some of the selected layers have.
+
+    Attributes:
+        found: patterns of the sites that were found.
+    """
+
+    found: tuple[str, ...] = ()
 
 
 def select_sites(method: Any, anatomy: Anatomy, *kinds: Kind) -> tuple[Site, ...]:

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 import adapterhub as ah
-from adapterhub.errors import PartialSitesError, SiteError
+from adapterhub.errors import SiteError
+from adapterhub.methods._sites import PartialSitesError
 
 
 @pytest.fixture
