@@ -63,6 +63,11 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "glm5_next": {"text_config": _EQUAL_HEADS},
     "glm5_next_text": _EQUAL_HEADS,
     "granitemoehybrid": {"layer_types": ["mamba", "attention", "mamba"] * 2},
+    "higgs_audio_v2": {
+        "audio_token_id": 6,
+        "audio_bos_token_id": 7,
+        "audio_delay_token_id": 8,
+    },
     "kimi_linear": _EQUAL_HEADS | {"num_experts_per_token": 2},
     "levit": {"architectures": ["LevitForImageClassification"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 3},
@@ -74,6 +79,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "neomme": {"head_dim": 16},
     "perceiver": {"d_latents": 64, "num_self_attends_per_block": 2, "num_latents": 8},
     "phi4_multimodal": {"audio_config": {"nemo_conv_channels": 32}},
+    "pocket_tts": {
+        "audio_prompt_token_id": 6,
+        "audio_latent_token_id": 7,
+        "audio_prompt_bos_token_id": 8,
+        "audio_bos_token_id": 9,
+    },
     "qwen2_5_vl": {"text_config": {"rope_parameters": _ROPE_OF_THREE}},
     "qwen2_vl": {"text_config": {"rope_parameters": _ROPE_OF_THREE}},
     "qwen4_exp_text": {

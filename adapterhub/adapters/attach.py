@@ -26,6 +26,7 @@ from adapterhub.backbones.tokenizer import (
     tokenizer_snapshot,
 )
 from adapterhub.hooks.pooling import default_pooling
+from adapterhub.methods._partial import with_found_sites
 from adapterhub.methods._spec import Spec, with_options
 
 
@@ -37,6 +38,7 @@ def attach(
     tokenizer: PreTrainedTokenizerBase | None = None,
     pooling: str | None = None,
     on: Sequence[str] = (),
+    partial: bool = False,
     **options: Any,
 ) -> Adapter:
     """Attach a new adapter to a model, and make it the active one.
@@ -55,6 +57,8 @@ def attach(
             default that of `load_backbone`, else "model".
         on: names of adapters that were loaded with `load(..., frozen=True)`: they are active below
             the new one, in this order, whenever it is active, and are saved with it.
+        partial: adapt only the layers that have the method's default sites, where it is refused
+            because some lack them; the adapter's method names the sites.
         options: options of the method, if it is one and given by name: `rank=16`.
 
     Raises:
@@ -74,6 +78,8 @@ def attach(
         snapshot = snapshot_for(model, tokenizer)
         how = pooling or default_pooling(state.anatomy)
         below = frozen_adapters(state.adapters, on)
+        if partial:
+            methods = with_found_sites(methods, state.anatomy)
         adapter = build(state, methods, name, tokenizer=snapshot, pooling=how)
         adapter.on = below
         state.add(adapter)

@@ -178,7 +178,8 @@ def _plan(method: Method, part: Method, anatomy: Anatomy) -> list[PlanStep]:
             f"{error.problem}",
             offenders=error.offenders,
             expected=error.expected,
-            hint=f"one of the methods that fit: {', '.join(fitting)}",
+            hint=f"{error.hint}; or " * bool(error.hint)
+            + f"one of the methods that fit: {', '.join(fitting)}",
         ) from error
 
 

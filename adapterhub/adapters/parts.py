@@ -18,6 +18,7 @@ from adapterhub.anatomy.own_modules import own_modules
 from adapterhub.anatomy.sites import CHILD, Anatomy, Site
 from adapterhub.backbones.weights import with_whole_parameters
 from adapterhub.hooks.attention import keyvalue_slot
+from adapterhub.hooks.held_weight import held_weight_slot
 from adapterhub.hooks.layer_mix import mix_slot
 from adapterhub.hooks.precision import (
     fp32_parameter,
@@ -177,6 +178,8 @@ def make_slot(anatomy: Anatomy, placed: PlacedModule) -> Slot:
         return prompt_slot(anatomy, site)
     if site.kind == "mix":
         return mix_slot(anatomy, site)
+    if site.kind == "weight":
+        return held_weight_slot(anatomy.model, site)
     return output_slot(anatomy.model, site, placed.module, anatomy.family.batch_dim)
 
 

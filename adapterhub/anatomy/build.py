@@ -12,11 +12,21 @@ from transformers import PreTrainedModel
 from adapterhub.anatomy.discovery import discover
 from adapterhub.anatomy.families import FAMILIES
 from adapterhub.anatomy.family import WHOLE, Family, Layout, Stack
+from adapterhub.anatomy.forward_source import reads_token_ids
+from adapterhub.anatomy.held_weights import HeldWeight, expert_weights, router_weight
 from adapterhub.anatomy.layer_paths import first_existing, has_path, layer_paths
 from adapterhub.anatomy.own_family import own_family
-from adapterhub.anatomy.projections import in_features, is_projection, out_features, usual_size
+from adapterhub.anatomy.projections import (
+    in_features,
+    is_projection,
+    out_features,
+    plain_projections,
+    usual_size,
+)
 from adapterhub.anatomy.sites import (
+    EXPERTS,
     NORMS,
+    ROUTER,
     SUBLAYERS,
     Anatomy,
     FeatureSlice,
@@ -88,7 +98,9 @@ def _stack_sites(
     model: PreTrainedModel, base_path: str, stack: Stack, layers: tuple[str, ...]
 ) -> Iterator[Site]:
     root = model.get_submodule(host := join(base_path, stack.root))
-    if isinstance(token_table(model), nn.Embedding) and (width := _embedding_width(root)):
+    first = model.get_submodule(layers[0])
+    embeds = isinstance(token_table(model), nn.Embedding) and not reads_token_ids(root, first)
+    if embeds and (width := _embedding_width(root)):
         yield Site(f"{stack.name}.embed", stack.name, None, "embed", "embed", host, width, width)
     sites = list(_sites_of_layers(model, stack, layers))
     yield from sites
@@ -132,10 +144,15 @@ def _sites_of_layers(
 
 
 def _has_sublayer(role: str, roles: Iterable[str]) -> bool:
-    """Return whether a layer has the sublayer that a norm belongs to; true for other roles."""
+    """Return whether a layer has the sublayer that a norm belongs to; true for other roles.
+
+    Experts alone are none: parameters of such norms have their paths as names in files.
+    """
     sublayer, _, name = role.partition(".")
     return name not in NORMS or any(
-        r.partition(".")[0] == sublayer and r.partition(".")[2] not in NORMS for r in roles
+        r.partition(".")[0] == sublayer and r.partition(".")[2] not in NORMS
+        for r in roles
+        if r not in (EXPERTS, ROUTER)
     )
 
 
@@ -153,6 +170,8 @@ def _layer_sites(
     linear = _projections(model, paths, stack)
     for role, fields in linear.items():
         yield role, "linear", fields
+    for role, fields in _held_weights(model, paths):
+        yield role, "weight", fields
     for role in SUBLAYERS:
         if f"{role}.kv" in paths and f"{role}.k" in linear and _first_projection(role, linear):
             yield f"{role}.kv", "keyvalue", _keyvalue(role, paths, linear)
@@ -170,13 +189,27 @@ def _norms(model: PreTrainedModel, paths: _Paths) -> Iterator[tuple[str, _Fields
                 yield role, {"host": path, "d_in": weight.shape[0], "d_out": weight.shape[0]}
 
 
+def _held_weights(model: PreTrainedModel, paths: _Paths) -> Iterator[tuple[str, _Fields]]:
+    """Yield the sites of routed experts, one for each projection, and of a router."""
+    weights: list[tuple[str, str, HeldWeight]] = []
+    if path := paths.get(EXPERTS):
+        projections = expert_weights(model.get_submodule(path[0]))
+        weights += [(f"{EXPERTS}.{name}", path[0], held) for name, held in projections.items()]
+    if (path := paths.get(ROUTER)) and (held := router_weight(model.get_submodule(path[0]))):
+        weights.append((ROUTER, path[0], held))
+    for role, host, held in weights:
+        d_in, d_out = held.sizes(model.get_submodule(host))
+        yield role, {"host": host, "d_in": d_in, "d_out": d_out, "held": held}
+
+
 def _projections(model: PreTrainedModel, paths: _Paths, stack: Stack) -> dict[str, _Fields]:
     linear: dict[str, _Fields] = {}
     for role, (path, *_) in paths.items():
         name = role.rpartition(".")[2]
-        if name in (*NORMS, "kv") or role in SUBLAYERS:
-            continue
         module = model.get_submodule(path)
+        held = role == EXPERTS or (role == ROUTER and router_weight(module) is not None)
+        if name in (*NORMS, "kv") or role in SUBLAYERS or held:
+            continue
         d_out = out_features(module)
         linear[role] = {"host": path, "d_in": in_features(module), "d_out": d_out}
         layout = stack.fused.get(role, "blocks")
@@ -274,7 +307,7 @@ def _sublayer(
     """Return a sublayer's fields, from its own path or from its first and last projection."""
     if role in paths:
         first_path, host = paths[role][0], paths[role][-1]
-        width = _layer_width(model, layer, paths, linear)
+        width = _own_width(model, host) or _layer_width(model, layer, paths, linear)
         input_host = first_path if first_path != host else None
         return {"host": host, "input_host": input_host, "d_in": width, "d_out": width}
     first = _first_projection(role, linear)
@@ -283,6 +316,17 @@ def _sublayer(
         return None
     sizes = {"d_in": first["d_in"], "d_out": last["d_out"]}
     return {"host": last["host"], "input_host": first["host"], **sizes}
+
+
+def _own_width(model: PreTrainedModel, path: str) -> int | None:
+    """Return the hidden size if it is the one size that a module's projections read and write.
+
+    A layer's attention may read more than one hidden state, as in Zamba 2.
+    """
+    projections = plain_projections(model.get_submodule(path)).values()
+    common = set(map(in_features, projections)) & set(map(out_features, projections))
+    hidden = getattr(model.config.get_text_config(), "hidden_size", None)
+    return hidden if common == {hidden} else None
 
 
 def _layer_width(

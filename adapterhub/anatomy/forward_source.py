@@ -37,6 +37,53 @@ def returns_tuple(module: nn.Module) -> bool:
     return any(isinstance(value, ast.Tuple) for value in values)
 
 
+def multiplies_otherwise(module: nn.Module) -> bool:
+    """Return whether a `Linear` of a transformers model computes another product than `Linear`.
+
+    One that multiplies groups of features by blocks of its weight (DeepSeek-V4), say: its forward
+    takes the weight apart.
+    """
+    of_model = type(module).__module__.startswith(("transformers.models.", "transformers_modules."))
+    if not (of_model and isinstance(module, nn.Linear)):
+        return False
+    function = _definition(_method(module, "forward"))
+    if function is None or type(module).forward is nn.Linear.forward:
+        return False
+    called = {ast.unparse(n.func) for n in ast.walk(function) if isinstance(n, ast.Call)}
+    return any(f"self.weight.{name}" in called for name in ("view", "reshape", "chunk", "split"))
+
+
+def reads_token_ids(stack: nn.Module, layer: nn.Module) -> bool:
+    """Return whether a stack needs token ids beside embeddings, which virtual tokens do not have.
+
+    It passes them to its layers, as where ids select experts, or to a module of its own that does
+    not get the embeddings too, as one that finds padding by id.
+
+    Args:
+        stack: the module whose forward takes `input_ids`.
+        layer: one of its layers.
+    """
+    if "input_ids" in inspect.signature(layer.forward).parameters:
+        return True
+    function = _definition(_method(stack, "forward"))
+    children = {f"self.{name}" for name, _ in stack.named_children()} - {"self.embed_tokens"}
+    calls = _unconditional_calls(function.body) if function else []
+    others = {"inputs_embeds", "position_ids"}  # what is computed from these needs no ids
+    passed = (_names_in(call) for call in calls if ast.unparse(call.func) in children)
+    return any("input_ids" in names and not names & others for names in passed)
+
+
+def _unconditional_calls(statements: list[ast.stmt]) -> list[ast.Call]:
+    """List the calls of a function's body that no condition guards."""
+    plain = [s for s in statements if not isinstance(s, ast.If | ast.For | ast.While | ast.Try)]
+    return [node for s in plain for node in ast.walk(s) if isinstance(node, ast.Call)]
+
+
+def _names_in(call: ast.Call) -> set[str]:
+    passed = [*call.args, *(keyword.value for keyword in call.keywords)]
+    return {n.id for value in passed for n in ast.walk(value) if isinstance(n, ast.Name)}
+
+
 def own_methods(module: nn.Module) -> list[ast.FunctionDef]:
     """List the definitions of the methods of a module's class, but those of `nn.Module`."""
     classes = type(module).__mro__

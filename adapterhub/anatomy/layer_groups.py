@@ -18,6 +18,7 @@ class LayerGroup(NamedTuple):
         found: the roles of their sites, by sublayer: `attn.q`, `attn.o`, `attn`.
         missing: what methods would need and is not there, in words.
         other_weights: the matrices that belong to no site, relative to the layer.
+        experts: how many routed experts each layer has, if their weights are sites.
     """
 
     stack: str
@@ -25,6 +26,7 @@ class LayerGroup(NamedTuple):
     found: tuple[str, ...]
     missing: tuple[str, ...]
     other_weights: tuple[str, ...]
+    experts: int | None = None
 
 
 def layer_groups(anatomy: Anatomy) -> list[LayerGroup]:
@@ -35,7 +37,9 @@ def layer_groups(anatomy: Anatomy) -> list[LayerGroup]:
             sites = [s for s in anatomy.sites.values() if (s.stack, s.layer) == (stack, number)]
             roles = tuple(sorted((site.role for site in sites), key=_by_sublayer))
             others = tuple(_other_weights(anatomy, path, sites))
-            groups.setdefault((stack, roles, tuple(_missing(roles)), others), []).append(number)
+            experts = max((s.held.experts or 0 for s in sites if s.held), default=0) or None
+            key = stack, roles, tuple(_missing(roles)), others, experts
+            groups.setdefault(key, []).append(number)
     return [
         LayerGroup(str(key[0]), tuple(numbers), *key[1:])  # type: ignore[arg-type]
         for key, numbers in groups.items()
@@ -69,7 +73,9 @@ def _missing(roles: tuple[str, ...]) -> Iterator[str]:
 def _other_weights(anatomy: Anatomy, layer: str, sites: list[Site]) -> Iterator[str]:
     """Yield the paths of a layer's matrices that no site stands for."""
     hosts = {site.host for site in sites if site.kind in ("linear", "norm")}
+    held = {join(site.host, site.held.parameter) for site in sites if site.held}
     for path, module in own_modules(anatomy.model.get_submodule(layer)):
         if join(layer, path) in hosts:
             continue
-        yield from (join(path, n) for n, p in own_parameters(module) if p.ndim > 1)
+        names = (n for n, p in own_parameters(module) if p.ndim > 1)
+        yield from (join(path, n) for n in names if join(layer, path, n) not in held)

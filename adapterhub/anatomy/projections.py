@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from adapterhub.anatomy.forward_source import returns_tuple
+from adapterhub.anatomy.forward_source import multiplies_otherwise, returns_tuple
 from adapterhub.anatomy.own_modules import own_modules
 
 
@@ -15,8 +15,10 @@ def is_projection(module: nn.Module) -> bool:
     """Return whether a module is a matrix with an input and an output size.
 
     torch's `Linear`, its quantized variants, with a weight or with packed codes, and GPT-2's
-    `Conv1D`.
+    `Conv1D`. None is a subclass that multiplies in another way.
     """
+    if multiplies_otherwise(module):
+        return False
     has_size = hasattr(module, "in_features") and hasattr(module, "out_features")
     has_size = has_size or hasattr(module, "nx")
     return has_size and getattr(module, "weight", module) is not None

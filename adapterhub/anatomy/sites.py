@@ -8,6 +8,8 @@ encoder layer, whatever its module is called inside transformers. Roles in a lay
                                    bottlenecks
     cross.q cross.k cross.v cross.o    projections of cross-attention, in encoder-decoders
     ffn.gate ffn.up ffn.down       projections of the feed-forward network (or fused: ffn.gate_up)
+    ffn.experts.NAME               projections of all its routed experts: gate_up, up, down
+    ffn.router                     what selects the experts of a token
     attn.kv cross.kv               keys and values, where they enter the attention function
     mixer.NAME                     projections of what mixes tokens without attention: linear
                                    attention, state spaces, recurrences, convolutions
@@ -38,16 +40,18 @@ from transformers import PreTrainedModel
 
 from adapterhub.anatomy.base_classes import base_classes
 from adapterhub.anatomy.family import Family, Stack
+from adapterhub.anatomy.held_weights import HeldWeight
 from adapterhub.anatomy.layer_selection import layer_numbers
 from adapterhub.anatomy.own_modules import CHILD as CHILD
 from adapterhub.anatomy.own_modules import own_modules
 from adapterhub.errors import SiteError, did_you_mean
 
-Kind = Literal["linear", "sublayer", "keyvalue", "norm", "embed", "mix"]
+Kind = Literal["linear", "weight", "sublayer", "keyvalue", "norm", "embed", "mix"]
 
 SUBLAYERS = ("attn", "cross", "ffn", "mixer")
 STREAM = ("residual", "block")  # the points of the residual stream a module may read, see Stream
 NORMS = ("norm", "postnorm")
+EXPERTS, ROUTER = "ffn.experts", "ffn.router"
 PROJECTIONS = tuple(f"{s}.{p}" for s in ("attn", "cross") for p in ("q", "k", "v", "qkv", "o"))
 ROLES = (
     *PROJECTIONS,
@@ -55,6 +59,9 @@ ROLES = (
     "ffn.up",
     "ffn.down",
     "ffn.gate_up",
+    EXPERTS,  # in a row: the module of the weights, whose projections are the sites
+    *(f"{EXPERTS}.{name}" for name in ("gate_up", "gate", "up", "down")),
+    ROUTER,
     *(f"{s}.kv" for s in ("attn", "cross")),
     *SUBLAYERS,
     *(f"{s}.{norm}" for s in SUBLAYERS for norm in NORMS),
@@ -129,6 +136,8 @@ class Site:
         part: the output features that the site owns, if the host is a fused projection.
         stream: how the sublayer is connected to the residual stream; None if unknown.
         bias: the path of the attention that computes the bias of relative positions used here.
+        held: the weight, if the host multiplies by it itself (`weight`); sizes are those of one
+            matrix of it.
     """
 
     id: str
@@ -143,6 +152,7 @@ class Site:
     part: FeatureSlice | None = None
     stream: Stream | None = None
     bias: str | None = None
+    held: HeldWeight | None = None
 
 
 @dataclass(frozen=True)

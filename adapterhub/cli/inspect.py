@@ -86,14 +86,17 @@ def _print_groups(anatomy: Any) -> None:
         layers = "all layers" if whole else f"layers {number_ranges(group.layers)}"
         say_text("")
         say_text(f"{group.stack}, {layers}")
-        print_facts(
-            {
-                "found": _compact(group.found) or "nothing",
-                "not found": ", ".join(group.missing) or "-",
-                "other weights": ", ".join(group.other_weights) or "-",
-            },
-            width=15,
-        )
+        facts = {
+            "found": _compact(group.found) or "nothing",
+            "not found": ", ".join(group.missing) or "-",
+            "other weights": ", ".join(group.other_weights) or "-",
+        }
+        if group.experts:
+            facts["experts"] = (
+                f"{group.experts} routed experts, fused as tensors of 3 dimensions; "
+                "lora(sites=[ffn.experts.*]) reaches them"
+            )
+        print_facts(facts, width=15)
 
 
 def _compact(roles: Sequence[str]) -> str:

@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from adapterhub.anatomy.sites import Anatomy, Site
-
-
-def sites_option(anatomy: Anatomy, sites: Iterable[Site]) -> list[str]:
-    """Return patterns that match exactly these sites: roles, stack-qualified roles, or ids."""
-    ids = {site.id for site in sites}
-    for name_and_revision in (lambda s: s.role, lambda s: f"{s.stack}.{s.role}"):
-        names = sorted({name_and_revision(s) for s in anatomy.sites.values() if s.id in ids})
-        if {s.id for s in anatomy.sites.values() if name_and_revision(s) in names} == ids:
-            return names
-    return [s.id for s in anatomy.sites.values() if s.id in ids]
+from adapterhub.anatomy.site_patterns import sites_option as sites_option
 
 
 def size_options(option: str, sizes: Mapping[str, int]) -> dict[str, Any]:

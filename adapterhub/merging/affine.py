@@ -15,11 +15,52 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from adapterhub.backbones.weights import read_bias, read_weight
+from adapterhub.anatomy.sites import Site
+from adapterhub.backbones.weights import as_stored, read_bias, read_weight
 from adapterhub.errors import MergeError
+from adapterhub.hooks.held_weight import HeldWeightSlot
 from adapterhub.hooks.projection import OutputSlot
+from adapterhub.methods._expert_rows import OneExpert
 
 CHUNK = 2048  # unit vectors per call of the slot
+
+
+def merged_parameters(host: nn.Module, slot: nn.Module | None) -> dict[str, Tensor]:
+    """Compute the parameters with which a host replaces itself and its slot, in fp32, by name.
+
+    Raises:
+        MergeError: the result needs a bias, and the projection has none.
+    """
+    if isinstance(slot, HeldWeightSlot):
+        return merged_held_weights(host, slot)
+    assert isinstance(slot, OutputSlot)
+    weight, bias = merged_weight_and_bias(host, slot)
+    return {"weight": as_stored(host, weight)} | ({} if bias is None else {"bias": bias})
+
+
+def merged_names(site: Site) -> tuple[str, ...]:
+    """Return the names of the parameters that a merge at a site may change."""
+    if site.held is not None and site.held.experts is not None:
+        return (site.held.parameter,)
+    return ("weight", "bias")
+
+
+def merged_held_weights(host: nn.Module, slot: HeldWeightSlot) -> dict[str, Tensor]:
+    """Compute the weights that a host holds, with the active modules in them, in fp32."""
+    merged: dict[str, Tensor] = {}
+    with torch.no_grad(), torch.autocast(next(host.parameters()).device.type, enabled=False):
+        for name, weight in slot.weights(host, slot.keys).items():
+            if weight.held.experts is not None:
+                matrices = [weight[number].float().changed() for number in range(len(weight))]
+                merged[name] = torch.stack(matrices)
+                continue
+            merged[name] = weight.float().changed()
+            bias = read_bias(host)
+            if bias is not None:
+                zero_x = weight.tensor.new_zeros(1, weight.tensor.shape[1]).float()
+                old = bias.float()[None]
+                merged["bias"] = weight.apply(zero_x, lambda _, old=old: old, OneExpert(0))[0]  # type: ignore[misc]
+    return merged
 
 
 def merged_weight_and_bias(host: nn.Module, slot: OutputSlot) -> tuple[Tensor, Tensor | None]:

@@ -232,6 +232,13 @@ def _attached(model: PreTrainedModel, names: Sequence[str]) -> tuple[Adapter, ..
             expected="adapters of the bare backbone, which are changes of its weights",
             hint="activate(model, Average([...])) averages their outputs",
         )
+    if held := {f"{p.site.stack}.{p.site.role}" for a in adapters for p in a.placed if p.site.held}:
+        raise MergeError(
+            "adapters of weights that are no projections cannot be combined",
+            offenders=sorted(held),
+            expected="adapters at projections, or whole weights",
+            hint="activate(model, Average([...])) averages their updates",
+        )
     return adapters
 
 

@@ -48,12 +48,11 @@ from adapterhub.backbones.identity import ORIGIN, name_and_revision
 from adapterhub.backbones.newly_initialized import NEWLY_INITIALIZED
 from adapterhub.backbones.probe import probe
 from adapterhub.backbones.quantized_weights import can_requantize, requantized
-from adapterhub.backbones.weights import as_stored, is_offloaded, storage_problem
+from adapterhub.backbones.weights import is_offloaded, storage_problem
 from adapterhub.errors import AttachError, MergeError
 from adapterhub.hooks.composition import Composition, adapter_names
-from adapterhub.hooks.projection import OutputSlot
 from adapterhub.interrupts import Reversal, deferred_interrupts
-from adapterhub.merging.affine import merged_weight_and_bias
+from adapterhub.merging.affine import merged_names, merged_parameters
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-1}
 _RECORDS = "_adapterhub_merges"
@@ -64,6 +63,7 @@ _NOT_MERGEABLE = {
     "sublayer": "it adapts a whole sublayer, which is not linear",
     "norm": "it adapts a normalization, which is not linear",
     "linear": "its output is not linear in its input",
+    "weight": "its output is not linear in its input",
 }
 
 
@@ -342,7 +342,7 @@ def blockers(adapter: Adapter) -> list[str]:
     reasons: dict[str, str] = {}
     for placed in adapter.placed:
         site = placed.site
-        if site.kind != "linear" or not placed.module.affine:
+        if site.kind not in ("linear", "weight") or not placed.module.affine:
             part = f"{placed.method.name} at {site.stack}.{site.role}"
             reasons[part] = _NOT_MERGEABLE[site.kind]
     for changed in (c for c in adapter.changed if c.untied):
@@ -353,12 +353,13 @@ def blockers(adapter: Adapter) -> list[str]:
 def _storage_problems(adapter: Adapter, requantize: bool) -> Iterator[str]:
     """Yield the adapted weights that are offloaded, quantized or shared with other modules."""
     holders = parameter_holders(adapter.model)
-    for site in {placed.site.host: placed.site for placed in adapter.placed}.values():
+    sites = [placed.site for placed in adapter.placed]
+    for site in {(site.host, merged_names(site)): site for site in sites}.values():
         host = adapter.model.get_submodule(site.host)
         if is_offloaded(host):
             yield f"{site.host}: its weights are offloaded"
             continue
-        for name in ("weight", "bias"):
+        for name in merged_names(site):
             parameter = getattr(host, name, None)
             if parameter is None and name == "bias":
                 continue
@@ -381,11 +382,7 @@ def _swaps(adapters: Sequence[Adapter]) -> tuple[ParameterSwap, ...]:
         swaps[id(changed.own)] = _parameter_swap(tensor, changed.original, changed.holders)
     for path in dict.fromkeys(p.site.host for adapter in adapters for p in adapter.placed):
         host = model.get_submodule(path)
-        slot = host._modules[CHILD]
-        assert isinstance(slot, OutputSlot)
-        weight, bias = merged_weight_and_bias(host, slot)
-        tensors = {"weight": as_stored(host, weight)} | ({} if bias is None else {"bias": bias})
-        for name, tensor in tensors.items():
+        for name, tensor in merged_parameters(host, host._modules[CHILD]).items():
             current = host.get_parameter(name)
             replaced = swaps.get(id(current))
             original = replaced.original if replaced else current

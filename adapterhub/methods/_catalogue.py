@@ -34,6 +34,7 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
         'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'experts': (Literal['each', 'shared'], 'each', 'updates of routed experts: one for each, or one shared by all of a layer'),
     }),
     'freeze': ('freeze', 'train the top layers, freeze the lower ones', 'Lee et al. 2019, https://arxiv.org/abs/1911.03090', 0.0001, None, {
         'top': (int, 2, 'number of layers to train, from the top'),
@@ -55,8 +56,9 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
     }),
     'ia3': ('ia3', 'learned vectors that rescale keys, values and the feed-forward hidden layer', 'Liu et al. 2022, https://arxiv.org/abs/2205.05638', 0.005, None, {
         'sites': (tuple[str, ...], ('attn.k', 'attn.v', 'cross.k', 'cross.v', 'ffn.down'), 'projections to rescale: at their output, unless listed in inputs'),
-        'inputs': (tuple[str, ...], ('ffn.down',), 'projections to rescale at their input'),
+        'inputs': (tuple[str, ...], ('ffn.down', 'ffn.experts.down'), 'projections to rescale at their input'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'experts': (Literal['each', 'shared'], 'each', 'updates of routed experts: one for each, or one shared by all of a layer'),
     }),
     'lora': ('lora', 'low-rank updates of projections', 'Hu et al. 2022, https://arxiv.org/abs/2106.09685', 0.001, None, {
         'rank': (int, 8, 'rank r of the update'),
@@ -65,6 +67,7 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
         'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'experts': (Literal['each', 'shared'], 'each', 'updates of routed experts: one for each, or one shared by all of a layer'),
     }),
     'lora-plus': ('lora_plus', 'LoRA with a higher learning rate for B than for A', 'Hayou et al. 2024, https://arxiv.org/abs/2402.12354', 0.0002, None, {
         'rank': (int, 8, 'rank r of the update'),
@@ -73,6 +76,7 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
         'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'experts': (Literal['each', 'shared'], 'each', 'updates of routed experts: one for each, or one shared by all of a layer'),
         'ratio': (float, 16.0, 'learning rate of B, as a multiple of that of A'),
     }),
     'mam': ('mam', 'prefix tuning + scaled parallel adapters', 'He et al. 2022, https://arxiv.org/abs/2110.04366', 0.001, None, {
@@ -117,6 +121,7 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
         'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'experts': (Literal['each', 'shared'], 'each', 'updates of routed experts: one for each, or one shared by all of a layer'),
         'iterations': (int, 8, 'power iterations of the randomized SVD; 0: exact SVD'),
     }),
     'prefix': ('prefix', 'learned keys and values in front of every attention', 'Li & Liang 2021, https://arxiv.org/abs/2101.00190', 0.01, None, {
@@ -139,6 +144,7 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
         'ranks': (dict[str, int], {}, 'other ranks for some sites: {attn.q: 4}'),
         'sites': (tuple[str, ...], ('attn.q', 'attn.v', 'cross.q', 'cross.v'), 'projections to adapt'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
+        'experts': (Literal['each', 'shared'], 'each', 'updates of routed experts: one for each, or one shared by all of a layer'),
     }),
     'scalar-mix': ('scalar_mix', 'learned weighted mean of the outputs of all layers', 'Peters et al. 2018, https://arxiv.org/abs/1802.05365', 0.01, None, {
         'sites': (tuple[str, ...], ('mix',), 'stacks to adapt: mix, encoder.mix, decoder.mix'),

@@ -3,6 +3,9 @@
     kind of site        base class           maps
     linear, sublayer    OutputModule         (x, y) -> y': the host's input and output
                         InputModule          x -> x': the host's input
+    weight              as linear, or where the host holds the weights of experts:
+                        ExpertsModule        (x, y, rows) -> y': of the experts' products
+                        ExpertsInputModule   (x, rows) -> x'
     keyvalue            KeyValueModule       () -> prefix keys and values
                         GatedKeyValueModule  x -> prefix keys and values, and gates
     embed               EmbeddingModule      () -> virtual tokens
@@ -15,9 +18,12 @@ them to the dtype of its inputs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from adapterhub.methods._expert_rows import ExpertRows
 
 OutputSource: TypeAlias = Literal["output", "block", "input", "residual"]
 Positions: TypeAlias = bool | Literal["keys"]
@@ -82,6 +88,31 @@ class InputModule(SiteModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the new input. x: (..., d_in) -> x' like x."""
+        raise NotImplementedError
+
+
+class ExpertsModule(SiteModule):
+    """Maps the inputs x and outputs y of products with the weights of experts to new outputs."""
+
+    def forward(self, x: Tensor, y: Tensor, rows: ExpertRows) -> Tensor:
+        """Compute the new outputs.
+
+        Args:
+            x: (..., d_in), one row for each use of an expert.
+            y: (..., d_out), without the bias that the host adds.
+            rows: which expert computes which row.
+
+        Returns:
+            y', like y.
+        """
+        raise NotImplementedError
+
+
+class ExpertsInputModule(SiteModule):
+    """Maps the inputs x of products with the weights of experts to new inputs, linearly."""
+
+    def forward(self, x: Tensor, rows: ExpertRows) -> Tensor:
+        """Compute the new inputs. x: (..., d_in) -> x' like x; `rows` as in `ExpertsModule`."""
         raise NotImplementedError
 
 

@@ -7,11 +7,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from adapterhub.anatomy.layer_selection import layer_numbers, number_ranges
-from adapterhub.anatomy.sites import Anatomy, Kind, Site, matches
+from adapterhub.anatomy.site_patterns import sites_option
+from adapterhub.anatomy.sites import ROUTER, Anatomy, Kind, Site, matches
 from adapterhub.errors import ConfigError, SiteError
 from adapterhub.methods._base import Layers, Method
 
-_WITH_OUTPUT: tuple[Kind, ...] = ("linear", "sublayer", "norm")
+WITH_OUTPUT: tuple[Kind, ...] = ("linear", "sublayer", "norm")
 _WILDCARDS = frozenset("*?[")
 # What stands for a default role in a layer that does not have it; the first that the layer has.
 _INSTEAD: Mapping[str, tuple[str, ...]] = {
@@ -25,6 +26,16 @@ _INSTEAD: Mapping[str, tuple[str, ...]] = {
 _MIXERS = ("mixer.*", "attn.*", "cross.*", "other.*")
 
 
+class PartialSitesError(SiteError):
+    """Default sites of a method that only some of the selected layers have.
+
+    Attributes:
+        found: patterns of the sites that were found.
+    """
+
+    found: tuple[str, ...] = ()
+
+
 def select_sites(method: Any, anatomy: Anatomy, *kinds: Kind) -> tuple[Site, ...]:
     """Select the sites that a method's `sites` and `layers` options name.
 
@@ -32,7 +43,7 @@ def select_sites(method: Any, anatomy: Anatomy, *kinds: Kind) -> tuple[Site, ...
     is selected (`_INSTEAD`): the second projections of latent attention, a fused q, k and v or all
     of a mixer for a query, a mixer for a feed-forward network. Default sites may be absent, but no
     selected layer may be left without any. A pattern with wildcards selects sites of the kinds
-    that the defaults have: `attn.*` of a LoRA are the projections, not the norm.
+    that the defaults have, if there are any: `attn.*` of a LoRA are the projections, not the norm.
 
     Args:
         method: a method with these options.
@@ -45,7 +56,7 @@ def select_sites(method: Any, anatomy: Anatomy, *kinds: Kind) -> tuple[Site, ...
     """
     default: Any = next(f.default for f in dataclasses.fields(method) if f.name == "sites")
     layers: Layers = getattr(method, "layers", "all")
-    kinds = kinds or _WITH_OUTPUT
+    kinds = kinds or WITH_OUTPUT
     if method.sites == default:
         instead = _instead(anatomy, default, layers, kinds)
         sites = anatomy.select((*default, *instead), layers, strict=False)
@@ -66,16 +77,18 @@ def select_sites(method: Any, anatomy: Anatomy, *kinds: Kind) -> tuple[Site, ...
 def _without_other_kinds(
     sites: tuple[Site, ...], patterns: Iterable[str], anatomy: Anatomy, default: Iterable[str]
 ) -> tuple[Site, ...]:
-    """Leave out what only wildcards select, and is of another kind than the default sites.
+    """Leave out what a wildcard selects besides sites of the kinds that the default sites have.
 
-    If nothing remains, all are returned, for the error to name.
+    A pattern that selects only other kinds means these: `ffn.experts.*`.
     """
     usual = {s.kind for s in anatomy.sites.values() if any(matches(p, s) for p in default)}
-    named = [pattern for pattern in patterns if not _WILDCARDS.intersection(pattern)]
-    meant = tuple(
-        s for s in sites if not usual or s.kind in usual or any(matches(p, s) for p in named)
-    )
-    return meant or sites
+    meant: set[str] = set()
+    for pattern in patterns:
+        matched = [site for site in sites if matches(pattern, site)]
+        plain = [site for site in matched if not usual or site.kind in usual]
+        wild = _WILDCARDS.intersection(pattern)
+        meant |= {site.id for site in (plain if wild and plain else matched)}
+    return tuple(site for site in sites if site.id in meant)
 
 
 def _instead(
@@ -105,7 +118,8 @@ def _of_networks(sites: Sequence[Site], found: Collection[str]) -> list[str]:
     """Return the ids of a layer's networks, if none of its sites was found."""
     if {site.id for site in sites}.intersection(found):
         return []
-    return _first(("ffn.*", "moe.*"), sites, {"linear"})
+    networks = [site for site in sites if site.role != ROUTER]
+    return _first(("ffn.*", "moe.*"), networks, {"linear"})
 
 
 def _first(patterns: Iterable[str], sites: Sequence[Site], kinds: Collection[str]) -> list[str]:
@@ -147,7 +161,7 @@ def _refuse_partial(
     roles = dict.fromkeys(f"{site.stack}.{site.role}" for site in sites if site.layer is not None)
     everywhere = set.intersection(*map(set, numbers.values()))
     common = f"layers={sorted(everywhere)}, or " if everywhere else ""
-    raise SiteError(
+    error = PartialSitesError(
         f"not all layers have the sites of {method.name}",
         offenders=[
             f"{stack}: {len(some)} of {anatomy.depth(stack)} layers have some "
@@ -157,7 +171,13 @@ def _refuse_partial(
         ],
         expected=f"layers that have some; to adapt only what is there, name layers or sites: "
         f"{common}sites=[{', '.join(map(repr, roles))}]",
+        hint="attach(..., partial=True), or partial=true in a recipe, which names the sites found",
     )
+    found = sites_option(anatomy, sites)
+    # Named as the defaults are, they would be refused again.
+    by_stack = sorted({f"{site.stack}.{site.role}" for site in sites})
+    error.found = tuple(by_stack if set(found) == set(method.sites) else found)
+    raise error
 
 
 def _attends(sites: Iterable[Site]) -> bool:

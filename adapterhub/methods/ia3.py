@@ -7,6 +7,10 @@
 Keys and values are rescaled at the output of their projections, the hidden layer at the input of
 `ffn.down`.
 
+Weights of routed experts (`ffn.experts.down`) get a vector for each expert, or with `experts:
+shared` one for all experts of a layer. The vector at the output of `ffn.experts.gate_up` rescales
+the product, before a bias is added.
+
 Parameters: the sizes of the vectors, by default 2 d_kv + d_ff per layer.
 
 Liu et al. 2022, "Few-Shot Parameter-Efficient Fine-Tuning is Better and Cheaper than In-Context
@@ -25,6 +29,14 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import Anatomy, Site, matches
 from adapterhub.config.options import option
 from adapterhub.methods._base import Layers, Method, Placement, register_method
+from adapterhub.methods._experts import (
+    PER_EXPERT,
+    ExpertsInputScale,
+    ExpertsOutputScale,
+    PerExpert,
+    matrices_of,
+    refuse_unused,
+)
 from adapterhub.methods._row_stack import RowStack
 from adapterhub.methods._site_module import InputModule, OutputModule, SiteModule
 from adapterhub.methods._sites import select_sites
@@ -88,8 +100,11 @@ class IA3(Method):
         ("attn.k", "attn.v", "cross.k", "cross.v", "ffn.down"),
         "projections to rescale: at their output, unless listed in inputs",
     )
-    inputs: tuple[str, ...] = option(("ffn.down",), "projections to rescale at their input")
+    inputs: tuple[str, ...] = option(
+        ("ffn.down", "ffn.experts.down"), "projections to rescale at their input"
+    )
     layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
+    experts: PerExpert = option("each", PER_EXPERT)
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
         """Yield one vector per selected projection.
@@ -97,13 +112,26 @@ class IA3(Method):
         Raises:
             SiteError: a site that is not a projection.
         """
-        for site in select_sites(self, anatomy, "linear"):
-            scale = InputScale if self._at_input(site) else OutputScale
-            yield Placement(site, scale(self._size(site)))
+        for site in self._sites(anatomy):
+            yield Placement(site, self._scale(site))
+
+    def _scale(self, site: Site) -> SiteModule:
+        size = self._size(site)
+        if site.held and site.held.experts:
+            experts = matrices_of(site, self.experts)
+            of_experts = ExpertsInputScale if self._at_input(site) else ExpertsOutputScale
+            return of_experts(experts, size)
+        return InputScale(size) if self._at_input(site) else OutputScale(size)
 
     def count(self, anatomy: Anatomy) -> int:
-        """Sum d_out over the sites; d_in for those in `inputs`."""
-        return sum(map(self._size, select_sites(self, anatomy, "linear")))
+        """Sum d_out over the sites, d_in for those in `inputs`, and over the experts of each."""
+        sites = self._sites(anatomy)
+        return sum(self._size(site) * matrices_of(site, self.experts) for site in sites)
+
+    def _sites(self, anatomy: Anatomy) -> tuple[Site, ...]:
+        sites = select_sites(self, anatomy, "linear", "weight")
+        refuse_unused(self.name, self.experts, sites)
+        return sites
 
     def _at_input(self, site: Site) -> bool:
         return any(matches(pattern, site) for pattern in self.inputs)

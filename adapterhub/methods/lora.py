@@ -8,7 +8,10 @@ B is zero at first, so the initial update is zero. Ranks may differ between site
 `ranks: {attn.q: 4, encoder.0.attn.v: 16}`. The paper adapts the query and value projections
 (section 7.1).
 
-Parameters: rank (d_in + d_out) per site.
+Weights of routed experts (`ffn.experts.gate_up`, `ffn.experts.down`) get an A and B for each
+expert, or with `experts: shared` one for all experts of a layer.
+
+Parameters: rank (d_in + d_out) per site, and per expert.
 
 Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1,
 https://arxiv.org/abs/2106.09685.
@@ -28,11 +31,18 @@ from torch import Tensor, nn
 from adapterhub.anatomy.sites import Anatomy, Kind, Site
 from adapterhub.config.options import option
 from adapterhub.methods._base import Layers, Method, Placement, register_method
+from adapterhub.methods._experts import (
+    PER_EXPERT,
+    ExpertsLoRALayer,
+    PerExpert,
+    matrices_of,
+    refuse_unused,
+)
 from adapterhub.methods._ops import add_product, cast
 from adapterhub.methods._options import require_between
 from adapterhub.methods._row_stack import stack_low_rank
-from adapterhub.methods._site_module import OutputModule
-from adapterhub.methods._sites import select_sites, sizes_by_site
+from adapterhub.methods._site_module import OutputModule, SiteModule
+from adapterhub.methods._sites import WITH_OUTPUT, select_sites, sizes_by_site
 
 
 class LoRALayer(OutputModule):
@@ -84,6 +94,7 @@ class LoRA(Method):
         ("attn.q", "attn.v", "cross.q", "cross.v"), "projections to adapt"
     )
     layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
+    experts: PerExpert = option("each", PER_EXPERT)
 
     def __post_init__(self) -> None:
         require_between(self, 0, 1, "dropout")
@@ -95,14 +106,23 @@ class LoRA(Method):
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
         """Yield one update per selected projection."""
         for site, rank in self.ranks_by_site(anatomy).items():
-            scale = self.scale(rank)
-            yield Placement(site, LoRALayer(site.d_in, site.d_out, rank, scale, self.dropout))
+            yield Placement(site, self._layer(site, rank))
+
+    def _layer(self, site: Site, rank: int) -> SiteModule:
+        scale = self.scale(rank)
+        if site.held and site.held.experts:
+            return ExpertsLoRALayer(site, rank, scale, self.dropout, self.experts == "each")
+        return LoRALayer(site.d_in, site.d_out, rank, scale, self.dropout)
 
     def count(self, anatomy: Anatomy) -> int:
-        """Sum rank (d_in + d_out) over the sites."""
-        ranks = self.ranks_by_site(anatomy)
-        return sum(rank * (site.d_in + site.d_out) for site, rank in ranks.items())
+        """Sum rank (d_in + d_out) over the sites, and over the experts of each."""
+        return sum(
+            rank * (site.d_in + site.d_out) * matrices_of(site, self.experts)
+            for site, rank in self.ranks_by_site(anatomy).items()
+        )
 
     def ranks_by_site(self, anatomy: Anatomy, *kinds: Kind) -> dict[Site, int]:
-        """Return the rank of each selected site."""
-        return sizes_by_site("rank", select_sites(self, anatomy, *kinds), self.rank, self.ranks)
+        """Return the rank of each selected site, by default of any with an output."""
+        sites = select_sites(self, anatomy, *(kinds or (*WITH_OUTPUT, "weight")))
+        refuse_unused(self.name, self.experts, sites)
+        return sizes_by_site("rank", sites, self.rank, self.ranks)

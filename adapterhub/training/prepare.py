@@ -110,7 +110,8 @@ def prepare(
     model, processor, kernels = loaded.model, loaded.processor, loaded.kernels
     data = _for_model(data, model)
     below = founded.attach(model)
-    adapter = attach(model, methods, name=attach_as or recipe.name, on=below)
+    name = attach_as or recipe.name
+    adapter = attach(model, methods, name=name, on=below, partial=recipe.partial)
     adapter.metadata.name = recipe.name
     started = start.give(adapter) if start else ""
     _check_packing(data.task, adapter)

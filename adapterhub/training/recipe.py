@@ -55,6 +55,9 @@ class Recipe:
         (),
         "trained adapters to be on top of, which stay frozen",
     )
+    partial: bool = option(
+        False, "adapt only the layers that have the method's sites, if some lack them"
+    )
     task: object = option(
         "classification", "a task spec: tagging, seq2seq(metric=rouge), a mapping"
     )

@@ -5,8 +5,19 @@ from __future__ import annotations
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers import CONFIG_MAPPING
+from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4GroupedLinear
+from transformers.models.falcon.modeling_falcon import FalconLinear
+from transformers.models.llama4.modeling_llama4 import Llama4Router
 
-from adapterhub.anatomy.forward_source import call_order, own_methods, returns_tuple
+from adapterhub.anatomy.forward_source import (
+    call_order,
+    multiplies_otherwise,
+    own_methods,
+    reads_token_ids,
+    returns_tuple,
+)
+from adapterhub.anatomy.projections import is_projection
 
 
 class Layer(nn.Module):
@@ -69,3 +80,44 @@ def test_the_methods_of_a_class_are_its_own_and_those_it_inherits():
 
     assert [each.name for each in own_methods(Derived())] == ["helper", "forward"]
     assert own_methods(nn.Module()) == []
+
+
+def test_a_linear_of_a_model_may_compute_another_product():
+    """DeepSeek-V4 multiplies groups of features by blocks of the weight; Llama 4 routes after."""
+    grouped = DeepseekV4GroupedLinear(4, 6, n_groups=2)
+    assert multiplies_otherwise(grouped)
+    assert not is_projection(grouped)
+    config = CONFIG_MAPPING["llama4_text"](hidden_size=8, num_local_experts=2)
+    assert not multiplies_otherwise(Llama4Router(config))
+    assert not multiplies_otherwise(FalconLinear(4, 6))  # x @ self.weight.T
+    assert not multiplies_otherwise(nn.Linear(4, 6))
+    assert is_projection(nn.Linear(4, 6))
+
+
+class Stack(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed_tokens, self.positions = nn.Embedding(4, 2), nn.Embedding(4, 2)
+
+    def forward(self, input_ids=None, inputs_embeds=None, position_ids=None):
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        return inputs_embeds + self.positions(input_ids, position_ids)
+
+
+class StackOfIds(Stack):
+    def forward(self, input_ids=None, inputs_embeds=None):
+        inputs_embeds = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        return inputs_embeds + self.positions(input_ids)
+
+
+class LayerOfIds(nn.Module):
+    def forward(self, x, input_ids=None):
+        return x
+
+
+def test_a_stack_may_need_token_ids_beside_embeddings():
+    plain = nn.Linear(2, 2)
+    assert not reads_token_ids(Stack(), plain)
+    assert reads_token_ids(StackOfIds(), plain)
+    assert reads_token_ids(Stack(), LayerOfIds())

@@ -29,7 +29,18 @@ def test_layers_of_two_kinds_are_two_groups():
     assert mixers.layers == (0, 1, 2, 4, 5)
     assert "attn.kv" in attention.found
     assert "mixer" in {role.partition(".")[0] for role in mixers.found}
-    assert "mlp.experts.gate_up_proj" in attention.other_weights
+    assert attention.experts == mixers.experts == 512
+    assert {"ffn.experts.gate_up", "ffn.experts.down", "ffn.router"} <= {*attention.found}
+    assert not [path for path in attention.other_weights if "experts." in path or "gate" in path]
+
+
+def test_biases_of_experts_are_other_weights():
+    (group,) = groups_of("gpt_oss")
+    assert group.experts
+    assert group.other_weights == (
+        "mlp.experts.gate_up_proj_bias",
+        "mlp.experts.down_proj_bias",
+    )
 
 
 @pytest.mark.parametrize(

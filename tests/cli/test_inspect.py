@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import shutil
 
 import pytest
@@ -44,6 +45,22 @@ def test_inspect_shows_which_layers_have_a_site():
     assert layers["decoder.ffn"] == layers["decoder.attn.q"] == "all"
     assert layers["decoder.ffn.up"] == "1 of 4: 3"
     assert layers["decoder.mix"] == ""
+
+
+def test_inspect_says_how_experts_are_reached(adapterhub, backbone, tmp_path):
+    options = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_experts": 4}
+    options |= {"num_attention_heads": 4, "intermediate_size": 48, "moe_intermediate_size": 16}
+    folder = tmp_path / "moe"
+    shutil.copytree(backbone, folder)
+    Qwen2MoeForCausalLM(Qwen2MoeConfig(**options)).save_pretrained(folder)
+    code, out, _ = adapterhub("inspect", folder)
+    assert code == 0
+    line = next(line for line in out.splitlines() if "routed experts" in line)
+    assert line.split(maxsplit=1)[1].startswith("4 routed experts, fused as tensors of 3")
+    assert "lora(sites=[ffn.experts.*]) reaches them" in out
+    assert re.search(r"decoder\.ffn\.experts\.gate_up\s+weight\s+32\s+32", out)
+    code, out, _ = adapterhub("inspect", folder, "--json")
+    assert [group["experts"] for group in json.loads(out)["groups"]] == [4]
 
 
 def test_inspect_names_the_fingerprint(adapterhub, backbone):

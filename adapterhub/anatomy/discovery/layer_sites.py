@@ -19,7 +19,9 @@ from adapterhub.anatomy.discovery.networks import (
     inner_size,
 )
 from adapterhub.anatomy.discovery.norm_roles import norm_roles
+from adapterhub.anatomy.held_weights import expert_modules, router_path
 from adapterhub.anatomy.projections import plain_projections
+from adapterhub.anatomy.sites import EXPERTS, ROUTER, join
 
 
 def sites_of_layer(layer: nn.Module, width: int) -> dict[str, str]:
@@ -34,11 +36,25 @@ def sites_of_layer(layer: nn.Module, width: int) -> dict[str, str]:
     if networks:
         largest = max(networks, key=lambda network: inner_size(layer, network))
         sites.update(largest)
+    sites |= _experts(layer)
     sites |= further_sites(layer, plain_projections(layer), sites)
     if mixer := mixer_of(layer, sites):
         sites["mixer"] = mixer
         groups |= {} if groups else {"mixer": mixer}
     return sites | _norms(layer, width, groups, sites)
+
+
+def _experts(layer: nn.Module) -> dict[str, str]:
+    """Map the roles of routed experts and of their router to the paths of their modules."""
+    sites: dict[str, str] = {}
+    stacked = expert_modules(layer)
+    if stacked:
+        sites[EXPERTS] = stacked[0]
+    blocks = [join(path, "experts") for path in expert_blocks(layer)]
+    for experts in (*stacked[:1], *blocks[:1]):
+        if router := router_path(layer, experts):
+            return sites | {ROUTER: router}
+    return sites
 
 
 def _groups(sublayers: Mapping[str, Iterable[str]]) -> list[str]:

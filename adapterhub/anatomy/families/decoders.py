@@ -258,14 +258,15 @@ PHI3 = Family(
     below=("embed_tokens",),
 )
 
-# The experts' weights are tensors of one module, so the feed-forward network has no projections.
+# The experts' weights are tensors of one module, so the network is a sublayer as a whole.
 MIXTRAL = Family(
     ("mixtral",),
     stacks=(
         Stack(
             "decoder",
             "layers",
-            _without(_LLAMA_SITES, "ffn.gate", "ffn.up", "ffn.down") | {"ffn": "mlp"},
+            _without(_LLAMA_SITES, "ffn.gate", "ffn.up", "ffn.down")
+            | {"ffn": "mlp", "ffn.experts": "mlp.experts", "ffn.router": "mlp.gate"},
             norms="pre",
         ),
     ),

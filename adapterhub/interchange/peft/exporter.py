@@ -98,14 +98,17 @@ def on_others(names: Iterable[str]) -> str:
 
 def _refused(source: ExportSource, kinds: set[Kind]) -> CheckpointPart:
     """List the features that no kind of checkpoint has, and combinations of kinds."""
-    unsupported = sorted({p.method.name for p in source.parts if type(p.module) not in _KINDS})
+    placed = [part for part in source.parts if part.site.kind != "weight"]
+    unsupported = sorted({p.method.name for p in placed if type(p.module) not in _KINDS})
     problems = [f"{name}: peft has no such method" for name in unsupported]
     elsewhere = {
         f"{part.method.name} at {part.site.stack}.{part.site.role}"
-        for part in source.parts
+        for part in placed
         if type(part.module) in LOW_RANK_MODULES and part.site.kind != "linear"
     }
     problems += [f"{place}: peft adapts projections only" for place in sorted(elsewhere)]
+    held = {f"{p.method.name} at {p.site.stack}.{p.site.role}" for p in source.parts if p.site.held}
+    problems += [f"{place}: only updates of projections are exported" for place in sorted(held)]
     if source.tokens:
         problems.append(NEW_TOKENS)
     if source.below:

@@ -1,0 +1,33 @@
+"""Patterns of a set of sites are exact and short."""
+
+from __future__ import annotations
+
+import pytest
+import tiny_models
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapterhub.anatomy.build import anatomy_of
+from adapterhub.anatomy.site_patterns import sites_option
+
+T5 = anatomy_of(tiny_models.model("t5", "seq2seq"))
+
+
+@pytest.mark.parametrize(
+    ("names", "option"),
+    [
+        (lambda s: s.role == "attn.q", ["attn.q"]),
+        (lambda s: s.role in ("attn.q", "attn.v"), ["attn.q", "attn.v"]),
+        (lambda s: s.role == "attn.q" and s.stack == "decoder", ["decoder.attn.q"]),
+        (lambda s: s.id == "decoder.0.attn.q", ["decoder.0.attn.q"]),
+        (lambda s: False, []),
+    ],
+)
+def test_the_shortest_exact_patterns_are_used(names, option):
+    assert sites_option(T5, [site for site in T5.sites.values() if names(site)]) == option
+
+
+@given(st.sets(st.sampled_from(sorted(T5.sites)), min_size=1))
+def test_the_patterns_select_exactly_the_sites(ids):
+    patterns = sites_option(T5, [T5.sites[i] for i in ids])
+    assert {site.id for site in T5.select(patterns)} == ids

@@ -1,0 +1,268 @@
+"""Modules at the weights of experts and of routers, however transformers multiplies by them."""
+
+from __future__ import annotations
+
+import copy
+import io
+import threading
+
+import pytest
+import torch
+from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
+from expert_models import (
+    EXPERTS,
+    IMPLEMENTATIONS,
+    ROUTED,
+    TYPES,
+    expert_model,
+    holders,
+    logits,
+    redraw,
+)
+from torch import nn
+
+import adapterhub as ah
+from adapterhub.errors import AttachError
+from adapterhub.hooks.adapted_weight import AdaptedWeight
+from adapterhub.hooks.held_weight import HeldWeightSlot, call_host, with_weights
+
+SPECS = (
+    EXPERTS,
+    "lora(sites=[ffn.experts.*], rank=3, experts=shared)",
+    "ia3(sites=[ffn.experts.*])",
+    "lora(sites=[ffn.router], rank=2)",
+)
+
+
+@pytest.fixture(params=TYPES)
+def model(request):
+    model = expert_model(request.param)
+    yield model
+    if ah.adapters(model):
+        ah.detach(model)
+
+
+def changed_parameters(model):
+    """Return (module, name, value) for each weight as the active adapters change it."""
+    found = []
+    for module in model.modules():
+        slot = module._modules.get("adapterhub")
+        if isinstance(slot, HeldWeightSlot):
+            composition = slot.keys if slot.plan is None else slot.plan.groups[0]
+            weights = slot.weights(module, composition)
+            found += [(module, name, weight.changed()) for name, weight in weights.items()]
+    return found
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_it_computes_what_changed_weights_compute(model, spec, monkeypatch):
+    """And from the products alone: no changed copy of a weight is made."""
+    with torch.no_grad():
+        bare = logits(model)
+        adapter = ah.attach(model, spec)
+        assert torch.equal(logits(model), bare)
+        redraw(adapter)
+        changed = changed_parameters(model)
+        with monkeypatch.context() as context:
+            context.setattr(AdaptedWeight, "changed", lambda self: pytest.fail("a copy"))
+            adapted = logits(model)
+        assert not torch.equal(adapted, bare)
+        adapter.detach()
+        assert torch.equal(logits(model), bare)
+        originals = [(module, name, module._parameters[name]) for module, name, _ in changed]
+        try:
+            for module, name, value in changed:
+                module._parameters[name] = nn.Parameter(value)
+            torch.testing.assert_close(adapted, logits(model), atol=2e-5, rtol=1e-4)
+        finally:
+            for module, name, original in originals:
+                module._parameters[name] = original
+
+
+@pytest.mark.parametrize("spec", SPECS[:3])
+@pytest.mark.parametrize("model_type", ["mixtral", "gpt_oss"])
+def test_all_implementations_agree(model_type, spec):
+    outputs, gradients = [], []
+    for name in IMPLEMENTATIONS:
+        model = expert_model(model_type, name)
+        torch.manual_seed(0)
+        adapter = ah.attach(model, spec)
+        redraw(adapter)
+        output = logits(model)
+        output.square().sum().backward()
+        outputs.append(output.detach())
+        gradients.append([p.grad.clone() for p in adapter.parameters()])
+        assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
+        adapter.detach()
+    assert len(outputs) == 3
+    for output, gradient in zip(outputs[1:], gradients[1:], strict=True):
+        torch.testing.assert_close(output, outputs[0], atol=2e-5, rtol=1e-4)
+        for one, other in zip(gradient, gradients[0], strict=True):
+            torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-3)
+
+
+def test_gradients_are_those_of_the_weights(model):
+    """The gradient of a shared A is Bᵀ times that of the whole weights, summed over experts."""
+    if model.config.model_type in ("llama4_text", "gpt_oss"):
+        pytest.skip("transposed")
+    adapter = ah.attach(model, SPECS[1])
+    redraw(adapter)
+    logits(model).square().sum().backward()
+    placed = adapter.placed[0]
+    expected_name, host = placed.site.held.parameter, model.get_submodule(placed.site.host)
+    found = placed.module.A.grad
+    values = [(m, n, v.detach().requires_grad_()) for m, n, v in changed_parameters(model)]
+    scale, B = placed.module.scale, placed.module.B.detach()
+    adapter.detach()
+    originals = [(m, n, m._parameters[n]) for m, n, _ in values]
+    try:
+        for module, name, value in values:
+            module._parameters[name] = nn.Parameter(value)
+        logits(model).square().sum().backward()
+        whole = host._parameters[expected_name].grad
+    finally:
+        for module, name, original in originals:
+            module._parameters[name] = original
+    expected = scale * torch.einsum("or,eoi->ri", B, whole)
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
+
+
+def test_a_route_gives_each_row_its_own(model):
+    for number, spec in enumerate((EXPERTS, SPECS[3])):
+        redraw(ah.attach(model, spec, name=str(number)), seed=number)
+    with torch.no_grad():
+        if model.config.model_type not in ROUTED:
+            routed, at_once = ah.route(model, ["0", "1", None]), "all experts at once"
+            with pytest.raises(AttachError, match=at_once), routed:
+                logits(model)
+            return
+        alone = []
+        for row, name in enumerate(("0", "1", None)):
+            ah.activate(model, *filter(None, [name]))
+            alone.append(logits(model, [row]))
+        with ah.route(model, ["0", "1", None]):
+            torch.testing.assert_close(logits(model), torch.cat(alone), atol=1e-5, rtol=1e-4)
+
+
+def test_stacks_and_averages(model):
+    """The updates of two adapters add up; in an average, half of each."""
+    spec = "lora(sites=[ffn.experts.down], rank=3, layers={})"
+    last = max(s.layer for s in ah.anatomy_of(model).sites.values() if s.held and s.held.experts)
+    with torch.no_grad():
+        bare = logits(model)
+        single = []
+        for number in range(2):
+            adapter = ah.attach(model, spec.format(last), name=str(number))
+            redraw(adapter, seed=number)
+            single.append(changed_parameters(model)[0][2])
+        ah.activate(model, "0", "1")
+        (_, _, both), *_ = changed_parameters(model)
+        host = model.get_submodule(adapter.placed[0].site.host)
+        down = host.get_parameter("down_proj")
+        torch.testing.assert_close(both - down, sum(single) - 2 * down, atol=1e-5, rtol=1e-4)
+        ah.activate(model, ah.Average(["0", "1"]))
+        (_, _, mean), *_ = changed_parameters(model)
+        torch.testing.assert_close(mean - down, (both - down) / 2, atol=1e-5, rtol=1e-4)
+        assert not torch.equal(logits(model), bare)
+
+
+def test_detaching_leaves_the_modules_as_they_were(model):
+    before = {name: set(vars(module)) for name, module in model.named_modules()}
+    keys = list(model.state_dict())
+    adapter = ah.attach(model, EXPERTS)
+    assert "forward" in vars(next(holders(model)))
+    assert [k for k in model.state_dict() if "adapterhub" not in k] == keys
+    adapter.detach()
+    assert {name: set(vars(module)) for name, module in model.named_modules()} == before
+    assert list(model.state_dict()) == keys
+
+
+def test_copies_have_slots_of_their_own():
+    model = expert_model("mixtral")
+    adapter = ah.attach(model, EXPERTS)
+    redraw(adapter)
+    with torch.no_grad():
+        expected = logits(model)
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        copies = [copy.deepcopy(model), torch.load(file, weights_only=False)]
+        redraw(adapter, seed=1)
+        assert not torch.equal(logits(model), expected)
+        assert len(copies) == 2
+        assert all(torch.equal(logits(each), expected) for each in copies)
+    adapter.detach()
+
+
+def test_two_threads_have_two_routes():
+    model = expert_model("mixtral")
+    with torch.no_grad():
+        expected = []
+        for name in ("0", "1"):
+            redraw(ah.attach(model, EXPERTS, name=name), seed=int(name))
+            expected.append(logits(model))
+        found = {}
+
+        def run(name):
+            for _ in range(5):
+                with torch.no_grad(), ah.route(model, [name] * 3):
+                    found.setdefault(name, []).append(logits(model))
+
+        threads = [threading.Thread(target=run, args=(name,)) for name in ("0", "1")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    ah.detach(model)
+    for name, outputs in found.items():
+        assert len(outputs) == 5
+        assert all(torch.equal(output, expected[int(name)]) for output in outputs)
+
+
+def test_a_forward_that_accelerate_wraps():
+    model = expert_model("mixtral")
+    hosts = list(holders(model))
+    for host in hosts:
+        add_hook_to_module(host, ModelHook())
+    try:
+        with torch.no_grad():
+            bare = logits(model)
+            adapter = ah.attach(model, EXPERTS)
+            redraw(adapter)
+            assert not torch.equal(logits(model), bare)
+            adapter.detach()
+            assert torch.equal(logits(model), bare)
+    finally:
+        for host in hosts:
+            remove_hook_from_module(host)
+
+
+def test_a_replaced_forward_is_refused():
+    model = expert_model("mixtral")
+    host = next(holders(model))
+    host.forward = lambda *args: args[0]
+    try:
+        with pytest.raises(AttachError, match="has been replaced"):
+            ah.attach(model, EXPERTS)
+        assert not ah.adapters(model)
+    finally:
+        del host.forward
+
+
+def test_a_compiled_model_is_refused(monkeypatch):
+    model = expert_model("mixtral")
+    adapter = ah.attach(model, EXPERTS)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    host = next(holders(model))
+    with pytest.raises(AttachError, match=r"torch\.compile cannot trace"):
+        call_host(host, type(host).forward)
+    monkeypatch.undo()
+    adapter.detach()
+
+
+def test_other_parameters_of_the_copy_are_those_of_the_host():
+    host = nn.Linear(2, 3)
+    copied = with_weights(host, {"weight": nn.Parameter(torch.zeros(3, 2))})
+    assert copied.bias is host.bias
+    assert torch.equal(copied(torch.ones(1, 2))[0], host.bias)
+    assert host.weight.any()
