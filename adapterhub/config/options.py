@@ -19,9 +19,16 @@ from adapterhub.errors import AdapterhubError, ConfigError, did_you_mean
 T = TypeVar("T")
 
 
-def option(default: T, help: str) -> T:
-    """Define a dataclass field with a default and a one-line help text."""
-    metadata = {"help": help}
+def option(default: T, help: str, *, omitted: bool = False) -> T:
+    """Define a dataclass field with a default and a one-line help text.
+
+    Args:
+        default: the default.
+        help: the text.
+        omitted: `to_dict` leaves it out while it has its default: an option that is added later
+            must not change files, and digests of them, that do not use it.
+    """
+    metadata = {"help": help, "omitted": omitted}
     if isinstance(default, dict):  # a mutable default: one copy per object
         return typing.cast(T, dataclasses.field(default_factory=default.copy, metadata=metadata))
     field: T = dataclasses.field(default=default, metadata=metadata)
@@ -143,7 +150,12 @@ def _to_plain(value: object, path: str) -> object:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = {_key(field): getattr(value, field.name) for field in _fields(value)}
+        value = {
+            _key(field): item
+            for field in _fields(value)
+            if (item := getattr(value, field.name)) != _default(field)
+            or not field.metadata.get("omitted")
+        }
     if isinstance(value, Mapping):
         return {str(key): _to_plain(item, _join(path, str(key))) for key, item in value.items()}
     if isinstance(value, (tuple, list)):

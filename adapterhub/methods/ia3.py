@@ -19,6 +19,7 @@ Learning", section 3.3, https://arxiv.org/abs/2205.05638.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,10 +102,10 @@ class IA3(Method):
         "projections to rescale: at their output, unless listed in inputs",
     )
     inputs: tuple[str, ...] = option(
-        ("ffn.down", "ffn.experts.down"), "projections to rescale at their input"
+        ("ffn.down",), "projections to rescale at their input; ffn.down: those of experts too"
     )
     layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
-    experts: PerExpert = option("each", PER_EXPERT)
+    experts: PerExpert = option("each", PER_EXPERT, omitted=True)
 
     def plan(self, anatomy: Anatomy) -> Iterator[Placement]:
         """Yield one vector per selected projection.
@@ -134,7 +135,9 @@ class IA3(Method):
         return sites
 
     def _at_input(self, site: Site) -> bool:
-        return any(matches(pattern, site) for pattern in self.inputs)
+        id, role = (name.replace(".experts.", ".") for name in (site.id, site.role))
+        dense = dataclasses.replace(site, id=id, role=role)
+        return any(matches(pattern, s) for pattern in self.inputs for s in (site, dense))
 
     def _size(self, site: Site) -> int:
         return site.d_in if self._at_input(site) else site.d_out

@@ -94,7 +94,7 @@ class LoRA(Method):
         ("attn.q", "attn.v", "cross.q", "cross.v"), "projections to adapt"
     )
     layers: Layers = option("all", "layers to adapt: all, 'top 4', '0..3', [0, 5]")
-    experts: PerExpert = option("each", PER_EXPERT)
+    experts: PerExpert = option("each", PER_EXPERT, omitted=True)
 
     def __post_init__(self) -> None:
         require_between(self, 0, 1, "dropout")

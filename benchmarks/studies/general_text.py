@@ -1,7 +1,7 @@
 """What a backbone forgets of general text when it is fine-tuned, and what detaching gives back.
 
     python benchmarks/studies/general_text.py train GLUE --output FOLDER [--seeds 3] [--steps 150]
-    python benchmarks/studies/general_text.py table FOLDER
+    python benchmarks/studies/general_text.py table benchmarks/studies/general-text
 
 GLUE has GLUE's files. The general text is news, the sentences of MRPC, and the task is SST-2. The
 backbone has no language-model head: one is trained on half of the news with the backbone frozen,
@@ -13,7 +13,6 @@ run again. The learning rates are the methods' defaults.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from typing import Any
 
 import torch
 from forgetting import BACKBONE, Approach, Classifier, read_task, train
+from run_records import RunRecords, study_parser
 from torch import nn
 
 import adapterhub as ah
@@ -127,34 +127,33 @@ def _mean(values: Sequence[float], digits: int) -> str:
 
 def main() -> None:
     """Train what is missing, or print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    training = commands.add_parser("train")
-    training.add_argument("glue", type=Path)
-    training.add_argument("--output", type=Path, required=True)
-    training.add_argument("--seeds", type=int, default=3)
-    training.add_argument("--steps", type=int, default=150)
+    parser, training = study_parser(__doc__)
     training.add_argument("--only", nargs="+", default=METHODS)
-    commands.add_parser("table").add_argument("folder", type=Path)
     options = parser.parse_args()
-    file = (options.output if options.command == "train" else options.folder) / "records.jsonl"
-    known = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    if options.command == "table":
-        print(table(known))
-        return
-    options.output.mkdir(parents=True, exist_ok=True)
-    news, held = write_news(options.glue, options.output)
-    backbone, data = train_probe(news, options.output), read_task(options.glue, TASK)
-    done = {(each["method"], each["seed"]) for each in known}
+    records = RunRecords(options.folder)
+    if options.command == "train":
+        train_missing(records, options)
+    else:
+        print(table(records.read()) if options.command == "table" else records.pack())
+
+
+def train_missing(records: RunRecords, options: argparse.Namespace) -> None:
+    """Train what has no record yet.
+
+    Args:
+        records: those there are.
+        options: of the command line.
+    """
+    options.folder.mkdir(parents=True, exist_ok=True)
+    news, held = write_news(options.glue, options.folder)
+    backbone, data = train_probe(news, options.folder), read_task(options.glue, TASK)
+    done = {(each["method"], each["seed"]) for each in records.read()}
     for seed in range(1, options.seeds + 1):
         for method in options.only:
             if (method, seed) not in done:
                 record = run_method(method, backbone, data, held, seed, options.steps)
                 print(method, seed, record["loss"], flush=True)
-                with file.open("a") as out:
-                    out.write(json.dumps(record) + "\n")
+                records.add(record)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """One adapter with three heads beside three adapters: scores, bytes, time.
 
     python benchmarks/studies/several_heads.py train GLUE --output FOLDER [--seeds 3] [--steps 150]
-    python benchmarks/studies/several_heads.py table FOLDER
+    python benchmarks/studies/several_heads.py table benchmarks/studies/several-heads
 
 GLUE has GLUE's files. For each seed, `adapterhub train` trains LoRA on MRPC, RTE and STS-B by
 itself, and once on all three, with as many steps in sum; each task's minibatches are drawn equally
@@ -12,8 +12,6 @@ on the same rows and corrected for the three tasks.
 
 from __future__ import annotations
 
-import argparse
-import json
 import shutil
 import subprocess
 import sys
@@ -23,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from run_records import RunRecords, study_parser
 
 from adapterhub.bench.paired import PairedComparison, compare_with, holm
 from adapterhub.bench.statistics import RepeatedRuns, estimate_all, repeated_runs
@@ -191,28 +190,18 @@ def _gap(pair: PairedComparison) -> str:
 
 def main() -> None:
     """Train the seeds that are missing, or print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    training = commands.add_parser("train")
-    training.add_argument("glue", type=Path)
-    training.add_argument("--output", type=Path, required=True)
-    training.add_argument("--seeds", type=int, default=3)
-    training.add_argument("--steps", type=int, default=150)
-    commands.add_parser("table").add_argument("folder", type=Path)
+    parser, _ = study_parser(__doc__)
     options = parser.parse_args()
-    file = (options.output if options.command == "train" else options.folder) / "records.jsonl"
-    known = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    records = RunRecords(options.folder)
+    known = records.read()
     if options.command == "table":
-        print(table(known) if known else f"{file} has no seed yet")
-        return
-    options.output.mkdir(parents=True, exist_ok=True)
-    for seed in range(1, options.seeds + 1):
-        if seed not in [each["seed"] for each in known]:
-            record = run_seed(options.glue.resolve(), options.output / "runs", seed, options.steps)
-            with file.open("a") as out:
-                out.write(json.dumps(record) + "\n")
+        print(table(known))
+    elif options.command == "pack":
+        print(records.pack())
+    else:
+        for seed in sorted(set(range(1, options.seeds + 1)) - {each["seed"] for each in known}):
+            runs = options.folder / "runs"
+            records.add(run_seed(options.glue.resolve(), runs, seed, options.steps))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import general_text
+from run_records import RunRecords
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_news_to_train_on_and_to_hold_are_disjoint(tmp_path: Path) -> None:
@@ -29,3 +32,10 @@ def test_the_table_says_in_how_many_runs_detaching_gives_the_same_bits() -> None
     )
     assert "| lora | 75.0 | 2.000 | 2.600 ± 0.141 | 0.600 ± 0.141 | 2 of 2 |" in found
     assert "| full | 75.0 | 2.000 | 5.000 | 3.000 | 0 of 1 |" in found
+
+
+def test_the_guide_has_the_table_of_the_committed_records() -> None:
+    records = RunRecords(ROOT / "benchmarks" / "studies" / "general-text").read()
+    assert len(records) == 3 * len(general_text.METHODS)
+    guide = ROOT / "docs" / "guides" / "continued-pretraining.md"
+    assert general_text.table(records) in guide.read_text("utf-8")

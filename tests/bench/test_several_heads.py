@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import several_heads
+from run_records import RunRecords
 from several_heads import ALONE, JOINT, TASKS
 
 from adapterhub.training.recipe import read_draft
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("tasks", [["mrpc"], ["stsb"], list(TASKS)])
@@ -29,6 +32,13 @@ def test_a_planted_difference_is_found_and_a_tie_is_none() -> None:
     assert p["mrpc"] < 0.01 < 0.05 < p["rte"]
     assert p["stsb"] > 0.05
     assert "| all | bytes | 1 kB | 3 kB |" in table
+
+
+def test_the_guide_has_the_table_of_the_committed_records() -> None:
+    records = RunRecords(ROOT / "benchmarks" / "studies" / "several-heads").read()
+    assert [each["seed"] for each in records] == [1, 2, 3]
+    guide = ROOT / "docs" / "guides" / "multi-task.md"
+    assert several_heads.table(records) in guide.read_text("utf-8")
 
 
 def _record(seed: int, draw: random.Random) -> dict[str, Any]:
