@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from adapterhub.bench.method_costs import MethodCost, cheapest, cost_texts
 from adapterhub.bench.paired import (
     PairedComparison,
     compare_all_pairs,
@@ -19,25 +19,7 @@ from adapterhub.bench.wording import (
     estimate_sentence,
     numbers_text,
     points_text,
-    time_words,
 )
-
-
-@dataclass(frozen=True)
-class MethodCost:
-    """What a method costs; None where it was not measured.
-
-    Attributes:
-        trained: the number of trained parameters; 0 for a method that is not trained.
-        seconds: the time of one training.
-        memory: the bytes of a training: its peak, or what it adds to the loaded backbone.
-        beside: whether it is that, beside the backbone.
-    """
-
-    trained: int | None = None
-    seconds: float | None = None
-    memory: int | None = None
-    beside: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,9 +61,9 @@ def recommend(
     mean lies outside of the interval that the best one has by its own seeds alone: that is tied
     since somebody's seeds are far apart, which is no reason to take it. With a margin,
     the candidates are instead those that are shown not to be worse than the best one by more than
-    it: their interval against it, of the pair alone, excludes such a loss. A method with
-    failed seeds is recommended only if all tied methods have some. Methods with one seed, or
-    without a score, are not candidates: their sentences say that. Nor are recorded methods: the
+    it: their interval against it, of the pair alone, excludes such a loss. A method with failed
+    seeds is recommended only if all tied methods have some. Methods with one seed, or without a
+    score, are not candidates: their sentences say that. Nor are recorded methods: the
     recommendation is the same without them, and a sentence says which of them are better or worse
     than it, corrected for their number.
 
@@ -166,7 +148,7 @@ def _recommend(
         else _within(margin, tested, best, pairs)
     )
     whole = [runs for runs in candidates.able if not runs.failed] or candidates.able
-    method = min(whole, key=lambda runs: _cost_key(runs.method, costs)).method
+    method = cheapest(whole, costs)
     reasons = [_take(estimates[method], costs.get(method, MethodCost()))]
     reasons += _why_this(method, best, candidates, pairs, costs)
     reasons += candidates.left_out
@@ -311,13 +293,6 @@ def _but_worse(pair: PairedComparison, best: str) -> str:
 _NOTHING = "No method can be recommended: none has an interval over test rows and seeds."
 
 
-def _cost_key(method: str, costs: Mapping[str, MethodCost]) -> tuple[float, float, float, str]:
-    cost = costs.get(method, MethodCost())
-    numbers = (cost.trained, cost.seconds, cost.memory)
-    trained, seconds, memory = (math.inf if n is None else float(n) for n in numbers)
-    return float(f"{trained:.1e}"), seconds, memory, method  # sizes that look equal are equal
-
-
 def _take(found: Estimate, cost: MethodCost) -> str:
     """Name the method, with its score and its cost."""
     parts = [f"{found.score} {points_text(found.value or 0.0, found.points)}"]
@@ -325,19 +300,6 @@ def _take(found: Estimate, cost: MethodCost) -> str:
         ends = [points_text(end, found.points) for end in (found.low, found.high)]
         parts[0] += f" (95 % interval {ends[0]} to {ends[1]})"
     return f"Take {found.method}: {', '.join([*parts, *cost_texts(cost)])}."
-
-
-def cost_texts(cost: MethodCost) -> list[str]:
-    """Write the known costs: trained parameters, time and memory."""
-    texts = []
-    if cost.trained is not None:
-        texts.append(f"{cost.trained:,} trained parameters" if cost.trained else "not trained")
-    if cost.seconds is not None:
-        texts.append(f"{time_words(cost.seconds)} of training")
-    if cost.memory is not None:
-        where = " beside the backbone" if cost.beside else ""
-        texts.append(f"{cost.memory / 1e9:.2g} GB of memory{where}")
-    return texts
 
 
 def _why_this(

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
-from adapterhub.bench.advice import MethodCost, Recommendation, recommend
+from adapterhub.bench.advice import Recommendation, recommend
 from adapterhub.bench.baselines import Constant
+from adapterhub.bench.method_costs import MethodCost
 from adapterhub.bench.paired import PairedComparison, compare_with, compare_with_best
 from adapterhub.bench.prompted_rows import ZERO_SHOT_NAME, PromptedRows
 from adapterhub.bench.rates import GoodRates, good_rates

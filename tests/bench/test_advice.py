@@ -10,7 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from planted_truth import Truth
 
-from adapterhub.bench.advice import MethodCost, cost_texts, recommend
+from adapterhub.bench.advice import recommend
+from adapterhub.bench.method_costs import MethodCost
 from adapterhub.bench.paired import compare_with
 from adapterhub.bench.statistics import RepeatedRuns
 from adapterhub.pages.row_scores import row_score
@@ -148,9 +149,9 @@ def test_the_best_and_cheapest_says_so():
 
 
 @pytest.mark.parametrize("costs", [{}, {"lora": MethodCost()}])
-def test_without_costs_the_name_decides_and_nothing_is_claimed(costs):
+def test_without_costs_the_mean_decides_and_nothing_is_claimed(costs):
     found = recommend(study_of(), costs)
-    assert found.method == "bitfit"
+    assert found.method == found.best
     assert "trained parameters" not in found.reasons[0]
     assert "parameters" not in found.reasons[1]
 
@@ -158,15 +159,24 @@ def test_without_costs_the_name_decides_and_nothing_is_claimed(costs):
 def test_parameters_that_look_equal_are_decided_by_time():
     near = {"bitfit": 436_610, "lora": 436_790, "full": 436_700, "head": 770}
     costs = {name: MethodCost(n, 10.0, 100) for name, n in near.items()}
-    found = recommend(study_of(), {**costs, "lora": MethodCost(436_790, 9.0, 100)})
+    found = recommend(study_of(), {**costs, "lora": MethodCost(436_790, 7.0, 100)})
     assert found.method == "lora"
     assert "instead of" not in found.text
 
 
-def test_equal_parameters_are_decided_by_time_then_memory():
+def test_equal_parameters_are_decided_by_time_then_memory_then_the_mean():
+    """Times and memory within a quarter are no reason: the next run may turn them around."""
     same = {name: MethodCost(5, 10.0, 100) for name in NAMES}
-    assert recommend(study_of(), {**same, "full": MethodCost(5, 9.0, 100)}).method == "full"
-    assert recommend(study_of(), {**same, "lora": MethodCost(5, 10.0, 99)}).method == "lora"
+    study = study_of()
+    best = recommend(study, same).best
+    other = next(name for name in ("bitfit", "lora", "full") if name != best)
+    assert recommend(study, same).method == best
+    assert recommend(study, {**same, other: MethodCost(5, 9.0, 90)}).method == best
+    assert recommend(study, {**same, other: MethodCost(5, 7.0, 100)}).method == other
+    assert recommend(study, {**same, other: MethodCost(5, 10.0, 70)}).method == other
+    loss = study_of((1.3, 1.0, 1.01, 1.02), kind="loss")
+    found = recommend(loss, same)
+    assert found.method == found.best == "bitfit"
 
 
 def test_a_method_with_failed_seeds_is_not_taken_if_another_is_tied():
@@ -226,13 +236,6 @@ def test_the_order_of_the_methods_changes_nothing(number, order):
     first, second = (recommend(each, COSTS) for each in (study, [study[i] for i in order]))
     assert (second.method, second.best) == (first.method, first.best)
     assert set(second.tied) == set(first.tied)
-
-
-def test_costs_in_words():
-    assert cost_texts(MethodCost()) == []
-    assert cost_texts(MethodCost(0, 300.0, 10**9)) == [
-        "not trained", "5 min of training", "1 GB of memory"
-    ]  # fmt: skip
 
 
 def test_a_recorded_method_is_compared_and_never_recommended():
