@@ -49,7 +49,7 @@ class Norms(Unfreezing):
             raise SiteError(
                 f"this {anatomy.model.config.model_type} backbone has no normalization layer with "
                 f"parameters in layers {self.layers!r}",
-                hint="bitfit, or norms(layers=all)",
+                hint="bitfit" if self.layers == "all" else "bitfit, or norms(layers=all)",
             )
         return selected
 

@@ -194,6 +194,19 @@ def _rouge_columns(name: str, rows: Sequence[Outcome]) -> Numbers:
     return np.stack([np.array(scores, dtype=float), np.ones(len(scores))], axis=1)
 
 
+def _word_error_columns(rows: Sequence[Outcome]) -> Numbers:
+    """Return the wrong words of each row, and the words of its text."""
+    import jiwer
+
+    from adapterhub.tasks._metrics import spoken  # slow to import
+
+    pairs = [(spoken(str(row["label"])), spoken(str(row["prediction"]))) for row in rows]
+    counts = [jiwer.process_words([label], [prediction]) for label, prediction in pairs]
+    wrong = [c.substitutions + c.deletions + c.insertions for c in counts]
+    words = [c.hits + c.substitutions + c.deletions for c in counts]
+    return np.stack([np.array(wrong, dtype=float), np.array(words, dtype=float)], axis=1)
+
+
 _ACCURACY = RowScore("accuracy", _each(_right), _mean)
 _TEXT_SCORE = _each(lambda row: [row["score"], 1.0])
 _SCORES: dict[str, tuple[RowScore, ...]] = {
@@ -217,6 +230,7 @@ _SCORES: dict[str, tuple[RowScore, ...]] = {
         RowScore("f1", _TEXT_SCORE, _mean),
         RowScore("exact_match", _TEXT_SCORE, _mean),
         RowScore("bleu", _bleu_columns, _bleu, high=100.0),
+        RowScore("wer", _word_error_columns, _mean, high=np.inf),
         *(
             RowScore(name, partial(_rouge_columns, name), _mean)
             for name in ("rouge1", "rouge2", "rougeL", "rougeLsum")

@@ -322,13 +322,13 @@ class TrainingSession:
         if _is_free_to_read(self.engine.device):
             self._read_losses()
         progress.finished = progress.step >= self.total
-        stopping = any_process(self.stop.requested)
         self.reporter.advance(progress.step)
         if progress.step % options.log_every == 0 or progress.finished:
             self._report(epoch)
         due = progress.finished or _is_due(options.eval_every, progress.step, epoch_ended)
         improved = due and self.evaluate is not None and self._evaluate(epoch, self.evaluate)
         save = due if options.save_every is None else progress.step % options.save_every == 0
+        stopping = any_process(self.stop.requested)
         if save or improved or progress.finished or stopping:
             self._save()
         if improved:

@@ -109,10 +109,11 @@ def test_every_main_metric_of_a_task_is_computed_from_rows():
             elif variant.outcomes:
                 score = row_score(variant.outcomes, variant.main_metric)
                 assert score.name == variant.main_metric
-                assert score.lower_is_better == (variant.main_metric == "loss")
+                assert score.lower_is_better == (variant.main_metric in ("loss", "wer"))
                 found.add(score.name)
     assert found == {
         "accuracy", "pearson", "micro_f1", "f1", "loss", "bleu", "rougeL", "exact_match",
+        "wer",
     }  # fmt: skip
 
 
