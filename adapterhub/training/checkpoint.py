@@ -81,7 +81,7 @@ class State:
     `training` may hold only tensors and plain containers, since it is read with
     `weights_only=True`. `reports` has the digest of each file of the reporters, as it was written
     up to this checkpoint. `shards` is the folder of the tensors if they are sharded: `restore` and
-    `restore_training` read them from there.
+    `restored_training` read them from there.
     """
 
     tensors: Mapping[str, torch.Tensor]

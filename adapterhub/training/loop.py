@@ -293,13 +293,13 @@ class TrainingSession:
                 expected="as many as before: each one reads rows of its own",
                 hint=f"torchrun --nproc-per-node {len(places)} -m adapterhub train ... --resume",
             )
-        stream.load_state(places[process_index() % len(places)])
+        stream.load_state(places[process_index()])
 
     def _restore_random(self, saved: Any) -> None:
         """Continue with the random numbers of the checkpoint, if there are as many processes."""
         states = saved if isinstance(saved, list) else [saved]
         if len(states) == self.engine.world:
-            checkpoint.set_random_state(states[process_index() % len(states)])
+            checkpoint.set_random_state(states[process_index()])
         else:
             set_seed(self.seed + self.progress.step, device_specific=True)
 
