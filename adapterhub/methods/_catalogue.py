@@ -56,7 +56,7 @@ CATALOGUE: dict[str, tuple[str, str, str, float, str | None, dict[str, tuple[Any
     }),
     'ia3': ('ia3', 'learned vectors that rescale keys, values and the feed-forward hidden layer', 'Liu et al. 2022, https://arxiv.org/abs/2205.05638', 0.005, None, {
         'sites': (tuple[str, ...], ('attn.k', 'attn.v', 'cross.k', 'cross.v', 'ffn.down'), 'projections to rescale: at their output, unless listed in inputs'),
-        'inputs': (tuple[str, ...], ('ffn.down', 'ffn.experts.down'), 'projections to rescale at their input'),
+        'inputs': (tuple[str, ...], ('ffn.down',), 'projections to rescale at their input; ffn.down: those of experts too'),
         'layers': (str | int | tuple[int, ...], 'all', "layers to adapt: all, 'top 4', '0..3', [0, 5]"),
         'experts': (Literal['each', 'shared'], 'each', 'updates of routed experts: one for each, or one shared by all of a layer'),
     }),
