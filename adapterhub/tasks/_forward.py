@@ -2,44 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from adapterhub.status import counting
 from adapterhub.tasks._base import Encoded
+from adapterhub.tasks._division import results
 from adapterhub.tasks._losses import model_inputs
+from adapterhub.tasks._rows import in_order
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
     from transformers import PreTrainedModel
 
-
+T = TypeVar("T")
 CPU_TOKENS = 4096
 """Most padded tokens of a batch on a CPU: larger ones leave its caches, and take more memory."""
 
 
-def forward(
-    model: PreTrainedModel, data: Encoded, batch_size: int, *, labels: bool = False
-) -> Iterator[tuple[list[int], dict[str, Tensor], Any]]:
-    """Run a model on all rows and yield (row indices, batch, output) per batch.
+@dataclass(frozen=True)
+class Passed:
+    """A batch that a model has read: the indices of its rows, the inputs, and the model's output.
+
+    The inputs are on the device of the model, with the labels, if there are some.
+    """
+
+    indices: list[int]
+    batch: dict[str, Tensor]
+    output: Any
+
+
+def each_row(
+    model: PreTrainedModel,
+    data: Encoded,
+    batch_size: int,
+    read: Callable[[Passed], Iterable[T]],
+) -> list[T]:
+    """Run a model on all rows, and return what is read from its output for each, in their order.
 
     Args:
         model: the model, put in evaluation mode.
         data: the encoded examples.
         batch_size: most rows per forward pass; rows of similar length share a batch.
+        read: returns one value per row of a batch. Other processes of the run get these values.
+    """
+
+    def numbered(passed: Passed) -> list[tuple[int, T]]:
+        return [*zip(passed.indices, read(passed), strict=True)]
+
+    batches = each_batch(model, data, batch_size, numbered)
+    return in_order({index: value for batch in batches for index, value in batch})
+
+
+def each_batch(
+    model: PreTrainedModel,
+    data: Encoded,
+    batch_size: int,
+    read: Callable[[Passed], T],
+    *,
+    labels: bool = False,
+) -> list[T]:
+    """Run a model on all rows, and return what is read from its output for each batch.
+
+    Args:
+        model: the model, put in evaluation mode.
+        data: the encoded examples.
+        batch_size: most rows per forward pass; rows of similar length share a batch.
+        read: returns the value of a batch.
         labels: whether the model also gets the labels, to compute its loss.
     """
     import torch  # slow to import
 
-    model.eval()
-    tokens = CPU_TOKENS if model.device.type == "cpu" else None
-    for indices in by_length(data, batch_size, tokens):
+    def compute(indices: list[int]) -> T:
         batch = on_device(data.batch(indices), model, model.device)
         inputs = {k: v for k, v in model_inputs(batch).items() if labels or k != "labels"}
         with torch.inference_mode():
             output = model(**inputs)
-        yield indices, batch, output
+        return read(Passed(indices, batch, output))
+
+    model.eval()
+    tokens = CPU_TOKENS if model.device.type == "cpu" else None
+    return results(by_length(data, batch_size, tokens), compute)
 
 
 def on_device(

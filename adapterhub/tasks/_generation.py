@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
 from adapterhub.tasks._base import Encoded, Generated, Prediction
-from adapterhub.tasks._forward import by_length, forward
+from adapterhub.tasks._division import in_step, results
+from adapterhub.tasks._forward import Passed, by_length, each_batch
 from adapterhub.tasks._losses import next_token_loss
 from adapterhub.tasks._metrics import answer_metrics
 from adapterhub.tasks._rows import IGNORED, in_order, pad
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 TOKEN_METRICS = frozenset({"loss", "perplexity"})
+
+_RowLosses = list[tuple[int, tuple[float, int]]]
+_BatchLoss = tuple[float, int, _RowLosses]
 
 
 @dataclass(frozen=True)
@@ -81,9 +85,8 @@ def generate(
     tokenizer = prompts.setting.tokenizer
     # A decoder continues from the last position, which must not be padding.
     side = "right" if model.config.is_encoder_decoder else "left"
-    generated: dict[int, Generated] = {}
-    model.eval()
-    for indices in by_length(prompts, batch_size):
+
+    def compute(indices: list[int]) -> list[tuple[int, Generated]]:
         batch = pad([prompts.rows[i] for i in indices], tokenizer, side)
         inputs = {k: v.to(model.device) for k, v in batch.items() if k != "labels"}
         with torch.inference_mode():
@@ -94,11 +97,15 @@ def generate(
                 do_sample=False,
                 use_cache=True,
                 pad_token_id=tokenizer.pad_token_id,
+                synced_gpus=in_step(),
             )
         first = 0 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
         texts = tokenizer.batch_decode(ids[:, first:], skip_special_tokens=True)
-        generated |= zip(indices, (Generated(text.strip()) for text in texts), strict=True)
-    return in_order(generated)
+        return [*zip(indices, (Generated(text.strip()) for text in texts), strict=True)]
+
+    model.eval()
+    batches = results(by_length(prompts, batch_size), compute)
+    return in_order({index: text for batch in batches for index, text in batch})
 
 
 def token_loss(
@@ -119,21 +126,29 @@ def token_loss(
             of the first position does not count.
         record: gets the loss of each example, unless several share a row.
     """
-    total, count = 0.0, 0
-    sums = [[0.0, 0] for _ in data.examples]
-    for indices, batch, output in forward(model, data, batch_size, labels=not shifted):
-        if record is not None and data.owners:
-            for index, row in zip(indices, _row_losses(output.logits, batch, shifted), strict=True):
-                for i, value in enumerate(row):
-                    sums[data.owners[index]][i] += value
-        labels = batch["labels"][:, 1:] if shifted else batch["labels"]
+    each = record is not None and len(data.owners) > 0
+
+    def read(passed: Passed) -> _BatchLoss:
+        labels = passed.batch["labels"][:, 1:] if shifted else passed.batch["labels"]
+        rows: _RowLosses = []
+        if each:
+            own = _row_losses(passed.output.logits, passed.batch, shifted)
+            rows = [*zip(passed.indices, own, strict=True)]
         tokens = int((labels != IGNORED).sum())
-        if tokens:
-            mean = next_token_loss(output, batch) if shifted else output.loss
-            total += float(mean) * tokens
-            count += tokens
-    if record is not None and data.owners:
+        if not tokens:
+            return 0.0, 0, rows
+        mean = next_token_loss(passed.output, passed.batch) if shifted else passed.output.loss
+        return float(mean) * tokens, tokens, rows
+
+    batches = each_batch(model, data, batch_size, read, labels=not shifted)
+    if record is not None and each:
+        sums = [[0.0, 0] for _ in data.examples]
+        for index, row in (pair for _, _, rows in batches for pair in rows):
+            for i, value in enumerate(row):
+                sums[data.owners[index]][i] += value
         record += [TokenLoss(summed / max(n, 1), int(n)) for summed, n in sums]
+    count = sum(tokens for _, tokens, _ in batches)
+    total = sum(summed for summed, _, _ in batches)
     loss = total / max(count, 1)
     return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
 

@@ -10,7 +10,7 @@ A pair is one input: the model reads both texts together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,11 +28,11 @@ from adapterhub.tasks._class_weights import (
     weighted_loss,
     weights_of,
 )
-from adapterhub.tasks._forward import forward
+from adapterhub.tasks._forward import Passed, each_row
 from adapterhub.tasks._losses import Loss
 from adapterhub.tasks._metrics import classification_metrics, regression_metrics
 from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import Setting, in_order, limit_of, rows_from_columns
+from adapterhub.tasks._rows import Setting, limit_of, rows_from_columns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -240,11 +240,11 @@ class Regression(OfTexts):
 
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
         """Return the single output of the head."""
-        numbers: dict[int, Prediction] = {}
-        for indices, _, output in forward(model, data, batch_size):
-            values = output.logits.float().squeeze(-1).tolist()
-            numbers |= zip(indices, map(Number, values), strict=True)
-        return in_order(numbers)
+
+        def read(passed: Passed) -> Iterator[Prediction]:
+            return map(Number, passed.output.logits.float().squeeze(-1).tolist())
+
+        return each_row(model, data, batch_size, read)
 
     # Metrics
 
@@ -274,12 +274,12 @@ def most_probable(model: PreTrainedModel, data: Encoded, batch_size: int) -> lis
         data: the encoded examples.
         batch_size: rows per forward pass.
     """
-    scored: dict[int, Prediction] = {}
-    for indices, _, output in forward(model, data, batch_size):
-        probabilities = output.logits.float().softmax(-1).tolist()
-        for index, row in zip(indices, probabilities, strict=True):
-            scored[index] = best_of(dict(zip(data.setting.labels, row, strict=True)))
-    return in_order(scored)
+
+    def read(passed: Passed) -> Iterator[Prediction]:
+        for row in passed.output.logits.float().softmax(-1).tolist():
+            yield best_of(dict(zip(data.setting.labels, row, strict=True)))
+
+    return each_row(model, data, batch_size, read)
 
 
 def best_of(scores: dict[str, float]) -> Scored:

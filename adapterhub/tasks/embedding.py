@@ -13,7 +13,7 @@ a larger `train.batch_size` gives more negatives, which `train.gradient_accumula
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
@@ -33,12 +33,12 @@ from adapterhub.tasks._contrastive import (
     multiple_negatives_loss,
     triplet_loss,
 )
-from adapterhub.tasks._forward import forward
+from adapterhub.tasks._forward import Passed, each_row
 from adapterhub.tasks._losses import OF_LOSS, Loss
 from adapterhub.tasks._metrics import regression_metrics
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._retrieval import RANKING_METRICS, nearest_passages, ranking_metrics
-from adapterhub.tasks._rows import Row, Setting, in_order, limit_of, pad, rows_from_columns
+from adapterhub.tasks._rows import Row, Setting, limit_of, pad, rows_from_columns
 from adapterhub.tasks._show import tokens_line
 
 if TYPE_CHECKING:
@@ -273,13 +273,13 @@ class Embedding(Task):
         """Return the vectors of each example; pairs without a score also find their partners."""
         import torch.nn.functional as F
 
-        vectors: dict[int, Vectors] = {}
-        for indices, batch, output in forward(model, data, batch_size):
-            grid = self.vectors(output, batch)
+        def read(passed: Passed) -> Iterator[Vectors]:
+            grid = self.vectors(passed.output, passed.batch)
             grid = F.normalize(grid, dim=-1) if self.normalize else grid
-            for index, row in zip(indices, grid.cpu().numpy(), strict=True):
-                vectors[index] = row[: len(data.examples[index].texts)]
-        every = in_order(vectors)
+            for index, row in zip(passed.indices, grid.cpu().numpy(), strict=True):
+                yield row[: len(data.examples[index].texts)]
+
+        every = each_row(model, data, batch_size, read)
         if self.scored or any(e.pair is None or e.label is not None for e in data.examples):
             return [Embedded(each) for each in every]
         return _with_passages(data.examples, every)

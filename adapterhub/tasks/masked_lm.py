@@ -14,7 +14,7 @@ choice, as in Liu et al. 2019, section 4.1, https://arxiv.org/abs/1907.11692.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.data.text_stream import TextStream
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import Encoded, Prediction, Task
-from adapterhub.tasks._forward import forward
+from adapterhub.tasks._forward import Passed, each_row
 from adapterhub.tasks._generation import TOKEN_METRICS, token_loss
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import IGNORED, Row, Setting, limit_of
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _CANDIDATES = 5  # most probable tokens that a prediction lists per mask
+_Fills = list[dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -195,19 +196,19 @@ class MaskedLM(RawText):
         """Fill each mask of a text with its most probable token."""
         tokenizer = data.setting.tokenizer
         windows = data.task.encode(data.examples, data.setting, labelled=False)
-        candidates: dict[int, list[dict[str, float]]] = {}
-        for indices, batch, output in forward(model, windows, batch_size):
-            width = batch["input_ids"].shape[1]
-            for item, index in enumerate(indices):
+
+        def read(passed: Passed) -> Iterator[_Fills]:
+            width = passed.batch["input_ids"].shape[1]
+            for logits, index in zip(passed.output.logits, passed.indices, strict=True):
                 ids = windows.rows[index]["input_ids"]
                 offset = width - len(ids) if tokenizer.padding_side == "left" else 0
                 masks = [p for p, token in enumerate(ids) if token == tokenizer.mask_token_id]
-                candidates[index] = [
-                    _most_probable(output.logits[item, offset + p], tokenizer) for p in masks
-                ]
-        fills: list[list[dict[str, float]]] = [[] for _ in windows.examples]
-        for index, owner in enumerate(windows.owners):
-            fills[owner] += candidates[index]
+                yield [_most_probable(logits[offset + p], tokenizer) for p in masks]
+
+        fills: list[_Fills] = [[] for _ in windows.examples]
+        candidates = each_row(model, windows, batch_size, read)
+        for found, owner in zip(candidates, windows.owners, strict=True):
+            fills[owner] += found
         mask = str(tokenizer.mask_token)
         return [
             _filled(e.text, fill, mask) for e, fill in zip(windows.examples, fills, strict=True)
@@ -258,7 +259,7 @@ def _most_probable(logits: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str,
     return dict(zip(tokens, top.values.tolist(), strict=True))
 
 
-def _filled(text: str, fills: list[dict[str, float]], mask: str) -> Filled:
+def _filled(text: str, fills: _Fills, mask: str) -> Filled:
     for fill in fills:
         text = text.replace(mask, next(iter(fill)), 1)
     return Filled(text, tuple(fills))

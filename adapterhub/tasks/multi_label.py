@@ -14,7 +14,7 @@ https://arxiv.org/abs/1312.5419). In transformers this is
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +26,10 @@ from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import first_few
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import POOLING_HELP, Encoded, Pooling, Prediction
-from adapterhub.tasks._forward import forward
+from adapterhub.tasks._forward import Passed, each_row
 from adapterhub.tasks._metrics import multi_label_metrics
 from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import Row, Setting, in_order
+from adapterhub.tasks._rows import Row, Setting
 from adapterhub.tasks._show import tokens_line
 from adapterhub.tasks.classification import OfTexts
 
@@ -198,15 +198,15 @@ class MultiLabel(OfTexts):
 
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
         """Return the labels from the threshold up, with the sigmoid of every label."""
-        predicted: dict[int, Prediction] = {}
-        for indices, _, output in forward(model, data, batch_size):
-            probabilities = output.logits.float().sigmoid().tolist()
-            for index, row in zip(indices, probabilities, strict=True):
+
+        def read(passed: Passed) -> Iterator[Prediction]:
+            for row in passed.output.logits.float().sigmoid().tolist():
                 scores = dict(zip(data.setting.labels, row, strict=True))
                 above = [label for label in scores if scores[label] >= self.threshold]
                 above.sort(key=scores.__getitem__, reverse=True)
-                predicted[index] = Labels(tuple(above), scores)
-        return in_order(predicted)
+                yield Labels(tuple(above), scores)
+
+        return each_row(model, data, batch_size, read)
 
     # Metrics
 

@@ -11,7 +11,7 @@ et al. 2019, section 4.4, https://arxiv.org/abs/1810.04805).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +22,10 @@ from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import first_few
 from adapterhub.errors import DataError
 from adapterhub.tasks._base import POOLING_HELP, Encoded, Pooling, Prediction, Task, one_row_each
-from adapterhub.tasks._forward import forward
+from adapterhub.tasks._forward import Passed, each_row
 from adapterhub.tasks._metrics import classification_metrics
 from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import Row, Setting, in_order, limit_of, pad, rows_from_columns
+from adapterhub.tasks._rows import Row, Setting, limit_of, pad, rows_from_columns
 from adapterhub.tasks._show import tokens_line
 
 if TYPE_CHECKING:
@@ -168,14 +168,16 @@ class MultipleChoice(Task):
 
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
         """Return the most probable choice, with the softmax over the choices."""
-        chosen: dict[int, Prediction] = {}
+
+        def read(passed: Passed) -> Iterator[Prediction]:
+            scored = passed.output.logits.float().softmax(-1).tolist()
+            for i, scores in zip(passed.indices, scored, strict=True):
+                best = max(range(len(scores)), key=scores.__getitem__)
+                yield Choice(best, data.examples[i].choices[best], tuple(scores))
+
         # Examples from the command line may differ in their number of choices: one per batch then.
         uniform = len({len(e.choices) for e in data.examples}) == 1
-        for indices, _, output in forward(model, data, batch_size if uniform else 1):
-            for i, scores in zip(indices, output.logits.float().softmax(-1).tolist(), strict=True):
-                best = max(range(len(scores)), key=scores.__getitem__)
-                chosen[i] = Choice(best, data.examples[i].choices[best], tuple(scores))
-        return in_order(chosen)
+        return each_row(model, data, batch_size if uniform else 1, read)
 
     # Metrics
 

@@ -15,7 +15,7 @@ has not got it, compares with the model without one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,7 +25,7 @@ from adapterhub.data.preferences import Comparison
 from adapterhub.errors import ConfigError
 from adapterhub.tasks._base import Encoded, Prediction
 from adapterhub.tasks._comparisons import Compared, OfComparisons, example_of
-from adapterhub.tasks._forward import forward
+from adapterhub.tasks._forward import Passed, each_row
 from adapterhub.tasks._generation import Generation
 from adapterhub.tasks._losses import OF_LOSS, Loss
 from adapterhub.tasks._preference_losses import (
@@ -35,7 +35,7 @@ from adapterhub.tasks._preference_losses import (
     response_log_probabilities,
 )
 from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import IGNORED, Row, Setting, in_order
+from adapterhub.tasks._rows import IGNORED, Row, Setting
 from adapterhub.tasks.causal_lm import CausalLM
 
 if TYPE_CHECKING:
@@ -118,13 +118,15 @@ class Preference(Generation, OfComparisons):
         """Return rows with the log probabilities of both responses under a model."""
         if not self.compares_with_reference:
             return data
-        found: dict[int, list[float]] = {}
-        for indices, batch, output in forward(model, data, batch_size):
-            policy, _ = _log_probabilities(output, batch)
-            found |= zip(indices, policy.tolist(), strict=True)
+
+        def read(passed: Passed) -> list[list[float]]:
+            policy, _ = _log_probabilities(passed.output, passed.batch)
+            pairs: list[list[float]] = policy.tolist()
+            return pairs
+
+        found = each_row(model, data, batch_size, read)
         rows = [
-            row | {"reference": reference}
-            for row, reference in zip(data.rows, in_order(found), strict=True)
+            row | {"reference": reference} for row, reference in zip(data.rows, found, strict=True)
         ]
         return replace(data, rows=rows)
 
@@ -174,15 +176,17 @@ class Preference(Generation, OfComparisons):
         record: list[Prediction] | None = None,
     ) -> dict[str, float]:
         """Compute the rewards of both responses of each comparison, and the metrics."""
-        compared: dict[int, Prediction] = {}
-        for indices, batch, output in forward(model, data, batch_size):
-            policy, tokens = _log_probabilities(output, batch)
+
+        def read(passed: Passed) -> Iterator[Compared]:
+            batch = passed.batch
+            policy, tokens = _log_probabilities(passed.output, batch)
             losses = self._losses(policy, tokens, batch).tolist()
             against = policy / tokens if REFERENCE not in batch else policy - batch[REFERENCE]
             rewards = (self.beta * against).tolist()
-            for index, (chosen, rejected), loss in zip(indices, rewards, losses, strict=True):
-                compared[index] = Compared(chosen, rejected, loss)
-        predictions = in_order(compared)
+            for (chosen, rejected), loss in zip(rewards, losses, strict=True):
+                yield Compared(chosen, rejected, loss)
+
+        predictions = each_row(model, data, batch_size, read)
         if record is not None:
             record += predictions
         return self.metrics(data.examples, predictions)

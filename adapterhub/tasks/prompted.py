@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,9 +25,9 @@ from adapterhub.config.options import option
 from adapterhub.data.examples import Example, check_labels
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import Encoded, Prediction, one_row_each
-from adapterhub.tasks._forward import forward
+from adapterhub.tasks._forward import Passed, each_row
 from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import IGNORED, Row, Setting, cut_text, in_order, limit_of
+from adapterhub.tasks._rows import IGNORED, Row, Setting, cut_text, limit_of
 from adapterhub.tasks.classification import (
     CLASS_METRICS,
     OfTexts,
@@ -225,13 +225,14 @@ class Prompted(OfTexts):
         """Return the class whose word is most probable, with the softmax over the words."""
         prompts = self.encode(data.examples, data.setting, labelled=False)
         word_ids = self._word_ids(data.setting.tokenizer)
-        scored: dict[int, Prediction] = {}
-        for indices, _, output in forward(model, prompts, batch_size):
-            for item, index in enumerate(indices):
-                logits = output.logits[item, prompts.rows[index]["position"]][word_ids]
-                probabilities = logits.float().softmax(-1).tolist()
-                scored[index] = best_of(dict(zip(self.words, probabilities, strict=True)))
-        return in_order(scored)
+
+        def read(passed: Passed) -> Iterator[Prediction]:
+            for logits, index in zip(passed.output.logits, passed.indices, strict=True):
+                of_words = logits[prompts.rows[index]["position"]][word_ids]
+                probabilities = of_words.float().softmax(-1).tolist()
+                yield best_of(dict(zip(self.words, probabilities, strict=True)))
+
+        return each_row(model, prompts, batch_size, read)
 
     # Metrics
 

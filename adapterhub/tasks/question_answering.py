@@ -28,7 +28,7 @@ from adapterhub.data.options import DataOptions
 from adapterhub.data.tables import first_few, read_text
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import Encoded, Prediction, Task
-from adapterhub.tasks._forward import forward
+from adapterhub.tasks._forward import Passed, each_row
 from adapterhub.tasks._metrics import answer_metrics
 from adapterhub.tasks._registry import register_task
 from adapterhub.tasks._rows import Row, Setting, cut_text, limit_of
@@ -238,19 +238,23 @@ class QuestionAnswering(Task):
         """Return the span with the highest score over all windows."""
         spans: list[list[Span]] = [[] for _ in data.examples]
         no_answer: list[list[float]] = [[] for _ in data.examples]
-        for indices, _, output in forward(model, data, batch_size):
+        left = data.setting.tokenizer.padding_side == "left"
+
+        def read(passed: Passed) -> Iterator[tuple[list[Span], float]]:
             starts, ends = (
-                output[name].float().cpu().numpy() for name in ("start_logits", "end_logits")
+                passed.output[name].float().cpu().numpy() for name in ("start_logits", "end_logits")
             )
-            for item, index in enumerate(indices):
+            for item, index in enumerate(passed.indices):
                 offsets = data.rows[index]["offsets"]
-                left = data.setting.tokenizer.padding_side == "left"
                 first = starts.shape[1] - len(offsets) if left else 0
                 window = slice(first, first + len(offsets))
                 start, end = starts[item, window], ends[item, window]
-                owner = data.owners[index]
-                spans[owner] += self._spans(start, end, offsets)
-                no_answer[owner].append(float(start[0] + end[0]))
+                yield [*self._spans(start, end, offsets)], float(start[0] + end[0])
+
+        found = each_row(model, data, batch_size, read)
+        for owner, (best, without) in zip(data.owners, found, strict=True):
+            spans[owner] += best
+            no_answer[owner].append(without)
         windows = zip(data.examples, spans, map(min, no_answer), strict=True)
         return [self._answer(*each) for each in windows]
 

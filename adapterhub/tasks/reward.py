@@ -11,7 +11,7 @@ equation 1, https://arxiv.org/abs/2203.02155.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +21,11 @@ from adapterhub.data.preferences import Comparison, read_comparisons
 from adapterhub.errors import DataError
 from adapterhub.tasks._base import POOLING_HELP, Encoded, Pooling, Prediction
 from adapterhub.tasks._comparisons import Compared, OfComparisons
-from adapterhub.tasks._forward import forward
+from adapterhub.tasks._forward import Passed, each_row
 from adapterhub.tasks._losses import Loss
 from adapterhub.tasks._preference_losses import bradley_terry_loss
 from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import Row, Setting, in_order
+from adapterhub.tasks._rows import Row, Setting
 from adapterhub.tasks.classification import Number
 
 if TYPE_CHECKING:
@@ -107,15 +107,13 @@ class Reward(OfComparisons):
         return [Number(each.chosen) for each in self._compared(model, data, batch_size)]
 
     def _compared(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Compared]:
-        compared: dict[int, Compared] = {}
-        for indices, _, output in forward(model, data, batch_size):
-            rewards = _rewards(output)
+        def read(passed: Passed) -> Iterator[Compared]:
+            rewards = _rewards(passed.output)
             losses = bradley_terry_loss(rewards).tolist()
-            for index, (chosen, rejected), loss in zip(
-                indices, rewards.tolist(), losses, strict=True
-            ):
-                compared[index] = Compared(chosen, rejected, loss)
-        return in_order(compared)
+            for (chosen, rejected), loss in zip(rewards.tolist(), losses, strict=True):
+                yield Compared(chosen, rejected, loss)
+
+        return each_row(model, data, batch_size, read)
 
     # Metrics
 

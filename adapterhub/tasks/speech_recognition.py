@@ -14,7 +14,7 @@ token by token (Radford et al. 2022, https://arxiv.org/abs/2212.04356).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,8 @@ from adapterhub.data.options import DataOptions
 from adapterhub.data.table import first_few
 from adapterhub.errors import ConfigError, DataError
 from adapterhub.tasks._base import Encoded, Generated, Prediction, one_row_each
-from adapterhub.tasks._forward import by_length, forward, on_device
+from adapterhub.tasks._division import in_step, results
+from adapterhub.tasks._forward import Passed, by_length, each_row, on_device
 from adapterhub.tasks._generation import Generation, text_outcome
 from adapterhub.tasks._metrics import transcription_metrics
 from adapterhub.tasks._registry import register_task
@@ -187,15 +188,16 @@ class SpeechRecognition(Generation, SoundTask):
         from adapterhub.backbones.processor import frame_counts
 
         tokenizer = data.setting.tokenizer
-        found: dict[int, Generated] = {}
-        for indices, batch, output in forward(model, data, batch_size):
-            best = output.logits.argmax(-1).tolist()
-            sizes = [data.rows[i]["frames"] for i in indices]
+
+        def read(passed: Passed) -> Iterator[Generated]:
+            best = passed.output.logits.argmax(-1).tolist()
+            sizes = [data.rows[i]["frames"] for i in passed.indices]
             shares = [math.ceil(len(best[0]) * size / max(sizes)) for size in sizes]
-            counts = frame_counts(model, batch) or shares
-            for index, count, letters in zip(indices, counts, best, strict=True):
-                found[index] = Generated(str(tokenizer.decode(letters[:count])).strip())
-        return in_order(found)
+            counts = frame_counts(model, passed.batch) or shares
+            for count, letters in zip(counts, best, strict=True):
+                yield Generated(str(tokenizer.decode(letters[:count])).strip())
+
+        return each_row(model, data, batch_size, read)
 
     def _written(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Generated]:
         """Return what an encoder-decoder writes."""
@@ -204,22 +206,24 @@ class SpeechRecognition(Generation, SoundTask):
         from adapterhub.backbones.load import quiet_loading
 
         tokenizer = data.setting.tokenizer
-        found: dict[int, Generated] = {}
         chosen = {} if self.language is None else {"language": self.language, "task": "transcribe"}
         positions = getattr(model.config, "max_target_positions", None) or UNLIMITED
         most = min(self.new_tokens, positions - _PREFIX)
-        model.eval()
-        for indices in by_length(data, batch_size):
+
+        def compute(indices: list[int]) -> list[tuple[int, Generated]]:
             batch = on_device(data.batch(indices), model, model.device)
             inputs = {k: v for k, v in batch.items() if k != "labels"}
             with quiet_loading(), torch.inference_mode():  # Whisper warns of its own options
                 ids = model.generate(  # type: ignore[operator]
                     **inputs, **chosen, max_new_tokens=most, num_beams=self.beams,
-                    do_sample=False, use_cache=True,
+                    do_sample=False, use_cache=True, synced_gpus=in_step(),
                 )  # fmt: skip
             texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
-            found |= zip(indices, (Generated(text.strip()) for text in texts), strict=True)
-        return in_order(found)
+            return [*zip(indices, (Generated(text.strip()) for text in texts), strict=True)]
+
+        model.eval()
+        batches = results(by_length(data, batch_size), compute)
+        return in_order({index: text for batch in batches for index, text in batch})
 
     # Metrics
 

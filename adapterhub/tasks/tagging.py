@@ -14,7 +14,7 @@ Devlin et al. 2019, section 5.3, https://arxiv.org/abs/1810.04805.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +31,11 @@ from adapterhub.tasks._class_weights import (
     weighted_loss,
     weights_of,
 )
-from adapterhub.tasks._forward import forward
+from adapterhub.tasks._forward import Passed, each_row
 from adapterhub.tasks._losses import Loss
 from adapterhub.tasks._metrics import entity_metrics
 from adapterhub.tasks._registry import register_task
-from adapterhub.tasks._rows import IGNORED, Row, Setting, in_order, limit_of
+from adapterhub.tasks._rows import IGNORED, Row, Setting, limit_of
 from adapterhub.tasks._show import tags_line
 
 if TYPE_CHECKING:
@@ -196,17 +196,20 @@ class Tagging(Task):
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
         """Return the most probable tag of each token; O where the sentence was truncated."""
         labels, side = data.setting.labels, data.setting.tokenizer.padding_side
-        tagged: dict[int, Prediction] = {}
-        for indices, _, output in forward(model, data, batch_size):
-            for i, classes in zip(indices, output.logits.argmax(-1).tolist(), strict=True):
+
+        def read(passed: Passed) -> Iterator[Prediction]:
+            for i, classes in zip(
+                passed.indices, passed.output.logits.argmax(-1).tolist(), strict=True
+            ):
                 sentence, first = data.examples[i], data.rows[i]["first"]
                 offset = len(classes) - len(first) if side == "left" else 0
                 tags = ["O"] * len(sentence.tokens)
                 for position, token in enumerate(first, start=offset):
                     if token >= 0:
                         tags[token] = labels[classes[position]]
-                tagged[i] = Tags(tuple(tags), tuple(entities(sentence, tags)))
-        return in_order(tagged)
+                yield Tags(tuple(tags), tuple(entities(sentence, tags)))
+
+        return each_row(model, data, batch_size, read)
 
     # Metrics
 

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from adapterhub.adapters.attached import only_foundations
 from adapterhub.status import doing
+from adapterhub.training.evaluation import divided_evaluation
 from adapterhub.training.lengths import FittedRows
 
 
@@ -31,7 +32,8 @@ def with_reference(
     if not task.compares_with_reference:
         return rows
     parts = (rows.train, rows.evaluation)
-    with nullcontext() if started else only_foundations(model), doing("computing the reference"):
+    off = nullcontext() if started else only_foundations(model)
+    with off, doing("computing the reference"), divided_evaluation():
         train, evaluation = (
             task.with_reference(model, part, batch_size) if part.rows else part for part in parts
         )

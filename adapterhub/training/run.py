@@ -22,6 +22,7 @@ from adapterhub.tasks import dump_task, parse_task
 from adapterhub.training import checkpoint, loop, stages
 from adapterhub.training.compiled_layers import compiled_layers
 from adapterhub.training.engine import model_loss
+from adapterhub.training.evaluation import divided_evaluation
 from adapterhub.training.frozen_cache import frozen_cache
 from adapterhub.training.kernels import KernelChoice
 from adapterhub.training.loading import BackboneLoader
@@ -253,7 +254,8 @@ def training_session(
         record = page.latest.predictions if page else None
         if record is not None:
             record.clear()
-        return data.task.evaluate(prepared.model, evaluation, batch_size, record)
+        with divided_evaluation(sharded=bool(options.shard)):
+            return data.task.evaluate(prepared.model, evaluation, batch_size, record)
 
     own_loss, options = prepared.own_loss, prepared.options
     loss = own_loss or model_loss

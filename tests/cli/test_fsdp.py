@@ -17,14 +17,15 @@ import tiny_models
 import torch
 from fixtures import sentences, write_tsv
 from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoTokenizer
 
 import adapterhub as ah
 from adapterhub import cli
 from adapterhub.training.shard_files import has_shards
 
 # Site modules, a prefix, virtual tokens with parameters of the backbone, and a part that grows.
-CORE = [("bert", "unfreeze"), ("bert", "mam"), ("llama", "lora")]
+# The encoder-decoder writes texts when it is evaluated.
+CORE = [("t5", "pfeiffer"), ("bert", "unfreeze"), ("bert", "mam"), ("llama", "lora")]
 METHODS = (
     "lora", "pfeiffer", "prefix", "mam", "ia3", "unfreeze",
     "full", "compacter", "prefix(reparametrize=true)", "p-tuning", "dora", "scalar-mix", "head",
@@ -32,9 +33,12 @@ METHODS = (
 CASES = CORE
 if tiny_models.FULL_MATRIX:
     CASES = [(architecture, method) for architecture in ("bert", "llama") for method in METHODS]
+    CASES += CORE[:1]
+TASKS = {"t5": ("--task", "seq2seq(new_tokens=4)")}
 TRAIN = (
     "train.batch_size=4", "train.schedule=constant", "train.warmup=0", "train.eval_every=epoch",
     "train.log_every=1", "train.frozen_cache=off", "train.tensorboard=false", "train.report=false",
+    "train.eval_batch_size=8",  # three batches: the last one is of one process
 )  # fmt: skip
 
 
@@ -51,7 +55,7 @@ def words_of(folder, out, architecture, method, epochs, accumulation, *further):
     return (
         "train", "--backbone", backbone_of(folder, architecture), "--method", method,
         "--train", rows, "--eval", rows, *TRAIN, f"train.epochs={epochs}",
-        f"train.gradient_accumulation={accumulation}",
+        f"train.gradient_accumulation={accumulation}", *TASKS.get(architecture, ()),
         "--output", output_of(folder / out, architecture, method), *further,
     )  # fmt: skip
 
@@ -103,8 +107,16 @@ def same_adapters(one, two):
 
 def losses(folder):
     """Return the loss of each step of a run, rounded as it was recorded."""
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [line["loss"] for line in lines if "loss" in line]
+    return [line["loss"] for line in lines_of(folder) if "loss" in line]
+
+
+def evaluations(folder):
+    """Return the metrics of each evaluation of a run."""
+    return [line["metrics"] for line in lines_of(folder) if "metrics" in line]
+
+
+def lines_of(folder):
+    return [*map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())]
 
 
 @pytest.fixture(scope="module")
@@ -112,9 +124,9 @@ def folder(tmp_path_factory, backbone):
     """Return a folder with backbones without dropout, and rows whose last step is not full."""
     folder = tmp_path_factory.mktemp("fsdp")
     write_tsv(folder / "rows.tsv", sentences(20))
-    for architecture in ("bert", "llama"):
+    for architecture, kind in {"bert": "features", "llama": "features", "t5": "seq2seq"}.items():
         to = backbone_of(folder, architecture)
-        tiny_models.model(architecture, "features", **tiny_models.NO_DROPOUT).save_pretrained(to)
+        tiny_models.model(architecture, kind, **tiny_models.NO_DROPOUT).save_pretrained(to)
         AutoTokenizer.from_pretrained(backbone).save_pretrained(to)
     return folder
 
@@ -141,11 +153,16 @@ def test_two_sharded_processes_train_like_one(architecture, method, folder, one,
     same_adapters(alone, sharded)
     assert has_shards(sharded / "checkpoints" / "last")
     assert not has_shards(alone / "checkpoints" / "last")
-    model = AutoModelForSequenceClassification.from_pretrained(backbone_of(folder, architecture))
+    task = "seq2seq" if architecture in TASKS else "classification"
+    model, _ = ah.load_backbone(str(backbone_of(folder, architecture)), task=task, labels="ab")
     ah.load(model, sharded / "adapter")  # the fingerprint is that of the whole backbone
     expected, found = losses(alone), losses(sharded)
     assert len(expected) == 9
     assert found == pytest.approx(expected, rel=1e-4)
+    found, expected = evaluations(sharded), evaluations(alone)
+    assert len(found) == len(expected) == 3
+    for one_here, one_there in zip(found, expected, strict=True):
+        assert one_here == pytest.approx(one_there, rel=1e-4)
 
 
 def killed(started, folder):
@@ -173,7 +190,7 @@ def test_a_killed_process_is_started_again_and_the_run_ends_as_if_it_had_not(sha
 
 def test_a_run_is_resumed_by_another_number_of_processes(folder, one):
     """Two sharded processes, then one; and one, then two sharded ones."""
-    first, second, shard = CORE[-1], CORE[0], "train.shard=true"
+    first, second, shard = CORE[-1], CORE[1], "train.shard=true"
     begun = [words_of(folder, "divided", *first, 2, 1, shard)]
     run_all([words_of(folder, "joined", *second, 2, 2)])
     begun.append(words_of(folder, "joined", *second, 3, 1, shard, "--resume"))

@@ -6,6 +6,7 @@ import media
 import pytest
 import torch
 import transformers
+from divided import in_processes
 from task_cases import CASES
 
 from adapterhub.backbones.load import load_backbone
@@ -19,6 +20,18 @@ LENGTHS = [9, 1, 5, 5, 2, 40, 3, 3, 8]
 def encoded(lengths):
     rows = [{"input_ids": [0] * length} for length in lengths]
     return Encoded(parse_task("classification"), Setting(None, 64), (), rows, ())
+
+
+def case(name, backbones, folder):
+    """Return a task, a model and labelled rows for it."""
+    chosen = CASES[name]
+    task = parse_task(chosen.task)
+    examples = task.read(str(chosen.data(folder)), DataOptions(), "train")
+    labels = task.labels(examples)
+    model, tokenizer = load_backbone(str(backbones(chosen.backbone)), task=task.head, labels=labels)
+    data = task.encode(examples, Setting(tokenizer, 64, labels, positions=64), labelled=True)
+    data = task.with_reference(model, data, 64)
+    return task, model, data
 
 
 @pytest.mark.parametrize(("size", "tokens"), [(3, None), (3, 10), (100, 16), (1, 1)])
@@ -41,16 +54,26 @@ def test_the_largest_batch_is_known():
 
 @pytest.mark.parametrize("name", CASES)
 def test_smaller_batches_evaluate_to_the_same(name, backbones, tmp_path, monkeypatch):
-    case = CASES[name]
-    task = parse_task(case.task)
-    examples = task.read(str(case.data(tmp_path)), DataOptions(), "train")
-    labels = task.labels(examples)
-    model, tokenizer = load_backbone(str(backbones(case.backbone)), task=task.head, labels=labels)
-    data = task.encode(examples, Setting(tokenizer, 64, labels, positions=64), labelled=True)
-    data = task.with_reference(model, data, 64)
+    task, model, data = case(name, backbones, tmp_path)
     whole = task.evaluate(model, data, 64)
     monkeypatch.setattr(_forward, "CPU_TOKENS", 32)
     assert task.evaluate(model, data, 64) == pytest.approx(whole, rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_processes_that_divide_the_batches_evaluate_to_the_same(name, backbones, tmp_path):
+    """To the bit, and each gets all predictions: the batches are those of one process."""
+    task, model, data = case(name, backbones, tmp_path)
+    whole = list[object]()
+    expected = task.evaluate(model, data, 2, whole)
+
+    def evaluate():
+        predictions = []
+        return task.evaluate(model, data, 2, predictions), predictions
+
+    for metrics, predictions in in_processes(3, evaluate):
+        assert metrics == expected
+        assert list(map(str, predictions)) == list(map(str, whole))
 
 
 @pytest.mark.parametrize(("name", "value", "dtype"), [

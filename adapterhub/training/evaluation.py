@@ -1,0 +1,29 @@
+"""Evaluation by the processes of a run: each computes some of the batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from adapterhub.tasks._division import Division, dividing
+from adapterhub.training.processes import (
+    everyone_s,
+    join_processes,
+    process_count,
+    process_index,
+)
+
+
+@contextmanager
+def divided_evaluation(*, sharded: bool = False) -> Iterator[None]:
+    """Divide the batches inside over the processes of the run; all get the same results.
+
+    Args:
+        sharded: whether each process holds a share of the parameters.
+    """
+    if process_count() == 1:
+        yield
+        return
+    join_processes()
+    with dividing(Division(process_index(), process_count(), everyone_s, in_step=sharded)):
+        yield
