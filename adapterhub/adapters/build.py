@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import nn
@@ -36,6 +38,8 @@ from adapterhub.hooks.pooling import bypassed, head_pooling
 from adapterhub.methods._base import METHODS, Method, Placement, PlanStep, Unfrozen
 from adapterhub.methods._site_module import SiteModule
 from adapterhub.methods._skip_init import undrawn
+
+_EMPTY: ContextVar[bool] = ContextVar("empty_copies", default=False)
 
 
 def build_adapter(
@@ -236,6 +240,19 @@ def _moved(placement: Placement, anatomy: Anatomy) -> SiteModule:
     return placement.module.to(device=device, dtype=torch.float32)
 
 
+@contextmanager
+def empty_copies(empty: bool = True) -> Iterator[None]:
+    """Build adapters inside whose copies of backbone parameters have no values, nor take memory.
+
+    `OwnedParameter.fill` gives them values, when they are needed.
+    """
+    token = _EMPTY.set(empty)
+    try:
+        yield
+    finally:
+        _EMPTY.reset(token)
+
+
 def _own_copies(
     unfrozen: Sequence[tuple[Method | None, Unfrozen]], anatomy: Anatomy
 ) -> Iterable[OwnedParameter]:
@@ -247,7 +264,8 @@ def _own_copies(
         original = parameters[step.path]
         site, _, parameter_name = anatomy.key(step.path).rpartition(".")
         file_name = f"{site}.{method.name if method else 'fresh'}.{parameter_name}"
-        own = nn.Parameter(original.detach().to(torch.float32, copy=True))
+        device = "meta" if _EMPTY.get() else original.device
+        own = nn.Parameter(original.detach().to(device, torch.float32, copy=True))
         used_by = everywhere = tuple(holders[id(original)])
         if step.untied:
             host, _, attribute = step.path.rpartition(".")

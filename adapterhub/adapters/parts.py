@@ -96,6 +96,22 @@ class OwnedParameter:
             else:
                 release_from_fp32(module, attribute)
 
+    def fill(self) -> None:
+        """Give a copy without values, on the meta device, those of the original."""
+        own = self.own
+        if own.is_meta:
+            values = self.original.detach().to(own.dtype, copy=True)
+            filled = nn.Parameter(values, own.requires_grad)
+            torch.utils.swap_tensors(own, filled)  # type: ignore[no-untyped-call]
+
+    def follow(self) -> None:
+        """Keep what FSDP2 has put in the place of the copy, and neither the whole nor the original.
+
+        The original cannot come back.
+        """
+        self.original = nn.Parameter(self.original.to("meta"), requires_grad=False)
+        self.swap(on=True)
+
     def convert(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Convert the one of both parameters that is not in the backbone now."""
         out = self.original if self.active else self.kept

@@ -25,6 +25,7 @@ from adapterhub.backbones.digest_cache import remembered
 from adapterhub.backbones.find import find_backbone
 from adapterhub.backbones.load import load_processor
 from adapterhub.backbones.probe import probe
+from adapterhub.backbones.weights import DTYPES
 from adapterhub.data.text_stream import TextStream
 from adapterhub.methods._base import Method
 from adapterhub.tasks import Setting
@@ -101,6 +102,8 @@ def choose_kernels(recipe: Recipe, data: RunData, methods: Sequence[Method]) -> 
     """
     given = KernelChoice(recipe.dtype, recipe.attention)
     is_open = not (recipe.dtype and recipe.attention) and recipe.train.mixed_precision == "no"
+    if recipe.train.shard:
+        return replace(given, note=_conversion(recipe))
     if not is_open or recipe.quantize or process_count() > 1:
         return given
     device = own_device()
@@ -110,6 +113,22 @@ def choose_kernels(recipe: Recipe, data: RunData, methods: Sequence[Method]) -> 
     if work is None or work.work < SHORTEST:
         return given
     return _measured(given, work)
+
+
+def _conversion(recipe: Recipe) -> str:
+    """Return what loading in another dtype than that of the files costs each process, or ""."""
+    folder, _ = find_backbone(recipe.backbone, recipe.revision)
+    try:
+        stored = AutoConfig.from_pretrained(folder, trust_remote_code=False).dtype
+    except (OSError, ValueError, KeyError):
+        return ""  # loading the model raises the right error
+    name, loaded = next((n for n, d in DTYPES.items() if d == stored), None), recipe.dtype or "fp32"
+    if name in (None, loaded):
+        return ""
+    return (
+        f"each process converts the whole backbone from {name} to {loaded}; with dtype={name} it "
+        "reads its share alone"
+    )
 
 
 def can_compute(model: PreTrainedModel) -> bool:

@@ -175,17 +175,22 @@ def _load(recipe: Recipe, data: RunData, kernels: KernelChoice) -> Loaded:
             pooling=data.task.pooling,
             family=recipe.family,
         )
-    make_ready(model)
+    make_ready(model, move=not recipe.train.shard)
     return Loaded(model, processor, kernels)
 
 
-def make_ready(model: PreTrainedModel) -> None:
+def make_ready(model: PreTrainedModel, *, move: bool = True) -> None:
     """Move a model to the device of this process, and disable its cache.
 
     Training and evaluation do not use the cache, and with it transformers does not detect packed
     texts.
+
+    Args:
+        model: the model.
+        move: False leaves it where it is: a model that is sharded moves a layer at a time.
     """
-    if not getattr(model, "hf_device_map", None):  # quantized weights stay on their device
+    # Quantized weights stay on their device.
+    if move and not getattr(model, "hf_device_map", None):
         model.to(own_device())  # type: ignore[arg-type]
     model.config.use_cache = False
 

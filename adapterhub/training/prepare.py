@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.attach import attach
+from adapterhub.adapters.build import empty_copies
 from adapterhub.backbones.identity import ORIGIN
 from adapterhub.backbones.trained_length import trained_length
 from adapterhub.errors import ConfigError
@@ -111,13 +112,14 @@ def prepare(
     data = _for_model(data, model)
     below = founded.attach(model)
     name = attach_as or recipe.name
-    adapter = attach(model, methods, name=name, on=below, partial=recipe.partial)
+    with empty_copies(bool(recipe.train.shard) and start is None):
+        adapter = attach(model, methods, name=name, on=below, partial=recipe.partial)
     adapter.metadata.name = recipe.name
     started = start.give(adapter) if start else ""
     _check_packing(data.task, adapter)
     _check_stages(data, adapter)
     adapter.metadata.task = data.task.name
-    rows = _rows(recipe, data, loader, adapter, processor, started=start is not None)
+    rows = _rows(recipe, data, loader, adapter, processor)
     batch_size = recipe.train.batch_size or data.batch_size
     options = replace(recipe.train, max_length=rows.max_length, batch_size=batch_size)
     options = run_options(options, methods, len(rows.train.rows), epochs_needed(adapter))
@@ -129,8 +131,7 @@ def prepare(
         **_of_data(recipe, data),
         method=recipe.method if recipe.method is not None else list(dump_methods(methods)),
     )
-    if options.shard:
-        shard(adapter)
+    rows = _with_shards(rows, adapter, options, started=start is not None)
     shared = loader.activations
     return PreparedRun(
         recipe, data, model, processor, adapter, rows, kernels, shared, start, started, founded
@@ -143,8 +144,6 @@ def _rows(
     loader: BackboneLoader,
     adapter: Adapter,
     processor: Any,
-    *,
-    started: bool,
 ) -> FittedRows:
     """Encode the examples; for several tasks, give the adapter a head for each first.
 
@@ -154,26 +153,50 @@ def _rows(
         loader: encodes the examples.
         adapter: the attached adapter.
         processor: the tokenizer or processor.
-        started: whether the adapter has the tensors of another one.
     """
     positions = max_positions(adapter.model)
     reads = max(positions - virtual_tokens(adapter), 1)
     setting = Setting(processor, reads, adapter.labels, recipe.seed, positions)
     trained = trained_length(Path(getattr(adapter.model, ORIGIN)))
 
-    def rows_of(own: RunData, setting: Setting) -> FittedRows:
-        rows = loader.rows(own, setting, recipe.train.max_length, trained)
-        return with_reference(rows, adapter.model, recipe.train.eval_batch_size, started=started)
-
     some = () if data.streams else data.train
     with doing(f"encoding {len(some) + len(data.evaluation):,} examples"):
         if not data.parts:
-            return rows_of(data, setting)
+            return loader.rows(data, setting, recipe.train.max_length, trained)
         rows = {
-            name: rows_of(part, replace(setting, labels=part.labels))
+            name: loader.rows(
+                part, replace(setting, labels=part.labels), recipe.train.max_length, trained
+            )
             for name, part in data.parts.items()
         }
     return mix_rows(rows, data.task, enter_tasks(adapter, data, recipe.seed))
+
+
+def _with_shards(
+    rows: FittedRows, adapter: Adapter, options: RunOptions, *, started: bool
+) -> FittedRows:
+    """Shard the model if the options say so, and return the rows with their reference.
+
+    The model computes the reference in shares of a process's device, unless the adapter has copies
+    of backbone parameters: these cannot be exchanged any more when they are sharded.
+
+    Args:
+        rows: the encoded rows.
+        adapter: the attached adapter.
+        options: the options of the run.
+        started: whether the adapter has the tensors of another one.
+    """
+    size = options.eval_batch_size
+    if adapter.changed or not options.shard:
+        rows = with_reference(rows, adapter.model, size, started=started)
+    if not options.shard:
+        return rows
+    shard(adapter)
+    return (
+        rows
+        if adapter.changed
+        else with_reference(rows, adapter.model, size, started=started, sharded=True)
+    )
 
 
 def _for_model(data: RunData, model: PreTrainedModel) -> RunData:

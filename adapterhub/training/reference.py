@@ -14,7 +14,12 @@ from adapterhub.training.lengths import FittedRows
 
 
 def with_reference(
-    rows: FittedRows, model: PreTrainedModel, batch_size: int, *, started: bool
+    rows: FittedRows,
+    model: PreTrainedModel,
+    batch_size: int,
+    *,
+    started: bool,
+    sharded: bool = False,
 ) -> FittedRows:
     """Return rows with their reference, if their task compares with one.
 
@@ -27,13 +32,14 @@ def with_reference(
         model: the model, with the new adapter active.
         batch_size: rows per forward pass.
         started: whether the adapter has the tensors of another one.
+        sharded: whether each process holds a share of the model.
     """
     task = rows.train.task
     if not task.compares_with_reference:
         return rows
     parts = (rows.train, rows.evaluation)
     off = nullcontext() if started else only_foundations(model)
-    with off, doing("computing the reference"), divided_evaluation():
+    with off, doing("computing the reference"), divided_evaluation(sharded=sharded):
         train, evaluation = (
             task.with_reference(model, part, batch_size) if part.rows else part for part in parts
         )

@@ -247,16 +247,6 @@ def training_session(
     if slow := cpu_note(prepared.model):
         reporter.note(f"note: {slow}")
 
-    evaluation, batch_size = prepared.evaluation, recipe.train.eval_batch_size
-
-    def evaluate() -> dict[str, float]:
-        assert evaluation is not None
-        record = page.latest.predictions if page else None
-        if record is not None:
-            record.clear()
-        with divided_evaluation(sharded=bool(options.shard)):
-            return data.task.evaluate(prepared.model, evaluation, batch_size, record)
-
     own_loss, options = prepared.own_loss, prepared.options
     loss = own_loss or model_loss
     batches, tell = partial(tried_batch, prepared, loss), reporter.note
@@ -268,7 +258,7 @@ def training_session(
         yield loop.TrainingSession(
             AdapterTrainee(prepared.adapter),
             lambda epoch: stream or epoch_batches(prepared, epoch),
-            None if evaluation is None else evaluate,
+            _evaluation(prepared, page),
             options,
             output=Path(recipe.output),
             seed=recipe.seed,
@@ -283,6 +273,25 @@ def training_session(
             alone=lambda: cache.replaying,
             stream=stream,
         )
+
+
+def _evaluation(
+    prepared: PreparedRun, page: RunPage | None
+) -> Callable[[], dict[str, float]] | None:
+    """Return what evaluates a run, and keeps its predictions for the report; None: no rows."""
+    evaluation, options = prepared.evaluation, prepared.options
+    if evaluation is None:
+        return None
+
+    def evaluate() -> dict[str, float]:
+        record = page.latest.predictions if page else None
+        if record is not None:
+            record.clear()
+        with divided_evaluation(sharded=bool(options.shard)):
+            size = options.eval_batch_size
+            return prepared.data.task.evaluate(prepared.model, evaluation, size, record)
+
+    return evaluate
 
 
 def _record(prepared: PreparedRun) -> dict[str, Any]:

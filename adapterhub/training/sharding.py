@@ -20,35 +20,55 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter
+from adapterhub.adapters.parts import OwnedParameter
 from adapterhub.backbones.weights import is_sharded, local, shared_like
 from adapterhub.methods._site_module import SharedModule
-from adapterhub.training.processes import join_processes
+from adapterhub.training.processes import join_processes, own_device, process_count
 
 
 def shard(adapter: Adapter) -> None:
     """Shard a model and the adapter that is attached to it: each layer, then what is left.
+
+    A model on the CPU moves to the device of this process layer by layer. Parameters that were
+    loaded in the dtype of their files are read from the disk only now: no process ever holds more
+    than its share and a layer.
 
     Every process keeps a whole copy of what several layers share, which belongs to none of them;
     the gradients of the copies are averaged. What an adapter has replaced in the backbone cannot
     come back, so its memory is released.
 
     Args:
-        adapter: the adapter that trains.
+        adapter: the adapter that trains; its copies of parameters may be empty (`empty_copies`).
     """
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     join_processes()
     adapter.state.keep_identity()
-    model, layers = adapter.model, _layers(adapter)
+    model, layers, device = adapter.model, _layers(adapter), own_device()
     common = _common(model, layers)
-    for module in (*layers, model):
-        fully_shard(module, ignored_params=common)
+    for changed in adapter.changed:
+        if changed.own in common:
+            changed.fill()
     for parameter in common:
+        parameter.data = parameter.data.to(device)
         _average_gradients(parameter)
+    mesh = init_device_mesh(device.type, (process_count(),))
+    for module in (*layers, model):
+        own = [changed for changed in adapter.changed if _holds(module, changed)]
+        for changed in own:
+            changed.fill()
+        fully_shard(module, mesh=mesh, ignored_params=common)
+        for changed in own:
+            changed.follow()
     if model.can_generate():
         register_fsdp_forward_method(model, "generate")
-    for changed in adapter.changed:
-        changed.original = nn.Parameter(changed.original.to("meta"), requires_grad=False)
+
+
+def _holds(module: nn.Module, changed: OwnedParameter) -> bool:
+    """Return whether a copy that is not sharded yet is in a module."""
+    inside = any(changed.holders[0][0] is each for each in module.modules())
+    return inside and not is_sharded(changed.own)
 
 
 def _layers(adapter: Adapter) -> list[nn.Module]:

@@ -174,6 +174,21 @@ class TaskMixture(Task):
         """Return None: no pass is shared with other runs, since the head changes with each step."""
         return None
 
+    @property
+    def compares_with_reference(self) -> bool:
+        """Whether the loss of any task compares with a reference."""
+        return any(task.compares_with_reference for task in self.tasks.values())
+
+    def with_reference(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> Encoded:
+        """Return the rows with what the loss of each task reads of a reference."""
+        assert isinstance(data, MixedRows)
+        of_tasks = dict[str, TaskRows]()
+        for name, rows in data.of_tasks.items():
+            compared = rows.task.with_reference(model, rows, batch_size)
+            of_tasks[name] = replace(rows, rows=compared.rows)
+        every = [row for rows in of_tasks.values() for row in rows.rows]
+        return replace(data, rows=every, of_tasks=of_tasks)
+
     def predict(self, model: PreTrainedModel, data: Encoded, batch_size: int) -> list[Prediction]:
         """Return the predictions of each task, one task after the other."""
         return [p for part in data.parts for p in part.task.predict(model, part, batch_size)]

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from adapterhub.adapters.attach import attach
 from adapterhub.backbones.load import load_backbone
+from adapterhub.backbones.weights import DTYPES
 from adapterhub.errors import TrainingError
 from adapterhub.methods._spec import parse_methods
 from adapterhub.training import kernels, loop
@@ -217,3 +218,19 @@ def test_a_class_that_does_not_compute_in_bf16_stays_in_fp32(
     assert prepared.model.dtype == torch.float32
     assert prepared.recipe.dtype == "fp32"
     assert "does not compute in bf16" in prepared.notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype", "named"),
+    [("fp32", (), ()), ("bf16", (), ("bf16", "fp32")), ("bf16", ("dtype=bf16",), ()),
+     ("fp32", ("dtype=fp16",), ("fp32", "fp16"))],
+)  # fmt: skip
+def test_sharded_processes_say_what_a_conversion_costs(recipe, tmp_path, stored, dtype, named):
+    model = tiny_models.model("bert", "features").to(DTYPES[stored])
+    model.save_pretrained(tmp_path / stored)
+    word_tokenizer().save_pretrained(tmp_path / stored)
+    words = (f"backbone={tmp_path / stored}", "train.shard=true", *dtype)
+    note = choice(recipe(*words)).note
+    assert bool(note) == bool(named)
+    for name in named:
+        assert name in note

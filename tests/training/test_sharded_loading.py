@@ -1,0 +1,103 @@
+"""What a process holds in its memory of a backbone that is sharded: its share, and never the whole.
+
+Memory is what the process has of its own (RssAnon): files that are mapped are shared, and can be
+dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import fixtures
+import pytest
+import torch
+import transformers
+
+import adapterhub
+from adapterhub.training.recipe import read
+
+SHAPE = {"hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 8, "vocab_size": 99}
+LAYERS, MB = 16, 1 << 20
+
+
+def private():
+    """Return the memory that belongs to this process alone, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
+
+
+def measure(path):
+    """Prepare a run in this process, and print how much memory that took at its peak, and after."""
+    import torch.distributed.fsdp
+    import torch.distributed.tensor  # noqa: F401
+
+    from adapterhub.training.placement import placed
+    from adapterhub.training.prepare import prepare
+    from adapterhub.training.processes import join_processes
+
+    join_processes()
+    recipe = placed(read(path))
+    before, seen, ended = private(), [], threading.Event()
+
+    def watch():
+        while not ended.is_set():
+            seen.append(private())
+            time.sleep(0.002)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    prepared = prepare(recipe)
+    ended.set()
+    watcher.join()
+    print(json.dumps({"peak": max(seen) - before, "after": private() - before}))
+    assert prepared.options.shard
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """Return a folder with a Llama of 200 MB in bf16, and rows."""
+    folder = tmp_path_factory.mktemp("large")
+    config = transformers.LlamaConfig(**SHAPE, num_hidden_layers=LAYERS, pad_token_id=1)
+    model = transformers.LlamaModel(config).to(torch.bfloat16)
+    model.save_pretrained(folder / "llama")
+    fixtures.word_tokenizer().save_pretrained(folder / "llama")
+    fixtures.write_tsv(folder / "rows.tsv", fixtures.sentences(40))
+    return folder
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+@pytest.mark.parametrize(("method", "share"), [("lora", 0.5), ("full", 1.0)])
+def test_a_process_reads_its_share_of_the_backbone(method, share, large):
+    """Of `full`, the share is one of copies in fp32, twice as large."""
+    size = sum(file.stat().st_size for file in (large / "llama").glob("*.safetensors"))
+    assert size > 150 * MB
+    recipe = large / f"{method}.yaml"
+    rows, tokens = large / "rows.tsv", {"dtype": "bf16", "method": method}
+    recipe.write_text(json.dumps(tokens | {
+        "backbone": str(large / "llama"), "data": {"train": str(rows)},
+        "output": str(large / "run"), "train": {"shard": True},
+    }))  # fmt: skip
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    paths = os.pathsep.join([str(Path(adapterhub.__path__[0]).parent), *sys.path])
+    # Freed memory goes back to the system, as that of large tensors does.
+    once = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run(
+        [*command, __file__, str(recipe)], env=os.environ | {"PYTHONPATH": paths} | once,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[:6000]
+    measured = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(measured) == 2
+    layers = 2 * size / LAYERS * (2 if method == "full" else 1)
+    for each in measured:
+        assert share * size < each["peak"] < share * size + layers + 40 * MB, (size, each)
+
+
+if __name__ == "__main__":
+    measure(sys.argv[1])
