@@ -75,8 +75,9 @@ def affordable(
         for group in dict.fromkeys(groups)
     }
     times = [known[group] for group in groups]
-    runs = bench.rates + KEPT + bench.seeds
-    wholes = bench.rates / SHARE + KEPT + bench.seeds
+    tuning = KEPT * bench.tuning_seeds
+    runs = bench.rates + tuning + bench.seeds
+    wholes = bench.rates / SHARE + tuning + bench.seeds
     data = [contexts[group.task].data for group in groups]
     evaluating = sum(runs * EVALUATIONS * time.evaluation for time in times)
     share = min(1.0, EVALUATING * seconds / evaluating) if evaluating else 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from adapterhub.bench.columns import rate_words, score_title
@@ -191,7 +191,8 @@ def rates_chart(task: TaskResult, method: str) -> str | None:
             whole = number == len(steps) - 1
             colour = FIRST if whole else MUTED
             style = {"color": colour, "marker": "o" if whole else "s", "markersize": 4}
-            axes.plot(*_columns(done, points), linewidth=1.4, **style)
+            axes.plot(*_columns(done, points), linewidth=0, **style)
+            axes.plot(*_columns(_means(done), points), linewidth=1.4, color=colour)
             failed = [r.cell.rate for r in trials if _selected(r) is None]
             axes.plot(failed, [low] * len(failed), "x", color=SECOND, markersize=6)
         axes.set_xscale("log")
@@ -207,6 +208,14 @@ def rates_chart(task: TaskResult, method: str) -> str | None:
         axes.set_xlabel("learning rate")
 
     return svg_chart(draw)
+
+
+def _means(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the mean of the values at each place, in the order of the places."""
+    values: dict[float, list[float]] = {}
+    for place, value in points:
+        values.setdefault(place, []).append(value)
+    return [(place, fmean(values[place])) for place in sorted(values)]
 
 
 def _some_ticks(values: Sequence[float]) -> Any:

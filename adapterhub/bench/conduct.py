@@ -14,7 +14,7 @@ from adapterhub.bench.claims import Claims
 from adapterhub.bench.execute import TaskContext, run_cell
 from adapterhub.bench.plan import PlannedStudy
 from adapterhub.bench.records import CellRecord, RecordFolder
-from adapterhub.bench.search import RateChoice, final_cell, next_cells
+from adapterhub.bench.search import RateChoice, ScoreOf, final_cell, next_cells
 from adapterhub.bench.study import BenchOptions
 from adapterhub.bench.study_folder import CLAIMS
 from adapterhub.pages.run_files import lower_is_better
@@ -130,8 +130,7 @@ class _Turn:
 
     def left(self) -> list[Cell]:
         """Return the cells that can run now, in any process."""
-        bench = self.planned.study.bench
-        return next_cells(self.planned.groups, bench.rates, bench.seeds, self.score)[0]
+        return _next(self.planned, self.score)[0]
 
     def claimed(self, cells: Iterable[Cell]) -> Iterator[tuple[Cell, bool]]:
         """Claim the cells one after the other, and yield those that no other process has."""
@@ -147,9 +146,13 @@ class _Turn:
 
 def cells_left(planned: PlannedStudy, folder: RecordFolder) -> int:
     """Return the number of cells that can run now; none if the study is complete."""
+    return len(_next(planned, Scores(planned, folder))[0])
+
+
+def _next(planned: PlannedStudy, score: ScoreOf) -> tuple[list[Cell], dict[Group, RateChoice]]:
+    """Return the cells of a study that can run now, and the rates that are chosen."""
     bench = planned.study.bench
-    score = Scores(planned, folder)
-    return len(next_cells(planned.groups, bench.rates, bench.seeds, score)[0])
+    return next_cells(planned.groups, bench.rates, bench.seeds, score, bench.tuning_seeds)
 
 
 def _measures(cell: Cell) -> bool:
@@ -161,7 +164,7 @@ def study_state(planned: PlannedStudy, folder: RecordFolder) -> StudyState:
     """Return what is done of a study."""
     score = Scores(planned, folder)
     bench = planned.study.bench
-    _, choices = next_cells(planned.groups, bench.rates, bench.seeds, score)
+    _, choices = _next(planned, score)
     cells: list[Cell] = []
     for group, choice in choices.items():
         cells += choice.trials

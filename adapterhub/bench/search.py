@@ -7,8 +7,8 @@ goes on with the same cells. Every method has the same trials.
    steps, with the first seed.
 2. If the best of them is at the edge of the grid, a further one beyond it; `MOST_EXTENSIONS` times,
    at most.
-3. The best `KEPT` of them for all steps.
-4. The best of those with `seeds` further seeds.
+3. The best `KEPT` of them for all steps, with each of `tuning_seeds` seeds.
+4. The best of those, by the mean of these seeds, with `seeds` further ones.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ LEAST_STEPS = 20  # of a first trial; shorter runs are tried as a whole
 KEPT = 2
 MOST_EXTENSIONS = 2
 TUNING_SEED = 0
+_NEXT_TUNING_SEED = 1000  # further ones; final runs have 1, 2, ...
 
 ScoreOf = Callable[[Cell], float | None]
 """Returns the score of a cell that is done, larger is better; -inf if it diverged or failed.
@@ -65,7 +66,7 @@ def rounded(rate: float) -> float:
 
 
 def next_cells(
-    groups: Iterable[Group], rates: int, seeds: int, score: ScoreOf
+    groups: Iterable[Group], rates: int, seeds: int, score: ScoreOf, tuning_seeds: int = 1
 ) -> tuple[list[Cell], dict[Group, RateChoice]]:
     """Return the cells that can run now, and the choices that are made.
 
@@ -74,6 +75,7 @@ def next_cells(
         rates: how many rates are tried for each.
         seeds: how many runs each has with the chosen rate.
         score: the score of cells that are done.
+        tuning_seeds: how many seeds choose between the best rates.
 
     Returns:
         The cells, none if the study is complete, and by group the rate that was chosen.
@@ -81,7 +83,7 @@ def next_cells(
     searches: list[Cell] = []
     choices: dict[Group, RateChoice] = {}
     for group in groups:
-        missing, choice = _search(group, rates, score)
+        missing, choice = _search(group, rates, score, tuning_seeds)
         searches += missing
         if choice is not None:
             choices[group] = choice
@@ -107,15 +109,21 @@ def final_cell(group: Group, rate: float, seed: int) -> Cell:
     return Cell(group.task, group.method, group.rows, group.steps, rate, seed, "final")
 
 
-def trial(group: Group, rate: float, steps: int) -> Cell:
+def trial(group: Group, rate: float, steps: int, seed: int = TUNING_SEED) -> Cell:
     """Return a run that serves to choose the rate.
 
     Args:
         group: what is tuned.
         rate: the rate to try.
         steps: the steps of the trial.
+        seed: its seed.
     """
-    return Cell(group.task, group.method, group.rows, steps, rate, TUNING_SEED, "search")
+    return Cell(group.task, group.method, group.rows, steps, rate, seed, "search")
+
+
+def seeds_that_tune(count: int) -> list[int]:
+    """Return the seeds that choose between the best rates; final runs have none of them."""
+    return [TUNING_SEED, *range(_NEXT_TUNING_SEED, _NEXT_TUNING_SEED + count - 1)]
 
 
 def first_steps(group: Group) -> int:
@@ -124,7 +132,9 @@ def first_steps(group: Group) -> int:
     return short if short >= LEAST_STEPS else group.steps
 
 
-def _search(group: Group, rates: int, score: ScoreOf) -> tuple[list[Cell], RateChoice | None]:
+def _search(
+    group: Group, rates: int, score: ScoreOf, tuning_seeds: int
+) -> tuple[list[Cell], RateChoice | None]:
     """Return the trials that are missing, or the choice."""
     if rates == 1:
         return [], RateChoice(rounded(group.rate), (), at_edge=False)
@@ -141,19 +151,25 @@ def _search(group: Group, rates: int, score: ScoreOf) -> tuple[list[Cell], RateC
         grid = sorted([*grid, beyond])
     if best is None:
         return [], RateChoice(None, tuple(cells), at_edge=False)
-    whole = cells
-    if steps < group.steps:
-        ranked = sorted(cells, key=lambda cell: _order(cell, score, group.rate))
-        succeeded = [cell for cell in ranked[:KEPT] if _value(cell, score) > -math.inf]
-        whole = [trial(group, cell.rate, group.steps) for cell in succeeded]
-        if missing := [cell for cell in whole if score(cell) is None]:
-            return missing, None
-        best = _best(whole, score, group.rate)
-        if best is None:
-            return [], RateChoice(None, (*cells, *whole), at_edge=False)
-        cells = [*cells, *whole]
-    at_edge = best.rate in (min(grid), max(grid))
-    return [], RateChoice(best.rate, tuple(cells), at_edge)
+    ranked = sorted(cells, key=lambda cell: _order(cell, score, group.rate))
+    kept = [cell.rate for cell in ranked[:KEPT] if _value(cell, score) > -math.inf]
+    seeds = seeds_that_tune(tuning_seeds)
+    whole = [trial(group, rate, group.steps, seed) for seed in seeds for rate in kept]
+    if missing := [cell for cell in whole if score(cell) is None]:
+        return missing, None
+    rate = _best_on_average(whole, score, group.rate)
+    trials = tuple(dict.fromkeys([*cells, *whole]))
+    return [], RateChoice(rate, trials, at_edge=rate in (min(grid), max(grid)))
+
+
+def _best_on_average(cells: Sequence[Cell], score: ScoreOf, default: float) -> float | None:
+    """Return the rate with the best mean over its seeds; None if all have runs that failed."""
+    values: dict[float, list[float]] = {}
+    for cell in cells:
+        values.setdefault(cell.rate, []).append(_value(cell, score))
+    means = {rate: sum(each) / len(each) for rate, each in values.items()}
+    best = min(means, key=lambda rate: (-means[rate], abs(math.log(rate / default))))
+    return best if means[best] > -math.inf else None
 
 
 def _beyond(grid: Sequence[float], best: Cell | None, default: float) -> float | None:

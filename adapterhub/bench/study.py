@@ -52,6 +52,9 @@ class BenchOptions:
     )
     seeds: int = option(3, "runs of each method with the learning rate that was chosen for it")
     rates: int = option(5, "learning rates that are tried for each method, half a decade apart")
+    tuning_seeds: int = option(
+        2, "runs with each of the best two rates that choose between them, each with its own seed"
+    )
     rows: tuple[int, ...] = option((), "numbers of training rows to compare at (none: all rows)")
     steps: int | None = option(
         None, "optimizer steps of a whole run (null: by the budget, or by the number of rows)"
@@ -92,7 +95,9 @@ class BenchOptions:
     )
 
     def __post_init__(self) -> None:
-        counts = {n: getattr(self, n) for n in ("seeds", "rates", "steps", "select_rows")}
+        counts = {
+            n: getattr(self, n) for n in ("seeds", "rates", "tuning_seeds", "steps", "select_rows")
+        }
         offenders = [
             f"{name}: {value} (a whole number from 1)"
             for name, value in counts.items()

@@ -27,13 +27,18 @@ Landscape = Callable[[Cell], float]
 
 
 def conduct(
-    groups: list[Group], landscape: Landscape, rates: int = 5, seeds: int = 3, batch: int = 1000
+    groups: list[Group],
+    landscape: Landscape,
+    rates: int = 5,
+    seeds: int = 3,
+    batch: int = 1000,
+    tuning_seeds: int = 1,
 ) -> tuple[dict[Group, RateChoice], list[Cell]]:
     """Run a whole search; `batch` cells at a time, as a study that is killed and continued."""
     done: dict[Cell, float] = {}
     order: list[Cell] = []
     for _ in range(10_000):
-        cells, choices = next_cells(groups, rates, seeds, done.get)
+        cells, choices = next_cells(groups, rates, seeds, done.get, tuning_seeds)
         if not cells:
             return choices, order
         assert not set(cells) & done.keys(), "a cell is run twice"
@@ -86,6 +91,42 @@ def test_a_best_rate_inside_the_grid_is_not_flagged_and_costs_the_planned_trials
     assert {cell.rate for cell in cells[7:]} == {1e-3}
 
 
+def lucky_at(rate: float, seed: int = 0) -> Landscape:
+    """Return scores where a rate is by far the best with one seed, and diverges with others."""
+
+    def score(cell: Cell) -> float:
+        if cell.rate != rate:
+            return 0.5 - abs(math.log10(cell.rate / 1e-3)) / 10
+        return 0.9 if cell.seed == seed else 0.0
+
+    return score
+
+
+@pytest.mark.parametrize(("tuning", "chosen"), [(1, 3.16e-3), (2, 1e-3), (3, 1e-3)])
+def test_a_rate_that_one_seed_is_lucky_with_is_not_chosen_by_several(tuning, chosen) -> None:
+    choices, cells = conduct([GROUP], lucky_at(3.16e-3), tuning_seeds=tuning)
+    assert choices[GROUP].rate == chosen
+    seeds = {cell.seed for cell in cells if cell.stage == "search"}
+    finals = {cell.seed for cell in cells if cell.stage == "final"}
+    assert len(seeds) == tuning
+    assert finals == {1, 2, 3}
+    assert not seeds & finals, "what is tested has chosen nothing"
+
+
+def test_one_seed_that_diverges_rejects_a_rate() -> None:
+    def landscape(cell: Cell) -> float:
+        return -math.inf if (cell.rate, cell.seed) == (1e-3, 1000) else peak_at(1e-3)(cell)
+
+    choice = conduct([GROUP], landscape, tuning_seeds=2)[0][GROUP]
+    assert choice.rate in (3.16e-4, 3.16e-3)
+
+
+def test_short_runs_have_as_many_seeds() -> None:
+    short = Group("data", "lora", 100, SHARE * LEAST_STEPS - SHARE, 1e-3)
+    _, cells = conduct([short], peak_at(1e-3), tuning_seeds=2)
+    assert len(cells) == 5 + KEPT + 3
+
+
 def test_every_method_has_the_same_trials_whatever_its_scores() -> None:
     groups = [Group("data", name, 1_000, 200, 1e-3) for name in ("a", "b", "c")]
     _, cells = conduct(groups, lambda cell: len(cell.method) - abs(math.log(cell.rate / 1e-3)))
@@ -97,9 +138,9 @@ scores = st.one_of(st.floats(-1, 1), st.just(-math.inf), st.just(math.nan))
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.data(), st.integers(1, 6), st.integers(1, 3), st.integers(1, 4))
+@given(st.data(), st.integers(1, 6), st.integers(1, 3), st.integers(1, 4), st.integers(1, 3))
 def test_a_study_that_is_continued_ends_as_one_that_was_not(
-    data: st.DataObject, rates: int, seeds: int, batch: int
+    data: st.DataObject, rates: int, seeds: int, batch: int, tuning: int
 ) -> None:
     groups = [Group("t", m, 100, steps, 1e-3) for m, steps in (("a", 8), ("b", 400))]
     table: dict[Cell, float] = {}
@@ -107,8 +148,8 @@ def test_a_study_that_is_continued_ends_as_one_that_was_not(
     def landscape(cell: Cell) -> float:
         return table.setdefault(cell, data.draw(scores))
 
-    whole = conduct(groups, landscape, rates, seeds)
-    parts = conduct(groups, landscape, rates, seeds, batch)
+    whole = conduct(groups, landscape, rates, seeds, tuning_seeds=tuning)
+    parts = conduct(groups, landscape, rates, seeds, batch, tuning)
     assert whole[0] == parts[0]
     assert set(whole[1]) == set(parts[1])
 
