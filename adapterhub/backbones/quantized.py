@@ -41,11 +41,13 @@ class Scheme:
         extra: the extra of adapterhub that installs the library.
         config: makes the transformers configuration from the dtype of the computation and the
             paths of the modules that are not quantized.
+        shards: whether FSDP2 can divide the codes.
     """
 
     library: str
     extra: str
     config: Callable[[torch.dtype, list[str]], Any]
+    shards: bool = False
 
 
 def _four_bits(kind: str, dtype: torch.dtype, skipped: list[str]) -> Any:
@@ -69,11 +71,16 @@ def _eight_bit_weights(dtype: torch.dtype, skipped: list[str]) -> Any:
 
 
 QUANTIZATIONS = {
-    "nf4": Scheme("bitsandbytes", "quantized", partial(_four_bits, "nf4")),
-    "fp4": Scheme("bitsandbytes", "quantized", partial(_four_bits, "fp4")),
+    "nf4": Scheme("bitsandbytes", "quantized", partial(_four_bits, "nf4"), shards=True),
+    "fp4": Scheme("bitsandbytes", "quantized", partial(_four_bits, "fp4"), shards=True),
     "int8": Scheme("bitsandbytes", "quantized", _eight_bits),
     "int8-weight": Scheme("torchao", "torchao", _eight_bit_weights),
 }
+
+
+def sharded_codes() -> list[str]:
+    """List the quantizations whose codes can be divided over processes; each has all scales."""
+    return [name for name, scheme in QUANTIZATIONS.items() if scheme.shards]
 
 
 def remaining_quantization(quantize: str | None, folder: Path) -> str | None:
@@ -136,12 +143,19 @@ def quantization_kind(config: Mapping[str, Any]) -> str:
     return "int8" if config.get("load_in_8bit") else str(getattr(method, "value", method))
 
 
+def quantization_of(model: PreTrainedModel) -> str | None:
+    """Return how a model is quantized, as `quantization_kind` does; None if it is not."""
+    config = getattr(model.config, "quantization_config", None)
+    if config is None:
+        return None
+    return quantization_kind(config if isinstance(config, dict) else config.to_dict())
+
+
 def cpu_note(model: PreTrainedModel) -> str:
     """Return what a user should be told of a model whose quantization is slow on its device."""
-    config = getattr(model.config, "quantization_config", None)
-    if config is None or model.device.type != "cpu":
+    kind = quantization_of(model)
+    if kind is None or model.device.type != "cpu":
         return ""
-    kind = quantization_kind(config if isinstance(config, dict) else config.to_dict())
     if kind not in QUANTIZATIONS or QUANTIZATIONS[kind].library != "bitsandbytes":
         return ""
     return f"{kind} saves memory; on a CPU it can be several times slower than fp32"

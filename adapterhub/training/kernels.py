@@ -103,7 +103,7 @@ def choose_kernels(recipe: Recipe, data: RunData, methods: Sequence[Method]) -> 
     given = KernelChoice(recipe.dtype, recipe.attention)
     is_open = not (recipe.dtype and recipe.attention) and recipe.train.mixed_precision == "no"
     if recipe.train.shard:
-        return replace(given, note=_conversion(recipe))
+        return replace(given, note="" if recipe.quantize else _conversion(recipe))
     if not is_open or recipe.quantize or process_count() > 1:
         return given
     device = own_device()

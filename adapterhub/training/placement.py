@@ -41,10 +41,12 @@ def _check(recipe: Recipe) -> None:
 
 def _unsharded(recipe: Recipe) -> Iterator[str]:
     """Yield the options that do not know sharded parameters, and what to use in their place."""
+    from adapterhub.backbones.quantized import sharded_codes  # imports torch
+
     options = recipe.train
     if options.optimizer != "adamw":
         yield f"train.optimizer={options.optimizer}: 8-bit states; use adamw"
     if options.mixed_precision == "fp16":
         yield "train.mixed_precision=fp16: loss scaling; use bf16"
-    if recipe.quantize:
-        yield f"quantize={recipe.quantize}: packed weights; use dtype=bf16"
+    if recipe.quantize and recipe.quantize not in sharded_codes():
+        yield f"quantize={recipe.quantize}: its scales; use {' or '.join(sharded_codes())}"

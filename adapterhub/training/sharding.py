@@ -21,7 +21,9 @@ from transformers import PreTrainedModel
 
 from adapterhub.adapters.adapter import Adapter
 from adapterhub.adapters.parts import OwnedParameter
+from adapterhub.backbones.quantized import quantization_of, sharded_codes
 from adapterhub.backbones.weights import is_sharded, local, shared_like
+from adapterhub.errors import ConfigError
 from adapterhub.methods._site_module import SharedModule
 from adapterhub.training.processes import join_processes, own_device, process_count
 
@@ -39,10 +41,14 @@ def shard(adapter: Adapter) -> None:
 
     Args:
         adapter: the adapter that trains; its copies of parameters may be empty (`empty_copies`).
+
+    Raises:
+        ConfigError: the backbone's checkpoint is quantized in a way that cannot be sharded.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
+    _check_codes(adapter.model)
     join_processes()
     adapter.state.keep_identity()
     model, layers, device = adapter.model, _layers(adapter), own_device()
@@ -63,6 +69,16 @@ def shard(adapter: Adapter) -> None:
             changed.follow()
     if model.can_generate():
         register_fsdp_forward_method(model, "generate")
+
+
+def _check_codes(model: PreTrainedModel) -> None:
+    kind = quantization_of(model)
+    if kind is not None and kind not in sharded_codes():
+        raise ConfigError(
+            f"{model.name_or_path} is quantized by {kind}, whose weights cannot be sharded",
+            expected=f"a backbone in fp32, bf16 or fp16, or in {' or '.join(sharded_codes())}",
+            hint="another backbone, or train.shard=false",
+        )
 
 
 def _holds(module: nn.Module, changed: OwnedParameter) -> bool:

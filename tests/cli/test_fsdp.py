@@ -25,7 +25,9 @@ from adapterhub.training.shard_files import has_shards
 
 # Site modules, a prefix, virtual tokens with parameters of the backbone, and a part that grows.
 # The encoder-decoder writes texts when it is evaluated.
-CORE = [("t5", "pfeiffer"), ("bert", "unfreeze"), ("bert", "mam"), ("llama", "lora")]
+CORE = [
+    ("t5", "pfeiffer"), ("bert", "unfreeze"), ("bert", "mam"), ("nf4", "lora"), ("llama", "lora"),
+]  # fmt: skip
 METHODS = (
     "lora", "pfeiffer", "prefix", "mam", "ia3", "unfreeze",
     "full", "compacter", "prefix(reparametrize=true)", "p-tuning", "dora", "scalar-mix", "head",
@@ -33,8 +35,9 @@ METHODS = (
 CASES = CORE
 if tiny_models.FULL_MATRIX:
     CASES = [(architecture, method) for architecture in ("bert", "llama") for method in METHODS]
+    CASES += [("nf4", method) for method in METHODS if method not in ("full", "unfreeze")]
     CASES += CORE[:1]
-TASKS = {"t5": ("--task", "seq2seq(new_tokens=4)")}
+OPTIONS = {"t5": ("--task", "seq2seq(new_tokens=4)"), "nf4": ("quantize=nf4",)}
 TRAIN = (
     "train.batch_size=4", "train.schedule=constant", "train.warmup=0", "train.eval_every=epoch",
     "train.log_every=1", "train.frozen_cache=off", "train.tensorboard=false", "train.report=false",
@@ -55,7 +58,7 @@ def words_of(folder, out, architecture, method, epochs, accumulation, *further):
     return (
         "train", "--backbone", backbone_of(folder, architecture), "--method", method,
         "--train", rows, "--eval", rows, *TRAIN, f"train.epochs={epochs}",
-        f"train.gradient_accumulation={accumulation}", *TASKS.get(architecture, ()),
+        f"train.gradient_accumulation={accumulation}", *OPTIONS.get(architecture, ()),
         "--output", output_of(folder / out, architecture, method), *further,
     )  # fmt: skip
 
@@ -124,9 +127,16 @@ def folder(tmp_path_factory, backbone):
     """Return a folder with backbones without dropout, and rows whose last step is not full."""
     folder = tmp_path_factory.mktemp("fsdp")
     write_tsv(folder / "rows.tsv", sentences(20))
-    for architecture, kind in {"bert": "features", "llama": "features", "t5": "seq2seq"}.items():
-        to = backbone_of(folder, architecture)
-        tiny_models.model(architecture, kind, **tiny_models.NO_DROPOUT).save_pretrained(to)
+    backbones = {
+        "bert": tiny_models.model("bert", "features", **tiny_models.NO_DROPOUT),
+        "llama": tiny_models.model("llama", "features", **tiny_models.NO_DROPOUT),
+        "t5": tiny_models.model("t5", "seq2seq", **tiny_models.NO_DROPOUT),
+        # A block of 4-bit codes has 64 values.
+        "nf4": tiny_models.model("llama", "features", hidden_size=64, intermediate_size=128),
+    }
+    for name, model in backbones.items():
+        to = backbone_of(folder, name)
+        model.save_pretrained(to)
         AutoTokenizer.from_pretrained(backbone).save_pretrained(to)
     return folder
 
@@ -153,8 +163,10 @@ def test_two_sharded_processes_train_like_one(architecture, method, folder, one,
     same_adapters(alone, sharded)
     assert has_shards(sharded / "checkpoints" / "last")
     assert not has_shards(alone / "checkpoints" / "last")
-    task = "seq2seq" if architecture in TASKS else "classification"
-    model, _ = ah.load_backbone(str(backbone_of(folder, architecture)), task=task, labels="ab")
+    task = "seq2seq" if architecture == "t5" else "classification"
+    quantize = "nf4" if architecture == "nf4" else None
+    to = str(backbone_of(folder, architecture))
+    model, _ = ah.load_backbone(to, task=task, labels="ab", quantize=quantize)
     ah.load(model, sharded / "adapter")  # the fingerprint is that of the whole backbone
     expected, found = losses(alone), losses(sharded)
     assert len(expected) == 9

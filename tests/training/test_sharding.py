@@ -10,6 +10,7 @@ from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
 import adapterhub as ah
 from adapterhub.backbones.weights import is_sharded, local, shared_like, with_whole_parameters
+from adapterhub.errors import ConfigError
 from adapterhub.methods._site_module import SharedModule
 from adapterhub.training.sharding import clip_gradients, is_finite, shard, share_state
 
@@ -74,3 +75,12 @@ def test_infinite_numbers_are_found_in_a_share(group) -> None:
     tensor = distribute_tensor(torch.tensor([1.0, torch.inf]), group, [Shard(0)])
     assert not is_finite(tensor)
     assert is_finite(torch.ones(2))
+
+
+def test_weights_whose_scales_cannot_be_sharded_are_refused() -> None:
+    model = tiny_models.model("llama")
+    adapter = ah.attach(model, "lora")
+    model.config.quantization_config = {"load_in_8bit": True, "quant_method": "bitsandbytes"}
+    with pytest.raises(ConfigError, match="int8, whose weights cannot be sharded") as error:
+        shard(adapter)
+    assert "nf4" in error.value.expected
