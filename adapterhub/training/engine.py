@@ -386,6 +386,8 @@ def _out_of_memory(options: RunOptions) -> TrainingError:
     ways += ["quantize=nf4, or train.mixed_precision=bf16"]
     if not options.gradient_checkpointing:
         ways.insert(0, "train.gradient_checkpointing=true")
+    elif not options.offload_activations:
+        ways.insert(0, "train.offload_activations=true")
     if size > 1:
         double = options.gradient_accumulation * 2
         ways.insert(0, f"train.batch_size={size // 2} train.gradient_accumulation={double}")

@@ -4,17 +4,21 @@ transformers checkpoints a layer only while `layer.training` is true. A frozen b
 evaluation mode, which disables its dropout, so there the option would silently have no effect. Here
 the layer is in training mode for that check alone, and in its own mode while it computes.
 
+What is kept of a layer is its input, which may be moved to the memory of the host until the
+backward pass needs it (`torch.autograd.graph.save_on_cpu`).
+
 Inputs that a layer keeps outside autograd's saved tensors are not freed by this: see bitsandbytes'
 int8 layers (`adapterhub.backbones.quantized_training.drop_saved_input`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 from adapterhub.errors import ConfigError
@@ -23,11 +27,15 @@ from adapterhub.errors import ConfigError
 class CheckpointedLayers:
     """The layers of one model that are recomputed, from `apply` until `undo`.
 
+    Args:
+        model: the model.
+        offload: whether their inputs are kept in the memory of the host.
+
     Raises:
         ConfigError: the model has no layer that transformers can checkpoint.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, offload: bool = False) -> None:
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         self.layers: list[Any] = [
@@ -38,6 +46,7 @@ class CheckpointedLayers:
                 f"{type(model).__name__} has no layer that supports gradient checkpointing",
                 hint="train.gradient_checkpointing=false",
             )
+        self.offload = offload
         self.modes = [layer.training for layer in self.layers]
 
     def apply(self) -> None:
@@ -45,7 +54,7 @@ class CheckpointedLayers:
         self.modes = [layer.training for layer in self.layers]
         for layer, mode in zip(self.layers, self.modes, strict=True):
             layer.gradient_checkpointing = True
-            layer._gradient_checkpointing_func = _checkpoint_in_mode(layer, mode)
+            layer._gradient_checkpointing_func = _checkpoint_in_mode(layer, mode, self.offload)
             layer.training = True
 
     def undo(self) -> None:
@@ -57,9 +66,17 @@ class CheckpointedLayers:
 
 
 @contextmanager
-def recompute(model: torch.nn.Module, enabled: bool) -> Iterator[CheckpointedLayers | None]:
-    """Allow gradient checkpointing while the block runs, if `enabled`; `apply` turns it on."""
-    layers = CheckpointedLayers(model) if enabled else None
+def recompute(
+    model: torch.nn.Module, enabled: bool, offload: bool = False
+) -> Iterator[CheckpointedLayers | None]:
+    """Allow gradient checkpointing while the block runs, if `enabled`; `apply` turns it on.
+
+    Args:
+        model: the model.
+        enabled: whether layers are recomputed.
+        offload: whether their inputs are kept in the memory of the host.
+    """
+    layers = CheckpointedLayers(model, offload) if enabled else None
     try:
         yield layers
     finally:
@@ -67,11 +84,23 @@ def recompute(model: torch.nn.Module, enabled: bool) -> Iterator[CheckpointedLay
             layers.undo()
 
 
-def _checkpoint_in_mode(layer: torch.nn.Module, mode: bool) -> Callable[..., Any]:
+def _checkpoint_in_mode(layer: torch.nn.Module, mode: bool, offload: bool) -> Callable[..., Any]:
     def run(function: Callable[..., Any], *inputs: Any) -> Any:
-        return checkpoint(_call_in_mode, layer, mode, function, *inputs, use_reentrant=False)
+        with _kept_on_host(inputs) if offload else nullcontext():
+            return checkpoint(_call_in_mode, layer, mode, function, *inputs, use_reentrant=False)
 
     return run
+
+
+def _kept_on_host(inputs: Sequence[Any]) -> AbstractContextManager[None]:
+    """Return a context in which what is saved for the backward pass leaves the GPU.
+
+    Inside `checkpoint` only its inputs are saved; the rest has hooks of its own.
+    """
+    tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
+    on_gpu = any(tensor.device.type != "cpu" for tensor in tensors)
+    context: AbstractContextManager[None] = save_on_cpu(pin_memory=on_gpu)
+    return context if on_gpu else nullcontext()
 
 
 def _call_in_mode(

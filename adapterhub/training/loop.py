@@ -180,8 +180,8 @@ class TrainingSession:
             The micro-batches whose gradients the session needs: it goes on when they are there.
         """
         self.stop = stop
-        enabled = self.options.gradient_checkpointing
-        with recompute(self.trainee.model, enabled) as self.layers:
+        enabled, offload = self.options.gradient_checkpointing, self.options.offload_activations
+        with recompute(self.trainee.model, enabled, offload) as self.layers:
             yield self._train()
 
     def _load_saved(self, resume: bool) -> checkpoint.State | None:

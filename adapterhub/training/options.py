@@ -9,7 +9,7 @@ from adapterhub.config.options import option
 from adapterhub.errors import ConfigError
 
 REPORTS = ("report", "tracker")  # options that change only what is written beside the adapter
-PLACES = ("shard",)  # options that change only where it is computed
+PLACES = ("shard", "offload_activations")  # options that change only where it is computed
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,9 @@ class TrainOptions:
     )
     gradient_checkpointing: bool = option(
         False, "recompute activations in the backward pass: less memory, more time"
+    )
+    offload_activations: bool = option(
+        False, "keep the inputs of recomputed layers in the memory of the host, not of the GPU"
     )
     compile: bool = option(
         False, "compile the layers of the backbone with torch.compile: worth it in long runs"
@@ -130,6 +133,8 @@ class TrainOptions:
             ("max_grad_norm", self.max_grad_norm >= 0, "at least 0"),
             ("frozen_cache_gb", self.frozen_cache_gb is None or self.frozen_cache_gb > 0,
              "more than 0"),
+            ("offload_activations", self.gradient_checkpointing or not self.offload_activations,
+             "only with gradient_checkpointing=true"),
             ("warmup", self.warmup is None or self.warmup >= 0, "at least 0"),
             ("eval_every", every in (None, "epoch") or (isinstance(every, int) and every >= 1),
              "'epoch' or a whole number of steps from 1"),

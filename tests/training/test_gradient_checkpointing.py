@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.autograd.graph import save_on_cpu
 from training_runs import Learner, bits, fit
 
 from adapterhub.errors import ConfigError
-from adapterhub.training import checkpoint
+from adapterhub.training import checkpoint, gradient_checkpointing
 from adapterhub.training.batching import LazyBatches, batch_order
+from adapterhub.training.gradient_checkpointing import _kept_on_host
 from adapterhub.training.loop import TrainingSession, train
 from adapterhub.training.options import RunOptions
 from adapterhub.training.report import Reporter
@@ -109,3 +112,36 @@ def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
     assert after == before
     assert bits(frozen) == frozen_bytes
     assert all(p.grad is None for p in trainee.model.parameters())
+
+
+def test_inputs_are_kept_on_the_host_and_nothing_else(tmp_path, monkeypatch) -> None:
+    """On a CPU there is nothing to move, so what would be moved is counted here."""
+    kept: list[torch.Size] = []
+
+    @contextmanager
+    def counted(inputs):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: kept.append(tensor.shape) or tensor.clone(), lambda tensor: tensor
+        ):
+            yield
+
+    _, _, expected = fit_bert(tmp_path / "plain")
+    on = {"gradient_checkpointing": True, "offload_activations": True}
+    _, _, unmoved = fit_bert(tmp_path / "cpu", **on)
+    monkeypatch.setattr(gradient_checkpointing, "_kept_on_host", counted)
+    _, _, moved = fit_bert(tmp_path / "counted", **on)
+    assert unmoved == moved == expected
+    batches = 2 * 4
+    assert kept.count(torch.Size([4, 9, 16])) == batches * 3, "the input of each of three layers"
+    assert {len(shape) for shape in kept} <= {0, 1, 3, 4}, "no weight of a projection"
+
+
+def test_a_context_moves_what_is_saved_only_if_it_is_not_on_the_host() -> None:
+    assert isinstance(_kept_on_host([torch.zeros(1), None]), nullcontext)
+    assert isinstance(_kept_on_host([torch.zeros(1, device="meta")]), save_on_cpu)
+
+
+def test_offloading_needs_layers_that_are_recomputed() -> None:
+    with pytest.raises(ConfigError, match="out of range") as error:
+        RunOptions(offload_activations=True)
+    assert "only with gradient_checkpointing=true" in str(error.value)
